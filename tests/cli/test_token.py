@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from bide import Bide
-from bide.service.access import USUAL, Access, Unauthorized, parse
-from bide.service.authz import Verb
+from bide.service.access import Access
+from bide.service.authz import USUAL, Unauthorized, Verb, parse
 
 if TYPE_CHECKING:
     from tests.cli.conftest import CommandLine

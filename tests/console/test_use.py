@@ -20,7 +20,8 @@ from tests.service.test_access import make
 from tests.waiting import PATIENCE
 
 from bide.engine.kept import Kept
-from bide.service.access import FRESH, Tokens
+from bide.service.access import FRESH
+from bide.service.authz import Tokens
 
 HOUR = timedelta(hours=1)
 

@@ -20,9 +20,9 @@ from tests.waiting import PATIENCE, wait_until
 from bide import Bide
 from bide.core.errors import BadInput
 from bide.engine.history import rows_between
-from bide.service import heads, server
+from bide.service import requests, server
+from bide.service.access import networks_of
 from bide.service.config import ServeConfig
-from bide.service.requests import networks_of
 from bide.service.serving import Serving
 
 GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
@@ -96,7 +96,7 @@ def test_a_body_in_many_parts_is_taken(one: Running) -> None:
 def test_who_was_answered_before_the_end_of_a_body_has_a_while_for_the_rest(
     one: Running, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(heads, "PATIENCE", 0.1)
+    monkeypatch.setattr(requests, "HEAD_PATIENCE", 0.1)
     with connected(one) as client:
         client.sendall(b"POST /v1/nowhere HTTP/1.1\r\nhost: localhost\r\ncontent-length: 1000000\r\n\r\n")
 
@@ -121,7 +121,7 @@ def test_a_large_body_and_the_request_behind_it_are_no_headers(one: Running) -> 
 def test_headers_that_do_not_come_are_not_waited_for(
     one: Running, monkeypatch: pytest.MonkeyPatch, sent: bytes, answer: bytes
 ) -> None:
-    monkeypatch.setattr(heads, "PATIENCE", 0.1)
+    monkeypatch.setattr(requests, "HEAD_PATIENCE", 0.1)
     found = answered(one, sent)
     assert found.startswith(answer)
     assert bool(found) is bool(answer)

@@ -11,7 +11,7 @@ from tests.waiting import PATIENCE, until
 
 from bide import Bide, StoreUnavailable
 from bide.core.records import Record, Ref
-from bide.service.health import Check, Health, Level, ready
+from bide.service.health import Health, Level, Readiness, ready
 from bide.stores.memory import MemoryStore
 from bide.testing import ManualClock
 from bide.testing.faults import FaultyStore
@@ -22,7 +22,8 @@ if TYPE_CHECKING:
 
     from tests.servers.fixtures import StartsRedis
 
-OK = Check("store", Level.OK, "it answers")
+Line = tuple[str, Level, str]
+OK: Line = ("store", Level.OK, "it answers")
 WALL = ManualClock()
 
 
@@ -52,10 +53,14 @@ class Known(MemoryStore):
         return None
 
 
+def lines(found: Readiness) -> tuple[Line, ...]:
+    return tuple((one.name, one.level, one.what) for one in found.checks)
+
+
 async def test_a_store_that_is_well() -> None:
     async with Bide("memory:") as app:
         found = await ready(app)
-    assert found.checks == (OK,)
+    assert lines(found) == (OK,)
     assert (found.ready, found.status) == (True, 200)
     assert found.document() == {
         "status": "ready",
@@ -66,7 +71,7 @@ async def test_a_store_that_is_well() -> None:
 async def test_an_app_that_is_not_open() -> None:
     found = await ready(Bide("memory:"))
     assert found.status == 503
-    assert found.checks == (Check("store", Level.FAILED, "not open yet, or closed"),)
+    assert lines(found) == (("store", Level.FAILED, "not open yet, or closed"),)
 
 
 @pytest.mark.parametrize(
@@ -84,7 +89,7 @@ async def test_a_store_that_raises(error: Exception, what: str, caplog: pytest.L
         store.fault = lambda point: error if point == "get:before" else None
         for _ in range(3):
             found = await health.ready()
-            assert found.checks == (Check("store", Level.FAILED, what),)
+            assert lines(found) == (("store", Level.FAILED, what),)
             assert found.status == 503
             assert "secret" not in str(found.document())
         store.fault = lambda _: None
@@ -99,7 +104,7 @@ async def test_a_slow_store_and_no_more_than_the_patience() -> None:
     store = FaultyStore(MemoryStore(), latency=lambda name: 3_600.0 if name == "get" else 0.0)
     async with Bide(store) as app:
         found = await ready(app, patience=0.02)
-    assert found.checks == (Check("store", Level.FAILED, "no answer within 0.02 s"),)
+    assert lines(found) == (("store", Level.FAILED, "no answer within 0.02 s"),)
 
 
 class InParts(MemoryStore):
@@ -124,17 +129,17 @@ def test_a_store_is_there_while_one_of_its_parts_is() -> None:
     async def story(loop: VirtualLoop) -> None:
         store = InParts()
         async with Bide(store) as app:
-            assert (await ready(app)).checks == (OK,)
+            assert lines(await ready(app)) == (OK,)
             store.away, store.hangs = (1,), (2, 3)
             found = await ready(app)
-            assert found.checks == (Check("store", Level.WARNING, "3 of 4 parts do not answer"),)
+            assert lines(found) == (("store", Level.WARNING, "3 of 4 parts do not answer"),)
             assert found.ready
             store.away = (0, 1)
             found = await ready(app)
-            assert found.checks == (Check("store", Level.FAILED, "no answer within 2 s"),)
+            assert lines(found) == (("store", Level.FAILED, "no answer within 2 s"),)
             store.away, store.hangs = (0, 1, 2, 3), ()
             found = await ready(app)
-            assert found.checks == (Check("store", Level.FAILED, "the store cannot be asked (StoreUnavailable)"),)
+            assert lines(found) == (("store", Level.FAILED, "the store cannot be asked (StoreUnavailable)"),)
 
     run_virtual(story)
 
@@ -142,14 +147,14 @@ def test_a_store_is_there_while_one_of_its_parts_is() -> None:
 async def test_a_schema_that_is_too_old() -> None:
     async with Bide(Known(2, 3)) as app:
         found = await ready(app)
-    assert found.checks[1] == Check("schema", Level.FAILED, "version 2, and 3 is wanted: bide migrate")
+    assert lines(found)[1] == ("schema", Level.FAILED, "version 2, and 3 is wanted: bide migrate")
     assert found.status == 503
 
 
 async def test_while_an_update_is_under_way_the_older_processes_stay() -> None:
     async with Bide(Known(4, 3)) as app:
         found = await ready(app, wall=WALL)
-    assert found.checks[1] == Check("schema", Level.WARNING, "version 4, newer than this program, which knows 3")
+    assert lines(found)[1] == ("schema", Level.WARNING, "version 4, newer than this program, which knows 3")
     assert found.status == 200
 
 
@@ -158,7 +163,7 @@ async def test_a_schema_that_is_right_is_not_asked_for_all_the_time() -> None:
     async with Bide(store) as app:
         health = Health(app, every=0)
         for _ in range(3):
-            assert (await health.ready()).checks[1] == Check("schema", Level.OK, "version 3")
+            assert lines(await health.ready())[1] == ("schema", Level.OK, "version 3")
         assert store.asked == 1
 
 
@@ -173,7 +178,7 @@ async def test_a_schema_that_is_right_is_not_asked_for_all_the_time() -> None:
 async def test_the_clock(ahead: float, level: Level, what: str) -> None:
     async with Bide(Known(ahead=ahead)) as app:
         found = await ready(app, wall=WALL)
-    assert found.checks[2] == Check("clock", level, what)
+    assert lines(found)[2] == ("clock", level, what)
     assert found.ready == (level is not Level.FAILED)
 
 
@@ -212,7 +217,7 @@ async def test_a_redis_that_hangs_and_dies_and_comes_back(redis_server: StartsRe
         finally:
             server.resume()
         assert found.status == 503
-        assert found.checks[0] == Check("store", Level.FAILED, "no answer within 0.2 s")
+        assert lines(found)[0] == ("store", Level.FAILED, "no answer within 0.2 s")
         _ = await until(well, "all to be well again")
 
         server.kill()

@@ -20,7 +20,7 @@ from tests.service.test_access import make
 from bide.core.records import Filter, Page
 from bide.ports import wire
 from bide.service.authz import ALL_VERBS, Verb
-from bide.service.sessions import COOKIE
+from bide.service.console.sessions import COOKIE
 
 MINE, OTHERS = "b.mail", ("a.pay", "b", "b.mai", "b.mail2", "zz.pay", "bide:settings")
 GROUP = "user-7"

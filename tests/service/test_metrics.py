@@ -355,11 +355,10 @@ async def test_webhooks_requests_polls_and_streams(measured: Measured) -> None:
         metrics.webhook(Result("order.close", code, 0.03, outcome))
     metrics.request("schedule", 201, 0.002)
     metrics.request("schedule", 7, 0.002)
-    metrics.streams.follow(lambda: 3)
-    with metrics.polls, metrics.polls, metrics.streams:
-        await measured.scrape()
-        assert measured("bide_lease_polls_open") == 2
-        assert measured("bide_event_streams_open") == 4
+    metrics.polls, metrics.streams = lambda: 2, lambda: 4
+    await measured.scrape()
+    assert measured("bide_lease_polls_open") == 2
+    assert measured("bide_event_streams_open") == 4
     for status, outcome in (("2xx", "done"), ("5xx", "retry"), ("none", "retry"), ("4xx", "dead"), ("other", "other")):
         assert measured("bide_webhook_results_total", topic="order.close", status=status, outcome=outcome) == 1
     assert measured("bide_webhook_seconds_bucket", topic="order.close", le="0.05") == 5
@@ -367,6 +366,7 @@ async def test_webhooks_requests_polls_and_streams(measured: Measured) -> None:
     assert measured("bide_http_requests_total", call="schedule", status="201") == 1
     assert measured("bide_http_requests_total", call="schedule", status="other") == 1
     assert measured("bide_http_request_seconds_count", call="schedule") == 2
+    metrics.polls, metrics.streams = lambda: 0, lambda: 3
     await measured.scrape()
     assert (measured("bide_lease_polls_open"), measured("bide_event_streams_open")) == (0, 3)
 

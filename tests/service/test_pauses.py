@@ -16,8 +16,7 @@ from tests.waiting import pause, wait_until
 from bide import BadInput, Bide, SetupError, Task
 from bide.engine import pauses
 from bide.engine.kept import Kept
-from bide.service.access import Tokens
-from bide.service.authz import Verb
+from bide.service.authz import Tokens, Verb
 
 
 def pause_of(topic: str) -> str:

@@ -21,8 +21,7 @@ from bide.core.instants import Millis
 from bide.core.records import State
 from bide.ports import wire
 from bide.service import access, streaming
-from bide.service.access import Token
-from bide.service.authz import ALL_VERBS, Verb
+from bide.service.authz import ALL_VERBS, Token, Verb
 from bide.testing import ManualClock
 
 START: Millis = 1_900_000_000_000

@@ -20,9 +20,17 @@ from bide import Bide
 from bide.core.errors import StoreFull
 from bide.core.names import RESERVED_TOPICS
 from bide.engine.kept import Kept
-from bide.service.access import FRESH, SOON, Access, Unauthorized
-from bide.service.requests import Foreign, is_loopback_name, refuse_foreign_name, refuse_foreign_page
-from bide.service.sessions import COOKIE, LASTS, Forged, Session, Sessions, clear_cookie, cookie_of, set_cookie
+from bide.service.access import (
+    FRESH,
+    SOON,
+    Access,
+    Foreign,
+    is_loopback_name,
+    refuse_foreign_name,
+    refuse_foreign_page,
+)
+from bide.service.authz import Unauthorized
+from bide.service.console.sessions import COOKIE, LASTS, Forged, Session, Sessions, clear_cookie, cookie_of, set_cookie
 from bide.testing.faults import FaultyStore
 from bide.testing.virtual import VirtualLoop
 
@@ -33,8 +41,13 @@ def sessions_of(app: Bide, *, anonymous: bool = False) -> Sessions:
     return Sessions(app, Access(app, anonymous=anonymous))
 
 
+def headers(host: str | None = HOST, origin: str | None = None, site: str | None = None) -> dict[bytes, bytes]:
+    given = {b"host": host, b"origin": origin, b"sec-fetch-site": site}
+    return {name: value.encode("latin-1") for name, value in given.items() if value is not None}
+
+
 def changes(session: Session, csrf: str | None, site: str | None = "same-origin", origin: str | None = None) -> None:
-    session.check_change(csrf=csrf, host=HOST, origin=origin, site=site)
+    session.check_change(headers(origin=origin, site=site), csrf)
 
 
 async def test_a_token_begins_a_session_that_its_cookie_finds_again() -> None:
@@ -305,10 +318,10 @@ def test_the_cookie_among_others(header: str | None, cookie: str | None) -> None
 )
 def test_a_page_of_another_site_is_told(host: str | None, origin: str | None, site: str | None, ours: bool) -> None:
     if ours:
-        refuse_foreign_page(host=host, origin=origin, site=site)
+        refuse_foreign_page(headers(host, origin, site))
     else:
         with pytest.raises(Foreign):
-            refuse_foreign_page(host=host, origin=origin, site=site)
+            refuse_foreign_page(headers(host, origin, site))
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ from bide.cli.output import moment_words, print_json, printable
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, duration, instant_text
 from bide.engine.kept import Kept
-from bide.service.access import Token, Tokens, check_id, verbs_of
-from bide.service.authz import ALL_VERBS, Verb, check_pattern
+from bide.service.authz import ALL_VERBS, Token, Tokens, Verb, check_id, check_pattern, verbs_of
 
 
 class _TokenCommands(NamedCommands):

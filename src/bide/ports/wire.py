@@ -187,34 +187,34 @@ DEFECT = "defect"
 REFUSED = "refused"
 """The caller may not do this; nothing was done."""
 
-_KINDS: Mapping[type[BideError], tuple[str, int]] = {
-    BadPayload: ("bad_payload", 422),
-    BadInput: ("bad_input", 422),
-    StoreFull: ("full", 507),
-    StoreCorrupt: ("corrupt", 503),
-    StoreMismatch: ("mismatch", 503),
-    OutcomeUnknown: ("unknown", 504),
-    StoreUnavailable: ("unavailable", 503),
-    StoreError: ("unavailable", 503),
-    SetupError: ("setup", 501),
+_NAMES: Mapping[type[BideError], str] = {
+    BadPayload: "bad_payload",
+    BadInput: "bad_input",
+    StoreFull: "full",
+    StoreCorrupt: "corrupt",
+    StoreMismatch: "mismatch",
+    OutcomeUnknown: "unknown",
+    StoreUnavailable: "unavailable",
+    StoreError: "unavailable",
+    SetupError: "setup",
 }
-"""Each error's name on the wire and its HTTP status; of several the first that it is an instance of."""
+"""Each error's name on the wire; of several the first that it is an instance of."""
 _STORE_ERRORS: Mapping[str, type[StoreError]] = {
     FORGOTTEN: OutcomeUnknown,
-    **{name: kind for kind, (name, _) in _KINDS.items() if issubclass(kind, StoreError) and kind is not StoreError},
+    **{name: kind for kind, name in _NAMES.items() if issubclass(kind, StoreError) and kind is not StoreError},
 }
 
 
-def failure_of(error: Exception) -> tuple[int, Failure]:
-    """The HTTP status of an error, and its message to the other side."""
-    for kind, (name, status) in _KINDS.items():
+def failure_of(error: Exception) -> Failure:
+    """The message of an error to the other side."""
+    for kind, name in _NAMES.items():
         if isinstance(error, kind):
             if isinstance(error, BadInput):
                 shown = text_of(error.value if isinstance(error.value, str) else repr(error.value))
                 shown = shown if len(shown) <= 200 else f"{shown[:199]}…"
-                return status, Failure(name, "", error.field, shown, error.accepted)
-            return status, Failure(name, text_of(error))
-    return 500, Failure(DEFECT, "a defect of the service; its log says where")
+                return Failure(name, "", error.field, shown, error.accepted)
+            return Failure(name, text_of(error))
+    return Failure(DEFECT, "a defect of the service; its log says where")
 
 
 def error_of(failure: Failure, where: str) -> BideError:

@@ -1,192 +1,30 @@
-"""Tokens of callers: made, kept and revoked; and who calls, by the token that they show.
-
-A token is `bide_<id>_<secret>`: the prefix lets scanners find leaked ones, the id says which it is, the secret is 32
-random bytes. Only its SHA-256 is kept. That a fast hash is right here: what makes a password hash slow is there to make
-guessing from a short list expensive; among 2^256 equally likely secrets no list is short, and whoever reads the hash
-has nothing to try. A slow one would let a caller without a token spend the service's time instead.
+"""Who calls: by the token that they show, and never a page of another site that made a browser call (CSRF).
 
 The store is asked for all tokens at most once a second, whatever callers send: so guessing costs it nothing, and a
 guess costs this process 2 us. Guessing is not throttled: at a million guesses a second, the 2^256 secrets of one token
 would last far longer than the world. What is bounded is the log of refusals: see `audit`.
+
+Pages of other sites are told by what browsers say of a request and pages cannot change, in the order of Go's
+`http.CrossOriginProtection`, which is the outcome of F. Valsorda's research ("Cross-Site Request Forgery", 2025):
+Sec-Fetch-Site where there is one, else Origin against Host, else it is no browser. What neither shows is DNS rebinding:
+there the attacker's name leads to this address, so to the browser it is the same site. What gives that away is the name
+itself, in Host.
 """
 
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import hmac
 import ipaddress
 import logging
 import math
-import re
-import secrets
-import string
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import NamedTuple, TypeVar
-
-import msgspec
-from msgspec import Struct
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TypeAlias
 
 from bide.core.errors import BadInput, SetupError
-from bide.core.instants import Millis
-from bide.core.names import check_name
 from bide.engine.client import Client
 from bide.engine.kept import Kept
-from bide.service.authz import (
-    ALL_VERBS,
-    ANONYMOUS,
-    AccessRefused,
-    Caller,
-    Forbidden,
-    Unauthorized,
-    Verb,
-    anonymous,
-    check_pattern,
-)
-from bide.service.requests import refuse_foreign_name, refuse_foreign_page, refuse_proxied
-
-PREFIX = "token:"
-"""What the names of kept tokens begin with."""
-MOST_PATTERNS = 100
-LONGEST_TOKEN = 5 + 8 + 1 + 43
-"""Characters of every token."""
-USUAL = ALL_VERBS - {Verb.ADMIN}
-"""What a token may do unless it is said."""
-
-_FORM = re.compile(r"bide_([a-z0-9]{8})_([A-Za-z0-9_-]{43})", re.ASCII)
-_ID = re.compile(r"[a-z0-9]{8}", re.ASCII)
-_ID_LETTERS = string.ascii_lowercase + string.digits
-_TRIES = 8
-T = TypeVar("T")
-
-
-class Token(Struct, frozen=True, kw_only=True):
-    """A token as it is kept, in JSON: everything but the secret."""
-
-    id: str
-    name: str
-    """Who calls with it: what the event log and the audit log call them."""
-    hash: str
-    """SHA-256 of the whole secret part, in hexadecimal."""
-    verbs: tuple[Verb, ...]
-    topics: tuple[str, ...]
-    created_at: Millis
-    expires_at: Millis | None = None
-    created_by: str | None = None
-
-    def expired(self, now: Millis) -> bool:
-        return self.expires_at is not None and self.expires_at <= now
-
-
-class Shown(NamedTuple):
-    """What a caller sent, in two parts."""
-
-    id: str
-    secret: str
-
-
-def parse(text: str) -> Shown | None:
-    """The parts of a token; None when `text` does not have the form of one. O(1)."""
-    if len(text) != LONGEST_TOKEN:
-        return None
-    found = _FORM.fullmatch(text)
-    return None if found is None else Shown(found[1], found[2])
-
-
-def hash_of(secret: str) -> str:
-    """What is kept of a secret."""
-    return hashlib.sha256(secret.encode()).hexdigest()
-
-
-def check_id(value: str) -> str:
-    """`value`, if it can be a token's id; a whole token is refused without being repeated. Raises BadInput."""
-    if _ID.fullmatch(value):
-        return value
-    shown = "a whole token" if parse(value) is not None else value
-    raise BadInput("ID", shown, "the 8 letters and digits that `bide token ls` shows")
-
-
-def verbs_of(names: Iterable[str]) -> frozenset[Verb]:
-    """The verbs of these names; `all` stands for every one, none at all for the usual ones. Raises BadInput."""
-    found: set[Verb] = set()
-    any_given = False
-    for name in names:
-        any_given = True
-        if name == "all":
-            found |= ALL_VERBS
-        elif name in ALL_VERBS:
-            found.add(Verb(name))
-        else:
-            raise BadInput("verb", name, f"all, or one of {', '.join(Verb)}")
-    return frozenset(found) if any_given else USUAL
-
-
-class Tokens:
-    """The tokens that a store keeps."""
-
-    def __init__(self, kept: Kept) -> None:
-        self._kept = kept
-
-    async def add(
-        self,
-        name: str,
-        *,
-        verbs: frozenset[Verb],
-        topics: tuple[str, ...],
-        now: Millis,
-        expires_at: Millis | None = None,
-        by: str | None = None,
-    ) -> tuple[Token, str]:
-        """Make a token; it, and the text that its owner is told, once. Raises BadInput, StoreFull."""
-        check_name("name", name)
-        if name == ANONYMOUS:
-            raise BadInput("name", name, "another: so are called those who show no token")
-        if not 1 <= len(topics) <= MOST_PATTERNS:
-            raise BadInput("topic", f"{len(topics)} patterns", f"1 to {MOST_PATTERNS}")
-        patterns = tuple(dict.fromkeys(check_pattern(topic) for topic in topics))
-        if not verbs:
-            raise BadInput("verb", None, f"at least one of {', '.join(Verb)}")
-        if expires_at is not None and expires_at <= now:
-            raise BadInput("expires", expires_at, "a time that is still to come")
-        secret = secrets.token_urlsafe(32)
-        for _ in range(_TRIES):
-            token = Token(
-                id="".join(secrets.choice(_ID_LETTERS) for _ in range(8)), name=name, hash=hash_of(secret),
-                verbs=tuple(sorted(verbs, key=list(Verb).index)), topics=patterns, created_at=now,
-                expires_at=expires_at, created_by=by,
-            )  # fmt: skip
-            if await self._kept.put_if_absent(PREFIX + token.id, msgspec.json.encode(token)):
-                return token, f"bide_{token.id}_{secret}"
-        raise AssertionError(f"{_TRIES} ids in a row are taken, of {len(_ID_LETTERS)}^8")
-
-    async def all(self, damaged: Callable[[str], None] | None = None) -> list[Token]:
-        """Every token, the oldest first, expired ones too. `damaged` is told the id of one that cannot be read."""
-        found: list[Token] = []
-        for name, value in (await self._kept.all(PREFIX)).items():
-            try:
-                found.append(msgspec.json.decode(value, type=Token))
-            except msgspec.MsgspecError:
-                if damaged is not None:
-                    damaged(name.removeprefix(PREFIX))
-        return sorted(found, key=lambda token: (token.created_at, token.id))
-
-    async def revoke(self, id: str) -> bool:
-        """Forget the token; whether there was one. Services refuse it within `access.FRESH` at the latest."""
-        return await self._kept.remove(PREFIX + check_id(id))
-
-
-__all__ = [
-    "ALL_VERBS",
-    "FRESH",
-    "Access",
-    "AccessRefused",
-    "Caller",
-    "Forbidden",
-    "Unauthorized",
-    "Verb",
-    "check_start",
-    "is_loopback",
-]  # fmt: skip
+from bide.service.authz import ANONYMOUS, ANYBODY, AccessRefused, Caller, Token, Tokens, Unauthorized, hash_of, parse
 
 _log = logging.getLogger("bide.access")
 AGE = 2.0
@@ -197,12 +35,12 @@ FRESH = 5.0
 """Seconds that a token may still be good for after it was revoked: no older knowledge is used."""
 _NOBODY = hash_of("")
 """What the secret of an unknown id is compared with, so that it takes as long as a wrong one."""
-
-
-class _Entry(NamedTuple):
-    hash: str
-    caller: Caller
-    expires_at: Millis | None
+Headers: TypeAlias = Mapping[bytes, bytes]
+Networks: TypeAlias = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
+_OWN = frozenset({"same-origin", "none"})
+"""`none` is the user: an address typed in, a bookmark. `same-site` is another port or subdomain, which is another's."""
+_PROXIED = frozenset({b"forwarded", b"via", b"x-real-ip"})
+_PORTS = {"http": "80", "https": "443"}
 
 
 class Access:
@@ -216,7 +54,8 @@ class Access:
         self._client = client
         self._anonymous = anonymous
         self._any_name = any_name
-        self._known: dict[str, _Entry] = {}
+        self._known: dict[str, tuple[Token, Caller]] = {}
+        """By id."""
         self._any = True
         self._read_at = -math.inf
         """When the reading began that `_known` comes from, by the loop's clock."""
@@ -233,35 +72,29 @@ class Access:
         await self._refresh()
         if authorization is None:
             if self._anonymous and not self._any:
-                return anonymous()
+                return ANYBODY
             raise Unauthorized("a token is needed: send the header 'Authorization: Bearer bide_...'", sent=False)
         scheme, _, credentials = authorization.partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthorized("only 'Authorization: Bearer' followed by a token of this service is accepted")
         return await self._caller_with(credentials.strip(" "))
 
-    async def caller_behind(self, headers: Mapping[bytes, bytes]) -> Caller:
+    async def caller_behind(self, headers: Headers) -> Caller:
         """Who sent the request with these headers. Raises Unauthorized, Foreign, StoreUnavailable.
 
         Like `caller_of`; but where nothing is shown, whatever a page of another site made a browser send is refused,
         and so is what calls this machine by another's name: a page reaches loopback too.
         """
-
-        def header(name: bytes) -> str | None:
-            value = headers.get(name)
-            return None if value is None else value.decode("latin-1")
-
-        caller = await self.caller_of(header(b"authorization"))
+        caller = await self.caller_of(header(headers, b"authorization"))
         if caller.name == ANONYMOUS:
-            host = header(b"host")
-            refuse_foreign_page(host=host, origin=header(b"origin"), site=header(b"sec-fetch-site"))
-            self.refuse_from_beyond(host, headers)
+            refuse_foreign_page(headers)
+            self.refuse_from_beyond(headers)
         return caller
 
-    def refuse_from_beyond(self, host: str | None, headers: Iterable[bytes]) -> None:
+    def refuse_from_beyond(self, headers: Headers) -> None:
         """Raises Foreign where an anonymous caller calls this machine by a name that is not its own, or by a proxy."""
         if not self._any_name:
-            refuse_foreign_name(host)
+            refuse_foreign_name(header(headers, b"host"))
             refuse_proxied(headers)
 
     async def caller_with(self, token: str) -> Caller:
@@ -277,12 +110,12 @@ class Access:
         if id == ANONYMOUS:
             if not await self.anonymous_now():
                 raise Unauthorized("a token is needed now; log in with one")
-            return anonymous()
+            return ANYBODY
         await self._refresh()
-        entry = self._known.get(id)
-        if entry is None:
+        known = self._known.get(id)
+        if known is None:
             raise Unauthorized("its token was revoked")
-        return self._still(entry)
+        return self._still(*known)
 
     @property
     def lasts(self) -> float:
@@ -299,24 +132,24 @@ class Access:
         if shown is None:
             raise Unauthorized("this is not a token of this service: those are bide_, 8 characters, _ and 43 more")
         hashed = hash_of(shown.secret)
-        entry = self._entry(shown.id, hashed)
-        if entry is None and asyncio.get_running_loop().time() - self._read_at >= SOON:
+        known = self._same(shown.id, hashed)
+        if known is None and asyncio.get_running_loop().time() - self._read_at >= SOON:
             await asyncio.shield(self._begin())
-            entry = self._entry(shown.id, hashed)
-        if entry is None:
+            known = self._same(shown.id, hashed)
+        if known is None:
             raise Unauthorized("this token is not known here: it was revoked, mistyped, or made for another store")
-        return self._still(entry)
+        return self._still(*known)
 
-    def _entry(self, id: str, hashed: str) -> _Entry | None:
+    def _same(self, id: str, hashed: str) -> tuple[Token, Caller] | None:
         """The token of this id with this secret. Takes as long for an unknown id as for a wrong secret."""
-        entry = self._known.get(id)
-        same = hmac.compare_digest(hashed, _NOBODY if entry is None else entry.hash)
-        return entry if same else None
+        known = self._known.get(id)
+        same = hmac.compare_digest(hashed, _NOBODY if known is None else known[0].hash)
+        return known if same else None
 
-    def _still(self, entry: _Entry) -> Caller:
-        if entry.expires_at is not None and entry.expires_at <= self._client.clock.now():
+    def _still(self, token: Token, caller: Caller) -> Caller:
+        if token.expired(self._client.clock.now()):
             raise Unauthorized("this token has expired")
-        return entry.caller
+        return caller
 
     async def _refresh(self) -> None:
         """Know the tokens as they were at most `FRESH` seconds ago, or when this was called."""
@@ -348,11 +181,7 @@ class Access:
             _log.error("the token %s cannot be read and is refused; revoke it and make another", id)
         self._damaged = damaged
         self._known = {
-            token.id: _Entry(
-                token.hash,
-                Caller(token.name, verbs=frozenset(token.verbs), topics=token.topics, id=token.id),
-                token.expires_at,
-            )
+            token.id: (token, Caller(token.name, verbs=frozenset(token.verbs), topics=token.topics, id=token.id))
             for token in tokens
         }
         self._any = bool(tokens or damaged)
@@ -390,3 +219,110 @@ def check_start(hosts: Sequence[str], *, tokens: bool, insecure: bool = False) -
             "make one first (bide token add NAME), or bind to 127.0.0.1, or say --insecure"
         )
     return False
+
+
+class Foreign(AccessRefused):
+    """A page of another site is behind this request, or a name that is not this service's."""
+
+
+def header(headers: Headers, name: bytes) -> str | None:
+    """The value of a header, as text."""
+    value = headers.get(name)
+    return None if value is None else value.decode("latin-1")
+
+
+def refuse_foreign_page(headers: Headers) -> None:
+    """Raises Foreign where a page of another origin sent this, by Host, Origin and Sec-Fetch-Site.
+
+    Call it for whatever changes something and is known by a cookie, or by nothing at all. Who sends a bearer token
+    needs no such check: no page of another's has it.
+    """
+    host, origin = header(headers, b"host"), header(headers, b"origin")
+    site = header(headers, b"sec-fetch-site")
+    if site is not None:
+        if site not in _OWN:
+            raise Foreign("a page of another site sent this; open the console itself, or send a token")
+        return
+    if origin is not None:
+        place = _place(origin)
+        if place is None or host is None or place != _place(f"//{host}", origin):
+            raise Foreign("a page of another origin sent this; open the console itself, or send a token")
+
+
+def refuse_foreign_name(host: str | None) -> None:
+    """Raises Foreign unless Host is this machine by an address of loopback or as localhost.
+
+    For callers without a token of a service on loopback. A request without Host comes from no browser.
+    """
+    if host is not None and not is_loopback_name(host_name(host)):
+        raise Foreign("without a token this service is called by 127.0.0.1, [::1] or localhost only, not by that name")
+
+
+def refuse_proxied(headers: Headers) -> None:
+    """Raises Foreign where the names of the headers tell that a proxy has passed this on.
+
+    For callers without a token of a service on loopback: who calls the proxy may be anybody, whatever Host says.
+    """
+    if any(name in _PROXIED or name.startswith(b"x-forwarded-") for name in headers):
+        raise Foreign("without a token this service is called directly, not through a proxy (bide token add)")
+
+
+def is_loopback_name(name: str) -> bool:
+    """Whether `name`, as a browser sends it, can only be this machine; `*.localhost` is one by RFC 6761."""
+    if name == "127.0.0.1":  # almost always, and reading an address takes long
+        return True
+    name = name.lower().removesuffix(".")
+    if name == "localhost" or name.endswith(".localhost"):
+        return True
+    try:
+        return ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
+def host_name(host: str) -> str:
+    """Host without its port."""
+    name, colon, port = host.rpartition(":")
+    return name if colon and port.isascii() and port.isdigit() and (":" not in name or name.endswith("]")) else host
+
+
+def _place(url: str, like: str = "") -> str | None:
+    """Name and port of a URL, without what goes without saying; None for what is none, such as `null`."""
+    scheme, found, rest = url.partition("//")
+    if not found or not rest or any(letter in rest for letter in "/?#@\\ "):
+        return None
+    scheme = (scheme or like.partition("//")[0]).removesuffix(":").lower()
+    rest = rest.lower()
+    usual = _PORTS.get(scheme)
+    return rest.removesuffix(f":{usual}") if usual else rest
+
+
+def networks_of(proxies: Iterable[str]) -> Networks:
+    """Addresses and networks in text. Raises BadInput."""
+    found = []
+    for text in proxies:
+        try:
+            found.append(ipaddress.ip_network(text))
+        except ValueError as error:
+            raise BadInput("proxies", text, f"an address, or a network such as 10.1.0.0/16 ({error})") from None
+    return found
+
+
+def peer_of(client: str, forwarded: str | None, proxies: Networks) -> str:
+    """The address that called: the client's, or the last in X-Forwarded-For that is no proxy's of ours, which is the
+    last one that somebody whom we trust has written. What is no address is nobody's."""
+    named = [] if forwarded is None else forwarded.split(",")
+    while named and proxies and _is_of(client, proxies):
+        try:
+            client = str(ipaddress.ip_address(named.pop().strip()))
+        except ValueError:
+            break
+    return client
+
+
+def _is_of(address: str, networks: Networks) -> bool:
+    try:
+        found = ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return any(found in network for network in networks)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 
 from bide.core.answers import Answer
 from bide.core.instants import instant_text
-from bide.core.records import Record, Result
+from bide.core.records import Result, Topic
 from bide.service.authz import AccessRefused, Forbidden
 
 _log = logging.getLogger("bide.audit")
@@ -29,14 +29,11 @@ def audit(verb: str, answers: Sequence[Answer], who: str) -> None:
     """
     if not _log.isEnabledFor(logging.INFO):
         return
-    created: list[Record] = []
+    created = [answer.record for answer in answers if answer.result is Result.CREATED and answer.record is not None]
+    noted = _CHANGED if len(created) > 1 else _CHANGED | {Result.CREATED}
     for answer in answers:
         record = answer.record
-        if record is None:
-            continue
-        if answer.result is Result.CREATED:
-            created.append(record)
-        elif answer.result in _CHANGED:
+        if record is not None and answer.result in noted:
             _log.info(
                 "%s: %s %s/%s: %s", who, verb, record.topic, record.key, answer.result.value,
                 extra={
@@ -46,16 +43,7 @@ def audit(verb: str, answers: Sequence[Answer], who: str) -> None:
                     "answer": answer.result.value,
                 },
             )  # fmt: skip
-    if len(created) == 1:
-        [record] = created
-        _log.info(
-            "%s: %s %s/%s: created", who, verb, record.topic, record.key,
-            extra={
-                "who": who, "verb": verb, "topic": record.topic, "key": record.key, "id": record.id, "was": None,
-                "wake_at": instant_text(record.wake_at), "answer": Result.CREATED.value,
-            },
-        )  # fmt: skip
-    elif created:
+    if len(created) > 1:
         topics = dict(Counter(record.topic for record in created))
         _log.info(
             "%s: %s %d tasks of %s: created", who, verb, len(created), ", ".join(topics),
@@ -63,6 +51,14 @@ def audit(verb: str, answers: Sequence[Answer], who: str) -> None:
                 "who": who, "verb": verb, "count": len(created), "topics": topics, "answer": Result.CREATED.value,
             },
         )  # fmt: skip
+
+
+def note_pause(who: str, verb: str, topic: Topic, answer: str) -> None:
+    """Write one line for a topic that somebody paused or resumed."""
+    _log.info(
+        "%s: %s %s: %s", who, verb, topic, answer,
+        extra={"who": who, "verb": verb, "topic": topic, "key": None, "answer": answer},
+    )  # fmt: skip
 
 
 def unknown(who: str, verb: str, topic: str | None = None, key: str | None = None) -> None:

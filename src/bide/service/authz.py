@@ -1,25 +1,35 @@
-"""Who calls the service, and what they may do: verbs, topic patterns, and the two refusals.
+"""What callers may do: verbs, topic patterns, the two refusals, and the tokens that say who may what.
 
 A pattern is a topic in which `*` stands for any characters, also none; every other character stands for itself alone:
 `?` and `[` are no wildcards, case matters, and nothing is decoded or normalised, as stores compare topics byte by byte
 too. Matching never goes back, so its cost is at most (parts of the pattern) x (length of the topic).
+
+A token is `bide_<id>_<secret>`: the prefix lets scanners find leaked ones, the id says which it is, the secret is 32
+random bytes. Only its SHA-256 is kept. That a fast hash is right here: what makes a password hash slow is there to make
+guessing from a short list expensive; among 2^256 equally likely secrets no list is short, and whoever reads the hash
+has nothing to try. A slow one would let a caller without a token spend the service's time instead.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import hashlib
+import re
+import secrets
+import string
+from collections.abc import Callable, Iterable
 from enum import StrEnum
 from typing import NamedTuple
 
+import msgspec
 from msgspec import Struct
 from msgspec.structs import force_setattr, replace
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BideError
+from bide.core.instants import Millis
 from bide.core.names import LONGEST_NAME, RESERVED_TOPICS, check_name
 from bide.core.records import Record, Result
-
-REALM = "bide"
+from bide.engine.kept import Kept
 
 
 class Verb(StrEnum):
@@ -49,22 +59,19 @@ class AccessRefused(BideError):
     Nothing in it comes from the credentials that were sent.
     """
 
-    status: int
-    title: str
-    code: str | None
+    status = 403
+    title = "Forbidden"
+    code: str | None = None
     """The error of RFC 6750 section 3.1; None when no credentials were sent, as the section asks."""
 
     def __init__(self, detail: str) -> None:
         self.detail = detail
         super().__init__(detail)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return type(self), (self.detail,)
-
     @property
     def challenge(self) -> str:
         """The value of the WWW-Authenticate header."""
-        parts = [f'realm="{REALM}"']
+        parts = ['realm="bide"']
         if self.code is not None:
             parts += [f'error="{self.code}"', f'error_description="{_quotable(self.detail)}"']
         return f"Bearer {', '.join(parts)}"
@@ -80,22 +87,15 @@ class Unauthorized(AccessRefused):
         self.code = "invalid_token" if sent else None
         super().__init__(detail)
 
-    def __reduce__(self) -> tuple[object, ...]:
-        return _again_unauthorized, (self.detail, self.code is not None)
-
 
 class Forbidden(AccessRefused):
     """It is known who calls, and this is not among what they may do."""
 
-    status = 403
-    title = "Forbidden"
     code = "insufficient_scope"
 
     def __init__(self, verb: Verb, topic: str | None, who: str) -> None:
         self.verb = verb
-        self.topic = topic = (
-            topic if topic is None else topic[:LONGEST_NAME]
-        )  # not checked yet: it may be of any length
+        self.topic = topic = None if topic is None else topic[:LONGEST_NAME]  # not checked yet: it may be of any length
         self.who = who
         what = "over all topics, which needs the pattern '*'" if topic is None else f"on topic {topic!r}"
         super().__init__(f"{who!r} may not {verb.value} {what}")
@@ -104,44 +104,17 @@ class Forbidden(AccessRefused):
         return type(self), (self.verb, self.topic, self.who)
 
 
-def _again_unauthorized(detail: str, sent: bool) -> Unauthorized:
-    return Unauthorized(detail, sent=sent)
-
-
 def _quotable(text: str) -> str:
     """What RFC 6750 lets stand in an error_description: printable ASCII without quotes and backslashes."""
     return "".join(letter if " " <= letter <= "~" and letter not in '"\\' else "'" for letter in text)
 
 
-class Pattern(NamedTuple):
-    """A pattern, cut up once."""
-
-    first: str
-    between: tuple[str, ...]
-    last: str | None
-    """What a topic must end with; None: there is no `*`, and the topic is `first`."""
-
-    def matches(self, topic: str) -> bool:
-        if self.last is None:
-            return topic == self.first
-        end = len(topic) - len(self.last)
-        place = len(self.first)
-        if place > end or not topic.startswith(self.first) or not topic.endswith(self.last):
-            return False
-        for part in self.between:  # the earliest place is as good as any later one
-            found = topic.find(part, place, end)
-            if found < 0:
-                return False
-            place = found + len(part)
-        return True
-
-
-def pattern_of(text: str) -> Pattern:
-    """`text` cut up at its `*`."""
-    parts = text.split("*")
-    if len(parts) == 1:
-        return Pattern(text, (), None)
-    return Pattern(parts[0], tuple(part for part in parts[1:-1] if part), parts[-1])
+def pattern_of(text: str) -> re.Pattern[str]:
+    """A pattern that a whole topic is to match. Each part is looked for once: the earliest place is as good as any."""
+    first, *rest = map(re.escape, text.split("*"))
+    if not rest:
+        return re.compile(first)
+    return re.compile(f"{first}{''.join(f'(?>.*?{part})' for part in rest[:-1] if part)}.*{rest[-1]}", re.DOTALL)
 
 
 def check_pattern(value: object, field: str = "topic") -> str:
@@ -167,7 +140,7 @@ class Caller(Struct, frozen=True):
     """Patterns."""
     id: str = ""
     """Of the token that they show: it is who they are. Several may have one name."""
-    _patterns: tuple[Pattern, ...] = ()
+    _patterns: tuple[re.Pattern[str], ...] = ()
     _everywhere: bool = False
 
     def __post_init__(self) -> None:
@@ -183,7 +156,7 @@ class Caller(Struct, frozen=True):
             return False
         if self._everywhere:
             return True
-        return topic is not None and any(pattern.matches(topic) for pattern in self._patterns)
+        return topic is not None and any(pattern.fullmatch(topic) for pattern in self._patterns)
 
     def visible(self, records: Iterable[Record], verb: Verb = Verb.READ) -> list[Record]:
         """Of these, the tasks of topics to which they may do `verb`. What goes out as a list passes here: whatever else
@@ -206,6 +179,11 @@ class Caller(Struct, frozen=True):
         if not self.may(verb, topic):
             raise Forbidden(verb, topic, self.name)
 
+    def check_somewhere(self, verb: Verb) -> None:
+        """Raises Forbidden where they may do `verb` to no topic at all; which ones, is asked for each task."""
+        if verb not in self.verbs or not self.topics:
+            raise Forbidden(verb, None, self.name)
+
     def check_all(self, verb: Verb, topics: Iterable[str]) -> None:
         """The same for each topic of a batch: looks at each distinct one once."""
         if verb in self.verbs and self._everywhere:
@@ -218,9 +196,130 @@ class Caller(Struct, frozen=True):
 
 
 ANONYMOUS = "anonymous"
-_ANYBODY = Caller(ANONYMOUS, id=ANONYMOUS)
+ANYBODY = Caller(ANONYMOUS, id=ANONYMOUS)
+"""Whoever it is, where that is allowed: everything."""
 
 
-def anonymous() -> Caller:
-    """Whoever it is, where that is allowed: everything."""
-    return _ANYBODY
+PREFIX = "token:"
+"""What the names of kept tokens begin with."""
+MOST_PATTERNS = 100
+LONGEST_TOKEN = 5 + 8 + 1 + 43
+"""Characters of every token."""
+USUAL = ALL_VERBS - {Verb.ADMIN}
+"""What a token may do unless it is said."""
+
+_FORM = re.compile(r"bide_([a-z0-9]{8})_([A-Za-z0-9_-]{43})", re.ASCII)
+_ID = re.compile(r"[a-z0-9]{8}", re.ASCII)
+_ID_LETTERS = string.ascii_lowercase + string.digits
+_TRIES = 8
+
+
+class Token(Struct, frozen=True, kw_only=True):
+    """A token as it is kept, in JSON: everything but the secret."""
+
+    id: str
+    name: str
+    """Who calls with it: what the event log and the audit log call them."""
+    hash: str
+    """SHA-256 of the whole secret part, in hexadecimal."""
+    verbs: tuple[Verb, ...]
+    topics: tuple[str, ...]
+    created_at: Millis
+    expires_at: Millis | None = None
+    created_by: str | None = None
+
+    def expired(self, now: Millis) -> bool:
+        return self.expires_at is not None and self.expires_at <= now
+
+
+class Shown(NamedTuple):
+    """What a caller sent, in two parts."""
+
+    id: str
+    secret: str
+
+
+def parse(text: str) -> Shown | None:
+    """The parts of a token; None when `text` does not have the form of one. O(1)."""
+    if len(text) != LONGEST_TOKEN:
+        return None
+    found = _FORM.fullmatch(text)
+    return None if found is None else Shown(found[1], found[2])
+
+
+def hash_of(secret: str) -> str:
+    """What is kept of a secret."""
+    return hashlib.sha256(secret.encode()).hexdigest()
+
+
+def check_id(value: str) -> str:
+    """`value`, if it can be a token's id; a whole token is refused without being repeated. Raises BadInput."""
+    if _ID.fullmatch(value):
+        return value
+    shown = "a whole token" if parse(value) is not None else value
+    raise BadInput("ID", shown, "the 8 letters and digits that `bide token ls` shows")
+
+
+def verbs_of(names: Iterable[str]) -> frozenset[Verb]:
+    """The verbs of these names; `all` stands for every one, none at all for the usual ones. Raises BadInput."""
+    given = list(names)
+    for name in given:
+        if name not in ("all", *Verb):
+            raise BadInput("verb", name, f"all, or one of {', '.join(Verb)}")
+    if "all" in given:
+        return ALL_VERBS
+    return frozenset(map(Verb, given)) or USUAL
+
+
+class Tokens:
+    """The tokens that a store keeps."""
+
+    def __init__(self, kept: Kept) -> None:
+        self._kept = kept
+
+    async def add(
+        self,
+        name: str,
+        *,
+        verbs: frozenset[Verb],
+        topics: tuple[str, ...],
+        now: Millis,
+        expires_at: Millis | None = None,
+        by: str | None = None,
+    ) -> tuple[Token, str]:
+        """Make a token; it, and the text that its owner is told, once. Raises BadInput, StoreFull."""
+        check_name("name", name)
+        if name == ANONYMOUS:
+            raise BadInput("name", name, "another: so are called those who show no token")
+        if not 1 <= len(topics) <= MOST_PATTERNS:
+            raise BadInput("topic", f"{len(topics)} patterns", f"1 to {MOST_PATTERNS}")
+        patterns = tuple(dict.fromkeys(check_pattern(topic) for topic in topics))
+        if not verbs:
+            raise BadInput("verb", None, f"at least one of {', '.join(Verb)}")
+        if expires_at is not None and expires_at <= now:
+            raise BadInput("expires", expires_at, "a time that is still to come")
+        secret = secrets.token_urlsafe(32)
+        for _ in range(_TRIES):
+            token = Token(
+                id="".join(secrets.choice(_ID_LETTERS) for _ in range(8)), name=name, hash=hash_of(secret),
+                verbs=tuple(sorted(verbs, key=list(Verb).index)), topics=patterns, created_at=now,
+                expires_at=expires_at, created_by=by,
+            )  # fmt: skip
+            if await self._kept.put_if_absent(PREFIX + token.id, msgspec.json.encode(token)):
+                return token, f"bide_{token.id}_{secret}"
+        raise AssertionError(f"{_TRIES} ids in a row are taken, of {len(_ID_LETTERS)}^8")
+
+    async def all(self, damaged: Callable[[str], None] | None = None) -> list[Token]:
+        """Every token, the oldest first, expired ones too. `damaged` is told the id of one that cannot be read."""
+        found: list[Token] = []
+        for name, value in (await self._kept.all(PREFIX)).items():
+            try:
+                found.append(msgspec.json.decode(value, type=Token))
+            except msgspec.MsgspecError:
+                if damaged is not None:
+                    damaged(name.removeprefix(PREFIX))
+        return sorted(found, key=lambda token: (token.created_at, token.id))
+
+    async def revoke(self, id: str) -> bool:
+        """Forget the token; whether there was one. Services refuse it within `access.FRESH` at the latest."""
+        return await self._kept.remove(PREFIX + check_id(id))

@@ -22,6 +22,7 @@ from bide.core.errors import SetupError, StoreError
 from bide.core.records import Ref
 from bide.engine.client import Client
 from bide.engine.clock import SystemClock
+from bide.engine.looks import Look
 from bide.ports import Clock, HasSchema, Parted, Store, TellsTime
 from bide.service.authz import Verb
 from bide.service.replies import Reply
@@ -51,8 +52,15 @@ class Check(Struct, frozen=True):
 
     name: str
     level: Level
-    what: str
-    """For anybody who may ask: no address and no error text of a driver's stands in it; those are in the log."""
+    sentence: str
+    """In English, with its values in braces. For anybody who may ask: no address and no error text of a driver's stands
+    in it; those are in the log."""
+    values: Mapping[str, object] = {}
+
+    @property
+    def what(self) -> str:
+        """The sentence with its values."""
+        return self.sentence.format(**self.values)
 
 
 class Readiness(Struct, frozen=True):
@@ -76,7 +84,7 @@ class Readiness(Struct, frozen=True):
 
 
 class Health:
-    """Looks when asked; those who ask within `every` seconds, or meanwhile, share one look, so that asking is cheap.
+    """Looks when asked, at most once in `every` seconds. Belongs to the running loop.
 
     `patience`: seconds that each check may take. The schema, once it is right, is looked at again after a minute: on
     PostgreSQL and MySQL that takes a connection of its own.
@@ -84,25 +92,19 @@ class Health:
 
     def __init__(self, client: Client, *, every: float = 1.0, patience: float = 2.0, wall: Clock | None = None) -> None:
         self._client = client
-        self._every = every
         self._patience = patience
         self._wall = wall or SystemClock()
-        self._found: Readiness | None = None
-        self._looked = float("-inf")
-        self._looks: asyncio.Task[Readiness] | None = None
+        self._look = Look(self._ask, every=every, share=1.0)
+        self._was_ready: bool | None = None
         self._schema_until = float("-inf")
         self._schema: Check | None = None
         self._errors: dict[str, str] = {}
 
     async def ready(self) -> Readiness:
         """Never raises, and never takes much longer than the patience."""
-        if self._found is not None and time.monotonic() - self._looked < self._every:
-            return self._found
-        if self._looks is None or self._looks.done():
-            self._looks = asyncio.get_running_loop().create_task(self._look(), name="bide health")
-        return await asyncio.shield(self._looks)
+        return await self._look.get()
 
-    async def _look(self) -> Readiness:
+    async def _ask(self) -> Readiness:
         self._errors.clear()
         client = self._client
         if client.open_in is None:
@@ -116,7 +118,6 @@ class Health:
                 checks.append(self._check("clock", lambda: _compare_clocks(store, self._wall)))
             found = Readiness(tuple(await asyncio.gather(*checks)))
         self._tell(found)
-        self._found, self._looked = found, time.monotonic()
         return found
 
     async def _check(self, name: str, look: Callable[[], Awaitable[Check]]) -> Check:
@@ -124,34 +125,36 @@ class Health:
             async with asyncio.timeout(self._patience + _SLACK):
                 return await look()
         except TimeoutError:
-            return Check(name, Level.FAILED, f"no answer within {self._patience:g} s")
+            return Check(name, Level.FAILED, "no answer within {seconds} s", {"seconds": f"{self._patience:g}"})
         except StoreError as error:
             self._errors[name] = str(error)
-            return Check(name, Level.FAILED, f"the store cannot be asked ({type(error).__name__})")
+            return Check(name, Level.FAILED, "the store cannot be asked ({error})", {"error": type(error).__name__})
         except Exception as error:  # noqa: BLE001 - a probe gets an answer, whatever is wrong
             self._errors[name] = repr(error)
-            return Check(name, Level.FAILED, f"the check itself failed ({type(error).__name__})")
+            return Check(name, Level.FAILED, "the check itself failed ({error})", {"error": type(error).__name__})
 
     async def _look_at_schema(self, store: HasSchema) -> Check:
         if self._schema is not None and time.monotonic() < self._schema_until:
             return self._schema
         self._schema = None
         found, wanted = await store.schema_version()
+        values = {"found": found, "wanted": wanted}
         if found < wanted:
-            return Check("schema", Level.FAILED, f"version {found}, and {wanted} is wanted: bide migrate")
+            return Check("schema", Level.FAILED, "version {found}, and {wanted} is wanted: bide migrate", values)
         if found > wanted:  # an update is under way: it is migrated first, and older programs can live with that
-            return Check("schema", Level.WARNING, f"version {found}, newer than this program, which knows {wanted}")
-        self._schema, self._schema_until = Check("schema", Level.OK, f"version {found}"), time.monotonic() + 60
+            sentence = "version {found}, newer than this program, which knows {wanted}"
+            return Check("schema", Level.WARNING, sentence, values)
+        self._schema, self._schema_until = Check("schema", Level.OK, "version {found}", values), time.monotonic() + 60
         return self._schema
 
     def _tell(self, found: Readiness) -> None:
         """Log a change, once."""
-        before = self._found
-        bad = [check for check in found.checks if check.level is Level.FAILED]
-        if bad and (before is None or before.ready):
+        before, self._was_ready = self._was_ready, found.ready
+        if not found.ready and before is not False:
+            bad = [check for check in found.checks if check.level is Level.FAILED]
             said = [f"{check.name}: {self._errors.get(check.name, check.what)}" for check in bad]
             _log.warning("not ready: %s", "; ".join(said))
-        elif not bad and before is not None and not before.ready:
+        elif found.ready and before is False:
             _log.info("ready again")
 
 
@@ -180,18 +183,27 @@ async def reach(store: Store, patience: float) -> Check:
     if len(errors) + len(silent) == len(refs):
         raise TimeoutError
     if errors or silent:
-        return Check("store", Level.WARNING, f"{len(errors) + len(silent)} of {len(refs)} parts do not answer")
+        values = {"away": len(errors) + len(silent), "asked": len(refs)}
+        return Check("store", Level.WARNING, "{away} of {asked} parts do not answer", values)
     return Check("store", Level.OK, "it answers")
 
 
-async def _compare_clocks(store: TellsTime, wall: Clock) -> Check:
+async def skew_of(store: TellsTime, wall: Clock) -> float:
+    """Seconds by which this machine's clock is ahead of the store's, give or take half a round trip."""
     before = wall.now()
     there = await store.time()
-    off = ((before + wall.now()) / 2 - there) / 1000
-    if abs(off) < WARN_OF_SKEW:
+    return ((before + wall.now()) / 2 - there) / 1000
+
+
+async def _compare_clocks(store: TellsTime, wall: Clock) -> Check:
+    skew = await skew_of(store, wall)
+    if abs(skew) < WARN_OF_SKEW:
         return Check("clock", Level.OK, "within a second of the store's")
-    what = f"this machine's clock is {abs(off):.1f} s {'ahead of' if off > 0 else 'behind'} the store's"
-    return Check("clock", Level.WARNING if abs(off) <= MOST_SKEW else Level.FAILED, what)
+    sentence = "this machine's clock is {seconds} s behind the store's"
+    if skew > 0:
+        sentence = "this machine's clock is {seconds} s ahead of the store's"
+    level = Level.WARNING if abs(skew) <= MOST_SKEW else Level.FAILED
+    return Check("clock", level, sentence, {"seconds": f"{abs(skew):.1f}"})
 
 
 OPEN = frozenset({"/healthz", "/readyz"})

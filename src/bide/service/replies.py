@@ -7,7 +7,7 @@ from __future__ import annotations
 import re
 from collections.abc import Container, Mapping
 from difflib import get_close_matches
-from typing import Any, get_args
+from typing import Any, NamedTuple, get_args
 
 import msgspec
 from msgspec import UNSET, Struct, UnsetType
@@ -24,12 +24,10 @@ from bide.core.errors import (
     StoreMismatch,
 )
 from bide.core.records import Result, Topic
-from bide.service.authz import Caller
+from bide.service.authz import AccessRefused, Caller
 from bide.service.schemas import AnswerShape, answer_shape
 
 CONTENT_TYPE = "application/problem+json"
-_AWAY, _FULL = "1", "5"
-"""Seconds after which it is worth trying again, when the store is away or full."""
 
 
 class ProblemShape(Struct, frozen=True, kw_only=True):
@@ -130,35 +128,47 @@ def _fields_of(kind: Any) -> set[str]:
     return set[str]().union(*map(_fields_of, get_args(kind)))
 
 
-def of_error(error: Exception) -> Problem:
-    """What any error of the engine or the store means to a caller over HTTP.
+class _Meaning(NamedTuple):
+    status: int
+    kind: str
+    title: str
+    detail: str = ""
+    """Empty: the error's own text, which is for callers too."""
+    retry_after: str = ""
+    """Seconds after which it is worth trying again."""
 
-    Where the store is and what its driver said is for the log, and not for callers.
-    """
+
+_DAMAGED = _Meaning(503, "store-damaged", "The store is damaged", "the log of the service says what is wrong", "5")
+_MEANINGS: Mapping[type[Exception], _Meaning] = {
+    StoreFull: _Meaning(507, "store-full", "The store is full", "nothing was done; what is there still drains", "5"),
+    OutcomeUnknown: _Meaning(
+        504, "outcome-unknown", "The answer was lost", "it was done once or not at all; look before you try again"
+    ),
+    StoreCorrupt: _DAMAGED,
+    StoreMismatch: _DAMAGED,
+    StoreError: _Meaning(503, "store-away", "The store is away", "nothing was done; try again", "1"),
+    SetupError: _Meaning(501, "not-here", "Not with this store"),
+    BideError: _Meaning(409, "conflict", "Not possible now"),
+    Exception: _Meaning(500, "defect", "A defect", "a defect of the service; its log says where"),
+}
+"""What each error of the engine or the store means to a caller; of several the first that it is an instance of. Where
+the store is and what its driver said is for the log, and not for callers."""
+
+
+def of_error(error: Exception) -> Problem:
+    """What any error of the service, the engine or the store means to a caller over HTTP."""
+    if isinstance(error, Problem):
+        return error
     if isinstance(error, BadInput):
         return bad_input(error)
-    if isinstance(error, StoreFull):
-        return Problem(
-            507,
-            "store-full",
-            "The store is full",
-            "nothing was done; what is there still drains",
-            headers=_retry(_FULL),
-        )
-    if isinstance(error, OutcomeUnknown):
-        return Problem(
-            504, "outcome-unknown", "The answer was lost", "it was done once or not at all; look before you try again",
-        )  # fmt: skip
-    if isinstance(error, StoreCorrupt | StoreMismatch):
-        what = "the log of the service says what is wrong"
-        return Problem(503, "store-damaged", "The store is damaged", what, headers=_retry(_FULL))
-    if isinstance(error, StoreError):
-        return Problem(503, "store-away", "The store is away", "nothing was done; try again", headers=_retry(_AWAY))
-    if isinstance(error, SetupError):
-        return Problem(501, "not-here", "Not with this store", str(error))
-    if isinstance(error, BideError):
-        return Problem(409, "conflict", "Not possible now", str(error))
-    return Problem(500, "defect", "A defect", "a defect of the service; its log says where")
+    if isinstance(error, AccessRefused):
+        challenge = {"www-authenticate": error.challenge}
+        return Problem(error.status, error.title.lower(), error.title, error.detail, headers=challenge)
+    meaning = next(meaning for kind, meaning in _MEANINGS.items() if isinstance(error, kind))
+    return Problem(
+        meaning.status, meaning.kind, meaning.title, meaning.detail or str(error),
+        headers={"retry-after": meaning.retry_after} if meaning.retry_after else {},
+    )  # fmt: skip
 
 
 def too_large(limit: int) -> Problem:
@@ -166,10 +176,6 @@ def too_large(limit: int) -> Problem:
         413, "too-large", "The body is too large", f"the body is larger than {limit} bytes; send several smaller ones",
         field="body", accepted=f"at most {limit} bytes",
     )  # fmt: skip
-
-
-def _retry(seconds: str) -> dict[str, str]:
-    return {"retry-after": seconds}
 
 
 JSON = "application/json"

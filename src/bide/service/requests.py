@@ -1,138 +1,29 @@
-"""One request as the calls see it: read from ASGI with a limit in bytes and in time, the path still as it was sent; the
-address that it came from; and whether a page of another site made a browser send it (CSRF).
+"""One request as the calls see it: read from ASGI, the path still as it was sent, with the address that it came from.
 
-The last is told by what browsers say of a request and pages cannot change, in the order of Go's
-`http.CrossOriginProtection`, which is the outcome of F. Valsorda's research ("Cross-Site Request Forgery", 2025):
-Sec-Fetch-Site where there is one, else Origin against Host, else it is no browser. What neither shows is DNS rebinding:
-there the attacker's name leads to this address, so to the browser it is the same site. What gives that away is the name
-itself, in Host.
+All that is read before somebody is known is bounded in bytes and in time: bodies by `Request.read`, what stands before
+them by `BoundedHeads`. The parser itself has no bound: it would keep a header that never ends. Bytes are counted as
+they come, chunk by chunk; what is in one chunk with the beginning of a head is at most as much as one read of the
+socket, and is looked at exactly only where it could be too much. So a usual request costs two comparisons. The same
+bound goes for what stands between the parts of a body that comes in chunks, and behind the last of them. A request that
+was answered before its body had come is given a while for the rest.
 """
 
 from __future__ import annotations
 
 import asyncio
-import ipaddress
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
-from typing import Any, NotRequired, Required, TypeAlias, TypedDict, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
+from typing import Any, Generic, NotRequired, Required, TypedDict, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from bide.core.errors import BadInput
 from bide.core.names import check_name, check_topic
-from bide.service.authz import AccessRefused, Caller
-from bide.service.replies import Problem, bad_body, bad_input, too_large
-
-_OWN = frozenset({"same-origin", "none"})
-"""`none` is the user: an address typed in, a bookmark. `same-site` is another port or subdomain, which is another's."""
-_PROXIED = frozenset({b"forwarded", b"via", b"x-real-ip"})
-Networks: TypeAlias = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
-_PORTS = {"http": "80", "https": "443"}
-
-
-class Foreign(AccessRefused):
-    """A page of another site is behind this request, or a name that is not this service's."""
-
-    status = 403
-    title = "Forbidden"
-    code = None
-
-
-def refuse_foreign_page(*, host: str | None, origin: str | None, site: str | None) -> None:
-    """Raises Foreign where a page of another origin sent this. The arguments are Host, Origin and Sec-Fetch-Site.
-
-    Call it for whatever changes something and is known by a cookie, or by nothing at all. Who sends a bearer token
-    needs no such check: no page of another's has it.
-    """
-    if site is not None:
-        if site not in _OWN:
-            raise Foreign("a page of another site sent this; open the console itself, or send a token")
-        return
-    if origin is not None:
-        place = _place(origin)
-        if place is None or host is None or place != _place(f"//{host}", origin):
-            raise Foreign("a page of another origin sent this; open the console itself, or send a token")
-
-
-def refuse_foreign_name(host: str | None) -> None:
-    """Raises Foreign unless Host is this machine by an address of loopback or as localhost.
-
-    For callers without a token of a service on loopback. A request without Host comes from no browser.
-    """
-    if host is not None and not is_loopback_name(host_name(host)):
-        raise Foreign("without a token this service is called by 127.0.0.1, [::1] or localhost only, not by that name")
-
-
-def refuse_proxied(headers: Iterable[bytes]) -> None:
-    """Raises Foreign where the names of the headers tell that a proxy has passed this on.
-
-    For callers without a token of a service on loopback: who calls the proxy may be anybody, whatever Host says.
-    """
-    if any(name in _PROXIED or name.startswith(b"x-forwarded-") for name in headers):
-        raise Foreign("without a token this service is called directly, not through a proxy (bide token add)")
-
-
-def networks_of(proxies: Iterable[str]) -> Networks:
-    """Addresses and networks in text. Raises BadInput."""
-    found = []
-    for text in proxies:
-        try:
-            found.append(ipaddress.ip_network(text))
-        except ValueError as error:
-            raise BadInput("proxies", text, f"an address, or a network such as 10.1.0.0/16 ({error})") from None
-    return found
-
-
-def peer_of(client: str, forwarded: str | None, proxies: Networks) -> str:
-    """The address that called: the client's, or the last in X-Forwarded-For that is no proxy's of ours, which is the
-    last one that somebody whom we trust has written. What is no address is nobody's."""
-    named = [] if forwarded is None else forwarded.split(",")
-    while named and proxies and _is_of(client, proxies):
-        try:
-            client = str(ipaddress.ip_address(named.pop().strip()))
-        except ValueError:
-            break
-    return client
-
-
-def _is_of(address: str, networks: Networks) -> bool:
-    try:
-        found = ipaddress.ip_address(address)
-    except ValueError:
-        return False
-    return any(found in network for network in networks)
-
-
-def is_loopback_name(name: str) -> bool:
-    """Whether `name`, as a browser sends it, can only be this machine; `*.localhost` is one by RFC 6761."""
-    if name == "127.0.0.1":  # almost always, and reading an address takes long
-        return True
-    name = name.lower().removesuffix(".")
-    if name == "localhost" or name.endswith(".localhost"):
-        return True
-    try:
-        return ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
-    except ValueError:
-        return False
-
-
-def host_name(host: str) -> str:
-    """Host without its port."""
-    name, colon, port = host.rpartition(":")
-    return name if colon and port.isascii() and port.isdigit() and (":" not in name or name.endswith("]")) else host
-
-
-def _place(url: str, like: str = "") -> str | None:
-    """Name and port of a URL, without what goes without saying; None for what is none, such as `null`."""
-    scheme, found, rest = url.partition("//")
-    if not found or not rest or any(letter in rest for letter in "/?#@\\ "):
-        return None
-    scheme = (scheme or like.partition("//")[0]).removesuffix(":").lower()
-    rest = rest.lower()
-    usual = _PORTS.get(scheme)
-    return rest.removesuffix(f":{usual}") if usual else rest
-
+from bide.service.access import Networks, header, peer_of
+from bide.service.authz import Caller
+from bide.service.replies import CONTENT_TYPE, Problem, bad_body, bad_input, too_large
 
 BODY_LIMIT = 16 * 2**20
 """Bytes that a request may have."""
@@ -207,9 +98,8 @@ class Request:
         return self._query
 
     def header(self, name: bytes) -> str | None:
-        """The value of a header. Raises Problem where it is not text."""
-        value = self.headers.get(name)
-        return None if value is None else value.decode("latin-1")
+        """The value of a header, as text."""
+        return header(self.headers, name)
 
     @property
     def peer(self) -> str:
@@ -335,6 +225,31 @@ class Request:
             raise bad_input(error) from None
 
 
+class Routes(Generic[T]):
+    """What answers, by path and method; a part of a path in braces stands for any text, still as it was sent."""
+
+    def __init__(self, routes: Iterable[tuple[str, str, T]]) -> None:
+        self._exact: dict[bytes, dict[str, T]] = {}
+        self._open: dict[tuple[bytes, ...], dict[str, T]] = {}
+        for method, path, one in routes:
+            parts = tuple(path.encode().split(b"/"))
+            known = self._open.setdefault(parts, {}) if "{" in path else self._exact.setdefault(path.encode(), {})
+            known[method] = one
+
+    def find(self, path: bytes) -> tuple[Mapping[str, T], list[tuple[str, bytes]]] | None:
+        """By method what answers at this path, and the open parts of that, each with its name; None: nothing does."""
+        exact = self._exact.get(path)
+        if exact is not None:
+            return exact, []
+        parts = path.split(b"/")
+        for pattern, known in self._open.items():
+            if len(pattern) == len(parts):
+                pairs = [(its, part) for its, part in zip(pattern, parts, strict=True) if its != part]
+                if all(its[:1] == b"{" and part for its, part in pairs):
+                    return known, [(its[1:-1].decode(), part) for its, part in pairs]
+        return None
+
+
 def segment(raw: bytes, field: str) -> str:
     """One part of a path, percent-decoded. Raises Problem."""
     try:
@@ -348,3 +263,108 @@ def _check_percents(raw: bytes) -> None:
     """Decoding would leave them as they are, and so two paths would mean one key. Raises ValueError."""
     if _HALF_ENCODED.search(raw):
         raise ValueError("a % that begins no encoded byte")
+
+
+HEAD_LIMIT = 65_536
+"""That a request line and the headers may have together."""
+HEAD_PATIENCE = 30.0
+"""Seconds that they may take, from the connection or their first byte on."""
+
+
+class BoundedHeads(HttpToolsProtocol):
+    """uvicorn's protocol, with these bounds."""
+
+    _begun = 0
+    """Heads so far."""
+    _open = True
+    """Whether a head is being waited for, or read."""
+    _size = 0
+    """Bytes of this head; within a body, of what is not part of it."""
+    _part = False
+    """Whether what came last held a part of a body, or the end of a request."""
+    _doubtful = False
+    """Whether what came last may be too much."""
+    _too_large = False
+    _timer: asyncio.TimerHandle | None = None
+
+    def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
+        super().connection_made(transport)
+        self._timer = self.loop.call_later(HEAD_PATIENCE, self._late)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._closed()
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        begun, self._part = self._begun, False
+        self._doubtful = self._size + len(data) > HEAD_LIMIT
+        super().data_received(data)
+        if self.transport.is_closing():
+            return
+        if begun == self._begun and not self._part:
+            self._size += len(data)
+        if self._size > HEAD_LIMIT:
+            if self._open:
+                self._refuse(_TOO_LARGE)
+            else:
+                self.transport.close()
+        elif self._open and self._timer is None:
+            self._timer = self.loop.call_later(HEAD_PATIENCE, self._late)
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        self._begun += 1
+        self._open, self._size = True, 0
+
+    def on_headers_complete(self) -> None:
+        self._closed()
+        if self._doubtful and len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_LIMIT:
+            self._too_large = True
+            raise ValueError("too large")  # which the parser hands on as a bad request
+        super().on_headers_complete()
+        self._size = 0
+
+    def on_body(self, body: bytes) -> None:
+        super().on_body(body)
+        self._part, self._size = True, 0
+
+    def on_message_complete(self) -> None:
+        super().on_message_complete()
+        self._closed()
+        self._part, self._size = True, 0
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self.cycle.more_body and self.cycle.response_complete and self._timer is None:
+            self._timer = self.loop.call_later(HEAD_PATIENCE, self.transport.close)
+
+    def send_400_response(self, msg: str) -> None:
+        if self._too_large:
+            self._refuse(_TOO_LARGE)
+        else:
+            super().send_400_response(msg)
+
+    def _closed(self) -> None:
+        self._open = False
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
+    def _late(self) -> None:
+        if self._begun:
+            self._refuse(_TOO_SLOW)
+        else:
+            self.transport.close()
+
+    def _refuse(self, problem: Problem) -> None:
+        self._closed()
+        said = f"content-type: {CONTENT_TYPE}\r\ncontent-length: {len(problem.body)}\r\nconnection: close\r\n\r\n"
+        self.transport.write(f"HTTP/1.1 {problem.status} {problem.shape.title}\r\n{said}".encode() + problem.body)
+        self.transport.close()
+
+
+_TOO_LARGE = Problem(
+    431, "head-too-large", "Request Header Fields Too Large", f"the headers are larger than {HEAD_LIMIT} bytes",
+    field="headers", accepted=f"at most {HEAD_LIMIT} bytes",
+)  # fmt: skip
+_TOO_SLOW = Problem(408, "too-slow", "Request Timeout", f"the headers were not complete after {HEAD_PATIENCE:g} s")

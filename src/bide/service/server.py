@@ -11,45 +11,42 @@ import logging
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 
-from bide.core.errors import BideError, OutcomeUnknown, StoreError
+from bide.core.errors import OutcomeUnknown, StoreError
+from bide.core.events import Event
 from bide.core.names import check_topic
 from bide.engine.acting import acting_as
 from bide.engine.client import Client
 from bide.engine.running import TRACE_HEADERS
 from bide.ports.wire import STREAM_TYPE
-from bide.service.access import Access
+from bide.service.access import Access, Networks
 from bide.service.audit import audit, refused, unknown
 from bide.service.authz import AccessRefused, Verb
 from bide.service.console.router import Site
-from bide.service.consuming import Consuming
-from bide.service.contract import CALLS, PAUSE_PATH, TASK_PATH, document
+from bide.service.contract import CALLS, document
 from bide.service.health import OPEN, Health, pages_of
 from bide.service.metrics import Metrics
+from bide.service.remote.calls import StoreCalls
 from bide.service.replies import CONTENT_TYPE, Problem, Reply, of_error
 from bide.service.requests import (
     BODY_LIMIT,
     BODY_PATIENCE,
     OPEN_LIMIT,
     Gone,
-    Networks,
     Receive,
     Request,
+    Routes,
     Scope,
     Send,
     segment,
 )
-from bide.service.store_calls import StoreCalls
-from bide.service.streaming import AdmitsEvent, Following
-from bide.service.verbs import Verbs
+from bide.service.streaming import Following
+from bide.service.verbs import Consuming, Verbs
 
 _log = logging.getLogger("bide.service")
 _FAREWELL = 1.0
 """Seconds that the end of a stream may take to be sent."""
 _GONE = 499
 """Counts a caller who went before the answer, as nginx does."""
-_TASK = (b"v1", b"topics", b"tasks")
-_PAUSE = (b"v1", b"topics", b"pause")
-_STORE = b"/v1/store/"
 _EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
@@ -87,16 +84,16 @@ class Service:
             if name != "events"
         }
         answers["events"] = self._events
-        self._calls: dict[bytes, dict[str, tuple[str, Page]]] = {}
-        for call in CALLS:
-            self._calls.setdefault(call.path.encode(), {})[call.method] = (call.name, answers[call.name])
-        for (method, path), page in pages_of(health, metrics.exposition).items():
-            self._calls.setdefault(path.encode(), {})[method] = (path, page)
-        self._calls[b"/openapi.json"] = {"GET": ("openapi", self._document)}
-        self._open = {*OPEN, "/openapi.json"}
-        self._of_task = self._calls.pop(TASK_PATH.encode())
-        self._of_topic = self._calls.pop(PAUSE_PATH.encode())
-        self._of_store: dict[str, tuple[str, Page]] = {"POST": ("store", self._store)}
+        pages = pages_of(health, metrics.exposition)
+        self._routes: Routes[tuple[str, Page]] = Routes(
+            [
+                *((call.method, call.path, (call.name, answers[call.name])) for call in CALLS),
+                *((method, path, (path, page)) for (method, path), page in pages.items()),
+                ("GET", "/openapi.json", ("openapi", self._document)),
+                ("POST", "/v1/store/{operation}", ("store", self._store)),
+            ]
+        )
+        self._open = frozenset(path.encode() for path in {*OPEN, "/openapi.json"})
         self._written: bytes | None = None
         self._complains_again = 0.0
 
@@ -144,26 +141,17 @@ class Service:
     def _route(self, request: Request) -> tuple[str, Page, bool]:
         """The call that is meant, and whether it is for everybody, or finds out by itself who asks. Raises Problem."""
         path, method = request.path, request.method
-        calls = self._calls.get(path)
-        if calls is None and path.startswith(_STORE):
-            request.segments = (segment(path.removeprefix(_STORE), "operation"),)
-            calls = self._of_store
-        elif calls is None:
-            parts = path.split(b"/")
-            if len(parts) == 5 and (parts[1], parts[2], parts[4]) == _PAUSE and parts[3]:
-                request.segments = (segment(parts[3], "topic"),)
-                calls = self._of_topic
-            elif len(parts) != 6 or (parts[1], parts[2], parts[4]) != _TASK or not parts[3] or not parts[5]:
-                if parts[1:2] != [b"v1"]:
-                    page = self._site.find(request)
-                    if page is not None:
-                        return "console", page, True
-                    if "text/html" in (request.header(b"accept") or ""):
-                        return "unknown", self._site.missing, True
-                raise Problem(404, "no-such-call", "There is no such call", "see /openapi.json for those there are")
-            else:
-                request.segments = (segment(parts[3], "topic"), segment(parts[5], "key"))
-                calls = self._of_task
+        route = self._routes.find(path)
+        if route is None:
+            if path.split(b"/")[1:2] != [b"v1"]:
+                page = self._site.find(request)
+                if page is not None:
+                    return "console", page, True
+                if "text/html" in (request.header(b"accept") or ""):
+                    return "unknown", self._site.missing, True
+            raise Problem(404, "no-such-call", "There is no such call", "see /openapi.json for those there are")
+        calls, parts = route
+        request.segments = tuple(segment(raw, name) for name, raw in parts)
         found = calls.get("GET" if method == "HEAD" else method)
         if found is None:
             allowed = ", ".join(sorted({*calls, "HEAD"} if "GET" in calls else calls))
@@ -171,7 +159,7 @@ class Service:
                 405, "not-allowed", "Not with this method", f"{method}: give {allowed}",
                 headers={"allow": allowed}, field="method", accepted=allowed,
             )  # fmt: skip
-        return *found, path.decode("latin-1") in self._open
+        return *found, path in self._open
 
     async def _authenticate(self, request: Request) -> None:
         async def still() -> float:
@@ -182,23 +170,16 @@ class Service:
         await still()
 
     def _problem(self, request: Request, name: str, error: Exception) -> Reply:
+        problem = of_error(error)
         if isinstance(error, AccessRefused):
             refused(error, request.peer)
-            problem = Problem(
-                error.status, error.title.lower(), error.title, error.detail,
-                headers={"www-authenticate": error.challenge},
-            )  # fmt: skip
-        elif isinstance(error, Problem):
-            problem = error
-        else:
-            if isinstance(error, StoreError):
-                self._complain(name, error)
-            elif not isinstance(error, BideError):
-                _log.exception("a defect in %s", name, exc_info=error)
+        elif isinstance(error, StoreError):
+            self._complain(name, error)
             if isinstance(error, OutcomeUnknown):
                 topic, key = request.segments if len(request.segments) == 2 else (None, None)
                 unknown(request.caller.name, name, topic, key)
-            problem = of_error(error)
+        elif problem.status == 500:
+            _log.exception("a defect in %s", name, exc_info=error)
         return Reply(problem.status, problem.body, CONTENT_TYPE, problem.headers)
 
     def _complain(self, name: str, error: StoreError) -> None:
@@ -239,19 +220,22 @@ class Service:
         if operation == "listen":
             self._stores.check_listen(request.body, request.caller)
             return Streamed(self._stores.listen(request.body, request.caller), STREAM_TYPE)
-        answered = await self._stores.answer(operation, request.body, request.caller)
-        headers = {name: value for name, value in answered.headers.items() if name != "content-type"}
-        return Reply(answered.status, answered.body, answered.headers["content-type"], headers)
+        return await self._stores.answer(operation, request.body, request.caller)
 
     async def _events(self, request: Request) -> Reply | Streamed:
         topic = request.query(("topic",)).get("topic")
-        request.caller.check(Verb.EVENTS, topic)
+        caller = request.caller
+        caller.check(Verb.EVENTS, topic)
         if topic is not None:
             check_topic(topic)
         last = request.header(b"last-event-id")
         if request.method == "HEAD":
             return Reply(200, b"", _EVENT_STREAM)
-        return Streamed(await self._following.stream(last, AdmitsEvent(request.caller, topic)), _EVENT_STREAM)
+
+        def admits(event: Event) -> bool:
+            return topic in (None, event.topic) and caller.may(Verb.EVENTS, event.topic)
+
+        return Streamed(await self._following.stream(last, admits), _EVENT_STREAM)
 
     async def _document(self, request: Request) -> Reply:
         if self._written is None:

@@ -31,19 +31,19 @@ from bide.engine.settling import Settling
 from bide.engine.told_routes import Telling, ToldRoute, told_of_policy
 from bide.engine.verdicts import Policy, TopicPolicy
 from bide.engine.worker import Worker
-from bide.service.access import Access, Tokens, check_start, is_loopback
-from bide.service.audit import Rates, audit
+from bide.service.access import Access, check_start, is_loopback, networks_of
+from bide.service.audit import Rates
+from bide.service.authz import Tokens
 from bide.service.config import MOST_CONNECTIONS, PER_TASK, ServeConfig, TopicConfig, read_config
 from bide.service.console.page_request import Shared
 from bide.service.console.router import Site
-from bide.service.consuming import Consuming
-from bide.service.heads import BoundedHeads
 from bide.service.health import Health
 from bide.service.metrics import Metrics
-from bide.service.requests import BODY_LIMIT, networks_of
+from bide.service.remote.calls import StoreCalls
+from bide.service.requests import BoundedHeads
 from bide.service.server import Service
-from bide.service.store_calls import StoreCalls
 from bide.service.streaming import Following
+from bide.service.verbs import Consuming
 from bide.wiring import is_traced, sink_at, webhook_post
 
 
@@ -134,17 +134,17 @@ class Serving:
         self._worker = await stack.enter_async_context(app.worker(name=self.instance))
         for instrument in (self.metrics, self._channel):
             instrument.working(self._desk.wakes)
-        self.metrics.polls.follow(lambda: self._desk.waiting)
+        self.metrics.polls = lambda: self._desk.waiting
         await self._desk.start()
         stack.push_async_callback(self._desk.close)
         stack.push_async_callback(Telling(app.store, app.clock, app.terms, self._told_consumers()).end)
         self._following = Following(app)
-        self.metrics.streams.follow(lambda: self._following.listeners)
+        self.metrics.streams = lambda: self._following.listeners
         stack.push_async_callback(self._following.close)
         beyond = self._insecure and not is_loopback(self._host)
         access = Access(app, anonymous=anonymous, any_name=beyond)
         stack.push_async_callback(access.close)
-        self._stores = stores = StoreCalls(app, told=audit, body_limit=BODY_LIMIT, held_back=self._desk.held_back)
+        self._stores = stores = StoreCalls(app, held_back=self._desk.held_back)
         stack.push_async_callback(stores.close)
         settling = Settling(
             app.store,

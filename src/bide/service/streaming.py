@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncGenerator, Collection
+from collections.abc import AsyncGenerator, Callable, Collection
 from typing import TypeAlias
 
 import msgspec
@@ -17,7 +17,6 @@ import msgspec
 from bide.core.errors import StoreError
 from bide.core.events import Event
 from bide.engine.client import Client
-from bide.service.authz import Caller, Verb
 from bide.service.schemas import event_shape
 
 _EVERY = 0.5
@@ -50,7 +49,7 @@ class Following:
     def listeners(self) -> int:
         return len(self._listeners)
 
-    async def stream(self, last: str | None, admits: AdmitsEvent) -> AsyncGenerator[bytes, None]:
+    async def stream(self, last: str | None, admits: Callable[[Event], bool]) -> AsyncGenerator[bytes, None]:
         """The events after `last` that are admitted, then those to come; a comment every 15 s.
 
         What is noted once this has returned is in the stream. Raises StoreError.
@@ -72,7 +71,7 @@ class Following:
         queue: asyncio.Queue[_Told],
         log: list[tuple[str, Event]],
         last: str | None,
-        admits: AdmitsEvent,
+        admits: Callable[[Event], bool],
     ) -> AsyncGenerator[bytes, None]:
         told = {id for id, _ in log}
         try:
@@ -143,17 +142,6 @@ class Following:
             if known is None or len(log) < limit or any(id in known for id, _ in log):
                 break
         return log
-
-
-class AdmitsEvent:
-    """Which events a listener is told."""
-
-    def __init__(self, caller: Caller, topic: str | None) -> None:
-        self._caller = caller
-        self._topic = topic
-
-    def __call__(self, event: Event) -> bool:
-        return self._topic in (None, event.topic) and self._caller.may(Verb.EVENTS, event.topic)
 
 
 def _id(event: Event) -> str:

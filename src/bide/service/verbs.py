@@ -1,55 +1,67 @@
-"""The calls of whoever puts in, changes and reads tasks: from the request to the engine's verbs, and back."""
+"""The calls of the contract, from the request to the engine and back: `Verbs` puts in, changes and reads tasks, and
+`Consuming` leases (which can wait), settles and extends."""
 
 from __future__ import annotations
 
 import base64
 import binascii
-import logging
 import re
 from collections.abc import Awaitable, Callable, Container, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 from msgspec import UNSET
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed
-from bide.core.instants import as_datetime, instant_text
-from bide.core.names import check_topic
-from bide.core.records import Change, Count, Move, NewTask, Page, Redrive, Result, State, Topic
+from bide.core.instants import Millis, as_datetime, duration, instant_text
+from bide.core.names import check_name, check_topic
+from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
+from bide.core.records import Cancel, Change, Count, Lease, Move, NewTask, Page, Redrive, Result, State, Topic
 from bide.engine.arguments import conflict_of, filter_of
 from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive
 from bide.engine.client import Client
+from bide.engine.desk import Desk
+from bide.engine.settling import Settling
+from bide.ports.remote import LONGEST_LEASE, SHORTEST_LEASE
 from bide.service import schemas
+from bide.service.audit import note_pause
 from bide.service.authz import Caller, Verb
-from bide.service.contract import CALLS, FoundShape, ItemShape, PauseShape, TopicsShape
+from bide.service.contract import (
+    CALLS,
+    ExtendedShape,
+    FoundShape,
+    ItemShape,
+    LeasedShape,
+    PauseShape,
+    SettledShape,
+    TopicsShape,
+)
 from bide.service.replies import Reply, bad_input, encode, etag, of_error, reply, reply_to, shape_for
 from bide.service.requests import Request
-from bide.service.schemas import AnswerShape, CountShape, TopicShape, paused_shape, retries, task_shape
+from bide.service.schemas import (
+    LONGEST_WAIT,
+    AnswerShape,
+    CountShape,
+    TopicShape,
+    paused_shape,
+    retries,
+    task_shape,
+)
 
-_audit = logging.getLogger("bide.audit")
+Made = TypeVar("Made")
 _NONE = Count(0)
 
 
-async def pause_by(client: Client, topic: Topic, who: str) -> bool:
-    """Whether it was not paused before. Raises BadInput, StoreError."""
-    changed = await client.pause(topic, who=who)
-    _note(who, "pause", topic, "paused" if changed else "paused already")
+async def set_paused(client: Client, topic: Topic, who: str, *, paused: bool) -> bool:
+    """Pause a topic, or resume it; whether that changed anything. Raises BadInput, StoreError."""
+    if paused:
+        changed = await client.pause(topic, who=who)
+        note_pause(who, "pause", topic, "paused" if changed else "paused already")
+    else:
+        changed = await client.resume(topic, who=who)
+        note_pause(who, "resume", topic, "resumed" if changed else "not paused")
     return changed
-
-
-async def resume_by(client: Client, topic: Topic, who: str) -> bool:
-    """Whether it was paused. Raises BadInput, StoreError."""
-    changed = await client.resume(topic, who=who)
-    _note(who, "resume", topic, "resumed" if changed else "not paused")
-    return changed
-
-
-def _note(who: str, verb: str, topic: Topic, answer: str) -> None:
-    _audit.info(
-        "%s: %s %s: %s", who, verb, topic, answer,
-        extra={"who": who, "verb": verb, "topic": topic, "key": None, "answer": answer},
-    )  # fmt: skip
 
 
 async def topics_of(client: Client, only: Topic | None = None) -> list[TopicShape]:
@@ -58,21 +70,12 @@ async def topics_of(client: Client, only: Topic | None = None) -> list[TopicShap
     asked = None if only is None else [only]
     tally = await client.tally([as_datetime(0), as_datetime(now + 1)], topics=asked)
     pauses = {topic: its for topic, its in (await client.paused()).items() if only in (None, topic)}
-    names = sorted({topic for topic, _ in tally.counts} | tally.forecast.keys() | pauses.keys())
-
-    def count(topic: Topic, state: State) -> CountShape:
-        return _count(tally.counts.get((topic, state), _NONE))
-
     found: list[TopicShape] = []
-    for topic in names:
-        pause = pauses.get(topic)
-        found.append(
-            TopicShape(
-                topic, count(topic, State.WAITING), count(topic, State.LEASED), count(topic, State.DONE),
-                count(topic, State.CANCELLED), count(topic, State.DEAD),
-                _count(tally.forecast.get(topic, [_NONE])[0]), None if pause is None else paused_shape(pause),
-            )
-        )  # fmt: skip
+    for topic in sorted({topic for topic, _ in tally.counts} | tally.forecast.keys() | pauses.keys()):
+        counts = {state.value: _count(tally.counts.get((topic, state), _NONE)) for state in State}
+        due = _count(tally.forecast.get(topic, [_NONE])[0])
+        pause = None if topic not in pauses else paused_shape(pauses[topic])
+        found.append(TopicShape(topic=topic, **counts, due=due, paused=pause))
     return found
 
 
@@ -113,24 +116,18 @@ class Verbs:
         return reply(TopicsShape([one for one in found if caller.may(Verb.READ, one.topic)]))
 
     async def pause(self, request: Request) -> Reply:
-        topic = self._whole(request)
-        changed = await pause_by(self._client, topic, request.caller.name)
-        return await self._told(topic, changed=changed)
+        return await self._set_paused(request, paused=True)
 
     async def resume(self, request: Request) -> Reply:
-        topic = self._whole(request)
-        changed = await resume_by(self._client, topic, request.caller.name)
-        return await self._told(topic, changed=changed)
+        return await self._set_paused(request, paused=False)
 
-    def _whole(self, request: Request) -> Topic:
-        """The topic in the path, with which as a whole something is to be done: not for everybody who uses it."""
+    async def _set_paused(self, request: Request, *, paused: bool) -> Reply:
+        """Holds for the topic as a whole, and so is not for everybody who uses it."""
         [topic] = request.segments
         request.caller.check(Verb.ADMIN, topic)
-        if request.body:
-            raise bad_input(BadInput("body", f"{len(request.body)} bytes", "no body"))
-        return check_topic(topic)
-
-    async def _told(self, topic: Topic, *, changed: bool) -> Reply:
+        _refuse_body(request)
+        check_topic(topic)
+        changed = await set_paused(self._client, topic, request.caller.name, paused=paused)
         pause = (await self._client.paused()).get(topic)
         since, who = (None, None) if pause is None else (instant_text(pause.since), pause.who)
         return reply(PauseShape(topic, pause is not None, changed, since, who))
@@ -179,8 +176,7 @@ class Verbs:
     async def cancel(self, request: Request) -> Reply:
         topic, key = request.ref
         request.caller.check(Verb.CANCEL, topic)
-        if request.body:
-            raise bad_input(BadInput("body", f"{len(request.body)} bytes", "no body"))
+        _refuse_body(request)
         token, condition = await self._condition(request, None)
         answer = await self._client.cancel(topic, key, if_token=token)
         return reply_to(answer, request.caller, condition=condition)
@@ -188,33 +184,44 @@ class Verbs:
     # --- many
 
     async def schedule_many(self, request: Request) -> Reply:
-        batch: list[schemas.ScheduleItem] = asked(request, "schedule_many")
-        request.caller.check_all(Verb.SCHEDULE, [ask.topic for ask in batch])
-        tasks = _each(batch, lambda ask: self._new(ask.topic, ask.key, ask))
+        tasks = _each(
+            request, asked(request, "schedule_many"), Verb.SCHEDULE, lambda ask: self._new(ask.topic, ask.key, ask)
+        )
         return await self._answered(request, self._client.schedule_many(tasks), paused=self._client.known_pauses)
 
     async def reschedule_many(self, request: Request) -> Reply:
-        return await self._changed(request, "reschedule_many", Verb.RESCHEDULE, self._move)
+        def move(ask: schemas.MoveItem) -> Move:
+            return new_move(
+                ask.topic, ask.key, delay=ask.delay, at=ask.at,
+                deadline=ask.deadline, if_token=ask.if_token, clock=self._client.clock,
+            )  # fmt: skip
+
+        return await self._changed(request, "reschedule_many", Verb.RESCHEDULE, move)
 
     async def fire_many(self, request: Request) -> Reply:
-        return await self._changed(
-            request, "fire_many", Verb.FIRE, lambda ask: new_fire(ask.topic, ask.key, if_token=ask.if_token)
-        )
+        def fire(ask: schemas.Ref) -> Move:
+            return new_fire(ask.topic, ask.key, if_token=ask.if_token)
+
+        return await self._changed(request, "fire_many", Verb.FIRE, fire)
 
     async def cancel_many(self, request: Request) -> Reply:
         ask: list[schemas.Ref] | schemas.CancelGroup = asked(request, "cancel_many")
         if isinstance(ask, schemas.CancelGroup):
             request.caller.check(Verb.CANCEL, ask.topic)
             return await self._answered(request, self._client.cancel_group(ask.group, topic=ask.topic))
-        request.caller.check_all(Verb.CANCEL, [one.topic for one in ask])
         terms, clock = self._client.terms, self._client.clock
-        cancels = _each(
-            ask, lambda one: new_cancel(one.topic, one.key, if_token=one.if_token, terms=terms, clock=clock)
-        )
-        return await self._answered(request, self._client.change_many(cancels))
+
+        def cancel(one: schemas.Ref) -> Cancel:
+            return new_cancel(one.topic, one.key, if_token=one.if_token, terms=terms, clock=clock)
+
+        return await self._answered(request, self._client.change_many(_each(request, ask, Verb.CANCEL, cancel)))
 
     async def redrive_many(self, request: Request) -> Reply:
-        return await self._changed(request, "redrive_many", Verb.REDRIVE, self._redrive)
+        def redrive(ask: schemas.RedriveItem) -> Redrive:
+            delay = "0s" if ask.delay is None else ask.delay
+            return new_redrive(ask.topic, ask.key, delay=delay, if_token=ask.if_token, clock=self._client.clock)
+
+        return await self._changed(request, "redrive_many", Verb.REDRIVE, redrive)
 
     async def shift(self, request: Request) -> Reply:
         ask: schemas.Shift = asked(request, "shift")
@@ -242,21 +249,9 @@ class Verbs:
             headers=ask.headers,
         )  # fmt: skip
 
-    def _move(self, ask: schemas.MoveItem) -> Move:
-        return new_move(
-            ask.topic, ask.key, delay=ask.delay, at=ask.at,
-            deadline=ask.deadline, if_token=ask.if_token, clock=self._client.clock,
-        )  # fmt: skip
-
-    def _redrive(self, ask: schemas.RedriveItem) -> Redrive:
-        delay = "0s" if ask.delay is None else ask.delay
-        return new_redrive(ask.topic, ask.key, delay=delay, if_token=ask.if_token, clock=self._client.clock)
-
     async def _changed(self, request: Request, call: str, verb: Verb, make: Callable[[Any], Change]) -> Reply:
         """A batch of changes, each made from what was sent."""
-        batch: list[Any] = asked(request, call)
-        request.caller.check_all(verb, [ask.topic for ask in batch])
-        changes = _each(batch, make)
+        changes = _each(request, asked(request, call), verb, make)
         return await self._answered(request, self._client.change_many(changes), paused=self._client.known_pauses)
 
     async def _condition(self, request: Request, if_token: int | None) -> tuple[int | None, Container[Result]]:
@@ -289,6 +284,11 @@ class Verbs:
         return reply([_item(request.caller, answer, paused) for answer in answers])
 
 
+def _refuse_body(request: Request) -> None:
+    if request.body:
+        raise bad_input(BadInput("body", f"{len(request.body)} bytes", "no body"))
+
+
 def _payload(ask: schemas.Schedule) -> bytes:
     """The bytes of the payload; null where none is given. Raises BadInput."""
     if ask.payload_base64 is UNSET:
@@ -315,13 +315,86 @@ def _item(caller: Caller, answer: object, paused: Container[Topic]) -> AnswerSha
     return ItemShape(problem=of_error(answer).shape)
 
 
-def _each(batch: Sequence[Any], make: Callable[[Any], Any]) -> list[Any]:
-    """`make` of each; what is wrong with one is said with its place, and nothing is done."""
+def _each(request: Request, batch: Sequence[Any], verb: Verb, make: Callable[[Any], Made]) -> list[Made]:
+    """`make` of each, if the caller may do this to the topics of all; what is wrong with one is said with its place,
+    and nothing is done."""
+    request.caller.check_all(verb, [ask.topic for ask in batch])
     place = 0
-    made: list[Any] = []
+    made: list[Made] = []
     try:
         for place, ask in enumerate(batch):  # noqa: B007 - the place is for the error
             made.append(make(ask))
     except BadInput as error:
         raise bad_input(error, f"[{place}].") from None
     return made
+
+
+_OUTCOMES = ("done", "retry", "defer", "dead")
+
+
+class Consuming:
+    """Each method is a call of the contract, for consumers in any language."""
+
+    def __init__(self, desk: Desk, settling: Settling, *, instance: str, lease: Millis) -> None:
+        self._desk = desk
+        self._settling = settling
+        self._instance = instance
+        self._lease = lease
+
+    async def lease(self, request: Request) -> Reply:
+        """Waits at the desk, and leaves it when the client goes, or may no longer."""
+        ask: schemas.LeaseAsk = asked(request, "lease")
+        room = {check_topic(topic, "topics"): count for topic, count in ask.topics.items()}
+        request.caller.check_all(Verb.WORK, room)
+        wait = _bounded(ask.wait, "wait", 0, 1_000 * LONGEST_WAIT) / 1_000
+        lease_for = self._length(ask.lease_for)
+        holder = f"{request.caller.name}@{self._instance}"
+        leasing = self._desk.lease(room, holder=holder, lease_for=lease_for, wait=wait)
+        tasks = await request.attended(leasing, undo=self._desk.give_back)
+        paused = [topic for topic in room if topic in self._desk.held_back.topics]
+        return reply(
+            LeasedShape([task_shape(record) for record in request.caller.visible(tasks, Verb.WORK)], paused or UNSET)
+        )
+
+    async def settle(self, request: Request) -> Reply:
+        batch: list[schemas.Settle] = asked(request, "settle")
+        request.caller.check_all(Verb.WORK, [ask.topic for ask in batch])
+        ended = []
+        for place, ask in enumerate(batch):
+            try:
+                ended.append((Lease(check_topic(ask.topic), check_name("key", ask.key), ask.token), _outcome(ask)))
+            except BadInput as error:
+                raise bad_input(error, f"[{place}].") from None
+        return reply(SettledShape(await self._settling.settle(ended, who=request.caller.name)))
+
+    async def extend(self, request: Request) -> Reply:
+        ask: schemas.Extend = asked(request, "extend")
+        request.caller.check_all(Verb.WORK, [one.topic for one in ask.leases])
+        leases = [Lease(check_topic(one.topic), check_name("key", one.key), one.token) for one in ask.leases]
+        return reply(ExtendedShape(await self._settling.extend(leases, self._length(ask.lease_for))))
+
+    def _length(self, given: str | None) -> Millis:
+        return self._lease if given is None else _bounded(given, "lease_for", SHORTEST_LEASE, LONGEST_LEASE)
+
+
+def _bounded(given: str, field: str, least: Millis, most: Millis) -> Millis:
+    millis = duration(given, field=field)
+    if not least <= millis <= most:
+        raise BadInput(field, given, f"from {least // 1_000} to {most // 1_000} seconds")
+    return millis
+
+
+def _outcome(ask: schemas.Settle) -> Outcome:
+    """Raises BadInput."""
+    at, delay = ask.at, ask.delay
+    if ask.outcome == "done":
+        return Done(again_at=at, again_in=delay)
+    if ask.outcome == "retry":
+        return Retry(ask.error or None, at=at, delay=delay)
+    if ask.outcome == "defer":
+        return Defer(delay, at=at)
+    if ask.outcome == "dead":
+        if at is not None or delay is not None:
+            raise BadInput("at, delay", (at, delay), "neither with dead")
+        return Dead(ask.error or "the consumer said so")
+    raise BadInput("outcome", ask.outcome, f"one of {', '.join(_OUTCOMES)}")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import inspect
 import re
 import tomllib
 from collections import Counter
@@ -20,6 +21,7 @@ from tests.service.console.conftest import Visit
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, as_datetime, duration_text, instant
 from bide.core.records import Count
+from bide.service import health
 from bide.service.console.i18n import Phrases, language_of, translations, zone_of
 
 NOW = instant("2026-06-01T12:00:00Z")
@@ -258,6 +260,18 @@ def test_every_sentence_of_a_module_is_translated(name: str) -> None:
         and "say" in (getattr(node.func, "attr", ""), getattr(node.func, "id", ""))
     }  # fmt: skip
     assert said - translations("zh").keys() == set()
+
+
+def test_every_sentence_of_a_check_is_translated() -> None:
+    said: list[ast.expr] = []
+    for node in ast.walk(ast.parse(inspect.getsource(health))):
+        if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "Check":
+            said += node.args[2:3]
+        elif isinstance(node, ast.Assign) and getattr(node.targets[0], "id", "") == "sentence":
+            said.append(node.value)
+    sentences = {node.value for node in said if isinstance(node, ast.Constant)}
+    assert len(sentences) == 12
+    assert sentences - translations("zh").keys() == set()
 
 
 def test_in_chinese_no_sentence_is_left(one: Running, visit: Visit) -> None:

@@ -21,7 +21,7 @@ from bide.engine.throughput import Flow
 from bide.ports import COUNTED
 from bide.service.authz import Verb
 from bide.service.console.i18n import Phrases, translations
-from bide.service.console.overview import bars, grade, said, said_of_wake_ups
+from bide.service.console.overview import bars, grade, said_of_wake_ups
 from bide.service.health import Level
 
 
@@ -147,21 +147,6 @@ class Says:
     def say(self, english: str, **values: object) -> str:
         assert english in translations("zh"), english
         return "* " + english.format(**values)
-
-
-@pytest.mark.parametrize(
-    "what",
-    [
-        "it answers", "version 3", "version 2, and 3 is wanted: bide migrate", "no answer within 2 s",
-        "version 4, newer than this program, which knows 3", "the store cannot be asked (StoreUnavailable)",
-        "the check itself failed (KeyError)", "2 of 4 parts do not answer", "not open yet, or closed",
-        "within a second of the store's", "this machine's clock is 5.1 s ahead of the store's",
-        "this machine's clock is 5.1 s behind the store's",
-    ],
-)  # fmt: skip
-def test_what_the_checks_say_is_known_in_every_language(what: str) -> None:
-    assert said(Says(), what) == f"* {what}"  # type: ignore[arg-type]
-    assert said(Says(), f"{what}, and more") in (f"* {what}, and more", f"{what}, and more")  # type: ignore[arg-type]
 
 
 def test_what_is_said_of_wake_ups() -> None:

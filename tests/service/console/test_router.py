@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 
 from bide.core.errors import OutcomeUnknown, StoreCorrupt, StoreFull, StoreUnavailable
 from bide.service.console import router
-from bide.service.sessions import COOKIE
+from bide.service.console.sessions import COOKIE
 from bide.stores.memory import MemoryStore
 from bide.testing import FaultyStore
 
@@ -165,7 +165,7 @@ def test_a_link_of_another_site_keeps_the_session(one: Running, browser: Browser
     ("error", "status", "text"),
     [
         (StoreUnavailable("secret address"), 503, "The store is away"), (StoreFull("secret"), 503, "The store is full"),
-        (StoreCorrupt("secret"), 503, "The store is away"), (OutcomeUnknown("secret"), 503, "The answer was lost"),
+        (StoreCorrupt("secret"), 503, "The store is damaged"), (OutcomeUnknown("secret"), 503, "The answer was lost"),
         (RuntimeError("secret"), 500, "A defect of the console"),
     ],
 )  # fmt: skip

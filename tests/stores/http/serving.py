@@ -18,8 +18,8 @@ from tests.waiting import until
 from bide.engine.client import Client
 from bide.engine.terms import Terms
 from bide.ports import Store, wire
-from bide.service.authz import AccessRefused, Caller, Unauthorized, anonymous
-from bide.service.store_calls import StoreCalls
+from bide.service.authz import ANYBODY, AccessRefused, Caller, Unauthorized
+from bide.service.remote.calls import StoreCalls
 
 CallerOf = Callable[[str | None], Caller]
 """Who shows this Authorization header; raises AccessRefused."""
@@ -34,7 +34,7 @@ class Service:
         make_store: Callable[[], Store],
         *,
         trusting: bool = False,
-        caller_of: CallerOf = lambda _: anonymous(),
+        caller_of: CallerOf = lambda _: ANYBODY,
         payload_limit: int = 2 << 20,
         body_limit: int = 8 << 20,
     ) -> None:
@@ -113,7 +113,7 @@ class Service:
         except AccessRefused as refused:
             return problem(refused.status, refused.detail)
         answered = await self.calls.answer(operation, body, caller)
-        return Response(answered.body, answered.status, answered.headers)
+        return Response(answered.body, answered.status, dict(answered.headers), answered.content_type)
 
 
 def problem(status: int, detail: str) -> Response:

@@ -6,13 +6,14 @@ import asyncio
 
 import pytest
 
-from bide.service.idempotency import ANSWER_LASTS, SESSION_LASTS, Answered, PassedOver, Session, Sessions, Work
+from bide.service.remote.idempotency import ANSWER_LASTS, SESSION_LASTS, PassedOver, Session, Sessions, Work
+from bide.service.replies import Reply
 
 
 def work_of(size: int, done: list[int]) -> Work:
-    async def work() -> Answered:
+    async def work() -> Reply:
         done.append(size)
-        return Answered(200, b"x" * size, {})
+        return Reply(200, b"x" * size)
 
     return work
 
@@ -51,14 +52,14 @@ async def test_what_is_under_way_is_waited_for_and_the_next_comes_after_it() -> 
     _, session = begun(sessions)
     go = asyncio.Event()
 
-    async def slow() -> Answered:
+    async def slow() -> Reply:
         await go.wait()
         order.append("first")
-        return Answered(200, b"1", {})
+        return Reply(200, b"1")
 
-    async def next_() -> Answered:
+    async def next_() -> Reply:
         order.append("second")
-        return Answered(200, b"2", {})
+        return Reply(200, b"2")
 
     first = asyncio.ensure_future(sessions.once(session, "add", 1, slow))
     again = asyncio.ensure_future(sessions.once(session, "add", 1, slow))

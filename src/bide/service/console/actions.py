@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 
 from bide.core.errors import BadInput
 from bide.core.instants import Millis, duration
@@ -13,9 +14,18 @@ from bide.core.records import Result, State, Token
 from bide.engine.bulk import MOST_PACE, Bulk, BulkVerb, May, change_one, preview, wake_after
 from bide.engine.bulk_run import MOST_NOTED, BulkState, Progress, untouched_by
 from bide.engine.bulk_store import Bulks
-from bide.engine.pauses import Pauses
 from bide.service.authz import Forbidden, Verb
-from bide.service.console.page_request import Answer, Route, Shared, Visit, chosen, filter_given, inside
+from bide.service.console.page_request import (
+    Answer,
+    Page,
+    Route,
+    Shared,
+    Visit,
+    chosen,
+    filter_fields,
+    filter_given,
+    inside,
+)
 from bide.service.console.rendering import address, task_address
 from bide.service.replies import Reply
 
@@ -38,7 +48,6 @@ _POSSIBLE: Mapping[str, tuple[BulkVerb, ...]] = {
 }
 """What can be done to tasks of a state; `due` and no state are what the list of tasks can be narrowed to, too."""
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
-_FIELDS = ("topic", "state", "group", "wake_from", "wake_before")
 Field = tuple[str, str]
 
 
@@ -50,17 +59,16 @@ def read_bulk(visit: Visit) -> Bulk:
         seen = tuple(chosen(visit))
         if not seen:
             raise BadInput("tasks", "none", "at least one: tick some in the list, or choose all that match")
-        for topic in {one.ref.topic for one in seen}:
-            visit.check(Verb.READ, topic)
-            visit.check(VERBS[verb], topic)
+        for needed in (Verb.READ, VERBS[verb]):
+            visit.caller.check_all(needed, [one.ref.topic for one in seen])
         where = None
     elif scope == "matching":
         seen, where = (), filter_given(visit)
         if where.topic is not None:
-            visit.check(Verb.READ, where.topic)
-            visit.check(VERBS[verb], where.topic)
+            visit.caller.check(Verb.READ, where.topic)
+            visit.caller.check(VERBS[verb], where.topic)
         else:
-            check_somewhere(visit, VERBS[verb])
+            visit.caller.check_somewhere(VERBS[verb])
     else:
         raise BadInput("scope", scope, "chosen or matching")
     return Bulk(
@@ -72,16 +80,10 @@ def read_bulk(visit: Visit) -> Bulk:
     )  # fmt: skip
 
 
-def check_somewhere(visit: Visit, verb: Verb) -> None:
-    """Raises Forbidden where they may do it to no topic at all; which ones, is asked for each task."""
-    if verb not in visit.caller.verbs or not visit.caller.topics:
-        visit.check(verb, None)
-
-
 def possible(visit: Visit, state: str, topics: Sequence[str]) -> frozenset[str]:
     """What they may do to tasks of this state, of any of these topics."""
     return frozenset(
-        verb for verb in _POSSIBLE.get(state, ()) if any(visit.may(VERBS[verb], topic) for topic in topics)
+        verb for verb in _POSSIBLE.get(state, ()) if any(visit.caller.may(VERBS[verb], topic) for topic in topics)
     )
 
 
@@ -100,7 +102,7 @@ def fields_of(visit: Visit, bulk: Bulk) -> Iterator[Field]:
             yield "ref", text
     else:
         yield "scope", "matching"
-        yield from filter_fields(visit, bulk)
+        yield from _match_fields(visit, bulk).items()
     if bulk.at is not None:
         yield "to", visit.phrases.utc(bulk.at)
     if bulk.by is not None:
@@ -109,18 +111,6 @@ def fields_of(visit: Visit, bulk: Bulk) -> Iterator[Field]:
         yield "deadlines", "yes"
     if bulk.untouched_since is not None:
         yield "since", str(bulk.untouched_since)
-
-
-def filter_fields(visit: Visit, bulk: Bulk) -> Iterator[Field]:
-    """The fields of a filter, as a form or the address of the list of tasks has them."""
-    where = bulk.where
-    assert where is not None
-    for name in _FIELDS:
-        value = getattr(where, name)
-        if value is not None:
-            yield name, visit.phrases.utc(value) if isinstance(value, int) else str(value)
-    if bulk.error is not None:
-        yield "error", bulk.error
 
 
 def read_id(text: str) -> str:
@@ -175,24 +165,20 @@ REASONS = {
 """Why something was not done as asked."""
 
 
-class ActionsPage:
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
-        self._bulks = Bulks(shared.app, shared.instance)
+class ActionsPage(Page):
+    """The forms that change tasks, and changes in the background, whose `close` writes down how far they came."""
 
-    def routes(self) -> Mapping[Route, Answer]:
-        """By method and path."""
-        return {
+    def __init__(self, shared: Shared) -> None:
+        self._access = shared.access
+        self._bulks = Bulks(shared.app, shared.instance)
+        routes: Mapping[Route, Answer] = {
             ("POST", "/changes"): self._asked,
             ("GET", "/changes"): self._list,
-            ("GET", "/changes/{id}"): self._one,
-            ("GET", "/changes/{id}/live"): self._live,
+            ("GET", "/changes/{id}"): partial(self._one, "change.html"),
+            ("GET", "/changes/{id}/live"): partial(self._one, "change_live.html"),
             ("POST", "/changes/{id}/stop"): self._stop,
         }
-
-    async def close(self) -> None:
-        """End what runs in the background, and write down how far it came."""
-        await self._bulks.close()
+        super().__init__(routes, self._bulks)
 
     # --- ask
 
@@ -203,7 +189,7 @@ class ActionsPage:
         if not visit.given("confirm"):
             return await self._preview(visit, bulk)
         id = read_id(visit.given("id"))
-        caller, access = visit.caller, self._shared.access
+        caller, access = visit.caller, self._access
         await self._bulks.start(
             id, bulk, may_of(visit, bulk.verb), who=caller.name, identity=caller.id,
             still=lambda: access.caller_by_id(caller.id),
@@ -226,11 +212,8 @@ class ActionsPage:
         if not answer.ok:
             events = await visit.client.events(ref.topic, ref.key, limit=20)
             since = [event for event in events if event.at * 1000 + 999 >= token]
-        paused = False
-        if answer.ok and record is not None and record.state.live:
-            pauses = Pauses(visit.client.store, visit.client.clock)
-            await pauses.look()
-            paused = ref.topic in pauses.topics
+        live = answer.ok and record is not None and record.state.live
+        paused = live and ref.topic in await visit.client.paused()
         again = None
         if result is Result.STALE_TOKEN and record is not None:
             possible = record.state is State.DEAD if bulk.verb is BulkVerb.REDRIVE else record.state.live
@@ -243,42 +226,31 @@ class ActionsPage:
 
     async def _preview(self, visit: Visit, bulk: Bulk) -> Reply:
         seen = await preview(visit.client, bulk, may_of(visit, bulk.verb))
-        pauses = Pauses(visit.client.store, visit.client.clock)
-        await pauses.look()
-        now = visit.phrases.now
+        now, paused = visit.phrases.now, await visit.client.paused()
         pace = bulk.pace
         if pace is None and bulk.verb is BulkVerb.REDRIVE and seen.meant.number > _STEADY:
             pace = _STEADY
         return visit.page(
             "change_preview.html", bulk=bulk, verb=NAMES[bulk.verb], seen=seen, scope=_scope(visit, bulk),
             sample=[(record, wake_after(bulk, record, now)) for record in seen.sample], pace=pace,
-            paused=sorted(seen.topics & pauses.topics.keys()), fields=list(fields_of(visit, bulk)), id=read_id(""),
+            paused=sorted(seen.topics & paused.keys()), fields=list(fields_of(visit, bulk)), id=read_id(""),
             back=inside(visit.given("back"), ""), later=bulk.by is not None and bulk.by > 0,
         )  # fmt: skip
 
     # --- look
 
     async def _list(self, visit: Visit) -> Reply:
-        check_somewhere(visit, Verb.READ)
+        visit.caller.check_somewhere(Verb.READ)
         shown = [one for one in await self._bulks.all() if _may_see(visit, one)]
         rows = [(one, self._state(one), _scope(visit, one.bulk)) for one in shown[:200]]
         return visit.page("changes.html", rows=rows, names=NAMES)
 
-    async def _one(self, visit: Visit) -> Reply:
-        progress = await self._known(visit)
-        return self._gone(visit) if progress is None else await self._page(visit, "change.html", progress)
-
-    async def _live(self, visit: Visit) -> Reply:
-        """What is asked for again and again until it is over."""
-        progress = await self._known(visit)
-        return self._gone(visit) if progress is None else await self._page(visit, "change_live.html", progress)
-
     async def _stop(self, visit: Visit) -> Reply:
         progress = await self._known(visit)
         if progress is None:
-            return self._gone(visit)
+            return visit.page("change_gone.html", status=404)
         if progress.identity != visit.caller.id:
-            visit.check(VERBS[progress.bulk.verb], _topic(progress.bulk))
+            visit.caller.check(VERBS[progress.bulk.verb], _topic(progress.bulk))
         if not progress.state.over:
             await self._bulks.stop(progress.id, who=visit.caller.name)
         return visit.goto(f"/changes/{progress.id}")
@@ -289,13 +261,14 @@ class ActionsPage:
             raise Forbidden(Verb.READ, _topic(progress.bulk), visit.caller.name)
         return progress
 
-    def _gone(self, visit: Visit) -> Reply:
-        return visit.page("change_gone.html", status=404)
-
-    async def _page(self, visit: Visit, template: str, progress: Progress) -> Reply:
+    async def _one(self, template: str, visit: Visit) -> Reply:
+        """The page, or what of it is asked for again and again until it is over."""
+        progress = await self._known(visit)
+        if progress is None:
+            return visit.page("change_gone.html", status=404)
         now = visit.client.clock.now()
         state = self._state(progress)
-        missed = [one for one in await self._bulks.missed(progress.id) if visit.may(Verb.READ, one.topic)]
+        missed = [one for one in await self._bulks.missed(progress.id) if visit.caller.may(Verb.READ, one.topic)]
         every = bool(visit.given("all"))
         rate, left = _rate(progress, progress.alive_at if state == "lost" else now)
         return visit.page(
@@ -334,7 +307,7 @@ def _topic(bulk: Bulk) -> str | None:
 
 def _may_see(visit: Visit, progress: Progress) -> bool:
     topic = _topic(progress.bulk)
-    return progress.identity == visit.caller.id or visit.may(Verb.READ, topic)
+    return progress.identity == visit.caller.id or visit.caller.may(Verb.READ, topic)
 
 
 def _scope(visit: Visit, bulk: Bulk) -> list[tuple[str, str | int]]:
@@ -350,11 +323,17 @@ def _scope(visit: Visit, bulk: Bulk) -> list[tuple[str, str | int]]:
     return [(name, value) for name, value in named if value is not None]
 
 
+def _match_fields(visit: Visit, bulk: Bulk) -> dict[str, str]:
+    """What a change of all that match goes by, as fields of a form."""
+    assert bulk.where is not None
+    return filter_fields(visit, bulk.where) | ({} if bulk.error is None else {"error": bulk.error})
+
+
 def _tasks_address(visit: Visit, bulk: Bulk) -> str | None:
     """The list of the tasks that match."""
     if bulk.where is None:
         return None
-    fields = dict(filter_fields(visit, bulk))
+    fields = _match_fields(visit, bulk)
     if bulk.verb is BulkVerb.REDRIVE:
         return address("/dead", topic=fields.get("topic"), error=fields.get("error"))
     return address("/tasks", **fields)

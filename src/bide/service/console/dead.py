@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
 from bide.core.errors import BadInput
 from bide.core.names import check_topic
 from bide.core.records import Result, Topic
@@ -12,8 +10,7 @@ from bide.engine.dead_letters import MOST_LOOKED_AT, DeadLetters, dead_letters, 
 from bide.engine.looks import Look
 from bide.engine.peaks import summed
 from bide.service.authz import Verb
-from bide.service.console.actions import check_somewhere
-from bide.service.console.page_request import Answer, Route, Shared, Visit
+from bide.service.console.page_request import Page, Shared, Visit
 from bide.service.console.rendering import address
 from bide.service.replies import Reply
 
@@ -24,18 +21,12 @@ _SHARE = 0.05
 _MOST_GROUPS = 200
 
 
-class DeadPage:
+class DeadPage(Page):
+    """All groups, or the tasks of one."""
+
     def __init__(self, shared: Shared) -> None:
-        self._shared = shared
         self._look: Look[DeadLetters] = Look(lambda: dead_letters(shared.app), every=_EVERY, share=_SHARE)
-
-    def routes(self) -> Mapping[Route, Answer]:
-        """By method and path."""
-        return {("GET", "/dead"): self._page}
-
-    async def close(self) -> None:
-        """Let a look that is under way end."""
-        await self._look.close()
+        super().__init__({("GET", "/dead"): self._page}, self._look)
 
     async def _page(self, visit: Visit) -> Reply:
         topic = visit.exact("topic")
@@ -49,18 +40,18 @@ class DeadPage:
     async def _groups(self, visit: Visit, only: Topic | None) -> Reply:
         """All groups; those of one topic."""
         if only is None:
-            check_somewhere(visit, Verb.READ)
+            visit.caller.check_somewhere(Verb.READ)
         else:
-            visit.check(Verb.READ, only)
+            visit.caller.check(Verb.READ, only)
         said = _said(visit)
         found = await (self._look.fresh() if said or visit.given("fresh") else self._look.get())
         shown = {
             topic: count
             for topic, count in found.totals.items()
-            if only in (None, topic) and visit.may(Verb.READ, topic)
+            if only in (None, topic) and visit.caller.may(Verb.READ, topic)
         }
         groups = [group for group in found.groups if group.topic in shown]
-        may_redrive = {topic for topic in shown if visit.may(Verb.REDRIVE, topic)}
+        may_redrive = {topic for topic in shown if visit.caller.may(Verb.REDRIVE, topic)}
         return visit.page(
             "dead.html", only=only, groups=groups[:_MOST_GROUPS], more=max(0, len(groups) - _MOST_GROUPS),
             totals=sorted(shown.items(), key=lambda one: (-one[1].number, one[0])), all=summed(shown.values()),
@@ -70,7 +61,7 @@ class DeadPage:
 
     async def _group(self, visit: Visit, topic: Topic, error: str | None) -> Reply:
         """The tasks of one group, or of a topic, to choose from."""
-        visit.check(Verb.READ, topic)
+        visit.caller.check(Verb.READ, topic)
         limit = visit.whole("limit", 100, least=1, most=500)
         page = await tasks_of_group(visit.client, topic, error, visit.given("cursor") or None, limit=limit)
         tasks = visit.caller.visible(page.tasks)
@@ -81,7 +72,7 @@ class DeadPage:
         return visit.page(
             "dead_group.html", topic=topic, error=error, tasks=tasks, next=following,
             first=address("/dead", topic=topic, error=error, list="yes") if visit.given("cursor") else None,
-            here=address("/dead", topic=topic, error=error, list="yes"), may=visit.may(Verb.REDRIVE, topic),
+            here=address("/dead", topic=topic, error=error, list="yes"), may=visit.caller.may(Verb.REDRIVE, topic),
             said=_said(visit), traced=traced[-1] if traced else None,
         )  # fmt: skip
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 from bide.core.instants import Millis
@@ -12,7 +13,7 @@ from bide.engine.overview_looks import Overviews
 from bide.engine.presence import Channel, notifies
 from bide.engine.throughput import Flow
 from bide.service.authz import ANONYMOUS, Verb
-from bide.service.console.page_request import Answer, Route, Shared, Visit
+from bide.service.console.page_request import Page, Shared, Visit
 from bide.service.health import Level
 from bide.service.replies import Reply
 
@@ -21,30 +22,6 @@ _WARN: Millis = 1_000
 _HOST = re.compile(r"[A-Za-z0-9.\-]{1,253}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")
 _WIDTH, _HEIGHT = 240, 40
 """Of the picture of the last hour: four units to a minute."""
-
-_SENTENCES = (
-    "not open yet, or closed",
-    "no answer within {seconds} s",
-    "the store cannot be asked ({error})",
-    "the check itself failed ({error})",
-    "version {found}, and {wanted} is wanted: bide migrate",
-    "version {found}, newer than this program, which knows {wanted}",
-    "version {found}",
-    "{away} of {asked} parts do not answer",
-    "it answers",
-    "within a second of the store's",
-    "this machine's clock is {seconds} s ahead of the store's",
-    "this machine's clock is {seconds} s behind the store's",
-)
-"""What the checks of `service.health` say; here, so that they can be said in the viewer's language."""
-
-
-def _pattern(sentence: str) -> re.Pattern[str]:
-    parts = re.split(r"\{(\w+)\}", sentence)
-    return re.compile("".join(f"(?P<{part}>.+)" if place % 2 else re.escape(part) for place, part in enumerate(parts)))
-
-
-_PATTERNS = [(sentence, _pattern(sentence)) for sentence in _SENTENCES]
 
 
 class HealthLine(NamedTuple):
@@ -55,34 +32,25 @@ class HealthLine(NamedTuple):
     what: str
 
 
-class OverviewPage:
+class OverviewPage(Page):
+    """The page, and what of it is asked for again and again while it is open."""
+
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
         self._overviews = Overviews(shared.app)
+        routes = {
+            ("GET", "/"): partial(self._shown, "overview.html"),
+            ("GET", "/overview/live"): partial(self._shown, "overview_live.html"),
+        }
+        super().__init__(routes, self._overviews)
 
-    def routes(self) -> Mapping[Route, Answer]:
-        """By method and path."""
-        return {("GET", "/"): self._page, ("GET", "/overview/live"): self._live}
-
-    async def close(self) -> None:
-        """Let no look go on."""
-        await self._overviews.close()
-
-    async def _page(self, visit: Visit) -> Reply:
-        return await self._shown(visit, "overview.html")
-
-    async def _live(self, visit: Visit) -> Reply:
-        """What is asked for again and again while the page is open."""
-        return await self._shown(visit, "overview_live.html")
-
-    async def _shown(self, visit: Visit, template: str) -> Reply:
-        everything = visit.may(Verb.READ, None)
-        if Verb.READ not in visit.caller.verbs:
-            visit.check(Verb.READ, None)
+    async def _shown(self, template: str, visit: Visit) -> Reply:
+        everything = visit.caller.may(Verb.READ, None)
+        visit.caller.check_somewhere(Verb.READ)
         seen = await self._overviews.get()
-        overview = seen.overview(None if everything else lambda topic: visit.may(Verb.READ, topic))
+        overview = seen.overview(None if everything else lambda topic: visit.caller.may(Verb.READ, topic))
         checks = [
-            HealthLine(visit.say(check.name), check.level, said(visit, check.what))
+            HealthLine(visit.say(check.name), check.level, visit.say(check.sentence, **check.values))
             for check in (await self._shared.health.ready()).checks
         ]
         channel = self._shared.channel.look(notifies=notifies(self._shared.app))
@@ -91,15 +59,6 @@ class OverviewPage:
             template, o=overview, checks=checks, late=grade(overview.minute), bars=bars(overview.by_minute),
             box=f"0 0 {_WIDTH} {_HEIGHT}", everything=everything, nothing=is_nothing(overview), example=_example(visit),
         )  # fmt: skip
-
-
-def said(visit: Visit, what: str) -> str:
-    """What a check says, in the viewer's language; as it is where that is not known."""
-    for sentence, pattern in _PATTERNS:
-        found = pattern.fullmatch(what)
-        if found:
-            return visit.say(sentence, **found.groupdict())
-    return what
 
 
 def said_of_wake_ups(visit: Visit, channel: Channel) -> tuple[Level, str]:

@@ -5,7 +5,8 @@ means; and what all pages of one instance share.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
-from typing import Any, NamedTuple
+from functools import cached_property
+from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from bide.app import Bide
@@ -19,14 +20,14 @@ from bide.engine.client import Client
 from bide.engine.presence import WakeChannel
 from bide.engine.verdicts import Policy
 from bide.service.access import Access
-from bide.service.authz import Caller, Verb
+from bide.service.authz import Caller
 from bide.service.config import ServeConfig
-from bide.service.console.i18n import LANGUAGES, Phrases, language_of, zone_of
+from bide.service.console.i18n import Phrases, language_of, zone_of
 from bide.service.console.rendering import render
+from bide.service.console.sessions import CSRF_FIELD, CSRF_HEADER, Session
 from bide.service.health import Health
 from bide.service.replies import Reply
 from bide.service.requests import Request
-from bide.service.sessions import CSRF_FIELD, CSRF_HEADER, Session
 
 HTML = "text/html; charset=utf-8"
 LANGUAGE_COOKIE = "bide_language"
@@ -35,28 +36,56 @@ _MOST_FIELDS = 5_000
 
 
 class Visit:
-    """A request of somebody who is known. `part`: what of the path the route left open."""
+    """A request to the console. `session`: of whoever sent it, once that is known. `part`: what of the path the route
+    left open."""
 
-    def __init__(self, request: Request, client: Client, session: Session, part: tuple[str, ...] = ()) -> None:
+    def __init__(self, request: Request, client: Client) -> None:
         self.request = request
         self.client = client
-        self.session = session
-        self.part = part
-        self.phrases = phrases_of(request, client)
-        self.fields = _fields(request)
+        self.session: Session | None = None
+        self.part: tuple[str, ...] = ()
+
+    @cached_property
+    def phrases(self) -> Phrases:
+        """How they are spoken to."""
+        header = self.request.header(b"cookie") or ""
+        pairs = (part.strip().partition("=") for part in header[:8_192].split(";"))
+        cookies = {name: value for name, _, value in pairs if name in (LANGUAGE_COOKIE, ZONE_COOKIE)}
+        language = language_of(self.request.header(b"accept-language"), cookies.get(LANGUAGE_COOKIE))
+        return Phrases(language, *zone_of(cookies.get(ZONE_COOKIE)), self.client.clock.now())
 
     @property
     def caller(self) -> Caller:
+        """Who they are. For what is behind the login."""
+        assert self.session is not None
         return self.session.caller
 
-    def check(self, verb: Verb, topic: str | None) -> None:
-        """Raises Forbidden unless they may."""
-        self.session.caller.check(verb, topic)
+    @property
+    def looks(self) -> bool:
+        """Whether it changes nothing."""
+        return self.request.method in ("GET", "HEAD")
 
-    def may(self, verb: Verb, topic: str | None) -> bool:
-        return self.session.caller.may(verb, topic)
+    @property
+    def by_script(self) -> bool:
+        """Whether a page that is open asks for a part of itself."""
+        return self.request.header(b"hx-request") == "true"
 
     # --- what they sent, in the query or in a form
+
+    @cached_property
+    def fields(self) -> dict[str, list[str]]:
+        """Raises BadInput where it is no form."""
+        raw = self.request.raw_query if self.looks else self.request.body
+        try:
+            return parse_qs(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
+        except ValueError as error:
+            shown, accepted = raw[:80].decode("latin-1"), "name=value&..., percent-encoded UTF-8"
+            raise BadInput("form", shown, f"{accepted} ({error})") from None
+
+    @property
+    def csrf(self) -> str | None:
+        """What they carry to show that a page of ours sent it."""
+        return self.request.header(CSRF_HEADER.encode()) or self.exact(CSRF_FIELD) or None
 
     def given(self, name: str, default: str = "") -> str:
         """One field, without space around it; the last where it came more than once."""
@@ -84,77 +113,35 @@ class Visit:
     # --- what they get
 
     def page(self, template: str, *, status: int = 200, **values: Any) -> Reply:
-        """A page, or a part of one for a page that is open."""
-        return page(template, self.phrases, session=self.session, request=self.request, status=status, **values)
+        """A page, or a part of one for a page that is open. `here` in a template: where one gets this page again."""
+        session = self.session
+        known = {"csrf": "" if session is None else session.csrf, "who": None if session is None else self.caller.name}
+        path = self.request.path.decode("latin-1")
+        html = render(template, self.phrases, {**known, "path": path, "here": self.here, **values})
+        return Reply(status, html.encode(errors="replace"), HTML)
 
-    def goto(self, where: str) -> Reply:
-        """Go on there, with GET."""
-        return Reply(303, b"", HTML, {"location": where})
+    @property
+    def here(self) -> str:
+        """The address of the page that somebody looks at: of a form that was sent, and of a part, the one around it."""
+        request = self.request
+        path, query = request.path.decode("latin-1"), request.raw_query.decode("latin-1")
+        if not self.looks or self.by_script:
+            shown = urlsplit(request.header(b"hx-current-url") or request.header(b"referer") or "")
+            path, query = shown.path, shown.query
+        return inside(f"{path}?{query}" if query else path)
+
+    def goto(self, where: str, cookie: str | None = None) -> Reply:
+        """Go on there, with GET, and with this cookie where one is given."""
+        return Reply(303, b"", HTML, {"location": where, **({} if cookie is None else {"set-cookie": cookie})})
 
     def say(self, english: str, **values: object) -> str:
         return self.phrases.say(english, **values)
-
-
-def page(
-    template: str, phrases: Phrases, *, session: Session | None, request: Request, status: int = 200, **values: Any
-) -> Reply:
-    """A page for somebody who may not be known. `here` in a template: where one gets this page again."""
-    csrf = "" if session is None else session.csrf
-    named = None if session is None else session.caller.name
-    path = request.path.decode("latin-1")
-    html = render(template, phrases, {"csrf": csrf, "who": named, "path": path, "here": here_of(request), **values})
-    return Reply(status, html.encode(errors="replace"), HTML)
-
-
-def here_of(request: Request) -> str:
-    """The address of the page that somebody looks at: of a form that was sent, and of a part, the one around it."""
-    path, query = request.path.decode("latin-1"), request.raw_query.decode("latin-1")
-    if request.method in ("GET", "HEAD") and request.header(b"hx-request") != "true":
-        return inside(f"{path}?{query}" if query else path)
-    shown = urlsplit(request.header(b"hx-current-url") or request.header(b"referer") or "")
-    return inside(f"{shown.path}?{shown.query}" if shown.query else shown.path)
 
 
 def inside(where: str, otherwise: str = "/") -> str:
     """A path of this site to go on to; `otherwise` where it leads elsewhere (`//host`, `/\\host`, a scheme)."""
     ours = where.startswith("/") and where[1:2] not in ("/", "\\") and where.isprintable() and where.isascii()
     return where if ours else otherwise
-
-
-def phrases_of(request: Request, client: Client) -> Phrases:
-    """How whoever sent this is spoken to."""
-    cookies = cookies_of(request)
-    language = language_of(request.header(b"accept-language"), cookies.get(LANGUAGE_COOKIE))
-    return Phrases(language, *zone_of(cookies.get(ZONE_COOKIE)), client.clock.now())
-
-
-def cookies_of(request: Request) -> dict[str, str]:
-    """The cookies that are no secret, by name."""
-    header = request.header(b"cookie") or ""
-    pairs = (part.strip().partition("=") for part in header[:8_192].split(";"))
-    return {name: value for name, _, value in pairs if name in (LANGUAGE_COOKIE, ZONE_COOKIE)}
-
-
-def chosen_language(text: str) -> str:
-    """Raises BadInput."""
-    if text not in LANGUAGES:
-        raise BadInput("language", text, f"one of {', '.join(LANGUAGES)}")
-    return text
-
-
-def shown_csrf(request: Request, fields: dict[str, list[str]]) -> str | None:
-    """What the request carries to show that a page of ours sent it."""
-    sent = fields.get(CSRF_FIELD)
-    return request.header(CSRF_HEADER.encode()) or (sent[-1] if sent else None)
-
-
-def _fields(request: Request) -> dict[str, list[str]]:
-    """Raises BadInput where it is no form."""
-    raw = request.raw_query if request.method in ("GET", "HEAD") else request.body
-    try:
-        return parse_qs(raw.decode("ascii"), keep_blank_values=True, errors="strict", max_num_fields=_MOST_FIELDS)
-    except ValueError as error:
-        raise BadInput("form", raw[:80].decode("latin-1"), f"name=value&..., percent-encoded UTF-8 ({error})") from None
 
 
 MOST_CHOSEN = 1_000
@@ -200,6 +187,17 @@ def filter_given(visit: Visit) -> Filter:
     return filter_of(visit.exact("topic") or None, state or None, visit.exact("group") or None, *times)
 
 
+def filter_fields(visit: Visit, where: Filter) -> dict[str, str]:
+    """The fields of a filter, as a form or an address has them. Its times are instants, and do not pass while a form is
+    open."""
+    given = {name: getattr(where, name) for name in ("topic", "state", "group", "wake_from", "wake_before")}
+    return {
+        name: visit.phrases.utc(value) if isinstance(value, int) else str(value)
+        for name, value in given.items()
+        if value is not None
+    }
+
+
 class Shared(NamedTuple):
     """Belongs to the event loop in which `app` is open."""
 
@@ -218,3 +216,22 @@ class Shared(NamedTuple):
 Answer = Callable[[Visit], Awaitable[Reply]]
 Route = tuple[str, str]
 """Method and path; a part of the path in braces stands for any text, percent-encoded."""
+
+
+class Closes(Protocol):
+    """Works in the background."""
+
+    async def close(self) -> None: ...
+
+
+class Page:
+    """One page with its parts and forms. Belongs to the event loop in which the app is open."""
+
+    def __init__(self, routes: Mapping[Route, Answer], *background: Closes) -> None:
+        self.routes = routes
+        self._background = background
+
+    async def close(self) -> None:
+        """End what works in the background."""
+        for one in self._background:
+            await one.close()

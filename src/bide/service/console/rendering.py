@@ -19,7 +19,6 @@ from bide.service.console.i18n import Phrases
 from bide.service.console.sanitize import inert, inert_line
 from bide.service.replies import Reply
 
-STATIC_PATH = "/static/"
 _TYPES = {
     "js": "text/javascript; charset=utf-8",
     "css": "text/css; charset=utf-8",
@@ -33,23 +32,17 @@ class Statics:
     """The files of `static/`."""
 
     def __init__(self) -> None:
-        folder = files("bide.service.console") / "static"
-        self._replies: dict[str, Reply] = {}
-        self.addresses: Mapping[str, str] = {}
+        self.files: dict[str, Reply] = {}
+        """By path, which has a hash of what is in it."""
+        self.addresses: dict[str, str] = {}
         """Where each is, by its name."""
-        addresses = {}
-        for file in folder.iterdir():
+        for file in (files("bide.service.console") / "static").iterdir():
             stem, _, kind = file.name.rpartition(".")
             if kind in _TYPES:
                 body = file.read_bytes()
-                named = f"{stem}.{blake2b(body, digest_size=6).hexdigest()}.{kind}"
-                self._replies[named] = Reply(200, body, _TYPES[kind], _FOR_EVER)
-                addresses[file.name] = STATIC_PATH + named
-        self.addresses = addresses
-
-    def reply(self, path: str) -> Reply | None:
-        """The file at this path; None: there is none."""
-        return self._replies.get(path.removeprefix(STATIC_PATH))
+                path = f"/static/{stem}.{blake2b(body, digest_size=6).hexdigest()}.{kind}"
+                self.files[path] = Reply(200, body, _TYPES[kind], _FOR_EVER)
+                self.addresses[file.name] = path
 
 
 _DOTS = frozenset({".", ".."})

@@ -10,54 +10,33 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Protocol
-from urllib.parse import parse_qs, quote
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from functools import partial
+from typing import Any
+from urllib.parse import quote
 
-from bide.core.errors import BadInput, BideError, OutcomeUnknown, StoreError, StoreFull
+from bide.core.errors import BadInput, StoreError
 from bide.engine.acting import acting_as
+from bide.service.access import refuse_foreign_page
 from bide.service.audit import audit, refused
 from bide.service.authz import AccessRefused, Forbidden, Unauthorized
 from bide.service.console.actions import ActionsPage
 from bide.service.console.dead import DeadPage
+from bide.service.console.i18n import LANGUAGES
 from bide.service.console.overview import OverviewPage
-from bide.service.console.page_request import (
-    HTML,
-    LANGUAGE_COOKIE,
-    Answer,
-    Route,
-    Shared,
-    Visit,
-    chosen_language,
-    here_of,
-    inside,
-    page,
-    phrases_of,
-    shown_csrf,
-)
-from bide.service.console.rendering import STATIC_PATH, statics
+from bide.service.console.page_request import HTML, LANGUAGE_COOKIE, Answer, Page, Route, Shared, Visit, inside
+from bide.service.console.rendering import statics
 from bide.service.console.sanitize import inert, isolated
+from bide.service.console.sessions import Session, Sessions, clear_cookie, cookie_of, set_cookie
 from bide.service.console.tasks import TasksPage
 from bide.service.console.timeline import TimelinePage
 from bide.service.console.topics import TopicsPage
-from bide.service.replies import Problem, Reply
-from bide.service.requests import OPEN_LIMIT, Gone, Request, refuse_foreign_page, segment
-from bide.service.sessions import Session, Sessions, clear_cookie, cookie_of, set_cookie
+from bide.service.replies import Reply, of_error
+from bide.service.requests import OPEN_LIMIT, Gone, Request, Routes, segment
 
-Door = Callable[[Request], Awaitable[Reply]]
+Handler = Callable[[Sequence[bytes], Request], Awaitable[Reply]]
+"""Answers a request, of whose path the route has left these parts open."""
 _YEAR = 365 * 86_400
-
-
-def _same_site(request: Request) -> None:
-    """Raises Foreign: nobody else's page logs somebody in as somebody else, or out."""
-    refuse_foreign_page(
-        host=request.header(b"host"), origin=request.header(b"origin"), site=request.header(b"sec-fetch-site")
-    )
-
-
-def _one(raw: bytes, name: str) -> str:
-    values = parse_qs(raw[:16_384].decode("latin-1"), keep_blank_values=True, errors="replace").get(name)
-    return values[-1] if values else ""
 
 
 _log = logging.getLogger("bide.console")
@@ -77,18 +56,6 @@ _SAFE = {
 }
 
 
-class Page(Protocol):
-    """One page with its parts and forms."""
-
-    def routes(self) -> Mapping[Route, Answer]:
-        """By method and path; a part of a path in braces stands for any text."""
-        ...
-
-    async def close(self) -> None:
-        """End what runs in the background."""
-        ...
-
-
 class Site:
     """Every page of one instance, by method and path. Make it in the running loop, once the app is open, and close it
     before the app."""
@@ -97,20 +64,20 @@ class Site:
         self._client = shared.app
         self._access = shared.access
         self.sessions = Sessions(shared.app, shared.access)
-        self._doors: Mapping[Route, Door] = {
+        self._pages: Sequence[Page] = [
+            made(shared) for made in (OverviewPage, TimelinePage, TasksPage, ActionsPage, DeadPage, TopicsPage)
+        ]
+        doors: Mapping[Route, Answer] = {
             ("GET", "/login"): self._login_page,
             ("POST", "/login"): self._login,
             ("POST", "/logout"): self._logout,
             ("GET", "/language"): self._language,
         }
-        self._pages: Sequence[Page] = [
-            made(shared) for made in (OverviewPage, TimelinePage, TasksPage, ActionsPage, DeadPage, TopicsPage)
-        ]
-        self._routes = [
-            (method, tuple(path.split("/")), answer)
-            for one in self._pages
-            for (method, path), answer in one.routes().items()
-        ]
+        found: list[tuple[Route, Handler]]
+        found = [(("GET", path), partial(_static, file)) for path, file in statics().files.items()]
+        found += [(route, partial(self._open, door)) for route, door in doors.items()]
+        found += [(route, partial(self._answer, answer)) for one in self._pages for route, answer in one.routes.items()]
+        self._routes = Routes([(*route, handler) for route, handler in found])
         self._complains_again = 0.0
 
     async def close(self) -> None:
@@ -120,131 +87,105 @@ class Site:
 
     def find(self, request: Request) -> Callable[[Request], Awaitable[Reply]] | None:
         """What answers this request; None: there is no such page."""
-        path = request.path.decode("latin-1")
-        if path.startswith(STATIC_PATH):
-            found = statics().reply(path)
-            if found is None:
-                return None
-            return _always(found) if request.method in ("GET", "HEAD") else self._not_with(["GET"])
-        method = "GET" if request.method == "HEAD" else request.method
-        door = self._doors.get((method, path))
-        if door is not None:
-            return lambda request: self._open(request, door)
-        allowed = [wanted for wanted, its in self._doors if its == path]
-        parts = path.split("/")
-        for wanted, pattern, answer in self._routes:
-            if len(parts) == len(pattern) and all(map(_fits, parts, pattern)):
-                if wanted == method:
-                    open_parts = [part for part, its in zip(parts, pattern, strict=True) if its.startswith("{")]
-                    return lambda request: self._answer(request, answer, open_parts)
-                allowed.append(wanted)
-        return self._not_with(allowed) if allowed else None
+        found = self._routes.find(request.path)
+        if found is None:
+            return None
+        handlers, parts = found
+        handler = handlers.get("GET" if request.method == "HEAD" else request.method)
+        return partial(self._not_with, handlers) if handler is None else partial(handler, [raw for _, raw in parts])
 
-    def _not_with(self, allowed: Sequence[str]) -> Callable[[Request], Awaitable[Reply]]:
+    async def _not_with(self, allowed: Collection[str], request: Request) -> Reply:
         """There is something, and it is not asked for like this."""
-        methods = sorted({*allowed, "HEAD"} if "GET" in allowed else set(allowed))
-
-        async def answer(request: Request) -> Reply:
-            reply = self._trouble(request, None, 405, "Not with this method", ", ".join(methods))
-            return _with(reply, {**_SAFE, "allow": ", ".join(methods)})
-
-        return answer
+        methods = ", ".join(sorted({*allowed, "HEAD"} if "GET" in allowed else allowed))
+        reply = self._trouble(Visit(request, self._client), 405, "Not with this method", methods)
+        return _with(reply, {**_SAFE, "allow": methods})
 
     async def missing(self, request: Request) -> Reply:
         """For a browser that asked for what is not there."""
-        reply = self._trouble(request, None, 404, "There is no such page", "")
-        return _with(reply, _SAFE)
-
-    async def _open(self, request: Request, door: Door) -> Reply:
-        """A page for everybody."""
-        try:
-            await request.read(OPEN_LIMIT)
-            async with asyncio.timeout(PATIENCE):
-                reply = await door(request)
-        except Gone:
-            raise
-        except TimeoutError:
-            reply = self._silent(request, None)
-        except Exception as error:  # noqa: BLE001 - as in _answer
-            reply = self._wrong(request, None, error)
-        return _with(reply, _SAFE)
+        return _with(self._trouble(Visit(request, self._client), 404, "There is no such page", ""), _SAFE)
 
     # --- pages for everybody
 
-    async def _login_page(self, request: Request) -> Reply:
-        where = inside(_one(request.raw_query, "next"))
-        if await self._access.anonymous_now():
-            return Reply(303, b"", HTML, {"location": where})
-        return self._login_form(request, where)
+    async def _open(self, door: Answer, _: Sequence[bytes], request: Request) -> Reply:
+        visit = Visit(request, self._client)
 
-    async def _login(self, request: Request) -> Reply:
-        _same_site(request)
-        where = inside(_one(request.body, "next"))
+        async def answered() -> Reply:
+            await request.read(OPEN_LIMIT)
+            async with asyncio.timeout(PATIENCE):
+                return await door(visit)
+
+        return _with(await self._in_any_case(visit, answered()), _SAFE)
+
+    async def _login_page(self, visit: Visit) -> Reply:
+        where = inside(visit.exact("next"))
+        if await self._access.anonymous_now():
+            return visit.goto(where)
+        return visit.page("login.html", next=where, wrong="")
+
+    async def _login(self, visit: Visit) -> Reply:
+        request = visit.request
+        refuse_foreign_page(request.headers)  # nobody else's page logs somebody in as somebody else, or out
+        where = inside(visit.exact("next"))
         try:
-            session = await self.sessions.begin(_one(request.body, "token"))
+            session = await self.sessions.begin(visit.exact("token"))
         except AccessRefused as error:
             refused(error, request.peer)
-            return self._login_form(request, where, status=401, wrong=error.detail)
-        cookie = set_cookie(session, self._client.clock.now(), host=request.header(b"host"))
-        return Reply(303, b"", HTML, {"location": where, "set-cookie": cookie})
+            return visit.page("login.html", status=401, next=where, wrong=visit.say(error.detail))
+        return visit.goto(where, set_cookie(session, self._client.clock.now(), host=request.header(b"host")))
 
-    def _login_form(self, request: Request, where: str, *, status: int = 200, wrong: str = "") -> Reply:
-        phrases = phrases_of(request, self._client)
-        return page(
-            "login.html", phrases, session=None, request=request, status=status, next=where,
-            wrong=phrases.say(wrong) if wrong else "",
-        )  # fmt: skip
-
-    async def _logout(self, request: Request) -> Reply:
-        _same_site(request)
+    async def _logout(self, visit: Visit) -> Reply:
+        request = visit.request
+        refuse_foreign_page(request.headers)
         await self.sessions.end(cookie_of(request.header(b"cookie")))
-        return Reply(303, b"", HTML, {"location": "/login", "set-cookie": clear_cookie(host=request.header(b"host"))})
+        return visit.goto("/login", clear_cookie(host=request.header(b"host")))
 
-    async def _language(self, request: Request) -> Reply:
-        chosen = chosen_language(_one(request.raw_query, "to"))
-        cookie = f"{LANGUAGE_COOKIE}={chosen}; Max-Age={_YEAR}; Path=/; SameSite=Lax"
-        return Reply(303, b"", HTML, {"location": inside(_one(request.raw_query, "next")), "set-cookie": cookie})
+    async def _language(self, visit: Visit) -> Reply:
+        language = visit.given("to")
+        if language not in LANGUAGES:
+            raise BadInput("language", language, f"one of {', '.join(LANGUAGES)}")
+        cookie = f"{LANGUAGE_COOKIE}={language}; Max-Age={_YEAR}; Path=/; SameSite=Lax"
+        return visit.goto(inside(visit.exact("next")), cookie)
 
     # --- pages of somebody who is known
 
-    async def _answer(self, request: Request, answer: Answer, parts: list[str]) -> Reply:
-        session: Session | None = None
-        begun = False
-        try:
+    async def _answer(self, answer: Answer, parts: Sequence[bytes], request: Request) -> Reply:
+        visit = Visit(request, self._client)
+        headers = dict(_SAFE)
+
+        async def answered() -> Reply:
             async with asyncio.timeout(PATIENCE):
-                session, begun = await self._session(request)
-                request.caller = session.caller
+                visit.session, begun = await self._session(request)
+                request.caller = visit.caller
+            if begun:
+                cookie = set_cookie(visit.session, self._client.clock.now(), host=request.header(b"host"))
+                headers["set-cookie"] = cookie
             await request.read()
             async with asyncio.timeout(PATIENCE):
-                visit = Visit(
-                    request, self._client, session, tuple(segment(one.encode("latin-1"), "path") for one in parts)
-                )
-                if request.method not in ("GET", "HEAD"):
-                    session.check_change(
-                        csrf=shown_csrf(request, visit.fields), host=request.header(b"host"),
-                        origin=request.header(b"origin"), site=request.header(b"sec-fetch-site"),
-                    )  # fmt: skip
-                with acting_as(session.caller.name, audit):
-                    reply = await answer(visit)
+                visit.part = tuple(segment(one, "path") for one in parts)
+                if not visit.looks:
+                    visit.session.check_change(request.headers, visit.csrf)
+                with acting_as(visit.caller.name, audit):
+                    return await answer(visit)
+
+        return _with(await self._in_any_case(visit, answered()), headers)
+
+    async def _in_any_case(self, visit: Visit, answering: Coroutine[Any, Any, Reply]) -> Reply:
+        """What is answered, also where that is an error: a viewer gets a page, whatever is wrong. Raises Gone."""
+        try:
+            return await answering
         except Gone:
             raise
-        except Unauthorized as error:
-            reply = self._to_login(request, error)
+        except Unauthorized:
+            return self._to_login(visit)
         except TimeoutError:
-            reply = self._silent(request, session)
-        except Exception as error:  # noqa: BLE001 - a viewer gets a page, whatever is wrong
-            reply = self._wrong(request, session, error)
-        headers = dict(_SAFE)
-        if begun and session is not None:
-            host = request.header(b"host")
-            headers["set-cookie"] = set_cookie(session, self._client.clock.now(), host=host)
-        return _with(reply, headers)
+            return self._silent(visit)
+        except Exception as error:  # noqa: BLE001 - see above
+            return self._wrong(visit, error)
 
     async def _session(self, request: Request) -> tuple[Session, bool]:
         """Whose request this is, and whether that began with it. Raises AccessRefused, StoreError."""
-        host = request.header(b"host")
         if await self._access.anonymous_now():
-            self._access.refuse_from_beyond(host, request.headers)
+            self._access.refuse_from_beyond(request.headers)
         try:
             return await self.sessions.of(cookie_of(request.header(b"cookie"))), False
         except Unauthorized:
@@ -253,48 +194,36 @@ class Site:
                 raise
             return await self.sessions.begin_anonymous(), True
 
-    def _to_login(self, request: Request, error: Unauthorized) -> Reply:
+    def _to_login(self, visit: Visit) -> Reply:
         """To the login, and from there back to the page that is open."""
-        if _from_elsewhere(request):
+        if _from_elsewhere(visit.request):
             # a link of another site: the browser keeps the cookie back, until the page itself asks again
-            return page("again.html", phrases_of(request, self._client), session=None, request=request)
-        login = f"/login?next={quote(here_of(request), safe='')}"
-        if request.header(b"hx-request") == "true":
-            return Reply(401, b"", HTML, {"hx-redirect": login})
-        return Reply(303, b"", HTML, {"location": login})
+            return visit.page("again.html")
+        login = f"/login?next={quote(visit.here, safe='')}"
+        return Reply(401, b"", HTML, {"hx-redirect": login}) if visit.by_script else visit.goto(login)
 
-    def _silent(self, request: Request, session: Session | None) -> Reply:
+    def _silent(self, visit: Visit) -> Reply:
         """No answer in time."""
-        say = phrases_of(request, self._client).say
-        detail = "it is slow, or away"
-        if request.method not in ("GET", "HEAD"):
-            detail = "it is slow, or away: what you asked for may still be done; look before you try again"
-        return self._trouble(request, session, 503, "The store does not answer", say(detail))
+        detail = visit.say("it is slow, or away")
+        if not visit.looks:
+            detail = visit.say("it is slow, or away: what you asked for may still be done; look before you try again")
+        return self._trouble(visit, 503, "The store does not answer", detail)
 
-    def _wrong(self, request: Request, session: Session | None, error: Exception) -> Reply:
-        say = phrases_of(request, self._client).say
+    def _wrong(self, visit: Visit, error: Exception) -> Reply:
+        say = visit.say
         if isinstance(error, AccessRefused):
-            refused(error, request.peer)
-            return self._trouble(request, session, error.status, "You may not do this", _why(error, say))
-        if isinstance(error, Problem):
-            shape = error.shape
-            return self._trouble(request, session, error.status, shape.title, inert(say(shape.detail)))
+            refused(error, visit.request.peer)
+            return self._trouble(visit, error.status, "You may not do this", _why(error, say))
         if isinstance(error, BadInput):
             detail = f"{say(error.field)}: {say(error.accepted)}"
-            return self._trouble(request, session, 422, "A value is not accepted", inert(detail))
-        if isinstance(error, OutcomeUnknown):
-            what = say("it was done once or not at all; look before you try again")
-            return self._trouble(request, session, 503, "The answer was lost", what)
-        if isinstance(error, StoreFull):
-            what = say("nothing was done; what is there still drains")
-            return self._trouble(request, session, 503, "The store is full", what)
+            return self._trouble(visit, 422, "A value is not accepted", inert(detail))
+        problem = of_error(error)
+        if problem.status == 500:
+            _log.exception("a defect in the console", exc_info=error)
+            return self._trouble(visit, 500, "A defect of the console", say("its log says where"))
         if isinstance(error, StoreError):
             self._complain(error)
-            return self._trouble(request, session, 503, "The store is away", say("nothing was done; try again"))
-        if isinstance(error, BideError):
-            return self._trouble(request, session, 409, "Not possible now", inert(str(error)))
-        _log.exception("a defect in the console", exc_info=error)
-        return self._trouble(request, session, 500, "A defect of the console", say("its log says where"))
+        return self._trouble(visit, min(problem.status, 503), problem.shape.title, inert(say(problem.shape.detail)))
 
     def _complain(self, error: StoreError) -> None:
         """Once a second at most: while the store is away every open page asks again and again."""
@@ -303,14 +232,12 @@ class Site:
             self._complains_again = now + 1.0
             _log.warning("a page could not be shown: %s", error)
 
-    def _trouble(self, request: Request, session: Session | None, status: int, title: str, detail: str) -> Reply:
+    def _trouble(self, visit: Visit, status: int, title: str, detail: str) -> Reply:
         """A page that says what is wrong; `detail` is inert."""
-        phrases = phrases_of(request, self._client)
-        part = request.header(b"hx-request") == "true"
-        return page(
-            "trouble_part.html" if part else "trouble.html", phrases, session=session, request=request,
-            status=200 if part and status == 503 else status, title=phrases.say(title), detail=detail,
-        )  # fmt: skip
+        template = "trouble_part.html" if visit.by_script else "trouble.html"
+        if visit.by_script and status == 503:
+            status = 200  # or the part would not be shown
+        return visit.page(template, status=status, title=visit.say(title), detail=detail)
 
 
 def _why(error: AccessRefused, say: Callable[..., str]) -> str:
@@ -331,16 +258,9 @@ def _from_elsewhere(request: Request) -> bool:
     return request.header(b"sec-fetch-site") == "cross-site" and request.method in ("GET", "HEAD")
 
 
-def _fits(part: str, wanted: str) -> bool:
-    return part == wanted or (wanted.startswith("{") and part != "")
-
-
 def _with(reply: Reply, headers: Mapping[str, str]) -> Reply:
     return Reply(reply.status, reply.body, reply.content_type, {**headers, **reply.headers})
 
 
-def _always(reply: Reply) -> Callable[[Request], Awaitable[Reply]]:
-    async def answer(request: Request) -> Reply:
-        return reply
-
-    return answer
+async def _static(file: Reply, _parts: Sequence[bytes], _request: Request) -> Reply:
+    return file

@@ -50,16 +50,9 @@ class TaskPage:
         self._app = shared.app
         self._policies = shared.policies
         self._paused = paused
-
-    def routes(self) -> Mapping[Route, Answer]:
-        """By method and path."""
-        return {
-            ("GET", "/tasks/{topic}/{key}"): self._page,
-            ("GET", "/tasks/{topic}/{key}/live"): self._live,
-            ("GET", "/tasks/{topic}/{key}/payload"): self._payload,
-            ("GET", "/task"): self._page,
-            ("GET", "/task/live"): self._live,
-            ("GET", "/task/payload"): self._payload,
+        parts = (("", self._page), ("/live", self._live), ("/payload", self._payload))
+        self.routes: Mapping[Route, Answer] = {
+            ("GET", path + part): answer for path in ("/tasks/{topic}/{key}", "/task") for part, answer in parts
         }
 
     async def _page(self, visit: Visit) -> Reply:
@@ -144,7 +137,7 @@ def _asked(visit: Visit) -> Ref:
     """The task that the address names. Raises BadInput, Forbidden."""
     topic, key = visit.part if visit.part else (visit.exact("topic"), visit.exact("key"))
     ref = Ref(check_topic(topic), check_name("key", key))
-    visit.check(Verb.READ, ref.topic)
+    visit.caller.check(Verb.READ, ref.topic)
     return ref
 
 

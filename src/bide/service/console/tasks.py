@@ -19,17 +19,18 @@ from typing import NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from bide.core import records
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, as_datetime
-from bide.core.names import check_name, check_topic
-from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
+from bide.core.names import check_name
+from bide.core.records import Count, Filter, Found, Record, Ref, State, Tally, Topic
 from bide.engine.client import Client
 from bide.engine.looks import Look
-from bide.engine.pauses import Pause, Pauses
+from bide.engine.pauses import Pause
 from bide.engine.peaks import summed
 from bide.service.authz import Verb
 from bide.service.console.actions import possible
-from bide.service.console.page_request import DUE, Answer, Route, Shared, Visit, filter_given
+from bide.service.console.page_request import DUE, Page, Shared, Visit, filter_fields, filter_given
 from bide.service.console.rendering import address
 from bide.service.console.sanitize import inert_line, isolated
 from bide.service.console.task import TaskPage
@@ -75,8 +76,6 @@ def search_of(visit: Visit) -> Search:
     """What an address asks for. Raises BadInput."""
     key = visit.exact("key")
     where = filter_given(visit)
-    if where.topic is not None:
-        check_topic(where.topic)
     limit = visit.whole("limit", LIMITS[0], least=1, most=LIMITS[-1])
     due = visit.given("state") == DUE
     return Search(where, check_name("key", key) if key else "", due, limit, visit.given("cursor"))
@@ -84,23 +83,16 @@ def search_of(visit: Visit) -> Search:
 
 async def search(visit: Visit, asked: Search, topics: Sequence[Topic]) -> Result:
     """One page; `topics`: all that are known and that they may read. Raises BadInput, Forbidden, StoreError."""
-    where = asked.where
-    visit.check(Verb.READ, where.topic if where.topic is not None or visit.may(Verb.READ, None) else _some(visit))
+    where, caller = asked.where, visit.caller
+    if where.topic is not None:
+        caller.check(Verb.READ, where.topic)
     if asked.key:
         in_topics = [where.topic] if where.topic is not None else topics[:_MOST_TOPICS]
         found = await _by_key(visit.client, asked, in_topics)
     else:
-        one_by_one = None if where.topic is not None or visit.may(Verb.READ, None) else topics
-        found = await _page(visit.client, asked, one_by_one)
-    visible = visit.caller.visible
-    return found._replace(tasks=visible(found.tasks), left_out=visible(found.left_out))
-
-
-def _some(visit: Visit) -> str | None:
-    """A topic that they may read, to tell whoever may read none."""
-    if Verb.READ not in visit.caller.verbs or not visit.caller.topics:
-        return None
-    return next((topic for topic in visit.caller.topics if visit.may(Verb.READ, topic)), None)
+        whole = where.topic is not None or caller.may(Verb.READ, None)
+        found = await _page(visit.client, asked, None if whole else topics)
+    return found._replace(tasks=caller.visible(found.tasks), left_out=caller.visible(found.left_out))
 
 
 async def _by_key(client: Client, asked: Search, topics: Sequence[Topic]) -> Result:
@@ -164,14 +156,14 @@ async def _of_one(client: Client, asked: Search, where: Filter, place: _Place) -
     topic = place.topic
     narrowed = where.state is not None or where.wake_from is not None or where.wake_before is not None
     if where.group is None or not narrowed:
-        found = await client.find_page(where, Page(limit=asked.limit, cursor=place.cursor))
+        found = await client.find_page(where, records.Page(limit=asked.limit, cursor=place.cursor))
         return Result(found.tasks, _write(_Place(topic, found.cursor)) if found.cursor else "")
     wide = Filter(topic=where.topic, group=where.group)
     tasks: list[Record] = []
     looked_at = 0
     cursor, after = place.cursor, place.after
     while True:
-        page: Found = await client.find_page(wide, Page(limit=max(asked.limit, LIMITS[1]), cursor=cursor))
+        page: Found = await client.find_page(wide, records.Page(limit=max(asked.limit, LIMITS[1]), cursor=cursor))
         for record in page.tasks:
             if after is not None and record.ref <= after:
                 continue  # it was on the page before
@@ -186,49 +178,24 @@ async def _of_one(client: Client, asked: Search, where: Filter, place: _Place) -
             return Result(tasks, _write(_Place(topic, cursor)) if cursor else "", looked_at - len(tasks))
 
 
-def countable(asked: Search) -> bool:
-    """Whether counts by topic, state and time tell how many match."""
-    return not asked.key and asked.where.group is None
-
-
-def waits(asked: Search) -> bool:
-    """Whether it asks for what waits within a time: which is what a forecast counts."""
-    where = asked.where
-    return where.state is State.WAITING and (where.wake_from is not None or where.wake_before is not None)
-
-
 FIELDS = ("topic", "key", "group", "state", "wake_from", "wake_before", "limit")
 _MOST_COUNTED = 100
 """Topics up to which what waits within a time is counted."""
 _MOST_NAMED = 200
 
 
-class TasksPage:
+class TasksPage(Page):
     """The list, and with it the page of one task."""
 
     def __init__(self, shared: Shared) -> None:
         self._app = shared.app
         self._tally: Look[Tally] = Look(self._app.tally, every=5.0)
-        self._paused: Look[Mapping[str, Pause]] = Look(self._look_for_pauses, every=2.0, share=0.1)
-        self._task = TaskPage(shared, self._paused)
-
-    def routes(self) -> Mapping[Route, Answer]:
-        """By method and path."""
-        return {("GET", "/tasks"): self._page, **self._task.routes()}
-
-    async def close(self) -> None:
-        """Nothing runs in the background but looks that somebody waits for."""
-        await self._tally.close()
-        await self._paused.close()
-
-    async def _look_for_pauses(self) -> Mapping[str, Pause]:
-        pauses = Pauses(self._app.store, self._app.clock)
-        await pauses.look()
-        return pauses.topics
+        self._paused: Look[Mapping[str, Pause]] = Look(self._app.paused, every=2.0, share=0.1)
+        routes = {("GET", "/tasks"): self._page, **TaskPage(shared, self._paused).routes}
+        super().__init__(routes, self._tally, self._paused)
 
     async def _page(self, visit: Visit) -> Reply:
-        if Verb.READ not in visit.caller.verbs:
-            visit.check(Verb.READ, None)
+        visit.caller.check_somewhere(Verb.READ)
         tally, paused = await asyncio.gather(self._tally.get(), self._paused.get())
         topics = _readable(visit, tally)
         given = {name: visit.exact(name) for name in FIELDS}
@@ -261,7 +228,7 @@ class TasksPage:
             all_address=address("/tasks", **held, cursor=asked.cursor, chosen="all"),
             all_chosen=visit.given("chosen") == "all",
             verbs=possible(visit, given["state"].strip(), shown),
-            matching=_fields_of(visit, asked),
+            matching={} if asked.key else filter_fields(visit, asked.where),
             keep=self._app.terms.retention_of(asked.where.topic or ""),
             alike=_alike(given["topic"], topics),
             widen=[(name, address("/tasks", **{**held, name: ""})) for name in FIELDS[:-1] if name in held],
@@ -271,14 +238,14 @@ class TasksPage:
         """How many match: exact where this page is all of them or an index counts them; None: that is not known."""
         if not asked.cursor and not found.cursor:
             return Count(len(found.tasks))
-        if not countable(asked):
-            return None
         where = asked.where
+        if asked.key or where.group is not None:  # counts are by topic, state and time
+            return None
         wanted = [where.topic] if where.topic is not None else topics
         if where.wake_from is None and where.wake_before is None:
             states = State if where.state is None else (where.state,)
             return summed(tally.counts.get((topic, state), Count(0)) for topic in wanted for state in states)
-        if not waits(asked) or len({topic for topic, _ in tally.counts}) > _MOST_COUNTED:
+        if where.state is not State.WAITING or len({topic for topic, _ in tally.counts}) > _MOST_COUNTED:
             return None
         last = LAST_INSTANT if where.wake_before is None else where.wake_before
         edges = (where.wake_from or 0, max(last, where.wake_from or 0))
@@ -316,22 +283,4 @@ def _times(visit: Visit, asked: Search) -> Mapping[str, str]:
 
 def _readable(visit: Visit, tally: Tally) -> list[Topic]:
     """The topics that there are and that they may read."""
-    return sorted({topic for topic, _ in tally.counts if visit.may(Verb.READ, topic)})
-
-
-def _fields_of(visit: Visit, asked: Search) -> Mapping[str, str]:
-    """The filter for a form that means all that match: its times are instants, and do not pass while it is open."""
-    where = asked.where
-    if asked.key:
-        return {}
-    return {
-        name: text
-        for name, text in (
-            ("topic", where.topic),
-            ("state", None if where.state is None else where.state.value),
-            ("group", where.group),
-            ("wake_from", None if where.wake_from is None else visit.phrases.utc(where.wake_from)),
-            ("wake_before", None if where.wake_before is None else visit.phrases.utc(where.wake_before)),
-        )
-        if text is not None
-    }
+    return sorted({topic for topic, _ in tally.counts if visit.caller.may(Verb.READ, topic)})

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -17,7 +18,7 @@ from bide.engine.passed import Fastest, Passed, Past
 from bide.engine.peaks import Bar, Peak, outlook, summed
 from bide.service.authz import Verb
 from bide.service.console.i18n import Phrases
-from bide.service.console.page_request import Answer, Route, Shared, Visit
+from bide.service.console.page_request import Page, Shared, Visit
 from bide.service.console.rendering import address
 from bide.service.console.sanitize import inert_line
 from bide.service.replies import Reply
@@ -254,42 +255,29 @@ _PATIENCE = 0.35
 """Seconds that the past is waited for: a first look at a day of many processes takes longer, and is shown later."""
 
 
-class TimelinePage:
+class TimelinePage(Page):
+    """The page, its main part for a page that is open and goes to another range, and what changes by itself."""
+
     def __init__(self, shared: Shared) -> None:
         self._forecast = Forecast(shared.app)
         self._passed = Passed(shared.app)
-        self._reading: asyncio.Task[None] | None = None
-
-    def routes(self) -> Mapping[Route, Answer]:
-        """By method and path."""
-        return {("GET", "/timeline"): self._page, ("GET", "/timeline/live"): self._live}
-
-    async def close(self) -> None:
-        """Let the looks under way end."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
-        await self._forecast.close()
-        await self._passed.close()
+        routes = {("GET", "/timeline"): self._page, ("GET", "/timeline/live"): self._live}
+        super().__init__(routes, self._forecast, self._passed)
 
     async def _page(self, visit: Visit) -> Reply:
-        """The whole page; its main part for a page that is open and goes to another range."""
-        part = visit.request.header(b"hx-request") == "true"
-        return visit.page("timeline_part.html" if part else "timeline.html", **await self._values(visit))
+        return visit.page("timeline_part.html" if visit.by_script else "timeline.html", **await self._values(visit))
 
     async def _live(self, visit: Visit) -> Reply:
-        """What changes by itself while the page is open."""
         return visit.page("timeline_live.html", **await self._values(visit))
 
     async def _values(self, visit: Visit) -> Mapping[str, Any]:
-        if Verb.READ not in visit.caller.verbs:
-            visit.check(Verb.READ, None)
+        visit.caller.check_somewhere(Verb.READ)
         asked = _asked(visit)
         if asked.topic is not None:
-            visit.check(Verb.READ, asked.topic)
+            visit.caller.check(Verb.READ, asked.topic)
 
         def may(topic: Topic) -> bool:
-            return visit.may(Verb.READ, topic)
+            return visit.caller.may(Verb.READ, topic)
 
         def shown(topic: Topic) -> bool:
             return may(topic) and asked.topic in (None, topic)
@@ -305,13 +293,10 @@ class TimelinePage:
         )  # fmt: skip
 
     async def _past(self) -> bool:
-        """Whether all of it is known; what is missing is being read."""
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(self._passed.look(), name="bide timeline: the past")
-        reading = self._reading
-        await asyncio.wait([reading], timeout=_PATIENCE)
-        if reading.done():
-            reading.result()
+        """Whether all of it is known; what is missing goes on being read."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(_PATIENCE):
+                await self._passed.look()
         return self._passed.whole
 
 

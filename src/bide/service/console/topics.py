@@ -8,6 +8,7 @@ logarithm where seconds stand beside hours.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from math import log1p
 from typing import Any, NamedTuple
 
@@ -20,10 +21,10 @@ from bide.engine.told_routes import Told, ToldRoute, told_of_policy
 from bide.engine.topics import QUARTER, Quarter, Topics, TopicSeen, TopicStory
 from bide.engine.verdicts import TopicPolicy
 from bide.service.authz import Verb
-from bide.service.console.page_request import Answer, Route, Shared, Visit
+from bide.service.console.page_request import Answer, Page, Route, Shared, Visit
 from bide.service.console.rendering import address, topic_address
 from bide.service.replies import Reply
-from bide.service.verbs import pause_by, resume_by
+from bide.service.verbs import set_paused
 
 WIDTH, HEIGHT = 960, 100
 _UNIT = 100
@@ -144,8 +145,8 @@ def _steps(lates: Sequence[Millis | None], step: int, height: Callable[[Millis],
     return "".join(found)
 
 
-_DONE = ("paused", "paused-before", "resumed", "not-paused")
-"""What a page may be told of what was just done."""
+_DONE = {(True, True): "paused", (True, False): "paused-before", (False, True): "resumed", (False, False): "not-paused"}
+"""What a page may be told of what was just done: by whether it was to be paused, and whether that changed anything."""
 _MOST_SHOWN = 500
 """Topics in one list."""
 
@@ -169,28 +170,24 @@ COLUMNS: Mapping[str, tuple[str, Callable[[TopicSeen], Any]]] = {
 """By the name in the address: the head, and what it is sorted by."""
 
 
-class TopicsPage:
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
-        self._topics = Topics(shared.app)
+class TopicsPage(Page):
+    """The list, and one topic."""
 
-    def routes(self) -> Mapping[Route, Answer]:
-        """By method and path."""
-        return {
+    def __init__(self, shared: Shared) -> None:
+        self._app = shared.app
+        self._policies = shared.policies
+        self._topics = Topics(shared.app)
+        routes: Mapping[Route, Answer] = {
             ("GET", "/topics"): self._list,
             ("GET", "/topics/{topic}"): self._one,
-            ("POST", "/topics/{topic}/pause"): self._pause,
-            ("POST", "/topics/{topic}/resume"): self._resume,
+            ("POST", "/topics/{topic}/pause"): partial(self._set_paused, True),
+            ("POST", "/topics/{topic}/resume"): partial(self._set_paused, False),
         }
-
-    async def close(self) -> None:
-        """Let no look go on."""
-        await self._topics.close()
+        super().__init__(routes, self._topics)
 
     async def _list(self, visit: Visit) -> Reply:
-        if Verb.READ not in visit.caller.verbs:
-            visit.check(Verb.READ, None)
-        seen = [one for one in await self._topics.all() if visit.may(Verb.READ, one.topic)]
+        visit.caller.check_somewhere(Verb.READ)
+        seen = [one for one in await self._topics.all() if visit.caller.may(Verb.READ, one.topic)]
         given = visit.given("sort", "topic")
         by, falling = given.removeprefix("-"), given.startswith("-")
         if by not in COLUMNS:
@@ -199,12 +196,12 @@ class TopicsPage:
         return visit.page(
             _part(visit, "topics"), topics=seen[:_MOST_SHOWN], more=len(seen) - _MOST_SHOWN, columns=COLUMNS, by=by,
             falling=falling, rate=rate, live=address("/topics", part="live", sort=given),
-            may_pause=[visit.may(Verb.ADMIN, one.topic) for one in seen[:_MOST_SHOWN]], **_said(visit),
+            may_pause=[visit.caller.may(Verb.ADMIN, one.topic) for one in seen[:_MOST_SHOWN]], **_said(visit),
         )  # fmt: skip
 
     async def _one(self, visit: Visit) -> Reply:
         topic = check_topic(visit.part[0])
-        visit.check(Verb.READ, topic)
+        visit.caller.check(Verb.READ, topic)
         story = await self._topics.one(topic)
         if _unknown(story):  # it may have come since the last look
             await self._topics.changed()
@@ -215,36 +212,25 @@ class TopicsPage:
             _part(visit, "topic"), status=404 if _unknown(story) else 200, topic=topic, seen=story.seen, story=story,
             routes=drawn, told=bool(story.routes), day=drawn_day(story.day), unknown=_unknown(story),
             live=address(topic_address(topic), part="live"), rate=rate,
-            may_pause=visit.may(Verb.ADMIN, topic), **_said(visit),
+            may_pause=visit.caller.may(Verb.ADMIN, topic), **_said(visit),
         )  # fmt: skip
 
     def _by_policy(self, topic: Topic) -> Told:
         """How this service tries again what its consumers get of a topic that nobody has told of."""
-        settings = self._shared.app.settings
-        its = self._shared.policies.get(topic) or TopicPolicy(policy(None), settings.losses)
-        return Told(told_of_policy(topic, "consumer", "", its.retry, its.losses, self._shared.app.terms), 0)
+        settings = self._app.settings
+        its = self._policies.get(topic) or TopicPolicy(policy(None), settings.losses)
+        return Told(told_of_policy(topic, "consumer", "", its.retry, its.losses, self._app.terms), 0)
 
     # --- pause and resume
 
-    async def _pause(self, visit: Visit) -> Reply:
-        topic = self._asked(visit)
-        changed = await pause_by(self._shared.app, topic, visit.caller.name)
-        return await self._back(visit, topic, "paused" if changed else "paused-before")
-
-    async def _resume(self, visit: Visit) -> Reply:
-        topic = self._asked(visit)
-        changed = await resume_by(self._shared.app, topic, visit.caller.name)
-        return await self._back(visit, topic, "resumed" if changed else "not-paused")
-
-    def _asked(self, visit: Visit) -> Topic:
+    async def _set_paused(self, paused: bool, visit: Visit) -> Reply:
+        """Then to the list, sorted as it was, or to the topic's own page; what was done is said there."""
         topic = check_topic(visit.part[0])
-        visit.check(Verb.ADMIN, topic)
-        return topic
-
-    async def _back(self, visit: Visit, topic: Topic, done: str) -> Reply:
-        """To the list, sorted as it was, or to the topic's own page; what was done is said there."""
+        visit.caller.check(Verb.ADMIN, topic)
+        changed = await set_paused(self._app, topic, visit.caller.name, paused=paused)
+        done = _DONE[paused, changed]
         await self._topics.changed()
-        listed = visit.given("from") == "list" or not visit.may(Verb.READ, topic)
+        listed = visit.given("from") == "list" or not visit.caller.may(Verb.READ, topic)
         if listed:
             return visit.goto(address("/topics", sort=visit.given("sort"), done=done, of=topic))
         return visit.goto(address(topic_address(topic), done=done))
@@ -257,7 +243,7 @@ def _part(visit: Visit, name: str) -> str:
 
 def _said(visit: Visit) -> dict[str, Any]:
     done = visit.given("done")
-    return {"done": done if done in _DONE else "", "of": visit.given("of")}
+    return {"done": done if done in _DONE.values() else "", "of": visit.given("of")}
 
 
 def rate(number: float) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import platform
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine
-from typing import Any, Protocol, Self
+from collections.abc import Callable, Coroutine, Mapping
+from functools import partial
+from typing import Any, Protocol
 
 from msgspec.structs import replace
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
@@ -19,22 +20,23 @@ from bide.core.outcomes import Outcome
 from bide.core.records import Record, Settlement, State, Topic, Verdict
 from bide.core.tasks import Task
 from bide.engine.client import Client
-from bide.engine.clock import SystemClock
-from bide.ports import Clock, Instrument, Route, Sink, Store, TableStats, Wakes
+from bide.ports import Instrument, Route, Sink, Store, TableStats, Wakes
 from bide.service.metrics.measures import (
     DEFECT,
     ERRORS,
     OPERATIONS,
     OTHER,
+    Exposed,
     Failed,
-    Families,
     Family,
     Few,
-    Gauge,
+    Histogram,
     Looked,
     Looking,
+    Numbers,
     Series,
     Took,
+    Values,
     by_label,
     kind_of,
     time_calls,
@@ -47,6 +49,60 @@ _STORE = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1,
 _REQUEST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
 _OUTCOMES = ("done", "retry", "defer", "dead")
 _MOST_CALLS = 100
+
+
+def _families() -> list[Family[Any]]:
+    """Every metric, in the order of the exposition. Histograms, and counters of what is told to `Metrics`, are counted
+    as it happens; all others are read at each exposition."""
+    gauge, counter = partial(Numbers, "gauge"), partial(Numbers, "counter")
+    return [
+        gauge("bide_build_info", "Always 1; what runs.", "version", "python"),
+        gauge("bide_store_up", "1 if the store answered at the last look, else 0."),
+        gauge("bide_store_counted", "1 if the counts below are of the last look, 0 if they are older."),
+        gauge("bide_counts_age_seconds", "How old the counts below are; not there without any."),
+        gauge("bide_tasks", "Tasks in the store; waiting are those that are pending, due or not.", "topic", "state"),
+        gauge("bide_tasks_due", "Waiting tasks whose time has come.", "topic"),
+        gauge("bide_oldest_due_seconds", "How long the oldest due task has been due; 0 if there is none.", "topic"),
+        gauge("bide_topic_paused", "1 for each topic that is paused.", "topic"),
+        gauge("bide_counts_at_limit", "Counts above that stopped at the store's limit: there are at least so many."),
+        gauge("bide_topics_in_other", "Topics in the store that share the label other."),
+        gauge(
+            "bide_clock_skew_seconds",
+            "How far this machine's clock is ahead of the store's; not there for a store without a clock.",
+        ),
+        Histogram(
+            _LATENESS, "bide_lateness_seconds", "Start of a delivery minus the time that it was planned for.", "topic"
+        ),
+        counter("bide_outcomes_total", "Outcomes of deliveries that the store has accepted.", "topic", "verdict"),
+        Histogram(_STORE, "bide_store_call_seconds", "Calls of the store, each for a batch of tasks.", "operation"),
+        counter("bide_store_errors_total", "Calls of the store that failed.", "operation", "error"),
+        counter(
+            "bide_table_rows_total", "Rows of tables that are watched: fired, failed (each try), or given up.",
+            "table", "result",
+        ),
+        counter("bide_tidings_total", "Wake-ups heard from the store."),
+        gauge("bide_tiding_age_seconds", "How long ago the last wake-up was heard; not there before the first."),
+        counter(
+            "bide_wakeups_total", "Sleeps that ended: at the time of a wake-up, of the last lease, or at the cap.",
+            "reason",
+        ),
+        counter(
+            "bide_wakeups_missed_total", "Sleeps to the cap after which something was found that had been due before."
+        ),
+        counter(
+            "bide_webhook_results_total", "Webhooks, by the class of the answer's status and the outcome.",
+            "topic", "status", "outcome",
+        ),
+        Histogram(_REQUEST, "bide_webhook_seconds", "Webhooks, from the first byte of work to the outcome.", "topic"),
+        counter(
+            "bide_http_requests_total", "Requests, by the status of the answer; 499: the caller went before it.",
+            "call", "status",
+        ),
+        Histogram(_REQUEST, "bide_http_request_seconds", "Requests, from the first byte to the answer.", "call"),
+        gauge("bide_lease_polls_open", "Consumers that wait for something to come due."),
+        gauge("bide_event_streams_open", "Streams of events that somebody follows."),
+        counter("bide_events_dropped_total", "Lines of the event log that could not be written."),
+    ]  # fmt: skip
 
 
 class WebhookResult(Protocol):
@@ -66,25 +122,17 @@ class Metrics(Instrument):
     """The metrics of one app. Make it before the app is opened: it attaches itself (`app.instruments`).
 
     By that, store calls, the lateness and outcome of the app's own deliveries and the wake-ups of its workers are
-    counted. What else there is, whoever does it tells: `started`, `settled`, `webhook`, `request`, and `with` one of
-    `polls` and `streams` around it. `topics`: so many topics have series of their own, those with a route or `reserve`d
-    first, then the fullest, until they have been absent for an hour; all others are "other". The store is counted at
-    most once in `tally_every` seconds. Belongs to one event loop; no method raises.
+    counted. What else there is, whoever does it tells: `started`, `settled`, `webhook`, `request`; `polls` and
+    `streams` are asked how many are open. `topics`: so many topics have series of their own, those with a route or
+    `reserve`d first, then the fullest, until they have been absent for an hour; all others are "other". The store is
+    counted at most once in `tally_every` seconds. Belongs to one event loop; no method raises.
     """
 
-    def __init__(
-        self,
-        client: Client,
-        *,
-        topics: int = 200,
-        tally_every: float = 5.0,
-        patience: float = 2.0,
-        wall: Clock | None = None,
-    ) -> None:
+    def __init__(self, client: Client, *, topics: int = 200, tally_every: float = 5.0, patience: float = 2.0) -> None:
         if client.open_in is not None:
             raise SetupError("make the metrics before the app is opened: they time the store's calls from its opening")
         self._client = client
-        self._looking = Looking(client, every=tally_every, patience=patience, wall=wall or SystemClock())
+        self._looking = Looking(client, every=tally_every, patience=patience)
         self._topics = Few(topics)
         self._calls = Few(_MOST_CALLS)
         self._wakes: list[Wakes] = []
@@ -92,96 +140,29 @@ class Metrics(Instrument):
         self._stores: list[Store] = []
         self._late: dict[Topic, Series] = {}
         self._dropped = self._dropped_before = 0
-        self._registry = CollectorRegistry()
-        ProcessCollector(registry=self._registry)
-        PlatformCollector(registry=self._registry)
-        GCCollector(registry=self._registry)
-        self._families = Families()
-        self._registry.register(self._families)
-        self._declare()
-        client.instruments.append(self)
-
-    def _declare(self) -> None:
-        made = self._families
-        made.gauge("bide_build_info", "Always 1; what runs.", ["version", "python"]).set(
-            __version__, platform.python_version(), to=1
-        )
-        self._up = made.gauge("bide_store_up", "1 if the store answered at the last look, else 0.")
-        self._counted = made.gauge(
-            "bide_store_counted", "1 if the counts below are of the last look, 0 if they are older."
-        )
-        self._age = made.gauge("bide_counts_age_seconds", "How old the counts below are; not there without any.")
-        self._tasks = made.gauge(
-            "bide_tasks", "Tasks in the store; waiting are those that are pending, due or not.", ["topic", "state"]
-        )
-        self._due = made.gauge("bide_tasks_due", "Waiting tasks whose time has come.", ["topic"])
-        self._oldest = made.gauge(
-            "bide_oldest_due_seconds", "How long the oldest due task has been due; 0 if there is none.", ["topic"]
-        )
-        self._paused = made.gauge("bide_topic_paused", "1 for each topic that is paused.", ["topic"])
-        self._at_limit = made.gauge(
-            "bide_counts_at_limit", "Counts above that stopped at the store's limit: there are at least so many."
-        )
-        self._in_other = made.gauge("bide_topics_in_other", "Topics in the store that share the label other.")
-        self._skew = made.gauge(
-            "bide_clock_skew_seconds",
-            "How far this machine's clock is ahead of the store's; not there for a store without a clock.",
-        )
-        self._lateness = made.histogram(
-            "bide_lateness_seconds", "Start of a delivery minus the time that it was planned for.", ["topic"], _LATENESS
-        )
-        self._outcomes = made.counter(
-            "bide_outcomes_total", "Outcomes of deliveries that the store has accepted.", ["topic", "verdict"]
-        )
-        self._store_seconds = made.histogram(
-            "bide_store_call_seconds", "Calls of the store, each for a batch of tasks.", ["operation"], _STORE
-        )
-        self._store_errors = made.counter(
-            "bide_store_errors_total", "Calls of the store that failed.", ["operation", "error"]
-        )
+        self.families = _families()
+        """What is counted, in the order of the exposition."""
+        named: Mapping[str, Any] = {family.name: family for family in self.families}
+        self._lateness: Histogram = named["bide_lateness_seconds"]
+        self._outcomes: Numbers = named["bide_outcomes_total"]
+        self._store_seconds: Histogram = named["bide_store_call_seconds"]
+        self._store_errors: Numbers = named["bide_store_errors_total"]
+        self._webhooks: Numbers = named["bide_webhook_results_total"]
+        self._webhook_seconds: Histogram = named["bide_webhook_seconds"]
+        self._requests: Numbers = named["bide_http_requests_total"]
+        self._request_seconds: Histogram = named["bide_http_request_seconds"]
         for operation in OPERATIONS:
             for error in (*ERRORS, DEFECT):
                 self._store_errors.add(operation, error, by=0)
-        self._rows = made.counter(
-            "bide_table_rows_total", "Rows of tables that are watched: fired, failed (each try), or given up.",
-            ["table", "result"],
-        )  # fmt: skip
-        self._tidings = made.counter("bide_tidings_total", "Wake-ups heard from the store.")
-        self._tiding_age = made.gauge(
-            "bide_tiding_age_seconds", "How long ago the last wake-up was heard; not there before the first."
-        )
-        self._wakeups = made.counter(
-            "bide_wakeups_total", "Sleeps that ended: at the time of a wake-up, of the last lease, or at the cap.",
-            ["reason"],
-        )  # fmt: skip
-        self._missed = made.counter(
-            "bide_wakeups_missed_total", "Sleeps to the cap after which something was found that had been due before."
-        )
-        self._webhooks = made.counter(
-            "bide_webhook_results_total", "Webhooks, by the class of the answer's status and the outcome.",
-            ["topic", "status", "outcome"],
-        )  # fmt: skip
-        self._webhook_seconds = made.histogram(
-            "bide_webhook_seconds", "Webhooks, from the first byte of work to the outcome.", ["topic"], _REQUEST
-        )
-        self._requests = made.counter(
-            "bide_http_requests_total",
-            "Requests, by the status of the answer; 499: the caller went before it.",
-            ["call", "status"],
-        )
-        self._request_seconds = made.histogram(
-            "bide_http_request_seconds", "Requests, from the first byte to the answer.", ["call"], _REQUEST
-        )
-        self.polls = Open(made.gauge("bide_lease_polls_open", "Consumers that wait for something to come due."))
-        self.streams = Open(made.gauge("bide_event_streams_open", "Streams of events that somebody follows."))
-        self._events_dropped = made.counter(
-            "bide_events_dropped_total", "Lines of the event log that could not be written."
-        )
-
-    @property
-    def families(self) -> list[Family[Any]]:
-        """What is counted, in the order of the exposition."""
-        return self._families.all
+        self.polls: Callable[[], int] = lambda: 0
+        """Asked how many consumers wait for something to come due."""
+        self.streams: Callable[[], int] = lambda: 0
+        """Asked how many streams of events are open."""
+        self._registry = CollectorRegistry()
+        for collector in (ProcessCollector, PlatformCollector, GCCollector):
+            collector(registry=self._registry)
+        self._registry.register(Exposed(self.families))
+        client.instruments.append(self)
 
     # --- told by the app
 
@@ -252,21 +233,20 @@ class Metrics(Instrument):
 
     async def exposition(self) -> tuple[bytes, str]:
         """All metrics now, and their content type. A store that is away costs its counts, not the others."""
-        await self._look()
-        self._add_up()
+        found = {**await self._count(), **self._add_up()}
+        for family in self.families:
+            if family.name in found or family.kind == "gauge":
+                family.values = dict(found.get(family.name, {}))
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
-    async def _look(self) -> None:
+    async def _count(self) -> dict[str, Mapping[Values, float]]:
+        """What is in the store, by the name of the metric; what is not known is not there."""
         looked = Looked(up=False) if self._client.open_in is None else await self._looking.look()
+        found: dict[str, Mapping[Values, float]]
+        found = {"bide_store_up": {(): looked.up}, "bide_store_counted": {(): looked.counted}}
         seen = looked.seen
-        self._up.set(to=int(looked.up))
-        self._counted.set(to=int(looked.counted))
-        of_store = (self._tasks, self._due, self._oldest, self._paused, self._at_limit, self._skew)
         if seen is None:
-            for gauge in (*of_store, self._age, self._in_other):
-                gauge.replace({})
-            return
-        self._age.set(to=looked.age)
+            return found
         present: Counter[Topic] = Counter()
         for (topic, _), number in seen.tasks.items():
             present[topic] += number
@@ -277,70 +257,52 @@ class Metrics(Instrument):
             for family in self.families:
                 family.forget(gone)
         label = self._topics.given
-        self._in_other.set(to=sum(label(topic) != topic for topic in present))
         topics = sorted(present.keys() | self._topics.known.keys())
-        counts: dict[tuple[str, ...], float] = {}
-        for state in State:
-            numbers = {topic: float(seen.tasks.get((topic, state), 0)) for topic in topics}
-            counts |= {(name, state.value): number for name, number in by_label(numbers, label).items()}
-        self._tasks.replace(counts)
-        due = {topic: float(seen.due.get(topic, 0)) for topic in topics}
-        self._due.replace({(name,): number for name, number in by_label(due, label).items()})
-        oldest = {topic: seen.oldest.get(topic, 0.0) for topic in topics}
-        self._oldest.replace({(name,): age for name, age in by_label(oldest, label, most=True).items()})
-        self._paused.replace({(label(topic),): 1.0 for topic in seen.paused})
-        self._at_limit.set(to=seen.at_limit)
-        self._skew.replace({} if seen.skew is None else {(): seen.skew})
+        tasks: dict[Values, float]
+        tasks = {(topic, state.value): seen.tasks.get((topic, state), 0) for state in State for topic in topics}
 
-    def _add_up(self) -> None:
-        """What others count, as it is now."""
-        self.polls.add_up()
-        self.streams.add_up()
-        for table in {name for name, _ in self._tables}:
-            stats = [one for name, one in self._tables if name == table]
-            self._rows.values[(table, "fired")] = sum(one.fired for one in stats)
-            self._rows.values[(table, "failed")] = sum(one.failed for one in stats)
-            self._rows.values[(table, "dead")] = sum(one.dead for one in stats)
+        def of_topics(numbers: Mapping[Topic, float]) -> dict[Values, float]:
+            return {(topic,): numbers.get(topic, 0) for topic in topics}
+
+        found |= {
+            "bide_counts_age_seconds": {(): looked.age},
+            "bide_tasks": by_label(tasks, label),
+            "bide_tasks_due": by_label(of_topics(seen.due), label),
+            "bide_oldest_due_seconds": by_label(of_topics(seen.oldest), label, max),
+            "bide_topic_paused": {(label(topic),): 1 for topic in seen.paused},
+            "bide_counts_at_limit": {(): seen.at_limit},
+            "bide_topics_in_other": {(): sum(label(topic) != topic for topic in present)},
+            "bide_clock_skew_seconds": {} if seen.skew is None else {(): seen.skew},
+        }
+        return found
+
+    def _add_up(self) -> dict[str, Mapping[Values, float]]:
+        """What others count, as it is now, by the name of the metric."""
         wakes = self._wakes
-        self._tidings.values[()] = sum(one.tidings for one in wakes)
-        for reason, number in (
-            ("tiding", sum(one.by_tiding for one in wakes)),
-            ("alarm", sum(one.by_alarm for one in wakes)),
-            ("cap", sum(one.by_cap for one in wakes)),
-        ):
-            self._wakeups.values[(reason,)] = number
-        self._missed.values[()] = sum(one.missed for one in wakes)
         heard = [one.heard_at for one in wakes if one.heard_at is not None]
-        self._tiding_age.replace({(): time.monotonic() - max(heard)} if heard else {})
+        rows: Counter[Values] = Counter()
+        for table, stats in self._tables:
+            rows.update({(table, "fired"): stats.fired, (table, "failed"): stats.failed, (table, "dead"): stats.dead})
         if self._client.open_in is not None:
             dropped = self._client.recorder.dropped
             if dropped < self._dropped:  # the app was opened again, with a new recorder
                 self._dropped_before += self._dropped
             self._dropped = dropped
-        self._events_dropped.values[()] = self._dropped_before + self._dropped
-
-
-class Open:
-    """How many are open: `with` it, once for each; or whoever counts them anyway is asked (`follow`)."""
-
-    def __init__(self, gauge: Gauge) -> None:
-        self._gauge = gauge
-        self._number = 0
-        self._counts: list[Callable[[], int]] = []
-
-    def __enter__(self) -> Self:
-        self._number += 1
-        return self
-
-    def __exit__(self, *exc_info: object) -> None:
-        self._number -= 1
-
-    def follow(self, count: Callable[[], int]) -> None:
-        """Ask `count` as well, at each exposition."""
-        self._counts.append(count)
-
-    def add_up(self) -> None:
-        self._gauge.set(to=self._number + sum(count() for count in self._counts))
+        return {
+            "bide_build_info": {(__version__, platform.python_version()): 1},
+            "bide_table_rows_total": rows,
+            "bide_tidings_total": {(): sum(one.tidings for one in wakes)},
+            "bide_tiding_age_seconds": {(): time.monotonic() - max(heard)} if heard else {},
+            "bide_wakeups_total": {
+                ("tiding",): sum(one.by_tiding for one in wakes),
+                ("alarm",): sum(one.by_alarm for one in wakes),
+                ("cap",): sum(one.by_cap for one in wakes),
+            },
+            "bide_wakeups_missed_total": {(): sum(one.missed for one in wakes)},
+            "bide_lease_polls_open": {(): self.polls()},
+            "bide_event_streams_open": {(): self.streams()},
+            "bide_events_dropped_total": {(): self._dropped_before + self._dropped},
+        }
 
 
 class _Measured:

@@ -14,12 +14,12 @@ import asyncio
 import logging
 import time
 from bisect import bisect_left
-from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from functools import wraps
+from functools import cached_property, wraps
 from itertools import accumulate
+from operator import add
 from time import perf_counter
-from typing import Any, ClassVar, Generic, ParamSpec, TypeAlias, TypeVar
+from typing import Any, Generic, ParamSpec, TypeAlias, TypeVar
 
 from msgspec import Struct
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily
@@ -31,26 +31,25 @@ from bide.core.errors import StoreError
 from bide.core.instants import Millis, as_datetime
 from bide.core.records import State, Tally, Topic
 from bide.engine.client import Client
+from bide.engine.clock import SystemClock
 from bide.engine.looks import Look
 from bide.engine.oldest import oldest_due
-from bide.ports import AnswersApart, Clock, Store, TellsTime
-from bide.service.health import reach
+from bide.ports import AnswersApart, Store, TellsTime
+from bide.service.health import reach, skew_of
 
 OTHER = "other"
 Values: TypeAlias = tuple[str, ...]
 One = TypeVar("One")
-Made = TypeVar("Made", bound="Family[Any]")
 
 
 class Family(Generic[One]):
-    """One name, and a series for each combination of its labels' values."""
+    """One metric, and a series for each combination of its labels' values."""
 
-    kind: ClassVar[str]
-
-    def __init__(self, name: str, about: str, labels: Sequence[str] = ()) -> None:
+    def __init__(self, kind: str, name: str, about: str, *labels: str) -> None:
+        self.kind = kind
         self.name = name
         self.about = about
-        self.labels = tuple(labels)
+        self.labels = labels
         self.values: dict[Values, One] = {}
 
     def exposed(self) -> Metric:
@@ -62,35 +61,16 @@ class Family(Generic[One]):
             self.values = {values: one for values, one in self.values.items() if values[0] != topic}
 
 
-class Counter(Family[float]):
-    """Only rises, and begins at 0 in each process. The series are there from the first moment where they are known."""
-
-    kind = "counter"
+class Numbers(Family[float]):
+    """A counter, which only rises and begins at 0 in each process; or a gauge, which is as it is now."""
 
     def add(self, *values: str, by: float = 1) -> None:
         self.values[values] = self.values.get(values, 0) + by
 
     def exposed(self) -> Metric:
-        family = CounterMetricFamily(self.name.removesuffix("_total"), self.about, labels=self.labels)
-        for values, number in self.values.items():
-            family.add_metric(values, number)
-        return family
-
-
-class Gauge(Family[float]):
-    """As it is now; a series that is not known is not there."""
-
-    kind = "gauge"
-
-    def set(self, *values: str, to: float) -> None:
-        self.values[values] = to
-
-    def replace(self, values: Mapping[Values, float]) -> None:
-        """These are all there are."""
-        self.values = dict(values)
-
-    def exposed(self) -> Metric:
-        family = GaugeMetricFamily(self.name, self.about, labels=self.labels)
+        family: CounterMetricFamily | GaugeMetricFamily
+        made = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
+        family = made(self.name.removesuffix("_total"), self.about, labels=self.labels)
         for values, number in self.values.items():
             family.add_metric(values, number)
         return family
@@ -115,11 +95,9 @@ class Series:
 class Histogram(Family[Series]):
     """How long something takes, in seconds; `bounds` rise."""
 
-    kind = "histogram"
-
-    def __init__(self, name: str, about: str, labels: Sequence[str], bounds: Sequence[float]) -> None:
-        super().__init__(name, about, labels)
-        self.bounds = tuple(bounds)
+    def __init__(self, bounds: Sequence[float], name: str, about: str, *labels: str) -> None:
+        super().__init__("histogram", name, about, *labels)
+        self.bounds = bounds
 
     def series(self, *values: str) -> Series:
         found = self.values.get(values)
@@ -129,33 +107,20 @@ class Histogram(Family[Series]):
 
     def exposed(self) -> Metric:
         family = HistogramMetricFamily(self.name, self.about, labels=self.labels)
-        bounds = [*map(_number, self.bounds), "+Inf"]
+        bounds = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]  # as Prometheus writes it: 1.0, 0.001
         for values, series in self.values.items():
             family.add_metric(values, list(zip(bounds, accumulate(series.counts), strict=True)), series.total)
         return family
 
 
-class Families(Collector):
+class Exposed(Collector):
     """All families of one exposition."""
 
-    def __init__(self) -> None:
-        self.all: list[Family[Any]] = []
-
-    def counter(self, name: str, about: str, labels: Sequence[str] = ()) -> Counter:
-        return self._add(Counter(name, about, labels))
-
-    def gauge(self, name: str, about: str, labels: Sequence[str] = ()) -> Gauge:
-        return self._add(Gauge(name, about, labels))
-
-    def histogram(self, name: str, about: str, labels: Sequence[str], bounds: Sequence[float]) -> Histogram:
-        return self._add(Histogram(name, about, labels, bounds))
-
-    def _add(self, family: Made) -> Made:
-        self.all.append(family)
-        return family
+    def __init__(self, families: Sequence[Family[Any]]) -> None:
+        self._families = families
 
     def collect(self) -> Iterator[Metric]:
-        for family in self.all:
+        for family in self._families:
             yield family.exposed()
 
 
@@ -197,11 +162,6 @@ class Few:
         for one in gone:
             del self.known[one]
         return gone
-
-
-def _number(bound: float) -> str:
-    """As Prometheus writes it: 1.0, 0.001."""
-    return repr(float(bound))
 
 
 P = ParamSpec("P")
@@ -297,28 +257,26 @@ class Looking:
     of one for each topic that has due tasks, and the store's time. A tally that takes longer goes on for the next.
     """
 
-    def __init__(self, client: Client, *, every: float, patience: float, wall: Clock) -> None:
+    def __init__(self, client: Client, *, every: float, patience: float) -> None:
         self._client = client
         self._every = every
         self._patience = patience
-        self._wall = wall
         self._seen: Seen | None = None
-        self._reaching: Look[object]
-        self._counting: Look[Seen]
-        self._made = False
+
+    @cached_property
+    def _reaching(self) -> Look[object]:
+        """Made in the loop that asks, as `_counting` is."""
+        return Look(lambda: reach(self._client.store, self._patience), every=self._every, share=1.0, lasting=False)
+
+    @cached_property
+    def _counting(self) -> Look[Seen]:
+        return Look(self._ask, every=self._every, share=_SHARE)
 
     async def look(self) -> Looked:
-        if not self._made:  # in the loop that asks
-            self._reaching = Look(self._reach, every=self._every, share=1.0, lasting=False)
-            self._counting = Look(self._ask, every=self._every, share=_SHARE)
-            self._made = True
         if not await self._told("reached", self._reaching):
             return Looked(up=False)
         counted = await self._told("counted", self._counting)
         return Looked(up=True, counted=counted, seen=self._seen, age=self._counting.age)
-
-    async def _reach(self) -> object:
-        return await reach(self._client.store, self._patience)
 
     async def _told(self, what: str, look: Look[Any]) -> bool:
         """Whether there was an answer in time."""
@@ -354,22 +312,17 @@ class Looking:
 
     async def _skew(self) -> float | None:
         store = self._client.store
-        return await skew_of(store, self._wall) if isinstance(store, TellsTime) else None
+        return await skew_of(store, SystemClock()) if isinstance(store, TellsTime) else None
 
 
-async def skew_of(store: TellsTime, wall: Clock) -> float:
-    """Seconds by which this machine's clock is ahead of the store's, give or take half a round trip."""
-    before = wall.now()
-    there = await store.time()
-    return ((before + wall.now()) / 2 - there) / 1000
-
-
-def by_label(values: Mapping[Topic, float], label: Callable[[str], str], *, most: bool = False) -> dict[str, float]:
-    """`values` under the labels of their topics; those of several topics summed up, or the largest."""
-    found: dict[str, float] = defaultdict(float)
-    for topic, value in values.items():
-        name = label(topic)
-        found[name] = max(found[name], value) if most else found[name] + value
+def by_label(
+    values: Mapping[Values, float], label: Callable[[str], str], merge: Callable[[float, float], float] = add
+) -> dict[Values, float]:
+    """`values`, whose first label is a topic, under the labels of their topics; those of several topics merged."""
+    found: dict[Values, float] = {}
+    for (topic, *rest), value in values.items():
+        under = (label(topic), *rest)
+        found[under] = merge(found[under], value) if under in found else value
     return found
 
 

@@ -23,7 +23,7 @@ from bide.core.instants import Millis
 from bide.ports import wire
 from bide.ports.remote import OPERATIONS, Operation
 from bide.ports.wire import Call, Failure, Hello, Success, Welcome
-from bide.stores.http.link import Link, Lost, NotAllowed, NotSent, Reply, TooLarge, not_allowed
+from bide.stores.http.link import Link, Lost, NotSent, Reply, TooLarge
 from bide.stores.server_time import ServerTime
 
 _log = logging.getLogger("bide.http")
@@ -150,11 +150,11 @@ class Calls:
             except wire.UNREADABLE as error:
                 raise Lost(f"{where}: an answer that cannot be read ({error})") from error
             if failure.kind == wire.REFUSED:
-                raise _Foreign(self._not_allowed(reply.status, failure.text))
+                raise _Foreign(self._link.not_allowed(reply.status, failure.text))
             return failure
-        text = reply.problem
+        text = reply.text
         if reply.status in (401, 403):
-            raise _Foreign(self._not_allowed(reply.status, text))
+            raise _Foreign(self._link.not_allowed(reply.status, text))
         if reply.status == 413:
             raise TooLarge
         if reply.status == 507:
@@ -167,9 +167,6 @@ class Calls:
         if reply.status == 200 or reply.status in _BEHIND:
             raise Lost(f"{answers}, which is not what bide's service says")
         raise _Foreign(StoreUnavailable(f"{answers}: something else than bide's service is there now"))
-
-    def _not_allowed(self, status: int, text: str) -> NotAllowed:
-        return not_allowed(status, text, self._link.where, token=self._link.has_token)
 
     # --- sessions
 

@@ -110,24 +110,17 @@ class Reply(NamedTuple):
     body: bytes
 
     @property
-    def problem(self) -> str:
-        """The text of an error that did not come from the store calls."""
-        if self.kind != "application/problem+json":
-            return ""
+    def text(self) -> str:
+        """The text of an error, from the store calls or from before them; empty where there is none."""
         try:
-            problem = _read_problem(self.body)
-        except (msgspec.DecodeError, UnicodeDecodeError):
-            return ""
-        return problem.detail or problem.title
-
-
-def not_allowed(status: int, text: str, where: str, *, token: bool) -> NotAllowed:
-    """The meaning of 401 and 403; the token itself is never shown."""
-    if status != 401:
-        return NotAllowed(f"{where} refused: {text or 'the token does not allow this'}")
-    if not token:
-        return NotAllowed(f"{where} asks for a token: give Bide(url, token=...) or set BIDE_TOKEN")
-    return NotAllowed(f"{where} does not accept the token: {text or 'it is wrong, has expired or was revoked'}")
+            if self.kind == wire.CONTENT_TYPE:
+                return wire.read_failure(self.body).text
+            if self.kind == "application/problem+json":
+                problem = _read_problem(self.body)
+                return problem.detail or problem.title
+        except wire.UNREADABLE:
+            pass
+        return ""
 
 
 # --- connections
@@ -152,7 +145,7 @@ class Link:
 
     def __init__(self, where: str, token: str | None) -> None:
         self.where = where
-        self.has_token = token is not None
+        self._has_token = token is not None
         self._base = f"{where}/v1/store/"
         headers = {"Content-Type": wire.CONTENT_TYPE, "Accept": f"{wire.CONTENT_TYPE}, */*"}
         if token is not None:
@@ -186,6 +179,16 @@ class Link:
         """A call whose answer goes on, to be entered; it fails when nothing is heard for `silence` seconds."""
         return self._session.post(
             self._base + operation, data=body, timeout=_timeout(silence), allow_redirects=False, read_bufsize=65_536
+        )
+
+    def not_allowed(self, status: int, text: str) -> NotAllowed:
+        """The meaning of 401 and 403; the token itself is never shown."""
+        if status != 401:
+            return NotAllowed(f"{self.where} refused: {text or 'the token does not allow this'}")
+        if not self._has_token:
+            return NotAllowed(f"{self.where} asks for a token: give Bide(url, token=...) or set BIDE_TOKEN")
+        return NotAllowed(
+            f"{self.where} does not accept the token: {text or 'it is wrong, has expired or was revoked'}"
         )
 
     async def close(self) -> None:

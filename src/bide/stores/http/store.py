@@ -35,10 +35,10 @@ from bide.core.records import (
 from bide.core.texts import storable
 from bide.ports import COUNTED, Clock, Heard, Listening, remote, wire
 from bide.ports.remote import Operation
-from bide.ports.wire import Batch, Failure, Success
+from bide.ports.wire import Batch, Success
 from bide.stores.batches import gathered
 from bide.stores.http.calls import Calls
-from bide.stores.http.link import Link, TooLarge, base_of, not_allowed
+from bide.stores.http.link import Link, NotAllowed, TooLarge, base_of
 from bide.stores.http.wakes import Subscriber
 from bide.stores.server_time import ServerTime, StoreClock
 
@@ -278,15 +278,11 @@ class HttpStore:
         for place, failure in success.failed.items():
             if not 0 <= place < asked:
                 raise OutcomeUnknown(f"{self._where}: a failure of item {place}, of {asked}")
-            answers[place] = self._error(failure)
+            refused = NotAllowed(f"{self._where} refused: {failure.text}")
+            answers[place] = refused if failure.kind == wire.REFUSED else wire.error_of(failure, self._where)
         if None in answers:
             raise OutcomeUnknown(f"{self._where}: an item without an answer")
         return answers
-
-    def _error(self, failure: Failure) -> Exception:
-        if failure.kind == wire.REFUSED:
-            return not_allowed(403, failure.text, self._where, token=self._token is not None)
-        return wire.error_of(failure, self._where)
 
     async def _truths(
         self, operation: Operation[Batch[Any], list[Any]], items: Sequence[Any], now: Millis, lasts: Millis = 0

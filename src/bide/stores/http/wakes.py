@@ -18,7 +18,7 @@ from msgspec import Raw
 from bide.core.errors import StoreError
 from bide.core.records import Topic
 from bide.ports import Heard, remote, wire
-from bide.stores.http.link import Link, Lost, Reply, not_allowed
+from bide.stores.http.link import Link, Lost, Reply
 from bide.stores.listeners import Listener, Listeners
 from bide.stores.server_time import ServerTime
 
@@ -128,15 +128,9 @@ class Subscriber:
         if response.status == 200 and response.content_type in (wire.STREAM_TYPE, wire.CONTENT_TYPE):
             return
         reply = Reply(response.status, response.content_type, await response.read())
-        text = reply.problem
-        if reply.kind == wire.CONTENT_TYPE:
-            try:
-                text = wire.read_failure(reply.body).text
-            except wire.UNREADABLE:
-                text = ""
         if reply.status in (401, 403):
-            raise not_allowed(reply.status, text, self._link.where, token=self._link.has_token)
-        raise Lost(f"{self._link.where}: it answers {reply.status} {text}".rstrip())
+            raise self._link.not_allowed(reply.status, reply.text)
+        raise Lost(f"{self._link.where}: it answers {reply.status} {reply.text}".rstrip())
 
     def _subscribed(self, topics: frozenset[Topic], open_: asyncio.Future[None]) -> None:
         if not open_.done():

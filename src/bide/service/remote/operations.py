@@ -28,7 +28,7 @@ from bide.ports.remote import SHORTEST_LEASE
 from bide.ports.wire import Batch, FlatTally
 from bide.service.audit import Rates
 from bide.service.authz import Caller, Verb
-from bide.service.verbs import pause_by, resume_by
+from bide.service.verbs import set_paused
 
 _PRESENCE: Millis = 60_000
 """How long a worker is taken to live after it last announced itself, at most."""
@@ -171,10 +171,10 @@ class StoreOperations:
     # --- pauses, the history, the log, and the time
 
     async def pause(self, request: wire.PauseRequest, caller: Caller, now: Millis) -> bool:
-        return await pause_by(self._client, request.topic, _on_behalf(caller, request.who))
+        return await set_paused(self._client, request.topic, _on_behalf(caller, request.who), paused=True)
 
     async def resume(self, request: wire.PauseRequest, caller: Caller, now: Millis) -> bool:
-        return await resume_by(self._client, request.topic, _on_behalf(caller, request.who))
+        return await set_paused(self._client, request.topic, _on_behalf(caller, request.who), paused=False)
 
     async def paused(self, request: None, caller: Caller, now: Millis) -> list[Pause]:
         """Of the topics with which the caller may do anything at all."""

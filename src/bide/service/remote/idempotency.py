@@ -15,9 +15,10 @@ import time
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, Generic, TypeVar
 
 from bide.ports.wire import CALL_LASTS
+from bide.service.replies import Reply
 
 ANSWER_LASTS = CALL_LASTS + 15.0
 """Seconds that an answer is kept."""
@@ -29,15 +30,7 @@ MOST_BYTES = 64 << 20
 """Of answers that are kept; beyond them the oldest of the caller who has most of them are forgotten."""
 
 
-class Answered(NamedTuple):
-    """An answer to a call: an HTTP status, the body and its headers."""
-
-    status: int
-    body: bytes
-    headers: dict[str, str]
-
-
-Work = Callable[[], Coroutine[Any, Any, Answered]]
+Work = Callable[[], Coroutine[Any, Any, Reply]]
 Key = TypeVar("Key")
 
 
@@ -53,7 +46,7 @@ class _Lane:
     def __init__(self, who: str) -> None:
         self.number = -1
         self.who = who
-        self.work: asyncio.Task[Answered] | None = None
+        self.work: asyncio.Task[Reply] | None = None
 
 
 class Session:
@@ -118,7 +111,7 @@ class Sessions:
         self._names: _ByAge[str] = _ByAge()
         self._answers: _ByAge[_Lane] = _ByAge()
         """The lanes whose answer is kept."""
-        self._under_way: set[asyncio.Task[Answered]] = set()
+        self._under_way: set[asyncio.Task[Reply]] = set()
         self._most_bytes = most_bytes
         self._most_sessions = most_sessions
 
@@ -145,7 +138,7 @@ class Sessions:
         self._names.put(name, who, 1, self._clock())
         return session
 
-    async def once(self, session: Session, operation: str, number: int, work: Work) -> Answered:
+    async def once(self, session: Session, operation: str, number: int, work: Work) -> Reply:
         """The answer to this number: of `work`, which is done now, or of the call that came first.
 
         The work goes on when its caller has gone. Raises PassedOver.
@@ -163,13 +156,13 @@ class Sessions:
         assert lane.work is not None
         return await asyncio.shield(lane.work)
 
-    async def _run(self, before: asyncio.Task[Answered] | None, work: Work) -> Answered:
+    async def _run(self, before: asyncio.Task[Reply] | None, work: Work) -> Reply:
         """In the order of the numbers: one that its caller has given up may still be under way."""
         if before is not None and not before.done():
             await asyncio.wait([before])
         return await work()
 
-    def _keep(self, lane: _Lane, done: asyncio.Task[Answered]) -> None:
+    def _keep(self, lane: _Lane, done: asyncio.Task[Reply]) -> None:
         self._under_way.discard(done)
         if lane.work is done and not done.cancelled() and done.exception() is None:
             self._answers.put(lane, lane.who, len(done.result().body), self._clock())

@@ -1,7 +1,7 @@
 """The store calls: bide's own clients use the service as their store. See `ports.wire` and `ports.remote`.
 
-calls = StoreCalls(client, told=audit.told, body_limit=limit)   # the client is open
-answered = await calls.answer(operation, body, caller)          # POST /v1/store/{operation}; errors are answers too
+calls = StoreCalls(client)                                      # the client is open
+reply = await calls.answer(operation, body, caller)          # POST /v1/store/{operation}; errors are answers too
 async for line in calls.listen(body, caller): ...               # POST /v1/store/listen
 await calls.close()                                             # before the client
 
@@ -26,22 +26,21 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, BideError
 from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.engine.acting import Told, acting_as
+from bide.engine.acting import acting_as
 from bide.engine.client import Client
 from bide.engine.pauses import HeldBack
 from bide.ports import Notifies, remote, wire
 from bide.ports.remote import OPERATIONS, Bounds, Needs, Operation
 from bide.ports.wire import Batch, Call, Failure
+from bide.service.audit import audit
 from bide.service.authz import ALL_VERBS, AccessRefused, Caller, Verb
-from bide.service.idempotency import Answered, PassedOver, Sessions
-from bide.service.store_operations import StoreOperations
-
-__all__ = ["Answered", "StoreCalls"]
+from bide.service.remote.idempotency import PassedOver, Sessions
+from bide.service.remote.operations import StoreOperations
+from bide.service.replies import Reply, of_error
+from bide.service.requests import BODY_LIMIT
 
 _log = logging.getLogger("bide.service")
 Request = TypeVar("Request")
-BODY_LIMIT = 8 << 20
-_HEADERS = {"content-type": wire.CONTENT_TYPE}
 _WRITING = ALL_VERBS - {Verb.READ, Verb.METRICS, Verb.EVENTS}
 """With any of these a caller has something to do in a session."""
 
@@ -49,22 +48,20 @@ _WRITING = ALL_VERBS - {Verb.READ, Verb.METRICS, Verb.EVENTS}
 class StoreCalls:
     """Belongs to the event loop in which `client` is open.
 
-    `told` hears of every change, by whom; `body_limit` is what clients are told to keep to. `trusting` is for tests of
-    the messages alone: the callers' clocks count, options may be any bytes, and the log of events is theirs alone.
-    `held_back`: what is paused, which nobody leases from here.
+    `held_back`: what is paused, which nobody leases from here. `body_limit`: what clients are told to keep to.
+    `trusting` is for tests of the messages alone: the callers' clocks count, options may be any bytes, and the log of
+    events is theirs alone.
     """
 
     def __init__(
         self,
         client: Client,
         *,
-        told: Told | None = None,
+        held_back: HeldBack | None = None,
         body_limit: int = BODY_LIMIT,
         trusting: bool = False,
-        held_back: HeldBack | None = None,
     ) -> None:
         self._client = client
-        self._told = told
         self._body_limit = body_limit
         self._trusting = trusting
         self._bounds = Bounds(client.terms.payload_limit, trusting)
@@ -75,7 +72,7 @@ class StoreCalls:
         self._operations = StoreOperations(client, trusting=trusting, held_back=held_back)
         self._handlers = {name: getattr(self._operations, name) for name in OPERATIONS}
 
-    async def answer(self, name: str, body: bytes, caller: Caller) -> Answered:
+    async def answer(self, name: str, body: bytes, caller: Caller) -> Reply:
         """The answer to one call, also where it is an error. A body that is too large is for the caller to refuse."""
         try:
             if name == "open":
@@ -128,7 +125,7 @@ class StoreCalls:
 
     # --- around the operations
 
-    def _open(self, body: bytes, caller: Caller) -> Answered:
+    def _open(self, body: bytes, caller: Caller) -> Reply:
         hello = wire.read_hello(body)
         session = ""
         if hello.wire == wire.WIRE:
@@ -139,7 +136,7 @@ class StoreCalls:
             service=wire.SERVICE, wire=wire.WIRE, version=__version__, session=session, micros=self._micros(),
             body_limit=self._body_limit,
         )  # fmt: skip
-        return Answered(200, wire.encode(welcome), _HEADERS)
+        return Reply(200, wire.encode(welcome), wire.CONTENT_TYPE)
 
     def _checked(self, operation: Operation[Any, Any], raw: Raw, caller: Caller) -> tuple[Any, dict[int, Exception]]:
         """The request, if it is in order; of a batch the items that are, and by place what is wrong with the others,
@@ -174,16 +171,16 @@ class StoreCalls:
 
     async def _do(
         self, operation: Operation[Any, Any], request: Any, refused: Mapping[int, Exception], call: Call, caller: Caller
-    ) -> Answered:
+    ) -> Reply:
         try:
             now = self._client.clock.now() if call.now is None or not self._trusting else call.now
-            with nullcontext() if self._trusting else acting_as(caller.name, self._told):
+            with nullcontext() if self._trusting else acting_as(caller.name, audit):
                 answer = await self._handlers[operation.name](request, caller, now)
             failed: dict[int, Failure] = {}
             if isinstance(request, Batch):
                 answer, failed = _by_place(answer, refused, caller)
             body = wire.encode(wire.Success(self._micros(), Raw(wire.encode(answer)), failed))
-            return Answered(200, body, _HEADERS)
+            return Reply(200, body, wire.CONTENT_TYPE)
         except Exception as error:  # noqa: BLE001 - the answer of a call that is sent again is an error as well
             return self._refused(error, operation.name)
 
@@ -193,13 +190,11 @@ class StoreCalls:
         now = clock.now()
         return now * 1000 + min(max(int(-clock.seconds_until(now) * 1e6), 0), 999)
 
-    def _refused(self, error: Exception, name: str) -> Answered:
-        if isinstance(error, AccessRefused):
-            return _failed(error.status, _failure(error), {"www-authenticate": error.challenge})
+    def _refused(self, error: Exception, name: str) -> Reply:
         if not isinstance(error, BideError):
             _log.error("a defect in %s of the store calls", name, exc_info=error)
-        status, failure = wire.failure_of(error)
-        return _failed(status, failure, {"retry-after": "1"} if status in (503, 507) else {})
+        problem = of_error(error)
+        return _failed(problem.status, _failure(error), problem.headers)
 
     async def _wakes(self, topics: Sequence[Topic]) -> AsyncGenerator[bytes, None]:
         """Lines of JSON, the first as soon as it is subscribed. Of a topic only the earliest wake waits to be sent, so
@@ -260,8 +255,8 @@ def _identity(caller: Caller) -> str:
 
 
 def _failure(error: Exception) -> Failure:
-    return Failure(wire.REFUSED, str(error)) if isinstance(error, AccessRefused) else wire.failure_of(error)[1]
+    return Failure(wire.REFUSED, str(error)) if isinstance(error, AccessRefused) else wire.failure_of(error)
 
 
-def _failed(status: int, failure: Failure, headers: Mapping[str, str] = {}) -> Answered:
-    return Answered(status, wire.encode(failure), {**_HEADERS, **headers})
+def _failed(status: int, failure: Failure, headers: Mapping[str, str] = {}) -> Reply:
+    return Reply(status, wire.encode(failure), wire.CONTENT_TYPE, headers)

@@ -6,7 +6,7 @@ looked up at every call, so a session never outlives it; leaving ends the sessio
 instance. A session of an anonymous caller gives no right that the caller lacks without it, so nothing is kept of it.
 
 What changes something must carry a second value, derived from the cookie (`csrf`), in a header or a form field: a page
-of another site makes a browser send the cookie at most, and cannot read this. See also `origins`.
+of another site makes a browser send the cookie at most, and cannot read this. See also `access`.
 """
 
 from __future__ import annotations
@@ -26,10 +26,9 @@ from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC
 from bide.engine.client import Client
 from bide.engine.kept import Kept
-from bide.service.access import FRESH, Access, hash_of, parse
+from bide.service.access import FRESH, Access, Headers, host_name, is_loopback_name, refuse_foreign_page
 from bide.service.audit import Bucket
-from bide.service.authz import ANONYMOUS, AccessRefused, Caller, Unauthorized
-from bide.service.requests import host_name, is_loopback_name, refuse_foreign_page
+from bide.service.authz import ANONYMOUS, AccessRefused, Caller, Unauthorized, hash_of
 
 COOKIE = "bide_session"
 CSRF_HEADER = "x-csrf-token"
@@ -47,10 +46,6 @@ _OFTEN = (100, 0.1)
 class Forged(AccessRefused):
     """It changes something and does not show that a page of the console sent it."""
 
-    status = 403
-    title = "Forbidden"
-    code = None
-
 
 class Session(NamedTuple):
     """Somebody who has logged in."""
@@ -61,12 +56,12 @@ class Session(NamedTuple):
     expires_at: Millis
     cookie: str
 
-    def check_change(self, *, csrf: str | None, host: str | None, origin: str | None, site: str | None) -> None:
+    def check_change(self, headers: Headers, csrf: str | None) -> None:
         """Raises Forged, Foreign unless a page of this very session sent what changes something.
 
-        `csrf` comes from the header or the form; the others are the headers Host, Origin and Sec-Fetch-Site.
+        `csrf` comes from its header or the form.
         """
-        refuse_foreign_page(host=host, origin=origin, site=site)
+        refuse_foreign_page(headers)
         if csrf is None or not hmac.compare_digest(csrf.encode(errors="replace"), self.csrf.encode()):
             raise Forged("this form is not of your session, or the session is another now; load the page again")
 
@@ -94,20 +89,18 @@ class Sessions:
     async def begin(self, token: str) -> Session:
         """A session for whoever has this token. Raises Unauthorized, StoreError."""
         caller = await self._access.caller_with(token)
-        shown = parse(token.strip())
-        assert shown is not None
         now = self._client.clock.now() / 1000
-        if not self._begun.setdefault(shown.id, Bucket(*_OFTEN, now)).take(now):
+        if not self._begun.setdefault(caller.id, Bucket(*_OFTEN, now)).take(now):
             raise Unauthorized("too many sessions were begun with this token; wait a minute")
         secret = secrets.token_urlsafe(32)
-        kept = _Kept(shown.id, self._client.clock.now() + self._lasts)
+        kept = _Kept(caller.id, self._client.clock.now() + self._lasts)
         fresh_until = asyncio.get_running_loop().time() + FRESH
         try:
             await self._store.put(_name(secret), msgspec.msgpack.encode(kept), until=kept.expires_at)
         except StoreFull:  # a full store still drains: this instance alone knows of the session
             fresh_until += self._lasts / 1000
         self._remember(_name(secret), fresh_until, kept)
-        return _session(caller, f"2.{shown.id}.{secret}", kept.expires_at)
+        return _session(caller, f"2.{caller.id}.{secret}", kept.expires_at)
 
     async def begin_anonymous(self) -> Session:
         """A session for whoever comes, where that is allowed; for its `csrf`. Raises Unauthorized."""
