@@ -188,7 +188,7 @@ def _in_order(runs: Mapping[str, R], expected: Iterable[str]) -> list[R]:
 
 def _rows(runs: Mapping[str, R], expected: Iterable[str], width: int) -> list[list[str]]:
     """A row of each store that is expected, whether it was run or not; then of any others."""
-    not_yet = ["not run yet", *[""] * (width - 2)]
+    not_yet: list[str] = ["not run yet", *[""] * (width - 2)]
     return [runs[name].row() if name in runs else [name, *not_yet] for name in dict.fromkeys([*expected, *runs])]
 
 
