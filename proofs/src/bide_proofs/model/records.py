@@ -147,7 +147,8 @@ class Move(NamedTuple):
     told: str
     """In words. `{me}` stands for who takes it."""
     shared: Shared
-    part: Worker | Client
+    part: Worker | Client | None
+    """Whoever takes it, afterwards; None: the store by itself."""
     effect: Effect = NOTHING
     helps: bool = False
     """Whether it is taken when nothing goes wrong any more: see `explore.Explorer.lateness`."""
