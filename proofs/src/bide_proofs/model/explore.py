@@ -43,7 +43,7 @@ INVARIANTS = (
     "P3: settle and extend are accepted from the live lease, and from no other; a live lease has a live task",
     "P4: after `cancelled` no delivery of that life begins; `not_found` is not said of what is owed",
     "P5: a request sent twice is done once, and answered alike; an older one of a caller never follows a newer",
-    "P8: a worker does not sleep past the next wake, unless a tiding is on its way, or was lost",
+    "P8: a worker does not sleep past the next wake, unless a wake-up is on its way, or was lost",
     "P10: body and index agree; of a task that is over, neither is left",
     "P12: a token rises at every transition, also over the end of a life; no two leases share one; a life has its id",
 )

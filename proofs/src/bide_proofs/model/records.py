@@ -101,7 +101,7 @@ class Worker(NamedTuple):
     verdict: str = ""
     begun: bool = False
     accepted: bool = False
-    tiding: int | None = None
+    wake_up: int | None = None
     """The earliest wake that it is being told of: heard, or on its way."""
     lost: bool = False
     """Truly: it was told of a wake since it last forgot, and that was lost on the way."""
@@ -131,7 +131,7 @@ class Effect(NamedTuple):
     """A new life."""
     called_off: bool = False
     """`cancelled` was answered."""
-    tiding: int | None = None
+    wake_up: int | None = None
     """A wake that is published."""
     tick: bool = False
     """An instant has passed."""
