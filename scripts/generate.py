@@ -24,7 +24,7 @@ from bide.settings import describe
 from bide_lab.report.document import Document
 from bide_lab.report.findings import FAMILIES, Family
 from bide_proofs.reliability import Results
-from bide_proofs.simulate.mutants.table import table as mutants_table
+from bide_proofs.simulate.mutants.trial import table as mutants_table
 
 ROOT = Path(__file__).resolve().parent.parent
 PART = re.compile(r"(<!-- generated: (?P<name>[\w-]+) -->\n)(?P<body>.*?)(<!-- end -->)", re.DOTALL)

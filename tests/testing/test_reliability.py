@@ -1,4 +1,4 @@
-"""The tables of docs/reliability.md: whole runs, runs with parts missing, and none."""
+"""The tables of docs/reliability.md: runs, the newest of each store, and none."""
 
 from __future__ import annotations
 
@@ -12,15 +12,18 @@ from bide import BadInput
 from bide_proofs.reliability import Results
 
 TORTURED: dict[str, Any] = {
-    "store": "redis", "version": "7.0.15", "seconds": 600, "seed": 7, "processes": 5,
-    "load": {"scheduled": 120_000, "verbs": {"cancel": {"cancelled": 900, "finished": 100}}, "deliveries": 118_000},
-    "faults": {"kill": 40, "reset": 12}, "lost": 0, "duplicated": 31, "early": 0, "after_cancel": 0,
-    "stale_accepted": 0, "violations": {"P1": 0, "P3": 2}, "lateness_ms": {"p50": 1.2, "p99": 80, "most": 3210.4},
-    "recovery_ms": {"kill": {"p50": 12.5, "most": 3050}}, "cannot": {"disk full": "no file system of its own"},
+    "store": "redis", "about": {"version": "7.0.15"}, "seconds": 600, "processes": {"clients": 2, "workers": 3},
+    "load": {
+        "scheduled": 120_000, "verbs": {"cancel": {"cancelled": 900, "finished": 100}}, "deliveries": 118_000,
+        "settled": {"done": 115_000},
+    },
+    "faults": {"kill": 40, "reset": 12}, "wrong": {"P1": 0, "P2": 0, "P3": 2, "P4": 0}, "delivered_again": 31,
+    "lateness_ms": {"p50": 1.2, "p99": 80, "most": 3210.4}, "recovery_seconds": {"kill": {"p50": 0.0125, "most": 3.05}},
+    "cannot": {"disk full": "no file system of its own"},
 }  # fmt: skip
 SLOPE = {
-    "mean": 52_428_800.0, "per_minute": -2048.0, "low": -4096.0, "high": 1024.0, "percent_per_hour": -0.234,
-    "allowed": 1_048_576.0, "verdict": "flat",
+    "mean": 52_428_800.0, "first": 52_428_800.0, "last": 52_428_800.0, "per_minute": -2048.0, "low": -4096.0,
+    "high": 1024.0, "percent_per_hour": -0.234, "allowed": 1_048_576.0, "verdict": "flat",
 }  # fmt: skip
 SOAKED: dict[str, Any] = {
     "store": "postgres", "seconds": 900, "maximum_per_s": 4000, "rate": 2000, "deliveries": 1_700_000, "lost": 0,
@@ -53,7 +56,8 @@ def test_without_results_every_store_is_there_and_not_run(tmp_path: Path) -> Non
 def test_a_run_under_faults(tmp_path: Path) -> None:
     text = results(tmp_path, torture=[TORTURED]).torture()
     assert row(text, "Redis", "7.0.15")[2:] == [
-        "10", "5", "120,000 scheduled, 1,000 verbs", "118,000", "0", "31", "0", "0", "0", "2", "3,210",
+        "10", "2 clients, 3 workers", "120,000 scheduled, 1,000 verbs, 115,000 settled", "118,000", "0", "31", "0", "0",
+        "2", "2", "3,210",
     ]  # fmt: skip
     assert row(text, "Redis", "kill")[2:] == ["40", "12.5", "3,050"]
     assert row(text, "Redis", "reset")[2:] == ["12", "", ""]
@@ -61,12 +65,13 @@ def test_a_run_under_faults(tmp_path: Path) -> None:
 
 
 def test_the_newest_line_counts_and_one_cut_off_does_not(tmp_path: Path) -> None:
-    results(tmp_path, torture=[TORTURED, {**TORTURED, "lost": 5}, {"store": "sqlite"}])
+    newer = {**TORTURED, "wrong": {"lost": 5, "P4": 1}, "lateness_ms": {}}
+    results(tmp_path, torture=[TORTURED, newer, {**TORTURED, "store": "redis+cluster"}])
     with (tmp_path / "torture.jsonl").open("ab") as file:
         file.write(b'{"store": "redis", "lost": 9')
     text = Results(tmp_path).torture()
-    assert row(text, "Redis", "7.0.15")[6] == "5"
-    assert row(text, "SQLite")[1:4] == ["?", "?", "?"]
+    assert row(text, "Redis", "7.0.15")[6:] == ["5", "31", "0", "1", "0", "6", ""]
+    assert row(text, "redis+cluster", "7.0.15")[2] == "10"
 
 
 def test_what_could_not_be_done_is_said_once(tmp_path: Path) -> None:
@@ -97,6 +102,5 @@ def test_what_the_slopes_come_to(tmp_path: Path, changed: dict[str, Any], said: 
 
 
 def test_a_line_that_is_no_run_is_named(tmp_path: Path) -> None:
-    (tmp_path / "soak.jsonl").write_text('{"store": "redis"}\nhello\n', encoding="utf-8")
     with pytest.raises(BadInput, match=r"soak.jsonl, line 2"):
-        Results(tmp_path)
+        results(tmp_path, soak=[SOAKED, {"store": "redis"}])

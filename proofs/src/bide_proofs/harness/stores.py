@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import asyncio
-import secrets
 import time
-from collections.abc import AsyncIterator, Callable, Collection
-from contextlib import asynccontextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import contextmanager
 from urllib.parse import parse_qsl, urlsplit
 
 from bide.app import Bide
+from bide.cli.bench.redis_server import redis_server
 from bide.core.errors import StoreError, StoreMismatch
 from bide.core.records import State
 from bide_proofs.harness.command import PATIENCE
@@ -47,34 +47,15 @@ async def drained(app_of: Callable[[], Bide], *topics: str) -> float | None:
     return None
 
 
-@asynccontextmanager
-async def own_namespace(url: str, what: str) -> AsyncIterator[str]:
+@contextmanager
+def own_namespace(url: str) -> Iterator[str]:
     """On Redis a fresh namespace, unless `url` names one; its keys are removed at the end."""
     parts = urlsplit(url)
     if parts.scheme not in _REDIS or "namespace" in dict(parse_qsl(parts.query)):
         yield url
         return
-    url += f"{'&' if parts.query else '?'}namespace={what}-{secrets.token_hex(6)}"
-    try:
-        yield url
-    finally:
-        await _remove(url)
-
-
-async def _remove(url: str) -> None:
-    """Every key of it, on every server that has some."""
-    from bide.stores.redis.address import address_of
-    from bide.stores.redis.layout import Layout
-    from bide.stores.redis.topology import nodes_of
-
-    address = address_of(url)
-    nodes = nodes_of(address, Layout(address.namespace, address.shards or 16), patience=10)
-    pattern = f"{{{address.namespace}[:}}]*"
-    try:
-        for link in await nodes.masters():
-            cursor = b""
-            while cursor != b"0":
-                [(cursor, keys)] = await link.ask([("SCAN", cursor or b"0", "MATCH", pattern, "COUNT", 1000)])
-                await link.ask([("UNLINK", key) for key in keys] or [("PING",)])  # one by one: they differ in slot
-    finally:
-        await nodes.close()
+    with redis_server(url) as (server, own):
+        try:
+            yield own
+        finally:
+            server.clear()

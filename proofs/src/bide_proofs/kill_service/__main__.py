@@ -5,7 +5,6 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
@@ -16,17 +15,16 @@ import msgspec
 from bide.ports import HasSchema
 from bide.settings import Settings
 from bide.testing.history.journal import read_all
-from bide.testing.proxy import FaultProxy
 from bide.wiring import store_maker, without_secrets
-from bide_proofs.harness.command import WrongByKind, add_seed, counts_of, not_in_memory, parser_of, tried
+from bide_proofs.harness.command import WrongByKind, counts_of, not_in_memory, parser_of, tried
 from bide_proofs.harness.stores import own_namespace
 from bide_proofs.kill_service.instance import GIVEN, Given
 from bide_proofs.kill_service.judge import judge
 from bide_proofs.kill_service.receiver import Receiver
 from bide_proofs.servers.process import HOST, free_port
 from bide_proofs.torture.faults import KILL, WORKER
-from bide_proofs.torture.run import Plan, journals, tortured
-from bide_proofs.torture.server import Trouble
+from bide_proofs.torture.run import add_options, journals, plan_of, tortured
+from bide_proofs.torture.server import Server
 from bide_proofs.torture.topics import TOPICS
 
 COUNT = 2
@@ -38,25 +36,25 @@ retry = {{ policy = "exponential", first = "100ms", longest = "1s", tries = 100 
 """
 
 
-class Services:
-    """Where the instances are, and what they post to: the server of a run, whose workers they are."""
+class Services(Server):
+    """Where the instances are, and the receiver that they post to: the server of a run, whose workers they are."""
+
+    name = "service"
 
     def __init__(self, url: str, receiver: Receiver, folder: Path) -> None:
-        self.name = "service"
-        self.ahead = self.farthest = 0.0
-        self.proxies: Sequence[FaultProxy] = ()
-        self.cannot: Mapping[str, str] = {}
+        super().__init__(url)
         ports = [free_port() for _ in range(COUNT)]
-        self.urls: Sequence[str] = [f"http://{HOST}:{port}" for port in ports]
-        self.direct = url
+        self.urls = [f"http://{HOST}:{port}" for port in ports]
         self.gives_back = urlsplit(url).scheme == "redis+cluster"
-        given = Given(ports, str(folder / "serve.toml"))
-        self.environment: Mapping[str, str] = {GIVEN: msgspec.json.encode(given).decode()}
         self._receiver = receiver
         self._folder = folder
+        self._config = folder / "serve.toml"
+        self.environment = {GIVEN: msgspec.json.encode(Given(ports, str(self._config))).decode()}
         self._entered = AsyncExitStack()
 
     async def start(self) -> None:
+        self.direct = self.worker_url = self._entered.enter_context(own_namespace(self.direct))
+        await self._entered.enter_async_context(self._receiver)
         store = store_maker(self.direct, Settings())()
         if isinstance(store, HasSchema) and await store.plan():
             await store.migrate()
@@ -64,12 +62,10 @@ class Services:
         secrets.write_text(self._receiver.secret + "\n", encoding="ascii")
         topics = [_TOPIC.format(topic=topic, place=place, secrets=secrets) for topic in TOPICS]
         config = f'keep_most = 10000000\n[webhooks]\nallow = ["{place}"]\n{"".join(topics)}'
-        (self._folder / "serve.toml").write_text(config, encoding="utf-8")
+        self._config.write_text(config, encoding="utf-8")
 
-    def troubles(self) -> Mapping[str, Trouble]:
-        return {}
-
-    async def stop(self) -> None: ...
+    async def stop(self) -> None:
+        await self._entered.aclose()
 
     def about(self) -> dict[str, Any]:
         return {"url": without_secrets(self.direct), "set-up": f"{COUNT} instances of bide serve"}
@@ -77,13 +73,11 @@ class Services:
 
 async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
     """One run on the store that is given; the report, and what was wrong."""
-    async with own_namespace(given.url, "service") as url, Receiver(given.seed) as receiver:
-        plan = Plan(
-            seconds=given.seconds, workers=COUNT, rate=given.rate, farthest=given.farthest, pace=given.pace,
-            seed=given.seed, least=given.least, only=[f"{KILL} {WORKER}"], worker="bide_proofs.kill_service.instance",
-            worker_url=url, spare=1,
-        )  # fmt: skip
-        report, checked = await tortured(Services(url, receiver, folder), plan, folder)
+    receiver = Receiver(given.seed)
+    plan = plan_of(
+        given, workers=COUNT, only=[f"{KILL} {WORKER}"], worker="bide_proofs.kill_service.instance", spare=1
+    )  # fmt: skip
+    report, checked = await tortured(Services(given.url, receiver, folder), plan, folder)
     wrong = {**checked, **judge(receiver.arrived, read_all(journals(folder)))}
     wrong["bad_delivery"] = receiver.bad
     effects = Counter(one.effect for one in receiver.arrived)
@@ -98,12 +92,7 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
 def main() -> int:
     parser = parser_of("kill_service", __doc__)
     parser.add_argument("url", help="a store that several processes can share, on this machine")
-    parser.add_argument("--seconds", type=float, default=120, help="how long instances are killed")
-    parser.add_argument("--least", type=int, default=0, help="clients go on until so many deliveries have begun")
-    parser.add_argument("--rate", type=float, default=200, help="verbs a second")
-    parser.add_argument("--farthest", type=float, default=12, help="the longest delay, in seconds")
-    parser.add_argument("--pace", type=float, default=1, help="2 for twice as many kills in the same time")
-    add_seed(parser)
+    add_options(parser, seconds=120, rate=200)
     given = parser.parse_args()
     not_in_memory(parser, given.url)
     return tried("kill_service", lambda folder: run(given, folder))

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
+from collections.abc import Callable
 
 import msgspec
 
-from bide_proofs.harness.child import Parent
-from bide_proofs.harness.service import serve
+from bide.core.instants import Millis
+from bide.service import serving
+from bide_proofs.harness.child import Parent, ready
+from bide_proofs.servers.process import HOST
 from bide_proofs.torture.child import Actor, main
 
 GIVEN = "KILL_SERVICE"
 """The variable of the environment that holds `Given`, as JSON."""
+_LOOK = 0.02
 
 
 class Given(msgspec.Struct, frozen=True):
@@ -23,9 +28,37 @@ class Given(msgspec.Struct, frozen=True):
 
 
 async def _serve(actor: Actor, parent: Parent) -> None:
+    """Serve until the parent tells us to end; it is told once we can be called."""
     given = msgspec.json.decode(os.environ[GIVEN], type=Given)
-    slot = int(actor.spec.name.partition("-")[2].partition(".")[0])
-    await serve(actor.app, parent, given.ports[slot], given.config)
+    port = given.ports[int(actor.spec.name.partition("-")[2].partition(".")[0])]
+    drains: list[Callable[[str], object]] = []
+
+    def begin(drain: Callable[[str], object], _: Millis) -> None:
+        drains.append(drain)
+
+    config = serving.config_of(given.config, (), ())
+    instance = asyncio.create_task(
+        serving.serve(actor.app, config, host=HOST, port=port, insecure=False, shown_store="", begin=begin)
+    )
+    while not instance.done() and not await _answers(port):  # noqa: ASYNC110 - nobody tells
+        await asyncio.sleep(_LOOK)
+    if not instance.done():
+        ready()
+    over = asyncio.create_task(parent.over.wait())
+    await asyncio.wait([instance, over], return_when=asyncio.FIRST_COMPLETED)
+    over.cancel()
+    for drain in drains:
+        drain("the parent is over")
+    await instance
+
+
+async def _answers(port: int) -> bool:
+    try:
+        _, writer = await asyncio.open_connection(HOST, port)
+    except OSError:
+        return False
+    writer.close()
+    return True
 
 
 if __name__ == "__main__":

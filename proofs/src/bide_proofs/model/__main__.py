@@ -60,45 +60,40 @@ def main() -> int:
     sizes = {given.size: SIZES[given.size]} if given.size else SIZES
     broken = False
     if not given.json:
-        for invariant in INVARIANTS:
-            _say(f"  {invariant}")
+        _say(*(f"  {invariant}" for invariant in INVARIANTS))
     for name, bounds in sizes.items():
         found = Explorer(Rules(), bounds).explore()
         broken |= bool(found.broken)
-        if given.json:
-            _say(json.dumps({"size": name, **found._asdict()}))
-            continue
-        _say(
+        in_words = (
             f"{name}: {found.states:,} states, {found.transitions:,} transitions, depth {found.depth}, "
             f"{found.seconds:.0f} s of processor time; at most {found.lateness} instants late, of {bounds.latest}; "
             f"{found.broken or 'nothing broken'}"
         )
-        _tell(found)
+        _show(found, {"size": name} if given.json else in_words)
     if not given.json:
         _say(f"memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MB at most")
     return int(broken)
 
 
 def _show_defects(rules: Iterable[str], as_json: bool) -> int:
-    missed = []
+    missed = False
     for rule, found in defects(rules):
-        if not found.broken:
-            missed.append(rule)
-        if as_json:
-            _say(json.dumps({"without": rule, **found._asdict()}))
-        else:
-            _say(f"{rule} {not Rules._field_defaults[rule]}: {found.broken or 'nothing was found'}")
-            _tell(found)
-    return int(bool(missed))
+        missed |= not found.broken
+        in_words = f"{rule} {not Rules._field_defaults[rule]}: {found.broken or 'nothing was found'}"
+        _show(found, {"without": rule} if as_json else in_words)
+    return int(missed)
 
 
-def _tell(found: Found) -> None:
-    for number, step in enumerate(found.trace, 1):
-        _say(f"  {number:3} {step}")
+def _show(found: Found, what: dict[str, str] | str) -> None:
+    """In one line of JSON after `what` it is of; or in words, and the way there step by step."""
+    if isinstance(what, dict):
+        _say(json.dumps({**what, **found._asdict()}))
+    else:
+        _say(what, *(f"  {number:3} {step}" for number, step in enumerate(found.trace, 1)))
 
 
-def _say(line: str) -> None:
-    sys.stdout.write(f"{line}\n")
+def _say(*lines: str) -> None:
+    sys.stdout.write("".join(f"{line}\n" for line in lines))
     sys.stdout.flush()
 
 

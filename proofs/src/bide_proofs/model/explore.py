@@ -3,7 +3,7 @@
 A state is five parts: the store, two workers, two clients. The parts have numbers, so that a state is one integer, and
 what a part may do next, and what that means to another part, is worked out once for each pair and looked up from then
 on. Workers are alike, and so are clients of as many verbs: of states that differ by a swap one is visited. That costs
-some 2 µs for each way and 200 bytes for each state.
+some 200 bytes for each state.
 
 What has to happen in the end (P2) is looked at from *every* state in which a task is owed: there has to be a way by
 steps that help (nothing fails any more, but every wake-up is lost) to a delivery by the live lease, or to the end of
@@ -43,15 +43,18 @@ INVARIANTS = (
     "P3: settle and extend are accepted from the live lease, and from no other; a live lease has a live task",
     "P4: after `cancelled` no delivery of that life begins; `not_found` is not said of what is owed",
     "P5: a request sent twice is done once, and answered alike; an older one of a caller never follows a newer",
-    "P8: a worker does not sleep past the next wake, unless a tiding is on its way, or was lost",
+    "P8: a worker does not sleep past the next wake, unless a wake-up is on its way, or was lost",
     "P10: body and index agree; of a task that is over, neither is left",
     "P12: a token rises at every transition, also over the end of a life; no two leases share one; a life has its id",
 )
 _GOAL, _STUCK = 0xFFFFFFFF, 0xFFFFFFFE
 _BITS = 16
 _MASK = (1 << _BITS) - 1
-_TICKS, _NO_HELP = 2, 9
-"""How a step is rated: the goal 0, one that helps 1; of two the lower is taken."""
+_REACHED, _HELPS, _TICKS, _NO_HELP = 0, 1, 2, 9
+"""How a step is rated: of two that lead on, the lower is taken."""
+_NAMES = ("worker A", "worker B", "client 1", "client 2", "the store")
+_STORE = 4
+"""The places of those who take steps: workers, clients, and the store itself."""
 
 Part = TypeVar("Part", bound=tuple)  # type: ignore[type-arg]
 
@@ -91,12 +94,12 @@ class Found(NamedTuple):
     """The shortest way there, in words."""
 
 
-_Way = tuple[int, int, int, bool, bool, str, str]
-"""The store, the part that moves and the effect, by number; whether it helps, whether it is a goal; broken, told."""
+_Way = tuple[int, int, int, int, str, str]
+"""The store, the part that moves and the effect, by number; how it is rated; what it breaks; and in words."""
 _Ways = tuple[list[_Way], str]
 """And the invariant that does not hold where they begin."""
-_Named = tuple[int, int, int, int, int]
-"""A state as its parts: store, workers, clients."""
+_State = tuple[int, int, int, int, int]
+"""The store, two workers and two clients, by number."""
 
 
 class Explorer:
@@ -105,63 +108,88 @@ class Explorer:
     def __init__(self, rules: Rules, bounds: Bounds) -> None:
         self.rules = rules
         self.bounds = bounds
-        store = Store(rules, bounds)
-        self._store = store
-        self._working, self._asking = Working(store), Asking(store)
+        self._store = Store(rules, bounds)
+        self._working, self._asking = Working(self._store), Asking(self._store)
         self._shared: Numbers[Shared] = Numbers()
         self._workers: Numbers[Worker] = Numbers()
         self._clients: Numbers[Client] = Numbers()
         self._effects: Numbers[Effect] = Numbers()
         self._effects.of(NOTHING)
-        self._worker_ways: dict[int, _Ways] = {}
-        self._client_ways: dict[int, _Ways] = {}
-        self._own_ways: dict[int, _Ways] = {}
+        of_workers: dict[int, _Ways] = {}
+        of_clients: dict[int, _Ways] = {}
+        self._ways: tuple[dict[int, _Ways], ...] = (of_workers, of_workers, of_clients, of_clients, {})
+        """By place, then by the store and the part in that place."""
         self._seen: dict[int, int] = {}
-        self._ticks: dict[int, int] = {}
+        """By effect and worker: the worker after somebody else's step of that effect."""
 
     def steps(self) -> set[str]:
         """Every step that somebody could take anywhere, in words: to see that what was explored had something in it."""
-        entries = (*self._worker_ways.values(), *self._client_ways.values(), *self._own_ways.values())
-        return {way[-1] for ways, _ in entries for way in ways}
+        return {way[-1] for known in self._ways for ways, _ in known.values() for way in ways}
 
     # --- what may come next
 
-    def _ways_of_worker(self, pair: int) -> _Ways:
-        shared, worker = self._shared.values[pair >> _BITS], self._workers.values[pair & _MASK]
-        moves = self._working.moves(shared, worker)
-        found = [self._way(move, self._workers.of(move.part)) for move in moves if isinstance(move.part, Worker)]
-        entry = self._worker_ways[pair] = (found, wrong_with(self.bounds, shared, worker))
+    def _turns(self, state: _State) -> list[tuple[int, _Ways]]:
+        """The places of those who are to be asked, and what each may do. Of two who are alike one is asked."""
+        shared, one, two, first, second = state
+        parts = ((0, one), (1, two), (2, first), (3, second), (_STORE, 0))
+        alike = (1 if one == two else -1, 3 if first == second else -1)
+        turns = []
+        for place, part in parts:
+            if place not in alike:
+                pair = shared << _BITS | part
+                turns.append((place, self._ways[place].get(pair) or self._work_out(place, pair)))
+        return turns
+
+    def _work_out(self, place: int, pair: int) -> _Ways:
+        shared, part, wrong = self._shared.values[pair >> _BITS], pair & _MASK, ""
+        if place == _STORE:
+            moves, wrong = self._moves_of_store(shared), _wrong_with(shared)
+        elif place < 2:
+            worker = self._workers.values[part]
+            moves, wrong = self._working.moves(shared, worker), wrong_with(self.bounds, shared, worker)
+        else:
+            moves = self._asking.moves(shared, self._clients.values[part])
+        entry = self._ways[place][pair] = [self._way(move) for move in moves], wrong
         return entry
 
-    def _ways_of_client(self, pair: int) -> _Ways:
-        shared, client = self._shared.values[pair >> _BITS], self._clients.values[pair & _MASK]
-        moves = self._asking.moves(shared, client)
-        found = [self._way(move, self._clients.of(move.part)) for move in moves if isinstance(move.part, Client)]
-        entry = self._client_ways[pair] = (found, "")
-        return entry
+    def _way(self, move: Move) -> _Way:
+        part = 0
+        if isinstance(move.part, Worker):
+            part = self._workers.of(move.part)
+        elif move.part is not None:
+            part = self._clients.of(move.part)
+        rated = _TICKS if move.effect.tick else _NO_HELP
+        if move.helps:
+            rated = _REACHED if move.goal else _HELPS
+        return self._shared.of(move.shared), part, self._effects.of(move.effect), rated, move.broken, move.told
 
-    def _ways_of_store(self, number: int) -> _Ways:
+    def _moves_of_store(self, shared: Shared) -> Iterator[Move]:
         """An instant passes; what was kept for its time is purged."""
-        shared = self._shared.values[number]
         body = shared.body
         later = shared._replace(
             body=None if body is None else body._replace(wake=max(0, body.wake - 1)),
             entry=None if shared.entry is None else max(0, shared.entry - 1),
         )
-        nobody = self._workers.values[0]
-        found = [self._way(Move("an instant passes", later, nobody, TICK), 0)]
+        yield Move("an instant passes", later, None, TICK)
         purged = self._store.purge(shared)
         if purged is not None:
-            found.append(self._way(Move("what was kept long enough is purged", purged, nobody), 0))
-        entry = self._own_ways[number] = (found, _wrong_with(shared))
-        return entry
+            yield Move("what was kept long enough is purged", purged, None)
 
-    def _way(self, move: Move, part: int) -> _Way:
-        shared, effect = self._shared.of(move.shared), self._effects.of(move.effect)
-        return shared, part, effect, move.helps, move.goal, move.broken, move.told
+    def _after(self, state: _State, place: int, way: _Way) -> _State:
+        """The state after a way that somebody goes: the workers see what it means to them."""
+        _, one, two, first, second = state
+        shared, part, effect = way[0], way[1], way[2]
+        if effect:
+            one, two = self._seeing(effect, one), self._seeing(effect, two)
+        if place == 0:
+            return shared, part, two, first, second
+        if place == 1:
+            return shared, one, part, first, second
+        if place == 2:
+            return shared, one, two, part, second
+        return (shared, one, two, first, part) if place == 3 else (shared, one, two, first, second)
 
-    def _after(self, worker: int, effect: int) -> int:
-        """The worker after somebody else's step."""
+    def _seeing(self, effect: int, worker: int) -> int:
         pair = effect << _BITS | worker
         seen = self._seen.get(pair)
         if seen is None:
@@ -177,29 +205,33 @@ class Explorer:
         start = self._start()
         numbers = {_key(start): 0}
         order = [_key(start)]
+        after = self._after
         before, onward, ticks = array("I", [0]), array("I"), bytearray()
         transitions, depth, at, level_ends = 0, 0, 0, 1
         while at < len(order):
             if at == level_ends:
                 depth, level_ends = depth + 1, len(order)
-            state = order[at]
-            best, rank = _STUCK, 3
-            if not self._shared.values[state >> 4 * _BITS].live:
-                best, rank = _GOAL, 0
-            wrong, ways = self._next(state)
-            if wrong:
+            state = _parts(order[at])
+            best, rank = _STUCK, _TICKS + 1
+            if not self._shared.values[state[0]].live:
+                best, rank = _GOAL, _REACHED
+            turns = self._turns(state)
+            if wrong := next((wrong for _, (_, wrong) in (turns[-1], *turns) if wrong), ""):
                 return self._broken(wrong, order, before, at, None, transitions, depth, began)
-            transitions += len(ways)
-            for key, rated, broken in ways:
-                number = numbers.get(key)
-                if number is None:
-                    number = numbers[key] = len(order)
-                    order.append(key)
-                    before.append(at)
-                if broken:
-                    return self._broken(broken, order, before, at, key, transitions, depth, began)
-                if rated < rank:
-                    best, rank = (number if rated else _GOAL), rated
+            for place, (ways, _) in turns:
+                transitions += len(ways)
+                for way in ways:
+                    key = _key(after(state, place, way))
+                    number = numbers.get(key)
+                    if number is None:
+                        number = numbers[key] = len(order)
+                        order.append(key)
+                        before.append(at)
+                    rated, broken = way[3], way[4]
+                    if broken:
+                        return self._broken(broken, order, before, at, key, transitions, depth, began)
+                    if rated < rank:
+                        best, rank = (number if rated else _GOAL), rated
             onward.append(best)
             ticks.append(rank == _TICKS)
             at += 1
@@ -210,53 +242,10 @@ class Explorer:
             return found._replace(trace=(*found.trace, *self._stuck(order, onward, stuck)))
         return Found(len(order), transitions, depth, time.process_time() - began, lateness or 0)
 
-    def _start(self) -> _Named:
+    def _start(self) -> _State:
         workers = [self._workers.of(fresh_worker(self.rules, self.bounds)) for _ in range(2)]
         clients = [self._clients.of(Client(left)) for left in self.bounds.verbs]
         return self._shared.of(Shared()), workers[0], workers[1], clients[0], clients[1]
-
-    def _next(self, state: int) -> tuple[str, list[tuple[int, int, str]]]:
-        """What is wrong with a state, and the states that may follow: how each helps, and what the way there breaks."""
-        shared, one, two, first, second = _parts(state)
-        found: list[tuple[int, int, str]] = []
-        add, seen, after = found.append, self._seen, self._after
-        own, wrong = self._own_ways.get(shared) or self._ways_of_store(shared)
-        clients = (first << _BITS | second) if first <= second else (second << _BITS | first)
-        worker_ways = self._worker_ways
-        for mine, other in ((one, two), (two, one)):
-            pair = shared << _BITS | mine
-            ways, broken = worker_ways.get(pair) or self._ways_of_worker(pair)
-            wrong = wrong or broken
-            for to, part, effect, helps, goal, breaks, _ in ways:
-                theirs = other
-                if effect:
-                    theirs = seen.get(effect << _BITS | other, -1)
-                    if theirs < 0:
-                        theirs = after(other, effect)
-                workers = (part << _BITS | theirs) if part <= theirs else (theirs << _BITS | part)
-                rated = (0 if goal else 1) if helps else _NO_HELP
-                add((((to << 2 * _BITS | workers) << 2 * _BITS) | clients, rated, breaks))
-            if one == two:
-                break
-        for mine, other in ((first, second), (second, first)):
-            pair = shared << _BITS | mine
-            ways, _ = self._client_ways.get(pair) or self._ways_of_client(pair)
-            for to, part, effect, helps, _, breaks, _ in ways:
-                workers = one << _BITS | two
-                if effect:
-                    left, right = seen.get(effect << _BITS | one, -1), seen.get(effect << _BITS | two, -1)
-                    if left < 0 or right < 0:
-                        left, right = after(one, effect), after(two, effect)
-                    workers = (left << _BITS | right) if left <= right else (right << _BITS | left)
-                both = (part << _BITS | other) if part <= other else (other << _BITS | part)
-                add((((to << 2 * _BITS | workers) << 2 * _BITS) | both, 1 if helps else _NO_HELP, breaks))
-            if first == second:
-                break
-        for to, _, effect, _, _, breaks, _ in own:
-            left, right = (after(one, effect), after(two, effect)) if effect else (one, two)
-            workers = (left << _BITS | right) if left <= right else (right << _BITS | left)
-            add((((to << 2 * _BITS | workers) << 2 * _BITS) | clients, _TICKS if effect else _NO_HELP, breaks))
-        return wrong, found
 
     def _lateness(self, order: list[int], onward: array[int], ticks: bytearray) -> tuple[int | None, int | None]:
         """The most instants by which a wake is missed; and a state from which the goal is missed, or is too late."""
@@ -316,29 +305,16 @@ class Explorer:
             told.append(words)
         return told
 
-    def _step(self, state: _Named, key: int, broken: str) -> tuple[str, _Named]:
+    def _step(self, state: _State, key: int, broken: str) -> tuple[str, _State]:
         """The step from `state`, in which everybody has a place of his own, to the state `key`."""
-        shared, one, two, first, second = state
-        for name, mine, other in (("worker A", one, two), ("worker B", two, one)):
-            for to, part, effect, _, _, breaks, told in self._ways_of_worker(shared << _BITS | mine)[0]:
-                theirs = self._after(other, effect)
-                new = (to, part, theirs, first, second) if name == "worker A" else (to, theirs, part, first, second)
-                if _key(new) == key and (not broken or breaks == broken):
-                    return self._words(told.format(me=name), new), new
-        left, right = 0, 0
-        for name, mine, other in (("client 1", first, second), ("client 2", second, first)):
-            for to, part, effect, _, _, breaks, told in self._ways_of_client(shared << _BITS | mine)[0]:
-                left, right = self._after(one, effect), self._after(two, effect)
-                new = (to, left, right, part, other) if name == "client 1" else (to, left, right, other, part)
-                if _key(new) == key and (not broken or breaks == broken):
-                    return self._words(told.format(me=name), new), new
-        for to, _, effect, _, _, _, told in self._ways_of_store(shared)[0]:
-            new = (to, self._after(one, effect), self._after(two, effect), first, second)
-            if _key(new) == key:
-                return self._words(told, new), new
+        for place, (ways, _) in self._turns(state):
+            for way in ways:
+                new = self._after(state, place, way)
+                if _key(new) == key and (not broken or way[4] == broken):
+                    return self._words(way[5].format(me=_NAMES[place]), new), new
         raise AssertionError("no step leads from this state to the next one of its trace")
 
-    def _words(self, told: str, state: _Named) -> str:
+    def _words(self, told: str, state: _State) -> str:
         shared = self._shared.values[state[0]]
         body = shared.body
         if body is None:
@@ -352,7 +328,7 @@ class Explorer:
         return f"{told} [{now}]"
 
 
-def _key(state: _Named) -> int:
+def _key(state: _State) -> int:
     """A state as one number, the same for all that differ in who is who."""
     shared, one, two, first, second = state
     if one > two:
@@ -362,7 +338,7 @@ def _key(state: _Named) -> int:
     return (((shared << _BITS | one) << _BITS | two) << _BITS | first) << _BITS | second
 
 
-def _parts(key: int) -> _Named:
+def _parts(key: int) -> _State:
     return (
         key >> 4 * _BITS, key >> 3 * _BITS & _MASK, key >> 2 * _BITS & _MASK, key >> _BITS & _MASK, key & _MASK,
     )  # fmt: skip

@@ -101,7 +101,7 @@ class Worker(NamedTuple):
     verdict: str = ""
     begun: bool = False
     accepted: bool = False
-    tiding: int | None = None
+    wake_up: int | None = None
     """The earliest wake that it is being told of: heard, or on its way."""
     lost: bool = False
     """Truly: it was told of a wake since it last forgot, and that was lost on the way."""
@@ -131,7 +131,7 @@ class Effect(NamedTuple):
     """A new life."""
     called_off: bool = False
     """`cancelled` was answered."""
-    tiding: int | None = None
+    wake_up: int | None = None
     """A wake that is published."""
     tick: bool = False
     """An instant has passed."""
@@ -147,7 +147,8 @@ class Move(NamedTuple):
     told: str
     """In words. `{me}` stands for who takes it."""
     shared: Shared
-    part: Worker | Client
+    part: Worker | Client | None
+    """Whoever takes it, afterwards; None: the store by itself."""
     effect: Effect = NOTHING
     helps: bool = False
     """Whether it is taken when nothing goes wrong any more: see `explore.Explorer.lateness`."""

@@ -187,7 +187,7 @@ class Store:
         )
 
     def _telling(self, wake: int) -> Effect:
-        return Effect(touched=False, tiding=wake if wake < self.bounds.cap else None)
+        return Effect(touched=False, wake_up=wake if wake < self.bounds.cap else None)
 
 
 def _stale(verb: str, accepted: bool, ref: Ref, shared: Shared) -> str:

@@ -33,14 +33,14 @@ def seen_by(effect: Effect, worker: Worker, rules: Rules) -> Worker:
     if ref is not None and worker.phase not in ("told", "has"):
         ref = _plain(ref)
     loose = _loose_after(effect, worker.loose, rules)
-    at, rest, tiding = worker.at, worker.rest, worker.tiding
+    at, rest, wake_up = worker.at, worker.rest, worker.wake_up
     if effect.tick:
         rest = max(0, rest - 1)
         at = None if at is None else max(0, at - 1)
-        tiding = None if tiding is None else max(0, tiding - 1)
-    if effect.tiding is not None and worker.phase in ("sent", "told", "asleep") and not worker.deaf:
-        tiding = effect.tiding if tiding is None else min(tiding, effect.tiding)
-    return worker._replace(ref=ref, loose=loose, at=at, rest=rest, tiding=tiding)
+        wake_up = None if wake_up is None else max(0, wake_up - 1)
+    if effect.wake_up is not None and worker.phase in ("sent", "told", "asleep") and not worker.deaf:
+        wake_up = effect.wake_up if wake_up is None else min(wake_up, effect.wake_up)
+    return worker._replace(ref=ref, loose=loose, at=at, rest=rest, wake_up=wake_up)
 
 
 def _ref_after(effect: Effect, ref: Ref) -> Ref:
@@ -74,10 +74,10 @@ def wrong_with(bounds: Bounds, shared: Shared, worker: Worker) -> str:
         return "P12: a task has the token of a lease that is over"
     if ref is not None and ref.fresh and not shared.live:
         return "P3: a lease is live, and its task is not"
-    if worker.phase == "asleep" and shared.live and not worker.lost and worker.tiding is None:
+    if worker.phase == "asleep" and shared.live and not worker.lost and worker.wake_up is None:
         assert shared.entry is not None
         if worker.at is None or shared.entry < worker.at:
-            return "P8: a worker sleeps past the next wake, no tiding is on its way, and none was lost"
+            return "P8: a worker sleeps past the next wake, no wake-up is on its way, and none was lost"
     return ""
 
 
@@ -93,8 +93,8 @@ class Working:
         """Everything that may come next of this worker, or of what it has sent."""
         if worker.loose is not None:
             yield from self._astray(shared, worker, worker.loose)
-        if worker.tiding is not None:
-            yield Move("a wake-up for {me} is lost", shared, worker._replace(tiding=None, lost=True))
+        if worker.wake_up is not None:
+            yield Move("a wake-up for {me} is lost", shared, worker._replace(wake_up=None, lost=True))
         if worker.phase == "sent":
             yield from self._sent(shared, worker)
         elif worker.phase == "told":
@@ -145,7 +145,7 @@ class Working:
         loose = _loose_after(answer.effect, self._overtaken(worker, "lease"), self.rules)
         told = worker._replace(phase="told", at=answer.next_wake, ref=answer.ref, loose=loose)
         if answer.ref is not None:
-            told = told._replace(at=None, rest=0, tiding=None, lost=False)
+            told = told._replace(at=None, rest=0, wake_up=None, lost=False)
         return answer, told
 
     def _told(self, shared: Shared, worker: Worker) -> Iterator[Move]:
@@ -167,24 +167,24 @@ class Working:
         alarm = min(worker.at, cap) if worker.at is not None else cap if self.rules.capped else None
         asleep = worker._replace(phase="asleep", at=alarm, rest=0, deaf=False)
         told = f"{{me}} hears that nothing is due, and sleeps{_for(alarm)}"
-        if worker.tiding is None:
+        if worker.wake_up is None:
             yield Move(told, shared, asleep, helps=True)
             return
         yield Move(f"{told}; a wake-up is still on its way", shared, asleep, helps=True)
         if self.rules.forgets_before:
-            alarm = worker.tiding if alarm is None else min(alarm, worker.tiding)
+            alarm = worker.wake_up if alarm is None else min(alarm, worker.wake_up)
             told = f"{{me}} hears that nothing is due, has heard of a wake meanwhile, and sleeps{_for(alarm)}"
-        yield Move(told, shared, asleep._replace(at=alarm, tiding=None))
+        yield Move(told, shared, asleep._replace(at=alarm, wake_up=None))
 
     def _asleep(self, shared: Shared, worker: Worker) -> Iterator[Move]:
         if worker.at == 0:
             yield Move("{me}'s alarm rings; it asks for a lease", shared, self._again(worker), helps=True)
         else:
             yield Move("{me}'s alarm rings early; it asks for a lease", shared, self._again(worker))
-        if worker.tiding is not None:
-            alarm = worker.tiding if worker.at is None else min(worker.at, worker.tiding)
+        if worker.wake_up is not None:
+            alarm = worker.wake_up if worker.at is None else min(worker.at, worker.wake_up)
             yield Move(f"a wake-up reaches {{me}}: it sleeps{_for(alarm)}", shared,
-                       worker._replace(at=alarm, tiding=None))  # fmt: skip
+                       worker._replace(at=alarm, wake_up=None))  # fmt: skip
 
     # --- deliver
 

@@ -22,31 +22,12 @@ def library() -> Path:
     raise ServerMissing(f"libfaketime is not installed: scripts/services install, or apt-get install {PACKAGES}")
 
 
-def settable(file: Path, *libraries: str | Path) -> Mapping[str, str]:
-    """Variables for a process that goes by the clock in `file`. The monotonic clock stays the machine's."""
-    return {
-        "LD_PRELOAD": ":".join(map(str, libraries)),
-        CLOCK_FILE: str(file),
-        "FAKETIME_NO_CACHE": "1",
-        "DONT_FAKE_MONOTONIC": "1",
-        "FAKETIME_DONT_FAKE_MONOTONIC": "1",
-    }
-
-
-def set_ahead(file: Path, seconds: float) -> None:
-    """Set the clock in `file` so far ahead of the machine's, or behind if that is negative: from the next look on."""
-    written = file.with_suffix(".new")
-    written.write_text(f"{seconds:+f}\n", encoding="ascii")
-    written.chmod(0o644)
-    os.replace(written, file)  # at no moment is there half of it
-
-
 class ServerClock:
-    """A time of day for servers that can be set; the monotonic clock stays the machine's.
+    """A time of day, for servers and other processes, that can be set; the monotonic clock stays the machine's.
 
-    Each server has a file of its own, in a folder that its account may read, and looks there whenever it looks at the
-    clock (some 10 us): what is cached would jump at another moment in each process of a server, which no clock does.
-    Raises ServerMissing.
+    Each process has a file in a folder that its account may read, and looks there whenever it looks at the clock (some
+    10 us): what is cached would jump at another moment in each process of a server, which no clock does. Raises
+    ServerMissing.
     """
 
     def __init__(self) -> None:
@@ -56,16 +37,29 @@ class ServerClock:
         self._files: set[Path] = set()
 
     def environment(self, folder: Path) -> Mapping[str, str]:
-        """Variables for a server that may read what is in `folder`."""
+        """Variables for a process that may read what is in `folder`."""
         file = folder / "clock"
         self._files.add(file)
-        set_ahead(file, self.ahead)
-        # The library asks for memory while it is loaded, and jemalloc, which Redis uses, for the time when it is asked:
-        # neither would come to an end, so memory is the C library's here.
-        return settable(file, self._library, "libc.so.6")
+        _set(file, self.ahead)
+        return {
+            # The library asks for memory while it is loaded, and jemalloc, which Redis uses, for the time when it is
+            # asked: neither would come to an end, so memory is the C library's here.
+            "LD_PRELOAD": f"{self._library}:libc.so.6",
+            CLOCK_FILE: str(file),
+            "FAKETIME_NO_CACHE": "1",
+            "DONT_FAKE_MONOTONIC": "1",
+            "FAKETIME_DONT_FAKE_MONOTONIC": "1",
+        }
 
     def shift(self, seconds: float) -> None:
         """Set it so far ahead of the machine's, or behind if that is negative: from the next look at it on."""
         for file in self._files:
-            set_ahead(file, seconds)
+            _set(file, seconds)
         self.ahead = seconds
+
+
+def _set(file: Path, ahead: float) -> None:
+    written = file.with_suffix(".new")
+    written.write_text(f"{ahead:+f}\n", encoding="ascii")
+    written.chmod(0o644)
+    os.replace(written, file)  # at no moment is there half of it

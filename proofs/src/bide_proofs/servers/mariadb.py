@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from bide_proofs.servers.process import HOST, program, until
-from bide_proofs.servers.server import Running, ServerProcess, stop_all
+from bide_proofs.servers.server import ServerProcess, SeveralServers
 
 PACKAGES = "mariadb-server"
 USER = "bide"
@@ -174,7 +174,7 @@ def _cursor(url: str) -> Iterator[Any]:
         yield cursor
 
 
-class MariaDbPair(Running):
+class MariaDbPair(SeveralServers):
     """A server that is written to and one that follows it, `LAG` seconds behind, with their data below `directory`."""
 
     def __init__(self, directory: Path) -> None:
@@ -188,18 +188,14 @@ class MariaDbPair(Running):
         """That of the one that is written to, with the other as `replica`."""
         return f"{self.primary.url}?replica={HOST}:{self.replica.port}"
 
-    def start(self) -> None:
-        """Both run, and the one follows the other. Raises ServerMissing, ServerFailed."""
-        try:
-            self.primary.start()
-            self.replica.start()
-            self.replica.ask("STOP SLAVE", f"CHANGE MASTER TO MASTER_DELAY = {LAG}", "START SLAVE")
-            self.primary.ask("CREATE TABLE followed (word INT)")
-            until(lambda: self.replica.ask("SHOW TABLES LIKE 'followed'"), "the replica to follow")
-            self.primary.ask("DROP TABLE followed")
-        except BaseException:
-            self.stop()
-            raise
+    @property
+    def parts(self) -> Sequence[MariaDbServer]:
+        return self.replica, self.primary
 
-    def stop(self) -> None:
-        stop_all((self.replica, self.primary))
+    def start_parts(self) -> None:
+        self.primary.start()
+        self.replica.start()
+        self.replica.ask("STOP SLAVE", f"CHANGE MASTER TO MASTER_DELAY = {LAG}", "START SLAVE")
+        self.primary.ask("CREATE TABLE followed (word INT)")
+        until(lambda: self.replica.ask("SHOW TABLES LIKE 'followed'"), "the replica to follow")
+        self.primary.ask("DROP TABLE followed")

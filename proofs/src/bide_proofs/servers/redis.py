@@ -9,7 +9,7 @@ from typing import Any, Literal
 
 from bide_proofs.servers.process import program, until
 from bide_proofs.servers.resp import Connection, Reply, Word
-from bide_proofs.servers.server import Running, ServerProcess
+from bide_proofs.servers.server import ServerProcess, SeveralServers
 
 PACKAGES = "redis-server"
 
@@ -118,7 +118,7 @@ class RedisServer(ServerProcess):
         return self.info("replication").get("master_link_status") == "up"
 
 
-class ReplicatedRedis(Running):
+class ReplicatedRedis(SeveralServers):
     """Several servers, of which others take over from a master that is silent for `gives_up_after` milliseconds."""
 
     gives_up_after: int

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, cast
 
 from bide_proofs.servers.process import until
 from bide_proofs.servers.redis import RedisServer, ReplicatedRedis
-from bide_proofs.servers.server import stop_all
+from bide_proofs.servers.server import start_all
 
 SLOTS = 16_384
 MASTERS = 3
@@ -76,26 +76,19 @@ class RedisCluster(ReplicatedRedis):
         """The nodes that run and serve slots."""
         return [node for node in self.nodes if node.running and node.is_master]
 
-    def start(self) -> None:
+    @property
+    def parts(self) -> Sequence[ClusterNode]:
+        return self.nodes
+
+    def start_parts(self) -> None:
         """Start all, and wait until every slot is served and every replica is linked."""
         joined = all((node.data / "nodes.conf").exists() for node in self.nodes)
-        try:
-            for node in self.nodes:
-                node.launch()
-            for node in self.nodes:
-                node.await_ready()
-            self.give_up_after(NODE_TIMEOUT)  # nodes that begin wait the longer, too
-            if not joined:
-                self._join()
-            self.await_whole()
-            self.give_up_after(self.gives_up_after)
-        except BaseException:
-            self.stop()
-            raise
-
-    def stop(self) -> None:
-        """End all nodes that run."""
-        stop_all(self.nodes)
+        start_all(self.nodes)
+        self.give_up_after(NODE_TIMEOUT)  # nodes that begin wait the longer, too
+        if not joined:
+            self._join()
+        self.await_whole()
+        self.give_up_after(self.gives_up_after)
 
     def give_up_after(self, milliseconds: int) -> None:
         for node in filter(lambda node: node.running, self.nodes):

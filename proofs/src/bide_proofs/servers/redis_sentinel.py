@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 from bide_proofs.servers.process import HOST, ServerFailed, until
 from bide_proofs.servers.redis import RedisServer, ReplicatedRedis
 from bide_proofs.servers.resp import Refused, Reply
-from bide_proofs.servers.server import stop_all
+from bide_proofs.servers.server import start_all
 
 SERVICE = "mymaster"
 QUORUM = 2
@@ -87,31 +87,22 @@ class RedisSentinel(ReplicatedRedis):
     def url(self) -> str:
         return url_of(*(sentinel.port for sentinel in self.sentinels))
 
-    def start(self) -> None:
-        """Start all, and wait until the replicas are linked and the sentinels know them and each other."""
-        try:
-            first, *others = self.servers
-            first.start()
-            for server in others:
-                server.options.setdefault("replicaof", f"{HOST} {first.port}")
-                server.launch()
-            for server in others:
-                server.await_ready()
-            until(lambda: all(server.is_linked for server in others), "the replicas to be linked")
-            for sentinel in self.sentinels:
-                sentinel.launch()
-            for sentinel in self.sentinels:
-                sentinel.await_ready()
-            self.await_whole()
-            if self.gives_up_after != DOWN_AFTER:
-                self.give_up_after(self.gives_up_after)
-        except BaseException:
-            self.stop()
-            raise
+    @property
+    def parts(self) -> Sequence[RedisServer]:
+        return *self.sentinels, *self.servers
 
-    def stop(self) -> None:
-        """End all that run."""
-        stop_all((*self.sentinels, *self.servers))
+    def start_parts(self) -> None:
+        """Start all, and wait until the replicas are linked and the sentinels know them and each other."""
+        first, *others = self.servers
+        first.start()
+        for server in others:
+            server.options.setdefault("replicaof", f"{HOST} {first.port}")
+        start_all(others)
+        until(lambda: all(server.is_linked for server in others), "the replicas to be linked")
+        start_all(self.sentinels)
+        self.await_whole()
+        if self.gives_up_after != DOWN_AFTER:
+            self.give_up_after(self.gives_up_after)
 
     @property
     def master(self) -> RedisServer:

@@ -8,7 +8,7 @@ import os
 import shutil
 import signal
 import tempfile
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import ClassVar, Self
@@ -61,10 +61,41 @@ class Running:
         self.stop()
 
 
-def stop_all(servers: Iterable[Running]) -> None:
-    """Stop each, whatever becomes of the others. Raises what one has failed with."""
+class SeveralServers(Running):
+    """Several that are one to their clients. Where they do not all start, all are stopped."""
+
+    @property
+    def parts(self) -> Sequence[Running]:
+        """All of them, in the order in which they are stopped."""
+        raise NotImplementedError
+
+    def start(self) -> None:
+        try:
+            self.start_parts()
+        except BaseException:
+            self.stop()
+            raise
+
+    def start_parts(self) -> None:
+        """Start all of them, and wait until they are one."""
+        raise NotImplementedError
+
+    def stop(self) -> None:
+        stop_all(self.parts)
+
+
+def start_all(servers: Collection[ServerProcess]) -> None:
+    """Start them at once, and wait until each answers."""
+    for server in servers:
+        server.launch()
+    for server in servers:
+        server.await_ready()
+
+
+def stop_all(servers: Sequence[Running]) -> None:
+    """Stop one after the other, whatever becomes of each. Raises what one has failed with."""
     with contextlib.ExitStack() as stopping:
-        for server in servers:
+        for server in reversed(servers):
             stopping.callback(server.stop)
 
 

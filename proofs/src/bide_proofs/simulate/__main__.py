@@ -8,10 +8,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterable, Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext
-from itertools import repeat
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,13 +20,12 @@ from bide_proofs.harness.command import parser_of
 from bide_proofs.simulate.judge import judged
 from bide_proofs.simulate.mutants import MUTANTS, applied
 from bide_proofs.simulate.plan import Ask, plan_from, plan_of
-from bide_proofs.simulate.shrink import shrunk
-from bide_proofs.simulate.story import story
+from bide_proofs.simulate.story import shrunk, story
 from bide_proofs.simulate.world import play
 
 _BLOCK = 20
 """Seeds that a process plays before it tells how they went."""
-_COUNTED = ("seeds", "deliveries", "calls", "unknown", "faults", "undecided")
+_COUNTED = ("deliveries", "calls", "unknown", "faults", "undecided")
 
 
 def main() -> int:
@@ -42,31 +42,30 @@ def main() -> int:
 def _run(given: argparse.Namespace) -> int:
     """All the seeds that are asked for."""
     seeds = range(given.seed, given.seed + (given.seeds or round(given.hours * 60 / given.minutes)))
-    done = _done(given.state)
-    began = time.monotonic()
-    totals = dict.fromkeys(_COUNTED, 0)
-    wrong: list[dict[str, Any]] = []
-    for block in _blocks([seed for seed in seeds if seed not in done], given):
-        for name in totals:
-            totals[name] += block[name]
-        wrong += block["wrong"]
+    right = _right(given.state)
+    began, played, totals, wrong = time.monotonic(), 0, Counter[str](), list[int]()
+    for one in _plays([seed for seed in seeds if seed not in right], given):
+        played += 1
+        totals.update({name: one[name] for name in _COUNTED})
         if given.state is not None:
             with given.state.open("a") as file:
-                file.write(json.dumps(block) + "\n")
-        for one in block["wrong"]:
-            sys.stderr.write(f"seed {one['seed']}: {one['what'][0]}\n")
-        if wrong and not given.go_on:
-            break
+                file.write(json.dumps(one) + "\n")
+        if one["wrong"]:
+            wrong.append(one["seed"])
+            sys.stderr.write(f"seed {one['seed']}: {one['wrong'][0]}\n")
+            if not given.go_on:
+                break
     report = {
-        **totals,
+        "seeds": played,
+        **{name: totals[name] for name in _COUNTED},
         "minutes": given.minutes,
-        "virtual_hours": round(totals["seeds"] * given.minutes / 60, 1),
+        "virtual_hours": round(played * given.minutes / 60, 1),
         "seconds": round(time.monotonic() - began, 1),
         "wrong": len(wrong),
     }
     sys.stdout.write(json.dumps(report) + "\n")
     if wrong and given.story:
-        return _tell(plan_of(wrong[0]["seed"], given.minutes).text())
+        return _tell(plan_of(wrong[0], given.minutes).text())
     return 1 if wrong else 0
 
 
@@ -91,51 +90,38 @@ def _given() -> argparse.Namespace:
     return given
 
 
-def _blocks(seeds: list[int], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Told as they are done."""
-    parts = [seeds[first : first + _BLOCK] for first in range(0, len(seeds), _BLOCK)]
-    if given.processes == 1 or len(parts) < 2:
-        yield from (_played(part, given.minutes, None) for part in parts)
+def _plays(seeds: Sequence[int], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """How each seed went, as soon as its block is done."""
+    play_one = partial(_played, minutes=given.minutes, mutant=given.mutant)
+    if given.processes == 1 or len(seeds) <= _BLOCK:
+        yield from map(play_one, seeds)
         return
-    with ProcessPoolExecutor(given.processes) as pool:
+    with ProcessPoolExecutor(given.processes, initializer=logging.disable) as pool:
         try:
-            yield from pool.map(_played, parts, repeat(given.minutes), repeat(given.mutant))
+            yield from pool.map(play_one, seeds, chunksize=_BLOCK)
         finally:
             pool.shutdown(cancel_futures=True)
 
 
-def _played(seeds: Iterable[int], minutes: float, mutant: str | None) -> dict[str, Any]:
-    """How these seeds went. `mutant`: to be applied here, in a process of its own."""
-    logging.disable()
-    if mutant is not None:
-        with applied(mutant):
-            return _played(seeds, minutes, None)
-    block: dict[str, Any] = {"done": [], "wrong": [], **dict.fromkeys(_COUNTED, 0)}
-    for seed in seeds:
-        plan = plan_of(seed, minutes)
+def _played(seed: int, minutes: float, mutant: str | None) -> dict[str, Any]:
+    """How it went. The `mutant` is applied here too: this may be a process of its own."""
+    plan = plan_of(seed, minutes)
+    with applied(mutant) if mutant else nullcontext():
         played = play(plan)
-        judgement = judged(plan, played)
-        report = judgement.report
-        block["seeds"] += 1
-        block["done"].append(seed)
-        block["deliveries"] += report.deliveries
-        block["calls"] += report.calls
-        block["unknown"] += report.unknown
-        block["undecided"] += len(report.undecided)
-        block["faults"] += sum(not isinstance(step, Ask) for step in plan.steps)
-        if judgement.wrong:
-            block["wrong"].append({"seed": seed, "what": [one.headline for one in judgement.wrong[:5]]})
-    return block
+    judgement = judged(plan, played)
+    report = judgement.report
+    return {
+        "seed": seed, "deliveries": report.deliveries, "calls": report.calls, "unknown": report.unknown,
+        "faults": sum(not isinstance(step, Ask) for step in plan.steps), "undecided": len(report.undecided),
+        "wrong": [one.headline for one in judgement.wrong[:5]],
+    }  # fmt: skip
 
 
-def _done(state: Path | None) -> set[int]:
+def _right(state: Path | None) -> set[int]:
     """The seeds that were right before."""
     if state is None or not state.exists():
         return set()
-    blocks = [json.loads(line) for line in state.read_text().splitlines()]
-    return {seed for block in blocks for seed in block["done"]} - {
-        one["seed"] for block in blocks for one in block["wrong"]
-    }
+    return {one["seed"] for one in map(json.loads, state.read_text().splitlines()) if not one["wrong"]}
 
 
 def _tell(text: str) -> int:

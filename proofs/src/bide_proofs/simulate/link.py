@@ -140,7 +140,7 @@ class Link:
         self._moment = moment
         self._turns: dict[tuple[str, int], _Turns] = {}
         self._time = _SimulatedTime(self._loop, wall)
-        self._ears: list[Any] = []
+        self._subscriptions: list[Any] = []
         self.calls = 0
 
     async def open(self) -> None:
@@ -148,9 +148,9 @@ class Link:
         await self._everywhere("time", _nothing)
 
     async def close(self) -> None:
-        for ear in self._ears:
-            await ear.close()
-        self._ears = []
+        for one in self._subscriptions:
+            await one.close()
+        self._subscriptions = []
 
     async def time(self) -> Millis:
         return self._server.clock.now()
@@ -252,7 +252,7 @@ class Link:
             self._loop.call_later(self._delay(), heard, topic, wake, context=self._process.context)
 
         for shard in self._server.shards:
-            self._ears.append(await shard.store.listen(topics, told))
+            self._subscriptions.append(await shard.store.listen(topics, told))
         return self
 
     # --- messages

@@ -61,11 +61,6 @@ class Process:
 _process: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
-def current_process() -> Process | None:
-    """Whose step this is; None: the world's own."""
-    return _process.get()
-
-
 class SimulatedLoop(asyncio.BaseEventLoop):
     """`time()` starts at 0 and goes on only when nothing is left to do. No sockets, no threads, no signals."""
 

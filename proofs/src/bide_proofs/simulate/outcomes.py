@@ -27,6 +27,7 @@ from bide.testing.history.events import (
     Extending,
     Failed,
     Fault,
+    Held,
     Leased,
     Leasing,
     Settling,
@@ -56,26 +57,56 @@ def owed(
     A worker has `room` for so many deliveries of a topic at once; where that is one, it may take `late` milliseconds
     from a free slot to the next delivery.
     """
-    yield from _undone(history)
-    yield from _given_up(history)
-    yield from _lost(history, calm)
-    yield from _taken_from_itself(history)
-    yield from _begun_too_late(history, lease)
-    yield from _past_deadlines(history)
-    yield from _waited(history, calm, room, late)
-    yield from _too_many(history, room)
-    yield from _spins(history)
-    yield from _unanswered(history, calm)
+    seen = _Seen(history)
+    yield from _undone(seen)
+    yield from _given_up(seen)
+    yield from _lost(seen, calm)
+    yield from _taken_from_itself(seen)
+    yield from _begun_too_late(seen, lease)
+    yield from _past_deadlines(seen)
+    yield from _waited(seen, calm, room, late)
+    yield from _too_many(seen, room)
+    yield from _spins(seen)
+    yield from _unanswered(seen, calm)
 
 
-def _undone(history: Sequence[Event]) -> Iterator[Violation]:
+class _Seen:
+    """A history, and what every rule looks up in it."""
+
+    def __init__(self, history: Sequence[Event]) -> None:
+        self.history = history
+        self.asks: dict[int, Asked | Leasing | Extending | Settling] = {
+            event.call: event for event in history if isinstance(event, Asked | Leasing | Extending | Settling)
+        }
+        """Questions by the number of the call."""
+        self.ends: dict[str, int] = {}
+        """Those who died or were asked to end, and when."""
+        for event in history:
+            if isinstance(event, Died):
+                self.ends.setdefault(event.who, event.at)
+            elif isinstance(event, Fault) and event.what.endswith(_END):
+                self.ends.setdefault(event.what.removesuffix(_END), event.at)
+
+    def leased(self) -> Iterator[tuple[Leased, Held]]:
+        """Each task that was given out, with the answer that it came in."""
+        for event in self.history:
+            if isinstance(event, Leased):
+                for held in event.tasks:
+                    yield event, held
+
+
+def _of(event: Began | Ended | Extending | Settling) -> Delivery:
+    return event.topic, event.key, event.token
+
+
+def _undone(seen: _Seen) -> Iterator[Violation]:
     """Settled as done, and its handler had not said so."""
     ended: dict[Delivery, Ended] = {}
-    for event in history:
+    for event in seen.history:
         if isinstance(event, Ended):
-            ended[event.topic, event.key, event.token] = event
+            ended[_of(event)] = event
         elif isinstance(event, Settling) and event.verdict is Verdict.DONE:
-            end = ended.get((event.topic, event.key, event.token))
+            end = ended.get(_of(event))
             if end is None:
                 what = f"settled as done, by token {event.token}, before its handler had ended"
                 yield Violation("P2", event.topic, event.key, what, [event])
@@ -84,42 +115,32 @@ def _undone(history: Sequence[Event]) -> Iterator[Violation]:
                 yield Violation("P2", event.topic, event.key, what, [end, event])
 
 
-def _given_up(history: Sequence[Event]) -> Iterator[Violation]:
+def _given_up(seen: _Seen) -> Iterator[Violation]:
     """Not settled in the end, though whoever had the outcome lived on."""
-    asked: dict[int, Settling] = {}
     failed: dict[Delivery, tuple[Settling, Failed]] = {}
-    ends = _ends(history)
-    for event in history:
+    for event in seen.history:
         if isinstance(event, Settling):
-            asked[event.call] = event
-            failed.pop((event.topic, event.key, event.token), None)
-        elif isinstance(event, Failed) and event.call in asked:
-            ask = asked[event.call]
-            failed[ask.topic, ask.key, ask.token] = ask, event
+            failed.pop(_of(event), None)
+        elif isinstance(event, Failed) and isinstance(asked := seen.asks.get(event.call), Settling):
+            failed[_of(asked)] = asked, event
     for ask, failure in failed.values():
-        if ends.get(ask.who, failure.at + 2 * _AGAIN) - failure.at > _AGAIN:
+        if seen.ends.get(ask.who, failure.at + 2 * _AGAIN) - failure.at > _AGAIN:
             what = f"the outcome of token {ask.token} was given up when the store could not be reached"
             yield Violation("P2", ask.topic, ask.key, what, [ask, failure])
 
 
-def _lost(history: Sequence[Event], calm: int) -> Iterator[Violation]:
+def _lost(seen: _Seen, calm: int) -> Iterator[Violation]:
     """Leased again, though its holder lived and nothing was broken."""
-    who: dict[int, str] = {}
     holders: dict[tuple[Topic, str], tuple[str, Leased]] = {}
-    ends = _ends(history)
-    for event in history:
-        if isinstance(event, Leasing):
-            who[event.call] = event.who
-        elif isinstance(event, Leased):
-            for held in event.tasks:
-                before = holders.get((held.topic, held.key))
-                if before is not None and held.task.losses and before[1].at > calm and before[0] not in ends:
-                    what = f"{before[0]} lost its lease, though it lived and nothing was broken"
-                    yield Violation("P3", held.topic, held.key, what, [before[1], event])
-                holders[held.topic, held.key] = who[event.call], event
+    for event, held in seen.leased():
+        before = holders.get((held.topic, held.key))
+        if before is not None and held.task.losses and before[1].at > calm and before[0] not in seen.ends:
+            what = f"{before[0]} lost its lease, though it lived and nothing was broken"
+            yield Violation("P3", held.topic, held.key, what, [before[1], event])
+        holders[held.topic, held.key] = seen.asks[event.call].who, event
 
 
-def _taken_from_itself(history: Sequence[Event]) -> Iterator[Violation]:
+def _taken_from_itself(seen: _Seen) -> Iterator[Violation]:
     """Leased again by the worker whose handler had ended it, though it had not told the store how, and could have.
 
     It could have unless the store did not take outcomes just then, or answered late. After a failure a worker pauses
@@ -127,90 +148,80 @@ def _taken_from_itself(history: Sequence[Event]) -> Iterator[Violation]:
     """
     over: set[Delivery] = set()
     ended: dict[Delivery, Ended] = {}
-    leasings: dict[int, tuple[Leasing, dict[Delivery, Ended]]] = {}
+    unsettled: dict[int, dict[Delivery, Ended]] = {}
+    """What had ended, by the question for a lease that was asked then."""
     before: dict[tuple[Topic, str], Token] = {}
-    settling: dict[int, str] = {}
-    extending: dict[int, Delivery] = {}
     refused: dict[str, int] = {}
-    for event in history:
+    for event in seen.history:
         if isinstance(event, Settling):
-            settling[event.call] = event.who
-            over.add((event.topic, event.key, event.token))
-            ended.pop((event.topic, event.key, event.token), None)
-        elif isinstance(event, Extending):
-            extending[event.call] = event.topic, event.key, event.token
-        elif isinstance(event, Told) and not event.ok and event.call in extending:
-            over.add(extending[event.call])
-        elif isinstance(event, Ended) and (event.topic, event.key, event.token) not in over:
-            ended[event.topic, event.key, event.token] = event
+            over.add(_of(event))
+            ended.pop(_of(event), None)
+        elif isinstance(event, Told) and not event.ok:
+            if isinstance(told := seen.asks[event.call], Extending):
+                over.add(_of(told))
+        elif isinstance(event, Ended) and _of(event) not in over:
+            ended[_of(event)] = event
         elif isinstance(event, Leasing):
-            leasings[event.call] = event, dict(ended)
-        elif isinstance(event, Failed) and event.call in settling:
-            refused[settling[event.call]] = event.at
+            unsettled[event.call] = dict(ended)
+        elif isinstance(event, Failed) and isinstance(asked := seen.asks.get(event.call), Settling):
+            refused[asked.who] = event.at
         elif isinstance(event, Leased):
-            leasing, unsettled = leasings.pop(event.call)
+            leasing = seen.asks[event.call]
             since = refused.get(leasing.who, -_PAUSE) + _PAUSE
             prompt = event.at - leasing.at < _PROMPT
-            its = {of: end for of, end in unsettled.items() if prompt and end.who == leasing.who and end.at > since}
             for held in event.tasks:
-                end = its.get((held.topic, held.key, before.get((held.topic, held.key), 0)))
-                if end is not None and held.task.losses:
+                end = unsettled[event.call].get((held.topic, held.key, before.get((held.topic, held.key), 0)))
+                its = end is not None and prompt and end.who == leasing.who and end.at > since
+                if end is not None and its and held.task.losses:
                     what = f"{leasing.who} leased it again before it settled what its own handler had ended"
                     yield Violation("P3", held.topic, held.key, what, [end, event])
                 before[held.topic, held.key] = held.task.token
 
 
-def _begun_too_late(history: Sequence[Event], lease: Millis) -> Iterator[Violation]:
+def _begun_too_late(seen: _Seen, lease: Millis) -> Iterator[Violation]:
     """Begun when its lease had run out, counted from when it was asked for; what was extended since is left out."""
-    leasings: dict[int, Leasing] = {}
-    asks: dict[Delivery, Leasing] = {}
-    for event in history:
-        if isinstance(event, Leasing):
-            leasings[event.call] = event
-        elif isinstance(event, Leased):
-            asks |= {(held.topic, held.key, held.task.token): leasings[event.call] for held in event.tasks}
+    asks: dict[Delivery, Event] = {}
+    for event in seen.history:
+        if isinstance(event, Leased):
+            asks |= {(held.topic, held.key, held.task.token): seen.asks[event.call] for held in event.tasks}
         elif isinstance(event, Extending):
-            asks.pop((event.topic, event.key, event.token), None)
+            asks.pop(_of(event), None)
         elif isinstance(event, Began):
-            ask = asks.get((event.topic, event.key, event.token))
+            ask = asks.get(_of(event))
             if ask is not None and event.at - ask.at > (lease + 1) * 1_000_000:
                 what = f"began {(event.at - ask.at) // 1_000_000} ms after its lease of {lease} ms was asked for"
                 yield Violation("P3", event.topic, event.key, what, [ask, event])
 
 
-def _past_deadlines(history: Sequence[Event]) -> Iterator[Violation]:
+def _past_deadlines(seen: _Seen) -> Iterator[Violation]:
     """Begun though its deadline had passed when it was leased."""
-    past: dict[Delivery, Leased] = {}
-    for event in history:
-        if isinstance(event, Leased):
-            for held in event.tasks:
-                if held.task.deadline is not None and held.task.deadline < event.clock:
-                    past[held.topic, held.key, held.task.token] = event
-        elif isinstance(event, Began):
-            leased = past.get((event.topic, event.key, event.token))
-            if leased is not None:
-                what = "began though its deadline had passed when it was leased"
-                yield Violation("P4", event.topic, event.key, what, [leased, event])
+    past = {
+        (held.topic, held.key, held.task.token): leased
+        for leased, held in seen.leased()
+        if held.task.deadline is not None and held.task.deadline < leased.clock
+    }
+    for event in seen.history:
+        if isinstance(event, Began) and _of(event) in past:
+            what = "began though its deadline had passed when it was leased"
+            yield Violation("P4", event.topic, event.key, what, [past[_of(event)], event])
 
 
-def _waited(history: Sequence[Event], calm: int, room: Callable[[Topic], int], late: Millis) -> Iterator[Violation]:
+def _waited(seen: _Seen, calm: int, room: Callable[[Topic], int], late: Millis) -> Iterator[Violation]:
     """Due, and somebody was free to deliver it, and yet it waited. Of the one topic that has room for one."""
-    who: dict[int, str] = {}
     free: dict[str, int] = {}
     was_free: dict[str, int] = {}
     ends: set[str] = set()
-    lost: set[Token] = set()
-    for event in history:
+    lost = {held.task.token for _, held in seen.leased() if held.task.losses}
+    for event in seen.history:
         if isinstance(event, Leasing):
-            who[event.call] = event.who
             if event.who not in was_free:
                 was_free[event.who] = event.at
                 if event.who not in ends:
                     free[event.who] = event.at
         elif isinstance(event, Leased):
-            lost |= {held.task.token for held in event.tasks if held.task.losses}
             if any(room(held.topic) == 1 for held in event.tasks):
-                was_free[who[event.call]] = free.pop(who[event.call], event.at)
+                who = seen.asks[event.call].who
+                was_free[who] = free.pop(who, event.at)
         elif isinstance(event, Ended) and room(event.topic) == 1 and event.who not in ends:
             free[event.who] = event.at
         elif isinstance(event, Died):
@@ -228,10 +239,10 @@ def _waited(history: Sequence[Event], calm: int, room: Callable[[Topic], int], l
                 yield Violation("P6", event.topic, event.key, what, [event])
 
 
-def _too_many(history: Sequence[Event], room: Callable[[Topic], int]) -> Iterator[Violation]:
+def _too_many(seen: _Seen, room: Callable[[Topic], int]) -> Iterator[Violation]:
     """Asked for, though what runs already leaves no room for so many."""
     running: dict[tuple[str, Topic], set[Token]] = defaultdict(set)
-    for event in history:
+    for event in seen.history:
         if isinstance(event, Began):
             running[event.who, event.topic].add(event.token)
         elif isinstance(event, Ended):
@@ -244,50 +255,33 @@ def _too_many(history: Sequence[Event], room: Callable[[Topic], int]) -> Iterato
                     yield Violation("P7", topic, "", what, [event])
 
 
-def _spins(history: Sequence[Event]) -> Iterator[Violation]:
+def _spins(seen: _Seen) -> Iterator[Violation]:
     """Asked again and again within a moment, and given nothing, though nobody else asked for or ended anything."""
-    who: dict[int, str] = {}
-    empty: dict[str, list[Leasing]] = defaultdict(list)
-    for event in history:
+    empty: dict[str, list[Event]] = defaultdict(list)
+    for event in seen.history:
         if isinstance(event, Leasing):
-            who[event.call] = event.who
             asks = empty[event.who]
             asks.append(event)
             if len(asks) > _SPIN and asks[-1].at - asks[-1 - _SPIN].at < 1_000_000_000:
                 what = f"{event.who} leased {_SPIN} times within a second, and there was nothing to lease"
-                yield Violation("P11", "", "", what, list(asks[-_SPIN:]))
+                yield Violation("P11", "", "", what, asks[-_SPIN:])
                 return
-        elif isinstance(event, Leased):
-            if event.tasks:
-                empty.pop(who[event.call], None)
-        else:
+        elif not isinstance(event, Leased):
             empty.clear()
+        elif event.tasks:
+            empty.pop(seen.asks[event.call].who, None)
 
 
-def _unanswered(history: Sequence[Event], calm: int) -> Iterator[Violation]:
+def _unanswered(seen: _Seen, calm: int) -> Iterator[Violation]:
     """Neither answered nor said to have failed, though whoever asked lived on; or late, though nothing was broken."""
-    asked: dict[int, Asked] = {}
-    for event in history:
-        if isinstance(event, Asked):
-            asked[event.call] = event
-        elif isinstance(event, Answered | Failed):
+    asked = {call: ask for call, ask in seen.asks.items() if isinstance(ask, Asked)}
+    for event in seen.history:
+        if isinstance(event, Answered | Failed):
             ask = asked.pop(event.call, None)
             if ask is not None and ask.at > calm and event.at - ask.at > _PATIENCE:
                 what = f"{ask.who} asked to {ask.asks} it, and was answered {(event.at - ask.at) // 1_000_000} ms later"
                 yield Violation("P4", ask.topic, ask.key, what, [ask, event])
-    ends = _ends(history)
     for ask in asked.values():
-        if ask.who not in ends and history[-1].at - ask.at > _AGAIN:
+        if ask.who not in seen.ends and seen.history[-1].at - ask.at > _AGAIN:
             what = f"{ask.who} asked to {ask.asks} it, and was never answered"
             yield Violation("P4", ask.topic, ask.key, what, [ask])
-
-
-def _ends(history: Sequence[Event]) -> dict[str, int]:
-    """Those who died or were asked to end, and when."""
-    ends: dict[str, int] = {}
-    for event in history:
-        if isinstance(event, Died):
-            ends.setdefault(event.who, event.at)
-        elif isinstance(event, Fault) and event.what.endswith(_END):
-            ends.setdefault(event.what.removesuffix(_END), event.at)
-    return ends

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import copy_context
 from datetime import timedelta
@@ -13,14 +14,15 @@ from bide.app import Bide
 from bide.core.answers import Answer
 from bide.core.errors import StoreError
 from bide.core.instants import Millis
-from bide.core.records import Result
+from bide.core.outcomes import Dead, Defer, Done, Retry
+from bide.core.records import Result, Token
 from bide.core.retry import Fixed
 from bide.core.tasks import Task
 from bide.settings import Settings
 from bide.testing.history.events import Died, Event
 from bide.testing.history.journal import Journal
 from bide.testing.history.recording import RecordedClient, Recording
-from bide_proofs.simulate.acts import TIMEOUT, answers, behave
+from bide_proofs.misuse import misbehave
 from bide_proofs.simulate.link import Link, PartedLink, Weather
 from bide_proofs.simulate.loop import Process
 from bide_proofs.simulate.plan import TOPICS, Ask, Kill, room_of
@@ -30,6 +32,9 @@ if TYPE_CHECKING:
     from bide_proofs.simulate.world import World
 
 LOSSES = 10
+TIMEOUT: Millis = 3_000
+_MOST_AGAIN = 3
+"""So many times a task of one key starts its next life by itself."""
 _AGAIN = 0.2
 """Seconds after which a program that could not reach its store is started again."""
 _BACK: Millis = 300
@@ -195,27 +200,65 @@ class Slot:
         self._client = None
 
     async def _handle(self, task: Task[Any]) -> Any:
-        assert self._client is not None
-        self.world.delivered[task.id] += 1
-        delivery, lease = self.world.delivered[task.id], self.world.plan.setup.lease
-        return await behave(task, self._client, self._again, delivery, lease, self._die_here, self._block_here)
+        """Do what the payload says for this delivery of the life: a word, and maybe milliseconds."""
+        world, client = self.world, self._client
+        assert client is not None
+        world.delivered[task.id] += 1
+        does = task.payload["does"]
+        word, _, number = does[min(world.delivered[task.id], len(does)) - 1].partition(":")
+        pause = timedelta(milliseconds=int(number or 0))
+        seconds, lease = pause / timedelta(seconds=1), world.plan.setup.lease
+        app, topic, key = client.app, task.topic, task.key
+        if word == "ok":
+            if seconds:
+                await asyncio.sleep(seconds)
+        elif word == "fail":
+            await asyncio.sleep(0.01)
+            raise OSError("it fails")
+        elif word == "retry":
+            raise Retry("not now", delay=pause)
+        elif word == "defer":
+            raise Defer(pause)
+        elif word == "dead":
+            raise Dead("it will never work")
+        elif word == "hang":
+            await asyncio.sleep(TIMEOUT / 1000 + 30)
+        elif word == "stubborn":
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(TIMEOUT / 1000 + 2)
+            await asyncio.sleep(1)
+        elif word == "long":
+            await asyncio.sleep(min(TIMEOUT, 1.5 * lease) / 1000 - 0.05)
+        elif word == "kill":
+            if self._before_calm(0):
+                self._die(_BACK, "killed by its handler")
+                await world.loop.create_future()
+        elif word == "block":  # who blocks the event loop stops the whole process
+            if self._before_calm(lease + lease // 2):
+                self.stop(lease + lease // 2)
+            await asyncio.sleep(0)
+        elif word == "odd":
+            await asyncio.sleep(0.01)
+            return misbehave(int(number))
+        elif word == "again":
+            world.again[topic, key] += 1
+            if world.again[topic, key] <= _MOST_AGAIN:
+                return Done(again_in=pause)
+        else:
+            with suppress(StoreError):
+                if word == "self":
+                    await client.schedule(app.new(topic, {"does": ["ok"]}, key=key, delay=pause))
+                elif word == "next":
+                    new = app.new(topic, {"does": ["ok"]}, key=f"{key}n", delay=pause, on_conflict="keep")
+                    await client.schedule(new)
+                else:
+                    assert word == "cancel"
+                    await client.cancel(topic, key)
+        return None
 
-    def _again(self, task: Task[Any]) -> int:
-        """How often a task of this key has begun a life of its own accord, this one included."""
-        self.world.again[task.topic, task.key] += 1
-        return self.world.again[task.topic, task.key]
-
-    def _die_here(self) -> bool:
-        """Whether it does: in the calm nobody dies."""
-        dies = self.world.loop.time() * 1000 < self.world.plan.setup.calm
-        if dies:
-            self._die(_BACK, "killed by its handler")
-        return dies
-
-    def _block_here(self, lasts: Millis) -> None:
-        """A handler that blocks its event loop stops its whole process, but not in the calm."""
-        if self.world.loop.time() * 1000 + lasts < self.world.plan.setup.calm:
-            self.stop(lasts)
+    def _before_calm(self, lasts: Millis) -> bool:
+        """True if what takes so long is over before the calm, in which nobody dies or stands still."""
+        return self.world.loop.time() * 1000 + lasts < self.world.plan.setup.calm
 
     def ask(self, step: Ask) -> None:
         """What a client asks, if it is there."""
@@ -227,7 +270,7 @@ class Slot:
     async def _ask(self, client: RecordedClient, step: Ask) -> None:
         token = self._tokens.get((step.topic, step.keys[0])) if step.known else None
         with suppress(StoreError):
-            for answer in await answers(client, step, token):
+            for answer in await _answers(client, step, token):
                 if answer.record is not None:
                     self._of_its_group(step, answer)
                     self._tokens[answer.record.topic, answer.record.key] = answer.record.token
@@ -240,3 +283,32 @@ class Slot:
         if record.group != step.group:
             what = f"{step.verb} of {step.group} changed {record.topic}/{record.key}, which is of {record.group}"
             self.world.played.defects.append(what)
+
+
+async def _answers(client: RecordedClient, step: Ask, token: Token | None) -> Sequence[Answer]:
+    """Ask what `step` says. Raises StoreError."""
+    topic, key, delay = step.topic, step.keys[0], timedelta(milliseconds=step.delay)
+    if step.verb in ("schedule", "many"):
+        deadline = None if step.deadline is None else timedelta(milliseconds=max(step.deadline, step.delay + 2))
+        how: dict[str, Any] = {"group": step.group, "on_conflict": step.conflict, "deadline": deadline}
+        new = [
+            # of several each is due before the one ahead of it
+            client.new(topic, {"does": step.does}, key=one, delay=delay // place, **how)
+            for place, one in enumerate(step.keys, 1)
+        ]
+        return [await client.schedule(new[0])] if len(new) == 1 else await client.schedule_many(new)
+    if step.verb == "move":
+        return [await client.reschedule(topic, key, delay=delay, if_token=token)]
+    if step.verb == "fire":
+        return [await client.fire_now(topic, key, if_token=token)]
+    if step.verb == "cancel":
+        return [await client.cancel(topic, key, if_token=token)]
+    if step.verb == "redrive":
+        return [await client.redrive(topic, key, delay=delay, if_token=token)]
+    if step.verb == "shift":
+        return await client.shift(step.group or "", delay)
+    if step.verb == "cancel_group":
+        return await client.cancel_group(step.group or "")
+    assert step.verb == "get"
+    await client.get(topic, key)
+    return []

@@ -1,17 +1,21 @@
-"""Tells what went wrong as a short story: who was there, what was done to them, and what the one task went through.
+"""Makes a short story of what went wrong: who was there, what was done to them, and what the one task went through.
 
-Lives and tokens have long names, so they are told as A, B, ... and #1, #2, ... in the order in which they appear, and
-times as seconds since the beginning.
+A plan is first cut down to the few steps without which nothing goes wrong, by delta debugging (Zeller and Hildebrandt,
+"Simplifying and Isolating Failure-Inducing Input", 2002): parts of the steps are left out, larger ones first, and what
+still breaks the same promise is kept. Each try plays the plan.
+
+Events are told as the checker tells them (`bide.testing.history.report`), with short names for what is long: lives are
+A, B, ... and tokens #1, #2, ... in the order in which they appear, and instants are seconds since the beginning.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator, Sequence
 
 import msgspec
+from msgspec.structs import replace
 
-from bide.core.instants import Millis
-from bide.core.records import At, Due
 from bide.testing.clock import FIRST_INSTANT
 from bide.testing.history.events import (
     Answered,
@@ -27,31 +31,85 @@ from bide.testing.history.events import (
     Leased,
     Leasing,
     Left,
-    Seen,
     Settling,
     Told,
 )
-from bide.testing.history.report import Violation
+from bide.testing.history.report import Violation, words
+from bide_proofs.simulate.judge import judged
 from bide_proofs.simulate.plan import Ask, Plan, Setup, Step
 from bide_proofs.simulate.world import play
 
+_MOST_TRIES = 400
 _LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+_LONG = re.compile(r"\b([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b|\b([0-9]{16})\b|\b([0-9]{13})\b")
+"""A life, a token (microseconds), or an instant (milliseconds)."""
+
+
+class Shrunk:
+    """The smaller plan, what is wrong with it, and how many plays it took."""
+
+    def __init__(self, plan: Plan, wrong: Violation) -> None:
+        self.plan = plan
+        self.wrong = wrong
+        self.tries = 0
+
+    def accept(self, steps: Sequence[Step]) -> bool:
+        """Whether these alone break the same promise; if so, they are the plan now."""
+        if self.tries >= _MOST_TRIES:
+            return False
+        self.tries += 1
+        plan = replace(self.plan, steps=list(steps))
+        for wrong in judged(plan, play(plan)).wrong:
+            if wrong.promise == self.wrong.promise:
+                self.plan, self.wrong = plan, wrong
+                return True
+        return False
+
+
+def shrunk(plan: Plan, wrong: Violation) -> Shrunk:
+    """Some hundred plays: a minute or two."""
+    small = Shrunk(plan, wrong)
+    about = [step for step in plan.steps if not isinstance(step, Ask) or _touches(step, wrong)]
+    if wrong.topic:
+        small.accept(about)
+    small.accept([step for step in small.plan.steps if isinstance(step, Ask)])
+    _ddmin(small)
+    return small
+
+
+def _touches(ask: Ask, wrong: Violation) -> bool:
+    return ask.topic == wrong.topic and (wrong.key.rstrip("n") in ask.keys or ask.verb in ("shift", "cancel_group"))
+
+
+def _ddmin(small: Shrunk) -> None:
+    size = max(len(small.plan.steps) // 2, 1)
+    while True:
+        place = 0
+        smaller = False
+        while place < len(small.plan.steps):
+            steps = small.plan.steps
+            if small.accept(steps[:place] + steps[place + size :]):
+                smaller = True
+            else:
+                place += size
+        if size == 1 and not smaller:
+            return
+        size = max(size // 2, 1)
 
 
 def story(plan: Plan, wrong: Violation) -> str:
     """What `plan` does, and what of its history touches the task of `wrong`; it is played once more."""
-    history = play(plan).history
-    teller = _Teller(wrong.topic, wrong.key)
+    short = _ShortNames()
     lines = [
         f"{wrong.promise} is broken, with seed {plan.seed}: {wrong.what}",
         "",
         _scene(plan.setup),
         "",
         f"The plan, {len(plan.steps)} steps:",
-        *(f"  {_seconds(step.at)}  {_said(step)}" for step in plan.steps),
+        *(f"  {step.at:+12.3f} ms  {_said(step)}" for step in plan.steps),
         "",
         f"What {wrong.topic}/{wrong.key} went through:" if wrong.topic else "What happened:",
-        *teller.told(history),
+        *(f"  {short.told(event)}" for event in _about(wrong.topic, wrong.key, play(plan).history)),
     ]
     return "\n".join(lines)
 
@@ -65,132 +123,68 @@ def _scene(setup: Setup) -> str:
     )
 
 
-def _seconds(millis: float) -> str:
-    return f"{millis / 1000:9.3f} s"
-
-
 def _said(step: Step) -> str:
     if not isinstance(step, Ask):
         fields = msgspec.to_builtins(step)
         what = fields.pop("type")
         del fields["at"]
         return f"{what}: " + ", ".join(f"{name} {value}" for name, value in fields.items())
-    words = [f"client-{step.client} asks to {step.verb} {step.topic} {', '.join(step.keys)}"]
+    said = [f"client-{step.client} asks to {step.verb} {step.topic} {', '.join(step.keys)}"]
     if step.verb in ("schedule", "many"):
-        words.append(f"in {step.delay} ms, on conflict {step.conflict}; its handler will {', then '.join(step.does)}")
+        said.append(f"in {step.delay} ms, on conflict {step.conflict}; its handler will {', then '.join(step.does)}")
     elif step.verb in ("move", "redrive", "shift"):
-        words.append(f"by {step.delay} ms")
+        said.append(f"by {step.delay} ms")
     if step.group is not None:
-        words.append(f"group {step.group}")
+        said.append(f"group {step.group}")
     if step.deadline is not None:
-        words.append(f"deadline {step.deadline} ms")
+        said.append(f"deadline {step.deadline} ms")
     if step.patience is not None:
-        words.append(f"and is cancelled after {step.patience} ms")
+        said.append(f"and is cancelled after {step.patience} ms")
     if step.known:
-        words.append("if it is as it was last seen")
-    return ", ".join(words)
+        said.append("if it is as it was last seen")
+    return ", ".join(said)
 
 
-class _Teller:
-    """Keeps the short names; tells only of one task, or of all if there is no topic."""
-
-    def __init__(self, topic: str, key: str) -> None:
-        self._topic = topic
-        self._key = key
-        self._lives: dict[str, str] = {}
-        self._tokens: dict[int, str] = {}
-        self._calls: dict[int, str] = {}
-        """Of those about the task: what was asked."""
-
-    def told(self, history: Iterable[Event]) -> list[str]:
-        return [f"  {_seconds(event.at / 1e6)}  {what}" for event in history for what in self._of(event)]
-
-    def _mine(self, topic: str, key: str) -> bool:
-        return not self._topic or (topic == self._topic and key == self._key)
-
-    def _of(self, event: Event) -> Iterable[str]:
-        if isinstance(event, Fault):
-            yield f"({event.what})"
-        elif isinstance(event, Died):
-            yield f"({event.who} is dead)"
-        elif isinstance(event, (Asked, Settling, Extending)):
-            if self._mine(event.topic, event.key):
-                self._calls[event.call] = asked = f"{event.who} {self._question(event)}"
-                yield asked
+def _about(topic: str, key: str, history: Iterable[Event]) -> Iterator[Event]:
+    """Those events that concern one task, or all if there is no topic."""
+    calls: set[int] = set()
+    leasings: dict[int, Leasing] = {}
+    for event in history:
+        if not topic or isinstance(event, Fault | Died | End):
+            yield event
+        elif isinstance(event, Asked | Settling | Extending):
+            if (event.topic, event.key) == (topic, key):
+                calls.add(event.call)
+                yield event
+        elif isinstance(event, Began | Ended | Left):
+            if (event.topic, event.key) == (topic, key):
+                yield event
         elif isinstance(event, Leasing):
-            if not self._topic or self._topic in event.wants:
-                self._calls[event.call] = f"{event.who} leases"
+            leasings[event.call] = event
         elif isinstance(event, Leased):
-            who = self._calls.get(event.call, "somebody leases")
-            for held in event.tasks:
-                if self._mine(held.topic, held.key):
-                    yield f"{who} {held.topic}/{held.key}: {self._shown(held.task)}"
-        elif isinstance(event, (Answered, Told, Failed)):
-            if event.call in self._calls:
-                yield from self._answer(event, self._calls[event.call])
-        elif isinstance(event, Began):
-            if self._mine(event.topic, event.key):
-                late = event.clock - event.planned_at
-                yield (
-                    f"{event.who} BEGINS to deliver life {self._life(event.id)}, attempt {event.attempt}, by token "
-                    f"{self._token(event.token)}, {late} ms after it was planned"
-                )
-        elif isinstance(event, Ended):
-            if self._mine(event.topic, event.key):
-                yield f"{event.who}'s handler ends (token {self._token(event.token)}): {event.how}"
-        elif isinstance(event, Left):
-            if self._mine(event.topic, event.key):
-                yield f"at the end it is there: {self._shown(event.task)}"
-        elif isinstance(event, End):
-            yield "the end"
-
-    def _question(self, event: Asked | Settling | Extending) -> str:
-        if isinstance(event, Extending):
-            return f"asks to keep the lease of token {self._token(event.token)} until {_clock(event.until)}"
-        if isinstance(event, Settling):
-            wake = "" if event.wake is None else f", to wake {_due(event.wake)}"
-            error = "" if event.error is None else f" ({event.error})"
-            return f"says of token {self._token(event.token)}: {event.verdict.value}{wake}{error}"
-        words = [f"asks to {event.asks.value}"]
-        if event.id:
-            words.append(f"life {self._life(event.id)}")
-        if event.due is not None:
-            words.append(_due(event.due))
-        if event.asks == "schedule":
-            words.append(f"on conflict {event.on_conflict.value}")
-        if event.if_token is not None:
-            words.append(f"if its token is {self._token(event.if_token)}")
-        return " ".join(words)
-
-    def _answer(self, event: Answered | Told | Failed, asked: str) -> Iterable[str]:
-        who = asked.split(" ", 1)[0]
-        if isinstance(event, Failed):
-            yield f"{who} learns that it {'may or may not be' if event.unknown else 'was not'} done: {event.error}"
-        elif isinstance(event, Told):
-            yield f"{who} is told {'yes' if event.ok else 'NO: refused'}"
-        else:
-            word = event.result.value if event.result is not None else "as it is"
-            yield f"{who} is answered {word}: {'no such task' if event.task is None else self._shown(event.task)}"
-
-    def _shown(self, task: Seen) -> str:
-        return (
-            f"{task.state.value}, life {self._life(task.id)}, token {self._token(task.token)}, wakes at "
-            f"{_clock(task.wake_at)}, attempt {task.attempt}, failures {task.failures}, losses {task.losses}"
-        )
-
-    def _life(self, id: str) -> str:
-        number = len(self._lives)
-        letter = _LETTERS[number % 26] + (str(number // 26) if number >= 26 else "")
-        return self._lives.setdefault(id, letter)
-
-    def _token(self, token: int) -> str:
-        return self._tokens.setdefault(token, f"#{len(self._tokens) + 1}")
+            if tasks := [held for held in event.tasks if (held.topic, held.key) == (topic, key)]:
+                yield leasings[event.call]
+                yield replace(event, tasks=tasks)
+        elif isinstance(event, Answered | Told | Failed) and event.call in calls:
+            yield event
 
 
-def _clock(at: Millis) -> str:
-    """By the store's clock, in seconds since it began."""
-    return f"{(at - FIRST_INSTANT) / 1000:.3f} s"
+class _ShortNames:
+    """Tells events in words, with the short names that were given so far."""
 
+    def __init__(self) -> None:
+        self._lives: dict[str, str] = {}
+        self._tokens: dict[str, str] = {}
 
-def _due(due: Due) -> str:
-    return f"at {_clock(due.millis)}" if isinstance(due, At) else f"in {due.millis} ms"
+    def told(self, event: Event) -> str:
+        return _LONG.sub(self._short, words(event))
+
+    def _short(self, found: re.Match[str]) -> str:
+        life, token, instant = found.groups()
+        if life:
+            number = len(self._lives)
+            letter = _LETTERS[number % 26] + (str(number // 26) if number >= 26 else "")
+            return self._lives.setdefault(life, letter)
+        if token:
+            return self._tokens.setdefault(token, f"#{len(self._tokens) + 1}")
+        return f"{(int(instant) - FIRST_INSTANT) / 1000:.3f}s"

@@ -13,7 +13,7 @@ import asyncio
 import heapq
 import random
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from bide.app import Bide
@@ -50,7 +50,8 @@ class Load:
         """Lives that an answer said had begun."""
         self.cancelled = Ids()
         """Those that an answer said are cancelled."""
-        self.answers: Counter[tuple[str, str]] = Counter()
+        self.answers: dict[str, Counter[str]] = defaultdict(Counter)
+        """By verb."""
         self.failed = 0
         """Calls for a task that raised: none may, since nothing is broken here."""
         self.errors: list[str] = []
@@ -98,13 +99,6 @@ class Load:
         while self.far:
             some, self.far = self.far[:1000], self.far[1000:]
             await self._ask("cancel", self._app.cancel_many(some), len(some))
-
-    def by_verb(self) -> dict[str, dict[str, int]]:
-        """Answers."""
-        found: dict[str, dict[str, int]] = {}
-        for (verb, result), number in sorted(self.answers.items()):
-            found.setdefault(verb, {})[result] = number
-        return found
 
     # --- a moment
 
@@ -160,7 +154,7 @@ class Load:
         if self._chance.random() < 0.5:
             await self._ask("schedule", self._app.schedule_many(tasks), len(tasks))
         else:
-            await asyncio.gather(*(self._ask("schedule", _alone(self._app.schedule_new(task))) for task in tasks))
+            await asyncio.gather(*(self._ask("schedule", self._app.schedule_new(task)) for task in tasks))
 
     def _changes_of_far(self) -> list[Awaitable[None]]:
         """Of what is far off, so much that the same number stays."""
@@ -169,7 +163,7 @@ class Load:
         for _ in range(max(0, too_many)):
             by_verb[min(2, self._chance.randrange(4))].append(self._taken())
         moved, fired, cancelled = by_verb.values()
-        moves = [(ref, f"{self._chance.randint(_SOONEST, self._soon)}ms") for ref in moved]
+        moves = [(ref, self._soon_delay()) for ref in moved]
         return [
             self._ask(verb, call, len(some))
             for verb, call, some in (
@@ -188,16 +182,18 @@ class Load:
     async def _change(self, verb: str, topic: str, key: str) -> None:
         app = self._app
         if verb == "cancel":
-            await self._ask(verb, _alone(app.cancel(topic, key)))
+            await self._ask(verb, app.cancel(topic, key))
         elif verb == "fire_now":
-            await self._ask(verb, _alone(app.fire_now(topic, key)))
+            await self._ask(verb, app.fire_now(topic, key))
         elif verb == "reschedule":
-            delay = f"{self._chance.randint(_SOONEST, self._soon)}ms"
-            await self._ask(verb, _alone(app.reschedule(topic, key, delay=delay)))
+            await self._ask(verb, app.reschedule(topic, key, delay=self._soon_delay()))
         elif verb == "cancel_group":
             await self._ask(verb, app.cancel_group(key), _GROUP)
         else:
             await self._ask("shift", app.shift(key, "500ms" if verb == "later" else "-500ms"), _GROUP)
+
+    def _soon_delay(self) -> str:
+        return f"{self._chance.randint(_SOONEST, self._soon)}ms"
 
     async def _redrive(self) -> None:
         """Some of what is dead."""
@@ -214,9 +210,11 @@ class Load:
 
     # --- what was answered
 
-    async def _ask(self, verb: str, call: Awaitable[list[Answer]], number: int = 1) -> None:
+    async def _ask(self, verb: str, call: Awaitable[Answer | list[Answer]], number: int = 1) -> None:
+        """Wait for one answer, or for `number` of them, and count what they say."""
         try:
-            answers: Iterable[object] = await call
+            found = await call
+            answers: Iterable[object] = found if isinstance(found, list) else [found]
         except PartlyFailed as partly:
             answers = partly.answers
         except StoreError as error:
@@ -226,7 +224,7 @@ class Load:
             if not isinstance(answer, Answer):
                 self._note_failure(answer, 1)
                 continue
-            self.answers[verb, answer.result.value] += 1
+            self.answers[verb][answer.result.value] += 1
             if answer.record is not None and answer.result in _BEGINS:
                 self.begun.add(answer.record.id)
             elif answer.record is not None and answer.result in _ENDS:
@@ -236,7 +234,3 @@ class Load:
         self.failed += number
         if len(self.errors) < 10:
             self.errors.append(repr(error))
-
-
-async def _alone(call: Awaitable[Answer]) -> list[Answer]:
-    return [await call]

@@ -48,39 +48,38 @@ def _fields(path: Path) -> dict[str, int]:
     return found
 
 
-class StoreWatch:
-    """Figures of a store and its server: `look()` asks both."""
+async def store(place: Place) -> dict[str, float]:
+    """Figures of a store and its server, by name. What would block is asked in a thread."""
+    return await asyncio.to_thread(_store, place)
 
-    def __init__(self, place: Place) -> None:
-        self._place = place
-        self._server = place.server
 
-    async def look(self) -> dict[str, float]:
-        """Figures by name. What would block is asked in a thread."""
-        found = await asyncio.to_thread(self._look)
-        if isinstance(self._server, MysqlServer) and "server_resident" in found:
-            # pages that the server has read stay in its memory until the pool is full, as it was told to do
-            asked = "SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_bytes_data'"
-            [[_, pool]] = await asyncio.to_thread(self._server.rows, asked)
-            pool = float(pool)
-            found |= {"server_private": found.pop("server_resident") - pool, "server_pool": pool}
-        return found
+def _store(place: Place) -> dict[str, float]:
+    server = place.server
+    if server is None:
+        assert place.path is not None
+        files = {"store_file_bytes": place.path, "store_wal_bytes": Path(f"{place.path}-wal")}
+        return {name: float(path.stat().st_size) for name, path in files.items() if path.exists()}
+    found: dict[str, float] = {f"store_{name}": value for name, value in server.health().items()}
+    if isinstance(server, PostgresServer):
+        found |= _postgres(server.process)
+    elif isinstance(server, MysqlServer):
+        found |= _mysql(server)
+    elif isinstance(server, RedisServer) and not server.is_cluster:
+        found |= _redis(server.client)
+    return found
 
-    def _look(self) -> dict[str, float]:
-        server = self._server
-        if server is None:
-            assert self._place.path is not None
-            files = {"store_file_bytes": self._place.path, "store_wal_bytes": Path(f"{self._place.path}-wal")}
-            return {name: float(path.stat().st_size) for name, path in files.items() if path.exists()}
-        found: dict[str, float] = {f"store_{name}": value for name, value in server.health().items()}
-        if isinstance(server, PostgresServer):
-            found |= _postgres(server.process)
-        elif isinstance(server, MysqlServer):
-            if server.process is not None:
-                found |= {f"server_{name}": value for name, value in process(int(server.process.name)).items()}
-        elif isinstance(server, RedisServer) and not server.is_cluster:
-            found |= _redis(server.client)
-        return found
+
+def _of_server(pid: int) -> dict[str, float]:
+    return {f"server_{name}": value for name, value in process(pid).items()}
+
+
+def _mysql(server: MysqlServer) -> dict[str, float]:
+    """Its process, without the pages that it has read: these stay until the pool is full, as it was told to do."""
+    found = _of_server(int(server.process.name)) if server.process is not None else {}
+    if "server_resident" in found:
+        [[_, pool]] = server.rows("SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_bytes_data'")
+        found |= {"server_private": found.pop("server_resident") - float(pool), "server_pool": float(pool)}
+    return found
 
 
 def _redis(client: Any) -> dict[str, float]:
@@ -89,7 +88,7 @@ def _redis(client: Any) -> dict[str, float]:
     place = _PROC / str(info["process_id"])
     with suppress(OSError, ValueError, IndexError):
         if abs(started_at(place) - (time.time() - int(info["uptime_in_seconds"]))) < _SAME:
-            return {f"server_{name}": value for name, value in process(int(place.name)).items()}
+            return _of_server(int(place.name))
     return {}
 
 

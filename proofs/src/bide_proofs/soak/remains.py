@@ -87,10 +87,7 @@ def too_much(found: Mapping[str, int], *, minutes: float, processes: int) -> lis
 def _redis(server: RedisServer) -> dict[str, int]:
     """Keys by kind. Of hidden tasks the bodies are counted; of other topics every key is one too many."""
     found: Counter[str] = Counter({_TASKS: 0, _HIDDEN: 0})
-    clients = [server.client]
-    if server.is_cluster:
-        clients = [server.client.get_redis_connection(node) for node in server.client.get_primaries()]
-    for client in clients:
+    for client in server.masters():
         for key in client.scan_iter(match=f"{{{server.namespace}[:}}]*", count=1000):
             found.update(_kind_of(key.decode(errors="replace"), key, client))
     return dict(found)

@@ -6,9 +6,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from bide_proofs.harness.command import WrongByKind, add_seed, not_in_memory, parser_of, tried
+from bide_proofs.harness.command import WrongByKind, not_in_memory, parser_of, tried
 from bide_proofs.torture.plain import server_at
-from bide_proofs.torture.run import Plan, tortured
+from bide_proofs.torture.run import add_options, plan_of, tortured
 from bide_proofs.torture.server import Server
 
 
@@ -20,26 +20,20 @@ def main() -> int:
         help="instead of a URL, one of its own, which may be broken: sqlite, redis, redis-cluster, redis-sentinel, "
         "postgres, mariadb, http",
     )
-    parser.add_argument("--seconds", type=float, default=60, help="how long faults go on")
-    parser.add_argument("--least", type=int, default=0, help="clients go on until so many deliveries have begun")
+    add_options(parser, seconds=60, rate=100)
     parser.add_argument("--without", action="append", default=[], help="this fault is not caused; again")
     parser.add_argument("--only", action="append", default=[], help="no fault but this one is caused; again")
-    parser.add_argument("--rate", type=float, default=100, help="verbs a second")
-    parser.add_argument("--farthest", type=float, default=12, help="the longest delay, in seconds")
     parser.add_argument("--clients", type=int, default=2)
     parser.add_argument("--workers", type=int, default=3)
-    parser.add_argument("--pace", type=float, default=1, help="2 for twice as many faults in the same time")
     parser.add_argument("--results", type=Path, help="a file to which the report is appended, as one line")
     parser.add_argument("--keep", type=Path, help="a folder to which journals are copied if something was wrong")
-    add_seed(parser)
     given = parser.parse_args()
     if (given.url is None) == (given.server is None):
         parser.error("give either a URL or --server")
     if given.url is not None:
         not_in_memory(parser, given.url)
-    plan = Plan(
-        seconds=given.seconds, clients=given.clients, workers=given.workers, rate=given.rate, pace=given.pace,
-        farthest=given.farthest, seed=given.seed, least=given.least, without=given.without, only=given.only,
+    plan = plan_of(
+        given, clients=given.clients, workers=given.workers, without=given.without, only=given.only
     )  # fmt: skip
 
     async def run(folder: Path) -> tuple[dict[str, Any], WrongByKind]:

@@ -1,4 +1,4 @@
-"""A client or a worker process of a run: its spec, its clock, its journal, and an app that opens in the end."""
+"""A process of a run: several callers on one app, or a worker on all topics, until it is told to end, or worse."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ import msgspec
 
 from bide.core.errors import StoreError, StoreMismatch
 from bide.testing.history.journal import Journal, Log
-from bide.testing.history.recording import Recording
-from bide_proofs.harness.child import Parent, run, spec_of
+from bide.testing.history.recording import RecordedClient, Recording
+from bide_proofs.harness.child import Parent, ready, run, spec_of
 from bide_proofs.servers.clock import CLOCK_FILE
 from bide_proofs.torture.clock import SharedClock
-from bide_proofs.torture.topics import app_on
+from bide_proofs.torture.load import CALLERS, Caller
+from bide_proofs.torture.topics import app_on, handle
 
 _AGAIN = 0.2
 """Seconds after which a store is opened again that is away."""
@@ -37,7 +38,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     first_call: int
     seed: str
     rate: float = 0.0
-    """Of a client: verbs a second."""
+    """Of a client: verbs a second. A worker asks nothing."""
     farthest: float = 0.0
     """Of a client: the longest delay that it asks for, in seconds."""
     shares_clock: bool = False
@@ -73,6 +74,33 @@ class Actor:
         return False
 
 
+async def _ask(actor: Actor, parent: Parent) -> None:
+    spec = actor.spec
+    if not await actor.until_open(actor.app.open, parent.over):
+        return
+    ready()
+    callers = [
+        Caller(
+            RecordedClient(actor.app, actor.journal, f"{spec.name}/{number}"), actor.clock,
+            random.Random(f"{spec.seed}/{number}"), spec.farthest,
+        )
+        for number in range(CALLERS)
+    ]  # fmt: skip
+    await asyncio.gather(*(caller.run(spec.rate / CALLERS, parent.over) for caller in callers))
+    await actor.app.close()
+
+
+async def _work(actor: Actor, parent: Parent) -> None:
+    handle(actor.app, actor.chance)
+    worker = actor.app.worker()
+    if await actor.until_open(worker.__aenter__, parent.over):
+        try:
+            ready()
+            await parent.over.wait()
+        finally:
+            await worker.__aexit__()
+
+
 def main(act: Callable[[Actor, Parent], Awaitable[None]]) -> None:
     """Read the spec, and act until the parent says that it is over."""
     spec = spec_of(Spec)
@@ -91,3 +119,7 @@ def _sleep(seconds: SupportsIndex | float, /) -> None:
 def _is_a_defect(record: logging.LogRecord) -> bool:
     """That a task is dead, or could not be settled while the store was away, is what is to be expected here."""
     return record.exc_info is not None or record.name not in ("bide.worker", "bide.settler")
+
+
+if __name__ == "__main__":
+    main(lambda actor, parent: (_ask if actor.spec.rate else _work)(actor, parent))

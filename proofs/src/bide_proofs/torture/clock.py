@@ -1,15 +1,14 @@
-"""The store's clock, for every process of a run to see, and clocks of processes that are set wrong on purpose."""
+"""The store's clock, for every process of a run to see."""
 
 from __future__ import annotations
 
 import asyncio
 import mmap
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 
 from bide.core.instants import Millis
-from bide_proofs.servers.clock import library, set_ahead, settable
 
 _EVERY = 0.05
 _LOOKS = 5
@@ -78,19 +77,3 @@ def _offset() -> tuple[int, int]:
     """How long the look took, and by how much the time of day is ahead of the monotonic clock, in nanoseconds."""
     before, now, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
     return after - before, now - (before + after) // 2
-
-
-class WrongClock:
-    """A time of day that may be set wrong, for processes with this `environment`. The monotonic clock stays true.
-
-    Raises ServerMissing without libfaketime.
-    """
-
-    def __init__(self, file: Path) -> None:
-        self._file = file
-        self.environment: Mapping[str, str] = settable(file, library())
-        self.jump(0)
-
-    def jump(self, seconds: float) -> None:
-        """To so many seconds ahead of the machine's, or behind if that is negative: seen at the next look."""
-        set_ahead(self._file, seconds)

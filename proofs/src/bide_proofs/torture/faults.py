@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+import threading
 import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
@@ -16,8 +17,8 @@ from bide.testing.history.events import Fault
 from bide.testing.history.journal import Journal
 from bide.testing.proxy import Act, FaultProxy
 from bide_proofs.harness.processes import READY, Child, ProcessGroup
-from bide_proofs.torture.clock import WrongClock
-from bide_proofs.torture.server import Server
+from bide_proofs.servers.clock import ServerClock
+from bide_proofs.torture.server import Server, in_thread
 from bide_proofs.torture.undone import Span
 
 CLIENT, WORKER = "client", "worker"
@@ -64,7 +65,7 @@ class Faults:
     """
 
     def __init__(
-        self, server: Server, group: ProcessGroup, log: FaultLog, *, seed: int, pace: float, wrong: WrongClock | None,
+        self, server: Server, group: ProcessGroup, log: FaultLog, *, seed: int, pace: float, wrong: ServerClock | None,
         without: Collection[str] = (), only: Collection[str] = (), spare: int = 0,
     ) -> None:  # fmt: skip
         self._server = server
@@ -113,7 +114,7 @@ class Faults:
         if self._killing is not None:
             await self._killing
         if self._wrong is not None:
-            self._wrong.jump(0)
+            self._wrong.shift(0)
         for proxy in self._server.proxies:
             await proxy.heal()
             proxy.cut()  # what is still held knows nothing of being mended
@@ -166,17 +167,18 @@ class Faults:
     async def _server_itself(self, kinds: Collection[str], chance: random.Random) -> None:
         kind = chance.choice(list(kinds))
         async with self._log.during(kind, f"the server: {kind}"):
-            said = await self._server.troubles()[kind](chance)
+            over = threading.Event()
+            said = await in_thread(self._server.troubles()[kind], chance, over.wait, over=over)
         self._log.journal.say(Fault(time.monotonic_ns(), said))
 
     async def _clocks(self, kinds: Collection[str], chance: random.Random) -> None:
         assert self._wrong is not None
         seconds = chance.choice((-1, 1)) * chance.choice(_JUMPS) * chance.uniform(0.5, 1.5)
         async with self._log.during(CLOCKS, f"every second process's clock jumps to {seconds:+.1f} s"):
-            self._wrong.jump(seconds)
+            self._wrong.shift(seconds)
             await asyncio.sleep(chance.uniform(0.5, 5.0))
         if chance.random() < 0.7:
-            self._wrong.jump(0)
+            self._wrong.shift(0)
 
 
 RESET, HALF_OPEN, DELAY, THROTTLE, LOST_REPLY, REFUSED, CUT_REQUEST = _BEFALLS = (

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -17,12 +18,13 @@ from bide.core.instants import Millis
 from bide.testing.history.check import Report, Violation, check
 from bide.testing.history.events import End, Fault, Header, Left, seen
 from bide.testing.history.journal import Journal, Log, read_all
-from bide_proofs.harness.command import PATIENCE, WrongByKind, counts_of, percentiles
+from bide_proofs.harness.command import PATIENCE, WrongByKind, add_seed, counts_of, percentiles
 from bide_proofs.harness.processes import ChildSpec, ProcessGroup
 from bide_proofs.harness.stores import LOOK, drained, refuse_unless_empty
+from bide_proofs.servers.clock import ServerClock
 from bide_proofs.servers.process import ServerMissing
 from bide_proofs.torture.child import Spec
-from bide_proofs.torture.clock import SLACK, SharedClock, WrongClock
+from bide_proofs.torture.clock import SLACK, SharedClock
 from bide_proofs.torture.faults import CLIENT, CLOCKS, KILL, WORKER, FaultLog, Faults
 from bide_proofs.torture.figures import Figures
 from bide_proofs.torture.server import Server
@@ -31,8 +33,11 @@ from bide_proofs.torture.undone import Span, undone
 
 PROMISES = ("P1", "P2", "P3", "P4", "P5", "P7", "P10", "P12")
 """What the checker decides."""
+_CHILD = "bide_proofs.torture.child"
 _CALLS = 10_000_000
 """Numbers of calls that each process has for itself."""
+_WRONG = "wrong"
+"""The folder of the clock that every second process goes by."""
 _BEGAN = b'{"type":"began",'
 """How the line of a delivery begins."""
 
@@ -56,12 +61,28 @@ class Plan(Struct, frozen=True, kw_only=True):
     """Faults that are not caused."""
     only: Collection[str] = ()
     """Where given, no others are."""
-    worker: str = "bide_proofs.torture.worker"
+    worker: str = _CHILD
     """The module that a worker process runs."""
     spare: int = 0
     """A kill is left out that would leave fewer of a kind at work."""
-    worker_url: str | None = None
-    """The store of workers, where they are what clients reach it through."""
+
+
+def add_options(parser: argparse.ArgumentParser, *, seconds: float, rate: float) -> None:
+    """The options of every run, with these defaults."""
+    parser.add_argument("--seconds", type=float, default=seconds, help="how long faults go on")
+    parser.add_argument("--least", type=int, default=0, help="clients go on until so many deliveries have begun")
+    parser.add_argument("--rate", type=float, default=rate, help="verbs a second")
+    parser.add_argument("--farthest", type=float, default=12, help="the longest delay, in seconds")
+    parser.add_argument("--pace", type=float, default=1, help="2 for twice as many faults in the same time")
+    add_seed(parser)
+
+
+def plan_of(given: argparse.Namespace, **more: Any) -> Plan:
+    """The plan that these options, and what is fixed, come to."""
+    return Plan(
+        seconds=given.seconds, least=given.least, rate=given.rate, farthest=given.farthest, pace=given.pace,
+        seed=given.seed, **more,
+    )  # fmt: skip
 
 
 class _Ran(Struct, kw_only=True):
@@ -83,8 +104,8 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
     async with AsyncExitStack() as entered:
         entered.callback(log.close)
         entered.callback(clock.close)
-        await server.start()
         entered.push_async_callback(server.stop)
+        await server.start()
         wrong_clock, why_not = _wrong_clock(server, folder)
         clock.set(server.ahead)
         async with app_on(server.direct) as app:
@@ -103,7 +124,7 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
         await _look(server, journal, drained=ran.drained is not None)
         about, errors = server.about(), group.errors()
     figures, checked, aside, wrong = judged(folder, server.name, faults.spans)
-    workers_alone = plan.worker_url is None and set(faults.counts) <= {f"{KILL} {WORKER}"}
+    workers_alone = server.worker_url is None and set(faults.counts) <= {f"{KILL} {WORKER}"}
     wrong["call failed"] = list(figures.failed) if workers_alone else []
     wrong["process ended"] = list(group.wrong)
     wrong["error logged"] = list(errors)
@@ -133,20 +154,13 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
 
 
 async def _run(
-    server: Server, plan: Plan, folder: Path, group: ProcessGroup, log: FaultLog, wrong_clock: WrongClock | None
+    server: Server, plan: Plan, folder: Path, group: ProcessGroup, log: FaultLog, wrong_clock: ServerClock | None
 ) -> _Ran:
     """Start the processes, cause faults, and let all of it come to an end."""
     faults = Faults(
-        server,
-        group,
-        log,
-        seed=plan.seed,
-        pace=plan.pace,
-        wrong=wrong_clock,
-        without=plan.without,
-        only=plan.only,
+        server, group, log, seed=plan.seed, pace=plan.pace, wrong=wrong_clock, without=plan.without, only=plan.only,
         spare=plan.spare,
-    )
+    )  # fmt: skip
     await group.start(WORKER, plan.workers)
     await group.start(CLIENT, plan.clients)
     began = time.monotonic()
@@ -167,7 +181,7 @@ async def _run(
 
 
 def _specs(
-    server: Server, plan: Plan, folder: Path, wrong_clock: WrongClock | None
+    server: Server, plan: Plan, folder: Path, wrong_clock: ServerClock | None
 ) -> Callable[[str, int, str], ChildSpec]:
     """The spec of each process: the ways to the store in turn, and a wrong clock for every second one."""
     numbers = count()
@@ -175,16 +189,17 @@ def _specs(
     def spec_of(kind: str, slot: int, name: str) -> ChildSpec:
         number = next(numbers)
         url = server.urls[number % len(server.urls)]
-        if kind == WORKER and plan.worker_url is not None:
-            url = plan.worker_url
+        if kind == WORKER and server.worker_url is not None:
+            url = server.worker_url
         spec = Spec(
             url=url, name=name, journal=str(folder / f"{name}.jsonl"),
             clock=str(folder / "clock"), first_call=(number + 1) * _CALLS, seed=f"{plan.seed}/{name}",
-            rate=plan.rate / plan.clients, farthest=plan.farthest, shares_clock=_is_file(server),
+            rate=plan.rate / plan.clients if kind == CLIENT else 0.0, farthest=plan.farthest,
+            shares_clock=_is_file(server),
         )  # fmt: skip
         # every second one, so that those with a wrong clock and those with a right one meet in every store
-        wrong = wrong_clock.environment if wrong_clock is not None and slot % 2 else {}
-        module = "bide_proofs.torture.client" if kind == CLIENT else plan.worker
+        wrong = wrong_clock.environment(folder / _WRONG) if wrong_clock is not None and slot % 2 else {}
+        module = _CHILD if kind == CLIENT else plan.worker
         return ChildSpec(module=module, spec=spec, environment={**server.environment, **wrong})
 
     return spec_of
@@ -214,14 +229,16 @@ def judged(
     return figures, checked, aside, wrong
 
 
-def _wrong_clock(server: Server, folder: Path) -> tuple[WrongClock | None, Mapping[str, str]]:
+def _wrong_clock(server: Server, folder: Path) -> tuple[ServerClock | None, Mapping[str, str]]:
     """The wrong clock of every second process, or why there is none."""
     if _is_file(server):
         return None, {CLOCKS: "the clock of each process is the store's: it is set for all of them, or for none"}
     try:
-        return WrongClock(folder / "wrong.clock"), {}
+        wrong_clock = ServerClock()
     except ServerMissing:
         return None, {CLOCKS: "libfaketime is not installed"}
+    (folder / _WRONG).mkdir()
+    return wrong_clock, {}
 
 
 def _is_file(server: Server) -> bool:

@@ -1,63 +1,87 @@
-"""What is tortured: a store somewhere, the ways to it that can be disturbed, and what it can suffer itself."""
+"""What is tortured: a store somewhere, the ways to it that can be disturbed, and the troubles that it has itself."""
 
 from __future__ import annotations
 
+import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping, Sequence
-from typing import Any, Protocol, TypeAlias
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeAlias, TypeVar
 
 from bide.testing.proxy import FaultProxy
 
-Trouble: TypeAlias = Callable[[random.Random], Awaitable[str]]
+T = TypeVar("T")
+Wait: TypeAlias = Callable[[float], bool]
+"""Waits so many seconds, or until the run is over; whether it is."""
+Trouble: TypeAlias = Callable[[random.Random, Wait], str]
 """Causes one trouble, waits as long as it lasts (a choice of the random numbers), mends it, and returns in words what
-it did. What it raises ends the run: it is a mistake of the harness. If it is cancelled it mends what it broke."""
+it did. It blocks, and so runs on a thread beside the event loop of the proxies. What it raises ends the run: it is a
+mistake of the harness."""
+
+KILL, RESTART, STILL, FAILOVER, HAND_OVER, MEMORY, CROWDED, DISK, CLOCK, OOM = (
+    "kill -9 of the server", "server restart", "SIGSTOP of the server", "failover", "hand-over", "memory full",
+    "too many connections", "disk full", "clock jump", "OOM",
+)  # fmt: skip
+"""The names of troubles that more than one kind of store has."""
+FARTHEST = 2.0
+"""Seconds by which a store's clock is set wrong at most, either way."""
 
 
-class Server(Protocol):
-    """One store under torture. Everything is asked on the event loop that has started it."""
+class Server:
+    """One store under torture, and what is true of most. It is started, asked and stopped on one event loop."""
 
     name: str
     """Of the report: "redis", "postgres"."""
-    urls: Sequence[str]
-    """What clients and workers are given, one each in turn; through `proxies` where that is possible. Known once it is
-    started, and the same until it is stopped."""
-    direct: str
-    """The store without a proxy between, for the last look at it."""
-    proxies: Sequence[FaultProxy]
-    """Whose connections may be reset, held, delayed, throttled and robbed of replies. Empty where nothing goes over
-    TCP."""
-    cannot: Mapping[str, str]
-    """Troubles that the server cannot have here, with the reason, for the report: {"disk full": "no filesystem of its
-    own may be mounted: needs root"}."""
-
-    environment: Mapping[str, str]
-    """Of clients and workers, besides the run's own: a BIDE_TOKEN where the store asks for one. Mostly empty."""
-    farthest: float
+    gives_back = False
+    """Whether the store itself ends leases that its callers were never told of (`history.events.Header`)."""
+    ahead = 0.0
+    """Seconds by which the store's clock is ahead of this machine's at this moment; 0 unless a trouble has set it. The
+    run looks at it twenty times a second, so that histories tell the store's clock."""
+    farthest = 0.0
     """The greatest `ahead`, either way, that a trouble may set; 0 where the clock cannot be set. What a history shows
     of times is judged with twice so much tolerance, what the store tells of its own leases with none."""
 
-    gives_back: bool
-    """Whether the store itself ends leases that its callers were never told of (`history.events.Header`)."""
-
-    @property
-    def ahead(self) -> float:
-        """Seconds by which the store's clock is ahead of this machine's at this moment; 0 unless a trouble has set it.
-        The frame looks at it twenty times a second, so that histories tell the store's clock."""
-        ...
+    def __init__(self, direct: str = "") -> None:
+        self.direct = direct
+        """The store without a proxy between, for the last look at it."""
+        self.urls: Sequence[str] = ()
+        """What clients and workers are given, one each in turn; through `proxies` where that is possible. Known once it
+        is started, and the same until it is stopped."""
+        self.worker_url: str | None = None
+        """What workers are given instead, where they are the way by which clients reach the store."""
+        self.proxies: Sequence[FaultProxy] = ()
+        """Whose connections may be reset, held, delayed, throttled and robbed of replies. Empty where nothing goes over
+        TCP."""
+        self.cannot: Mapping[str, str] = {}
+        """Troubles that the server cannot have here, with the reason, for the report."""
+        self.environment: Mapping[str, str] = {}
+        """Of clients and workers, besides the run's own."""
 
     async def start(self) -> None:
-        """Ready for clients, with an empty store. Raises ServerMissing of servers/, or an OSError."""
-        ...
+        """Ready for clients, with an empty store. Raises ServerMissing of servers/, or an OSError; then too it is to be
+        stopped."""
+        raise NotImplementedError
 
     def troubles(self) -> Mapping[str, Trouble]:
-        """What it can suffer beyond what befalls its connections, by name: "restart", "failover", "disk full". One at a
-        time is caused."""
-        ...
+        """What it can suffer beyond what befalls its connections, by name. One at a time is caused."""
+        return {}
 
     async def stop(self) -> None:
         """Nothing of it is left: no process, no proxy, no file outside its folder."""
-        ...
 
     def about(self) -> dict[str, Any]:
         """For the report: version, durability, how it is set up. Known once it is started."""
-        ...
+        raise NotImplementedError
+
+
+async def in_thread(call: Callable[..., T], *given: Any, over: threading.Event | None = None) -> T:
+    """Run `call` on a thread. When cancelled, set `over` and wait for its end."""
+    running = asyncio.ensure_future(asyncio.to_thread(call, *given))
+    try:
+        return await asyncio.shield(running)
+    except asyncio.CancelledError:
+        if over is not None:
+            over.set()
+        await asyncio.wait([running])
+        running.result()
+        raise

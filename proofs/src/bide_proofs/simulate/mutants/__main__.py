@@ -6,6 +6,8 @@ import logging
 import os
 import sys
 import time
+from concurrent.futures import ProcessPoolExecutor
+from itertools import repeat
 from pathlib import Path
 
 from bide_proofs.harness.command import parser_of
@@ -29,23 +31,24 @@ def main() -> int:
     known: dict[str, Caught] = {}
     if given.results is not None and given.only and given.results.exists():
         known = written(given.results)
-    began, missed = time.monotonic(), []
-    for name, caught in trial(names, given.seeds, given.processes, given.first):
-        if caught is None:
-            missed.append(name)
-            sys.stdout.write(f"{name}: NOT CAUGHT within {given.seeds} seeds\n")
-            continue
-        known[name] = caught
-        many = f"{caught.first} of the first {caught.of} seeds catch it"
-        sys.stdout.write(f"{name}: caught by seed {caught.seed}, as {caught.by}: {caught.what} ({many})\n")
-        sys.stdout.flush()
-        if given.results is not None:
-            write(given.results, known)
-    if given.results is not None:
-        write(given.results, {name: one for name, one in known.items() if name not in missed})
-    sys.stdout.write(
-        f"{len(names) - len(missed)} of {len(names)} mutants caught, in {time.monotonic() - began:.0f} s\n"
-    )
+    began, missed = time.monotonic(), 0
+    for name in names:
+        MUTANTS[name].code()  # before the processes are forked
+    with ProcessPoolExecutor(given.processes, initializer=logging.disable) as pool:
+        found = pool.map(trial, names, repeat(given.seeds), repeat(given.first))
+        for name, caught in zip(names, found, strict=True):
+            known.pop(name, None)
+            if caught is None:
+                missed += 1
+                sys.stdout.write(f"{name}: NOT CAUGHT within {given.seeds} seeds\n")
+            else:
+                known[name] = caught
+                many = f"{caught.first} of the first {caught.of} seeds catch it"
+                sys.stdout.write(f"{name}: caught by seed {caught.seed}, as {caught.by}: {caught.what} ({many})\n")
+            sys.stdout.flush()
+            if given.results is not None:
+                write(given.results, known)
+    sys.stdout.write(f"{len(names) - missed} of {len(names)} mutants caught, in {time.monotonic() - began:.0f} s\n")
     return 1 if missed else 0
 
 

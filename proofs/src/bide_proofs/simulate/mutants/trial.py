@@ -1,10 +1,8 @@
-"""Plays every mutant, seed after seed, until the judge finds it out; and keeps what came of it, a line for each."""
+"""Plays a mutant, seed after seed, until the judge finds it out; and what is on record of that, a line for each."""
 
 from __future__ import annotations
 
-import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Mapping
 from pathlib import Path
 
 import msgspec
@@ -18,8 +16,6 @@ from bide_proofs.simulate.world import play
 
 FIRST = 20
 """So many seeds are played of each mutant in any case: how many of them catch it says how easily it is caught."""
-_BLOCK = 10
-"""Seeds that a process plays before it tells how they went, of a mutant that the first ones did not catch."""
 
 
 class Caught(Struct, frozen=True):
@@ -55,44 +51,18 @@ def wrongs(name: str, seed: int, minutes: float = 6) -> list[Violation]:
     return judged(plan, played).wrong
 
 
-def trial(names: Sequence[str], seeds: int, processes: int, first: int = FIRST) -> Iterator[tuple[str, Caught | None]]:
-    """Each of these mutants, as soon as it is known: how it was caught; None: not within so many seeds.
-
-    The `first` seeds are played of each in any case.
-    """
-    for name in names:
-        MUTANTS[name].code()  # before the processes are forked
-    with ProcessPoolExecutor(processes, initializer=logging.disable) as pool:
-        found = pool.map(_block, names, [1] * len(names), [first] * len(names))
-        left = []
-        for name, seen in zip(names, found, strict=True):
-            if seen:
-                yield name, _caught(name, seen, len(seen), first)
-            else:
-                left.append(name)
-        for name in left:
-            yield name, _later(pool, name, seeds, processes, first)
-
-
-def _later(pool: ProcessPoolExecutor, name: str, seeds: int, processes: int, first: int) -> Caught | None:
-    for begin in range(first + 1, seeds + 1, _BLOCK * processes):
-        blocks = range(begin, min(begin + _BLOCK * processes, seeds + 1), _BLOCK)
-        seen = [
-            one for found in pool.map(_block, [name] * len(blocks), blocks, [_BLOCK] * len(blocks)) for one in found
-        ]
-        if seen:
-            return _caught(name, seen, 0, first)
-    return None
-
-
-def _caught(name: str, seen: Sequence[tuple[int, Violation]], first: int, of: int) -> Caught:
-    seed, wrong = seen[0]
-    return Caught(name, seed, wrong.promise, wrong.what, first, of)
-
-
-def _block(name: str, begin: int, many: int) -> list[tuple[int, Violation]]:
-    """Those of so many seeds that catch it, each with the first that is wrong."""
-    return [(seed, wrong[0]) for seed in range(begin, begin + many) if (wrong := wrongs(name, seed))]
+def trial(name: str, seeds: int, first: int = FIRST) -> Caught | None:
+    """How this mutant is caught; None: not within so many seeds. The `first` of them are played in any case."""
+    seen: list[tuple[int, Violation]] = []
+    for seed in range(1, seeds + 1):
+        if seed > first and seen:
+            break
+        if wrong := wrongs(name, seed):
+            seen.append((seed, wrong[0]))
+    if not seen:
+        return None
+    seed, violation = seen[0]
+    return Caught(name, seed, violation.promise, violation.what, sum(one <= first for one, _ in seen), first)
 
 
 def written(path: Path) -> dict[str, Caught]:
@@ -103,6 +73,20 @@ def written(path: Path) -> dict[str, Caught]:
 
 def write(path: Path, caught: Mapping[str, Caught]) -> None:
     """Put it on record, in the order of `MUTANTS`."""
-    lines: Iterable[bytes] = (msgspec.json.encode(caught[name]) for name in MUTANTS if name in caught)
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_bytes(b"".join(line + b"\n" for line in lines))
+    path.write_bytes(b"".join(msgspec.json.encode(caught[name]) + b"\n" for name in MUTANTS if name in caught))
+
+
+def table(results: Path) -> str:
+    """The table of docs/correctness.md, in the order of the promises. Raises OSError, msgspec.ValidationError."""
+    caught = written(results)
+    lines = [
+        "| promise | mutant | what was changed | where | first seed | of the first seeds | found as |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for mutant in sorted(MUTANTS.values(), key=lambda one: int(one.promise[1:])):
+        one = caught.get(mutant.name)
+        how = "not caught | · | ·" if one is None else f"{one.seed} | {one.first} of {one.of} | {one.by}"
+        where = f"`{mutant.where.removeprefix('bide.')}`"
+        lines.append(f"| {mutant.promise} | `{mutant.name}` | {mutant.says} | {where} | {how} |")
+    return "\n".join(lines) + "\n"

@@ -3,41 +3,15 @@
 from __future__ import annotations
 
 import random
-import sys
-import urllib.request
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from bide_proofs.servers.process import HOST
-from bide_proofs.servers.server import ServerProcess, stop_all
+from bide_proofs.servers.server import start_all, stop_all
+from bide_proofs.servers.service import ServiceProcess
 from bide_proofs.torture.server import Trouble
-from bide_proofs.torture.servers import suffering
-from bide_proofs.torture.servers.private import PrivateServer
-from bide_proofs.torture.servers.suffering import trouble_of
-
-_PATIENCE = 2.0
-
-
-class _Instance(ServerProcess):
-    """One, which keeps its port over a restart."""
-
-    title = "bide serve"
-    store = ""
-
-    @property
-    def url(self) -> str:
-        return _url(self.port)
-
-    def environment(self) -> Mapping[str, str]:
-        return {"BIDE_STORE": self.store}
-
-    def command(self) -> Sequence[str]:
-        return [sys.executable, "-m", "bide", "serve", "--port", str(self.port), "--log-level", "warning"]
-
-    def answers(self) -> bool:
-        with urllib.request.urlopen(f"{self.url}/healthz", timeout=_PATIENCE) as answer:
-            return bool(answer.status == 200)
+from bide_proofs.torture.servers.private import PrivateServer, befalls, killed, restarted, stood_still
 
 
 class TorturedService(PrivateServer):
@@ -48,24 +22,21 @@ class TorturedService(PrivateServer):
         self.name = "http" if store.name == "redis" else f"http-{store.name}"
         self.store = store
         self.clock = store.clock
-        self.instances = [_Instance(folder / f"instance-{number}", name=f"instance {number}") for number in (1, 2)]
+        self.instances = [ServiceProcess(folder / f"instance-{number}", name=f"instance {number}") for number in (1, 2)]
 
-    async def _start(self) -> None:
+    async def start(self) -> None:
         await self.store.start()
         for place, instance in enumerate(self.instances):
             instance.store = self.store.urls[place % len(self.store.urls)]
-        await super()._start()
+        await super().start()
         self.cannot = self.store.cannot
 
     def run(self) -> None:
-        for instance in self.instances:
-            instance.launch()
-        for instance in self.instances:
-            instance.await_ready()
+        start_all(self.instances)
 
     async def open(self) -> None:
         self.direct = self.instances[0].url
-        self.urls = [_url((await self.proxy(instance.port)).port) for instance in self.instances]
+        self.urls = [f"http://{HOST}:{(await self.proxy(instance.port)).port}" for instance in self.instances]
         self.proxies = (*self.proxies, *self.store.proxies)
 
     async def stop(self) -> None:
@@ -78,13 +49,13 @@ class TorturedService(PrivateServer):
         stop_all(self.instances)
 
     def troubles(self) -> Mapping[str, Trouble]:
-        def one(chance: random.Random) -> ServerProcess:
+        def one(chance: random.Random) -> ServiceProcess:
             return chance.choice(self.instances)
 
         return {
-            "kill -9 of an instance": trouble_of(suffering.killed(one)),
-            "restart of an instance": trouble_of(suffering.restarted(one)),
-            "SIGSTOP of an instance": trouble_of(suffering.stood_still(one)),
+            "kill -9 of an instance": befalls(one, killed),
+            "restart of an instance": befalls(one, restarted),
+            "SIGSTOP of an instance": befalls(one, stood_still),
             **self.store.troubles(),
         }
 
@@ -95,7 +66,3 @@ class TorturedService(PrivateServer):
             "set-up": f"two instances of bide serve, each behind a proxy; the store: "
             f"{behind['set-up']}; the troubles of the server are the store's",
         }
-
-
-def _url(port: int) -> str:
-    return f"http://{HOST}:{port}"

@@ -14,9 +14,9 @@ from typing import Any, ClassVar
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.mariadb import ADMINISTRATOR, BINARY_LOG, DATABASE, PACKAGES, USER, MariaDbServer, connect
 from bide_proofs.servers.process import HOST, ServerFailed, program, until
-from bide_proofs.torture.servers import suffering
+from bide_proofs.torture.server import OOM, Wait
 from bide_proofs.torture.servers.pair import CONNECTIONS, TorturedPair
-from bide_proofs.torture.servers.suffering import Wait
+from bide_proofs.torture.servers.private import CROWDED_FOR, KILLED_FOR_MEMORY
 
 _FEWEST = 10
 """The fewest connections that MariaDB can be told to take."""
@@ -129,7 +129,7 @@ class TorturedMariaDb(TorturedPair):
         f"a primary and a replica, each behind a proxy, replication not; {CONNECTIONS} connections; only "
         "the tables are on the disk that can be full"
     )
-    lacks: ClassVar[Mapping[str, str]] = {suffering.OOM: suffering.KILLED_FOR_MEMORY}
+    lacks: ClassVar[Mapping[str, str]] = {OOM: KILLED_FOR_MEMORY}
 
     def options(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
         return {**_OPTIONS, "server-id": "1"}, {**_OPTIONS, "server-id": "2"}
@@ -148,7 +148,7 @@ class TorturedMariaDb(TorturedPair):
         self.version = f"MariaDB {self.primary.value('SELECT VERSION()')}"
 
     def crowded(self, chance: random.Random, wait: Wait) -> str:
-        lasts, node = chance.uniform(*suffering.CROWDED_FOR), self.primary
+        lasts, node = chance.uniform(*CROWDED_FOR), self.primary
         with ExitStack() as open_to_us:
 
             def another() -> Any:

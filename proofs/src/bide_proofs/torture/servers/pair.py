@@ -8,9 +8,8 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bide_proofs.servers.server import stop_all
-from bide_proofs.torture.servers import suffering
-from bide_proofs.torture.servers.private import PrivateServer
-from bide_proofs.torture.servers.suffering import Suffering, Wait
+from bide_proofs.torture.server import CROWDED, DISK, FAILOVER, KILL, RESTART, STILL, Trouble, Wait
+from bide_proofs.torture.servers.private import PrivateServer, befalls, disk_full, killed, restarted, stood_still
 
 CONNECTIONS = 150
 _LONGEST_AWAY = 1.0
@@ -62,25 +61,19 @@ class TorturedPair(PrivateServer):
         # the standby first: a primary that ends in order waits for it
         stop_all((self.standby, self.primary))
 
-    def sufferings(self) -> Mapping[str, Suffering]:
+    def troubles_of_kind(self) -> Mapping[str, Trouble]:
         def primary(chance: random.Random) -> Any:
             return self.primary
 
-        def standby(chance: random.Random) -> Any:
-            return self.standby
-
         return {
-            suffering.KILL: suffering.killed(primary),
-            f"kill -9 of the {self.follower}": suffering.killed(standby),
-            suffering.RESTART: suffering.restarted(primary),
-            suffering.STILL: suffering.stood_still(primary),
-            suffering.FAILOVER: self._failover,
-            suffering.CROWDED: self.crowded,
-            suffering.DISK: suffering.disk_full(primary, self.need_room),
+            KILL: befalls(primary, killed),
+            f"kill -9 of the {self.follower}": befalls(lambda _: self.standby, killed),
+            RESTART: befalls(primary, restarted),
+            STILL: befalls(primary, stood_still),
+            FAILOVER: self._failover,
+            CROWDED: self.crowded,
+            DISK: befalls(primary, disk_full),
         }
-
-    def need_room(self) -> None:
-        """Let the primary need room on its disk at once."""
 
     def crowded(self, chance: random.Random, wait: Wait) -> str:
         """Throw all clients out, and let strangers take every connection."""

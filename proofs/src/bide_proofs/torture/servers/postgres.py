@@ -14,9 +14,9 @@ from pathlib import Path
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.postgres import DATABASE, USER, PostgresServer
 from bide_proofs.servers.process import HOST, until
-from bide_proofs.torture.servers import suffering
+from bide_proofs.torture.server import OOM, Trouble, Wait
 from bide_proofs.torture.servers.pair import CONNECTIONS, TorturedPair
-from bide_proofs.torture.servers.suffering import Suffering, Wait
+from bide_proofs.torture.servers.private import CROWDED_FOR
 
 _STRANGER = "stranger"
 _OTHERS = (
@@ -62,6 +62,13 @@ class _Server(OnDisk, PostgresServer):
         """Ask it, too: its files say that it is ready while it recovers from the death of one of its processes."""
         return super().answers() and self.value("SELECT 1") == 1
 
+    def need_room(self) -> None:
+        """Let the log of changes need another file, as it does every megabyte."""
+        import psycopg
+
+        with contextlib.suppress(OSError, psycopg.Error):  # it is to be refused, and may end the server
+            self.ask("SELECT pg_switch_wal()", "CREATE TABLE one_more ()", "DROP TABLE one_more")
+
     def discard(self) -> None:
         shutil.rmtree(self.data, ignore_errors=True)
 
@@ -102,8 +109,8 @@ class TorturedPostgres(TorturedPair):
         super().run()
         self.version = f"PostgreSQL {self.primary.value('SHOW server_version')}"
 
-    def sufferings(self) -> Mapping[str, Suffering]:
-        return {**super().sufferings(), suffering.OOM: self._one_killed}
+    def troubles_of_kind(self) -> Mapping[str, Trouble]:
+        return {**super().troubles_of_kind(), OOM: self._one_killed}
 
     def _one_killed(self, chance: random.Random, wait: Wait) -> str:
         """Kill one of its processes, as the kernel does without memory. All others end, and it recovers."""
@@ -116,17 +123,10 @@ class TorturedPostgres(TorturedPair):
         wait(chance.uniform(0.5, 1.5))
         return f"killed one of the {len(there)} processes of {node.name} that serve clients"
 
-    def need_room(self) -> None:
-        """Let the log of changes need another file, as it does every megabyte."""
-        import psycopg
-
-        with contextlib.suppress(OSError, psycopg.Error):  # it is to be refused, and may end the server
-            self.primary.ask("SELECT pg_switch_wal()", "CREATE TABLE one_more ()", "DROP TABLE one_more")
-
     def crowded(self, chance: random.Random, wait: Wait) -> str:
         import psycopg
 
-        lasts, strangers, ends = chance.uniform(*suffering.CROWDED_FOR), 0, 0.0
+        lasts, strangers, ends = chance.uniform(*CROWDED_FOR), 0, 0.0
         with ExitStack() as open_to_us:
 
             def another() -> psycopg.Connection:

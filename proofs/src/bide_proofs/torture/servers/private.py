@@ -1,8 +1,9 @@
-"""The base of all private servers under torture."""
+"""The base of all private servers under torture, and the troubles that most of them can have."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,35 +11,36 @@ from bide.testing.proxy import FaultProxy
 from bide_proofs.servers.clock import ServerClock
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.process import HOST, ServerMissing
-from bide_proofs.servers.server import Running
-from bide_proofs.torture.server import Trouble
-from bide_proofs.torture.servers import suffering
-from bide_proofs.torture.servers.suffering import Suffering, in_thread, trouble_of
+from bide_proofs.servers.server import Running, ServerProcess
+from bide_proofs.torture.server import CLOCK, DISK, FARTHEST, Server, Trouble, Wait, in_thread
+
+KILLED_FOR_MEMORY = "the kernel's killer sends the process SIGKILL, as 'kill -9 of the server' does"
+"""Why servers of one process have no trouble OOM beside KILL."""
+LONGEST_AWAY = 2.0
+"""Seconds that a dead server is left dead."""
+CROWDED_FOR = (0.5, 2.0)
+FULL_FOR = (1.0, 4.0)
+_STILL = (0.2, 5.0)
+_JUMPED = (1.0, 4.0)
+"""Seconds until a clock is set back."""
 
 
-class PrivateServer:
-    """A `Server`, whose parts go by one clock that can be set, where libfaketime is installed.
+class PrivateServer(Server):
+    """Servers of our own, whose clock can be set where libfaketime is installed.
 
-    Its parts start, suffer and end on threads, so that its proxies, which live on the event loop, never stand still.
+    They start, suffer and end on threads, so that their proxies, which live on the event loop, never stand still.
     """
 
-    name: str
     server: Running
-    """All its parts together, where its kind needs no more to start and to stop."""
-    gives_back = False
+    """All of them together, where their kind needs no more to start and to stop."""
     durability: ClassVar[str]
     set_up: ClassVar[str]
     lacks: ClassVar[Mapping[str, str]] = {}
     """Troubles that no server of the kind can have, with the reason."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         folder.mkdir(parents=True, exist_ok=True)
-        self.folder = folder
-        self.urls: Sequence[str] = ()
-        self.direct = ""
-        self.proxies: Sequence[FaultProxy] = ()
-        self.cannot: Mapping[str, str] = {}
-        self.environment: Mapping[str, str] = {}
         self.version = ""
         self.nodes: Sequence[OnDisk] = ()
         """The servers that have a disk."""
@@ -46,35 +48,23 @@ class PrivateServer:
         self._no_clock = ""
         try:
             self.clock = ServerClock()
+            self.farthest = FARTHEST
         except ServerMissing as error:
             self._no_clock = str(error)
-        self.farthest = suffering.FARTHEST if self.clock else 0.0
 
     @property
-    def ahead(self) -> float:
-        """Seconds by which the store's clock is ahead of this machine's."""
+    def ahead(self) -> float:  # type: ignore[override]
         return self.clock.ahead if self.clock else 0.0
 
     async def start(self) -> None:
-        """As `Server`."""
-        try:
-            await self._start()
-        except BaseException as error:
-            try:
-                await self.stop()
-            except Exception as more:  # noqa: BLE001 - what came first says why
-                error.add_note(f"and then it could not be stopped: {more!r}")
-            raise
-
-    async def _start(self) -> None:
         await in_thread(self.run)
         await self.open()
-        refused = next((node.disk.refused for node in self.nodes if node.disk.refused), "")
-        found = {suffering.CLOCK: self._no_clock, suffering.DISK: refused, **self.lacks}
+        no_disk = next((node.disk.refused for node in self.nodes if node.disk.refused), "")
+        found = {CLOCK: self._no_clock, DISK: no_disk, **self.lacks}
         self.cannot = {name: reason for name, reason in found.items() if reason}
 
     def run(self) -> None:
-        """Start all its parts, and set `version`; on a thread."""
+        """Start all servers, and set `version`; on a thread."""
         self.server.start()
 
     async def open(self) -> None:
@@ -82,7 +72,7 @@ class PrivateServer:
         raise NotImplementedError
 
     def end(self) -> None:
-        """End all its parts; on a thread."""
+        """End all servers; on a thread."""
         self.server.stop()
 
     async def proxy(self, port: int, *, host: str = HOST, at: int = 0) -> FaultProxy:
@@ -94,7 +84,6 @@ class PrivateServer:
         return proxy
 
     async def stop(self) -> None:
-        """As `Server`."""
         try:
             for proxy in self.proxies:
                 await proxy.close()
@@ -102,16 +91,77 @@ class PrivateServer:
             await in_thread(self.end)
 
     def troubles(self) -> Mapping[str, Trouble]:
-        """As `Server`."""
-        there = self.sufferings()
-        if self.clock is not None:
-            there = {**there, suffering.CLOCK: suffering.clock_set(self.clock)}
-        return {name: trouble_of(one) for name, one in there.items() if name not in self.cannot}
+        there = {**self.troubles_of_kind(), CLOCK: self._clock_set}
+        return {name: trouble for name, trouble in there.items() if name not in self.cannot}
 
-    def sufferings(self) -> Mapping[str, Suffering]:
-        """The troubles of its parts by name, also those that it `cannot` have here."""
+    def troubles_of_kind(self) -> Mapping[str, Trouble]:
+        """The troubles of its kind by name, also those that it `cannot` have here."""
         raise NotImplementedError
 
     def about(self) -> dict[str, Any]:
-        """As `Server`."""
         return {"version": self.version, "durability": self.durability, "set-up": self.set_up}
+
+    def _clock_set(self, chance: random.Random, wait: Wait) -> str:
+        """Set the servers' clock ahead or back, and right again some seconds later."""
+        assert self.clock is not None
+        jump, lasts = chance.uniform(-FARTHEST, FARTHEST), chance.uniform(*_JUMPED)
+        try:
+            self.clock.shift(jump)
+            wait(lasts)
+        finally:
+            self.clock.shift(0)
+        way = "ahead" if jump > 0 else "back"
+        return f"set the server's clock {abs(jump):.1f} s {way}, and right again after {lasts:.1f} s"
+
+
+def befalls(pick: Callable[[random.Random], Any], what: Callable[[Any, random.Random, Wait], str]) -> Trouble:
+    """The trouble that `what`, such as `killed`, befalls the server that is picked."""
+    return lambda chance, wait: what(pick(chance), chance, wait)
+
+
+def killed(node: ServerProcess, chance: random.Random, wait: Wait) -> str:
+    """Kill it by SIGKILL, and start it again on the same data."""
+    away, took = chance.uniform(0, LONGEST_AWAY), 0.0
+    try:
+        node.kill()
+        wait(away)
+    finally:
+        took = node.mend()
+    return f"killed {node.name}, started it again after {away:.1f} s; it answered {took:.1f} s later"
+
+
+def restarted(node: ServerProcess, chance: random.Random, wait: Wait) -> str:
+    """End it in order, and start it again."""
+    took = 0.0
+    try:
+        node.halt()
+    finally:
+        took = node.mend()
+    return f"restarted {node.name}; it answered {took:.1f} s after it had ended"
+
+
+def stood_still(node: ServerProcess, chance: random.Random, wait: Wait) -> str:
+    """Stop it by SIGSTOP, until SIGCONT."""
+    lasts = chance.uniform(*_STILL)
+    try:
+        node.pause()
+        wait(lasts)
+    finally:
+        node.resume()
+    return f"let {node.name} stand still for {lasts:.1f} s"
+
+
+def disk_full(node: OnDisk, chance: random.Random, wait: Wait) -> str:
+    """Fill its disk for a while. If it ended over this, start it again, as a person would."""
+    lasts, used, ended = chance.uniform(*FULL_FOR), 0, False
+    try:
+        used = node.disk.fill()
+        node.need_room()
+        wait(lasts)
+    finally:
+        node.disk.free()
+        ended = not node.running
+        node.mend()
+        node.has_room()
+    end = ", over which it ended, and was started again" if ended else ""
+    return f"let the disk of {node.name} be full for {lasts:.1f} s with {used / 1e6:.1f} MB on it{end}"

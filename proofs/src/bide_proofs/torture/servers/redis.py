@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
@@ -12,9 +12,31 @@ from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.process import HOST, until
 from bide_proofs.servers.redis import RedisServer, ReplicatedRedis
 from bide_proofs.servers.resp import Connection
-from bide_proofs.torture.servers import suffering
-from bide_proofs.torture.servers.private import PrivateServer
-from bide_proofs.torture.servers.suffering import FULL_FOR, LONGEST_AWAY, Suffering, Wait
+from bide_proofs.torture.server import (
+    CROWDED,
+    DISK,
+    FAILOVER,
+    HAND_OVER,
+    KILL,
+    MEMORY,
+    OOM,
+    RESTART,
+    STILL,
+    Trouble,
+    Wait,
+)
+from bide_proofs.torture.servers.private import (
+    CROWDED_FOR,
+    FULL_FOR,
+    KILLED_FOR_MEMORY,
+    LONGEST_AWAY,
+    PrivateServer,
+    befalls,
+    disk_full,
+    killed,
+    restarted,
+    stood_still,
+)
 
 MAXMEMORY = 1 << 30
 """As in deploy/compose.yaml."""
@@ -44,46 +66,95 @@ class RedisOnDisk(OnDisk, RedisServer):
         self.forget_history()
 
 
-class TorturedRedis(PrivateServer):
+class _OfRedis(PrivateServer):
+    """What befalls every deployment of Redis."""
+
+    @property
+    def masters(self) -> Sequence[RedisServer]:
+        """The servers that run and take writes."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        super().run()
+        self.version = f"Redis {self.masters[0].info('server')['redis_version']}"
+
+    def troubles_of_kind(self) -> Mapping[str, Trouble]:
+        def master(chance: random.Random) -> RedisServer:
+            return chance.choice(self.masters)
+
+        return {
+            KILL: befalls(master, killed),
+            RESTART: befalls(master, restarted),
+            STILL: befalls(master, stood_still),
+            MEMORY: self._memory_full,
+            DISK: befalls(master, disk_full),
+        }
+
+    def _memory_full(self, chance: random.Random, wait: Wait) -> str:
+        """Leave the masters hardly any memory for a while."""
+        lasts, room, nodes = chance.uniform(*FULL_FOR), chance.choice(_ROOM), self.masters
+        try:
+            for node in nodes:
+                node.ask("CONFIG", "SET", "maxmemory", int(node.info("memory")["used_memory"]) + room)
+            wait(lasts)
+        finally:
+            for node in nodes:
+                node.ask("CONFIG", "SET", "maxmemory", MAXMEMORY)
+        return f"left {room // 1_000} kB of memory to each of {len(nodes)} servers for {lasts:.1f} s"
+
+
+class TorturedRedis(_OfRedis):
     """Redis, alone."""
 
     name = "redis"
     server: RedisOnDisk
     durability = DURABILITY
     set_up = "one server behind one proxy; maxmemory 1 GB, noeviction"
-    lacks: ClassVar[Mapping[str, str]] = {
-        suffering.OOM: suffering.KILLED_FOR_MEMORY,
-        suffering.FAILOVER: "one server has no replica",
-    }
+    lacks: ClassVar[Mapping[str, str]] = {OOM: KILLED_FOR_MEMORY, FAILOVER: "one server has no replica"}
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.server = RedisOnDisk(folder / "server", clock=self.clock, options=OPTIONS, name="the server")
         self.nodes = [self.server]
 
-    def run(self) -> None:
-        super().run()
-        self.version = f"Redis {self.server.info('server')['redis_version']}"
+    @property
+    def masters(self) -> Sequence[RedisServer]:
+        return [self.server]
 
     async def open(self) -> None:
         self.direct = self.server.url
         self.urls = (f"redis://{HOST}:{(await self.proxy(self.server.port)).port}/0",)
 
-    def sufferings(self) -> Mapping[str, Suffering]:
-        def it(chance: random.Random) -> OnDisk:
-            return self.server
+    def troubles_of_kind(self) -> Mapping[str, Trouble]:
+        return {**super().troubles_of_kind(), CROWDED: self._crowded}
 
-        return {
-            suffering.KILL: suffering.killed(it),
-            suffering.RESTART: suffering.restarted(it),
-            suffering.STILL: suffering.stood_still(it),
-            suffering.MEMORY: memory_full(lambda: [self.server]),
-            suffering.CROWDED: crowded(self.server),
-            suffering.DISK: suffering.disk_full(it),
-        }
+    def _crowded(self, chance: random.Random, wait: Wait) -> str:
+        """Throw all clients out, and let strangers take every connection."""
+        lasts, strangers = chance.uniform(*CROWDED_FOR), chance.randint(5, 20)
+        with ExitStack() as open_to_us:
+
+            def another() -> Connection:
+                return open_to_us.enter_context(Connection(self.server.host, self.server.port))
+
+            asking = another()
+            listed = str(asking.ask("CLIENT", "LIST"))
+            clients = [dict(part.partition("=")[::2] for part in line.split()) for line in listed.splitlines()]
+            for _ in range(strangers):
+                another()
+            most = asking.ask("CONFIG", "GET", "maxclients")
+            assert isinstance(most, list)
+            try:
+                asking.ask("CONFIG", "SET", "maxclients", 1 + strangers)
+                for one in clients:
+                    if one["name"] == "bide":
+                        asking.ask("CLIENT", "KILL", "ID", one["id"])
+                wait(lasts)
+            finally:
+                asking.ask("CONFIG", "SET", "maxclients", str(most[1]))
+        return f"threw all clients out, and let strangers have all {1 + strangers} connections for {lasts:.1f} s"
 
 
-class TorturedReplicas(PrivateServer):
+class TorturedReplicas(_OfRedis):
     """Masters with replicas, each behind a proxy; they replicate past it.
 
     A failover befalls a master whose replicas have all that it has: Redis promises nothing about what they lack.
@@ -93,29 +164,20 @@ class TorturedReplicas(PrivateServer):
     """Milliseconds of silence after which a server is given up while a failover is wanted."""
     server: ReplicatedRedis
 
-    def run(self) -> None:
-        super().run()
-        self.version = f"Redis {self.server.masters[0].info('server')['redis_version']}"
+    @property
+    def masters(self) -> Sequence[RedisServer]:
+        return self.server.masters
 
-    def master(self, chance: random.Random) -> OnDisk:
-        """One of those that clients write to."""
-        return _on_disk(chance.choice(self.server.masters))
+    def troubles_of_kind(self) -> Mapping[str, Trouble]:
+        def replica(chance: random.Random) -> OnDisk:
+            masters: Sequence[object] = self.masters
+            return chance.choice([node for node in self.nodes if node not in masters])
 
-    def replica(self, chance: random.Random) -> OnDisk:
-        """One that follows a master."""
-        masters: Sequence[object] = self.server.masters
-        return chance.choice([node for node in self.nodes if node not in masters])
-
-    def sufferings(self) -> Mapping[str, Suffering]:
         return {
-            suffering.KILL: suffering.killed(self.master),
-            "kill -9 of a replica": suffering.killed(self.replica),
-            suffering.RESTART: suffering.restarted(self.master),
-            suffering.STILL: suffering.stood_still(self.master),
-            suffering.FAILOVER: self.failover,
-            suffering.HAND_OVER: self.hand_over,
-            suffering.MEMORY: memory_full(lambda: self.server.masters),
-            suffering.DISK: suffering.disk_full(self.master),
+            **super().troubles_of_kind(),
+            "kill -9 of a replica": befalls(replica, killed),
+            FAILOVER: self.failover,
+            HAND_OVER: self.hand_over,
         }
 
     def failover(self, chance: random.Random, wait: Wait) -> str:
@@ -145,11 +207,6 @@ class TorturedReplicas(PrivateServer):
         raise NotImplementedError
 
 
-def _on_disk(server: RedisServer) -> OnDisk:
-    assert isinstance(server, OnDisk)
-    return server
-
-
 def let_replicas_catch_up(master: RedisServer) -> None:
     """Pause writes until CLIENT UNPAUSE, and wait until all linked replicas have everything.
 
@@ -165,46 +222,3 @@ def let_replicas_catch_up(master: RedisServer) -> None:
         return bool(there) and all(one["offset"] == told["master_repl_offset"] for one in there)
 
     until(have_it, f"the replicas of {master.name} to have what it has")
-
-
-def memory_full(masters: Callable[[], Sequence[RedisServer]]) -> Suffering:
-    """Leave the masters hardly any memory for a while."""
-
-    def suffered(chance: random.Random, wait: Wait) -> str:
-        lasts, room, nodes = chance.uniform(*FULL_FOR), chance.choice(_ROOM), masters()
-        try:
-            for node in nodes:
-                node.ask("CONFIG", "SET", "maxmemory", int(node.info("memory")["used_memory"]) + room)
-            wait(lasts)
-        finally:
-            for node in nodes:
-                node.ask("CONFIG", "SET", "maxmemory", MAXMEMORY)
-        return f"left {room // 1_000} kB of memory to each of {len(nodes)} servers for {lasts:.1f} s"
-
-    return suffered
-
-
-def crowded(server: RedisServer) -> Suffering:
-    """Throw all clients out, and let strangers take every connection."""
-
-    def suffered(chance: random.Random, wait: Wait) -> str:
-        lasts, strangers = chance.uniform(*suffering.CROWDED_FOR), chance.randint(5, 20)
-        with ExitStack() as open_to_us:
-            asking = open_to_us.enter_context(Connection(server.host, server.port))
-            listed = str(asking.ask("CLIENT", "LIST"))
-            clients = [dict(part.partition("=")[::2] for part in line.split()) for line in listed.splitlines()]
-            for _ in range(strangers):
-                open_to_us.enter_context(Connection(server.host, server.port))
-            most = asking.ask("CONFIG", "GET", "maxclients")
-            assert isinstance(most, list)
-            try:
-                asking.ask("CONFIG", "SET", "maxclients", 1 + strangers)
-                for one in clients:
-                    if one["name"] == "bide":
-                        asking.ask("CLIENT", "KILL", "ID", one["id"])
-                wait(lasts)
-            finally:
-                asking.ask("CONFIG", "SET", "maxclients", str(most[1]))
-        return f"threw all clients out, and let strangers have all {1 + strangers} connections for {lasts:.1f} s"
-
-    return suffered

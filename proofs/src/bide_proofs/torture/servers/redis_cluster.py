@@ -14,9 +14,9 @@ from typing import ClassVar
 
 from bide_proofs.servers.process import HOST
 from bide_proofs.servers.redis_cluster import ClusterNode, RedisCluster
-from bide_proofs.torture.servers import suffering
+from bide_proofs.torture.server import CROWDED, OOM, Wait
+from bide_proofs.torture.servers.private import KILLED_FOR_MEMORY
 from bide_proofs.torture.servers.redis import DURABILITY, OPTIONS, RedisOnDisk, TorturedReplicas
-from bide_proofs.torture.servers.suffering import Wait
 
 _NODE_TIMEOUT = 15_000
 """Milliseconds of silence after which a node counts as failed: Redis's own default, so that none does that is only
@@ -54,8 +54,8 @@ class TorturedCluster(TorturedReplicas):
         "nothing about what it lacks"
     )
     lacks: ClassVar[Mapping[str, str]] = {
-        suffering.OOM: suffering.KILLED_FOR_MEMORY,
-        suffering.CROWDED: "on one Redis server alone: here replicas are among the clients",
+        OOM: KILLED_FOR_MEMORY,
+        CROWDED: "on one Redis server alone: here replicas are among the clients",
     }
     server: _Cluster
 

@@ -16,8 +16,8 @@ from typing import ClassVar
 from bide_proofs.servers.process import HOST
 from bide_proofs.servers.redis import RedisServer
 from bide_proofs.servers.redis_sentinel import SERVICE, RedisSentinel, url_of
-from bide_proofs.servers.server import ServerProcess
-from bide_proofs.torture.servers import suffering
+from bide_proofs.torture.server import CROWDED, OOM, Trouble, Wait
+from bide_proofs.torture.servers.private import KILLED_FOR_MEMORY, befalls, killed
 from bide_proofs.torture.servers.redis import (
     DURABILITY,
     OPTIONS,
@@ -25,7 +25,6 @@ from bide_proofs.torture.servers.redis import (
     TorturedReplicas,
     let_replicas_catch_up,
 )
-from bide_proofs.torture.servers.suffering import Suffering, Wait
 
 _DOWN_AFTER = 30_000
 """Milliseconds of silence after which a master is taken for dead: Sentinel's own default, so that none is who is only
@@ -90,8 +89,8 @@ class TorturedSentinel(TorturedReplicas):
         "since Redis promises nothing about what they lack"
     )
     lacks: ClassVar[Mapping[str, str]] = {
-        suffering.OOM: suffering.KILLED_FOR_MEMORY,
-        suffering.CROWDED: "on one Redis server alone: here replicas and Sentinels are among the clients",
+        OOM: KILLED_FOR_MEMORY,
+        CROWDED: "on one Redis server alone: here replicas and Sentinels are among the clients",
     }
     server: _Servers
 
@@ -114,11 +113,9 @@ class TorturedSentinel(TorturedReplicas):
         self._teller.close()
         await super().stop()
 
-    def sufferings(self) -> Mapping[str, Suffering]:
-        def sentinel(chance: random.Random) -> ServerProcess:
-            return chance.choice(self.server.sentinels)
-
-        return {**super().sufferings(), "kill -9 of a Sentinel": suffering.killed(sentinel)}
+    def troubles_of_kind(self) -> Mapping[str, Trouble]:
+        sentinel = befalls(lambda chance: chance.choice(self.server.sentinels), killed)
+        return {**super().troubles_of_kind(), "kill -9 of a Sentinel": sentinel}
 
     def prepare_return(self, old: RedisServer, new: RedisServer) -> None:
         """Configure it as a replica. It would take itself for the master otherwise, and lose what it answers."""
