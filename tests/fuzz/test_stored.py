@@ -128,7 +128,7 @@ def test_rows_of_sql(record: Record, draws: st.DataObject, state: int | None) ->
             row = [value.encode("utf-8", "replace") if isinstance(value, str) else value for value in row]
             read = rows.mended(row)
     else:
-        for place in rows.TEXTS:
+        for place in (0, 1, 2, 3, 12, 16):  # those of text
             if row[place] is not None:
                 row[place] = draws.draw(damaged(str(row[place]).encode("utf-8", "replace")))
         read = rows.mended(row)

@@ -13,7 +13,7 @@ from tests.waiting import until
 from bide import BadInput, Bide, Dead, Row, SetupError, TableSource
 from bide.engine.tables import TableLoop
 from bide.service.metrics import Metrics
-from bide.stores.sql.table_connections import TableConnections
+from bide.stores.sql.server_table import TableConnections
 from bide.testing.clock import ManualClock
 
 MANY = 6

@@ -19,7 +19,7 @@ from msgspec.structs import force_setattr, replace
 from bide.core.errors import BadInput
 from bide.core.instants import Length, Millis, duration
 
-LONGEST_LOOK: Millis = 3_600_000
+_LONGEST_LOOK: Millis = 3_600_000
 _LONGEST_AFTER: Millis = 3_650 * 86_400_000
 _LARGEST_PAGE = 10_000
 _MOST_TABLES = 1_024
@@ -27,19 +27,7 @@ _PATTERN = re.compile(r"\{([0-9]{1,9})\.\.([0-9]{1,9})\}")
 _NAME = re.compile(r"[^\x00-\x1f\x7f\"`\[\]\\.]{1,63}")
 _QUOTED = re.compile(r"'(?:[^']|'')*'|\"(?:[^\"]|\"\")*\"|`[^`]*`")
 _REFUSED = re.compile(r"[;?$\\\x00\"'`]|--|/\*|(?<!:):(?=[A-Za-z_])")
-NOW = ":now"
 _NOW = re.compile(r"(?<![:\w]):now\b")
-
-
-STILL_DUE = (
-    "still due after the changes, so it would be fired again and again: let them end what `where` asks for, or move "
-    "the due time ahead"
-)
-"""Why a firing is undone."""
-NOT_CHANGED = "the table did not let itself be changed: a trigger or a policy of its own keeps the row as it is"
-NOT_UNIQUE = "the id is not unique: more rows than were taken would have been changed"
-VIEW = "a view: name the table that it shows, whose rows can be locked"
-UNREADABLE = "its due time cannot be read"
 _READS = "the URL of a replica, and then no `channel`, on which a replica cannot listen; or None"
 _TABLE = (
     '"table" or "schema.table"; for many tables a name with one range of numbers, such as "order_{00..63}" or '
@@ -141,7 +129,7 @@ class TableSource(Struct, frozen=True, kw_only=True):
             raise BadInput("zone", self.zone, 'a zone, such as zoneinfo.ZoneInfo("Europe/Berlin")')
         if type(self.page) is not int or not 1 <= self.page <= _LARGEST_PAGE:
             raise BadInput("page", self.page, f"a whole number from 1 to {_LARGEST_PAGE:,}")
-        if not 0 < self.look_every_ms <= LONGEST_LOOK:
+        if not 0 < self.look_every_ms <= _LONGEST_LOOK:
             raise BadInput("look_every", self.look_every, "a length above zero, at most an hour")
         if self.database is not None and not _is_text(self.database):
             raise BadInput("database", self.database, "a URL, or None for the app's own store")

@@ -3,43 +3,30 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
-from typing import overload
+from collections.abc import Sequence
 
 from bide.engine.tables import TableLoop
 
 __all__ = ["TableLoop", "TableLoops"]
 
 
-class TableLoops(Sequence[TableLoop]):
+class TableLoops(list[TableLoop]):
     """All tables of one worker."""
 
-    def __init__(self, loops: Iterable[TableLoop]) -> None:
-        self._loops = list(loops)
-        self._started: list[TableLoop] = []
-
-    def __len__(self) -> int:
-        return len(self._loops)
-
-    @overload
-    def __getitem__(self, place: int) -> TableLoop: ...
-    @overload
-    def __getitem__(self, place: slice) -> Sequence[TableLoop]: ...
-    def __getitem__(self, place: int | slice) -> TableLoop | Sequence[TableLoop]:
-        return self._loops[place]
+    _started: Sequence[TableLoop] = ()
 
     async def start(self) -> None:
         """Start them; none, if one cannot be. Raises SetupError, StoreUnavailable."""
         try:
-            for loop in self._loops:
+            for loop in self:
                 await loop.start()
-                self._started.append(loop)
+                self._started = (*self._started, loop)
         except BaseException:
             await self.stop(0)
             raise
 
     async def stop(self, grace: float) -> None:
-        started, self._started = self._started, []
+        started, self._started = self._started, ()
         await asyncio.gather(*(loop.stop(grace) for loop in started))
 
     async def until_empty(self) -> None:
@@ -48,4 +35,4 @@ class TableLoops(Sequence[TableLoop]):
     @property
     def fired(self) -> int:
         """Rows that were fired so far."""
-        return sum(loop.stats.fired for loop in self._loops)
+        return sum(loop.stats.fired for loop in self)

@@ -21,7 +21,7 @@ from bide.ports.store import (
     TellsTime,
     Verbs,
 )
-from bide.ports.tables import DueRow, Head, Raced, RowRefused, Table, Taken, WatchesTables, check_changed, is_unique
+from bide.ports.tables import DueRow, Head, Raced, RowRefused, Table, Taken, WatchesTables
 from bide.ports.time import Clock, Timer
 
 __all__ = [
@@ -57,6 +57,4 @@ __all__ = [
     "Verbs",
     "Wakes",
     "WatchesTables",
-    "check_changed",
-    "is_unique",
 ]

@@ -10,7 +10,7 @@ from msgspec import Struct
 
 from bide.core.instants import Millis
 from bide.core.records import NewTask
-from bide.core.table_source import NOT_CHANGED, NOT_UNIQUE, STILL_DUE, TableSource
+from bide.core.table_source import TableSource
 from bide.ports.schema import Finding
 from bide.ports.store import Joined
 from bide.ports.time import Clock
@@ -55,27 +55,6 @@ class RowRefused(Exception):
 
 class Raced(Exception):
     """The server undid it for what others did at the same moment. Nothing is wrong: look again at once."""
-
-
-def check_changed(rows: Sequence[DueRow], changed: Sequence[tuple[Any, bool]]) -> None:
-    """Each of these rows was changed, once, and is due no longer; else raises RowRefused.
-
-    `changed`: the ids of the rows that were changed, and whether they are due still.
-    """
-    still = {identity for identity, due in changed if due}
-    if still:
-        raise RowRefused([row for row in rows if row.id in still], STILL_DUE)
-    there = {identity for identity, _ in changed}
-    if len(changed) > len(rows) or len({row.id for row in rows}) < len(rows):
-        raise RowRefused(rows, NOT_UNIQUE)
-    if len(there) < len(rows):
-        raise RowRefused([row for row in rows if row.id not in there], NOT_CHANGED)
-
-
-def is_unique(source: TableSource, *, unique: bool) -> Finding:
-    what = f"{source.table}: {', '.join(source.ids)} {'is' if unique else 'is not known to be'} unique"
-    advice = "" if unique else "rows with the same id are not fired; make a unique index on it, or name all its columns"
-    return Finding(unique, what, advice)
 
 
 class Table(Protocol):

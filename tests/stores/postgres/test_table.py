@@ -77,7 +77,7 @@ async def test_every_statement_uses_the_index_on_a_table_without_statistics(plac
     table: Any = loop._table
     for query in ("head", "head_beyond", "take"):
         limit = {"limit": 100} if query == "take" else {}
-        text, arguments = table._write(query, START, (), **limit)
+        text, arguments = table._write(query, START, **limit)
         connection = await table._connections.looker()
         plan = "\n".join(row[0] for row in await connection.fetch(f"EXPLAIN {text}", *arguments))
         assert "using posts_due" in plan, plan
@@ -228,7 +228,7 @@ async def test_what_one_handler_sets_is_not_the_next_one_s(place: Postgres) -> N
 
 async def test_a_half_open_connection_holds_up_nothing(place: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     """A firewall has forgotten the connections that are there; new ones are let through."""
-    monkeypatch.setattr("bide.stores.sql.table_connections.SOON", 0.2)
+    monkeypatch.setattr("bide.stores.sql.server_table.SOON", 0.2)
     monkeypatch.setattr("bide.stores.postgres.table.SILENCE", 1.0)
     parts = urlsplit(place.plain)
     async with FaultProxy(parts.hostname or "", parts.port or 5432) as proxy:

@@ -18,7 +18,10 @@ group with a state or wake range looks through the group.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice
 
@@ -46,10 +49,11 @@ from bide.core.records import (
 )
 from bide.ports import COUNTED, Heard
 from bide.stores.cursors import place_of, read_cursor, write_cursor
+from bide.stores.listeners import Listener, Listeners
 from bide.stores.memory.lines import MakeTimer, TopicTasks
 from bide.stores.memory.listings import GROUPS, NAMES, Entry, Listings, entry_after, kind_of
-from bide.stores.memory.tidings import Ears, Log, Subscription
 
+_log = logging.getLogger("bide.memory")
 _WAITING, _LEASED = State.WAITING, State.LEASED
 _SLACK = 64
 """So many outdated retention entries are never worth clearing away."""
@@ -72,8 +76,8 @@ class MemoryStore:
         self._ended: list[tuple[Millis, Token, Topic, str]] = []
         self._ended_live = 0
         self._listings = Listings(self._everything)
-        self._ears = Ears()
-        self._log = Log(longest_log)
+        self._listeners = Listeners(_log)
+        self._events: deque[Event] = deque(maxlen=longest_log)
         self._workers: dict[str, tuple[Millis, list[Topic]]] = {}
 
     async def open(self) -> None:
@@ -81,7 +85,7 @@ class MemoryStore:
 
     async def close(self) -> None:
         self._is_open = False
-        self._ears.clear()
+        self._listeners = Listeners(_log)
 
     # the verbs of clients
 
@@ -111,8 +115,8 @@ class MemoryStore:
             waiting.append(record)
             if listings:
                 listings.note(old, record)
-        if self._ears:
-            self._ears.tell(waiting)
+        if self._listeners:
+            self._tell(waiting)
         return answers
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
@@ -138,8 +142,8 @@ class MemoryStore:
             else:
                 self._end(topic, old, record, now)
             topic.clear_away()
-        if self._ears:
-            self._ears.tell(waiting)
+        if self._listeners:
+            self._tell(waiting)
         return answers
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
@@ -263,8 +267,8 @@ class MemoryStore:
                 self._end(topic, old, record, now)
         if topic is not None:
             topic.clear_away()
-        if waiting and self._ears:
-            self._ears.tell(waiting)
+        if waiting and self._listeners:
+            self._tell(waiting)
         return accepted
 
     async def purge(self, *, now: Millis, limit: int) -> int:
@@ -287,9 +291,9 @@ class MemoryStore:
 
     # what only some stores can
 
-    async def listen(self, topics: Collection[Topic], heard: Heard) -> Subscription:
+    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
         self._check_open()
-        return self._ears.add(topics, heard)
+        return self._listeners.listen(topics, heard)
 
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
@@ -304,17 +308,31 @@ class MemoryStore:
 
     async def record(self, events: Sequence[Event]) -> None:
         self._check_open()
-        self._log.record(events)
+        self._events.extend(events)
 
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
+        """Those of one task are found by looking at all: 1 ms for 10,000."""
         self._check_open()
-        return self._log.newest(ref, limit)
+        found = (event for event in reversed(self._events) if ref is None or ref == (event.topic, event.key))
+        return list(islice(found, limit))
 
     # within
 
     def _check_open(self) -> None:
         if not self._is_open:
             raise StoreUnavailable("the store is not open: nothing was done")
+
+    def _tell(self, waiting: Iterable[Record]) -> None:
+        """Tell of these tasks that now wait, once for each topic, the earliest wake.
+
+        By the loop's next turn, not at once: what a listener does is none of the caller's business.
+        """
+        earliest: dict[Topic, Millis] = {}
+        for record in waiting:
+            if record.wake_at < earliest.get(record.topic, record.wake_at + 1):
+                earliest[record.topic] = record.wake_at
+        for topic, wake_at in earliest.items():
+            asyncio.get_running_loop().call_soon(self._listeners.tell, topic, wake_at)
 
     def _topic(self, name: Topic, now: Millis) -> TopicTasks:
         topic = self._topics.get(name)

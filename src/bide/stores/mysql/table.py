@@ -9,7 +9,7 @@ import asyncio
 import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -17,14 +17,14 @@ from asyncmy.errors import MySQLError
 
 from bide.core.errors import SetupError
 from bide.core.instants import Millis, as_datetime
-from bide.core.table_source import NOT_CHANGED, Sql, TableSource
+from bide.core.table_source import TableSource
 from bide.core.wall_clock import Stretch
-from bide.ports import DueRow, Joined, RowRefused, check_changed
+from bide.ports import DueRow, Joined
 from bide.stores.mysql.dialect import AFRESH, MYSQL, Connection, Rows, connect
 from bide.stores.named_queries import read_queries
-from bide.stores.sql.table import Plan, SqlTable
-from bide.stores.sql.table_connections import SILENCE, SOON, TableConnections
-from bide.stores.sql.table_times import Given, TableTimes
+from bide.stores.sql.server_table import SILENCE, SOON, ServerTable, TableConnections
+from bide.stores.sql.table import Give, Plan
+from bide.stores.sql.table_times import TableTimes
 
 _ENDED = 1305
 """A savepoint is not there."""
@@ -60,30 +60,22 @@ class MySqlTimes(TableTimes):
         passed = f"UNIX_TIMESTAMP({now}){factor}"
         return f"CAST(FLOOR({passed}) AS SIGNED)" if whole else passed
 
-    def _in_zone(self, now: str, held: Stretch, given: Given) -> str:
+    def _in_zone(self, now: str, held: Stretch, give: Give) -> str:
         if self._zone is UTC:
             return now
-        until = given(as_datetime(held.until).replace(tzinfo=None), "datetime")
+        until = give(as_datetime(held.until), "datetime")
         shown = f"LEAST({now}, {until}) + INTERVAL {held.offset // _MICROSECOND} MICROSECOND"
-        return f"LEAST({shown}, {given(held.least, 'datetime')})"
+        return f"LEAST({shown}, {give(held.least, 'datetime')})"
 
 
-def _literal(moment: datetime) -> str:
-    """A naive time within a statement."""
-    return f"TIMESTAMP'{moment.isoformat(' ', timespec='microseconds')}'"
-
-
-def _given(moment: datetime, kind: str) -> str:
-    return _literal(moment)
-
-
-class MySqlTable(SqlTable):
+class MySqlTable(ServerTable):
     """See `ports.Table`. `using` joins a transaction on the app's store, where that is on the same server."""
 
     _kind = MySqlTableConnections
     _times_of = MySqlTimes
     _queries = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
-    _refusals = MySQLError
+    _clock = "UTC_TIMESTAMP(6)"
+    _refusals = (MySQLError,)
     _altered = (1054, 1146, 1176, 1412)
     _refused = (MySQLError,)
 
@@ -92,12 +84,16 @@ class MySqlTable(SqlTable):
     ) -> None:
         super().__init__(source, connections, lookers, clock, using)
         self._served = True
-        self._names |= {"where": source.where.replace("%", "%%"), "index": "", "by_id": ""}
+        self._names |= {"index": "", "by_id": ""}
         self._schema, _, self._table = source.table.rpartition(".")
 
     @staticmethod
     def _quoted(name: str) -> str:
         return "`" + name.replace("%", "%%") + "`"
+
+    @staticmethod
+    def _text(expression: str) -> str:
+        return expression.replace("%", "%%")
 
     @staticmethod
     def _code(error: BaseException) -> str | int | None:
@@ -113,51 +109,50 @@ class MySqlTable(SqlTable):
 
     # --- statements
 
-    def _write(
-        self,
-        query: str,
-        now: Millis,
-        skip: Collection[Any] = (),
-        ids: Sequence[Any] = (),
-        limit: int = 0,
-        changed: Mapping[str, Any] | None = None,
-    ) -> tuple[str, tuple[Any, ...]]:
-        """A statement and its arguments."""
-        times = self._known
-        about = int(self._time.seconds() * 1000) if self._by_server else now
-        at = "UTC_TIMESTAMP(6)" if self._server_s(query) else _literal(as_datetime(about).replace(tzinfo=None))
-        cutoff, written = times.cutoff(at, about, _given), f"({times.shown_at(at, about, _given)})"
-        arguments: list[Any] = []
-        changes = []
-        for column, value in (changed or self._source.changes).items() if query == "change" else ():
-            if isinstance(value, Sql):
-                changes.append(f"{self._quoted(column)} = {value.written(lambda: written).replace('%', '%%')}")
-            else:
-                changes.append(f"{self._quoted(column)} = %s")
-                arguments.append(value)
-        text = self._queries[query].format(
-            **self._names, now=at, cutoff=cutoff, changes=", ".join(changes), limit=limit,
-            found=self._one_of(ids, arguments), skip=f" AND NOT {self._one_of(skip, arguments)}" if skip else "",
-        )  # fmt: skip
-        return text, tuple(arguments)
+    def _give(self, values: list[Any], value: Any, kind: str = "") -> str:
+        if kind in (MySqlTimes.zoned, MySqlTimes.naive):  # of ours, in UTC
+            return f"TIMESTAMP'{value.replace(tzinfo=None).isoformat(' ', timespec='microseconds')}'"
+        values.append(value)
+        return "%s"
 
-    def _one_of(self, ids: Collection[Any], arguments: list[Any]) -> str:
-        """The condition that a row has one of these ids, which go to `arguments`."""
+    def _one_of(self, ids: Collection[Any], give: Give, *, out: bool = False) -> str:
         columns = [self._quoted(column) for column in self._source.ids]
         if len(columns) == 1:
-            arguments += ids
-            return f"{columns[0]} IN ({', '.join(['%s'] * len(ids)) or 'NULL'})"
-        for identity in ids:
-            arguments += identity
-        each = " AND ".join(f"{column} = %s" for column in columns)
-        return f"({' OR '.join([f'({each})'] * len(ids)) or 'FALSE'})"
+            among = f"{columns[0]} IN ({', '.join(map(give, ids)) or 'NULL'})"
+        else:
+            pairs = (zip(columns, identity, strict=True) for identity in ids)
+            each = (" AND ".join(f"{column} = {give(one)}" for column, one in pair) for pair in pairs)
+            among = f"({' OR '.join(f'({one})' for one in each) or 'FALSE'})"
+        return f"NOT {among}" if out else among
 
-    async def _ask(self, connection: Connection, text: str, arguments: Sequence[Any] = ()) -> Rows:
+    async def _ask(self, connection: Connection, text: str, values: Sequence[Any] = ()) -> Rows:
         async with asyncio.timeout(SILENCE), connection.driver.cursor() as cursor:
-            await cursor.execute(text, tuple(arguments))
+            await cursor.execute(text, tuple(values))
             return await cursor.fetchall() if cursor.description else ((cursor.rowcount,),)
 
     # --- take
+
+    async def _lock(self, connection: Connection, now: Millis, limit: int, skip: Collection[Any], dead: Any) -> Rows:
+        if self._served or dead is not None:
+            return await super()._lock(connection, now, limit, skip, dead)
+        # by their ids, so that only those that are taken are locked
+        text, values = self._write("candidates", now, skip=skip, limit=limit + _SPARE)
+        candidates = [self._identity(row) for row in await self._ask(connection, text, values)]
+        for first in range(0, len(candidates), limit):
+            ids = candidates[first : first + limit]
+            if found := await self._ask(connection, *self._write("take_these", now, ids=ids)):
+                return found
+        return ()
+
+    async def _change(
+        self, connection: Connection, now: Millis, ids: Sequence[Any], changes: Mapping[str, Any] | None
+    ) -> Sequence[tuple[Any, bool]]:
+        [(count,)] = await self._ask(connection, *self._write("change", now, ids=ids, changes=changes))
+        found = await self._ask(connection, *self._write("still_due", now, ids=ids))
+        still = set(map(self._identity, found))
+        if count < len(ids) and not still:
+            return ()
+        return [(identity, identity in still) for identity in ids] + [(None, False)] * (count - len(ids))
 
     async def _undo(self, connection: Connection, transaction: None, error: BaseException) -> bool:
         if isinstance(error, Exception):  # else a statement may be under way
@@ -177,41 +172,6 @@ class MySqlTable(SqlTable):
                 "the handler ended the transaction of its row, maybe by a statement that commits by itself; what it "
                 "wrote until then is there, and so are the changes"
             ) from error
-
-    async def _rows(
-        self, connection: Connection, now: Millis, limit: int, skip: Collection[Any], dead: Any
-    ) -> list[DueRow]:
-        with self._ours():
-            if dead is not None:
-                found = await self._ask(connection, *self._write("take_these", now, ids=[dead]))
-            elif self._served:
-                found = await self._ask(connection, *self._write("take", now, skip, limit=limit))
-            else:
-                found = await self._one_after_another(connection, now, limit, skip)
-        width = len(self._source.ids)
-        rows = [self._row(row[:width], row[width], row[width + 1 :]) for row in found]
-        if not rows:
-            return []
-        ids = [row.id for row in rows]
-        with self._ours(), self._refusing(rows):
-            changes = self._source.dead if dead is not None else None
-            [(count,)] = await self._ask(connection, *self._write("change", now, ids=ids, changed=changes))
-            still = {tuple(row) for row in await self._ask(connection, *self._write("still_due", now, ids=ids))}
-        left = [row for row in rows if (row.id if width > 1 else (row.id,)) in still]
-        if count < len(rows) and not left:
-            raise RowRefused(rows, NOT_CHANGED)
-        check_changed(rows, [(row.id, row in left) for row in rows] + [(None, False)] * (count - len(rows)))
-        return rows
-
-    async def _one_after_another(self, connection: Connection, now: Millis, limit: int, skip: Collection[Any]) -> Rows:
-        """Rows that are found by their ids, so that only these are locked."""
-        text, arguments = self._write("candidates", now, skip, limit=limit + _SPARE)
-        candidates = [row if len(row) > 1 else row[0] for row in await self._ask(connection, text, arguments)]
-        for first in range(0, len(candidates), limit):
-            ids = candidates[first : first + limit]
-            if found := await self._ask(connection, *self._write("take_these", now, ids=ids)):
-                return found
-        return ()
 
     # --- examine
 
@@ -247,8 +207,8 @@ class MySqlTable(SqlTable):
         conditions = {word.lower() for word in _WORD.findall(source.where)} & set(types)
         self._served = await self._find_index(connection, now, indexes, conditions)
         for changes in filter(None, (source.changes, source.dead)):
-            text, arguments = self._write("change", now, changed=changes)
-            await self._ask(connection, f"EXPLAIN {text}", arguments)
+            text, values = self._write("change", now, changes=changes)
+            await self._ask(connection, f"EXPLAIN {text}", values)
         name = self._quoted(f"{self._table}_by_{source.due}"[:64])
         leading = ", ".join(self._quoted(column) for column in (*sorted(conditions - {source.due.lower()}), source.due))
         making = f"CREATE INDEX {name} ON {self._names['table']} ({leading})"

@@ -17,15 +17,15 @@ import asyncpg
 
 from bide.core.errors import SetupError
 from bide.core.instants import Millis, as_datetime
-from bide.core.table_source import Sql, TableSource
+from bide.core.table_source import TableSource
 from bide.core.wall_clock import Stretch
-from bide.ports import DueRow, Joined, check_changed
+from bide.ports import DueRow
 from bide.stores.named_queries import read_queries
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.dialect import AWAY, PLANNER, POSTGRES, connect, meaning
-from bide.stores.sql.table import Plan, Rows, SqlTable
-from bide.stores.sql.table_connections import ECHO, SILENCE, SOON, TableConnections
-from bide.stores.sql.table_times import Given, TableTimes
+from bide.stores.sql.server_table import ECHO, SILENCE, SOON, ServerTable, TableConnections
+from bide.stores.sql.table import Give, Plan, Rows
+from bide.stores.sql.table_times import TableTimes
 
 _ALIVE = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 """A machine that is gone without a word holds its rows for three quarters of a minute."""
@@ -78,22 +78,6 @@ _THEIRS = "".join(f"SET LOCAL {name} TO DEFAULT;" for name in PLANNER)
 _UNINDEXED = frozenset({"Seq Scan", "Sort", "Bitmap Heap Scan"})
 
 
-class _Statement:
-    """Arguments, numbered as they come up."""
-
-    def __init__(self) -> None:
-        self.arguments: list[Any] = []
-
-    def given(self, value: Any, kind: str) -> str:
-        self.arguments.append(value)
-        return f"${len(self.arguments)}::{kind}"
-
-    def plain(self, value: Any) -> str:
-        """Of the type that its place asks for."""
-        self.arguments.append(value)
-        return f"${len(self.arguments)}"
-
-
 class PostgresTimes(TableTimes):
     zoned, naive = "timestamp with time zone", "timestamp without time zone"
     whole, fractions = ("smallint", "integer", "bigint"), ("numeric", "double precision")
@@ -113,40 +97,32 @@ class PostgresTimes(TableTimes):
         passed = f"extract(epoch FROM {now}){factor}"
         return f"floor({passed})::{self._kind}" if whole else f"({passed})::{self._kind}"
 
-    def _in_zone(self, now: str, held: Stretch, given: Given) -> str:
-        until = given(as_datetime(held.until), "timestamptz")
-        offset, least = given(held.offset, "interval"), given(held.least, "timestamp")
+    def _in_zone(self, now: str, held: Stretch, give: Give) -> str:
+        until = give(as_datetime(held.until), "timestamptz")
+        offset, least = give(held.offset, "interval"), give(held.least, "timestamp")
         return f"least((least({now}, {until}) AT TIME ZONE 'UTC') + {offset}, {least})"
 
 
-class PostgresTable(SqlTable):
+class PostgresTable(ServerTable):
     """See `ports.Table`. `using` joins a transaction on the app's store, where that is in the same database."""
 
     _kind = PostgresTableConnections
     _times_of = PostgresTimes
     _queries = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
-    _refusals = asyncpg.PostgresError
+    _clock = "statement_timestamp()"
+    _refusals = (asyncpg.PostgresError,)
     _altered = ("42P01", "42703", "42883", "42804", "3F000")
     _outdated = (asyncpg.InvalidCachedStatementError, asyncpg.DataError)
     _refused = (asyncpg.SyntaxOrAccessError, asyncpg.DataError, asyncpg.InterfaceError)
 
-    def __init__(
-        self, source: TableSource, connections: Any, lookers: Any, clock: str, using: Callable[[Any], Joined] | None
-    ) -> None:
-        super().__init__(source, connections, lookers, clock, using)
-        self._id_types: list[str] = []
-        self._unique = False
-        self._one_of = f"({self._names['id']})" if len(source.ids) > 1 else self._names["id"]
+    _id_types: Sequence[str]
+    _unique = False
 
     def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None:
         if self._source.channel is None or self._address.pooled:
             return None
         self._connections.heard.add(heard)
         return lambda: self._connections.heard.discard(heard)
-
-    @staticmethod
-    def _quoted(name: str) -> str:
-        return '"' + name.replace('"', '""') + '"'
 
     @staticmethod
     def _code(error: BaseException) -> str | int | None:
@@ -158,60 +134,45 @@ class PostgresTable(SqlTable):
 
     # --- statements
 
-    def _write(
-        self, query: str, now: Millis, skip: Collection[Any], changes: Mapping[str, Any] | None = None, **more: Any
-    ) -> tuple[str, Sequence[Any]]:
-        """A statement and its arguments."""
-        times, statement = self._known, _Statement()
-        about = int(self._time.seconds() * 1000) if self._by_server else now
-        server_s = self._server_s(query)
-        at = "statement_timestamp()" if server_s else statement.given(as_datetime(about), "timestamptz")
-        template = self._queries[query]
-        cutoff = times.cutoff(at, about, statement.given) if "{cutoff}" in template else ""
-        parts: dict[str, str] = {**self._names, "now": at, "cutoff": cutoff, "skip": "", "shown": times.shown}
-        if skip:
-            # as a subquery it is hashed once, however many rows rest
-            parts["skip"] = f" AND {self._one_of} NOT IN ({self._these(statement, skip)})"
-        if "limit" in more:
-            parts["limit"] = statement.given(more["limit"], "bigint")
-        if "{found}" in template:
-            ids = more["ids"]
-            if len(self._id_types) == 1:
-                found = f"{self._one_of} = ANY ({statement.given(list(ids), f'{self._id_types[0]}[]')})"
-            else:
-                found = f"{self._one_of} IN ({self._these(statement, ids)})"
-            parts["found"] = found
-        if "{changes}" in template:
-            written = lambda: f"({times.shown_at(at, about, statement.given)})"  # noqa: E731
-            parts["changes"] = ", ".join(
-                f"{self._quoted(column)} = "
-                + (value.written(written) if isinstance(value, Sql) else statement.plain(value))
-                for column, value in (self._source.changes if changes is None else changes).items()
-            )
-        return template.format(**parts), statement.arguments
+    def _give(self, values: list[Any], value: Any, kind: str = "") -> str:
+        values.append(value)
+        return f"${len(values)}" + (f"::{kind}" if kind else "")
 
-    def _these(self, statement: _Statement, ids: Collection[Any]) -> str:
-        """A query for ids that we give."""
-        rows = [(identity,) for identity in ids] if len(self._id_types) == 1 else ids
-        columns = ([row[place] for row in rows] for place in range(len(self._id_types)))
-        given = (statement.given(column, f"{kind}[]") for column, kind in zip(columns, self._id_types, strict=True))
-        return f"SELECT * FROM unnest({', '.join(given)})"
+    def _one_of(self, ids: Collection[Any], give: Give, *, out: bool = False) -> str:
+        kinds = self._id_types
+        if len(kinds) == 1 and not out:
+            return f"{self._id} = ANY ({give(list(ids), f'{kinds[0]}[]')})"
+        rows = [(identity,) for identity in ids] if len(kinds) == 1 else ids
+        columns = ([row[place] for row in rows] for place in range(len(kinds)))
+        arrays = (give(column, f"{kind}[]") for column, kind in zip(columns, kinds, strict=True))
+        # as a subquery it is hashed once, however many rows rest
+        return f"{self._id} {'NOT ' if out else ''}IN (SELECT * FROM unnest({', '.join(arrays)}))"
 
-    async def _ask(self, connection: Any, text: str, arguments: Sequence[Any] = ()) -> Rows:
-        rows: Rows = await connection.fetch(text, *arguments, timeout=SILENCE)
-        return rows
+    async def _ask(self, connection: Any, text: str, values: Sequence[Any] = ()) -> Rows:
+        return list(map(tuple, await connection.fetch(text, *values, timeout=SILENCE)))
 
-    async def _look(self, connection: Any, text: str, arguments: Sequence[Any]) -> Rows:
+    async def _look(self, connection: Any, text: str, values: Sequence[Any]) -> Rows:
         if not self._lookers.address.pooled:
-            return await self._ask(connection, text, arguments)
+            return await self._ask(connection, text, values)
         async with connection.transaction():
             await connection.execute(_OURS, timeout=SILENCE)
-            return await self._ask(connection, text, arguments)
+            return await self._ask(connection, text, values)
 
     def _answered(self, error: BaseException) -> bool:
         return isinstance(error, asyncpg.PostgresError)
 
     # --- take
+
+    async def _lock(self, connection: Any, now: Millis, limit: int, skip: Collection[Any], dead: Any) -> Rows:
+        await connection.execute(_OURS, timeout=SILENCE)
+        return await super()._lock(connection, now, limit, skip, dead)
+
+    async def _change(
+        self, connection: Any, now: Millis, ids: Sequence[Any], changes: Mapping[str, Any] | None
+    ) -> Sequence[tuple[Any, bool]]:
+        changed = await super()._change(connection, now, ids, changes)
+        await connection.execute(_THEIRS, timeout=SILENCE)
+        return changed
 
     async def _undo(self, connection: Any, transaction: Any, error: BaseException) -> bool:
         with suppress(*AWAY):
@@ -226,28 +187,11 @@ class PostgresTable(SqlTable):
         with self._refusing(rows):
             await transaction.commit()
 
-    async def _rows(self, connection: Any, now: Millis, limit: int, skip: Collection[Any], dead: Any) -> list[DueRow]:
-        text, arguments = self._write("take" if dead is None else "take_one", now, skip, limit=limit, ids=[dead])
-        with self._ours():
-            await connection.execute(_OURS, timeout=SILENCE)
-            found = await self._ask(connection, text, arguments)
-        if not found:
-            return []
-        width = len(self._source.ids)
-        rows = [self._row(row[:width], row[width], row[width + 1 :]) for row in map(tuple, found)]
-        changes = None if dead is None else self._source.dead
-        text, arguments = self._write("change", now, (), changes, ids=[row.id for row in rows])
-        with self._ours():
-            with self._refusing(rows):
-                changed = await self._ask(connection, text, arguments)
-            await connection.execute(_THEIRS, timeout=SILENCE)
-        check_changed(rows, [(self._identity(row[:width]), row[width]) for row in map(tuple, changed)])
-        return rows
-
     # --- examine
 
     async def _types(self, connection: Any) -> Mapping[str, str]:
-        return dict(map(tuple, await self._ask(connection, self._queries["columns"], (self._names["table"],))))
+        found = await self._ask(connection, self._queries["columns"], (self._names["table"],))
+        return {row[0]: row[1] for row in found}
 
     async def _is_view(self, connection: Any) -> bool:
         asked = (self._names["table"], list(self._source.ids))
@@ -257,14 +201,13 @@ class PostgresTable(SqlTable):
     async def _plan(self, connection: Any, now: Millis, types: Mapping[str, str]) -> Plan:
         source = self._source
         self._id_types = [types[column] for column in source.ids]
+        self._names["shown"] = self._known.shown
         try:
-            text, arguments = self._write("explained", now, ())
             async with connection.transaction():
                 await connection.execute(_OURS, timeout=SILENCE)
-                [[plan]] = await self._ask(connection, text, arguments)
+                [[plan]] = await self._ask(connection, *self._write("explained", now))
                 for changes in filter(None, (source.changes, source.dead)):
-                    text, _ = self._write("change", now, (), changes, ids=[])
-                    await connection.prepare(text, timeout=SILENCE)
+                    await connection.prepare(self._write("change", now, changes=changes)[0], timeout=SILENCE)
         except asyncpg.InsufficientPrivilegeError as error:
             raise meaning(error, self._address.shown) from error
         nodes = _nodes(json.loads(plan)[0]["Plan"])

@@ -22,9 +22,9 @@ EXPLAIN (FORMAT JSON) SELECT {due} FROM {table} WHERE {due} > {cutoff} AND ({whe
 SELECT {id}, {shown}{columns} FROM {table} WHERE {due} <= {cutoff} AND ({where}){skip}
 ORDER BY {due} LIMIT {limit} FOR NO KEY UPDATE SKIP LOCKED
 
--- name: take_one
+-- name: take_these
 SELECT {id}, {shown}{columns} FROM {table} WHERE {found} AND {due} <= {cutoff} AND ({where})
-LIMIT {limit} FOR NO KEY UPDATE SKIP LOCKED
+FOR NO KEY UPDATE SKIP LOCKED
 
 -- name: change
 -- the condition again: a trigger may have changed the row, and the answer tells what the changes leave due

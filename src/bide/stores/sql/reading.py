@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from heapq import merge
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
 from bide.core.instants import Millis
 from bide.core.names import RESERVED_TOPICS
 from bide.core.records import Count, Filter, Found, Page, Record, State, Topic
 from bide.stores.cursors import Place, place_of, read_cursor, write_cursor
 
+T = TypeVar("T")
 LATEST: Millis = 2**62
 """After every instant that there is."""
 Located = tuple[int, Record]
@@ -69,6 +70,16 @@ async def find(connection: Any, reads: type[Reads], where: Filter, page: Page) -
 
     found: Found = await connection.read(work)
     return found
+
+
+def at_once(steps: Coroutine[Any, Any, T]) -> T:
+    """Run steps that wait for nothing, as where they ask a file, to their end in this thread."""
+    try:
+        steps.send(None)
+    except StopIteration as ended:
+        answer: T = ended.value
+        return answer
+    raise AssertionError("something was waited for")
 
 
 def count_of(number: int, upto: int) -> Count:

@@ -1,35 +1,40 @@
-"""A table of somebody's own: its due rows are locked, changed and handed on in one transaction each.
+"""A table of somebody's own: how its due rows are found, locked, changed and checked, in whatever SQL database it is.
 
-One connection looks, and the handlers have others. None of it needs tables of bide's.
+A row is taken in one transaction, of which others see nothing until it is committed:
+
+    lock      the earliest rows that are due and that nobody else holds
+    change    them as the source says
+    check     that each was changed, once, and is due no longer; else all of it is undone
+
+A database adds its statements (`table.sql` in its folder), how its column of times compares with a clock, and what its
+errors mean. `server_table` is for those on a server, `sqlite.table` for a file. None of it needs tables of bide's.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager
-from typing import Any, ClassVar, Literal, NamedTuple, Self, TypeVar
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from functools import partial
+from typing import Any, ClassVar, NamedTuple
 
-from bide.core.errors import BadInput, SetupError, StoreError, StoreUnavailable
+from bide.core.errors import SetupError
 from bide.core.instants import Millis
-from bide.core.records import NewTask
-from bide.core.table_source import UNREADABLE, VIEW, TableSource
-from bide.ports import Clock, DueRow, Finding, Head, Joined, Raced, RowRefused, Taken, is_unique
-from bide.stores.server_time import ServerTime, StoreClock
-from bide.stores.sql.dialect import Again, Lost, NotSent
-from bide.stores.sql.table_connections import ECHO, SILENCE, TableConnections
-from bide.stores.sql.table_times import TableTimes
+from bide.core.table_source import Sql, TableSource
+from bide.ports import DueRow, Finding, Raced, RowRefused
 
-T = TypeVar("T")
 Rows = Sequence[Sequence[Any]]
-_MOST_DOUBTED = 100
-"""Texts of errors for which a table was examined anew, and found as it was."""
+_STILL_DUE = (
+    "still due after the changes, so it would be fired again and again: let them end what `where` asks for, or move "
+    "the due time ahead"
+)
+_NOT_CHANGED = "the table did not let itself be changed: a trigger or a policy of its own keeps the row as it is"
+Give = Callable[..., str]
+"""Puts a value into a statement, and its type where that has to be said; answers the text that stands for it there."""
 
 
 class Plan(NamedTuple):
-    """How the server finds the due rows, and tells rows apart."""
+    """How the database finds the due rows, and tells rows apart."""
 
     served: bool
     """True if an index leads to them."""
@@ -38,107 +43,71 @@ class Plan(NamedTuple):
     """The statement that makes such an index."""
 
 
-class SqlTable(ABC):
-    """See `ports.Table`. `using` joins a transaction on the app's store, where that is on the same server."""
+class _Parts(dict[str, str]):
+    """What stands in the braces of a statement: made when it is come to, so that values go in in their order."""
 
-    _kind: ClassVar[type[TableConnections]]
-    _times_of: ClassVar[type[TableTimes]]
+    def __init__(self, known: Mapping[str, str], made: Mapping[str, Callable[[], str]]) -> None:
+        super().__init__(known)
+        self._made = made
+
+    def __missing__(self, name: str) -> str:
+        text = self[name] = self._made[name]()
+        return text
+
+
+class WatchedTable(ABC):
+    """What all of them share; see `ports.Table`."""
+
     _queries: ClassVar[Mapping[str, str]]
-    _refusals: ClassVar[type[Exception]]
-    """The driver's errors that the server reports."""
-    _altered: ClassVar[Collection[str | int]]
-    """Codes of errors that the table's definition is to blame for: it is not as it was at the last look at that."""
-    _outdated: ClassVar[tuple[type[Exception], ...]] = ()
-    """Errors after which the table is to be examined anew as well."""
     _refused: ClassVar[tuple[type[Exception], ...]]
-    """Errors that the program's own SQL is to blame for."""
+    """Errors of a statement that is only tried: the program's own SQL is to blame."""
+    _refusals: ClassVar[tuple[type[Exception], ...]]
+    """Errors of a change, which may be a row's own."""
 
-    def __init__(
-        self, source: TableSource, connections: Any, lookers: Any, clock: str, using: Callable[[Any], Joined] | None
-    ) -> None:
-        self._address = connections.address
+    def __init__(self, source: TableSource) -> None:
         self._source = source
-        self._connections = connections
-        self._lookers: Any = lookers
-        """The same, or those to a replica, which is asked what is due by the time of the other."""
-        self._time: ServerTime = connections.time
-        self._by_server = clock == "server"
-        self._using = using
-        self._doubted: set[str] = set()
         self._times: Any = None
-        """The TableTimes; None: the table is to be examined, anew maybe."""
+        """What reads and writes times as the due column has them. None: the table is to be examined, anew maybe."""
+        ids = ", ".join(map(self._quoted, source.ids))
+        self._id = f"({ids})" if len(source.ids) > 1 else ids
         self._names = {
             "table": ".".join(self._quoted(part) for part in source.table.split(".")),
-            "id": ", ".join(map(self._quoted, source.ids)),
+            "id": ids,
             "due": self._quoted(source.due),
-            "where": source.where,
+            "where": self._text(source.where),
             "columns": "".join(f", {self._quoted(column)}" for column in source.loaded),
         }
 
-    @classmethod
-    def each(
-        cls,
-        url: str,
-        source: TableSource,
-        *,
-        connections: int,
-        clock: Literal["server", "caller"] = "server",
-        using: Callable[[Any], Joined] | None = None,
-    ) -> list[Self]:
-        """The tables of a source, which share so many connections."""
-        address_of = cls._kind.dialect.address_of
-        shared = lookers = cls._kind(address_of(url), source, connections)
-        if source.reads is not None:
-            try:
-                lookers = cls._kind(address_of(source.reads), source, 0)
-            except BadInput as error:
-                raise BadInput("reads", error.value, f"as for the database itself: {error.accepted}") from None
-        return [cls(one, shared, lookers, clock, using) for one in source.each()]
-
-    def clock(self) -> Clock | None:
-        return StoreClock(self._time) if self._by_server else None
+    # --- the database's part
 
     @property
-    def joins(self) -> bool:
-        return self._using is not None
-
-    def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None:
-        """Nobody can tell here."""
-        return None
-
-    # --- the server's part
-
-    @staticmethod
     @abstractmethod
-    def _quoted(name: str) -> str: ...
-    @staticmethod
-    @abstractmethod
-    def _code(error: BaseException) -> str | int | None:
-        """The server's code of an error."""
+    def _where(self) -> str:
+        """The server, or the file, in what is said of the table."""
 
     @abstractmethod
-    async def _ask(self, connection: Any, text: str, arguments: Sequence[Any] = ()) -> Rows:
+    async def _ask(self, connection: Any, text: str, values: Sequence[Any] = ()) -> Rows:
         """The rows of a statement."""
 
-    async def _look(self, connection: Any, text: str, arguments: Sequence[Any]) -> Rows:
-        """The rows of a statement that only looks."""
-        return await self._ask(connection, text, arguments)
+    @abstractmethod
+    def _ours(self) -> AbstractContextManager[None]:
+        """Put the errors of our statements in bide's words."""
 
     @abstractmethod
-    def _write(self, query: str, now: Millis, skip: Collection[Any]) -> tuple[str, Sequence[Any]]:
-        """A statement and its arguments."""
+    def _is_of_rows(self, error: Exception) -> bool:
+        """Tell whether a change failed for the rows: not for what passes, nor for what is wrong with the table."""
 
     @abstractmethod
-    async def _rows(self, connection: Any, now: Millis, limit: int, skip: Collection[Any], dead: Any) -> list[DueRow]:
-        """The rows, locked and changed."""
+    def _give(self, values: list[Any], value: Any, kind: str = "") -> str:
+        """See `Give`."""
 
     @abstractmethod
-    async def _commit(self, connection: Any, transaction: Any, rows: Sequence[DueRow]) -> None:
-        """Raises SetupError where the handler has ended the transaction."""
+    def _one_of(self, ids: Collection[Any], give: Give, *, out: bool = False) -> str:
+        """The condition that a row has one of these ids; or, `out`, none of them."""
 
     @abstractmethod
-    async def _undo(self, connection: Any, transaction: Any, error: BaseException) -> bool:
-        """Undo what is not committed; whether the connection is of use."""
+    def _compared(self, query: str, now: Millis, give: Give) -> Mapping[str, Callable[[], str]]:
+        """The parts of a statement that compare times; `written`: the present as the due column has it."""
 
     @abstractmethod
     async def _types(self, connection: Any) -> Mapping[str, str]:
@@ -147,30 +116,121 @@ class SqlTable(ABC):
     @abstractmethod
     async def _is_view(self, connection: Any) -> bool: ...
     @abstractmethod
+    async def _prepare(self, connection: Any, kind: str) -> Millis:
+        """Make `_times`, for a due column of this type; the present."""
+
+    @abstractmethod
     async def _plan(self, connection: Any, now: Millis, types: Mapping[str, str]) -> Plan:
-        """Try the statements, without carrying them out. Raises the driver's errors, SetupError."""
+        """Try the statements, without carrying them out. Raises the database's errors, SetupError."""
+
+    @staticmethod
+    def _quoted(name: str) -> str:
+        return '"' + name.replace('"', '""') + '"'
+
+    @staticmethod
+    def _text(expression: str) -> str:
+        """The program's own SQL, within a statement that has values."""
+        return expression
 
     def _column(self, name: str) -> str:
         """As the catalog has it."""
         return name
 
-    # --- open
+    # --- statements
 
-    async def open(self) -> list[Finding]:
-        self._connections.open(self)
-        self._lookers.open(self)
+    def _write(
+        self,
+        query: str,
+        now: Millis,
+        *,
+        skip: Collection[Any] = (),
+        ids: Collection[Any] = (),
+        limit: int = 0,
+        changes: Mapping[str, Any] | None = None,
+    ) -> tuple[str, list[Any]]:
+        """A statement and its values."""
+        values: list[Any] = []
+        give = partial(self._give, values)
+
+        def changed(value: Any) -> str:
+            return self._text(value.written(lambda: parts["written"])) if isinstance(value, Sql) else give(value)
+
+        parts = _Parts(
+            self._names,
+            {
+                **self._compared(query, now, give),
+                "limit": lambda: give(limit, "bigint"),
+                "found": lambda: self._one_of(ids, give),
+                "skip": lambda: f" AND {self._one_of(skip, give, out=True)}" if skip else "",
+                "changes": lambda: ", ".join(
+                    f"{self._quoted(column)} = {changed(value)}"
+                    for column, value in (self._source.changes if changes is None else changes).items()
+                ),
+            },
+        )
+        return self._queries[query].format_map(parts), values
+
+    @property
+    def _known(self) -> Any:
+        if self._times is None:
+            raise Raced("the table is to be examined anew")
+        return self._times
+
+    def _identity(self, values: Sequence[Any]) -> Any:
+        return values[0] if len(self._source.ids) == 1 else tuple(values)
+
+    def _row(self, found: Sequence[Any]) -> DueRow:
+        """The row of an id, a due time, and columns, if any. Raises RowRefused for a time that cannot be read."""
+        width = len(self._source.ids)
+        identity = self._identity(found[:width])
         try:
-            return await self._where_it_fires(self._examine)
-        except BaseException:
-            await self.close()
-            raise
+            due = self._known.instant_of(found[width])
+        except ValueError as error:
+            raise RowRefused([DueRow(identity, 0, {})], f"its due time cannot be read: {error}") from error
+        return DueRow(identity, due, dict(zip(self._source.loaded, found[width + 1 :], strict=False)))
 
-    async def close(self) -> None:
-        await self._connections.close(self)
-        await self._lookers.close(self)
+    # --- take
+
+    async def _take(
+        self, connection: Any, now: Millis, limit: int, skip: Collection[Any], dead: Any = None
+    ) -> list[DueRow]:
+        """Up to `limit` rows that are due, or the one whose id is `dead`: locked, changed and checked."""
+        with self._ours():
+            found = await self._lock(connection, now, limit, skip, dead)
+        rows = [self._row(row) for row in found]
+        if rows:
+            changes = self._source.changes if dead is None else self._source.dead
+            with self._ours(), self._refusing(rows):
+                changed = await self._change(connection, now, [row.id for row in rows], changes)
+            _check(rows, changed)
+        return rows
+
+    async def _lock(self, connection: Any, now: Millis, limit: int, skip: Collection[Any], dead: Any) -> Rows:
+        if dead is None:
+            return await self._ask(connection, *self._write("take", now, skip=skip, limit=limit))
+        return await self._ask(connection, *self._write("take_these", now, ids=[dead]))
+
+    async def _change(
+        self, connection: Any, now: Millis, ids: Sequence[Any], changes: Mapping[str, Any] | None
+    ) -> Sequence[tuple[Any, bool]]:
+        """The ids of the rows that were changed, and whether they are due still."""
+        changed = await self._ask(connection, *self._write("change", now, ids=ids, changes=changes))
+        return [(self._identity(row[:-1]), bool(row[-1])) for row in changed]
+
+    @contextmanager
+    def _refusing(self, rows: Sequence[DueRow]) -> Iterator[None]:
+        """Refuse the rows for an error that is their own."""
+        try:
+            yield
+        except self._refusals as error:
+            if not rows or not self._is_of_rows(error):
+                raise
+            raise RowRefused(rows, f"the database refuses the changes: {error}") from error
+
+    # --- examine
 
     async def _examine(self, connection: Any) -> list[Finding]:
-        """See whether the table is there, and is as the source says."""
+        """See whether the table is there, and is as the source says. Raises SetupError."""
         source, where = self._source, self._where
         types = await self._types(connection)
         if not types:
@@ -180,12 +240,10 @@ class SqlTable(ABC):
                 there = ", ".join(types)
                 raise SetupError(f"{where}: {source.table} has no column {column!r} ({field}); it has {there}")
         if await self._is_view(connection):
-            raise SetupError(f"{where}: {source.table} is {VIEW}")
-        times = self._times_of(source, types[self._column(source.due)])
-        now = await self._tell_time(connection)
-        if self._by_server:
-            self._time.warn_of_skew(where)
-        self._times = times
+            raise SetupError(
+                f"{where}: {source.table} is a view: name the table that it shows, whose rows can be locked"
+            )
+        now = await self._prepare(connection, types[self._column(source.due)])
         try:
             plan = await self._plan(connection, now, types)
         except BaseException as error:
@@ -193,174 +251,25 @@ class SqlTable(ABC):
             if not isinstance(error, self._refused):
                 raise
             raise SetupError(f"{where}: {source.table}: `where` or `changes` is refused: {error}") from error
-        what = f"{source.table}: {'an index leads' if plan.served else 'no index leads'} to the due rows"
-        advice = "" if plan.served else f"each look reads rows that are not due; run: {plan.making}"
-        return [Finding(plan.served, what, advice), is_unique(source, unique=plan.unique)]
+        index = f"{source.table}: {'an index leads' if plan.served else 'no index leads'} to the due rows"
+        make_it = "" if plan.served else f"each look reads rows that are not due; run: {plan.making}"
+        unique = f"{source.table}: {', '.join(source.ids)} {'is' if plan.unique else 'is not known to be'} unique"
+        name_all = "rows with the same id are not fired; make a unique index on it, or name all its columns"
+        return [
+            Finding(plan.served, index, make_it), Finding(plan.unique, unique, "" if plan.unique else name_all),
+        ]  # fmt: skip
 
-    @property
-    @abstractmethod
-    def _where(self) -> str:
-        """The server, or the database, in what is said of the table."""
 
-    async def _tell_time(self, connection: Any) -> Millis:
-        async def micros() -> int:
-            [(micros,)] = await self._ask(connection, self._queries["clock"])
-            return int(micros)
+def _check(rows: Sequence[DueRow], changed: Sequence[tuple[Any, bool]]) -> None:
+    """Raises RowRefused unless each row was changed, once, and is due no longer.
 
-        return await self._time.look(micros) // 1000
-
-    async def _where_it_fires(self, ask: Callable[[Any], Awaitable[T]]) -> T:
-        async with self._connections.turn:
-            with self._ours():
-                connection = await self._connections.looker()
-                try:
-                    return await ask(connection)
-                except BaseException:
-                    connection.drop()
-                    raise
-
-    @property
-    def _known(self) -> Any:
-        if self._times is None:
-            raise Raced("the table is to be examined anew")
-        return self._times
-
-    # --- errors
-
-    @contextmanager
-    def _ours(self, asked: TableConnections | None = None) -> Iterator[None]:
-        """Put the errors of our statements in bide's words."""
-        connections = asked or self._connections
-        dialect, shown = connections.dialect, connections.address.shown
-        try:
-            yield
-        except (*dialect.away, Lost, Again) as error:
-            altered = self._code(error) in self._altered
-            if altered or isinstance(error, self._outdated):
-                self._times = None
-            found = dialect.meaning(error, shown)
-            if isinstance(found, Again):
-                raise Raced(str(found)) from error
-            if altered or not isinstance(found, StoreError):
-                found = StoreUnavailable(f"{shown}: {dialect.said(error)}")
-            raise found from error
-
-    @contextmanager
-    def _refusing(self, rows: Sequence[DueRow]) -> Iterator[None]:
-        """Refuse the rows for errors that are their own: not for those that pass, nor for those of the table."""
-        try:
-            yield
-        except self._refusals as error:
-            passes = isinstance(self._kind.dialect.meaning(error, ""), Lost | NotSent | Again)
-            if not rows or passes or (self._code(error) in self._altered and self._maybe_altered(error)):
-                raise
-            if type(error) in self._outdated:  # of our arguments: the type of a column may be another now
-                self._times = None
-            raise RowRefused(rows, f"the database refuses the changes: {error}") from error
-
-    def _maybe_altered(self, error: Exception) -> bool:
-        """Tell whether a change failed since the table may have been altered: then it is examined anew.
-
-        If the same comes again after that it was a row's own, such as a trigger of its that names a missing table.
-        """
-        text = str(error)
-        if text in self._doubted:
-            return False
-        if len(self._doubted) >= _MOST_DOUBTED:
-            self._doubted.clear()
-        self._doubted.add(text)
-        return True
-
-    # --- look
-
-    async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
-        # the table was examined, and what is known of the time is fresh, also where a replica is asked
-        if self._times is None:
-            await self._where_it_fires(self._examine)
-        elif self._lookers is not self._connections and time.monotonic() - self._connections.answered > ECHO:
-            await self._where_it_fires(self._tell_time)
-        async with self._lookers.turn:
-            with self._ours(self._lookers):
-                connection = await self._lookers.looker()
-                try:
-                    text, arguments = self._write("head_beyond" if beyond else "head", now, skip)
-                    sent = time.monotonic()
-                    [(micros, due, *identity)] = await self._look(connection, text, arguments)
-                except BaseException as error:
-                    if not self._answered(error):
-                        connection.drop()
-                    raise
-        if self._server_s("head"):
-            self._time.saw(int(micros), sent, time.monotonic())
-        if due is None:
-            return Head(None, int(micros) // 1000)
-        row = self._row(identity, due)
-        return Head(row.due, int(micros) // 1000, row.id)
-
-    def _answered(self, error: BaseException) -> bool:
-        """Tell whether the connection is of use after this error."""
-        return False
-
-    def _server_s(self, query: str) -> bool:
-        """Tell whether this statement goes by the clock of the server that it is for."""
-        return self._by_server and (self._lookers is self._connections or not query.startswith("head"))
-
-    def _row(self, identity: Sequence[Any], due: Any, columns: Sequence[Any] | None = None) -> DueRow:
-        """Raises RowRefused for one whose time cannot be read."""
-        found = self._identity(identity)
-        try:
-            at = self._known.instant_of(due)
-        except ValueError as error:
-            raise RowRefused([DueRow(found, 0, {})], f"{UNREADABLE}: {error}") from error
-        return DueRow(found, at, {} if columns is None else dict(zip(self._source.loaded, columns, strict=True)))
-
-    def _identity(self, values: Sequence[Any]) -> Any:
-        return values[0] if len(self._source.ids) == 1 else tuple(values)
-
-    # --- take
-
-    @asynccontextmanager
-    async def _taken(
-        self, now: Millis, limit: int, skip: Collection[Any], *, dead: Any = None, lent: bool = False
-    ) -> AsyncIterator[Taken]:
-        """Rows that are due, or the one whose id is `dead`, changed; `lent` to a handler."""
-        async with self._connections.slots:
-            with self._ours():
-                connection, transaction = await self._connections.begun()
-            usable = False
-            try:
-                try:
-                    rows = await self._rows(connection, now, limit, skip, dead)
-                    driver = connection.driver
-                    yield Taken(rows, driver, None if self._using is None else self._using(driver))
-                except BaseException as error:
-                    usable = await self._undo(connection, transaction, error)
-                    raise
-                with self._ours():
-                    async with asyncio.timeout(SILENCE):
-                        await self._commit(connection, transaction, rows)
-                usable = True
-            finally:
-                if usable:
-                    await self._connections.give_back(connection, lent=lent)
-                else:
-                    connection.drop()  # the server rolls back what is open
-
-    async def fire(
-        self, *, now: Millis, limit: int, skip: Collection[Any], new_task: Callable[[DueRow], NewTask] | None
-    ) -> list[Any]:
-        async with self._taken(now, limit, skip) as taken:
-            if new_task is not None and taken.rows:
-                assert taken.joined is not None
-                try:
-                    await taken.joined.add([new_task(row) for row in taken.rows], now=now)
-                except BadInput as error:
-                    raise RowRefused(taken.rows, f"it makes no task: {error}") from error
-        return [row.id for row in taken.rows]
-
-    async def bury(self, identity: Any, *, now: Millis) -> bool:
-        async with self._taken(now, 1, (), dead=identity) as taken:
-            return bool(taken.rows)
-
-    def take(self, *, now: Millis, limit: int, skip: Collection[Any]) -> AbstractAsyncContextManager[Taken]:
-        return self._taken(now, limit, skip, lent=True)
+    `changed`: the ids of the rows that were changed, and whether they are due still.
+    """
+    still = {identity for identity, due in changed if due}
+    if still:
+        raise RowRefused([row for row in rows if row.id in still], _STILL_DUE)
+    there = {identity for identity, _ in changed}
+    if len(changed) > len(rows) or len({row.id for row in rows}) < len(rows):
+        raise RowRefused(rows, "the id is not unique: more rows than were taken would have been changed")
+    if len(there) < len(rows):
+        raise RowRefused([row for row in rows if row.id not in there], _NOT_CHANGED)

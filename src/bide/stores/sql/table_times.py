@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import Any, ClassVar
@@ -13,14 +13,12 @@ from bide.core.errors import SetupError
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
 from bide.core.table_source import DueIs, TableSource
 from bide.core.wall_clock import Stretch, instant_of, stretch
+from bide.stores.sql.table import Give
 
 _EPOCH = as_datetime(0)
 _MILLISECOND = timedelta(milliseconds=1)
 _BEHIND: Millis = 10
 """The offset of a zone is that of so long ago: what is known here of the server's clock may be ahead of it."""
-
-Given = Callable[[Any, str], str]
-"""Takes a value and its type, and says what stands for it in the statement."""
 
 
 class TableTimes(ABC):
@@ -54,19 +52,19 @@ class TableTimes(ABC):
         elif kind not in self.whole and kind not in self.fractions:
             raise SetupError(f"{what}, which holds no {self._is}; leave out due_is= for {self.called}")
 
-    def cutoff(self, now: str, about: Millis, given: Given) -> str:
+    def cutoff(self, now: str, about: Millis, give: Give) -> str:
         """The latest time of the column that is due at `now`, an expression; `about` is what we take that to be."""
         if self._after:  # the column stays as it is, so that an index on it serves
             now, about = f"({now} - {self._length(self._after)})", about - self._after
-        return self.shown_at(now, about, given)
+        return self.shown_at(now, about, give)
 
-    def shown_at(self, now: str, about: Millis, given: Given) -> str:
+    def shown_at(self, now: str, about: Millis, give: Give) -> str:
         """`now` as the column has it."""
         if self._is is not DueIs.TIMESTAMP:
             return self._number(now, "" if self._is is DueIs.SECONDS else " * 1000", whole=self._kind in self.whole)
         if self._kind == self.zoned:
             return now
-        return self._in_zone(now, stretch(max(about - _BEHIND, 0), self._zone), given)
+        return self._in_zone(now, stretch(max(about - _BEHIND, 0), self._zone), give)
 
     def instant_of(self, value: Any) -> Millis:
         """When a row with this value is due, rounded up. Raises ValueError for a date such as 0000-00-00."""
@@ -91,5 +89,5 @@ class TableTimes(ABC):
         """`now` in seconds times a factor, rounded down if the column has whole numbers."""
 
     @abstractmethod
-    def _in_zone(self, now: str, held: Stretch, given: Given) -> str:
+    def _in_zone(self, now: str, held: Stretch, give: Give) -> str:
         """`now` as the clocks of the source's zone show it."""

@@ -88,9 +88,7 @@ class OpenFile:
         """`own_tables`: whether errors are about tables of bide's."""
         self.path = path
         self._process = os.getpid()
-        self._shared: SharedFile | None = None
         self._closing = ExitStack()
-        self._closing.callback(self._leave)
         try:
             refuse_other_libraries(path)
             self._open()
@@ -107,12 +105,9 @@ class OpenFile:
         return connection
 
     def _enter(self, synchronous: str) -> SharedFile:
-        self._shared = enter(self.path, synchronous)
-        return self._shared
-
-    def _leave(self) -> None:
-        if self._shared is not None:
-            self._shared.leave()
+        shared = enter(self.path, synchronous)
+        self._closing.callback(shared.leave)
+        return shared
 
     def _stop_at_close(self) -> None:
         """The threads, each before those that it uses."""

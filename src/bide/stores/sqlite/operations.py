@@ -60,20 +60,6 @@ transaction token:written (if one was given out), "before commit", "after commit
 KEEP_DAMAGED: Millis = 14 * 86_400_000
 """How long a task that was set aside is kept: as long as dead ones are by default."""
 
-_LAST_TOKEN = QUERIES["last_token"]
-_PUT_TOKEN = QUERIES["put_token"]
-_INSERT = QUERIES["insert_task"]
-_PUT = QUERIES["put_task"]
-_MOVE = QUERIES["move_task"]
-_DELETE = QUERIES["delete_task"]
-_WAITING_DUE = QUERIES["waiting_due"]
-_LEASED_DUE = QUERIES["leased_due"]
-_LEASE = QUERIES["lease_task"]
-_NEXT_WAKE = QUERIES["next_wake"]
-_EXTEND = QUERIES["extend_task"]
-_SETTLE_DONE = QUERIES["settle_done"]
-_PURGE = QUERIES["purge"]
-
 _by_at = itemgetter(AT)
 
 
@@ -99,7 +85,7 @@ class UnitOfWork:
 
     def last_token(self) -> Token:
         if self._last < 0:
-            found = self.one(_LAST_TOKEN)
+            found = self.one(QUERIES["last_token"])
             if found is None or type(found[0]) is not int:
                 raise lost_part(self.cursor, "the last token is gone")
             self._last = self._stored = found[0]
@@ -122,7 +108,7 @@ class UnitOfWork:
     def finish(self) -> None:
         """Write what was gathered. The last thing before the commit."""
         if self._last != self._stored:
-            self.cursor.execute(_PUT_TOKEN, (self._last,))
+            self.cursor.execute(QUERIES["put_token"], (self._last,))
             self._stored = self._last
             self.point("token:written")
 
@@ -145,7 +131,7 @@ def add(work: UnitOfWork, tasks: Sequence[NewTask], now: Millis) -> list[Answer]
              born.group, born.options, born.payload)
         )  # fmt: skip
     work.used_token(token)
-    inserted = work.cursor.executemany(_INSERT, rows).rowcount
+    inserted = work.cursor.executemany(QUERIES["insert_task"], rows).rowcount
     work.point("add:inserted")
     if inserted != len(rows):
         _add_again(work, tasks, answers, now)
@@ -224,7 +210,7 @@ def lease(work: UnitOfWork, wants: Mapping[Topic, int], now: Millis, until: Mill
             work.used_token(token)
     work.point("lease:selected")
     if updates:
-        work.cursor.executemany(_LEASE, updates)
+        work.cursor.executemany(QUERIES["lease_task"], updates)
         work.point("lease:updated")
     return Leased(tasks, next_wake(work, asking), now)
 
@@ -232,8 +218,8 @@ def lease(work: UnitOfWork, wants: Mapping[Topic, int], now: Millis, until: Mill
 def _due(work: UnitOfWork, topic: Topic, want: int, now: Millis) -> list[Row]:
     """The rows of `topic` that are due, oldest first; what waits and what a lost holder left are merged."""
     while True:
-        waiting = read_rows(work.cursor, _WAITING_DUE, (topic, now, want))
-        lost = read_rows(work.cursor, _LEASED_DUE, (topic, now, want))
+        waiting = read_rows(work.cursor, QUERIES["waiting_due"], (topic, now, want))
+        lost = read_rows(work.cursor, QUERIES["leased_due"], (topic, now, want))
         damaged = [(row, flaw) for row in chain(waiting, lost) if (flaw := flaw_in(row))]
         if not damaged:
             return sorted(waiting + lost, key=_by_at)[:want] if lost else waiting
@@ -249,22 +235,22 @@ def _set_aside(work: UnitOfWork, row: Row, flaw: str, now: Millis) -> None:
     dead = structs.replace(
         old, state=State.DEAD, token=token, error=f"damaged row: {flaw}", finished_at=now, keep_until=now + KEEP_DAMAGED
     )
-    work.cursor.execute(_PUT, values_of(dead, row[ROW]))
+    work.cursor.execute(QUERIES["put_task"], values_of(dead, row[ROW]))
     work.cursor.execute(QUERIES["rename_task"], (old.key, row[ROW]))
 
 
 def next_wake(work: UnitOfWork, topics: Iterable[Topic]) -> Millis | None:
     """The earliest `wake_at` of these topics."""
-    wakes = [wake for topic in topics for wake in work.one(_NEXT_WAKE, (topic,)) if wake is not None]
+    wakes = [wake for topic in topics for wake in work.one(QUERIES["next_wake"], (topic,)) if wake is not None]
     return min(wakes, default=None)
 
 
 def extend(work: UnitOfWork, leases: Sequence[Lease], until: Millis) -> list[bool]:
     """Keep each lease until then; one pass where all are still ours."""
     rows = [(until, topic, key, token) for topic, key, token in leases]
-    if work.cursor.executemany(_EXTEND, rows).rowcount == len(rows):
+    if work.cursor.executemany(QUERIES["extend_task"], rows).rowcount == len(rows):
         return [True] * len(rows)
-    return [work.cursor.execute(_EXTEND, row).rowcount == 1 for row in rows]
+    return [work.cursor.execute(QUERIES["extend_task"], row).rowcount == 1 for row in rows]
 
 
 def settle(work: UnitOfWork, outcomes: Sequence[Settlement], now: Millis) -> list[bool]:
@@ -273,14 +259,14 @@ def settle(work: UnitOfWork, outcomes: Sequence[Settlement], now: Millis) -> lis
     if all(one.verdict is Verdict.DONE and one.wake is None and one.keep_until <= now for one in outcomes):
         rows = [(one.topic, one.key, one.token) for one in outcomes]
         work.cursor.execute("SAVEPOINT bide_settle")
-        deleted = work.cursor.executemany(_SETTLE_DONE, rows).rowcount
+        deleted = work.cursor.executemany(QUERIES["settle_done"], rows).rowcount
         work.point("settle:deleted")
         if deleted == len(rows):
             work.cursor.execute("RELEASE bide_settle")
             return [True] * len(rows)
         work.cursor.execute("ROLLBACK TO bide_settle")
         work.cursor.execute("RELEASE bide_settle")
-        return [work.cursor.execute(_SETTLE_DONE, row).rowcount == 1 for row in rows]
+        return [work.cursor.execute(QUERIES["settle_done"], row).rowcount == 1 for row in rows]
     settled = []
     writes = _Writes(work, outcomes)
     for asked in outcomes:
@@ -303,7 +289,7 @@ def settle(work: UnitOfWork, outcomes: Sequence[Settlement], now: Millis) -> lis
 
 def purge(work: UnitOfWork, now: Millis, limit: int) -> int:
     """Forget what has been kept long enough."""
-    return work.cursor.execute(_PURGE, (now, limit)).rowcount if limit > 0 else 0
+    return work.cursor.execute(QUERIES["purge"], (now, limit)).rowcount if limit > 0 else 0
 
 
 class _Writes:
@@ -345,8 +331,8 @@ class _Writes:
             self.put(row, record)
 
     def flush(self) -> None:
-        for query, rows in ((_MOVE, self._moved), (_PUT, self._put), (_DELETE, self._forgotten)):
+        for query, rows in (("move_task", self._moved), ("put_task", self._put), ("delete_task", self._forgotten)):
             if rows:
-                self._work.cursor.executemany(query, rows)
+                self._work.cursor.executemany(QUERIES[query], rows)
         self._moved, self._put, self._forgotten = [], [], []
         self._touched.clear()

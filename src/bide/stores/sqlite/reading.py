@@ -6,20 +6,16 @@ Each runs in one read transaction, so that it sees one state of the file.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Collection, Iterator, Sequence
-from heapq import merge
+from collections.abc import Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
 from bide.core.instants import Millis
-from bide.core.names import RESERVED_TOPICS
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
 from bide.ports import COUNTED
-from bide.stores.cursors import Place, place_of, read_cursor, write_cursor
+from bide.stores.cursors import read_cursor
+from bide.stores.sql.reading import Located, Reads, at_once, count_of, read_page
 from bide.stores.sqlite.rows import CODES, FEW, QUERIES, STATES, by_name, by_names, read_tasks
-
-_LATEST: Millis = 2**62
-"""After every instant that there is."""
 
 
 def get(cursor: sqlite3.Cursor, refs: Sequence[Ref]) -> list[Record | None]:
@@ -53,7 +49,7 @@ def tally(cursor: sqlite3.Cursor, edges: Sequence[Millis] | None, upto: int, onl
 
 def _count(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...], upto: int) -> Count:
     (number,) = cursor.execute(query, (*arguments, upto + 1)).fetchone()
-    return Count(min(number, upto), number <= upto)
+    return count_of(number, upto)
 
 
 def find(cursor: sqlite3.Cursor, where: Filter, page: Page) -> Found:
@@ -61,87 +57,28 @@ def find(cursor: sqlite3.Cursor, where: Filter, page: Page) -> Found:
     place = read_cursor(page.cursor, where)
     if page.limit <= 0:
         return Found([], page.cursor)
-    tasks: list[Record] = []
-    last = place
-    for row, record in _walk(cursor, where, place, page.limit + 1):
-        if len(tasks) == page.limit:
-            return Found(tasks, write_cursor(last))
-        tasks.append(record)
-        last = place_of(place.order, record, row)
-    return Found(tasks, None)
+    return at_once(read_page(SqliteReads(cursor), where, place, page.limit))
 
 
-def _walk(cursor: sqlite3.Cursor, where: Filter, place: Place, enough: int) -> Iterator[tuple[int, Record]]:
-    """Yield the tasks of `where` in order, from after `place`; at most `enough` rows are read at once."""
-    for topic in _topics_from(cursor, where, place.topic):
-        if where.topic is None and where.group is None and topic in RESERVED_TOPICS:
-            continue
-        start = place if topic == place.topic else Place(place.order, topic)
-        if place.order == "live":
-            yield from _live(cursor, where, start, enough)
-        elif place.order == "ended":
-            assert where.state is not None
-            yield from _timed(cursor, topic, where.state, (start.instant, start.row), _LATEST, enough)
-        else:
-            yield from _named(cursor, where, start, enough)
+class SqliteReads(Reads):
+    """By a cursor, which never waits: `at_once` runs it."""
 
+    async def next_topic(self, after: Topic, group: str | None) -> Topic | None:
+        query, place = ("next_topic", (after,)) if group is None else ("next_topic_of_group", (group, after))
+        topic: Topic | None = self._call.execute(QUERIES[query], place).fetchone()[0]
+        return topic
 
-def _topics_from(cursor: sqlite3.Cursor, where: Filter, first: Topic) -> Iterator[Topic]:
-    if where.topic is not None:
-        if where.topic >= first:
-            yield where.topic
-        return
-    topic = first
-    if first:
-        yield first
-    while True:
-        if where.group is None:
-            (topic,) = cursor.execute(QUERIES["next_topic"], (topic,)).fetchone()
-        else:
-            (topic,) = cursor.execute(QUERIES["next_topic_of_group"], (where.group, topic)).fetchone()
-        if topic is None:
-            return
-        yield topic
+    async def by_name(self, topic: Topic, after: str, group: str | None, most: int) -> list[Located]:
+        if group is None:
+            return read_tasks(self._call, QUERIES["page_by_name"], (topic, after, most))
+        return read_tasks(self._call, QUERIES["page_by_group"], (group, topic, after, most))
 
-
-def _live(cursor: sqlite3.Cursor, where: Filter, start: Place, enough: int) -> Iterator[tuple[int, Record]]:
-    """Waiting and leased are two ranges of the index: merged by `wake_at`, and by row among equals."""
-    after = (start.instant, start.row)
-    if where.wake_from is not None:
-        after = max(after, (where.wake_from, -1))
-    before = _LATEST if where.wake_before is None else where.wake_before
-    states = (State.WAITING, State.LEASED) if where.state is None else (where.state,)
-    pages = [_timed(cursor, start.topic, state, after, before, enough) for state in states if state.live]
-    return merge(*pages, key=_by_wake_at)
-
-
-def _timed(
-    cursor: sqlite3.Cursor, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, enough: int
-) -> list[tuple[int, Record]]:
-    """One state of one topic by its time, and by row among equal times, from after that place."""
-    instant, row = after
-    same = read_tasks(cursor, QUERIES["page_at_instant"], (topic, CODES[state], instant, row, enough))
-    if len(same) == enough or instant >= before:
-        return same if instant < before else []
-    later = (topic, CODES[state], instant, before, enough - len(same))
-    return same + read_tasks(cursor, QUERIES["page_after_instant"], later)
-
-
-def _by_wake_at(found: tuple[int, Record]) -> tuple[Millis, int]:
-    return found[1].wake_at, found[0]
-
-
-def _named(cursor: sqlite3.Cursor, where: Filter, start: Place, enough: int) -> Iterator[tuple[int, Record]]:
-    """By key, of a group or of all; what else `where` says is looked at row by row."""
-    key = start.key
-    while True:
-        if where.group is None:
-            page = read_tasks(cursor, QUERIES["page_by_name"], (start.topic, key, enough))
-        else:
-            page = read_tasks(cursor, QUERIES["page_by_group"], (where.group, start.topic, key, enough))
-        for found in page:
-            if where.admits(found[1]):
-                yield found
-        if len(page) < enough:
-            return
-        key = page[-1][1].key
+    async def by_time(
+        self, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, most: int
+    ) -> list[Located]:
+        instant, row = after
+        same = read_tasks(self._call, QUERIES["page_at_instant"], (topic, CODES[state], instant, row, most))
+        if len(same) == most or instant >= before:
+            return same if instant < before else []
+        later = (topic, CODES[state], instant, before, most - len(same))
+        return same + read_tasks(self._call, QUERIES["page_after_instant"], later)

@@ -8,7 +8,7 @@ another matter: SQLite reports it, and it stays an error.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
@@ -27,14 +27,8 @@ RECORD_COLUMNS = (
 """In the order of `Record`'s fields, `at` and `woke_at` in the places of `wake_at` and `finished_at`; then `row`."""
 
 _HERE = Path(__file__).parent
-
-
-def _queries() -> Mapping[str, str]:
-    named = read_queries((_HERE / "queries.sql").read_text("utf-8"))
-    return MappingProxyType({name: text.replace("{record}", RECORD_COLUMNS) for name, text in named.items()})
-
-
-QUERIES = _queries()
+_NAMED = read_queries((_HERE / "queries.sql").read_text("utf-8"))
+QUERIES = MappingProxyType({name: text.replace("{record}", RECORD_COLUMNS) for name, text in _NAMED.items()})
 """The statements of `queries.sql` by name."""
 SCHEMA = tuple(read_statements((_HERE / "schema.sql").read_text("utf-8")))
 
@@ -51,8 +45,6 @@ AT = 6
 STATES = (State.WAITING, State.LEASED, State.DONE, State.CANCELLED, State.DEAD)
 """By code, as in the file."""
 CODES = {state: code for code, state in enumerate(STATES)}
-TEXTS = (0, 1, 2, 3, 12, 16)
-"""The places of text."""
 FEW = 3
 """Up to so many tasks, reading one by one is quicker."""
 
@@ -66,8 +58,6 @@ _MOST = 2**62
 _ENDED = 2
 """The first code of a state in which nothing is still to happen."""
 
-_BY_NAMES = QUERIES["tasks_by_names"]
-_BY_NAME = QUERIES["task_by_name"]
 _encode = msgspec.json.Encoder().encode
 
 
@@ -184,11 +174,11 @@ def by_names(cursor: sqlite3.Cursor, names: Iterable[tuple[Topic, str]]) -> Foun
     return {
         (topic, found[1].key): found
         for topic, keys in topics.items()
-        for found in read_tasks(cursor, _BY_NAMES, (topic, _encode(keys).decode()))
+        for found in read_tasks(cursor, QUERIES["tasks_by_names"], (topic, _encode(keys).decode()))
     }
 
 
 def by_name(cursor: sqlite3.Cursor, topic: Topic, key: str) -> tuple[int, Record] | None:
     """One task and its row's number."""
-    found = read_tasks(cursor, _BY_NAME, (topic, key))
+    found = read_tasks(cursor, QUERIES["task_by_name"], (topic, key))
     return found[0] if found else None

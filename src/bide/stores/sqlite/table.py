@@ -12,63 +12,56 @@ import logging
 import math
 import re
 import sqlite3
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from datetime import datetime, timedelta, timezone
 from fractions import Fraction
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from bide.core.errors import BadInput, SetupError
+from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime, instant
 from bide.core.records import NewTask
-from bide.core.table_source import VIEW, DueIs, Sql, TableSource
+from bide.core.table_source import DueIs, TableSource
 from bide.core.wall_clock import cutoff, instant_of
-from bide.ports import Clock, DueRow, Finding, Head, RowRefused, Taken, check_changed, is_unique
+from bide.ports import Clock, DueRow, Finding, Head, Taken
 from bide.stores.named_queries import read_queries
+from bide.stores.sql.reading import at_once
+from bide.stores.sql.table import Give, Plan, Rows, WatchedTable
 from bide.stores.sqlite import operations
 from bide.stores.sqlite.database import StoreFile, TableFile
 from bide.stores.sqlite.errors import code_of, translate
 from bide.stores.sqlite.operations import UnitOfWork
 
-_QUERIES = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
 _log = logging.getLogger("bide.table")
 _WARNINGS = 20
 _numbers = count(1)
-_SECOND = timedelta(seconds=1)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[ T]|$)")
 """ISO 8601 has other forms too, which do not sort among these."""
 _FEW = 20
 _ALTERED = re.compile("no such (table|column)|has no column")
 
 
-class SqliteTable:
+class SqliteTable(WatchedTable):
     """See `ports.Table`."""
+
+    _queries = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
+    _refused = (sqlite3.Error,)
+    _refusals = (sqlite3.Error, OverflowError, UnicodeEncodeError)
 
     def __init__(self, source: TableSource, file: StoreFile | TableFile) -> None:
         if source.reads is not None:
             raise BadInput("reads", "a URL", "None for a table in a SQLite file, which has no replica")
-        self._source = source
+        super().__init__(source)
         self._file = file
-        self._times = TableTimes(source)
-        ids = ", ".join(map(_quoted, source.ids))
-        self._one_of = f"({ids})" if len(source.ids) > 1 else ids
-        self._names = {
-            "table": ".".join(_quoted(part) for part in source.table.split(".")),
-            "id": ids,
-            "due": _quoted(source.due),
-            "where": source.where,
-            "due_millis": self._times.millis,
-            "come": self._times.come,
-            "ahead": self._times.ahead,
-            "columns": "".join(f", {_quoted(column)}" for column in source.loaded),
-        }
+        schema, _, self._table = source.table.rpartition(".")
+        self._schema = f"{self._quoted(schema)}." if schema else ""
 
     async def open(self) -> list[Finding]:
         await self._file.open(self)
         try:
-            return await self._file.opened.reader.submit(self._examine)
+            return await self._file.opened.reader.submit(lambda cursor: at_once(self._examine(cursor)))
         except BaseException:
             await self._file.close(self)
             raise
@@ -79,41 +72,87 @@ class SqliteTable:
     def clock(self) -> Clock | None:
         return None
 
-    def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None:
-        return self._file.opened.notifier.on_commit(heard).end if self._file.is_store else None
-
-    # --- look
-
-    async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
-        def look(cursor: sqlite3.Cursor) -> Any:
-            given = self._times.parameters(now, beyond=True) if beyond else {}
-            text = self._written("head_beyond" if beyond else "head", skip, given)
-            return self._run(cursor, text, given).fetchone()
-
-        found = await self._file.opened.reader.submit(look)
-        if found is None:
-            return Head(None, now)
-        return Head(self._times.instant_of(found[0]), now, self._identity(found[1:]))
-
-    def _identity(self, values: Sequence[Any]) -> Any:
-        return values[0] if len(self._source.ids) == 1 else tuple(values)
-
-    # --- take
-
     @property
     def joins(self) -> bool:
         return self._file.is_store
+
+    def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None:
+        return self._file.opened.notifier.on_commit(heard).end if self._file.is_store else None
+
+    # --- statements
+
+    @property
+    def _where(self) -> str:
+        return self._file.path
+
+    def _column(self, name: str) -> str:
+        return name.lower()
+
+    def _give(self, values: list[Any], value: Any, kind: str = "") -> str:
+        values.append(value)
+        return f":v{len(values)}"
+
+    def _one_of(self, ids: Collection[Any], give: Give, *, out: bool = False) -> str:
+        if len(self._source.ids) > 1:
+            these = f"VALUES {', '.join('(' + ', '.join(map(give, identity)) + ')' for identity in ids)}"
+        elif len(ids) > _FEW and all(isinstance(identity, int | str) for identity in ids):
+            # as JSON they may be more than a statement has places for, and it is the same statement
+            these = f"SELECT value FROM json_each({give(json.dumps(list(ids)))})"
+        else:
+            these = ", ".join(map(give, ids))
+        return f"{self._id} {'NOT ' if out else ''}IN ({these})"
+
+    def _compared(self, query: str, now: Millis, give: Give) -> Mapping[str, Callable[[], str]]:
+        times = self._known
+        return {
+            "come": lambda: times.come(now, give),
+            "ahead": lambda: times.ahead(now, give),
+            "written": lambda: times.written(now),
+        }
+
+    async def _ask(self, connection: sqlite3.Cursor, text: str, values: Sequence[Any] = ()) -> Rows:
+        """Of a cursor; it never waits."""
+        given = {f"v{place}": value for place, value in enumerate(values, 1)}
+        connection.row_factory = None
+        try:
+            return connection.execute(text, given).fetchall()
+        except sqlite3.OperationalError as error:
+            if self._times is None or not self._times.unprepared(error):
+                raise
+        self._times.prepare(connection.connection)
+        return connection.execute(text, given).fetchall()
+
+    @contextmanager
+    def _ours(self) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            if not code_of(error) and "decode" in str(error):  # a text of the row's
+                raise ValueError(str(error)) from error
+            raise translate(error, self._file.path, own=False) from error
+
+    def _is_of_rows(self, error: Exception) -> bool:
+        return not code_of(error) and not _ALTERED.search(str(error))
+
+    # --- look and take
+
+    async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
+        def look(cursor: sqlite3.Cursor) -> Rows:
+            return at_once(self._ask(cursor, *self._write("head_beyond" if beyond else "head", now, skip=skip)))
+
+        found = await self._file.opened.reader.submit(look)
+        if not found:
+            return Head(None, now)
+        row = self._row(found[0])
+        return Head(row.due, now, row.id)
 
     async def fire(
         self, *, now: Millis, limit: int, skip: Collection[Any], new_task: Callable[[DueRow], NewTask] | None
     ) -> list[Any]:
         def call(work: UnitOfWork) -> list[Any]:
-            rows = self._change(work.cursor, now, self._due(work.cursor, now, limit, skip))
+            rows = at_once(self._take(work.cursor, now, limit, skip))
             if new_task is not None and rows:
-                try:
-                    operations.add(work, [new_task(row) for row in rows], now=now)
-                except BadInput as error:
-                    raise RowRefused(rows, f"it makes no task: {error}") from error
+                operations.add(work, [new_task(row) for row in rows], now=now)
             return [row.id for row in rows]
 
         # wholly in the writer's thread: nobody waits on the event loop for a lock that is held while the loop is needed
@@ -123,169 +162,68 @@ class SqliteTable:
 
     async def bury(self, identity: Any, *, now: Millis) -> bool:
         def call(work: UnitOfWork) -> bool:
-            rows = self._due(work.cursor, now, 1, (), dead=identity)
-            return bool(self._change(work.cursor, now, rows, self._source.dead))
+            return bool(at_once(self._take(work.cursor, now, 1, (), dead=identity)))
 
         return await self._file.opened.writer.submit(call)
 
     @asynccontextmanager
     async def take(self, *, now: Millis, limit: int, skip: Collection[Any]) -> AsyncIterator[Taken]:
         async with self._file.opened.transactions.begin() as joined:
-            connection: sqlite3.Connection = joined.connection
-            rows = self._change(connection.cursor(), now, self._due(connection.cursor(), now, limit, skip))
-            yield Taken(rows, connection, joined if self._file.is_store else None)
+            rows = await self._take(joined.connection.cursor(), now, limit, skip)
+            yield Taken(rows, joined.connection, joined if self._file.is_store else None)
 
-    def _due(
-        self, cursor: sqlite3.Cursor, now: Millis, limit: int, skip: Collection[Any], *, dead: Any = None
-    ) -> list[DueRow]:
-        given = {**self._times.parameters(now), "limit": limit}
-        found = "" if dead is None else f" AND {self._one_of} IN ({self._these('id', [dead], given)})"
-        try:
-            taken = self._run(cursor, self._written("take", skip, given, found=found), given).fetchall()
-        except sqlite3.Error as error:
-            if not code_of(error) and "decode" in str(error):  # a text of the row's
-                raise ValueError(str(error)) from error
-            raise translate(error, self._file.path, own=False) from error
-        names, width = self._source.loaded, len(self._source.ids)
-        return [
-            DueRow(
-                self._identity(row[:width]),
-                self._times.instant_of(row[width]),
-                dict(zip(names, row[width + 1 :], strict=True)),
-            )
-            for row in taken
-        ]
+    # --- examine
 
-    def _change(
-        self, cursor: sqlite3.Cursor, now: Millis, rows: list[DueRow], changes: Mapping[str, Any] | None = None
-    ) -> list[DueRow]:
-        """Make the changes, and check that each row was changed."""
-        if not rows:
-            return []
-        text, given = self._changing(now, [row.id for row in rows], changes or self._source.changes)
-        try:
-            changed = self._run(cursor, text, given).fetchall()
-        except (sqlite3.Error, OverflowError, UnicodeEncodeError) as error:
-            if code_of(error) or _ALTERED.search(str(error)):  # of the file, or of the table
-                raise translate(error, self._file.path, own=False) from error
-            raise RowRefused(rows, f"the database refuses the changes: {error}") from error
-        check_changed(rows, [(self._identity(row[:-1]), bool(row[-1])) for row in changed])
-        return rows
+    async def _types(self, connection: sqlite3.Cursor) -> Mapping[str, str]:
+        """With the columns that are generated, and without those that a virtual table hides."""
+        return {row[1].lower(): row[2] for row in await self._pragma(connection, "table_xinfo") if row[6] != 1}
 
-    def _changing(self, now: Millis, ids: Sequence[Any], changes: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-        given = self._times.parameters(now)
-        written = []
-        for place, (column, value) in enumerate(changes.items()):
-            if isinstance(value, Sql):
-                written.append(f"{_quoted(column)} = {value.written(lambda: self._times.written(now))}")
-            else:
-                given[f"value_{place}"] = value
-                written.append(f"{_quoted(column)} = :value_{place}")
-        found = f"{self._one_of} IN ({self._these('id', ids, given)})"
-        return self._written("change", (), given, changes=", ".join(written), found=found), given
+    async def _pragma(self, cursor: sqlite3.Cursor, name: str, of: str = "") -> Rows:
+        return await self._ask(cursor, f"PRAGMA {self._schema}{name}({self._quoted(of or self._table)})")
 
-    def _run(self, cursor: sqlite3.Cursor, text: str, given: dict[str, Any]) -> sqlite3.Cursor:
-        cursor.row_factory = None
-        try:
-            return cursor.execute(text, given)
-        except sqlite3.OperationalError as error:
-            if not self._times.unprepared(error):
-                raise
-        self._times.prepare(cursor.connection)
-        return cursor.execute(text, given)
+    async def _is_view(self, connection: sqlite3.Cursor) -> bool:
+        text = f"SELECT 1 FROM {self._schema}sqlite_master WHERE type = 'view' AND name = :v1 COLLATE NOCASE"
+        return bool(await self._ask(connection, text, (self._table,)))
 
-    def _written(self, query: str, skip: Collection[Any], given: dict[str, Any], **more: str) -> str:
-        left_out = f" AND {self._one_of} NOT IN ({self._these('skip', skip, given)})" if skip else ""
-        return _QUERIES[query].format(**self._names, skip=left_out, **more)
+    async def _prepare(self, connection: sqlite3.Cursor, kind: str) -> Millis:
+        self._times = SqliteTimes(self._source)
+        self._names["due_millis"] = self._times.millis
+        return 0
 
-    def _these(self, kind: str, ids: Collection[Any], given: dict[str, Any]) -> str:
-        """A list of ids, or a query for them; they go to `given`. As JSON they may be more than a statement has places
-        for, and it is the same statement.
-        """
-        if len(self._source.ids) > 1:
-            rows = (f"({_listed(f'{kind}_{place}', identity, given)})" for place, identity in enumerate(ids))
-            return f"VALUES {', '.join(rows)}"
-        if len(ids) > _FEW and all(isinstance(identity, int | str) for identity in ids):
-            given[kind] = json.dumps(list(ids))
-            return f"SELECT value FROM json_each(:{kind})"
-        return _listed(kind, ids, given)
-
-    # --- look whether it is there
-
-    def _examine(self, cursor: sqlite3.Cursor) -> list[Finding]:
-        source, path = self._source, self._file.path
-        schema, _, table = source.table.rpartition(".")
-        of = f"{_quoted(schema)}." if schema else ""
-        # with the columns that are generated, and without those that a virtual table hides
-        columns = cursor.execute(f"PRAGMA {of}table_xinfo({_quoted(table)})").fetchall()
-        there = [row[1] for row in columns if row[6] != 1]
-        if not there:
-            raise SetupError(f"{path}: there is no table {source.table}")
-        if cursor.execute(
-            f"SELECT 1 FROM {of}sqlite_master WHERE type = 'view' AND name = ? COLLATE NOCASE", (table,)
-        ).fetchone():
-            raise SetupError(f"{path}: {source.table} is {VIEW}")
-        known = {name.lower() for name in there}
-        for column, field in source.named.items():
-            if column.lower() not in known:
-                raise SetupError(
-                    f"{path}: {source.table} has no column {column!r} ({field}); it has {', '.join(there)}"
-                )
-        given = self._times.parameters(0, beyond=True)
-        text = self._written("head_beyond", (), given)
-        try:
-            plan = [row[3] for row in self._run(cursor, f"EXPLAIN QUERY PLAN {text}", given).fetchall()]
-            for changes in filter(None, (source.changes, source.dead)):
-                text, given = self._changing(0, [self._identity((None,) * len(source.ids))], changes)
-                self._run(cursor, f"EXPLAIN {text}", given).fetchall()
-        except sqlite3.Error as error:
-            raise SetupError(f"{path}: {source.table}: `where` or `changes` is refused: {error}") from error
+    async def _plan(self, connection: sqlite3.Cursor, now: Millis, types: Mapping[str, str]) -> Plan:
+        source = self._source
+        text, values = self._write("head_beyond", now)
+        plan = [row[3] for row in await self._ask(connection, f"EXPLAIN QUERY PLAN {text}", values)]
+        for changes in filter(None, (source.changes, source.dead)):
+            text, values = self._write("change", now, ids=[self._identity((None,) * len(source.ids))], changes=changes)
+            await self._ask(connection, f"EXPLAIN {text}", values)
         used = next((words[words.index("INDEX") + 1] for words in map(str.split, plan) if "INDEX" in words), None)
         sorts = any("TEMP B-TREE" in line for line in plan)
-        served = used is not None and not sorts and self._narrow(cursor, of, used)
-        what = f"{source.table}: {'an index leads to' if served else 'no index leads to'} the due rows"
-        index = f"{table}_by_{source.due}"
-        advice = f"CREATE INDEX {_quoted(index)} ON {self._names['table']} ({self._names['due']}) WHERE {source.where}"
-        unique = self._unique(cursor, of, table, {row[1].lower() for row in columns if row[5]})
-        return [
-            Finding(served, what, "" if served else f"each look reads many rows; run: {advice}"),
-            is_unique(source, unique=unique),
-        ]
+        served = used is not None and not sorts and await self._narrow(connection, used)
+        index = self._quoted(f"{self._table}_by_{source.due}")
+        making = f"CREATE INDEX {index} ON {self._names['table']} ({self._names['due']}) WHERE {source.where}"
+        return Plan(served, await self._unique(connection), making)
 
-    def _unique(self, cursor: sqlite3.Cursor, of: str, table: str, primary: set[str]) -> bool:
+    async def _unique(self, cursor: sqlite3.Cursor) -> bool:
         """True if the primary key, or an index of the whole table, says that the id is unique."""
         ids = {column.lower() for column in self._source.ids}
+        primary = {row[1].lower() for row in await self._pragma(cursor, "table_xinfo") if row[5]}
         if primary and primary <= ids:
             return True
-        for index in cursor.execute(f"PRAGMA {of}index_list({_quoted(table)})").fetchall():
-            named = [row[2] for row in cursor.execute(f"PRAGMA {of}index_info({_quoted(index[1])})").fetchall()]
+        for index in await self._pragma(cursor, "index_list"):
+            named = [row[2] for row in await self._pragma(cursor, "index_info", index[1])]
             if index[2] and not index[4] and all(named) and {name.lower() for name in named} <= ids:
                 return True
         return False
 
-    @staticmethod
-    def _narrow(cursor: sqlite3.Cursor, of: str, index: str) -> bool:
+    async def _narrow(self, cursor: sqlite3.Cursor, index: str) -> bool:
         """True if that index leaves rows out, or has further columns to find them by."""
-        columns = cursor.execute(f"PRAGMA {of}index_info({_quoted(index)})").fetchall()
-        made = cursor.execute("SELECT sql FROM sqlite_master WHERE name = ?", (index,)).fetchone()
-        partial = made is not None and made[0] is not None and " where " in " ".join(made[0].lower().split())
-        return partial or len(columns) > 1
+        made = await self._ask(cursor, "SELECT sql FROM sqlite_master WHERE name = :v1", (index,))
+        partial = bool(made) and made[0][0] is not None and " where " in " ".join(made[0][0].lower().split())
+        return partial or len(await self._pragma(cursor, "index_info", index)) > 1
 
 
-def _quoted(name: str) -> str:
-    return '"' + name.replace('"', '""') + '"'
-
-
-def _listed(kind: str, values: Collection[Any], given: dict[str, Any]) -> str:
-    """Placeholders for `values`, which go to `given`."""
-    names = []
-    for place, value in enumerate(values):
-        given[f"{kind}_{place}"] = value
-        names.append(f":{kind}_{place}")
-    return ", ".join(names)
-
-
-class TableTimes:
+class SqliteTimes:
     """The due column of one source: how what it holds, for which SQLite has no type, compares with an instant.
 
     Numbers compare as they are. Text is compared twice: as text with a bound that is at most a second too late, which
@@ -304,14 +242,9 @@ class TableTimes:
         """Sorts last of the two: a bound with it leaves nothing out before the first row has been read."""
         self._offset: timedelta | None = None
         self._unreadable: set[str] = set()
-        column = '"' + source.due.replace('"', '""') + '"'
-        self.millis = f"{self._function}({column})"
-        if self._kind is DueIs.TIMESTAMP:
-            self.come = f"{column} < :bound AND {self.millis} <= :now"
-            self.ahead = f"{column} >= :bound AND {self.millis} > :now"
-        else:
-            self.come = f"{column} <= :now"
-            self.ahead = f"{column} > :now"
+        self._column = '"' + source.due.replace('"', '""') + '"'
+        self.millis = f"{self._function}({self._column})"
+        """When a row is due, but for `after`; of text, in milliseconds."""
 
     def prepare(self, connection: sqlite3.Connection) -> None:
         """Teach a connection to read these times."""
@@ -321,20 +254,26 @@ class TableTimes:
     def unprepared(self, error: sqlite3.Error) -> bool:
         return f"no such function: {self._function}" in str(error)
 
-    def parameters(self, now: Millis, *, beyond: bool = False) -> dict[str, Any]:
-        """The parameters of `come` (or, `beyond`, of `ahead`)."""
+    def come(self, now: Millis, give: Give) -> str:
+        """The condition that the time of a row has come."""
+        return self._against(now, give, "<", "<=", timedelta(seconds=1))
+
+    def ahead(self, now: Millis, give: Give) -> str:
+        """The condition that it has not."""
+        return self._against(now, give, ">=", ">", timedelta(0))
+
+    def _against(self, now: Millis, give: Give, bounded: str, exact: str, later: timedelta) -> str:
         now -= self._after
-        if self._kind is DueIs.MILLISECONDS:
-            return {"now": now}
-        if self._kind is DueIs.SECONDS:
-            return {"now": now / 1000}
-        second = self._shown(now).replace(microsecond=0)
-        if not beyond and second < datetime.max - _SECOND:  # noqa: DTZ901 - naive
-            second += _SECOND
-        return {"now": now, "bound": second.isoformat(self._separator)}
+        if self._kind is not DueIs.TIMESTAMP:
+            return f"{self._column} {exact} {give(now if self._kind is DueIs.MILLISECONDS else now / 1000)}"
+        bound = self._shown(now).replace(microsecond=0)
+        if bound < datetime.max - later:  # noqa: DTZ901 - naive
+            bound += later
+        text = give(bound.isoformat(self._separator))
+        return f"{self._column} {bounded} {text} AND {self.millis} {exact} {give(now)}"
 
     def instant_of(self, value: Any) -> Millis:
-        """When a row is due of which `millis` came to this."""
+        """When a row is due of which `millis` comes to this."""
         if not math.isfinite(value):
             return 0 if value < 0 else LAST_INSTANT
         millis = math.ceil(Fraction(value) * 1000) if self._kind is DueIs.SECONDS else math.ceil(value)

@@ -20,6 +20,8 @@ from collections.abc import Callable
 from queue import SimpleQueue
 from typing import Any, TypeVar, TypeVarTuple
 
+from msgspec import Struct
+
 from bide.core.errors import OutcomeUnknown, StoreUnavailable
 from bide.stores.sqlite.connection import SharedFile, patiently
 from bide.stores.sqlite.errors import translate
@@ -33,22 +35,17 @@ _GROUP = 4096
 """Operations in one transaction at most, so that the first does not wait for ever for the last."""
 
 
-class Operation:
+class Operation(Struct, eq=False):
     """One call on its way through a thread."""
 
-    __slots__ = ("adding", "arguments", "call", "durable", "error", "future", "loop", "result")
-
-    def __init__(
-        self, call: Callable[..., Any], arguments: tuple[Any, ...], *, durable: bool = False, adding: bool = False
-    ) -> None:
-        self.call = call
-        self.arguments = arguments
-        self.durable = durable
-        self.adding = adding
-        self.loop = asyncio.get_running_loop()
-        self.future: asyncio.Future[Any] = self.loop.create_future()
-        self.result: Any = None
-        self.error: Exception | None = None
+    call: Callable[..., Any]
+    arguments: tuple[Any, ...]
+    loop: asyncio.AbstractEventLoop
+    future: asyncio.Future[Any]
+    durable: bool
+    adding: bool
+    result: Any = None
+    error: Exception | None = None
 
 
 class _Thread:
@@ -64,12 +61,16 @@ class _Thread:
         self._thread = threading.Thread(target=self._run, name=f"bide {name} of {path}", daemon=True)
         self._thread.start()
 
-    def _put(self, operation: Operation) -> asyncio.Future[Any]:
+    def _put(
+        self, call: Callable[..., Any], arguments: tuple[Any, ...], durable: bool = False, adding: bool = False
+    ) -> asyncio.Future[Any]:
+        loop = asyncio.get_running_loop()
+        future: asyncio.Future[Any] = loop.create_future()
         with self._gate:
             if self._closed:
                 raise StoreUnavailable(f"{self._path}: the store is closed")
-            self._queue.put(operation)
-        return operation.future
+            self._queue.put(Operation(call, arguments, loop, future, durable, adding))
+        return future
 
     def stop(self) -> None:
         """Finish what was submitted, then end the thread. Blocks; a second call does nothing."""
@@ -92,7 +93,7 @@ class Reader(_Thread):
 
     async def submit(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> T:
         """Run `call` in one read transaction: it sees one state of the file."""
-        result: T = await self._put(Operation(call, arguments))
+        result: T = await self._put(call, arguments)
         return result
 
     def _run(self) -> None:
@@ -142,7 +143,7 @@ class Writer(_Thread):
         self, call: Callable[[UnitOfWork, *Ts], T], *arguments: *Ts, durable: bool = True, adding: bool = False
     ) -> T:
         """Run `call` in a transaction; its result once that is committed (durably, if so asked)."""
-        result: T = await self._put(Operation(call, arguments, durable=durable, adding=adding))
+        result: T = await self._put(call, arguments, durable, adding)
         return result
 
     def _run(self) -> None:

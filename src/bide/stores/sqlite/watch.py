@@ -39,6 +39,8 @@ TOGETHER = 0.0005
 _AT_ONCE = 8.0
 """Looks that may follow each other without such a pause: one commit sends several signals."""
 
+COMMITTED: Topic = ""
+"""In the place of a topic, none of which has this name: another connection has committed something."""
 _HEADS = (QUERIES["waiting_head"], QUERIES["leased_head"])
 
 
@@ -72,18 +74,6 @@ class Listener:
                 self._heard(topic, wake_at)
 
 
-class CommitListener(Listener):
-    """A subscription to every commit that is not the store's own, whatever it has changed."""
-
-    def __init__(self, committed: Callable[[], None], closed: Callable[[Listener], None]) -> None:
-        super().__init__((), lambda topic, wake: None, closed)
-        self._committed = committed
-
-    def _hear(self, wakes: Mapping[Topic, Millis]) -> None:
-        if self._open:
-            self._committed()
-
-
 class Notifier:
     """All subscriptions of a store, and the watcher while there are any. True if there are.
 
@@ -106,18 +96,16 @@ class Notifier:
 
     def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
         """Call `heard`, on the running loop, when one of `topics` wakes earlier."""
-        return self._add(Listener(topics, heard, self._remove))
-
-    def on_commit(self, committed: Callable[[], None]) -> Listener:
-        """Call `committed`, on the running loop, after each commit by another connection."""
-        return self._add(CommitListener(committed, self._remove))
-
-    def _add(self, listener: Listener) -> Listener:
+        listener = Listener(topics, heard, self._remove)
         with self._changing:
             self._listeners = (*self._listeners, listener)
             if self._watcher is None:
                 self._watcher = Watcher(self, self._path, self._how)
         return listener
+
+    def on_commit(self, committed: Callable[[], None]) -> Listener:
+        """Call `committed`, on the running loop, after each commit by another connection, whatever it has changed."""
+        return self.listen((COMMITTED,), lambda topic, wake: committed())
 
     def _remove(self, listener: Listener) -> None:
         with self._changing:
@@ -141,20 +129,14 @@ class Notifier:
             watcher.join()
 
     def topics(self) -> set[Topic]:
-        """Everything that anybody listens to."""
-        return set[Topic]().union(*(listener.topics for listener in self._listeners))
+        """Those that anybody listens to."""
+        return set[Topic]().union(*(listener.topics for listener in self._listeners)) - {COMMITTED}
 
     def tell(self, wakes: Mapping[Topic, Millis]) -> None:
         """Pass on the earliest wake of each topic, from any thread, to everybody who cares."""
         for listener in self._listeners:
             if not listener.topics.isdisjoint(wakes):
                 listener.post(wakes)
-
-    def tell_of_commit(self) -> None:
-        """Pass on that another connection has committed."""
-        for listener in self._listeners:
-            if isinstance(listener, CommitListener):
-                listener.post({})
 
     def foreign_version(self) -> int | None:
         """A number that changes whenever another connection has committed; None while we are writing."""
@@ -355,7 +337,7 @@ class Watcher:
             if version != self._version:
                 self._tell(cursor)
                 self._version = version
-                self._notifier.tell_of_commit()
+                self._notifier.tell({COMMITTED: 0})
         except sqlite3.Error:
             # Whoever reads or writes meets the same error and is told; a wake may go untold.
             return True

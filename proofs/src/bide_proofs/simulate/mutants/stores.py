@@ -6,7 +6,6 @@ from bide.stores.batches import gathered
 from bide.stores.memory import MemoryStore
 from bide.stores.memory.lines import Line, TopicTasks
 from bide.stores.memory.listings import Listings
-from bide.stores.memory.tidings import Ears
 from bide_proofs.simulate import link
 from bide_proofs.simulate.link import Link
 from bide_proofs.simulate.mutants.mutant import Mutant
@@ -63,7 +62,7 @@ OF_STORES = (
     ),
     Mutant(
         "tells-of-the-latest", "P8", "Of several new tasks the wake of the last is told, and not of the first.",
-        Ears.tell, "record.wake_at < earliest.get(record.topic, record.wake_at + 1)",
+        MemoryStore._tell, "record.wake_at < earliest.get(record.topic, record.wake_at + 1)",
         "record.wake_at > earliest.get(record.topic, record.wake_at - 1)",
     ),
     Mutant(

@@ -1,0 +1,378 @@
+"""A watched table on a database server, and how the connections to that are kept.
+
+One connection looks, and others carry the rows' transactions. One that has been idle may be half open: a firewall has
+forgotten it, or the machine is gone. So it is asked for a sign of life, or has little time to begin; and if it is dead,
+so are those that have been idle for longer. All of it belongs to one event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
+from functools import cache
+from typing import Any, ClassVar, Literal, Self, TypeVar
+
+from bide.core.errors import BadInput, StoreError, StoreUnavailable
+from bide.core.instants import Millis, as_datetime
+from bide.core.records import NewTask
+from bide.core.table_source import TableSource
+from bide.ports import Clock, DueRow, Finding, Head, Joined, Raced, Taken
+from bide.stores.server_time import ServerTime, StoreClock
+from bide.stores.sql.dialect import Again, Dialect, Lost, NotSent
+from bide.stores.sql.idle import Idle
+from bide.stores.sql.table import Give, Rows, WatchedTable
+from bide.stores.sql.table_times import TableTimes
+
+T = TypeVar("T")
+SILENCE = 30.0
+"""Seconds that one statement of ours may take; a handler's own are its own."""
+SOON = 3.0
+"""Seconds within which a server that is there answers what costs it nothing."""
+ECHO = 10.0
+"""Seconds without an answer after which a connection is asked whether it is there."""
+_MOST_DOUBTED = 100
+"""Texts of errors for which a table was examined anew, and found as it was."""
+
+
+class TableConnections(ABC):
+    """Open while a table, a `user`, is: of one source there may be many. At most `most` are kept, a minute each."""
+
+    dialect: ClassVar[Dialect]
+
+    def __init__(self, address: Any, source: TableSource, most: int) -> None:
+        self.address = address
+        self._most = most
+        self.slots = asyncio.Semaphore(most)
+        """Held while a transaction is open."""
+        self.turn = asyncio.Lock()
+        """Held while the one that looks is used."""
+        self.time = ServerTime()
+        self._looking: Any = None
+        self.answered = 0.0
+        """When the one that looks was last used, by the steady clock."""
+        self._idle: Idle[Any] = Idle(lambda connection: connection.drop())
+        self._users: set[object] = set()
+
+    @abstractmethod
+    async def _connect(self, *, looking: bool) -> Any: ...
+    @abstractmethod
+    async def _begin(self, connection: Any) -> Any:
+        """Begin a transaction; what the driver has for it."""
+
+    def open(self, user: object) -> None:
+        self._users.add(user)
+
+    async def close(self, user: object) -> None:
+        self._users.discard(user)
+        if self._users:
+            return
+        left = [one for one in (self._looking, *self._idle.take_all()) if one is not None]
+        self._looking = None
+        await asyncio.gather(*(self._tried(one, one.end(within=SOON)) for one in left), return_exceptions=True)
+
+    async def looker(self) -> Any:
+        """The connection that looks; a new one if the last broke."""
+        if not self._users:
+            raise StoreUnavailable(f"{self.address.shown}: not open")
+        looking = self._looking
+        if looking is not None and looking.usable and time.monotonic() - self.answered > ECHO:
+            await self._echo(looking)
+        if looking is None or not looking.usable:
+            looking = self._looking = await self._connect(looking=True)
+        self.answered = time.monotonic()
+        return looking
+
+    async def _echo(self, connection: Any) -> None:
+        """See whether it answers; if not, it is not usable any more."""
+        with suppress(*self.dialect.away):
+            await self._tried(connection, connection.ask("SELECT 1"))
+
+    async def begun(self) -> tuple[Any, Any]:
+        """A connection, and the transaction that has just begun on it."""
+        while True:
+            if not self._users:
+                raise StoreUnavailable(f"{self.address.shown}: not open")
+            idle = self._idle.take()
+            connection = await self._connect(looking=False) if idle is None else idle
+            try:
+                within = SILENCE if idle is None else SOON
+                return connection, await self._tried(connection, self._begin(connection), within)
+            except self.dialect.away:
+                if idle is None:
+                    raise
+                self._idle.drop_all()
+
+    async def give_back(self, connection: Any, *, lent: bool) -> None:
+        """Keep it for later. `lent`: a handler had it."""
+        if lent and connection.usable:
+            with suppress(*self.dialect.away):
+                await self._tried(connection, connection.reset())
+        if not self._users or not connection.usable or len(self._idle) >= self._most:
+            connection.drop()
+            return
+        self._idle.keep(connection)
+
+    async def _tried(self, connection: Any, doing: Awaitable[T], within: float | None = None) -> T:
+        """Let go of the connection if it cannot be done in time."""
+        try:
+            async with asyncio.timeout(SOON if within is None else within):
+                return await doing
+        except BaseException:
+            connection.drop()
+            raise
+
+
+class ServerTable(WatchedTable):
+    """See `ports.Table`. `using` joins a transaction on the app's store, where that is on the same server."""
+
+    _kind: ClassVar[type[TableConnections]]
+    _times_of: ClassVar[type[TableTimes]]
+    _clock: ClassVar[str]
+    """An expression: what time it is there."""
+    _altered: ClassVar[Collection[str | int]]
+    """Codes of errors that the table's definition is to blame for: it is not as it was at the last look at that."""
+    _outdated: ClassVar[tuple[type[Exception], ...]] = ()
+    """Errors after which the table is to be examined anew as well."""
+
+    def __init__(
+        self, source: TableSource, connections: Any, lookers: Any, clock: str, using: Callable[[Any], Joined] | None
+    ) -> None:
+        super().__init__(source)
+        self._address = connections.address
+        self._connections = connections
+        self._lookers: Any = lookers
+        """The same, or those to a replica, which is asked what is due by the time of the other."""
+        self._time: ServerTime = connections.time
+        self._by_server = clock == "server"
+        self._using = using
+        self._doubted: set[str] = set()
+
+    @classmethod
+    def each(
+        cls,
+        url: str,
+        source: TableSource,
+        *,
+        connections: int,
+        clock: Literal["server", "caller"] = "server",
+        using: Callable[[Any], Joined] | None = None,
+    ) -> list[Self]:
+        """The tables of a source, which share so many connections."""
+        address_of = cls._kind.dialect.address_of
+        shared = lookers = cls._kind(address_of(url), source, connections)
+        if source.reads is not None:
+            try:
+                lookers = cls._kind(address_of(source.reads), source, 0)
+            except BadInput as error:
+                raise BadInput("reads", error.value, f"as for the database itself: {error.accepted}") from None
+        return [cls(one, shared, lookers, clock, using) for one in source.each()]
+
+    def clock(self) -> Clock | None:
+        return StoreClock(self._time) if self._by_server else None
+
+    @property
+    def joins(self) -> bool:
+        return self._using is not None
+
+    def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None:
+        """Nobody can tell here."""
+        return None
+
+    # --- the server's part
+
+    @staticmethod
+    @abstractmethod
+    def _code(error: BaseException) -> str | int | None:
+        """The server's code of an error."""
+
+    async def _look(self, connection: Any, text: str, values: Sequence[Any]) -> Rows:
+        """The rows of a statement that only looks."""
+        return await self._ask(connection, text, values)
+
+    @abstractmethod
+    async def _commit(self, connection: Any, transaction: Any, rows: Sequence[DueRow]) -> None:
+        """Raises SetupError where the handler has ended the transaction."""
+
+    @abstractmethod
+    async def _undo(self, connection: Any, transaction: Any, error: BaseException) -> bool:
+        """Undo what is not committed; whether the connection is of use."""
+
+    # --- open
+
+    async def open(self) -> list[Finding]:
+        self._connections.open(self)
+        self._lookers.open(self)
+        try:
+            return await self._where_it_fires(self._examine)
+        except BaseException:
+            await self.close()
+            raise
+
+    async def close(self) -> None:
+        await self._connections.close(self)
+        await self._lookers.close(self)
+
+    async def _prepare(self, connection: Any, kind: str) -> Millis:
+        times = self._times_of(self._source, kind)
+        now = await self._tell_time(connection)
+        if self._by_server:
+            self._time.warn_of_skew(self._where)
+        self._times = times
+        return now
+
+    async def _tell_time(self, connection: Any) -> Millis:
+        async def micros() -> int:
+            [(micros,)] = await self._ask(connection, self._queries["clock"])
+            return int(micros)
+
+        return await self._time.look(micros) // 1000
+
+    async def _where_it_fires(self, ask: Callable[[Any], Awaitable[T]]) -> T:
+        async with self._connections.turn:
+            with self._ours():
+                connection = await self._connections.looker()
+                try:
+                    return await ask(connection)
+                except BaseException:
+                    connection.drop()
+                    raise
+
+    # --- statements
+
+    def _compared(self, query: str, now: Millis, give: Give) -> Mapping[str, Callable[[], str]]:
+        times = self._known
+        about = int(self._time.seconds() * 1000) if self._by_server else now
+
+        @cache
+        def at() -> str:
+            return self._clock if self._server_s(query) else give(as_datetime(about), times.zoned)
+
+        return {
+            "now": at,
+            "cutoff": lambda: times.cutoff(at(), about, give),
+            "written": lambda: f"({times.shown_at(at(), about, give)})",
+        }
+
+    def _server_s(self, query: str) -> bool:
+        """Tell whether this statement goes by the clock of the server that it is for."""
+        return self._by_server and (self._lookers is self._connections or not query.startswith("head"))
+
+    # --- errors
+
+    @contextmanager
+    def _ours(self, asked: TableConnections | None = None) -> Iterator[None]:
+        """Put the errors of our statements in bide's words."""
+        connections = asked or self._connections
+        dialect, shown = connections.dialect, connections.address.shown
+        try:
+            yield
+        except (*dialect.away, Lost, Again) as error:
+            altered = self._code(error) in self._altered
+            if altered or isinstance(error, self._outdated):
+                self._times = None
+            found = dialect.meaning(error, shown)
+            if isinstance(found, Again):
+                raise Raced(str(found)) from error
+            if altered or not isinstance(found, StoreError):
+                found = StoreUnavailable(f"{shown}: {dialect.said(error)}")
+            raise found from error
+
+    def _is_of_rows(self, error: Exception) -> bool:
+        if isinstance(self._kind.dialect.meaning(error, ""), Lost | NotSent | Again):
+            return False
+        if self._code(error) in self._altered and self._maybe_altered(error):
+            return False
+        if type(error) in self._outdated:  # of our values: the type of a column may be another now
+            self._times = None
+        return True
+
+    def _maybe_altered(self, error: Exception) -> bool:
+        """Tell whether a change failed since the table may have been altered: then it is examined anew.
+
+        If the same comes again after that it was a row's own, such as a trigger of its that names a missing table.
+        """
+        text = str(error)
+        if text in self._doubted:
+            return False
+        if len(self._doubted) >= _MOST_DOUBTED:
+            self._doubted.clear()
+        self._doubted.add(text)
+        return True
+
+    # --- look
+
+    async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
+        # the table was examined, and what is known of the time is fresh, also where a replica is asked
+        if self._times is None:
+            await self._where_it_fires(self._examine)
+        elif self._lookers is not self._connections and time.monotonic() - self._connections.answered > ECHO:
+            await self._where_it_fires(self._tell_time)
+        async with self._lookers.turn:
+            with self._ours(self._lookers):
+                connection = await self._lookers.looker()
+                try:
+                    text, values = self._write("head_beyond" if beyond else "head", now, skip=skip)
+                    sent = time.monotonic()
+                    [(micros, due, *identity)] = await self._look(connection, text, values)
+                except BaseException as error:
+                    if not self._answered(error):
+                        connection.drop()
+                    raise
+        if self._server_s("head"):
+            self._time.saw(int(micros), sent, time.monotonic())
+        if due is None:
+            return Head(None, int(micros) // 1000)
+        row = self._row((*identity, due))
+        return Head(row.due, int(micros) // 1000, row.id)
+
+    def _answered(self, error: BaseException) -> bool:
+        """Tell whether the connection is of use after this error."""
+        return False
+
+    # --- take
+
+    @asynccontextmanager
+    async def _taken(
+        self, now: Millis, limit: int, skip: Collection[Any], *, dead: Any = None, lent: bool = False
+    ) -> AsyncIterator[Taken]:
+        """Rows that are due, or the one whose id is `dead`, changed; `lent` to a handler."""
+        async with self._connections.slots:
+            with self._ours():
+                connection, transaction = await self._connections.begun()
+            usable = False
+            try:
+                try:
+                    rows = await self._take(connection, now, limit, skip, dead)
+                    driver = connection.driver
+                    yield Taken(rows, driver, None if self._using is None else self._using(driver))
+                except BaseException as error:
+                    usable = await self._undo(connection, transaction, error)
+                    raise
+                with self._ours():
+                    async with asyncio.timeout(SILENCE):
+                        await self._commit(connection, transaction, rows)
+                usable = True
+            finally:
+                if usable:
+                    await self._connections.give_back(connection, lent=lent)
+                else:
+                    connection.drop()  # the server rolls back what is open
+
+    async def fire(
+        self, *, now: Millis, limit: int, skip: Collection[Any], new_task: Callable[[DueRow], NewTask] | None
+    ) -> list[Any]:
+        async with self._taken(now, limit, skip) as taken:
+            if new_task is not None and taken.rows:
+                assert taken.joined is not None
+                await taken.joined.add([new_task(row) for row in taken.rows], now=now)
+        return [row.id for row in taken.rows]
+
+    async def bury(self, identity: Any, *, now: Millis) -> bool:
+        async with self._taken(now, 1, (), dead=identity) as taken:
+            return bool(taken.rows)
+
+    def take(self, *, now: Millis, limit: int, skip: Collection[Any]) -> AbstractAsyncContextManager[Taken]:
+        return self._taken(now, limit, skip, lent=True)
