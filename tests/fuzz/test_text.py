@@ -235,7 +235,7 @@ def environments(draw: DrawFn) -> dict[str, str]:
         values |= LENGTHS | NUMBERS.map(str)
         if one.name == "store":
             values = st.sampled_from(["memory:", "sqlite:///x.db", f"redis://:{SECRET}@host/0"])
-        elif one.secret:
+        elif one.kind.secret:
             values = st.just(SECRET)
         environ[draw(mostly(st.just(one.variable), changed(one.variable)))] = draw(near(values))
     if draw(st.integers(0, 9)) == 9:
