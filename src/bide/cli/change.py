@@ -15,8 +15,7 @@ from bide.cli.output import print_json
 from bide.cli.pause import pauses_about
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed
-from bide.core.pause import Pause
-from bide.core.records import Topic
+from bide.core.records import Pause, Topic
 from bide.service.schemas import answer_shape
 
 if_token = click.option(

@@ -16,8 +16,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BideError
 from bide.core.instants import instant_text
 from bide.core.names import check_topic
-from bide.core.pause import Pause
-from bide.core.records import Topic
+from bide.core.records import Pause, Topic
 
 
 @click.command()

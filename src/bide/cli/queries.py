@@ -16,8 +16,7 @@ from bide.cli.format import WORDS, current_millis, printable
 from bide.cli.output import print_json
 from bide.core.errors import BadInput
 from bide.core.instants import as_datetime, duration, instant, instant_text
-from bide.core.pause import Pause
-from bide.core.records import Count, Record, Result, State
+from bide.core.records import Count, Pause, Record, Result, State
 from bide.engine.story import Attempt, Story, story
 from bide.service.schemas import detail_shape, event_shape, task_shape
 

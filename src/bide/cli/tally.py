@@ -15,8 +15,7 @@ from bide.cli.output import print_json
 from bide.cli.pause import pause_shape, paused_words
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime, duration, duration_text, instant_text
-from bide.core.pause import Pause
-from bide.core.records import Count, State, Tally, Topic
+from bide.core.records import Count, Pause, State, Tally, Topic
 
 _MOST_STEPS = 200
 

@@ -10,7 +10,7 @@ from bide.core.names import check_name, check_topic
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import Lease
 from bide.engine.desk import Desk
-from bide.engine.settling import Settling
+from bide.engine.settler import Settling
 from bide.ports.remote import LONGEST_LEASE, SHORTEST_LEASE
 from bide.service import schemas
 from bide.service.authz import Verb

@@ -17,8 +17,7 @@ from bide.core.errors import BadInput, PartlyFailed
 from bide.core.instants import as_datetime, instant_text
 from bide.core.names import check_topic
 from bide.core.records import Change, Count, Move, NewTask, Page, Redrive, Result, State, Topic
-from bide.engine.arguments import conflict_of, filter_of
-from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive
+from bide.engine.arguments import conflict_of, filter_of, new_cancel, new_fire, new_move, new_redrive
 from bide.engine.client import Client
 from bide.service import schemas
 from bide.service.authz import Caller, Verb

@@ -30,7 +30,6 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from types import TracebackType
 from typing import Generic, Protocol, Self, TypeVar, overload
 
 from bide.core.instants import Millis
@@ -182,18 +181,14 @@ class _Driven(Generic[Item]):
         self._begin(_OnLoop)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         self.close()
 
     def __enter__(self) -> Self:
         self._begin(_InThread)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -24,7 +24,7 @@ from bide.cli.bench.plan import rounded
 from bide.core.events import Event, EventKind
 from bide.core.names import new_id
 from bide.core.records import Verdict
-from bide.engine.sweeper import PAGE, PURGE_EVERY
+from bide.engine.keeper import PAGE, PURGE_EVERY
 from bide.ports import KeepsEvents
 from bide.settings import Settings
 from bide_proofs.harness.command import PATIENCE, counts_of

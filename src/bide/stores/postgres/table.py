@@ -18,7 +18,6 @@ import asyncpg
 from bide.core.errors import SetupError
 from bide.core.instants import Millis, as_datetime
 from bide.core.table_source import Sql, TableSource
-from bide.core.wall_clock import Stretch
 from bide.ports import DueRow, Joined, check_changed
 from bide.stores.named_queries import read_queries
 from bide.stores.postgres.address import Address
@@ -26,6 +25,7 @@ from bide.stores.postgres.dialect import AWAY, PLANNER, POSTGRES, connect, meani
 from bide.stores.sql.table import Plan, Rows, SqlTable
 from bide.stores.sql.table_connections import ECHO, SILENCE, SOON, TableConnections
 from bide.stores.sql.table_times import Given, TableTimes
+from bide.stores.wall_clock import Stretch
 
 _ALIVE = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 """A machine that is gone without a word holds its rows for three quarters of a minute."""

@@ -24,13 +24,13 @@ from bide.core.errors import BadInput, SetupError
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime, instant
 from bide.core.records import NewTask
 from bide.core.table_source import VIEW, DueIs, Sql, TableSource
-from bide.core.wall_clock import cutoff, instant_of
 from bide.ports import Clock, DueRow, Finding, Head, RowRefused, Taken, check_changed, is_unique
 from bide.stores.named_queries import read_queries
 from bide.stores.sqlite import operations
 from bide.stores.sqlite.database import StoreFile, TableFile
 from bide.stores.sqlite.errors import code_of, translate
 from bide.stores.sqlite.operations import UnitOfWork
+from bide.stores.wall_clock import cutoff, instant_of
 
 _QUERIES = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
 _log = logging.getLogger("bide.table")
