@@ -125,7 +125,10 @@ class Bide(Client):
             make_store = _always(store)
         else:
             raise BadInput("store", store, "a store URL or a Store")
-        super().__init__(make_store, terms=terms_of(self.settings), clock=clock, actor=actor or self.settings.actor)
+        super().__init__(
+            make_store, terms=terms_of(self.settings), clock=clock, actor=actor or self.settings.actor,
+            check_payload=self._check,
+        )  # fmt: skip
         self.routes: dict[Topic, Route] = {}
         self._sinks: dict[Topic, PythonHandler] = {}
         self._dead_hooks: dict[Topic, list[Callable[[Task[Any]], Any]]] = {}
@@ -311,7 +314,7 @@ class Bide(Client):
             self.carrier = tracing
             self.instruments.append(tracing)
 
-    def _check_payload(self, topic: str, payload: object) -> None:
+    def _check(self, topic: str, payload: object) -> None:
         """Also by name a payload is checked, where this app has the handler. Bytes are taken as encoded already."""
         sink = self._sinks.get(topic)
         if sink is not None and not isinstance(payload, bytes):
@@ -321,19 +324,12 @@ class Bide(Client):
         return f"<Bide {without_secrets(self.url)}, {len(self.routes)} topics>"
 
     def _clone(self) -> Client:
-        return _Background(self._make_store, self)
-
-
-class _Background(Client):
-    """The client of `app.sync` where the app is not open: it knows, too, what the handlers of the app take."""
-
-    def __init__(self, make_store: Callable[[], Store], app: Bide) -> None:
-        super().__init__(make_store, terms=app.terms, clock=app._own_clock, actor=app.actor)
-        self.carrier = app.carrier
-        self._app = app
-
-    def _check_payload(self, topic: str, payload: object) -> None:
-        self._app._check_payload(topic, payload)
+        """A client for `app.sync` where the app is not open."""
+        clone = Client(
+            self._make_store, terms=self.terms, clock=self._own_clock, actor=self.actor, check_payload=self._check
+        )
+        clone.carrier = self.carrier
+        return clone
 
 
 def _limit_of(timeout: Length | None) -> Millis | None:

@@ -29,11 +29,13 @@ class Client(ClientVerbs):
         terms: Terms | None = None,
         clock: Clock | None = None,
         actor: str | None = None,
+        check_payload: Callable[[str, object], None] = lambda topic, payload: None,
     ) -> None:
         self.terms = terms or Terms()
         self.clock: Clock = clock or SystemClock()
         self._own_clock = self.clock
         self.actor = actor
+        self._check_payload = check_payload
         self.instruments: list[Instrument] = []
         self.carrier: Carrier | None = None
         self._make_store = make_store
@@ -115,7 +117,7 @@ class JoinedClient(ClientVerbs):
     def __init__(self, client: Client, connection: object) -> None:
         self.terms, self.clock, self.actor, self.carrier = client.terms, client.clock, client.actor, client.carrier
         self._client = client
-        self._heeding = client._heeding
+        self._check_payload, self._heeding = client._check_payload, client._heeding
         store = client.store
         if not isinstance(store, JoinsTransaction):
             raise SetupError(
@@ -142,9 +144,6 @@ class JoinedClient(ClientVerbs):
     def _session(self) -> Session:
         self._client._session  # noqa: B018 - raises where the app is not open
         return self._through
-
-    def _check_payload(self, topic: str, payload: object) -> None:
-        self._client._check_payload(topic, payload)
 
 
 class Home:

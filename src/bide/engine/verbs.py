@@ -64,6 +64,8 @@ class ClientVerbs(PauseVerbs):
     clock: Clock
     actor: str | None
     carrier: Carrier | None
+    _check_payload: Callable[[str, object], None]
+    """Raises BadPayload if it is known what this topic's handler takes, and the payload is not that."""
 
     @property
     def store(self) -> Store:
@@ -306,9 +308,6 @@ class ClientVerbs(PauseVerbs):
             check_topic(topic)
         session = self._session
         return await over_group(session.verbs, Filter(group=group, topic=topic), make, session.change_many)
-
-    def _check_payload(self, topic: str, payload: object) -> None:
-        """Raise BadPayload if it is known what this topic's handler takes, and `payload` is not that."""
 
     def _cancel(self, topic: str, key: str, if_token: Token | None) -> Cancel:
         return new_cancel(topic, key, if_token=if_token, terms=self.terms, clock=self.clock)
