@@ -70,7 +70,7 @@ OUTSIDE = {"testing"}
 
 STORE_PARTS = {
     "batches", "cursors", "driver_adapters", "listeners", "named_queries", "server_time", "sorted_chunks",
-    "sql", "urls",
+    "sql", "urls", "wall_clock",
 }  # fmt: skip
 """What is in stores/ and no backend but a part that backends share: a data structure, a clock, all of SQL servers."""
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Generic, Never, TypeVar, Unpack
+from typing import Any, Generic, TypeVar, Unpack
 
 import msgspec
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BadPayload, DuplicateHandler, SetupError
-from bide.core.instants import Length, When, duration
+from bide.core.instants import Length, Millis, When, duration
 from bide.core.names import check_topic
 from bide.core.outcomes import Outcome
 from bide.core.records import At, NewTask, Topic
@@ -21,13 +21,11 @@ from bide.core.tasks import Task
 from bide.engine.app_worker import AppWorker
 from bide.engine.arguments import RouteOptions, TaskOptions, refuse_unknown
 from bide.engine.client import Client
-from bide.engine.clock import SystemClock
-from bide.engine.retention import retained
 from bide.engine.sync import SyncClient
 from bide.engine.tables import TableLoop
 from bide.engine.watch import Watch
 from bide.engine.worker import Observer
-from bide.ports import Clock, DueRow, Route, Sink, Store, Table, WatchesTables
+from bide.ports import Clock, DueRow, Route, Sink, Store, SystemClock, Table, WatchesTables
 from bide.settings import Settings
 from bide.sinks.handlers import PythonHandler
 from bide.wiring import store_maker, tables_at, terms_of, tracer, without_secrets
@@ -127,7 +125,10 @@ class Bide(Client):
             make_store = _always(store)
         else:
             raise BadInput("store", store, "a store URL or a Store")
-        super().__init__(make_store, terms=terms_of(self.settings), clock=clock, actor=actor or self.settings.actor)
+        super().__init__(
+            make_store, terms=terms_of(self.settings), clock=clock, actor=actor or self.settings.actor,
+            check_payload=self._check,
+        )  # fmt: skip
         self.routes: dict[Topic, Route] = {}
         self._sinks: dict[Topic, PythonHandler] = {}
         self._dead_hooks: dict[Topic, list[Callable[[Task[Any]], Any]]] = {}
@@ -138,14 +139,8 @@ class Bide(Client):
         self,
         topic: str,
         *,
-        retry: RetryPolicy | str | None = None,
-        timeout: Length | None = None,
         concurrency: int | None = None,
-        losses: int | None = None,
-        keep_done: Length | None = None,
-        keep_cancelled: Length | None = None,
-        keep_dead: Length | None = None,
-        **unknown: Never,
+        **how: Unpack[RouteOptions],
     ) -> Callable[[Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]], Handler[P]]:
         """Declare the function that handles `topic`. Raises BadInput, DuplicateHandler, SetupError.
 
@@ -156,13 +151,8 @@ class Bide(Client):
         """
         if callable(topic):
             raise SetupError(f'{topic!r}: write @app.handler("a.topic") above it, with the topic that it handles')
-        if unknown:
-            refuse_unknown(unknown, ["concurrency", *RouteOptions.__annotations__], "an option of app.handler")
         names = sys._getframe(1).f_locals
-        route = self._route_of(
-            topic, retry=retry, timeout=timeout, concurrency=concurrency, losses=losses, keep_done=keep_done,
-            keep_cancelled=keep_cancelled, keep_dead=keep_dead,
-        )  # fmt: skip
+        route = self._route_of(topic, concurrency, how, "app.handler")
 
         def register(function: Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]) -> Handler[P]:
             if isinstance(function, Handler):  # one function for several topics: the decorators stand on each other
@@ -178,40 +168,29 @@ class Bide(Client):
 
     def route(self, topic: str, sink: Sink, *, concurrency: int | None = None, **how: Unpack[RouteOptions]) -> None:
         """Let the deliveries of `topic` go to `sink`, an object with `async deliver(task)`. The rest as `handler`."""
-        self._route_of(topic, concurrency=concurrency, **how)(sink, concurrency or self.settings.topic_concurrency)
+        route = self._route_of(topic, concurrency, how, "app.route")
+        route(sink, concurrency or self.settings.topic_concurrency)
 
     def retain(
         self, topic: str, *, done: Length | None = None, cancelled: Length | None = None, dead: Length | None = None
     ) -> None:
         """How long ended tasks of `topic` are remembered; None as the settings say. Raises BadInput."""
-        self.terms = retained(
-            self.terms,
+        retentions = self.terms.retentions.with_topic(
             check_topic(topic),
             done=None if done is None else duration(done, field="keep_done"),
             cancelled=None if cancelled is None else duration(cancelled, field="keep_cancelled"),
             dead=None if dead is None else duration(dead, field="keep_dead"),
         )
+        self.terms = msgspec.structs.replace(self.terms, retentions=retentions)
 
-    def _route_of(
-        self,
-        topic: str,
-        *,
-        concurrency: int | None,
-        retry: RetryPolicy | str | None = None,
-        timeout: Length | None = None,
-        losses: int | None = None,
-        keep_done: Length | None = None,
-        keep_cancelled: Length | None = None,
-        keep_dead: Length | None = None,
-    ) -> Callable[[Sink, int], None]:
-        """What declares the route of `topic`, once its sink and its slots are known; all else is checked now."""
+    def _route_of(self, topic: str, concurrency: int | None, how: RouteOptions, by: str) -> Callable[[Sink, int], None]:
+        """A function that declares the route of `topic`, given its sink and slots; all else is checked now."""
+        known = RouteOptions.__annotations__
+        refuse_unknown([name for name in how if name not in known], ["concurrency", *known], f"an option of {by}")
         check_topic(topic)
         if topic in self.routes:
             raise DuplicateHandler(f"topic {topic!r} has a handler already; give this one another topic")
-        retries = policy(retry)
-        limit = None if timeout is None else duration(timeout, field="timeout")
-        if limit == 0:
-            raise BadInput("timeout", timeout, "a length above zero, or None for no limit")
+        retries, limit, losses = policy(how.get("retry")), _limit_of(how.get("timeout")), how.get("losses")
         for field, count in (("concurrency", concurrency), ("losses", losses)):
             if count is not None and not 1 <= count <= 1_000_000:
                 raise BadInput(field, count, "a whole number from 1 to 1,000,000")
@@ -221,7 +200,9 @@ class Bide(Client):
                 topic=topic, sink=sink, retry=retries, concurrency=slots, timeout=limit,
                 losses=losses or self.settings.losses, on_dead=self._dead_hooks.setdefault(topic, []),
             )  # fmt: skip
-            self.retain(topic, done=keep_done, cancelled=keep_cancelled, dead=keep_dead)
+            self.retain(
+                topic, done=how.get("keep_done"), cancelled=how.get("keep_cancelled"), dead=how.get("keep_dead")
+            )
 
         return declare
 
@@ -245,9 +226,7 @@ class Bide(Client):
             raise BadInput("source", source, "a TableSource")
         if not 1 <= concurrency <= _MOST_CONNECTIONS:
             raise BadInput("concurrency", concurrency, f"a whole number from 1 to {_MOST_CONNECTIONS}")
-        limit = None if timeout is None else duration(timeout, field="timeout")
-        if limit == 0:
-            raise BadInput("timeout", timeout, "a length above zero, or None for no limit")
+        limit = _limit_of(timeout)
         if topic is not None and source.database is not None:
             raise BadInput("topic", topic, "none for a table of another database: one transaction cannot cover both")
 
@@ -335,7 +314,7 @@ class Bide(Client):
             self.carrier = tracing
             self.instruments.append(tracing)
 
-    def _check_payload(self, topic: str, payload: object) -> None:
+    def _check(self, topic: str, payload: object) -> None:
         """Also by name a payload is checked, where this app has the handler. Bytes are taken as encoded already."""
         sink = self._sinks.get(topic)
         if sink is not None and not isinstance(payload, bytes):
@@ -345,19 +324,19 @@ class Bide(Client):
         return f"<Bide {without_secrets(self.url)}, {len(self.routes)} topics>"
 
     def _clone(self) -> Client:
-        return _Background(self._make_store, self)
+        """A client for `app.sync` where the app is not open."""
+        clone = Client(
+            self._make_store, terms=self.terms, clock=self._own_clock, actor=self.actor, check_payload=self._check
+        )
+        clone.carrier = self.carrier
+        return clone
 
 
-class _Background(Client):
-    """The client of `app.sync` where the app is not open: it knows, too, what the handlers of the app take."""
-
-    def __init__(self, make_store: Callable[[], Store], app: Bide) -> None:
-        super().__init__(make_store, terms=app.terms, clock=app._own_clock, actor=app.actor)
-        self.carrier = app.carrier
-        self._app = app
-
-    def _check_payload(self, topic: str, payload: object) -> None:
-        self._app._check_payload(topic, payload)
+def _limit_of(timeout: Length | None) -> Millis | None:
+    limit = None if timeout is None else duration(timeout, field="timeout")
+    if limit == 0:
+        raise BadInput("timeout", timeout, "a length above zero, or None for no limit")
+    return limit
 
 
 def _always(store: Store) -> Callable[[], Store]:

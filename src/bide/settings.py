@@ -5,13 +5,15 @@ default. A secret may also come from a file (`BIDE_STORE_FILE=/run/secrets/store
 setting is refused, so that a typing error is not a default in disguise.
 """
 
+# ruff: noqa: RUF009 - what `_setting` makes is a field, and no default
+
 from __future__ import annotations
 
 import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
-from typing import Any, Protocol
+from typing import Any
 
 from msgspec import Struct
 
@@ -30,114 +32,89 @@ _OF_KUBERNETES = re.compile(
 )
 
 
-class Kind(Protocol):
-    """What values a setting has."""
+class Kind:
+    """The values that a setting takes."""
 
-    @property
-    def accepted(self) -> str: ...
+    secret = False
+    """Whether they must not be shown; then one may also be given as the name of a file that holds it."""
+
+    def __init__(self, accepted: str) -> None:
+        self.accepted = accepted
 
     def read(self, value: object, name: str) -> Any:
-        """The stored form of what a person gave. Raises BadInput that names `name`."""
-        ...
+        """The stored form of a value that a person gave. Raises BadInput that names `name`."""
+        stored = value.strip() if isinstance(value, str) else value
+        self.check(stored, name)
+        return stored
 
     def check(self, value: object, name: str) -> None:
         """Raises BadInput if `value` is not a stored form."""
-        ...
+        raise NotImplementedError
 
     def text(self, value: Any) -> str:
-        """What `read` would read as `value`."""
-        ...
+        """The text that `read` would read as `value`."""
+        return "" if value is None else str(value)
 
 
-class Duration(Struct, frozen=True):
+class Duration(Kind):
     """A length of time, stored in milliseconds."""
 
-    least: Millis
-    most: Millis
-
-    @property
-    def accepted(self) -> str:
-        bounds = f"from {duration_text(self.least)} to {duration_text(self.most)}"
-        if self.most == LONGEST:
-            bounds = "that is not negative" if self.least == 0 else f"of at least {duration_text(self.least)}"
-        return f'a duration {bounds}, such as "15s" or "1h30m"'
+    def __init__(self, least: Millis, most: Millis) -> None:
+        self._least, self._most = least, most
+        bounds = f"from {duration_text(least)} to {duration_text(most)}"
+        if most == LONGEST:
+            bounds = "that is not negative" if least == 0 else f"of at least {duration_text(least)}"
+        super().__init__(f'a duration {bounds}, such as "15s" or "1h30m"')
 
     def read(self, value: object, name: str) -> Millis:
         millis = duration(value, field=name)  # type: ignore[arg-type]  # it refuses what is neither text nor timedelta
-        if not self.least <= millis <= self.most:
+        if not self._least <= millis <= self._most:
             raise BadInput(name, value, self.accepted)
         return millis
 
     def check(self, value: object, name: str) -> None:
-        if type(value) is not int or not self.least <= value <= self.most:
-            raise BadInput(name, value, f"milliseconds, {self.least} to {self.most}")
+        if type(value) is not int or not self._least <= value <= self._most:
+            raise BadInput(name, value, f"milliseconds, {self._least} to {self._most}")
 
     def text(self, value: Millis) -> str:
         return duration_text(value)
 
 
-class Whole(Struct, frozen=True):
+class Whole(Kind):
     """A whole number."""
 
-    least: int
-    most: int
+    def __init__(self, least: int, most: int) -> None:
+        self._least, self._most = least, most
+        super().__init__(f"a whole number from {least} to {most}")
 
-    @property
-    def accepted(self) -> str:
-        return f"a whole number from {self.least} to {self.most}"
-
-    def read(self, value: object, name: str) -> int:
-        number = value
-        if isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,18}\s*", value):
-            number = int(value)
-        self._check(number, value, name)
-        assert isinstance(number, int)
-        return number
+    def read(self, value: object, name: str) -> Any:
+        digits = isinstance(value, str) and re.fullmatch(r"\s*[0-9]{1,18}\s*", value)
+        return super().read(int(digits[0]) if digits else value, name)
 
     def check(self, value: object, name: str) -> None:
-        self._check(value, value, name)
-
-    def _check(self, number: object, shown: object, name: str) -> None:
-        if type(number) is not int or not self.least <= number <= self.most:
-            raise BadInput(name, shown, self.accepted)
-
-    def text(self, value: int) -> str:
-        return str(value)
+        if type(value) is not int or not self._least <= value <= self._most:
+            raise BadInput(name, value, self.accepted)
 
 
-class OneOf(Struct, frozen=True):
+class OneOf(Kind):
     """One of a few words."""
 
-    words: tuple[str, ...]
+    def __init__(self, *words: str) -> None:
+        self._words = words
+        super().__init__(" or ".join(f'"{word}"' for word in words))
 
-    @property
-    def accepted(self) -> str:
-        return " or ".join(f'"{word}"' for word in self.words)
-
-    def read(self, value: object, name: str) -> str:
-        word = value.strip().lower() if isinstance(value, str) else value
-        if not isinstance(word, str) or word not in self.words:
-            raise BadInput(name, value, self.accepted)
-        return word
+    def read(self, value: object, name: str) -> Any:
+        return super().read(value.lower() if isinstance(value, str) else value, name)
 
     def check(self, value: object, name: str) -> None:
-        if value not in self.words:
+        if value not in self._words:
             raise BadInput(name, value, self.accepted)
 
-    def text(self, value: str) -> str:
-        return value
 
+class Url(Kind):
+    """A store's URL. The wiring knows which ones there are."""
 
-class Url(Struct, frozen=True):
-    """Where the tasks are. Which ones there are, the wiring knows; it may hold a password, so it is never shown."""
-
-    accepted: str = 'a store URL such as "sqlite:///bide.db", "redis://localhost:6379/0" or "memory:"'
-
-    def read(self, value: object, name: str) -> str:
-        url = value.strip() if isinstance(value, str) else value
-        self.check(url, name)
-        assert isinstance(url, str)
-        return url
+    secret = True  # it may hold a password
 
     def check(self, value: object, name: str) -> None:
         if not isinstance(value, str):
@@ -145,14 +122,9 @@ class Url(Struct, frozen=True):
         if not re.match(r"[a-z][a-z0-9+]*:", value) or not value.isprintable():
             raise BadInput(name, f"text of {len(value)} characters", self.accepted)
 
-    def text(self, value: str) -> str:
-        return value
 
-
-class Name(Struct, frozen=True):
+class Name(Kind):
     """A short text, or nothing."""
-
-    accepted: str = f"1 to {LONGEST_NAME} bytes of text without control characters"
 
     def read(self, value: object, name: str) -> str:
         return check_name(name, value)
@@ -161,29 +133,16 @@ class Name(Struct, frozen=True):
         if value is not None:
             check_name(name, value)
 
-    def text(self, value: str | None) -> str:
-        return "" if value is None else value
 
-
-class Secret(Struct, frozen=True):
+class Secret(Kind):
     """A text that is never shown, or nothing."""
 
-    accepted: str = "1 to 1000 printable ASCII characters without spaces"
-
-    def read(self, value: object, name: str) -> str:
-        text = value.strip() if isinstance(value, str) else value
-        self.check(text, name)
-        if not isinstance(text, str):
-            raise BadInput(name, f"a {type(value).__name__}", self.accepted)
-        return text
+    secret = True
 
     def check(self, value: object, name: str) -> None:
         if value is not None and (not isinstance(value, str) or not re.fullmatch(r"[!-~]{1,1000}", value)):
             shown = f"text of {len(value)} characters" if isinstance(value, str) else f"a {type(value).__name__}"
             raise BadInput(name, shown, self.accepted)
-
-    def text(self, value: str | None) -> str:
-        return "" if value is None else value
 
 
 class Described(Struct, frozen=True):
@@ -193,7 +152,6 @@ class Described(Struct, frozen=True):
     kind: Kind
     default: Any
     sentence: str
-    secret: bool
 
     @property
     def variable(self) -> str:
@@ -202,125 +160,94 @@ class Described(Struct, frozen=True):
     @property
     def file_variable(self) -> str | None:
         """Where a secret may be given as the name of a file that holds it."""
-        return f"{self.variable}_FILE" if self.secret else None
+        return f"{self.variable}_FILE" if self.kind.secret else None
 
     @property
     def default_text(self) -> str:
-        return "" if self.default is None else self.kind.text(self.default)
+        return self.kind.text(self.default)
 
 
-def _about(kind: Kind, sentence: str, *, secret: bool = False) -> Mapping[str, Any]:
-    return {"kind": kind, "sentence": sentence, "secret": secret}
+def _setting(default: Any, kind: Kind, sentence: str) -> Any:
+    return field(default=default, repr=not kind.secret, metadata={"kind": kind, "sentence": sentence})
+
+
+_COUNT = Whole(1, 1_000_000)
+_SWITCH = OneOf("on", "off")
+_ANY_LENGTH = Duration(0, LONGEST)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
     """How this process is set up. Durations are milliseconds. Raises BadInput for a value out of its bounds."""
 
-    store: str = field(
-        default="sqlite:///bide.db",
-        repr=False,
-        metadata=_about(Url(), "Where the tasks are. May hold a password, so it is never shown.", secret=True),
+    store: str = _setting(
+        "sqlite:///bide.db",
+        Url('a store URL such as "sqlite:///bide.db", "redis://localhost:6379/0" or "memory:"'),
+        "Where the tasks are. May hold a password, so it is never shown.",
     )
-    token: str | None = field(
-        default=None,
-        repr=False,
-        metadata=_about(
-            Secret(),
-            "What is shown to the service, where `store` is the URL of one; made by `bide token add`. Never shown.",
-            secret=True,
-        ),
+    token: str | None = _setting(
+        None,
+        Secret("1 to 1000 printable ASCII characters without spaces"),
+        "What is shown to the service, where `store` is the URL of one; made by `bide token add`. Never shown.",
     )
-    lease: Millis = field(
-        default=10_000,
-        metadata=_about(
-            Duration(10, DAY),
-            "How long a worker holds a task before it must say that it still runs. After a crash the task is delivered "
-            "again when this time is over.",
-        ),
+    lease: Millis = _setting(
+        10_000,
+        Duration(10, DAY),
+        "How long a worker holds a task before it must say that it still runs. After a crash the task is delivered "
+        "again when this time is over.",
     )
-    max_sleep: Millis = field(
-        default=1_000,
-        metadata=_about(
-            Duration(10, HOUR),
-            "The longest that a worker sleeps without asking the store: how late a task may be if a wake-up is lost.",
-        ),
+    max_sleep: Millis = _setting(
+        1_000,
+        Duration(10, HOUR),
+        "The longest that a worker sleeps without asking the store: how late a task may be if a wake-up is lost.",
     )
-    concurrency: int = field(
-        default=1000, metadata=_about(Whole(1, 1_000_000), "Deliveries at once in one worker process.")
+    concurrency: int = _setting(1000, _COUNT, "Deliveries at once in one worker process.")
+    topic_concurrency: int = _setting(
+        256, _COUNT, "Deliveries of one topic at once in one worker process, unless its handler says otherwise."
     )
-    topic_concurrency: int = field(
-        default=256,
-        metadata=_about(
-            Whole(1, 1_000_000),
-            "Deliveries of one topic at once in one worker process, unless its handler says otherwise.",
-        ),
+    grace: Millis = _setting(
+        30_000, Duration(0, DAY), "How long running handlers have to end when a worker is told to stop."
     )
-    grace: Millis = field(
-        default=30_000,
-        metadata=_about(Duration(0, DAY), "How long running handlers have to end when a worker is told to stop."),
+    max_past: Millis = _setting(
+        LONGEST,
+        _ANY_LENGTH,
+        "How far in the past `at` may lie: such a task is due at once. With `1d` a mistyped year is refused.",
     )
-    max_past: Millis = field(
-        default=LONGEST,
-        metadata=_about(
-            Duration(0, LONGEST),
-            "How far in the past `at` may lie: such a task is due at once. With `1d` a mistyped year is refused.",
-        ),
+    payload_limit: int = _setting(PAYLOAD_LIMIT, Whole(1, 67_108_864), "The largest payload, in bytes.")
+    keep_done: Millis = _setting(
+        HOUR,
+        _ANY_LENGTH,
+        "How long a task is remembered after it is done, at most 10,000 of a topic and process; 0s forgets it at once.",
     )
-    payload_limit: int = field(
-        default=PAYLOAD_LIMIT, metadata=_about(Whole(1, 67_108_864), "The largest payload, in bytes.")
+    keep_cancelled: Millis = _setting(
+        HOUR,
+        _ANY_LENGTH,
+        "How long a task is remembered after it is cancelled, as many as of done ones; 0s forgets it at once.",
     )
-    keep_done: Millis = field(
-        default=HOUR,
-        metadata=_about(
-            Duration(0, LONGEST),
-            "How long a task is remembered after it is done, at most 10,000 of a topic and process; 0s forgets it at "
-            "once.",
-        ),
+    keep_dead: Millis = _setting(
+        14 * DAY, _ANY_LENGTH, "How long a dead task is kept for somebody to look at and send again."
     )
-    keep_cancelled: Millis = field(
-        default=HOUR,
-        metadata=_about(
-            Duration(0, LONGEST),
-            "How long a task is remembered after it is cancelled, as many as of done ones; 0s forgets it at once.",
-        ),
+    losses: int = _setting(
+        10, _COUNT, 'Leases in a row that may end without an outcome before the task is dead ("holder lost").'
     )
-    keep_dead: Millis = field(
-        default=14 * DAY,
-        metadata=_about(Duration(0, LONGEST), "How long a dead task is kept for somebody to look at and send again."),
+    sqlite_synchronous: str = _setting(
+        "full",
+        OneOf("full", "normal"),
+        "What an answer of SQLite survives: with `full` a power cut, with `normal` the death of any process.",
     )
-    losses: int = field(
-        default=10,
-        metadata=_about(
-            Whole(1, 1_000_000),
-            'Leases in a row that may end without an outcome before the task is dead ("holder lost").',
-        ),
+    history: str = _setting(
+        "on",
+        _SWITCH,
+        "Whether a process writes down, minute by minute and for a day, how much it did and how late: what the "
+        "console shows of the past.",
     )
-    sqlite_synchronous: str = field(
-        default="full",
-        metadata=_about(
-            OneOf(("full", "normal")),
-            "What an answer of SQLite survives: with `full` a power cut, with `normal` the death of any process.",
-        ),
+    traces: str = _setting(
+        "on", _SWITCH, "Whether a worker keeps the trace of a task's last exception with the task, its last 4 KB."
     )
-    history: str = field(
-        default="on",
-        metadata=_about(
-            OneOf(("on", "off")),
-            "Whether a process writes down, minute by minute and for a day, how much it did and how late: what the "
-            "console shows of the past.",
-        ),
-    )
-    traces: str = field(
-        default="on",
-        metadata=_about(
-            OneOf(("on", "off")),
-            "Whether a worker keeps the trace of a task's last exception with the task, its last 4 KB.",
-        ),
-    )
-    actor: str | None = field(
-        default=None,
-        metadata=_about(Name(), "Who is named in the log of changes that a person makes; without it, nobody."),
+    actor: str | None = _setting(
+        None,
+        Name(f"1 to {LONGEST_NAME} bytes of text without control characters"),
+        "Who is named in the log of changes that a person makes; without it, nobody.",
     )
 
     def __post_init__(self) -> None:
@@ -351,8 +278,7 @@ class Settings:
 def describe() -> list[Described]:
     """All settings, in order: what the documentation is made from."""
     return [
-        Described(one.name, one.metadata["kind"], one.default, one.metadata["sentence"], one.metadata["secret"])
-        for one in fields(Settings)
+        Described(one.name, one.metadata["kind"], one.default, one.metadata["sentence"]) for one in fields(Settings)
     ]
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 from urllib.parse import SplitResult, unquote, urlsplit
 
 from bide import extensions
 from bide.core.errors import BadInput, MissingExtra, StoreUnavailable
 from bide.core.table_source import TableSource
-from bide.engine.retention import counted
-from bide.engine.terms import Retention, Terms
+from bide.engine.terms import MOST, Retention, Retentions, Terms
 from bide.ports import Sink, Store, Table
 from bide.settings import Settings
 from bide.stores.urls import parts_of
@@ -52,17 +52,18 @@ def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Call
     """
     parts = _parts(url, "store", _ACCEPTED)
     if parts.scheme == "memory" and not parts.netloc and not parts.path:
-        return _memory()
+        from bide.stores.memory import MemoryStore
+
+        store = MemoryStore()  # one timeline for the app, however often it is opened
+        return lambda: store
     if parts.scheme == "sqlite":
-        return _sqlite(url, settings)
-    if parts.scheme in _REDIS:
-        return _redis(url, own_clock=own_clock)
-    if parts.scheme in _POSTGRES:
-        return _postgres(url, settings, own_clock=own_clock)
-    if parts.scheme in _MYSQL:
-        return _mysql(url, own_clock=own_clock)
-    if parts.scheme in _HTTP:
-        return _http(url, settings, own_clock=own_clock)
+        from bide.stores.sqlite import SqliteStore
+
+        return partial(SqliteStore, _path_of(url, "store"), synchronous=settings.sqlite_synchronous)
+    if parts.scheme in (*_REDIS, *_POSTGRES, *_MYSQL, *_HTTP):
+        make = partial(_server_store(parts.scheme, settings), url)
+        make()  # what is wrong with the URL is said now, not at the first use
+        return partial(make, clock="server" if own_clock else "caller")
     others = extensions.installed(extensions.STORES)
     if parts.scheme in others:
         make = extensions.load(others[parts.scheme])
@@ -137,7 +138,8 @@ def sink_at(url: str, field: str) -> Sink:
 
 def terms_of(settings: Settings) -> Terms:
     """What the engine goes by, with a bound to how many ended tasks are remembered."""
-    terms = Terms(
+    kept = Retention(done=settings.keep_done, cancelled=settings.keep_cancelled, dead=settings.keep_dead)
+    return Terms(
         lease=settings.lease,
         cap=settings.max_sleep,
         concurrency=settings.concurrency,
@@ -146,9 +148,8 @@ def terms_of(settings: Settings) -> Terms:
         payload_limit=settings.payload_limit,
         history=settings.history == "on",
         traces=settings.traces == "on",
-        retention=Retention(done=settings.keep_done, cancelled=settings.keep_cancelled, dead=settings.keep_dead),
+        retentions=Retentions(kept, most=MOST),
     )
-    return counted(terms)
 
 
 def tracer() -> Tracing:
@@ -191,20 +192,29 @@ def without_secrets(url: str) -> str:
     return f"{scheme}{colon}...@{rest.rpartition('@')[2]}" if "@" in rest else url
 
 
-def _memory() -> Callable[[], Store]:
-    """One timeline for the app, however often it is opened."""
-    from bide.stores.memory import MemoryStore
+def _server_store(scheme: str, settings: Settings) -> Callable[..., Store]:
+    """The class of the stores on a server of this kind, with what the settings say of it. Raises MissingExtra."""
+    if scheme in _REDIS:
+        with _Extra("redis", f"{scheme}:", "redis", "hiredis"):
+            from bide.stores.redis import RedisStore
 
-    store = MemoryStore()
-    return lambda: store
+        return RedisStore
+    if scheme in _POSTGRES:
+        with _Extra("postgres", f"{scheme}:", "asyncpg"):
+            from bide.stores.postgres import PostgresStore
 
+        # a wake is told of up to a cap ahead: that of other workers, which may be set to sleep longer, as well as ours
+        return partial(PostgresStore, cap=max(settings.max_sleep, 1_000))
+    if scheme in _MYSQL:
+        with _Extra("mysql", f"{scheme}:", "asyncmy"):
+            from bide.stores.mysql import MySqlStore
 
-def _sqlite(url: str, settings: Settings) -> Callable[[], Store]:
-    """`sqlite:///a/b.db` is relative, `sqlite:////a/b.db` absolute, as SQLAlchemy reads them."""
-    from bide.stores.sqlite import SqliteStore
+        return MySqlStore
+    with _Extra("http", f"{scheme}:", "aiohttp"):
+        from bide.stores.http import HttpStore
 
-    path = _path_of(url, "store")
-    return lambda: SqliteStore(path, synchronous=settings.sqlite_synchronous)
+    # a service goes by a clock of its own: one that is told to go by another refuses
+    return partial(HttpStore, token=settings.token)
 
 
 def check_there(url: str) -> None:
@@ -217,42 +227,7 @@ def check_there(url: str) -> None:
 
 def _path_of(url: str, field: str) -> str:
     parts = urlsplit(url)
-    path = unquote(parts.path.removeprefix("/"))
+    path = unquote(parts.path.removeprefix("/"))  # `sqlite:///a/b.db` is relative, `sqlite:////a/b.db` absolute
     if parts.netloc or not path or parts.query or parts.fragment:
         raise BadInput(field, without_secrets(url), _ACCEPTED)
     return path
-
-
-def _redis(url: str, *, own_clock: bool) -> Callable[[], Store]:
-    with _Extra("redis", url.partition(":")[0] + ":", "redis", "hiredis"):
-        from bide.stores.redis import RedisStore
-
-    RedisStore(url)  # what is wrong with the URL is said now, not at the first use
-    return lambda: RedisStore(url, clock="server" if own_clock else "caller")
-
-
-def _postgres(url: str, settings: Settings, *, own_clock: bool) -> Callable[[], Store]:
-    with _Extra("postgres", url.partition(":")[0] + ":", "asyncpg"):
-        from bide.stores.postgres import PostgresStore
-
-    PostgresStore(url)  # what is wrong with the URL is said now, not at the first use
-    # a wake is told of up to a cap ahead: that of other workers, which may be set to sleep longer, as well as ours
-    cap = max(settings.max_sleep, 1_000)
-    return lambda: PostgresStore(url, clock="server" if own_clock else "caller", cap=cap)
-
-
-def _mysql(url: str, *, own_clock: bool) -> Callable[[], Store]:
-    with _Extra("mysql", url.partition(":")[0] + ":", "asyncmy"):
-        from bide.stores.mysql import MySqlStore
-
-    MySqlStore(url)  # what is wrong with the URL is said now, not at the first use
-    return lambda: MySqlStore(url, clock="server" if own_clock else "caller")
-
-
-def _http(url: str, settings: Settings, *, own_clock: bool) -> Callable[[], Store]:
-    """A service, which goes by a clock of its own: one that is told to go by another refuses."""
-    with _Extra("http", url.partition(":")[0] + ":", "aiohttp"):
-        from bide.stores.http import HttpStore
-
-    HttpStore(url, token=settings.token)  # what is wrong with the URL is said now, not at the first use
-    return lambda: HttpStore(url, token=settings.token, clock="server" if own_clock else "caller")

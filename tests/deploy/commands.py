@@ -34,5 +34,5 @@ def check_environment(environment: Mapping[str, str]) -> None:
         if name.startswith("BIDE_"):
             setting = SETTINGS[name]
             if name == setting.variable:
-                assert not setting.secret, f"{name}: give it as a file"
+                assert not setting.kind.secret, f"{name}: give it as a file"
                 setting.kind.read(value, name)

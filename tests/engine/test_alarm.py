@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 from tests.waiting import PATIENCE, not_before, pause
 
-from bide.engine.alarm import Alarm, DescriptorAlarm, LoopAlarm, new_alarm
+from bide.engine.waker import Alarm, DescriptorAlarm, LoopAlarm, new_alarm
 from bide.testing.virtual import VirtualLoop, run_virtual
 
 Kind = Callable[[Callable[[], None]], Alarm]
@@ -82,7 +82,7 @@ async def test_a_closed_one_is_silent_and_leaves_nothing_open(kind: Kind) -> Non
 
 @pytest.mark.parametrize("factory", ["asyncio", "uvloop"])
 def test_any_loop_of_real_time_has_the_fine_one(factory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bide.engine.alarm._OWN_TIME", PATIENCE)  # what two looks at the time may lie apart
+    monkeypatch.setattr("bide.engine.waker._OWN_TIME", PATIENCE)  # what two looks at the time may lie apart
     make = asyncio.new_event_loop if factory == "asyncio" else pytest.importorskip("uvloop").new_event_loop
 
     async def kind() -> type[Alarm]:

@@ -20,14 +20,14 @@ def test_they_are_clocks(clock: Clock) -> None:
 
 
 def test_the_machines_clock_is_rounded_down(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bide.engine.clock.time.time_ns", lambda: 1_800_000_000_000_999_999)
+    monkeypatch.setattr("bide.ports.time.time.time_ns", lambda: 1_800_000_000_000_999_999)
     assert SystemClock().now() == 1_800_000_000_000
     assert SystemClock().span(30_000) == 30_000
 
 
 def test_it_begins_now_and_runs_as_fast_as_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
     seconds = 1_800_000_000.0
-    monkeypatch.setattr("bide.engine.clock.time.time", lambda: seconds)
+    monkeypatch.setattr("bide.ports.time.time.time", lambda: seconds)
     clock = ScaledClock(3600)
     begin = clock.now()
     assert begin == 1_800_000_000_000

@@ -10,7 +10,7 @@ from tests.engine.conftest import stores
 
 from bide import Bide, Retry, Task
 from bide.core.texts import TRACE
-from bide.engine.traces import LONGEST_TRACE, trace_of
+from bide.engine.verdicts import LONGEST_TRACE, trace_of
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Tell, World

@@ -34,9 +34,8 @@ from bide.core.records import (
     State,
     Verdict,
 )
-from bide.engine.clock import SystemClock
 from bide.engine.history import MINUTE, Past, Row, rows_between
-from bide.ports import wire
+from bide.ports import SystemClock, wire
 from bide.stores.http import HttpStore, calls
 from bide.stores.http import store as http_store
 from bide.stores.http.link import Link, Reply

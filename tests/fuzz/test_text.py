@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
 from tests.fuzz.cases import NUMBERS, ODD_VALUES, changed, fuzz, mostly, near, refusals
 
-from bide.core import wall_clock
 from bide.core.instants import (
     LAST_INSTANT,
     LONGEST,
@@ -30,6 +29,7 @@ from bide.core.names import LONGEST_NAME, check_name, check_topic
 from bide.core.retry import FOREVER, PRESETS, Exponential, Fixed, Ladder, policy
 from bide.core.table_source import DueIs, Sql, TableSource
 from bide.settings import Settings, describe
+from bide.stores import wall_clock
 
 UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
 SPACES = " \t\n\r\f\v"
@@ -235,7 +235,7 @@ def environments(draw: DrawFn) -> dict[str, str]:
         values |= LENGTHS | NUMBERS.map(str)
         if one.name == "store":
             values = st.sampled_from(["memory:", "sqlite:///x.db", f"redis://:{SECRET}@host/0"])
-        elif one.secret:
+        elif one.kind.secret:
             values = st.just(SECRET)
         environ[draw(mostly(st.just(one.variable), changed(one.variable)))] = draw(near(values))
     if draw(st.integers(0, 9)) == 9:

@@ -16,7 +16,7 @@ from tests.waiting import PATIENCE, elapse
 from bide import Bide, Dead, Defer, Done, Fixed, Retry, SetupError, StoreFull, StoreUnavailable, Task
 from bide.core.records import Lease, State, Verdict
 from bide.core.retry import policy
-from bide.engine.settling import Settling
+from bide.engine.settler import Settling
 from bide.engine.verdicts import TopicPolicy
 from bide.ports import AnswersApart, KeepsEvents, Notifies, Parted, Shares, Store, TellsTime
 from bide.service.metrics import Metrics

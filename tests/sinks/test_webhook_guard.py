@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from bide import BadInput
-from bide.sinks.webhook.addresses import literal, number_form, why_not
-from bide.sinks.webhook.guard import Guard, Refused
+from bide.sinks.webhook.guard import Guard, Refused, literal, number_form, why_not
 
 GUARD = Guard()
 

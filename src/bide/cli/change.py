@@ -26,7 +26,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, BideError, PartlyFailed
 from bide.core.names import check_topic
 from bide.core.pause import Pause
-from bide.core.records import Ref, Result, State, Topic
+from bide.core.records import Pause, Ref, Result, State, Topic
 from bide.service.schemas import answer_shape
 
 _if_token = click.option(

@@ -20,6 +20,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from enum import StrEnum
 
+from msgspec.structs import replace
+
 from bide.core.answers import Answer
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import (
@@ -177,16 +179,12 @@ def change(asked: Change, old: Record | None, now: Millis, token: Token) -> Answ
         deadline = old.deadline if asked.deadline is None else asked.deadline
         if deadline is not None and wake_at > deadline:
             return Answer(Result.REFUSED, old)
-        return Answer(Result.MOVED, _moved(old, token, due_at, wake_at, deadline), old.wake_at)
+        moved = replace(old, due_at=due_at, wake_at=wake_at, deadline=deadline, token=token)
+        return Answer(Result.MOVED, moved, old.wake_at)
     if type(asked) is Cancel:
         return Answer(Result(word), _ended(old, State.CANCELLED, token, now, asked.keep_until, old.error, old.failures))
     assert type(asked) is Redrive
-    due_at = _clamp(asked.due.resolve(now))
-    record = Record(
-        old.topic, old.key, asked.id, old.group, State.WAITING, due_at, max(due_at, now), 0, 0, 0, 0, token, None,
-        old.payload, old.options, None, None, now, None, None,
-    )  # fmt: skip
-    return Answer(Result.REDRIVEN, record)
+    return Answer(Result.REDRIVEN, _born_again(old, asked.id, _clamp(asked.due.resolve(now)), now, token))
 
 
 def may_lease(old: Record, now: Millis) -> bool:
@@ -197,10 +195,9 @@ def may_lease(old: Record, now: Millis) -> bool:
 def lease(old: Record, now: Millis, until: Millis, holder: str, token: Token) -> Record:
     """`old` (which is due), held until `until`: the next attempt, and one more loss if it was held already."""
     lost = old.state is State.LEASED
-    return Record(
-        old.topic, old.key, old.id, old.group, State.LEASED, old.due_at, until,
-        old.planned_at if lost else old.wake_at, old.attempt + 1, old.failures, old.losses + lost, token, holder,
-        old.payload, old.options, old.deadline, old.error, old.created_at, None, None,
+    return replace(
+        old, state=State.LEASED, wake_at=until, planned_at=old.planned_at if lost else old.wake_at,
+        attempt=old.attempt + 1, losses=old.losses + lost, token=token, holder=holder,
     )  # fmt: skip
 
 
@@ -211,11 +208,7 @@ def holds(old: Record | None, token: Token) -> bool:
 
 def extend(old: Record, until: Millis) -> Record:
     """`old` (held by the asker) kept longer. Not a transition: the token stays."""
-    return Record(
-        old.topic, old.key, old.id, old.group, State.LEASED, old.due_at, until, old.planned_at, old.attempt,
-        old.failures, old.losses, old.token, old.holder, old.payload, old.options, old.deadline, old.error,
-        old.created_at, None, None,
-    )  # fmt: skip
+    return replace(old, wake_at=until)
 
 
 def settle(asked: Settlement, old: Record, now: Millis, token: Token) -> Record:
@@ -230,15 +223,12 @@ def settle(asked: Settlement, old: Record, now: Millis, token: Token) -> Record:
     assert asked.wake is not None
     wake_at = max(_clamp(asked.wake.resolve(now)), now)
     if verb is Verb.AGAIN:
-        return Record(
-            old.topic, old.key, asked.next_id, old.group, State.WAITING, wake_at, wake_at, 0, 0, 0, 0, token, None,
-            old.payload, old.options, None, None, now, None, None,
-        )  # fmt: skip
+        return _born_again(old, asked.next_id, wake_at, now, token)
     deferred = verb is Verb.DEFER
-    return Record(
-        old.topic, old.key, old.id, old.group, State.WAITING, old.due_at, wake_at, 0, old.attempt - deferred,
-        old.failures if deferred else old.failures + 1, 0, token, None, old.payload, old.options, old.deadline,
-        old.error if deferred else asked.error, old.created_at, None, None,
+    return replace(
+        old, state=State.WAITING, wake_at=wake_at, planned_at=0, attempt=old.attempt - deferred,
+        failures=old.failures + (not deferred), losses=0, token=token, holder=None,
+        error=old.error if deferred else asked.error,
     )  # fmt: skip
 
 
@@ -253,10 +243,11 @@ def _born(new: NewTask, due_at: Millis, now: Millis, token: Token) -> Record:
     )  # fmt: skip
 
 
-def _moved(old: Record, token: Token, due_at: Millis, wake_at: Millis, deadline: Millis | None) -> Record:
+def _born_again(old: Record, id: str, due_at: Millis, now: Millis, token: Token) -> Record:
+    """The next life under the same key, without a deadline."""
     return Record(
-        old.topic, old.key, old.id, old.group, State.WAITING, due_at, wake_at, 0, old.attempt, old.failures,
-        old.losses, token, None, old.payload, old.options, deadline, old.error, old.created_at, None, None,
+        old.topic, old.key, id, old.group, State.WAITING, due_at, max(due_at, now), 0, 0, 0, 0, token, None,
+        old.payload, old.options, None, None, now, None, None,
     )  # fmt: skip
 
 
@@ -265,7 +256,7 @@ def _ended(
 ) -> Record:
     """`wake_at` has no use any more: of what was held it becomes the time at which that began (see `started_at`)."""
     wake_at = min(old.token // 1000, now) if old.state is State.LEASED else old.wake_at
-    return Record(
-        old.topic, old.key, old.id, old.group, to, old.due_at, wake_at, old.planned_at, old.attempt, failures,
-        old.losses, token, old.holder, old.payload, old.options, old.deadline, error, old.created_at, now, keep_until,
+    return replace(
+        old, state=to, wake_at=wake_at, failures=failures, token=token, error=error, finished_at=now,
+        keep_until=keep_until,
     )  # fmt: skip

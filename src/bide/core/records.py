@@ -241,6 +241,11 @@ class Leased(Struct, frozen=True):
     again_by: Millis | None = None
     """Where nobody tells of what others schedule: ask again by then, whatever `next_wake` says."""
 
+    @property
+    def wake(self) -> Millis | None:
+        """When to lease again, at the latest; None: not before a notification."""
+        return min((one for one in (self.next_wake, self.again_by) if one is not None), default=None)
+
 
 class Filter(Struct, frozen=True, kw_only=True):
     """Which tasks `find` and the group verbs mean; every field narrows it."""
@@ -305,3 +310,11 @@ class Tally(Struct, frozen=True):
             for (one, its), count in self.counts.items()
             if (topic is None or one == topic) and (state is None or its is state)
         )
+
+
+class Pause(Struct, frozen=True, kw_only=True):
+    """Since when a topic is paused, and by whom."""
+
+    topic: Topic
+    since: Millis
+    who: str | None = None

@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 
-from bide.core.records import Topic
-from bide.engine.attached import attached
+from bide.core.records import Record, Settlement, Topic
 from bide.engine.client import Client
 from bide.engine.tables import TableLoop
 from bide.engine.told_routes import Telling, told_of
 from bide.engine.worker import Observer, Worker
-from bide.ports import Route
+from bide.ports import Instrument, Route
 
 
 class AppWorker:
@@ -57,3 +56,20 @@ class AppWorker:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self._entered.aclose()
+
+
+def attached(
+    instruments: Sequence[Instrument], routes: Mapping[Topic, Route], observe: Observer | None
+) -> tuple[Mapping[Topic, Route], Observer | None]:
+    """What a worker shall work on and tell instead of `routes` and `observe`."""
+    for instrument in instruments:
+        routes = {topic: instrument.route(route) for topic, route in routes.items()}
+    observers = [one.observe for one in instruments] + ([] if observe is None else [observe])
+    if len(observers) < 2:
+        return routes, observers[0] if observers else None
+
+    def observe_all(record: Record, told: Settlement) -> None:
+        for one in observers:
+            one(record, told)
+
+    return routes, observe_all

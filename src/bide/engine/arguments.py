@@ -1,4 +1,7 @@
-"""What callers of the verbs give, checked and turned into what stores take. All raise BadInput, naming the field."""
+"""What callers of the verbs give, checked and turned into what stores take: names, times, filters, changes.
+
+All raise BadInput, naming the field.
+"""
 
 from __future__ import annotations
 
@@ -9,6 +12,7 @@ from typing import TypedDict
 
 from bide.core.errors import BadInput
 from bide.core.instants import (
+    LAST_INSTANT,
     LONGEST,
     LONGEST_TEXT,
     Length,
@@ -20,10 +24,11 @@ from bide.core.instants import (
     instant,
     instant_text,
 )
-from bide.core.names import check_name, check_topic
+from bide.core.names import check_name, check_topic, new_id
 from bide.core.outcomes import one_due
-from bide.core.records import At, Due, Filter, In, OnConflict, Ref, State, uncut
+from bide.core.records import At, Cancel, Due, Filter, In, Move, OnConflict, Record, Redrive, Ref, State, Token, uncut
 from bide.core.retry import RetryPolicy
+from bide.engine.terms import Terms
 from bide.ports import Clock
 
 
@@ -143,3 +148,49 @@ def filter_of(
         wake_from=None if wake_from is None else instant(wake_from, field="wake_from"),
         wake_before=None if wake_before is None else instant(wake_before, field="wake_before"),
     )
+
+
+def new_move(
+    topic: str,
+    key: str,
+    *,
+    delay: Length | None,
+    at: When | None,
+    deadline: When | Length | None,
+    if_token: Token | None,
+    clock: Clock,
+) -> Move:
+    """Another time for a waiting task."""
+    due = one_due_of(at, delay, clock.grain)
+    return Move(check_topic(topic), check_name("key", key), due, if_token, deadline_of(deadline, due, clock))
+
+
+def new_fire(topic: str, key: str, *, if_token: Token | None) -> Move:
+    """Now."""
+    return Move(check_topic(topic), check_name("key", key), In(0), if_token, verb="fire_now")
+
+
+def new_cancel(topic: str, key: str, *, if_token: Token | None, terms: Terms, clock: Clock) -> Cancel:
+    """Never; remembered for as long as the terms say."""
+    topic, key = check_topic(topic), check_name("key", key)  # before its retention is asked, which may count
+    keep_until = terms.retention_of(topic).keep_until(State.CANCELLED, clock.now())
+    return Cancel(topic, key, keep_until, if_token)
+
+
+def new_shift(record: Record, by: Millis, *, deadlines: bool, if_token: Token) -> Move:
+    """A waiting task by a length from when it was asked for; with `deadlines` its deadline moves along."""
+    deadline = None
+    if deadlines and record.deadline is not None:
+        deadline = shifted(record.deadline, by)
+    return Move(record.topic, record.key, At(shifted(record.due_at, by)), if_token, deadline, "shift")
+
+
+def shifted(at: Millis, by: Millis) -> Millis:
+    """An instant, moved by a length, and kept within what an instant can be."""
+    return min(max(0, at + by), LAST_INSTANT)
+
+
+def new_redrive(topic: str, key: str, *, delay: Length, if_token: Token | None, clock: Clock) -> Redrive:
+    """A dead task again, as a new life."""
+    due = uncut(In(duration(delay, field="delay")), clock.grain)
+    return Redrive(check_topic(topic), check_name("key", key), new_id(), due, if_token)

@@ -34,7 +34,7 @@ from bide.core.records import (
     Token,
     Topic,
 )
-from bide.engine.changes import new_cancel, new_fire, new_redrive, new_shift, shifted
+from bide.engine.arguments import new_cancel, new_fire, new_redrive, new_shift, shifted
 from bide.engine.client import Client
 from bide.engine.dead_letters import error_class
 

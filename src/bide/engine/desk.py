@@ -1,9 +1,8 @@
 """Leases for consumers that are not of this process: each asks, and waits at the desk until something is due for it.
 
-However many wait, there is one loop: it asks the store for all of them together, sleeps exactly as a worker does
-(subscribe first, then lease; what is heard since the lease was sent counts; every sleep is capped), and hands out what
-it gets to those who have waited longest. So a thousand that wait cost what one worker costs. What nobody can take any
-more, since its consumer has gone, is given back unstarted, which counts nothing.
+However many wait, there is one loop, the same as a worker's (`leasing`): it asks the store for all of them together,
+and hands out what it gets to those who have waited longest. So a thousand that wait cost what one worker costs. What
+nobody can take any more, since its consumer has gone, is given back unstarted, which counts nothing.
 """
 
 from __future__ import annotations
@@ -11,19 +10,19 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from typing import Any
 
 from bide.core.errors import StoreError
 from bide.core.events import EventKind
 from bide.core.instants import Millis
-from bide.core.records import Lease, Record, Settlement, Topic
+from bide.core.records import Lease, Record, Settlement, Topic, Verdict
 from bide.engine.history import History
 from bide.engine.lanes import log_defect
-from bide.engine.pauses import HeldBack
+from bide.engine.leasing import LeaseLoop
 from bide.engine.recorder import Recorder
 from bide.engine.terms import Terms
-from bide.engine.verdicts import Policy, dead, given_back, unfit
-from bide.engine.waker import Waker
+from bide.engine.verdicts import Policy, given_back
 from bide.ports import Clock, Listening, Notifies, Store
 
 _log = logging.getLogger("bide.desk")
@@ -31,7 +30,6 @@ _MOST = 10_000
 """Tasks that one lease asks for at most."""
 _FORGET_AFTER = 60.0
 """Seconds that a topic nobody asks for any more is still listened to."""
-_PAUSE_AFTER_ERROR = 0.25
 
 
 class _Waiting:
@@ -104,8 +102,10 @@ class _Group:
         return {topic: min(count, share) for topic, count in self.wanted.items()}
 
 
-class Desk:
+class Desk(LeaseLoop):
     """`lease` waits for what is due. Make it in the running loop, `start` it, and `close` it before the store."""
+
+    _log = _log
 
     def __init__(
         self,
@@ -118,49 +118,32 @@ class Desk:
         started: Callable[[Record, Millis], None] | None = None,
         history: History | None = None,
     ) -> None:
-        self._store = store
-        self._clock = clock
-        self._terms = terms
-        self._recorder = recorder
+        super().__init__(store, clock, terms, recorder)
         self._policy_of = policy_of
         self._started = started
         self._history = history
         self._loop = asyncio.get_running_loop()
-        self._waker = Waker(clock, terms.cap)
-        self.held_back = HeldBack(store, clock, self._waker.kick)
-        self.wakes = self._waker.wakes
         self._groups: dict[tuple[str, Millis], _Group] = {}
         self._listening: dict[Topic, asyncio.Task[Listening]] = {}
         self._unasked: dict[Topic, float] = {}
         """Since when nobody has been seen to ask for a topic that is listened to."""
         self._tidies_at = float("-inf")
-        self._work: asyncio.Task[None] | None = None
-        self._pauses: asyncio.Task[None] | None = None
         self._afterwards: set[asyncio.Task[None]] = set()
-        self._closing = False
         self.waiting = 0
         """How many wait now."""
 
     async def start(self) -> None:
         """Begin to look."""
-        self._work = self._loop.create_task(self._run(), name="bide desk")
-        self._pauses = self._loop.create_task(self.held_back.look_for_ever(), name="bide pauses")
+        self._start_leasing()
 
     async def close(self) -> None:
         """Everybody who waits gets what there is: nothing."""
-        self._closing = True
-        self._waker.kick()
-        if self._work is not None:
-            await asyncio.wait([self._work])
-        if self._pauses is not None:
-            self._pauses.cancel()
-            await asyncio.wait([self._pauses])
+        await self._stop_leasing()
         for group in self._groups.values():
             for waiting in {one for queue in group.queues.values() for one in queue}:
                 self._answer(group, waiting)
         if self._afterwards:
             await asyncio.wait(self._afterwards)
-        self._waker.close()
         await self._stop(list(self._listening))
 
     async def lease(self, room: Mapping[Topic, int], *, holder: str, lease_for: Millis, wait: float) -> list[Record]:
@@ -168,7 +151,7 @@ class Desk:
 
         If the caller is cancelled, nothing stays leased for it. Raises StoreError where the store is away.
         """
-        if self._closing:
+        if self._stopping:
             return []
         await self._listen(room)
         group = self._groups.get((holder, lease_for))
@@ -199,51 +182,32 @@ class Desk:
 
     # --- the loop
 
-    async def _run(self) -> None:
-        while not self._closing:
-            wake: Millis | None = None
-            if self._groups:
-                self._waker.forget()
-                try:
-                    wake = await self._round()
-                except StoreError as error:
-                    self._fail(error)
-                    await asyncio.sleep(_PAUSE_AFTER_ERROR)
-                    continue
-                except Exception as error:  # noqa: BLE001 - the desk outlives its defects, loudly
-                    _log.exception("a defect stopped a lease; trying again in %.2f s", _PAUSE_AFTER_ERROR)
-                    self._fail(error)
-                    await asyncio.sleep(_PAUSE_AFTER_ERROR)
-                    continue
-            await self._waker.sleep(wake)
-            if not self._groups:
-                self._waker.forget()
-            if self._loop.time() >= self._tidies_at:
-                await self._stop_listening()
+    def _wants(self) -> bool:
+        """Whether anybody waits. Now and then, what nobody has asked for in a while is no longer listened to."""
+        if self._loop.time() >= self._tidies_at:
+            self._tidies_at = self._loop.time() + _FORGET_AFTER / 4
+            self._later(self._stop_listening())
+        return bool(self._groups)
 
-    async def _round(self) -> Millis | None:
+    async def _turn(self) -> Millis | None:
         """Ask for everybody who waits, and hand out what came; the next wake of what they still want."""
         wakes: list[Millis] = []
-        await self.held_back.first()
         for group in list(self._groups.values()):
-            asked = {topic: count for topic, count in group.asked().items() if topic not in self.held_back.topics}
+            asked = {topic: count for topic, count in group.asked().items() if topic not in self._pauses.topics}
             looking, group.impatient = group.impatient, []
             if not asked:  # nobody is left, or all that is asked for is paused
                 for waiting in looking:
                     self._answer(group, waiting)
                 continue
-            now = self._clock.now()
-            until = now + self._clock.span(group.lease_for)
-            leased = await self._store.lease(asked, now=now, until=until, holder=group.holder)
-            if self._waker.capped and leased.tasks:
-                self._waker.found(min(record.planned_at for record in leased.tasks), leased.now)
+            leased = await self._lease(asked, group.lease_for, group.holder)
             got = Counter(record.topic for record in leased.tasks)
             if any(got[topic] == count < group.wanted[topic] for topic, count in asked.items()):
                 self._waker.kick()  # it got all that one call asks for, and more is wanted
             self._hand_out(group, leased.tasks, leased.now)
             for waiting in looking:
                 self._answer(group, waiting)
-            wakes += [wake for wake in (leased.next_wake, leased.again_by) if wake is not None]
+            if leased.wake is not None:
+                wakes.append(leased.wake)
         return min(wakes, default=None)
 
     def _hand_out(self, group: _Group, tasks: Sequence[Record], now: Millis) -> None:
@@ -251,15 +215,11 @@ class Desk:
         unfitting: list[Settlement] = []
         left: list[Record] = []
         for record in tasks:
-            if record.topic in self.held_back.topics:  # paused while the lease was under way
-                left.append(record)
-                continue
-            if record.losses:
-                self._note(EventKind.LOSS, record, f"lease lost, {record.losses} in a row", group.holder)
-            why = unfit(record, self._policy_of(record.topic), now)
-            if why is not None:
-                unfitting.append(dead(record, why, self._terms.retention_of(record.topic), now))
-                self._note(EventKind.DEAD, record, why, group.holder)
+            refused = self._refusal(record, self._policy_of(record.topic), now, group.holder)
+            if refused is not None:
+                unfitting.append(refused)
+                if refused.verdict is Verdict.DEAD:
+                    self._note(EventKind.DEAD, record, refused.why, group.holder)
                 continue
             waiting = group.next_for(record.topic)
             if waiting is None:
@@ -275,7 +235,7 @@ class Desk:
             self._answer(group, waiting)
         self.give_back(left)
         if unfitting:
-            self._settle_later(unfitting, "dead")
+            self._settle_later(unfitting, "settled")
             self._waker.kick()  # they left room, and there may be more
 
     def _answer(self, group: _Group, waiting: _Waiting) -> None:
@@ -283,7 +243,7 @@ class Desk:
             group.drop(waiting)
             waiting.future.set_result(waiting.taken)
 
-    def _fail(self, error: Exception) -> None:
+    def _failed(self, error: Exception) -> None:
         for group in list(self._groups.values()):
             for waiting in {one for queue in group.queues.values() for one in queue}:
                 if not waiting.future.done():
@@ -294,29 +254,29 @@ class Desk:
     def _settle_later(self, settlements: list[Settlement], what: str) -> None:
         async def settle() -> None:
             try:
-                await self._store.settle(settlements, now=self._clock.now())
+                await self.store.settle(settlements, now=self.clock.now())
             except StoreError as error:
                 _log.warning("%d leases that should be %s run out by themselves: %s", len(settlements), what, error)
 
-        task = self._loop.create_task(settle(), name="bide desk settles")
+        self._later(settle())
+
+    def _later(self, work: Coroutine[Any, Any, None]) -> None:
+        task = self._loop.create_task(work, name="bide desk, in the background")
         self._afterwards.add(task)
         task.add_done_callback(self._afterwards.discard)
         task.add_done_callback(log_defect)
-
-    def _note(self, kind: EventKind, record: Record, what: str, who: str) -> None:
-        self._recorder.delivered(record, kind, what, at=self._clock.now(), who=who, wake=None)
 
     # --- wake-ups
 
     async def _listen(self, topics: Mapping[Topic, int]) -> None:
         """Subscribe before the first lease of a topic, so that no wake-up falls in between."""
-        if not isinstance(self._store, Notifies):
+        if not isinstance(self.store, Notifies):
             return
         for topic in topics:
             self._unasked.pop(topic, None)
             listening = self._listening.get(topic)
             if listening is None or (listening.done() and listening.exception() is not None):
-                listening = self._loop.create_task(self._store.listen([topic], self._heard))
+                listening = self._loop.create_task(self.store.listen([topic], self._hear))
                 self._listening[topic] = listening
             elif listening.done():
                 continue
@@ -327,14 +287,9 @@ class Desk:
                     del self._listening[topic]
                 raise
 
-    def _heard(self, topic: Topic, wake: Millis) -> None:
-        if topic not in self.held_back.topics:
-            self._waker.hear(wake)
-
     async def _stop_listening(self) -> None:
         """End what nobody has asked for in a while."""
         now = self._loop.time()
-        self._tidies_at = now + _FORGET_AFTER / 4
         asked = {topic for group in self._groups.values() for topic in group.wanted}
         for topic in self._listening.keys() - asked:
             self._unasked.setdefault(topic, now)

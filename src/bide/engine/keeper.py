@@ -1,36 +1,51 @@
-"""Keeps the leases of running handlers alive, all of them in one call, and tells a handler that it has lost its own."""
+"""The routine work of a worker: it extends leases, purges, and says that the worker lives."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Sequence
+import random
+from collections.abc import Awaitable, Callable, Collection, Sequence
 
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import Millis
 from bide.core.lifecycle import holds
-from bide.engine.delivery import Delivery
+from bide.core.records import Topic
+from bide.engine.lanes import Delivery
 from bide.engine.settler import Settler
-from bide.ports import Clock, Store
+from bide.ports import Clock, Shares, Store
 
 _log = logging.getLogger("bide.keeper")
 _LOST = "the lease was refused: cancelled, replaced, or held by somebody else now"
+PAGE = 1_000
+PURGE_EVERY = 60.0
+"""Seconds between purges; the first comes after a random part of it, so that workers do not sweep in step."""
+ANNOUNCE_EVERY = 2.0
+PRESENCE: Millis = 6_000
+"""How long a worker counts as live after it last said so."""
 
 
 class Keeper:
-    """Extends what `held` gives, three times within a lease; `lost` is called for each that is refused."""
+    """Extends what `held` gives, three times within a lease; `lost` is called for each that is refused.
+
+    Purges once a minute, and announces the worker by the name `holder` every two seconds, where the store keeps that.
+    """
 
     def __init__(
         self,
         store: Store,
         clock: Clock,
         lease: Millis,
+        holder: str,
+        topics: Collection[Topic],
         held: Callable[[], list[Delivery]],
         lost: Callable[[Delivery, str], None],
     ) -> None:
         self._store = store
         self._clock = clock
         self._lease = lease
+        self._holder = holder
+        self._topics = list(topics)
         self._held = held
         self._lost = lost
         self._asked_at = asyncio.get_running_loop().time()
@@ -118,3 +133,42 @@ class Keeper:
         for delivery, record in zip(longer, found, strict=True):
             if not delivery.over and not holds(record, delivery.token):
                 self._lost(delivery, _LOST)
+
+    # --- purge and presence
+
+    async def purge_for_ever(self) -> None:
+        await asyncio.sleep(PURGE_EVERY * random.random())
+        await self._repeat("purging", self.purge, PURGE_EVERY)
+
+    async def purge(self) -> None:
+        """Forget the ended tasks whose retention has passed, a page at a time."""
+        purged = PAGE
+        while purged == PAGE:
+            purged = await self._store.purge(now=self._clock.now(), limit=PAGE)
+
+    async def announce_for_ever(self) -> None:
+        if isinstance(self._store, Shares):
+            await self._repeat("announcing this worker", self._announce, ANNOUNCE_EVERY)
+
+    async def leave(self) -> None:
+        """Say that this worker has gone."""
+        try:
+            await self._announce(gone=True)
+        except StoreError as error:
+            _log.warning("leaving could not be announced; it shows by itself after a while: %s", error)
+
+    async def _announce(self, *, gone: bool = False) -> None:
+        if isinstance(self._store, Shares):
+            now = self._clock.now()
+            topics, until = ([], now) if gone else (self._topics, now + PRESENCE)
+            await self._store.announce(self._holder, topics, until, now=now)
+
+    async def _repeat(self, what: str, once: Callable[[], Awaitable[None]], pause: float) -> None:
+        while True:
+            try:
+                await once()
+            except StoreError as error:
+                _log.warning("%s failed, trying again in %.0f s: %s", what, pause, error)
+            except Exception:  # noqa: BLE001 - a keeper outlives its defects, loudly
+                _log.exception("a defect stopped %s; trying again in %.0f s", what, pause)
+            await asyncio.sleep(pause)

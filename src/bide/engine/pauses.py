@@ -18,8 +18,7 @@ import msgspec
 from bide.core.errors import StoreError
 from bide.core.instants import instant_text
 from bide.core.names import check_topic
-from bide.core.pause import Pause
-from bide.core.records import Topic
+from bide.core.records import Pause, Topic
 from bide.engine.acting import acting
 from bide.engine.kept import Kept
 from bide.engine.session import Session

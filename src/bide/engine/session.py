@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import os
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from copy import copy
 from typing import Any, TypeVar
 
 from bide.core.answers import Answer
-from bide.core.errors import NotOpen, PartlyFailed, SetupError
+from bide.core.errors import PartlyFailed
 from bide.core.events import EventKind, event_of
 from bide.core.records import Cancel, Change, Move, NewTask, Record, Ref, Result
 from bide.engine.acting import acting, to_the_end
@@ -24,7 +24,6 @@ _CHANGED = frozenset(
 
 running_loop = asyncio._get_running_loop
 """The event loop that runs in this thread, or None; in a forked child its parent's does not."""
-_ELSEWHERE = "this app is open in another event loop; give each loop an app of its own, or use app.sync"
 Asked = TypeVar("Asked", Ref, NewTask, Change)
 Got = TypeVar("Got")
 _Sends = Callable[..., Awaitable[list[Answer]]]
@@ -48,6 +47,13 @@ class Session:
         self._gets: dict[int, Batcher[Ref, Record | None]] = {}
         self._adds: dict[int, Batcher[NewTask, Answer]] = {}
         self._changes: dict[int, Batcher[Change, Answer]] = {}
+        self._own: Joined | None = None
+
+    def through(self, joined: Joined) -> Session:
+        """The same way for the verbs that take part in `joined`, wherever they are called."""
+        session = copy(self)
+        session._own = joined
+        return session
 
     @property
     def verbs(self) -> Verbs:
@@ -56,7 +62,7 @@ class Session:
 
     def joined(self) -> Joined | None:
         """The open transaction that the caller is inside of."""
-        return joined_to(self.store)
+        return self._own or joined_to(self.store)
 
     async def get(self, ref: Ref) -> Record | None:
         joined = self.joined()
@@ -170,84 +176,6 @@ class Session:
             await self.recorder.close()
         finally:
             await self.store.close()
-
-
-class Home:
-    """Where a client is open: in one event loop of one process. All who enter share one session; the last closes it."""
-
-    def __init__(self, begin: Callable[[], Coroutine[Any, Any, Session]]) -> None:
-        self.session: Session | None = None
-        self.entered = 0
-        self._begin = begin
-        self._opening: asyncio.Task[None] | None = None
-        """Done once it is open."""
-        self._closing: asyncio.Task[None] | None = None
-        self._process = os.getpid()
-        self._inherited: list[object] = []
-
-    async def enter(self) -> None:
-        """Raises SetupError in another loop than those who are there, and whatever it is that opening raises."""
-        self._forget_the_parents()
-        if self._opening is None:
-            self._opening = asyncio.get_running_loop().create_task(self._open(self._closing), name="bide open")
-        elif self._opening.get_loop() is not asyncio.get_running_loop():
-            raise SetupError(_ELSEWHERE)
-        self.entered += 1
-        try:
-            await asyncio.shield(self._opening)
-        except BaseException:
-            await self.leave()
-            raise
-
-    async def leave(self) -> None:
-        """The last who leaves closes: to its end, although they are cancelled."""
-        self._forget_the_parents()
-        if self._opening is None:
-            return
-        if self._opening.get_loop() is not asyncio.get_running_loop():
-            raise SetupError(_ELSEWHERE)
-        self.entered -= 1
-        if self.entered == 0:
-            opening, self._opening = self._opening, None
-            opening.cancel()  # it is open, or nobody waits for it any more
-            self._closing = asyncio.get_running_loop().create_task(self._close(opening), name="bide close")
-            await asyncio.shield(self._closing)
-
-    async def _open(self, closing: asyncio.Task[None] | None) -> None:
-        if closing is not None and closing.get_loop() is asyncio.get_running_loop():
-            await asyncio.wait([closing])  # it may be of the very store
-        self.session = await self._begin()
-
-    async def _close(self, opening: asyncio.Task[None]) -> None:
-        await asyncio.wait([opening])
-        session, self.session = self.session, None
-        if session is not None:
-            await session.close()
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop in which it is open."""
-        self._forget_the_parents()
-        return None if self.session is None else self.session.loop
-
-    def checked(self) -> Session:
-        """The session. Raises NotOpen, and SetupError in another loop than its own; in no loop it does not."""
-        self._forget_the_parents()
-        if self.session is None:
-            raise NotOpen(
-                "not open: use `async with app:` around this, also in a forked child, or app.sync from synchronous code"
-            )
-        if running_loop() not in (None, self.session.loop):
-            raise SetupError(_ELSEWHERE)
-        return self.session
-
-    def _forget_the_parents(self) -> None:
-        """In a forked child nothing is open: what the parent opened is left alone, and not even collected."""
-        if self._process != os.getpid():
-            self._process = os.getpid()
-            self._inherited += (self._opening, self._closing, self.session)
-            self._opening = self._closing = self.session = None
-            self.entered = 0
 
 
 def verb_of(change: Change) -> str:

@@ -16,14 +16,17 @@ import os
 import threading
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from bide.core.errors import NotOpen, OutcomeUnknown, SetupError
+from bide.core.instants import When
+from bide.core.records import NewTask, Page
 from bide.core.tasks import Task
-from bide.engine.client import Client
-from bide.engine.joined_client import SyncJoinedClient, found
+from bide.engine.arguments import filter_of
+from bide.engine.client import Client, JoinedClient
 from bide.engine.joining import run_here, stays_here
 from bide.engine.session import running_loop
+from bide.engine.verbs import ClientVerbs
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -32,21 +35,65 @@ _LOOK = 1.0
 
 
 def _blocking(
-    verb: Callable[Concatenate[Client, P], Coroutine[Any, Any, R]],
-) -> Callable[Concatenate[SyncClient, P], R]:
-    """The blocking form of a client's verb: same name, arguments, answer and errors."""
+    verb: Callable[Concatenate[ClientVerbs, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[SyncVerbs, P], R]:
+    """The blocking form of a verb: same name, arguments, answer and errors."""
 
     @functools.wraps(verb)
-    def call(self: SyncClient, /, *args: P.args, **kwargs: P.kwargs) -> R:
-        with self._call() as (client, loop):
-            if stays_here(client.store):
-                return run_here(verb(client, *args, **kwargs))
-            return _run(loop, verb(client, *args, **kwargs))
+    def call(self: SyncVerbs, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._run(lambda client: verb(client, *args, **kwargs))
 
     return call
 
 
-def _run(loop: asyncio.AbstractEventLoop, verb: Coroutine[Any, Any, R]) -> R:
+class SyncVerbs:
+    """The verbs for synchronous code."""
+
+    def _run(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]]) -> R:
+        """Call `verb` with a client, and wait for its answer."""
+        raise NotImplementedError
+
+    schedule = _blocking(ClientVerbs.schedule)
+    schedule_new = _blocking(ClientVerbs.schedule_new)
+    schedule_many = _blocking(ClientVerbs.schedule_many)
+    reschedule = _blocking(ClientVerbs.reschedule)
+    reschedule_many = _blocking(ClientVerbs.reschedule_many)
+    fire_now = _blocking(ClientVerbs.fire_now)
+    fire_many = _blocking(ClientVerbs.fire_many)
+    cancel = _blocking(ClientVerbs.cancel)
+    cancel_many = _blocking(ClientVerbs.cancel_many)
+    cancel_group = _blocking(ClientVerbs.cancel_group)
+    shift = _blocking(ClientVerbs.shift)
+    redrive = _blocking(ClientVerbs.redrive)
+    redrive_many = _blocking(ClientVerbs.redrive_many)
+    pause = _blocking(ClientVerbs.pause)
+    resume = _blocking(ClientVerbs.resume)
+    paused = _blocking(ClientVerbs.paused)
+    get = _blocking(ClientVerbs.get)
+    get_many = _blocking(ClientVerbs.get_many)
+    find_page = _blocking(ClientVerbs.find_page)
+
+    def find(
+        self,
+        *,
+        topic: str | None = None,
+        state: str | None = None,
+        group: str | None = None,
+        wake_from: When | None = None,
+        wake_before: When | None = None,
+        page: int = 500,
+    ) -> Iterator[Task[Any]]:
+        """Every task that matches; see `ClientVerbs.find`."""
+        where, cursor = filter_of(topic, state, group, wake_from, wake_before), None
+        while True:
+            found = self.find_page(where, Page(limit=page, cursor=cursor))
+            yield from map(Task, found.tasks)
+            cursor = found.cursor
+            if cursor is None:
+                return
+
+
+def _run_on(loop: asyncio.AbstractEventLoop, verb: Coroutine[Any, Any, R]) -> R:
     """Run `verb` on `loop` in a copy of this thread's context (an open transaction travels in it)."""
     context = contextvars.copy_context()
 
@@ -132,7 +179,7 @@ class _LoopThread:
         self._loop.close()
 
 
-class SyncClient:
+class SyncClient(SyncVerbs):
     """`app.sync`: blocks until the answer is there."""
 
     def __init__(self, own: Client, clone: Callable[[], Client]) -> None:
@@ -141,26 +188,14 @@ class SyncClient:
         self._threads: dict[int, _LoopThread] = {}
         """By process: what another one has, of which this one is a fork, it may hold for ever."""
 
-    schedule = _blocking(Client.schedule)
-    schedule_many = _blocking(Client.schedule_many)
-    reschedule = _blocking(Client.reschedule)
-    reschedule_many = _blocking(Client.reschedule_many)
-    fire_now = _blocking(Client.fire_now)
-    fire_many = _blocking(Client.fire_many)
-    cancel = _blocking(Client.cancel)
-    cancel_many = _blocking(Client.cancel_many)
-    cancel_group = _blocking(Client.cancel_group)
-    shift = _blocking(Client.shift)
-    redrive = _blocking(Client.redrive)
-    redrive_many = _blocking(Client.redrive_many)
-    pause = _blocking(Client.pause)
-    resume = _blocking(Client.resume)
-    paused = _blocking(Client.paused)
-    get = _blocking(Client.get)
-    get_many = _blocking(Client.get_many)
-    tally = _blocking(Client.tally)
-    events = _blocking(Client.events)
-    find_page = _blocking(Client.find_page)
+    tally = _blocking(ClientVerbs.tally)
+    events = _blocking(ClientVerbs.events)
+
+    def _run(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]]) -> R:
+        with self._call() as (client, loop):
+            if stays_here(client.store):
+                return run_here(verb(client))
+            return _run_on(loop, verb(client))
 
     def using(self, connection: object) -> SyncJoinedClient:
         """The verbs in the caller's own transaction on a synchronous `connection`, in this thread; the caller commits.
@@ -170,10 +205,6 @@ class SyncClient:
         """
         with self._call() as (client, _):
             return SyncJoinedClient(client.using(connection))
-
-    def find(self, **where: Any) -> Iterator[Task[Any]]:
-        """Every task that matches; see `Client.find`."""
-        return found(self.find_page, **where)
 
     def close(self) -> None:
         """Wait for calls under way, then close the background store and end its thread, if this process has one."""
@@ -190,3 +221,28 @@ class SyncClient:
             return nullcontext((self._own, own_loop))
         thread = self._threads.get(os.getpid()) or self._threads.setdefault(os.getpid(), _LoopThread())
         return thread.call(self._clone)
+
+
+class SyncJoinedClient(SyncVerbs):
+    """The same on a synchronous connection: each verb runs in the thread that calls it.
+
+    As `with app.sync.using(connection):` it lends the connection to every verb of `app.sync` within the block.
+    """
+
+    def __init__(self, client: JoinedClient) -> None:
+        self._client = client
+
+    def _run(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]]) -> R:
+        with self:
+            return run_here(verb(self._client))
+
+    def new(self, topic: str, payload: object = None, **options: Any) -> NewTask:
+        """See `ClientVerbs.new`."""
+        return self._client.new(topic, payload, **options)
+
+    def __enter__(self) -> Self:
+        self._client.enter(here=True)
+        return self
+
+    def __exit__(self, *exc_info: object) -> None:
+        self._client.leave()

@@ -1,10 +1,17 @@
-"""The numbers that an engine goes by. Stores know none of them."""
+"""The numbers that an engine goes by, which stores know none of; and how many ended tasks of a topic are remembered.
+
+At most so many done tasks of a topic are remembered, and as many cancelled ones. A task beyond the bound is deleted as
+it ends. Each process counts the tasks that it ended itself, so several processes together remember a multiple of the
+bound. A retention that a handler sets, such as `keep_done="1d"`, has no bound.
+"""
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from types import MappingProxyType
 
+import msgspec
 from msgspec import Struct
 
 from bide.core.instants import LAST_INSTANT, LONGEST, Millis
@@ -12,6 +19,10 @@ from bide.core.payloads import PAYLOAD_LIMIT
 from bide.core.records import State, Topic
 
 FOURTEEN_DAYS: Millis = 14 * 86_400_000
+MOST = 10_000
+"""Done, and as many cancelled, tasks of one topic."""
+_TOPICS = 10_000
+"""Topics that are counted. With one more, all counts begin anew."""
 
 
 class Retention(Struct, frozen=True, kw_only=True):
@@ -25,6 +36,82 @@ class Retention(Struct, frozen=True, kw_only=True):
         """The `keep_until` of a task that enters `state` now."""
         length = self.done if state is State.DONE else self.cancelled if state is State.CANCELLED else self.dead
         return min(now + length, LAST_INSTANT) if length else 0
+
+
+_DEFAULT = Retention()
+
+
+class Counted(Retention, frozen=True, kw_only=True):
+    """A retention with a bound on the number of remembered tasks. Dead tasks have no bound."""
+
+    kept: dict[State, deque[Millis]] = msgspec.field(
+        default_factory=lambda: {State.DONE: deque(), State.CANCELLED: deque()}
+    )
+    """Of the states that are counted, until when each task is remembered."""
+    most: int = MOST
+
+    def keep_until(self, state: State, now: Millis) -> Millis:
+        kept = self.kept.get(state)
+        if kept is None:
+            return super().keep_until(state, now)
+        try:
+            while kept[0] <= now:
+                kept.popleft()
+        except IndexError:  # there is none left; another thread of the app may have taken the last
+            pass
+        if len(kept) >= self.most:
+            return 0
+        until = super().keep_until(state, now)
+        if until:
+            kept.append(until)
+        return until
+
+
+class Retentions:
+    """The retention of each topic: its own where it sets one, else the general one; bounded, with `most`."""
+
+    def __init__(
+        self,
+        general: Retention = _DEFAULT,
+        own: Mapping[Topic, Retention] = MappingProxyType({}),
+        *,
+        most: int | None = None,
+    ) -> None:
+        self._general = general
+        self._own = own
+        self._most = most
+        self._counted = dict[Topic, Retention]()
+
+    def of(self, topic: Topic) -> Retention:
+        found = self._own.get(topic) or self._counted.get(topic)
+        if found is None:
+            if self._most is None:
+                return self._general
+            if len(self._counted) >= _TOPICS:
+                self._counted.clear()
+            found = self._counted[topic] = _counted(self._general, self._most)
+        return found
+
+    def at_most(self, most: int) -> Retentions:
+        """The same, remembering at most so many ended tasks of each topic and state, also of what topics say."""
+        return Retentions(self._general, {topic: _counted(one, most) for topic, one in self._own.items()}, most=most)
+
+    def with_topic(
+        self, topic: Topic, *, done: Millis | None, cancelled: Millis | None, dead: Millis | None
+    ) -> Retentions:
+        """The same, with what `topic` says itself: that is not counted. None: as of any topic."""
+        general = self._general
+        one = Counted(
+            done=general.done if done is None else done,
+            cancelled=general.cancelled if cancelled is None else cancelled,
+            dead=general.dead if dead is None else dead,
+            kept={state: deque() for state, own in ((State.DONE, done), (State.CANCELLED, cancelled)) if own is None},
+        )
+        return Retentions(general, {**self._own, topic: one}, most=self._most)
+
+
+def _counted(one: Retention, most: int) -> Counted:
+    return Counted(done=one.done, cancelled=one.cancelled, dead=one.dead, most=most)
 
 
 class Terms(Struct, frozen=True, kw_only=True):
@@ -45,8 +132,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     """Whether what happened is written down, minute by minute; see `engine.history`."""
     traces: bool = True
     """Keep the trace of the last failure with its task."""
-    retention: Retention = Retention()
-    retention_by_topic: Mapping[Topic, Retention] = MappingProxyType({})
+    retentions: Retentions = Retentions()
 
     def retention_of(self, topic: Topic) -> Retention:
-        return self.retention_by_topic.get(topic, self.retention)
+        return self.retentions.of(topic)

@@ -1,8 +1,6 @@
 """A worker: sleeps until the smallest wake that concerns it, leases what is due, delivers it, settles it.
 
-The loop, so that no wake-up is lost: subscribe first, then lease; what the lease returns says how long to sleep; what
-is heard since the lease was *sent* counts; it only ever shortens the sleep; every sleep is capped. A worker asks for as
-much as it can start now and holds nothing else (P7).
+It asks for as much as it can start now, and holds nothing else (P7); for the loop see `leasing`.
 """
 
 from __future__ import annotations
@@ -13,7 +11,6 @@ import os
 import socket
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping
-from functools import partial
 from typing import Self
 
 from msgspec import Struct
@@ -23,25 +20,21 @@ from bide.core.events import EventKind
 from bide.core.instants import Millis
 from bide.core.names import new_id
 from bide.core.outcomes import Outcome, Retry
-from bide.core.records import Due, Leased, Record, Settlement, Topic, Verdict
-from bide.engine.capacity import lease_in_turn, wants
-from bide.engine.delivery import Delivery
+from bide.core.records import Record, Settlement, Topic, Verdict
+from bide.engine.capacity import wants
 from bide.engine.history import History
 from bide.engine.hooks import Hooks, as_dead
 from bide.engine.keeper import Keeper
-from bide.engine.lanes import Lanes, log_defect
-from bide.engine.pauses import HeldBack
+from bide.engine.lanes import Delivery, Lanes, log_defect
+from bide.engine.leasing import LeaseLoop
 from bide.engine.recorder import Recorder
 from bide.engine.settler import Settler
-from bide.engine.sweeper import Sweeper
 from bide.engine.table_loops import TableLoop, TableLoops
 from bide.engine.terms import Terms
-from bide.engine.verdicts import dead, given_back, settlement, unfit
-from bide.engine.waker import Waker
+from bide.engine.verdicts import given_back, settlement
 from bide.ports import Clock, Listening, Notifies, Route, Store
 
 _log = logging.getLogger("bide.worker")
-_PAUSE_AFTER_ERROR = 0.25
 _STOPPED = "the worker has stopped, and what waits goes on waiting"
 _FLOOD = 32
 """So many deliveries of a topic at once, with more to come, are a flood."""
@@ -63,8 +56,10 @@ class Stats(Struct):
     """Leases that were gone before their outcome: refused at settle or extend."""
 
 
-class Worker:
+class Worker(LeaseLoop):
     """Works on `routes` until stopped. Use it as `async with`, or `start` and `stop`."""
+
+    _log = _log
 
     def __init__(
         self,
@@ -79,35 +74,28 @@ class Worker:
         name: str | None = None,
         tables: Iterable[TableLoop] = (),
     ) -> None:
-        self.store = store
-        self.clock = clock
-        self.terms = terms
-        self.holder = name or f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"
-        self.stats = Stats()
-        self.tables = TableLoops(tables)
-        self._recorder = recorder
-        self._history = history
-        self._observe = observe
-        self._waker = Waker(clock, terms.cap)
-        self.wakes = self._waker.wakes
-        self._settler = Settler(store, clock, self._told, self._has_backlog)
         self._lanes = {
             topic: Lanes(route, self._ended, self._freed, self._time_out, self._hand_back)
             for topic, route in routes.items()
         }
-        self._keeper = Keeper(store, clock, terms.lease, self._held, self._lose)
-        self._sweeper = Sweeper(store, clock, self.holder, self._lanes)
-        self.held_back = HeldBack(store, clock, self._waker.kick, of=self._lanes)
+        super().__init__(store, clock, terms, recorder, of=self._lanes)
+        self.holder = name or f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"
+        self.stats = Stats()
+        self.tables = TableLoops(tables)
+        self._history = history
+        self._observe = observe
+        self._settler = Settler(store, clock, self._told, self._has_backlog)
+        self._keeper = Keeper(store, clock, terms.lease, self.holder, self._lanes, self._held, self._lose)
         self._listening: Listening | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._hooks = Hooks()
-        self._stopping = False
         self._flood = False
-        self._emptied: list[asyncio.Future[None]] = []
-        """Who waits until there is nothing left."""
+        self._moved: asyncio.Future[None] | None = None
+        """For those who wait until nothing is left: done when an outcome is settled, and as the worker stops."""
         self._short = False
         """Whether the worker's slots, not a topic's own, are the limit for what may be due."""
-        self._turn = 0
+        self._rotation = 0
+        """By how many topics the first of those that are asked for has moved on."""
 
     # --- start and stop
 
@@ -123,12 +111,12 @@ class Worker:
         await self.tables.start()
         if isinstance(self.store, Notifies):
             self._listening = await self.store.listen(list(self._lanes), self._heard)
+        if self._lanes:
+            self._start_leasing()
         for name, work in (
-            ("leasing", self._work()),
             ("keeper", self._keeper.run()),
-            ("purge", self._sweeper.purge_for_ever()),
-            ("presence", self._sweeper.announce_for_ever()),
-            *([("pauses", self.held_back.look_for_ever())] if self._lanes else []),
+            ("purge", self._keeper.purge_for_ever()),
+            ("presence", self._keeper.announce_for_ever()),
         ):
             self._tasks.append(asyncio.get_running_loop().create_task(work, name=f"bide {name}"))
             self._tasks[-1].add_done_callback(log_defect)
@@ -140,25 +128,20 @@ class Worker:
         """
         if self._stopping:
             return
-        self._stopping = True
-        self._waker.kick()
-        if self._tasks:
-            await asyncio.wait(self._tasks[:1])
-        self._waker.close()
+        await self._stop_leasing()
+        self._tell_moved()
         if self._listening is not None:
             await self._listening.close()
-        self._give_back()
+        for lanes in self._lanes.values():
+            self._hand_back(lanes.take_unstarted())
         ends = (self.terms.grace if grace is None else grace) / 1000
         await asyncio.gather(self.tables.stop(ends), *(lanes.idle(ends) for lanes in self._lanes.values()))
         await asyncio.gather(*(lanes.close() for lanes in self._lanes.values()))
         await self._settler.drain()
-        for emptied in self._emptied:
-            if not emptied.done():
-                emptied.set_exception(RuntimeError(_STOPPED))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, self._hooks.ended(), return_exceptions=True)
-        await self._sweeper.leave()
+        await self._keeper.leave()
 
     async def until_empty(self) -> None:
         """Wait until nothing of this worker's topics and tables is waiting or leased any more, by anybody.
@@ -173,17 +156,33 @@ class Worker:
             await self._until_no_task()
 
     async def _until_no_task(self) -> None:
-        if self._stopping:
-            raise RuntimeError(_STOPPED)
-        if not self._lanes:
-            return
-        emptied = asyncio.get_running_loop().create_future()
-        self._emptied.append(emptied)
-        self._waker.kick()
+        """Ask the store when nothing runs here, after each outcome that is settled, and within the longest sleep."""
+        while self._lanes:
+            if self._stopping:
+                raise RuntimeError(_STOPPED)
+            moved = self._moved = self._moved or asyncio.get_running_loop().create_future()
+            if not self._occupied and await self._has_nothing() and not (moved.done() or self._occupied):
+                return
+            self._waker.kick()  # where no notification comes, it may know of nothing yet
+            await asyncio.wait([moved], timeout=self.terms.cap / 1000)
+
+    @property
+    def _occupied(self) -> bool:
+        return any(lanes.occupied for lanes in self._lanes.values())
+
+    async def _has_nothing(self) -> bool:
+        now = self.clock.now()
         try:
-            await emptied
-        finally:
-            self._emptied.remove(emptied)
+            found = await self.store.lease(dict.fromkeys(self._lanes, 0), now=now, until=now, holder=self.holder)
+        except StoreError as error:
+            _log.warning("whether anything is left cannot be known now: %s", error)
+            return False
+        return found.next_wake is None
+
+    def _tell_moved(self) -> None:
+        if self._moved is not None:
+            self._moved.set_result(None)
+            self._moved = None
 
     async def run_once(self) -> tuple[int, Millis | None]:
         """Instead of `start`: one round of lease, deliver and settle; how many were leased, and the next wake.
@@ -192,9 +191,8 @@ class Worker:
         scheduled something earlier.
         """
         await self.held_back.first()
-        asked = self._wanted()
         before = self.stats.leased
-        wake = await self._lease(asked)
+        wake = await self._deliver(self._wants())
         await asyncio.gather(*(lanes.idle(None) for lanes in self._lanes.values()))
         await self._settler.drain()
         await self._hooks.ended()
@@ -202,57 +200,30 @@ class Worker:
 
     # --- lease
 
-    async def _work(self) -> None:
-        while not self._stopping:
-            wake: Millis | None = None
-            asked = self._wanted()
-            if asked or self._emptied:
-                self._waker.forget()
-                try:
-                    await self.held_back.first()
-                    await self._keeper.catch_up(self._settler)
-                    wake = await self._lease(self._wanted())
-                except StoreError as error:
-                    _log.warning("leasing failed, trying again in %.2f s: %s", _PAUSE_AFTER_ERROR, error)
-                    await asyncio.sleep(_PAUSE_AFTER_ERROR)
-                    continue
-                except Exception:  # noqa: BLE001 - a worker outlives its defects, loudly
-                    _log.exception("a defect stopped a lease; trying again in %.2f s", _PAUSE_AFTER_ERROR)
-                    await asyncio.sleep(_PAUSE_AFTER_ERROR)
-                    continue
-            await self._waker.sleep(wake)
-            if not asked:
-                self._waker.forget()
+    async def _turn(self) -> Millis | None:
+        await self._keeper.catch_up(self._settler)
+        return await self._deliver(self._wants())
 
-    def _wanted(self) -> dict[Topic, int]:
+    def _wants(self) -> dict[Topic, int]:
         """How many of each topic can be started now. What is paused is not asked for: not even when it is due."""
-        held = self.held_back.topics
-        asked = {t: n for t, n in wants(self._lanes, self.terms.concurrency, self._turn).items() if t not in held}
+        held = self._pauses.topics
+        asked = {t: n for t, n in wants(self._lanes, self.terms.concurrency, self._rotation).items() if t not in held}
         self._short = any(
             (lane.hungry or not asked) and lane.free > asked.get(topic, 0) and topic not in held
             for topic, lane in self._lanes.items()
         )
         return asked
 
-    async def _lease(self, asked: Mapping[Topic, int]) -> Millis | None:
+    async def _deliver(self, asked: Mapping[Topic, int]) -> Millis | None:
         """Lease and start what is due; the next wake of the topics that still have room."""
         expires = asyncio.get_running_loop().time() + self.terms.lease / 1000
-        # only a lease that was sent after the question, and while nothing ran here, can answer it
-        asking = list(self._emptied) if self._emptied and self._idle else ()
-        now = self.clock.now()
-        until = now + self.clock.span(self.terms.lease)
-        ask = partial(self.store.lease, now=now, until=until, holder=self.holder)
-        leased = await lease_in_turn(ask, asked) if asked else Leased([], None, now)
-        self._turn += sum(map(bool, asked.values()))
+        leased = await self._lease(asked, self.terms.lease, self.holder)
+        self._rotation += sum(map(bool, asked.values()))
         self.stats.leased += len(leased.tasks)
-        if self._waker.capped and leased.tasks:
-            self._waker.found(min(record.planned_at for record in leased.tasks), leased.now)
         self._flood = False
         by_topic = defaultdict[Topic, list[Delivery]](list)
         for record in leased.tasks:
             by_topic[record.topic].append(Delivery(record, self, expires, leased.now))
-        for topic in by_topic.keys() & self.held_back.topics.keys():  # paused while the lease was under way
-            self._hand_back(by_topic.pop(topic))
         if self._history is not None:
             for topic, deliveries in by_topic.items():
                 self._history.began(topic, [one.record.planned_at for one in deliveries], leased.now)
@@ -263,46 +234,29 @@ class Worker:
                 lanes.hungry = len(deliveries) >= count
             self._flood |= lanes.hungry and count >= _FLOOD
             lanes.start(fit)
-        more = self._wanted() if any(lanes.hungry and lanes.free for lanes in self._lanes.values()) else {}
+        more = self._wants() if any(lanes.hungry and lanes.free for lanes in self._lanes.values()) else {}
         if any(count and self._lanes[topic].hungry for topic, count in more.items()):
             self._waker.kick()  # it got all that it was lent, or some were unfit, and there may be more
-        elif asking and leased.next_wake is None and not leased.tasks and self._idle:
-            held = {topic: 0 for topic in self.held_back.topics if topic in self._lanes}
-            if not held or (await ask(held)).next_wake is None:
-                for emptied in asking:
-                    if not emptied.done():
-                        emptied.set_result(None)
-        wake, again = leased.next_wake, leased.again_by
-        return wake if again is None or (wake is not None and wake < again) else again
-
-    @property
-    def _idle(self) -> bool:
-        return not any(lanes.occupied for lanes in self._lanes.values())
+        return leased.wake
 
     def _fit(self, delivery: Delivery, route: Route, now: Millis) -> bool:
-        record = delivery.record
-        if record.losses:
-            self._note(EventKind.LOSS, record, f"lease lost, {record.losses} in a row")
-        elif record.deadline is None:
-            return True
-        why = unfit(record, route, now)
-        if why is None:
+        refused = self._refusal(delivery.record, route, now, self.holder)
+        if refused is None:
             return True
         delivery.over = True
-        self._settler.put(delivery, dead(record, why, self.terms.retention_of(record.topic), now))
+        self._settler.put(delivery, refused)
         return False
 
     def _heard(self, topic: Topic, wake: Millis) -> None:
         lanes = self._lanes.get(topic)
-        if lanes is not None and topic not in self.held_back.topics:
-            if lanes.free > 0:
-                self._waker.hear(wake)
-            else:
-                lanes.hungry = True
+        if lanes is not None and lanes.free > 0:
+            self._hear(topic, wake)
+        elif lanes is not None and topic not in self._pauses.topics:
+            lanes.hungry = True
 
     def _freed(self, lanes: Lanes) -> None:
         """A slot is free: lease again if there may be something for it."""
-        if lanes.hungry or self._short or self._emptied:
+        if lanes.hungry or self._short:
             self._waker.kick()
 
     def _has_backlog(self) -> bool:
@@ -319,10 +273,11 @@ class Worker:
         record = delivery.record
         self.stats.delivered += 1
         if ended is not None:
-            if isinstance(ended, KeyboardInterrupt) or (self._stopping and isinstance(ended, asyncio.CancelledError)):
+            cancelled = isinstance(ended, asyncio.CancelledError)
+            if isinstance(ended, KeyboardInterrupt) or (cancelled and self._stopping):
                 self._settler.put(delivery, given_back(delivery.lease))
                 return
-            if isinstance(ended, asyncio.CancelledError):
+            if cancelled:
                 ended = Retry("the handler was cancelled")
             elif not isinstance(ended, Outcome) and record.failures == 0:
                 _log.warning("%s/%s failed for the first time", record.topic, record.key, exc_info=ended)
@@ -372,26 +327,18 @@ class Worker:
         elif verdict is Verdict.RETRY:
             self.stats.retried += 1
             _log.warning("%s/%s, attempt %d, failed: %s", record.topic, record.key, record.attempt, told.why)
-            self._note(EventKind.RETRY, record, told.why, told.wake)
+            self._note(EventKind.RETRY, record, told.why, self.holder, told.wake)
         elif verdict is Verdict.DEFER:
             self.stats.deferred += 1
         else:
             self.stats.dead += 1
             _log.error("%s/%s, attempt %d, is dead: %s", record.topic, record.key, record.attempt, told.why)
-            self._note(EventKind.DEAD, record, told.why)
+            self._note(EventKind.DEAD, record, told.why, self.holder)
             task = delivery.now_as(as_dead(record, told, self.clock.now()))
             self._hooks.call(self._lanes[record.topic].route.on_dead, task)
         if self._observe is not None:
             self._observe(record, told)
-        if self._emptied:
-            self._waker.kick()
-
-    def _note(self, kind: EventKind, record: Record, what: str, wake: Due | None = None) -> None:
-        self._recorder.delivered(record, kind, what, at=self.clock.now(), who=self.holder, wake=wake)
-
-    def _give_back(self) -> None:
-        for lanes in self._lanes.values():
-            self._hand_back(lanes.take_unstarted())
+        self._tell_moved()
 
     def _hand_back(self, deliveries: Iterable[Delivery]) -> None:
         """No handler has seen them, so they count for nothing."""

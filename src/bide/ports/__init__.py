@@ -21,8 +21,8 @@ from bide.ports.store import (
     TellsTime,
     Verbs,
 )
-from bide.ports.tables import DueRow, Head, Raced, RowRefused, Table, Taken, WatchesTables
-from bide.ports.time import Clock, Timer
+from bide.ports.tables import DueRow, Head, Raced, RowRefused, Table, Taken, WatchesTables, check_changed, is_unique
+from bide.ports.time import Clock, ScaledClock, SystemClock, Timer
 
 __all__ = [
     "COUNTED",
@@ -45,10 +45,12 @@ __all__ = [
     "Raced",
     "Route",
     "RowRefused",
+    "ScaledClock",
     "Served",
     "Shares",
     "Sink",
     "Store",
+    "SystemClock",
     "Table",
     "TableStats",
     "Taken",

@@ -26,7 +26,6 @@ from bide.core.events import Event
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.names import LONGEST_NAME, check_name, check_topic
 from bide.core.options import LONGEST_HEADERS, decode_options
-from bide.core.pause import Pause
 from bide.core.records import (
     Cancel,
     Change,
@@ -38,6 +37,7 @@ from bide.core.records import (
     Move,
     NewTask,
     Page,
+    Pause,
     Record,
     Ref,
     Settlement,

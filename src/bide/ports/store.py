@@ -14,7 +14,6 @@ from typing import Any, Protocol, runtime_checkable
 from bide.core.answers import Answer
 from bide.core.events import Event
 from bide.core.instants import Millis
-from bide.core.pause import Pause
 from bide.core.records import (
     Change,
     Filter,
@@ -23,6 +22,7 @@ from bide.core.records import (
     Leased,
     NewTask,
     Page,
+    Pause,
     Record,
     Ref,
     Settlement,

@@ -34,7 +34,7 @@ from msgspec import Meta, Struct, field
 from bide.core.errors import BadInput
 from bide.core.names import check_topic
 from bide.core.retry import RetryPolicy, policy
-from bide.engine.retention import MOST
+from bide.engine.terms import MOST
 from bide.service.schemas import Terms, retries
 
 PER_TASK = "per-task"

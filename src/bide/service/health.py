@@ -21,9 +21,9 @@ from msgspec import Struct
 from bide.core.errors import SetupError, StoreError
 from bide.core.records import Ref
 from bide.engine.client import Client
-from bide.engine.clock import SystemClock
 from bide.engine.looks import Look
-from bide.ports import Clock, HasSchema, Parted, Store, TellsTime
+from bide.ports import Clock, HasSchema, Parted, Store, SystemClock, TellsTime
+from bide.ports.time import SystemClock
 from bide.service.authz import Verb
 from bide.service.replies import Reply
 from bide.service.requests import Request

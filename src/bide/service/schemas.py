@@ -15,8 +15,7 @@ from bide.core.answers import Answer
 from bide.core.events import Event
 from bide.core.instants import Millis, instant_text
 from bide.core.options import decode_options
-from bide.core.pause import Pause
-from bide.core.records import Record, Topic
+from bide.core.records import Pause, Record, Topic
 from bide.core.retry import FOREVER, Exponential, Fixed, Ladder, RetryPolicy, policy
 from bide.core.texts import error_parts, storable
 

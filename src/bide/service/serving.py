@@ -16,6 +16,7 @@ from types import TracebackType
 from typing import Protocol, Self
 
 import uvicorn
+from msgspec.structs import replace
 
 from bide.app import Bide
 from bide.core.errors import BadInput, SetupError
@@ -26,8 +27,7 @@ from bide.core.retry import policy
 from bide.engine.desk import Desk
 from bide.engine.kept import Kept
 from bide.engine.presence import WakeChannel
-from bide.engine.retention import counted
-from bide.engine.settling import Settling
+from bide.engine.settler import Settling
 from bide.engine.told_routes import Telling, ToldRoute, told_of_policy
 from bide.engine.verdicts import Policy, TopicPolicy
 from bide.engine.worker import Worker
@@ -99,7 +99,7 @@ class Serving:
                     topic, other, concurrency=one.concurrency, retry=retry, losses=one.losses, timeout=one.timeout
                 )
             app.retain(topic, done=one.keep_done, cancelled=one.keep_cancelled, dead=one.keep_dead)
-        app.terms = counted(app.terms, config.keep_most)
+        app.terms = replace(app.terms, retentions=app.terms.retentions.at_most(config.keep_most))
 
     def policy_of(self, topic: Topic) -> Policy:
         """By what the tasks of `topic` are decided."""

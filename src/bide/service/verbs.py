@@ -18,8 +18,7 @@ from bide.core.instants import Millis, as_datetime, duration, instant_text
 from bide.core.names import check_name, check_topic
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import Cancel, Change, Count, Lease, Move, NewTask, Page, Redrive, Result, State, Topic
-from bide.engine.arguments import conflict_of, filter_of
-from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive
+from bide.engine.arguments import conflict_of, filter_of, new_cancel, new_fire, new_move, new_redrive
 from bide.engine.client import Client
 from bide.engine.desk import Desk
 from bide.engine.settling import Settling

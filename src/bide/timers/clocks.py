@@ -5,22 +5,9 @@ from __future__ import annotations
 import time
 
 from bide.core.instants import Millis
+from bide.ports import SystemClock
 
-
-class WallClock:
-    """Milliseconds since the epoch, rounded down. May be set, also back."""
-
-    __slots__ = ()
-    grain: Millis = 1
-
-    def now(self) -> Millis:
-        return time.time_ns() // 1_000_000
-
-    def seconds_until(self, at: Millis) -> float:
-        return at / 1000 - time.time()
-
-    def span(self, length: Millis) -> Millis:
-        return length
+WallClock = SystemClock
 
 
 class SteadyClock(WallClock):

@@ -30,8 +30,7 @@ import math
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
-from types import TracebackType
-from typing import Generic, Protocol, Self, TypeVar, overload
+from typing import Generic, Self, TypeVar, overload
 
 from bide.core.instants import Millis
 from bide.ports import Clock, Timer
@@ -55,27 +54,6 @@ _SHORTEST_LOOP_SLEEP = 0.001
 _logger = logging.getLogger(__name__)
 
 
-class _Advances(Protocol[Item]):
-    """What a timer and an idle ring have in common."""
-
-    def advance(self, now: Millis) -> list[Item]: ...
-    def next_deadline(self) -> Millis | None: ...
-    def __len__(self) -> int: ...
-    def __contains__(self, item: object) -> bool: ...
-
-
-class _Runner(Protocol):
-    """Where a drive runs."""
-
-    def start(self) -> None: ...
-
-    def wake(self) -> None:
-        """Something is due earlier than the present sleep ends. The drive's lock is held."""
-
-    def close(self) -> None:
-        """Leave nothing behind. The drive's lock is not held."""
-
-
 class _OnLoop(Generic[Item]):
     """A drive on an asyncio event loop: one handle, no task."""
 
@@ -88,10 +66,12 @@ class _OnLoop(Generic[Item]):
         self._handle = self._loop.call_soon(self._turn)
 
     def wake(self) -> None:
+        """Something is due earlier than the present sleep ends. The drive's lock is held."""
         self.close()
         self.start()
 
     def close(self) -> None:
+        """Leave nothing behind. The drive's lock is not held, unless it is woken."""
         if self._handle is not None:
             self._handle.cancel()
 
@@ -151,7 +131,7 @@ class _Driven(Generic[Item]):
 
     def __init__(
         self,
-        timer: _Advances[Item],
+        timer: Timer[Item] | IdleRing[Item],
         callback: Callable[[Item], object],
         clock: Clock,
         longest_sleep: float,
@@ -165,7 +145,7 @@ class _Driven(Generic[Item]):
         self._clock = clock
         self._longest_sleep = longest_sleep
         self._lock = threading.Lock()
-        self._runner: _Runner | None = None
+        self._runner: _OnLoop[Item] | _InThread[Item] | None = None
         # taken out of the timer, not called yet: can still be cancelled and moved
         self._due: OrderedDict[Item, None] = OrderedDict()
         # what the drive sleeps for; anything added for an earlier time wakes it
@@ -182,18 +162,14 @@ class _Driven(Generic[Item]):
         self._begin(_OnLoop)
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *exc_info: object) -> None:
         self.close()
 
     def __enter__(self) -> Self:
         self._begin(_InThread)
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *exc_info: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -205,7 +181,7 @@ class _Driven(Generic[Item]):
         if runner is not None:
             runner.close()
 
-    def _begin(self, kind: Callable[[_Driven[Item]], _Runner]) -> None:
+    def _begin(self, kind: type[_OnLoop[Item]] | type[_InThread[Item]]) -> None:
         if self._runner is not None:
             raise RuntimeError("this drive is running already")
         self._looks_at = -math.inf

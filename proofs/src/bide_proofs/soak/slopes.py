@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from msgspec import Struct
 
-from bide.engine.sweeper import PURGE_EVERY
+from bide.engine.keeper import PURGE_EVERY
 
 FLAT, SETTLED, GROWS = "flat", "settled", "grows"
 WARM_UP = 0.2

@@ -31,10 +31,10 @@ from bide.core.errors import StoreError
 from bide.core.instants import Millis, as_datetime
 from bide.core.records import State, Tally, Topic
 from bide.engine.client import Client
-from bide.engine.clock import SystemClock
 from bide.engine.looks import Look
 from bide.engine.oldest import oldest_due
 from bide.ports import AnswersApart, Store, TellsTime
+from bide.ports.time import SystemClock
 from bide.service.health import reach, skew_of
 
 OTHER = "other"

@@ -17,8 +17,7 @@ from bide.core.errors import BadInput, PartlyFailed
 from bide.core.events import Event, EventKind
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.names import LONGEST_NAME
-from bide.core.pause import Pause
-from bide.core.records import Change, Found, Lease, Leased, NewTask, Page, Record, Ref, Settlement, Tally, Topic
+from bide.core.records import Change, Found, Lease, Leased, NewTask, Page, Pause, Record, Ref, Settlement, Tally, Topic
 from bide.engine.client import Client
 from bide.engine.history import Row, rows_between
 from bide.engine.pauses import HeldBack

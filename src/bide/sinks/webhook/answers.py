@@ -1,11 +1,15 @@
-"""From what a receiver answered to what becomes of the task. Functions of their arguments."""
+"""What a receiver answered, what becomes of the task by it, and how a delivery is described to observers."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from http import HTTPStatus
+from typing import TypeAlias
+
+from msgspec import Struct
 
 from bide.core.outcomes import Dead, Outcome, Retry
 
@@ -18,6 +22,30 @@ _ABSURD = 366 * 86_400
 _SECONDS = re.compile(r"[0-9]{1,10}", re.ASCII)
 _BUSY = (429, 503)
 _GONE = 410
+
+
+class WebhookResult(Struct, frozen=True, kw_only=True, gc=False):
+    """How one delivery ended, for metrics and the console. One that was broken off has no outcome, and so no result."""
+
+    topic: str
+    key: str
+    id: str
+    attempt: int
+    host: str | None
+    """With its port; None where there was no URL that could be called."""
+    status: int | None
+    """Of the answer; None where there was none."""
+    seconds: float
+    """From the first byte of work on it to its outcome."""
+    outcome: str
+    """`done`, `retry`, `dead`, or `defer` where the host had no place free: nothing was sent then."""
+    excerpt: str
+    """The first 500 bytes of the answer, without control characters."""
+    why: str | None
+    """What the outcome says: None where it is done."""
+
+
+Observe: TypeAlias = Callable[[WebhookResult], None]
 
 
 def outcome_of(

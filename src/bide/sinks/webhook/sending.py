@@ -1,4 +1,4 @@
-"""Between aiohttp and an outcome: a request's headers, the beginning of an answer, and what went wrong in words."""
+"""Between aiohttp and an outcome: lookups, connections, headers, the beginning of an answer, and errors in words."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import re
 import socket
 import ssl
 from collections.abc import Mapping
+from concurrent.futures import ThreadPoolExecutor
 from contextvars import ContextVar
 from functools import lru_cache, partial
 from typing import Any
@@ -15,6 +16,7 @@ from urllib.parse import quote
 
 import aiohttp
 import msgspec
+from aiohttp.abc import AbstractResolver, ResolveResult
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.connector import Connection
 
@@ -41,6 +43,8 @@ _OURS = re.compile(
 _LONGEST_FIELD = 65_536
 _MOST_FIELDS = 1_000
 _STATUS = re.compile(rb"HTTP/1\.[01] ([2-5][0-9]{2})[ \r\n]")
+_LOOKUPS = 128
+"""Threads that look names up, made only when they are needed."""
 _is_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 
@@ -105,6 +109,37 @@ class Connector(aiohttp.TCPConnector):
 
     async def _get(self, key: Any, traces: Any) -> Connection | None:
         return None if WAY.get().fresh else await super()._get(key, traces)
+
+
+class Lookup(AbstractResolver):
+    """Resolves by the system's `getaddrinfo`, in threads of its own. What it finds is checked when it is connected to.
+
+    asyncio looks names up in the loop's default threads, a handful that the whole program shares. A few names whose
+    servers do not answer would hold all of them for many seconds, and with them every other receiver's lookup.
+    """
+
+    def __init__(self) -> None:
+        self._threads = ThreadPoolExecutor(_LOOKUPS, "bide webhook lookup")
+
+    async def resolve(
+        self, host: str, port: int = 0, family: socket.AddressFamily = socket.AF_INET
+    ) -> list[ResolveResult]:
+        loop = asyncio.get_running_loop()
+        found = await loop.run_in_executor(
+            self._threads,
+            socket.getaddrinfo,
+            host, port, family, socket.SOCK_STREAM, socket.IPPROTO_TCP,
+        )  # fmt: skip
+        return [
+            ResolveResult(
+                hostname=host, host=str(address[0]), port=port, family=found_family, proto=protocol,
+                flags=socket.AI_NUMERICHOST | socket.AI_NUMERICSERV,
+            )
+            for found_family, _, protocol, _, address in found
+        ]  # fmt: skip
+
+    async def close(self) -> None:
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
 
 def new_session(connector: Connector) -> aiohttp.ClientSession:

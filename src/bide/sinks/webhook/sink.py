@@ -1,32 +1,41 @@
-"""The sink that posts a task to a URL, and reads the outcome off the answer."""
+"""The sink that posts a task to a URL and reads the outcome off the answer, and what such sinks share in a process."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import asyncio
+import logging
+import ssl
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from datetime import timedelta
+from functools import lru_cache
+from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
-from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import Any, Self
 
 import aiohttp
+from aiohttp.abc import AbstractResolver
 from msgspec import DecodeError
 
-from bide.core.errors import BadInput
+from bide.core.errors import BadInput, SetupError
 from bide.core.instants import Length, duration
 from bide.core.options import decode_options
 from bide.core.outcomes import Dead, Defer, Outcome, Retry
 from bide.core.records import Record
 from bide.core.tasks import Task
 from bide.sinks.trace_headers import trace_headers
-from bide.sinks.webhook.answers import inert, outcome_of
-from bide.sinks.webhook.guard import Target
-from bide.sinks.webhook.results import WebhookResult
+from bide.sinks.webhook.answers import Observe, WebhookResult, inert, outcome_of
+from bide.sinks.webhook.guard import Guard, Target
+from bide.sinks.webhook.hosts import Hosts
 from bide.sinks.webhook.sending import (
     WAY,
+    Connector,
+    Lookup,
     Way,
     beginning_of,
     content_type,
     header_text,
+    new_session,
     own_headers,
     topic_text,
     well_formed,
@@ -34,15 +43,140 @@ from bide.sinks.webhook.sending import (
 )
 from bide.sinks.webhook.signing import Signer
 
-if TYPE_CHECKING:
-    from bide.sinks.webhook.post import WebhookPost
-
+_log = logging.getLogger("bide.webhooks")
 URL_HEADER = "webhook"
 """The header of a task that names its URL, where the route is per task."""
 _SLOTS_PER_HOST = 5
 _NOTHING_TOLD: Mapping[str, str] = {}
 _LARGE = 2**20
 """Bytes; aiohttp wants larger bodies as a file, so that it can send them in parts."""
+_KEEP_ALIVE = 4.0
+"""Seconds that an idle connection is kept: less than the five that common servers do, so that they rarely close one
+just as a request is sent on it, which would be a failed delivery."""
+_NAMES_KNOWN = 10
+"""Seconds that a looked-up name is remembered."""
+
+
+class WebhookPost:
+    """Makes the sinks of webhook routes, and holds what they share. Open it where its sinks are used.
+
+    `allow`: networks, and hosts with a port, that may be called although they are not public. `plain_http`: also allow
+    http:// to public hosts. `per_host`: deliveries to one host at once. `connections`: open at once, over all hosts.
+    `tls`: instead of the default context, for an authority of your own. `observe` is called once for each outcome.
+    `resolver`: looks names up instead of the system. `now`: seconds since 1970.
+    """
+
+    def __init__(
+        self,
+        *,
+        allow: Iterable[str] = (),
+        plain_http: bool = False,
+        per_host: int = 20,
+        connections: int = 1_000,
+        tls: ssl.SSLContext | None = None,
+        observe: Observe | None = None,
+        resolver: AbstractResolver | None = None,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        for field, count in (("per_host", per_host), ("connections", connections)):
+            if type(count) is not int or not 1 <= count <= 1_000_000:
+                raise BadInput(field, count, "a whole number from 1 to 1,000,000")
+        self.guard = Guard(allow, plain_http=plain_http)
+        self.target = lru_cache(4_096)(self.guard.target)
+        """As the guard's; the same few URLs come again and again."""
+        self.per_host = per_host
+        self.observe = observe
+        self.now = now
+        self.agent = _agent()
+        self._connections = connections
+        self._tls = tls
+        self._resolver = resolver
+        self._own_resolver: Lookup | None = None
+        self._hosts: Hosts | None = None
+        self._guarded: aiohttp.ClientSession | None = None
+        self._unguarded: aiohttp.ClientSession | None = None
+
+    def sink(
+        self,
+        url: str | None = None,
+        *,
+        per_task: bool = False,
+        secrets: Sequence[str] = (),
+        connect: Length = "5s",
+        total: Length = "30s",
+        headers: Mapping[str, str] | None = None,
+    ) -> WebhookSink:
+        """The sink of a route: to `url`, or, with `per_task`, to where each task's own header `webhook` says.
+
+        `secrets` sign (the new one first), `connect` and `total` bound a delivery, `headers` are sent along, such as
+        `authorization`. Raises BadInput for what is not acceptable, also for a URL that must not be called.
+        """
+        return WebhookSink(
+            self, url, per_task=per_task, secrets=secrets, connect=connect, total=total, headers=headers or {}
+        )
+
+    # --- what sinks need
+
+    @property
+    def hosts(self) -> Hosts:
+        if self._hosts is None:
+            raise SetupError("the webhook post is not open: use it as `async with post:` around the worker")
+        return self._hosts
+
+    def session(self, *, trusted: bool) -> aiohttp.ClientSession:
+        """Of two: connections of the one are guarded, those of the other lead to hosts that are allowed by name."""
+        session = self._unguarded if trusted else self._guarded
+        assert session is not None, "hosts was asked before"
+        return session
+
+    def tell(self, result: WebhookResult) -> None:
+        """Tell the observer; what it raises is logged, and changes no outcome."""
+        assert self.observe is not None
+        try:
+            self.observe(result)
+        except Exception:  # noqa: BLE001 - who counts deliveries must not stop them
+            _log.exception("the observer of webhooks failed for %s/%s", result.topic, result.key)
+
+    # --- open and close
+
+    async def open(self) -> None:
+        """Make ready, in the running loop. No connection is made before it is needed."""
+        if self._hosts is not None:
+            raise SetupError("the webhook post is open already")
+        self._hosts = Hosts(self.per_host)
+        resolver = self._resolver
+        if resolver is None:
+            resolver = self._own_resolver = Lookup()
+        self._guarded = self._new_session(resolver, guarded=True)
+        if self.guard.trusts_hosts:
+            self._unguarded = self._new_session(resolver, guarded=False)
+
+    async def close(self) -> None:
+        """Close all connections; deliveries that are under way fail. Closing twice is one close."""
+        sessions = [session for session in (self._guarded, self._unguarded) if session is not None]
+        self._hosts = self._guarded = self._unguarded = None
+        await asyncio.gather(*(session.close() for session in sessions))
+        if self._own_resolver is not None:
+            await self._own_resolver.close()
+            self._own_resolver = None
+
+    async def __aenter__(self) -> Self:
+        await self.open()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.close()
+
+    def _new_session(self, resolver: AbstractResolver, *, guarded: bool) -> aiohttp.ClientSession:
+        connector = Connector(
+            limit=self._connections,
+            ttl_dns_cache=_NAMES_KNOWN,
+            keepalive_timeout=_KEEP_ALIVE,
+            resolver=resolver,
+            ssl=True if self._tls is None else self._tls,
+            socket_factory=self.guard.socket if guarded else None,
+        )
+        return new_session(connector)
 
 
 class WebhookSink:
@@ -85,7 +219,7 @@ class WebhookSink:
         return "webhook", "" if self._target is None else self._target.host
 
     async def deliver(self, task: Task[Any]) -> Outcome | None:
-        record, began, post = task.record, perf_counter(), self._post
+        record, began, post = task.record, time.perf_counter(), self._post
         hosts = post.hosts
         try:
             target = self._target or self._own_target(record)
@@ -135,12 +269,12 @@ class WebhookSink:
     async def _send(self, task: Task[Any], target: Target, way: Way) -> aiohttp.ClientResponse:
         """Once more at once, on a new connection, where one that had been used before broke before any answer: the
         receiver closed it as the request was on its way. What it does twice has the same `webhook-id`."""
-        began = perf_counter()
+        began = time.perf_counter()
         headers = self._headers(task)
         try:
             return await self._post_once(task, target, headers, way, self._timeout)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
-            left = self._total - (perf_counter() - began)
+            left = self._total - (time.perf_counter() - began)
             if not (way.reused and way.silent) or left <= 0:
                 raise
         timeout = aiohttp.ClientTimeout(total=left, connect=self._connect)
@@ -198,7 +332,7 @@ class WebhookSink:
             self._post.tell(
                 WebhookResult(
                     topic=record.topic, key=record.key, id=record.id, attempt=record.attempt,
-                    host=None if target is None else target.host, status=status, seconds=perf_counter() - began,
+                    host=None if target is None else target.host, status=status, seconds=time.perf_counter() - began,
                     outcome=_WORDS[type(outcome)], excerpt=excerpt,
                     why=outcome.why if isinstance(outcome, Retry | Dead) else None,
                 )
@@ -217,3 +351,10 @@ def _seconds(length: Length, field: str) -> float:
     if not 1 <= millis <= 3_600_000:
         raise BadInput(field, length, "a duration from 1ms to 1h")
     return millis / 1000
+
+
+def _agent() -> str:
+    try:
+        return f"bide/{version('bide')}"
+    except PackageNotFoundError:  # run from a checkout that is not installed
+        return "bide"

@@ -17,7 +17,6 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, OutcomeUnknown, PartlyFailed, StoreError, StoreUnavailable
 from bide.core.events import Event
 from bide.core.instants import Millis
-from bide.core.pause import Pause
 from bide.core.records import (
     Change,
     Filter,
@@ -26,6 +25,7 @@ from bide.core.records import (
     Leased,
     NewTask,
     Page,
+    Pause,
     Record,
     Ref,
     Settlement,

@@ -12,8 +12,8 @@ from typing import Any, ClassVar
 from bide.core.errors import SetupError
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
 from bide.core.table_source import DueIs, TableSource
-from bide.core.wall_clock import Stretch, instant_of, stretch
 from bide.stores.sql.table import Give
+from bide.stores.wall_clock import Stretch, instant_of, stretch
 
 _EPOCH = as_datetime(0)
 _MILLISECOND = timedelta(milliseconds=1)

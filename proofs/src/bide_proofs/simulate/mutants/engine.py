@@ -7,9 +7,9 @@ from bide.engine.batcher import Batcher
 from bide.engine.client import Client
 from bide.engine.keeper import Keeper
 from bide.engine.lanes import Lanes
+from bide.engine.leasing import LeaseLoop
 from bide.engine.session import Session
 from bide.engine.settler import _Outbox
-from bide.engine.sweeper import Sweeper
 from bide.engine.terms import Retention
 from bide.engine.waker import Waker
 from bide.engine.worker import Worker
@@ -39,7 +39,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "one-error-ends-the-leasing", "P2", "A worker whose store was away once leases no more.",
-        Worker._work, "except StoreError as error:", "except StoreError as error:\n                return",
+        LeaseLoop._lease_for_ever, "continue", "return",
     ),
     Mutant(
         "outcome-given-up-when-the-store-is-away", "P2", "An outcome that the store does not take at once is given up.",
@@ -67,7 +67,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "lease-counts-from-its-answer", "P3", "A worker counts its lease from the answer, not from before it asked.",
-        Worker._lease, "Delivery(record, self, expires, leased.now)",
+        Worker._deliver, "Delivery(record, self, expires, leased.now)",
         "Delivery(record, self, asyncio.get_running_loop().time() + self.terms.lease / 1000, leased.now)",
     ),
     Mutant(
@@ -103,11 +103,11 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "leases-when-all-is-done", "P6", "A worker waits for its handlers before it leases again.",
-        Worker._lease, "lanes.start(fit)", "lanes.start(fit)\n        await lanes.idle(None)",
+        Worker._deliver, "lanes.start(fit)", "lanes.start(fit)\n        await lanes.idle(None)",
     ),
     Mutant(
         "a-free-slot-tells-nobody", "P6", "A worker whose slot is free again does not look for what waited for it.",
-        Worker._freed, "if lanes.hungry or self._short or self._emptied:", "if self._short or self._emptied:",
+        Worker._freed, "if lanes.hungry or self._short:", "if self._short:",
     ),
     Mutant(
         "prefetch", "P7", "A worker asks for as many as it may run, also of what it runs already.",
@@ -119,7 +119,8 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "forgets-after-the-lease", "P8", "What was heard while a lease was under way is forgotten.",
-        Worker._work, "await self._waker.sleep(wake)", "self._waker.forget()\n        await self._waker.sleep(wake)",
+        LeaseLoop._lease_for_ever, "await self._waker.sleep(wake)",
+        "self._waker.forget()\n        await self._waker.sleep(wake)",
     ),
     Mutant(
         "hears-only-of-later", "P8", "A wake-up counts if it is later than the one before.",
@@ -140,11 +141,11 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "a-full-topic-spins", "P11", "A topic without room is asked for its next wake, which lies in the past.",
-        Worker._wanted, "return asked", "return {one: asked.get(one, 0) for one in self._lanes}", minutes=1,
+        Worker._wants, "return asked", "return {one: asked.get(one, 0) for one in self._lanes}", minutes=1,
     ),
     Mutant(
         "nothing-is-purged", "P10", "Purging asks for no tasks at all.",
-        Sweeper.purge_for_ever, "limit=PAGE", "limit=0",
+        Keeper.purge, "limit=PAGE", "limit=0",
     ),
     Mutant(
         "kept-a-thousand-times-as-long", "P10", "Retention is taken for seconds.",

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from bide.core import lifecycle
 from bide.core.lifecycle import change, extend, lease, may_lease, next_token, schedule, settle
 from bide_proofs.simulate.mutants.mutant import Mutant
 
@@ -17,15 +16,15 @@ OF_THE_LIFECYCLE = (
     ),
     Mutant(
         "move-leaves-the-wake", "P1", "Rescheduling changes the due time, and not the time at which the task wakes.",
-        lifecycle._moved, "State.WAITING, due_at, wake_at, 0,", "State.WAITING, due_at, old.wake_at, 0,",
+        change, "due_at=due_at, wake_at=wake_at,", "due_at=due_at,",
     ),
     Mutant(
         "token-kept-at-lease", "P3", "A lease gets the token that the task had before.",
-        lease, "old.losses + lost, token, holder", "old.losses + lost, old.token, holder",
+        lease, "token=token, holder=holder", "holder=holder",
     ),
     Mutant(
         "extend-changes-nothing", "P3", "Extending answers yes and leaves the end of the lease where it was.",
-        extend, "State.LEASED, old.due_at, until,", "State.LEASED, old.due_at, old.wake_at,",
+        extend, "wake_at=until", "wake_at=old.wake_at",
     ),
     Mutant(
         "move-touches-what-is-leased", "P3", "Rescheduling a leased task makes it wait again, while it is delivered.",
@@ -75,17 +74,15 @@ OF_THE_LIFECYCLE = (
     ),
     Mutant(
         "retry-begins-a-new-life", "P12", "After a failure a task has another id.",
-        settle,
-        "return Record(\n        old.topic, old.key, old.id, old.group, State.WAITING, old.due_at, wake_at,",
-        "return Record(\n        old.topic, old.key, f'{token:036d}', old.group, State.WAITING, old.due_at, wake_at,",
+        settle, "old, state=State.WAITING,", "old, id=f'{token:036d}', state=State.WAITING,",
     ),
     Mutant(
         "again-keeps-the-id", "P12", "The next life that Done(again_in=...) begins has the id of the one before.",
-        settle, "old.topic, old.key, asked.next_id, old.group", "old.topic, old.key, old.id, old.group",
+        settle, "_born_again(old, asked.next_id,", "_born_again(old, old.id,",
     ),
     Mutant(
         "redrive-keeps-the-id", "P12", "A redriven task has the id of the life that died.",
-        change, "old.topic, old.key, asked.id, old.group", "old.topic, old.key, old.id, old.group",
+        change, "_born_again(old, asked.id,", "_born_again(old, old.id,",
     ),
     Mutant(
         "replace-keeps-the-id", "P12", "A task that replaces another has the id of that.",
@@ -99,6 +96,6 @@ OF_THE_LIFECYCLE = (
     ),
     Mutant(
         "token-kept-at-move", "P5", "Rescheduling leaves the token as it was.",
-        lifecycle._moved, "old.losses, token, None", "old.losses, old.token, None",
+        change, "deadline=deadline, token=token", "deadline=deadline",
     ),
 )  # fmt: skip

@@ -1,0 +1,122 @@
+"""The loop by which a worker leases, and the desk for consumers elsewhere.
+
+So that no wake-up is lost: subscribe first, then lease; what the lease returns says how long to sleep; a notification
+since the lease was *sent* counts; it only ever shortens the sleep; every sleep is capped. What is paused is not asked
+for, wakes nobody, and is given back where the pause came while the lease was under way.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Collection, Mapping
+from functools import partial
+
+from bide.core.errors import StoreError
+from bide.core.events import EventKind
+from bide.core.instants import Millis
+from bide.core.records import Due, Lease, Leased, Record, Settlement, Topic
+from bide.engine.capacity import lease_in_turn
+from bide.engine.lanes import log_defect
+from bide.engine.pauses import HeldBack
+from bide.engine.recorder import Recorder
+from bide.engine.terms import Terms
+from bide.engine.verdicts import Policy, dead, given_back, unfit
+from bide.engine.waker import Waker
+from bide.ports import Clock, Store
+
+_PAUSE_AFTER_ERROR = 0.25
+
+
+class LeaseLoop:
+    """One who leases: `_turn` does so whenever there is something to wake for, as long as it `_wants` anything."""
+
+    _log: logging.Logger
+
+    def __init__(
+        self, store: Store, clock: Clock, terms: Terms, recorder: Recorder, *, of: Collection[Topic] = ()
+    ) -> None:
+        self.store = store
+        self.clock = clock
+        self.terms = terms
+        self._recorder = recorder
+        self._waker = Waker(clock, terms.cap)
+        self.wakes = self._waker.wakes
+        self.held_back = HeldBack(store, clock, self._waker.kick, of=of)
+        self._pauses = self.held_back.pauses
+        self._stopping = False
+        self._loops: list[asyncio.Task[None]] = []
+
+    def _wants(self) -> object:
+        raise NotImplementedError
+
+    async def _turn(self) -> Millis | None:
+        """Lease; the next wake."""
+        raise NotImplementedError
+
+    def _failed(self, error: Exception) -> None:
+        """A turn has failed; there is another one soon."""
+
+    def _start_leasing(self) -> None:
+        """To be called once the store is subscribed to."""
+        for name, loop in (("leasing", self._lease_for_ever()), ("pauses", self.held_back.look_for_ever())):
+            self._loops.append(asyncio.get_running_loop().create_task(loop, name=f"bide {name}"))
+            self._loops[-1].add_done_callback(log_defect)
+
+    async def _stop_leasing(self) -> None:
+        """After the turn that is under way."""
+        self._stopping = True
+        self._waker.kick()
+        if self._loops:
+            await asyncio.wait(self._loops[:1])
+            self._loops[1].cancel()
+            await asyncio.wait(self._loops)
+        self._waker.close()
+
+    async def _lease_for_ever(self) -> None:
+        while not self._stopping:
+            wake: Millis | None = None
+            wanted = self._wants()
+            if wanted:
+                self._waker.forget()
+                try:
+                    await self.held_back.first()
+                    wake = await self._turn()
+                except Exception as error:  # noqa: BLE001 - the loop outlives its defects, loudly
+                    say = self._log.warning if isinstance(error, StoreError) else self._log.exception
+                    say("leasing failed, trying again in %.2f s: %s", _PAUSE_AFTER_ERROR, error)
+                    self._failed(error)
+                    await asyncio.sleep(_PAUSE_AFTER_ERROR)
+                    continue
+            await self._waker.sleep(wake)
+            if not wanted:
+                self._waker.forget()
+
+    async def _lease(self, wants: Mapping[Topic, int], length: Millis, holder: str) -> Leased:
+        now = self.clock.now()
+        if not wants:
+            return Leased([], None, now)
+        until = now + self.clock.span(length)
+        leased = await lease_in_turn(partial(self.store.lease, now=now, until=until, holder=holder), wants)
+        if self._waker.capped and leased.tasks:
+            self._waker.found(min(record.planned_at for record in leased.tasks), leased.now)
+        return leased
+
+    def _refusal(self, record: Record, policy: Policy, now: Millis, holder: str) -> Settlement | None:
+        """The settlement of a task that was leased and must not be delivered; None: it may be. A loss is noted."""
+        if record.topic in self._pauses.topics:  # since the lease was sent
+            return given_back(Lease(record.topic, record.key, record.token))
+        if record.losses:
+            self._note(EventKind.LOSS, record, f"lease lost, {record.losses} in a row", holder)
+        elif record.deadline is None:
+            return None
+        why = unfit(record, policy, now)
+        return None if why is None else dead(record, why, self.terms.retention_of(record.topic), now)
+
+    def _note(self, kind: EventKind, record: Record, what: str, holder: str, wake: Due | None = None) -> None:
+        self._recorder.delivered(record, kind, what, at=self.clock.now(), who=holder, wake=wake)
+
+    def _hear(self, topic: Topic, wake: Millis) -> None:
+        """A notification of the store."""
+        if topic not in self._pauses.topics:
+            self._waker.hear(wake)

@@ -1,0 +1,313 @@
+"""Every verb of a caller, over any store.
+
+Single calls go through a batcher each (one for adds, one for changes, one for gets), so that a thousand coroutines cost
+one store call. Inside a joined transaction they go straight to it. An answer comes back once the store has it, durably.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any, Never, Unpack
+
+from bide.core.answers import Answer
+from bide.core.errors import BadInput
+from bide.core.events import Event
+from bide.core.instants import Length, When, as_datetime, duration
+from bide.core.lifecycle import gone
+from bide.core.names import RESERVED_TOPICS, check_name, check_topic, new_id
+from bide.core.payloads import encode_payload
+from bide.core.records import (
+    Cancel,
+    Change,
+    Filter,
+    Found,
+    Move,
+    NewTask,
+    Page,
+    Record,
+    Ref,
+    Tally,
+    Token,
+    Topic,
+)
+from bide.core.retry import RetryPolicy, policy
+from bide.core.tasks import Task
+from bide.engine.arguments import (
+    TaskOptions,
+    check_past,
+    conflict_of,
+    deadline_of,
+    due_of,
+    filter_of,
+    new_cancel,
+    new_fire,
+    new_move,
+    new_redrive,
+    new_shift,
+    one_due_of,
+    pair_of,
+    ref_of,
+    refuse_unknown,
+)
+from bide.engine.groups import over_group
+from bide.engine.pauses import PauseVerbs
+from bide.engine.running import inherited_headers, options_with
+from bide.engine.terms import Terms
+from bide.ports import COUNTED, Carrier, Clock, KeepsEvents, Store
+
+
+class ClientVerbs(PauseVerbs):
+    """The verbs, by way of `_session`, which each kind of client has its own of."""
+
+    terms: Terms
+    clock: Clock
+    actor: str | None
+    carrier: Carrier | None
+    _check_payload: Callable[[str, object], None]
+    """Raises BadPayload if it is known what this topic's handler takes, and the payload is not that."""
+
+    @property
+    def store(self) -> Store:
+        """The open store. Raises NotOpen where nothing is open, SetupError in another event loop."""
+        return self._session.store
+
+    def now(self) -> datetime:
+        """What time it is by this app's clock (aware, UTC): in handlers, so that tests can move it."""
+        return as_datetime(self.clock.now())
+
+    # --- schedule
+
+    def new(
+        self,
+        topic: str,
+        payload: object = None,
+        *,
+        key: str | None = None,
+        group: str | None = None,
+        delay: Length | None = None,
+        at: When | None = None,
+        on_conflict: str = "replace",
+        retry: RetryPolicy | str | None = None,
+        deadline: When | Length | None = None,
+        headers: Mapping[str, str] | None = None,
+        **unknown: Never,
+    ) -> NewTask:
+        """What `schedule` would send, checked and encoded, for `schedule_many`. Raises BadInput. No I/O.
+
+        `key` names the task (a UUIDv7 if not given) and is unique within the topic; `on_conflict` says what happens
+        when it is taken: "replace", "keep", "earliest", "latest" or "refuse". It is due after `delay` or at `at`. Tasks
+        of one `group` are found, shifted and cancelled together. `retry` goes before the handler's own policy. A
+        `deadline` (an instant, or a length from now) means: not after. `headers` travel with it.
+        """
+        if unknown:
+            refuse_unknown(unknown, sorted(TaskOptions.__annotations__), "an option of app.schedule")
+        check_topic(topic)
+        self._check_payload(topic, payload)
+        due = one_due_of(at, delay, self.clock.grain)
+        if at is not None:
+            check_past(due, self.terms.max_past, self.clock)
+        carried = (None if self.carrier is None else self.carrier.headers(topic)) or inherited_headers()
+        return NewTask(
+            topic,
+            new_id() if key is None else check_name("key", key),
+            new_id(),
+            due,
+            encode_payload(payload, self.terms.payload_limit),
+            None if group is None else check_name("group", group),
+            options_with(None if retry is None else policy(retry), headers, carried)
+            if retry or headers or carried
+            else b"",
+            deadline_of(deadline, due, self.clock) if deadline is not None else None,
+            conflict_of(on_conflict),
+        )
+
+    async def schedule(self, topic: str, payload: object = None, **options: Unpack[TaskOptions]) -> Answer:
+        """Register a task to happen after `delay` or at `at`: `created`, `replaced`, `kept` or `refused`.
+
+        Once this has answered, the task survives any crash. The options are those of `new`. Raises BadInput, StoreFull,
+        StoreUnavailable. O(log n).
+        """
+        if self.carrier is None:
+            return await self._session.add(self.new(topic, payload, **options))
+        with self.carrier.scheduling(topic) as told:
+            return told(await self._session.add(self.new(topic, payload, **options)))
+
+    async def schedule_new(self, task: NewTask) -> Answer:
+        """Schedule what `new` made; folded with concurrent calls like any other."""
+        if task.topic in RESERVED_TOPICS:
+            check_topic(task.topic)
+        return await self._session.add(task)
+
+    async def schedule_many(self, tasks: Iterable[NewTask]) -> list[Answer]:
+        """Schedule all of `tasks` (made by `new`) in one store call; answers in order."""
+        batch = tasks if isinstance(tasks, list) else list(tasks)
+        for task in batch:
+            if type(task) is not NewTask:
+                raise BadInput("tasks", task, "tasks made by app.new(...) or handler.new(...)")
+            if task.topic in RESERVED_TOPICS:
+                check_topic(task.topic)
+        return await self._session.add_many(batch)
+
+    # --- change
+
+    async def reschedule(
+        self,
+        topic: str,
+        key: str,
+        *,
+        delay: Length | None = None,
+        at: When | None = None,
+        deadline: When | Length | None = None,
+        if_token: Token | None = None,
+    ) -> Answer:
+        """Make a waiting task due at another time: `moved`; `under_way` when it is leased and nothing changed.
+
+        Past the task's deadline it is `refused`, unless a new `deadline` is given as well.
+        """
+        move = new_move(topic, key, delay=delay, at=at, deadline=deadline, if_token=if_token, clock=self.clock)
+        check_past(move.due, self.terms.max_past, self.clock)
+        return await self._session.change(move)
+
+    async def fire_now(self, topic: str, key: str, *, if_token: Token | None = None) -> Answer:
+        """Make a waiting task due at once: `moved`; `under_way` when it is being delivered already."""
+        return await self._session.change(new_fire(topic, key, if_token=if_token))
+
+    async def cancel(self, topic: str, key: str, *, if_token: Token | None = None) -> Answer:
+        """It shall not happen: `cancelled` means that no delivery starts afterwards.
+
+        `cancelled_while_leased`: a delivery is running; it is told at its next extend, and no other follows.
+        """
+        return await self._session.change(self._cancel(topic, key, if_token))
+
+    async def redrive(self, topic: str, key: str, *, delay: Length = "0s", if_token: Token | None = None) -> Answer:
+        """Send a dead task again, as a new life: `redriven`."""
+        return await self._session.change(new_redrive(topic, key, delay=delay, if_token=if_token, clock=self.clock))
+
+    async def reschedule_many(self, moves: Iterable[tuple[Ref | tuple[str, str], When | Length]]) -> list[Answer]:
+        """Move many, each `((topic, key), when)`: an aware datetime, or a length from now. One store call."""
+        most, clock = self.terms.max_past, self.clock
+        dues = ((ref_of(ref), check_past(due_of(when, grain=clock.grain), most, clock)) for ref, when in moves)
+        return await self._session.change_many([Move(*ref, due) for ref, due in dues])
+
+    async def fire_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
+        return await self._session.change_many([new_fire(*pair_of(ref), if_token=None) for ref in refs])
+
+    async def cancel_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
+        return await self._session.change_many([self._cancel(*pair_of(ref), None) for ref in refs])
+
+    async def redrive_many(self, refs: Iterable[Ref | tuple[str, str]], *, delay: Length = "0s") -> list[Answer]:
+        return await self._session.change_many(
+            [new_redrive(*pair_of(ref), delay=delay, if_token=None, clock=self.clock) for ref in refs]
+        )
+
+    async def change_many(self, changes: Sequence[Change]) -> list[Answer]:
+        """Make changes (made by `engine.arguments`, all of one verb) in one store call; answers in order."""
+        return await self._session.change_many(changes)
+
+    # --- groups
+
+    async def shift(self, group: str, by: Length, *, topic: str | None = None, deadlines: bool = False) -> list[Answer]:
+        """Move every waiting task of `group` (of one topic of it) by a length, which may be negative: maybe to now.
+
+        With `deadlines` theirs move along; else a move past one is `refused`. Atomic per task, bounded per store call.
+        An answer per task that was found live.
+        """
+        delta = duration(by, field="by", negative=True)
+
+        def move(record: Record) -> Change:
+            return new_shift(record, delta, deadlines=deadlines, if_token=record.token)
+
+        return await self._over_group(group, topic, move)
+
+    async def cancel_group(self, group: str, *, topic: str | None = None) -> list[Answer]:
+        """Cancel every live task of `group` (of one topic of it)."""
+
+        def cancel(record: Record) -> Change:
+            return self._cancel(record.topic, record.key, record.token)
+
+        return await self._over_group(group, topic, cancel)
+
+    # --- look
+
+    async def get(self, topic: str, key: str) -> Task[Any] | None:
+        """The task as it is; None if it never was, or is finished and forgotten."""
+        record = await self._session.get(Ref(check_topic(topic), check_name("key", key)))
+        return None if record is None or gone(record, self.clock.now()) else Task(record)
+
+    async def get_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Task[Any] | None]:
+        records = await self._session.verbs.get([ref_of(ref) for ref in refs])
+        now = self.clock.now()
+        return [None if record is None or gone(record, now) else Task(record) for record in records]
+
+    async def find(
+        self,
+        *,
+        topic: str | None = None,
+        state: str | None = None,
+        group: str | None = None,
+        wake_from: When | None = None,
+        wake_before: When | None = None,
+        page: int = 500,
+    ) -> AsyncIterator[Task[Any]]:
+        """Every task that matches, page by page from an index; tasks that stay put are seen exactly once."""
+        where = filter_of(topic, state, group, wake_from, wake_before)
+        cursor: str | None = None
+        while True:
+            found = await self.find_page(where, Page(limit=page, cursor=cursor))
+            for record in found.tasks:
+                yield Task(record)
+            cursor = found.cursor
+            if cursor is None:
+                return
+
+    async def find_page(self, where: Filter, page: Page) -> Found:
+        """One page of the tasks that `where` (of `filter_of`) means. Raises BadInput for a cursor from elsewhere.
+
+        Those whose retention has just passed are left out, so a page may be shorter than asked for and not the last.
+        """
+        if where.topic is not None:
+            check_topic(where.topic)
+        found = await self._session.verbs.find(where, page)
+        now = self.clock.now()
+        left = [record for record in found.tasks if not gone(record, now)]
+        return found if len(left) == len(found.tasks) else Found(left, found.cursor)
+
+    async def tally(
+        self,
+        edges: Sequence[When | Length] | None = None,
+        *,
+        upto: int = COUNTED,
+        topics: Collection[Topic] | None = None,
+    ) -> Tally:
+        """How many tasks by (topic, state); with `edges` (lengths from now, or instants), how many wait in between.
+
+        Of each such interval up to `upto` are counted, where that costs something (see `Store.tally`). `topics`: of
+        these only.
+        """
+        now = self.clock.now()
+        found = await self._session.store.tally(
+            None if edges is None else [due_of(edge, "edges").resolve(now) for edge in edges], upto=upto, topics=topics
+        )
+        counts = {of: count for of, count in found.counts.items() if of[0] not in RESERVED_TOPICS}
+        forecast = {topic: count for topic, count in found.forecast.items() if topic not in RESERVED_TOPICS}
+        return Tally(counts, forecast)
+
+    async def events(self, topic: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Event]:
+        """What was out of the ordinary, newest first: of one task, or of all."""
+        if topic is not None:
+            check_topic(topic)
+        store = self._session.store
+        await self._session.recorder.flush()
+        ref = Ref(topic, key) if topic is not None and key is not None else None
+        return await store.events(ref, limit=limit) if isinstance(store, KeepsEvents) else []
+
+    async def _over_group(self, group: str, topic: str | None, make: Callable[[Record], Change]) -> list[Answer]:
+        check_name("group", group)
+        if topic is not None:
+            check_topic(topic)
+        session = self._session
+        return await over_group(session.verbs, Filter(group=group, topic=topic), make, session.change_many)
+
+    def _cancel(self, topic: str, key: str, if_token: Token | None) -> Cancel:
+        return new_cancel(topic, key, if_token=if_token, terms=self.terms, clock=self.clock)
