@@ -26,7 +26,7 @@ from bide.core.instants import Millis, as_datetime
 from bide.core.names import new_id
 from bide.core.records import State
 from bide.engine.clock import SystemClock
-from bide.engine.oldest import oldest_due
+from bide.insight.overview import oldest_due
 from bide.ports import Diagnoses, HasSchema, KeepsEvents, Shares, TellsTime
 from bide.settings import describe
 from bide.wiring import check_there

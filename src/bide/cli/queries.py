@@ -18,7 +18,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import as_datetime, duration, instant, instant_text
 from bide.core.pause import Pause
 from bide.core.records import Count, Record, Result, State
-from bide.engine.story import Attempt, Story, story
+from bide.insight.story import Attempt, Story, story
 from bide.service.schemas import detail_shape, event_shape, task_shape
 
 _LIVE, _ALL = "live", "all"

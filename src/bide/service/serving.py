@@ -27,8 +27,8 @@ from bide.engine.desk import Desk
 from bide.engine.kept import Kept
 from bide.engine.presence import WakeChannel
 from bide.engine.retention import counted
+from bide.engine.route_registry import RouteAnnouncer, RouteSettings, settings_of_policy
 from bide.engine.settling import Settling
-from bide.engine.told_routes import Telling, ToldRoute, told_of_policy
 from bide.engine.verdicts import Policy, TopicPolicy
 from bide.engine.worker import Worker
 from bide.service.access import Access, Tokens, check_start, is_loopback
@@ -137,7 +137,7 @@ class Serving:
         self.metrics.polls.follow(lambda: self._desk.waiting)
         await self._desk.start()
         stack.push_async_callback(self._desk.close)
-        stack.push_async_callback(Telling(app.store, app.clock, app.terms, self._told_consumers()).end)
+        stack.push_async_callback(RouteAnnouncer(app.store, app.clock, app.terms, self._told_consumers()).end)
         self._following = Following(app)
         self.metrics.streams.follow(lambda: self._following.listeners)
         stack.push_async_callback(self._following.close)
@@ -165,10 +165,10 @@ class Serving:
             proxies=self._proxies,
         )  # fmt: skip
 
-    def _told_consumers(self) -> list[ToldRoute]:
+    def _told_consumers(self) -> list[RouteSettings]:
         """How the topics are worked on that the file of settings leaves to consumers."""
         return [
-            told_of_policy(topic, "consumer", "", one.retry, one.losses, self.app.terms)
+            settings_of_policy(topic, "consumer", "", one.retry, one.losses, self.app.terms)
             for topic, one in self._policies.items()
             if topic not in self.app.routes
         ]

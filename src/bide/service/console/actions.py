@@ -10,10 +10,9 @@ from bide.core.errors import BadInput
 from bide.core.instants import Millis, duration
 from bide.core.names import new_id
 from bide.core.records import Result, State, Token
-from bide.engine.bulk import MOST_PACE, Bulk, BulkVerb, May, change_one, preview, wake_after
-from bide.engine.bulk_run import MOST_NOTED, BulkState, Progress, untouched_by
-from bide.engine.bulk_store import Bulks
-from bide.engine.pauses import Pauses
+from bide.insight.bulk import MOST_PACE, Bulk, BulkVerb, May, change_one, preview, wake_after
+from bide.insight.bulk_run import MOST_NOTED, BulkState, Progress, untouched_by
+from bide.insight.bulks import Bulks
 from bide.service.authz import Forbidden, Verb
 from bide.service.console.page_request import Answer, Route, Shared, Visit, chosen, filter_given, inside
 from bide.service.console.rendering import address, task_address
@@ -228,9 +227,7 @@ class ActionsPage:
             since = [event for event in events if event.at * 1000 + 999 >= token]
         paused = False
         if answer.ok and record is not None and record.state.live:
-            pauses = Pauses(visit.client.store, visit.client.clock)
-            await pauses.look()
-            paused = ref.topic in pauses.topics
+            paused = ref.topic in await visit.client.paused()
         again = None
         if result is Result.STALE_TOKEN and record is not None:
             possible = record.state is State.DEAD if bulk.verb is BulkVerb.REDRIVE else record.state.live
@@ -243,8 +240,7 @@ class ActionsPage:
 
     async def _preview(self, visit: Visit, bulk: Bulk) -> Reply:
         seen = await preview(visit.client, bulk, may_of(visit, bulk.verb))
-        pauses = Pauses(visit.client.store, visit.client.clock)
-        await pauses.look()
+        paused = await visit.client.paused()
         now = visit.phrases.now
         pace = bulk.pace
         if pace is None and bulk.verb is BulkVerb.REDRIVE and seen.meant.number > _STEADY:
@@ -252,7 +248,7 @@ class ActionsPage:
         return visit.page(
             "change_preview.html", bulk=bulk, verb=NAMES[bulk.verb], seen=seen, scope=_scope(visit, bulk),
             sample=[(record, wake_after(bulk, record, now)) for record in seen.sample], pace=pace,
-            paused=sorted(seen.topics & pauses.topics.keys()), fields=list(fields_of(visit, bulk)), id=read_id(""),
+            paused=sorted(seen.topics & paused.keys()), fields=list(fields_of(visit, bulk)), id=read_id(""),
             back=inside(visit.given("back"), ""), later=bulk.by is not None and bulk.by > 0,
         )  # fmt: skip
 

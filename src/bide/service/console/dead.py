@@ -6,11 +6,10 @@ from collections.abc import Mapping
 
 from bide.core.errors import BadInput
 from bide.core.names import check_topic
-from bide.core.records import Result, Topic
+from bide.core.records import Result, Topic, summed
 from bide.core.texts import error_parts
-from bide.engine.dead_letters import MOST_LOOKED_AT, DeadLetters, dead_letters, tasks_of_group
-from bide.engine.looks import Look
-from bide.engine.peaks import summed
+from bide.insight.cached_query import CachedQuery
+from bide.insight.dead_letters import MOST_LOOKED_AT, DeadLetters, dead_letters, tasks_of_group
 from bide.service.authz import Verb
 from bide.service.console.actions import check_somewhere
 from bide.service.console.page_request import Answer, Route, Shared, Visit
@@ -27,7 +26,7 @@ _MOST_GROUPS = 200
 class DeadPage:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._look: Look[DeadLetters] = Look(lambda: dead_letters(shared.app), every=_EVERY, share=_SHARE)
+        self._look: CachedQuery[DeadLetters] = CachedQuery(lambda: dead_letters(shared.app), every=_EVERY, share=_SHARE)
 
     def routes(self) -> Mapping[Route, Answer]:
         """By method and path."""

@@ -22,11 +22,10 @@ from msgspec.structs import replace
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, as_datetime
 from bide.core.names import check_name, check_topic
-from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
+from bide.core.pause import Pause
+from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic, summed
 from bide.engine.client import Client
-from bide.engine.looks import Look
-from bide.engine.pauses import Pause, Pauses
-from bide.engine.peaks import summed
+from bide.insight.cached_query import CachedQuery
 from bide.service.authz import Verb
 from bide.service.console.actions import possible
 from bide.service.console.page_request import DUE, Answer, Route, Shared, Visit, filter_given
@@ -208,8 +207,8 @@ class TasksPage:
 
     def __init__(self, shared: Shared) -> None:
         self._app = shared.app
-        self._tally: Look[Tally] = Look(self._app.tally, every=5.0)
-        self._paused: Look[Mapping[str, Pause]] = Look(self._look_for_pauses, every=2.0, share=0.1)
+        self._tally: CachedQuery[Tally] = CachedQuery(self._app.tally, every=5.0)
+        self._paused: CachedQuery[Mapping[str, Pause]] = CachedQuery(self._app.paused, every=2.0, share=0.1)
         self._task = TaskPage(shared, self._paused)
 
     def routes(self) -> Mapping[Route, Answer]:
@@ -220,11 +219,6 @@ class TasksPage:
         """Nothing runs in the background but looks that somebody waits for."""
         await self._tally.close()
         await self._paused.close()
-
-    async def _look_for_pauses(self) -> Mapping[str, Pause]:
-        pauses = Pauses(self._app.store, self._app.clock)
-        await pauses.look()
-        return pauses.topics
 
     async def _page(self, visit: Visit) -> Reply:
         if Verb.READ not in visit.caller.verbs:

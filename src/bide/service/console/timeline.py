@@ -10,11 +10,10 @@ from typing import Any, NamedTuple
 from bide.core.errors import BadInput
 from bide.core.instants import Millis
 from bide.core.names import check_topic
-from bide.core.records import Count, Topic
-from bide.engine.forecast import Forecast, Seen, Wanted
-from bide.engine.intervals import BACK, LONGEST, MINUTE, SECOND, Range, Span, around, chosen
-from bide.engine.passed import Fastest, Passed, Past
-from bide.engine.peaks import Bar, Peak, outlook, summed
+from bide.core.records import Count, Topic, summed
+from bide.insight.forecast import Bar, Forecast, Peak, Seen, Wanted, outlook
+from bide.insight.intervals import BACK, LONGEST, MINUTE, SECOND, Range, Span, around, chosen
+from bide.insight.minute_log import Fastest, LastDay, PastInterval
 from bide.service.authz import Verb
 from bide.service.console.i18n import Phrases
 from bide.service.console.page_request import Answer, Route, Shared, Visit
@@ -30,7 +29,7 @@ _NOTHING_BESIDE = 20
 """A peak that is lower than the highest by this factor is not told."""
 _NAMES = {Span.MINUTE: "Minute", Span.HOUR: "Hour", Span.DAY: "Day", Span.MONTH: "Month"}
 
-PastOf = Callable[[Sequence[Millis]], list[Past]]
+PastOf = Callable[[Sequence[Millis]], list[PastInterval]]
 
 
 class Asked(NamedTuple):
@@ -115,7 +114,7 @@ def _chart(
     step: Millis,
     series: list[tuple[Topic, list[Count]]],
     others: list[Count],
-    behind: list[tuple[tuple[Millis, Millis], Past]],
+    behind: list[tuple[tuple[Millis, Millis], PastInterval]],
     peaks: list[Millis],
 ) -> Mapping[str, Any]:
     """What the script draws."""
@@ -257,7 +256,7 @@ _PATIENCE = 0.35
 class TimelinePage:
     def __init__(self, shared: Shared) -> None:
         self._forecast = Forecast(shared.app)
-        self._passed = Passed(shared.app)
+        self._day = LastDay(shared.app)
         self._reading: asyncio.Task[None] | None = None
 
     def routes(self) -> Mapping[Route, Answer]:
@@ -270,7 +269,7 @@ class TimelinePage:
             self._reading.cancel()
             await asyncio.wait([self._reading])
         await self._forecast.close()
-        await self._passed.close()
+        await self._day.close()
 
     async def _page(self, visit: Visit) -> Reply:
         """The whole page; its main part for a page that is open and goes to another range."""
@@ -297,22 +296,22 @@ class TimelinePage:
         whose = visit.caller.topics
         wanted = Wanted(asked.range, visit.phrases.zone, asked.topic, whose)
         seen, known = await asyncio.gather(self._forecast.seen(wanted, may), self._past())
-        fastest = self._passed.fastest((whose, asked.topic), shown)
-        topics = sorted(seen.topics | {topic for topic in self._passed.topics() if topic and may(topic)})
+        fastest = self._day.fastest((whose, asked.topic), shown)
+        topics = sorted(seen.topics | {topic for topic in self._day.topics() if topic and may(topic)})
         return view(
             asked, seen, visit.phrases, topics=topics, fastest=fastest, past_known=known,
-            past=lambda edges: self._passed.between(edges, shown),
+            past=lambda edges: self._day.between(edges, shown),
         )  # fmt: skip
 
     async def _past(self) -> bool:
         """Whether all of it is known; what is missing is being read."""
         if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(self._passed.look(), name="bide timeline: the past")
+            self._reading = asyncio.create_task(self._day.look(), name="bide timeline: the past")
         reading = self._reading
         await asyncio.wait([reading], timeout=_PATIENCE)
         if reading.done():
             reading.result()
-        return self._passed.whole
+        return self._day.whole
 
 
 def _asked(visit: Visit) -> Asked:

@@ -31,8 +31,8 @@ from bide.core.errors import StoreError
 from bide.core.instants import Millis, as_datetime
 from bide.core.records import State, Tally, Topic
 from bide.engine.client import Client
-from bide.engine.looks import Look
-from bide.engine.oldest import oldest_due
+from bide.insight.cached_query import CachedQuery
+from bide.insight.overview import oldest_due
 from bide.ports import AnswersApart, Clock, Store, TellsTime
 from bide.service.health import reach
 
@@ -303,14 +303,14 @@ class Looking:
         self._patience = patience
         self._wall = wall
         self._seen: Seen | None = None
-        self._reaching: Look[object]
-        self._counting: Look[Seen]
+        self._reaching: CachedQuery[object]
+        self._counting: CachedQuery[Seen]
         self._made = False
 
     async def look(self) -> Looked:
         if not self._made:  # in the loop that asks
-            self._reaching = Look(self._reach, every=self._every, share=1.0, lasting=False)
-            self._counting = Look(self._ask, every=self._every, share=_SHARE)
+            self._reaching = CachedQuery(self._reach, every=self._every, share=1.0, lasting=False)
+            self._counting = CachedQuery(self._ask, every=self._every, share=_SHARE)
             self._made = True
         if not await self._told("reached", self._reaching):
             return Looked(up=False)
@@ -320,7 +320,7 @@ class Looking:
     async def _reach(self) -> object:
         return await reach(self._client.store, self._patience)
 
-    async def _told(self, what: str, look: Look[Any]) -> bool:
+    async def _told(self, what: str, look: CachedQuery[Any]) -> bool:
         """Whether there was an answer in time."""
         try:
             async with asyncio.timeout(self._patience):
