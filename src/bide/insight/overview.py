@@ -280,9 +280,8 @@ class Overviews:
         return seen._replace(at=self._client.clock.now(), exact=self._last_exact)
 
     async def changed(self) -> None:
-        """Somebody has just changed something: what is seen next is to show it. Raises StoreError."""
-        for query in (self._counts, self._live, self._work):
-            await query.fresh()
+        """Somebody has just paused or scheduled something: what is seen next is to show it. Raises StoreError."""
+        await asyncio.gather(self._counts.fresh(), self._live.fresh())
 
     async def close(self) -> None:
         """Let no query go on."""

@@ -20,7 +20,7 @@ from bide.engine.presence import Held, Presence
 from bide.engine.route_registry import Announced, announced_routes
 from bide.insight.cached_query import CachedQuery
 from bide.insight.minute_log import LastDay, Quarter
-from bide.insight.overview import Overviews, Snapshot
+from bide.insight.overview import Overviews, Snapshot, oldest_due
 from bide.ports import Served
 
 _NONE = Count(0)
@@ -104,13 +104,13 @@ class Topics:
 
     async def one(self, topic: Topic) -> TopicStory:
         """This one, whether or not there is anything of it."""
-        seen, routes, day, holding = await asyncio.gather(
+        seen, routes, day, holding, oldest = await asyncio.gather(
             self._overviews.quick(), self._routes.get(), self._quarters(topic),
-            self._presence.holding([topic], whole=False),
+            self._presence.holding([topic], whole=False), oldest_due(self._client, [topic], self._client.clock.now()),
         )  # fmt: skip
         working = sorted(holder for holder, its in (seen.workers or {}).items() if topic in its)
         return TopicStory(
-            self._seen(topic, seen, working),
+            self._seen(topic, seen._replace(oldest=oldest), working),
             [one for one in routes if one.route.topic == topic],
             {holder: held for (holder, _), held in sorted(holding.by.items())},
             day,
