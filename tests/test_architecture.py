@@ -35,25 +35,28 @@ PUBLIC: tuple[str, ...] = (
 )  # fmt: skip
 """Every public name of `bide` but `__version__`. A name is added here on purpose, and stays."""
 
-# Which layers each layer may import, itself apart. `core <- ports <- {timers, stores, engine, sinks} <- wiring <- ...`
+# Which layers each layer may import, itself apart. `core <- ports <- {timers, stores, engine, sinks} <- wiring <- ...`,
+# and `engine <- insight <- {cli, service}`.
 MAY_IMPORT: dict[str, set[str]] = {
     "core": set(),
     "ports": {"core"},
     "timers": {"core", "ports"},
     "stores": {"core", "ports"},
     "engine": {"core", "ports"},
+    "insight": {"core", "ports", "engine"},
     "sinks": {"core", "ports"},
     "settings": {"core"},
     "extensions": {"core"},
     "wiring": {"core", "ports", "timers", "stores", "engine", "sinks", "settings", "extensions"},
     "app": {"core", "ports", "engine", "sinks", "settings", "wiring"},
     "bide": {"core", "ports", "engine", "settings", "app", "_version"},
-    "service": {"core", "ports", "engine", "settings", "wiring", "app", "bide", "_version"},
+    "service": {"core", "ports", "engine", "insight", "settings", "wiring", "app", "bide", "_version"},
     "cli": {
         "core",
         "ports",
         "timers",
         "engine",
+        "insight",
         "settings",
         "extensions",
         "wiring",
@@ -94,7 +97,7 @@ OTHERS: dict[str, set[str]] = {
 HEAVY = (
     "aiohttp", "apsw", "asyncmy", "asyncpg", "click", "hypothesis", "importlib.metadata", "multiprocessing",
     "opentelemetry", "prometheus_client", "pydantic", "pygments", "pytest", "rich", "sqlite3", "starlette", "unittest",
-    "urllib.request", "uvicorn", "uvloop", "bide.cli", "bide_lab", "bide.service", "bide.sinks.webhook",
+    "urllib.request", "uvicorn", "uvloop", "bide.cli", "bide.insight", "bide_lab", "bide.service", "bide.sinks.webhook",
     "bide.stores.http", "bide.stores.mysql", "bide.stores.postgres", "bide.stores.redis", "bide.stores.sqlite",
     "bide.testing", "hiredis", "redis",
 )  # fmt: skip

@@ -43,8 +43,8 @@ command()
 
 CONTENTS = {
     "bide/__init__.py", "bide/__main__.py", "bide/_version.py", "bide/app.py", "bide/cli", "bide/core", "bide/engine",
-    "bide/extensions.py", "bide/ports", "bide/py.typed", "bide/service", "bide/settings.py", "bide/sinks",
-    "bide/stores", "bide/testing", "bide/timers", "bide/wiring.py",
+    "bide/extensions.py", "bide/insight", "bide/ports", "bide/py.typed", "bide/service", "bide/settings.py",
+    "bide/sinks", "bide/stores", "bide/testing", "bide/timers", "bide/wiring.py",
 }  # fmt: skip
 """The product, and the tools for users' tests: no proof, no lab, no contest, no test of ours."""
 

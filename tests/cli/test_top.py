@@ -26,9 +26,8 @@ from tests.waiting import wait_until
 from bide import Bide
 from bide.cli.top import Screen
 from bide.engine.history import History
-from bide.engine.overview import Overview
-from bide.engine.overview_looks import Overviews
 from bide.engine.pauses import Pauses
+from bide.insight.overview import Overview, Overviews
 from bide.service.authz import Verb
 from bide.service.health import Check, Level
 

@@ -13,7 +13,7 @@ from bide import Bide, Dead, Retry, Task
 from bide.core.errors import StoreUnavailable
 from bide.core.names import SHOWN_TOPIC
 from bide.core.records import Filter, Page, Verdict
-from bide.engine.history import KEPT, MINUTE, OTHERS, History, Past, Row, bucket_of, highest_of, rows_between, summed
+from bide.engine.history import KEPT, MINUTE, OTHERS, History, Past, Row, bucket_of, highest_of, rows_between, together
 from bide.stores.memory import MemoryStore
 from bide.testing import FaultyStore, ManualClock
 
@@ -88,7 +88,7 @@ async def test_several_processes_are_added_up(store: MemoryStore) -> None:
     await first.flush()
     found = (await rows_between(store, clock, NOON // MINUTE, NOON // MINUTE))[NOON // MINUTE]
     assert (found.scheduled, found.topics["a"].begun, found.topics["a"].done) == (3, 3, 1)
-    assert summed([found.topics, found.topics])["a"].begun == 6
+    assert together([found, found]).topics["a"].begun == 6
 
 
 async def test_nothing_is_written_where_nothing_happens_and_a_row_is_forgotten_after_a_day(store: MemoryStore) -> None:
@@ -164,7 +164,7 @@ async def test_a_worker_tells_what_it_did(tmp_path: Path) -> None:
             await worker.until_empty()
         await app.history.flush()
         rows = await rows_between(app.store, app.clock, began, app.clock.now() // MINUTE)
-        past = summed(row.topics for row in rows.values())["story"]
+        past = together(rows.values()).topics["story"]
         assert (past.begun, past.done, past.dead) == (3, 2, 1)
         assert sum(past.planned.values()) == 3
         assert sum(row.scheduled for row in rows.values()) == 3

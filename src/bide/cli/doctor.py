@@ -23,8 +23,9 @@ from bide.core.errors import BideError
 from bide.core.instants import Millis, as_datetime
 from bide.core.names import new_id
 from bide.core.records import State
-from bide.engine.oldest import oldest_due
+from bide.insight.overview import oldest_due
 from bide.ports import Diagnoses, HasSchema, KeepsEvents, Shares, SystemClock, TellsTime
+from bide.ports.time import SystemClock
 from bide.settings import describe
 from bide.wiring import check_there
 

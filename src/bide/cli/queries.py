@@ -27,7 +27,7 @@ from bide.core.instants import LAST_INSTANT, Millis, as_datetime, duration, dura
 from bide.core.pause import Pause
 from bide.core.records import Count, Pause, Record, Result, State, Tally, Topic
 from bide.engine.arguments import due_of
-from bide.engine.story import Attempt, Story, story
+from bide.insight.story import Attempt, Story, story
 from bide.service.schemas import detail_shape, event_shape, task_shape
 
 _LIVE, _ALL = "live", "all"

@@ -26,7 +26,7 @@ from bide.core.instants import Millis
 from bide.core.options import decode_options
 from bide.core.records import Record
 from bide.core.texts import error_parts
-from bide.engine.story import Attempt
+from bide.insight.story import Attempt
 
 STYLES = {
     "waiting": "cyan", "due": "bold yellow", "leased": "green", "leased, lost": "bold red", "done": "dim green",

@@ -23,9 +23,8 @@ from bide.cli.tables import STYLES, console
 from bide.core.errors import BadInput, StoreError
 from bide.core.instants import Millis, duration, duration_text, instant_text
 from bide.core.records import Count
-from bide.engine.overview import Figure, Holder, OfTopic, Overview
-from bide.engine.overview_looks import Overviews
-from bide.engine.throughput import Flow
+from bide.insight.minute_log import Flow
+from bide.insight.overview import Figure, Holder, OfTopic, Overview, Overviews
 from bide.service.schemas import paused_shape
 
 if TYPE_CHECKING:

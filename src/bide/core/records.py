@@ -7,7 +7,7 @@ Times are integer milliseconds since the epoch throughout.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
 from typing import Literal, NamedTuple, TypeAlias
 
@@ -294,6 +294,15 @@ class Count(NamedTuple):
 
     number: int
     exact: bool = True
+
+
+def summed(counts: Iterable[Count]) -> Count:
+    """All of them together: exact where each is."""
+    number, exact = 0, True
+    for count in counts:
+        number += count.number
+        exact = exact and count.exact
+    return Count(number, exact)
 
 
 class Tally(Struct, frozen=True):

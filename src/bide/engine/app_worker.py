@@ -7,8 +7,8 @@ from contextlib import AsyncExitStack
 
 from bide.core.records import Record, Settlement, Topic
 from bide.engine.client import Client
+from bide.engine.route_registry import RouteAnnouncer, settings_of
 from bide.engine.tables import TableLoop
-from bide.engine.told_routes import Telling, told_of
 from bide.engine.worker import Observer, Worker
 from bide.ports import Instrument, Route
 
@@ -45,8 +45,8 @@ class AppWorker:
             entered.callback(app.heed(worker.held_back))
             entered.push_async_callback(worker.stop)  # also of what has started before something else could not
             await worker.start()
-            told = [told_of(route, app.terms) for route in self._routes.values()]
-            entered.push_async_callback(Telling(app.store, app.clock, app.terms, told).end)
+            settings = [settings_of(route, app.terms) for route in self._routes.values()]
+            entered.push_async_callback(RouteAnnouncer(app.store, app.clock, app.terms, settings).end)
             for instrument in app.instruments:
                 instrument.working(worker.wakes)
                 for table in worker.tables:

@@ -1,7 +1,7 @@
 """The past, minute by minute: how much was planned, begun and ended, and how late it was.
 
 Each process counts what it does itself and writes its row of the minute into the store every two seconds in which
-something happened; so whoever looks sees all of them together, also those that have gone, and nothing is written where
+something happened; so a reader sees all of them together, also those that have gone, and nothing is written where
 nothing happens. A row is kept for a day. Losing one costs a picture, never a task: where the store is away or full, the
 counts wait for a later write.
 
@@ -14,7 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 
 import msgspec
 from msgspec import Struct, field
@@ -35,7 +35,7 @@ KEPT: Millis = 25 * 60 * MINUTE
 _EVERY = 2.0
 _MOST_TOPICS = 200
 OTHERS: Topic = ""
-"""What stands for all topics beyond the first two hundred of a process."""
+"""The name that stands for all topics beyond the first two hundred of a process."""
 _MOST_UNWRITTEN = 60
 """Rows that wait for a store that is away."""
 _PREFIX = "minute:"
@@ -43,7 +43,7 @@ _VERDICTS = (Verdict.DONE, Verdict.RETRY, Verdict.DEFER, Verdict.DEAD)
 
 
 class Past(Struct, array_like=True, gc=False):
-    """What happened to one topic in one minute."""
+    """Deliveries of one topic in one minute."""
 
     begun: int = 0
     """Deliveries that began."""
@@ -72,6 +72,11 @@ class Past(Struct, array_like=True, gc=False):
         """Outcomes of any kind."""
         return self.done + self.retried + self.deferred + self.dead
 
+    @property
+    def failed(self) -> int:
+        """Deliveries that did not do it: tried again later, or dead."""
+        return self.retried + self.dead
+
     def lateness(self, share: float) -> Millis | None:
         """The lateness that this share of the deliveries did not pass (0.99: the 99th percentile)."""
         left = share * sum(self.late.values())
@@ -85,7 +90,7 @@ class Past(Struct, array_like=True, gc=False):
 
 
 class Row(Struct, array_like=True, gc=False):
-    """What one process did in one minute."""
+    """Schedules and deliveries of one process in one minute."""
 
     scheduled: int = 0
     """Calls for a task that were answered, of all topics."""
@@ -120,7 +125,7 @@ def highest_of(bucket: int) -> Millis:
 
 
 class _Fresh:
-    """What happened to one topic since the last write."""
+    """Deliveries of one topic since the last write."""
 
     __slots__ = ("ended", "late", "planned")
 
@@ -250,9 +255,9 @@ class History:
 
 
 async def rows_between(store: Store, clock: Clock, first: int, last: int) -> dict[int, Row]:
-    """What all processes together tell of the minutes from `first` to `last`; those without a word are left out.
+    """The rows of all processes together, of the minutes from `first` to `last`; minutes without any are left out.
 
-    O(minutes x processes). Raises StoreError, and SetupError where a service does not tell them.
+    O(minutes x processes). Raises StoreError, and SetupError where a service refuses them.
     """
     if isinstance(store, Served):
         told = await store.minutes(first, last)
@@ -276,10 +281,9 @@ async def rows_between(store: Store, clock: Clock, first: int, last: int) -> dic
     return found
 
 
-def summed(rows: Iterable[Mapping[Topic, Past]]) -> dict[Topic, Past]:
-    """What they tell together, by topic."""
-    found: dict[Topic, Past] = {}
-    for topics in rows:
-        for topic, past in topics.items():
-            found.setdefault(topic, Past()).add(past)
+def together(rows: Iterable[Row]) -> Row:
+    """Their sum."""
+    found = Row()
+    for row in rows:
+        found.add(row)
     return found

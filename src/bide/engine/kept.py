@@ -1,6 +1,6 @@
-"""What must survive besides tasks, kept in the store itself: hidden tasks of a reserved topic, which nobody leases.
+"""Data that must survive besides tasks, kept in the store itself: hidden tasks of a reserved topic, never leased.
 
-So every store keeps it, durably and atomically, without an operation of its own; and whoever shares the store shares
+So every store keeps it, durably and atomically, without an operation of its own; and all who share the store share
 it. Callers can neither see nor touch those topics: the client's verbs refuse them and leave them out. What is kept for
 a while only has its end for a due time: so what has passed it is found by the index that finds what is due.
 """
@@ -30,24 +30,24 @@ class Kept:
         """
         await self._add(name, value, OnConflict.REPLACE, until)
 
-    async def put_if_absent(self, name: str, value: bytes) -> bool:
+    async def put_if_absent(self, name: str, value: bytes, *, until: Millis = LAST_INSTANT) -> bool:
         """Keep it unless there is one by that name; whether this call did. Of many at once exactly one does."""
-        return await self._add(name, value, OnConflict.REFUSE, LAST_INSTANT) is Result.CREATED
+        return await self._add(name, value, OnConflict.REFUSE, until) is Result.CREATED
 
     async def get(self, name: str) -> bytes | None:
-        """What is kept under `name`; None: nothing."""
+        """The value under `name`; None: there is none."""
         [record] = await self._store.get([Ref(self._topic, check_name("name", name))])
         return None if record is None or not _is_kept(record) else record.payload
 
     async def all(self, prefix: str = "") -> dict[str, bytes]:
         """Everything whose name begins with `prefix`, by name. O(all that is kept), some hundreds to a store call."""
-        found = await self._find(Filter(topic=self._topic, state=State.WAITING))
+        found = await self.records(Filter(topic=self._topic, state=State.WAITING))
         return dict(sorted((one.key, one.payload) for one in found if one.key.startswith(prefix)))
 
     async def ending(self, since: Millis, before: Millis) -> dict[str, bytes]:
-        """What is kept until then: from `since` on, and not as long as `before`; the soonest first. O(found)."""
+        """The values that are kept until `since` or longer, and not until `before`; the soonest first. O(found)."""
         where = Filter(topic=self._topic, state=State.WAITING, wake_from=since, wake_before=before)
-        return {one.key: one.payload for one in await self._find(where)}
+        return {one.key: one.payload for one in await self.records(where)}
 
     async def remove(self, name: str) -> bool:
         """Forget it, without a trace; whether there was one."""
@@ -66,7 +66,8 @@ class Kept:
             await self._store.change(cancels, now=now)
         return len(cancels)
 
-    async def _find(self, where: Filter) -> list[Record]:
+    async def records(self, where: Filter) -> list[Record]:
+        """The tasks in which it is kept, some hundreds to a store call. O(found)."""
         records: list[Record] = []
         cursor: str | None = None
         while True:

@@ -1,9 +1,9 @@
 """Paused topics: they take new tasks, and nobody leases from them until they are resumed.
 
-A pause is kept in the store, so it survives every restart and holds for all who lease: they look before their first
-lease and every two seconds from then on, and at once where they are in the process of whoever pauses. So it takes hold
-within that, and what runs goes on. Reading is one call, which costs as much as there is of bide's own settings: that is
-why nobody is told by the store instead, for which every worker would have to listen to one topic more.
+A pause is kept in the store, so it survives every restart and holds for all who lease: they read it before their first
+lease and every two seconds from then on, and at once in the process that pauses. So it takes hold within that, and what
+runs goes on. Reading is one call, which costs as much as there is of bide's own settings. A notification by the store
+would save it, and cost every worker a subscription to one topic more.
 """
 
 from __future__ import annotations
@@ -24,11 +24,9 @@ from bide.engine.kept import Kept
 from bide.engine.session import Session
 from bide.ports import Clock, Served, Store, Verbs
 
-__all__ = ["EVERY", "HeldBack", "Pause", "PauseVerbs", "Pauses"]
-
 _log = logging.getLogger("bide.pauses")
 EVERY = 2.0
-"""Seconds between two looks: how long a pause may take to be seen by everybody."""
+"""Seconds between two reads: how long a pause may take to be seen by everybody."""
 _PREFIX = "paused:"
 
 _encode = msgspec.json.encode
@@ -36,34 +34,29 @@ _decode = msgspec.json.Decoder(Pause).decode
 
 
 class Pauses:
-    """Those of a store. `topics` is as new as the last `look`."""
+    """Those of a store."""
 
     def __init__(self, store: Verbs, clock: Clock) -> None:
         self._service = store if isinstance(store, Served) else None
         self._kept = Kept(store, clock)
         self._clock = clock
-        self.topics: Mapping[Topic, Pause] = {}
 
-    async def look(self) -> bool:
-        """Read them again; whether anything is paused or resumed since the last time. Raises StoreError."""
-        found = {pause.topic: pause for pause in await self._read()}
-        changed = found.keys() != self.topics.keys()
-        self.topics = found
-        return changed
-
-    async def _read(self) -> list[Pause]:
+    async def all(self) -> dict[Topic, Pause]:
+        """By topic. One call. Raises StoreError."""
         if self._service is not None:
-            return await self._service.paused()
-        found: list[Pause] = []
+            return {pause.topic: pause for pause in await self._service.paused()}
+        found: dict[Topic, Pause] = {}
         for name, value in (await self._kept.all(_PREFIX)).items():
             try:
-                found.append(_decode(value))
+                pause = _decode(value)
             except (msgspec.MsgspecError, UnicodeDecodeError):
                 _log.error("the pause %s cannot be read and is passed over: it was not written by this bide", name)
+            else:
+                found[pause.topic] = pause
         return found
 
     async def pause(self, topic: Topic, *, who: str | None = None) -> bool:
-        """Whether it was not paused before. Durable once answered. Raises BadInput, StoreError."""
+        """Pause it; False if it was paused before. Durable once answered. Raises BadInput, StoreError."""
         check_topic(topic)
         if self._service is not None:
             return await self._service.pause(topic, who)
@@ -71,7 +64,7 @@ class Pauses:
         return await self._kept.put_if_absent(_name(topic), _encode(pause))
 
     async def resume(self, topic: Topic, *, who: str | None = None) -> bool:
-        """Whether it was paused. Durable once answered. Raises BadInput, StoreError."""
+        """Resume it; False if it was not paused. Durable once answered. Raises BadInput, StoreError."""
         check_topic(topic)
         if self._service is not None:
             return await self._service.resume(topic, who)
@@ -79,51 +72,48 @@ class Pauses:
 
 
 class HeldBack:
-    """What one who leases knows of pauses, and must heed: looked up before the first lease, then again and again.
+    """The pauses that a worker or a desk must heed: read before its first lease, then again and again.
 
     `changed` is called when it is another than before; of the topics `of` it is logged.
     """
 
     def __init__(self, store: Store, clock: Clock, changed: Callable[[], None], *, of: Collection[Topic] = ()) -> None:
-        self.pauses = Pauses(store, clock)
+        self.topics: Mapping[Topic, Pause] = {}
+        self._pauses = Pauses(store, clock)
         self._changed = changed
         self._of = of
         self._served = isinstance(store, Served)
         """A service holds back by itself what it leases to us."""
         self._turn = asyncio.Lock()
-        """One look at a time: the answer to an earlier one must not come last."""
+        """One read at a time: the answer to an earlier one must not come last."""
         self._known = self._served
-
-    @property
-    def topics(self) -> Mapping[Topic, Pause]:
-        return self.pauses.topics
 
     async def first(self) -> None:
         """See that they are known. Raises StoreError."""
         if not self._known:
-            await self._look()
+            await self._read()
             self._known = True
 
     async def again(self) -> None:
-        """Look now, for somebody has just paused or resumed. Raises StoreError."""
+        """Read now, for somebody has just paused or resumed. Raises StoreError."""
         if not self._served:
-            await self._look()
+            await self._read()
 
     async def look_for_ever(self) -> None:
         while not self._served:
             await asyncio.sleep(EVERY)
             try:
-                await self._look()
+                await self._read()
             except StoreError as error:
                 _log.warning("pauses cannot be read, trying again in %.0f s: %s", EVERY, error)
             except Exception:  # noqa: BLE001 - who leases outlives their defects, loudly
                 _log.exception("a defect stopped a look at pauses; trying again in %.0f s", EVERY)
 
-    async def _look(self) -> None:
+    async def _read(self) -> None:
         async with self._turn:
-            before = self.topics
-            if not await self.pauses.look():
-                return
+            before, self.topics = self.topics, await self._pauses.all()
+        if before.keys() == self.topics.keys():
+            return
         for topic in self._of:
             pause = self.topics.get(topic)
             if pause is not None and topic not in before:
@@ -135,7 +125,7 @@ class HeldBack:
 
 
 class PauseVerbs:
-    """What a `Client` can do with whole topics."""
+    """The verbs of a `Client` for whole topics."""
 
     clock: Clock
     actor: str | None
@@ -153,8 +143,7 @@ class PauseVerbs:
         in this process at once, elsewhere within two seconds. It survives every restart. `who` is told with it; this
         client's actor unless given. Raises BadInput, StoreError.
         """
-        pauses = Pauses(self._session.verbs, self.clock)
-        paused = await pauses.pause(topic, who=self._asks(who))
+        paused = await Pauses(self._session.verbs, self.clock).pause(topic, who=self._asks(who))
         await self._heed()
         return paused
 
@@ -166,17 +155,15 @@ class PauseVerbs:
 
     async def paused(self) -> dict[Topic, Pause]:
         """The topics that are paused now, each with since when (milliseconds since the epoch) and by whom. One call."""
-        pauses = Pauses(self._session.verbs, self.clock)
-        await pauses.look()
-        return dict(sorted(pauses.topics.items()))
+        return dict(sorted((await Pauses(self._session.verbs, self.clock).all()).items()))
 
     @property
     def known_pauses(self) -> Mapping[Topic, Pause]:
-        """What those know who lease in this process: at most two seconds old; empty where nobody does. No I/O."""
+        """The pauses as the workers of this process know them: at most two seconds old; empty without one. No I/O."""
         return self._heeding[0].topics if self._heeding else {}
 
     def heed(self, held_back: HeldBack) -> Callable[[], None]:
-        """Let `held_back` look at once when this client pauses or resumes; what is returned ends it."""
+        """Let `held_back` read them at once when this client pauses or resumes; what is returned ends it."""
         self._heeding.append(held_back)
 
         def ended() -> None:

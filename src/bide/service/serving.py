@@ -27,8 +27,9 @@ from bide.core.retry import policy
 from bide.engine.desk import Desk
 from bide.engine.kept import Kept
 from bide.engine.presence import WakeChannel
+from bide.engine.route_registry import RouteAnnouncer, RouteSettings, settings_of_policy
 from bide.engine.settler import Settling
-from bide.engine.told_routes import Telling, ToldRoute, told_of_policy
+from bide.engine.settling import Settling
 from bide.engine.verdicts import Policy, TopicPolicy
 from bide.engine.worker import Worker
 from bide.service.access import Access, check_start, is_loopback, networks_of
@@ -137,7 +138,7 @@ class Serving:
         self.metrics.polls = lambda: self._desk.waiting
         await self._desk.start()
         stack.push_async_callback(self._desk.close)
-        stack.push_async_callback(Telling(app.store, app.clock, app.terms, self._told_consumers()).end)
+        stack.push_async_callback(RouteAnnouncer(app.store, app.clock, app.terms, self._told_consumers()).end)
         self._following = Following(app)
         self.metrics.streams = lambda: self._following.listeners
         stack.push_async_callback(self._following.close)
@@ -165,10 +166,10 @@ class Serving:
             proxies=self._proxies,
         )  # fmt: skip
 
-    def _told_consumers(self) -> list[ToldRoute]:
+    def _told_consumers(self) -> list[RouteSettings]:
         """How the topics are worked on that the file of settings leaves to consumers."""
         return [
-            told_of_policy(topic, "consumer", "", one.retry, one.losses, self.app.terms)
+            settings_of_policy(topic, "consumer", "", one.retry, one.losses, self.app.terms)
             for topic, one in self._policies.items()
             if topic not in self.app.routes
         ]

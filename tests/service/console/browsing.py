@@ -13,8 +13,8 @@ import pytest
 from tests.service.calling import Api
 from tests.waiting import PATIENCE, wait_until
 
-from bide.engine import bulk, dead_letters
-from bide.engine.looks import Look
+from bide.insight import bulk, dead_letters
+from bide.insight.cached_query import CachedQuery
 from bide.service.console import router, timeline
 
 HOSTILE = "<img src=x onerror=alert(1)>\"'\u202e{{1234567*7654321}}</script>"
@@ -26,13 +26,13 @@ def be_patient(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(router, "PATIENCE", PATIENCE)
     for module in (bulk, dead_letters, timeline):
         patch.setattr(module, "_PATIENCE", PATIENCE)
-    look = Look._look
+    refresh = CachedQuery._refresh
 
-    async def look_each_time(self: Look[Any]) -> None:
-        await look(self)
+    async def refresh_each_time(self: CachedQuery[Any]) -> None:
+        await refresh(self)
         self._again_at = float("-inf")
 
-    patch.setattr(Look, "_look", look_each_time)
+    patch.setattr(CachedQuery, "_refresh", refresh_each_time)
 
 
 class Element(NamedTuple):

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from datetime import datetime
 from pathlib import Path
 
+import msgspec
 import pytest
 from tests.service.calling import Api, Running, fresh_store, running
 from tests.service.console.browsing import Browser, over
@@ -16,11 +17,13 @@ from tests.service.test_access import make
 from tests.waiting import wait_until
 
 from bide.core.events import Event
+from bide.core.names import SHOWN_TOPIC
 from bide.core.records import Filter, State
-from bide.engine.bulk import Bulk, BulkVerb
-from bide.engine.bulk_run import BulkState, Progress
-from bide.engine.bulk_store import LOST_AFTER, BulkStore
+from bide.engine.kept import Kept
 from bide.engine.pauses import Pauses
+from bide.insight.bulk import Bulk, BulkVerb
+from bide.insight.bulk_run import BulkState, Progress
+from bide.insight.bulks import KEPT, LOST_AFTER
 from bide.service.authz import Verb
 from bide.service.console.actions import NAMES, REASONS
 from bide.service.console.i18n import translations
@@ -344,10 +347,8 @@ def test_one_that_lost_its_instance_says_what_was_done(one: Running, browser: Br
         state=BulkState.RUNNING, looked=4, total=7, counts={"cancelled": 4},
     )  # fmt: skip
 
-    async def work() -> bool:
-        return await BulkStore(one.app).begin(progress)
-
-    assert one.run(work())
+    kept, row = Kept(one.app.store, one.app.clock, SHOWN_TOPIC), msgspec.msgpack.encode(progress)
+    one.run(kept.put(f"change:{progress.id}", row, until=now + KEPT))
     page = browser.open(f"/changes/{progress.id}")
     assert "Broken off: its instance has given no sign of life" in page.words
     assert "dealt with, of 7" in page.words

@@ -20,8 +20,8 @@ from bide import Bide, Ladder, Task
 from bide.core.names import SHOWN_TOPIC
 from bide.engine.history import MINUTE, Past, Row, _encode, bucket_of
 from bide.engine.kept import Kept
-from bide.engine.told_routes import ToldRoute, told_routes
-from bide.engine.topics import QUARTER, QUARTERS, Quarter, Topics
+from bide.engine.route_registry import RouteSettings, announced_routes
+from bide.insight.minute_log import QUARTER, QUARTERS, LastDay, Quarter
 from bide.service.authz import Verb
 from bide.service.config import ServeConfig, TopicConfig, WebhooksConfig
 from bide.service.console.topics import HEIGHT, WIDTH, drawn_day, drawn_ladder, rate
@@ -188,7 +188,7 @@ def test_who_works_on_a_topic_and_how(url: str, visit: Visit) -> None:
         topics = ("order.close", "hook", "asked.for")
 
         async def routes() -> set[str]:
-            return {found.route.topic for found in await told_routes(one.app.store, one.app.clock)}
+            return {found.route.topic for found in await announced_routes(one.app.store, one.app.clock)}
 
         async def told() -> bool:
             return await asyncio.to_thread(one.run, routes()) >= set(topics)
@@ -252,14 +252,14 @@ def test_rates_are_short() -> None:
 
 
 def test_a_ladder_is_drawn_by_its_logarithm() -> None:
-    ladder = drawn_ladder(ToldRoute(topic="t", kind="handler", pauses=[100, 1_000, 10_000], tries=24))
+    ladder = drawn_ladder(RouteSettings(topic="t", kind="handler", pauses=[100, 1_000, 10_000], tries=24))
     assert [rung.width for rung in ladder.rungs] == sorted(rung.width for rung in ladder.rungs)
     assert ladder.rungs[-1].width == 100
     assert [rung.after for rung in ladder.rungs] == [100, 1_100, 11_100]
     assert ladder.left == 20
-    assert drawn_ladder(ToldRoute(topic="t", kind="handler", tries=1)) == ([], 1, 0)
-    assert drawn_ladder(ToldRoute(topic="t", kind="handler", pauses=[0, 0], tries=3)).rungs[0].width == 1
-    assert drawn_ladder(ToldRoute(topic="t", kind="handler", pauses=[5], tries=None)).left == 0
+    assert drawn_ladder(RouteSettings(topic="t", kind="handler", tries=1)) == ([], 1, 0)
+    assert drawn_ladder(RouteSettings(topic="t", kind="handler", pauses=[0, 0], tries=3)).rungs[0].width == 1
+    assert drawn_ladder(RouteSettings(topic="t", kind="handler", pauses=[5], tries=None)).left == 0
 
 
 numbers = st.integers(0, 10**6)
@@ -292,15 +292,17 @@ async def test_the_day_is_read_once_and_then_only_what_is_new(tmp_path: Path) ->
 
         await write(300, 5)
         await write(1, 7)
-        topics = Topics(app)
-        story = await topics.one("t")
-        assert len(story.day) == QUARTERS
-        assert [quarter.past.done for quarter in story.day if quarter.past.done] == [5, 7]
-        assert story.day[-1].since <= app.clock.now()
-        assert now < story.day[-1].since + QUARTER
+        day = LastDay(app)
+        assert day.quarters("t") == ()
+        await day.read()
+        quarters = day.quarters("t")
+        assert len(quarters) == QUARTERS
+        assert [quarter.past.done for quarter in quarters if quarter.past.done] == [5, 7]
+        assert quarters[-1].since <= app.clock.now()
+        assert now < quarters[-1].since + QUARTER
         await write(2, 1)
         await write(300, 50)  # too old to be looked at again so soon
-        day = await topics._day.look()
-        assert next(its["t"].done for _, its in day if "t" in its) == 5
-        assert sum(its["t"].done for _, its in day if "t" in its) == 13
-        await topics.close()
+        await day.read()
+        assert next(quarter.past.done for quarter in day.quarters("t") if quarter.past.done) == 5
+        assert sum(quarter.past.done for quarter in day.quarters("t")) == 13
+        await day.close()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from bide.core.errors import BadInput
 from bide.core.names import check_topic
-from bide.core.records import Result, Topic
+from bide.core.records import Result, Topic, summed
 from bide.core.texts import error_parts
-from bide.engine.dead_letters import MOST_LOOKED_AT, DeadLetters, dead_letters, tasks_of_group
-from bide.engine.looks import Look
-from bide.engine.peaks import summed
+from bide.insight.cached_query import CachedQuery
+from bide.insight.dead_letters import MOST_LOOKED_AT, DeadLetters, dead_letters, tasks_of_group
 from bide.service.authz import Verb
 from bide.service.console.page_request import Page, Shared, Visit
 from bide.service.console.rendering import address
@@ -25,7 +24,7 @@ class DeadPage(Page):
     """All groups, or the tasks of one."""
 
     def __init__(self, shared: Shared) -> None:
-        self._look: Look[DeadLetters] = Look(lambda: dead_letters(shared.app), every=_EVERY, share=_SHARE)
+        self._look: CachedQuery[DeadLetters] = CachedQuery(lambda: dead_letters(shared.app), every=_EVERY, share=_SHARE)
         super().__init__({("GET", "/dead"): self._page}, self._look)
 
     async def _page(self, visit: Visit) -> Reply:

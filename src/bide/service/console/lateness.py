@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bide.core.instants import Millis
+from bide.core.pause import Pause
 from bide.core.records import State
-from bide.engine.pauses import Pause
-from bide.engine.story import Attempt, Crowd, Ended, Story
+from bide.insight.story import Attempt, Crowd, Ended, Story
 from bide.service.console.i18n import Phrases
 from bide.service.console.sanitize import isolated
 

@@ -8,10 +8,9 @@ from functools import partial
 from typing import NamedTuple
 
 from bide.core.instants import Millis
-from bide.engine.overview import Overview
-from bide.engine.overview_looks import Overviews
 from bide.engine.presence import Channel, notifies
-from bide.engine.throughput import Flow
+from bide.insight.minute_log import Flow
+from bide.insight.overview import Overview, Overviews
 from bide.service.authz import ANONYMOUS, Verb
 from bide.service.console.page_request import Page, Shared, Visit
 from bide.service.health import Level

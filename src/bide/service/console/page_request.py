@@ -15,10 +15,10 @@ from bide.core.instants import as_datetime
 from bide.core.names import check_name, check_topic
 from bide.core.records import Filter, Ref, State, Topic
 from bide.engine.arguments import STATES, filter_of
-from bide.engine.bulk import Seen
 from bide.engine.client import Client
 from bide.engine.presence import WakeChannel
 from bide.engine.verdicts import Policy
+from bide.insight.bulk import Seen
 from bide.service.access import Access
 from bide.service.authz import Caller
 from bide.service.config import ServeConfig

@@ -14,11 +14,11 @@ from msgspec import DecodeError, to_builtins
 
 from bide.core.names import check_name, check_topic
 from bide.core.options import NO_OPTIONS, Options, decode_options
+from bide.core.pause import Pause
 from bide.core.records import Record, Ref, Result
 from bide.engine.history import MINUTE
-from bide.engine.looks import Look
-from bide.engine.pauses import Pause
-from bide.engine.story import Story, story
+from bide.insight.cached_query import CachedQuery
+from bide.insight.story import Story, story
 from bide.service.authz import Verb
 from bide.service.console.actions import possible
 from bide.service.console.lateness import meaning, reasons
@@ -46,7 +46,7 @@ _SANDBOX = "default-src 'none'; sandbox"
 class TaskPage:
     """Belongs to the event loop in which the app is open. `paused`: which topics are, as of a moment ago."""
 
-    def __init__(self, shared: Shared, paused: Look[Mapping[str, Pause]]) -> None:
+    def __init__(self, shared: Shared, paused: CachedQuery[Mapping[str, Pause]]) -> None:
         self._app = shared.app
         self._policies = shared.policies
         self._paused = paused

@@ -23,11 +23,10 @@ from bide.core import records
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, as_datetime
 from bide.core.names import check_name
-from bide.core.records import Count, Filter, Found, Record, Ref, State, Tally, Topic
+from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic, summed
 from bide.engine.client import Client
-from bide.engine.looks import Look
 from bide.engine.pauses import Pause
-from bide.engine.peaks import summed
+from bide.insight.cached_query import CachedQuery
 from bide.service.authz import Verb
 from bide.service.console.actions import possible
 from bide.service.console.page_request import DUE, Page, Shared, Visit, filter_fields, filter_given
@@ -189,8 +188,8 @@ class TasksPage(Page):
 
     def __init__(self, shared: Shared) -> None:
         self._app = shared.app
-        self._tally: Look[Tally] = Look(self._app.tally, every=5.0)
-        self._paused: Look[Mapping[str, Pause]] = Look(self._app.paused, every=2.0, share=0.1)
+        self._tally: CachedQuery[Tally] = CachedQuery(self._app.tally, every=5.0)
+        self._paused: CachedQuery[Mapping[str, Pause]] = CachedQuery(self._app.paused, every=2.0, share=0.1)
         routes = {("GET", "/tasks"): self._page, **TaskPage(shared, self._paused).routes}
         super().__init__(routes, self._tally, self._paused)
 

@@ -11,11 +11,10 @@ from typing import Any, NamedTuple
 from bide.core.errors import BadInput
 from bide.core.instants import Millis
 from bide.core.names import check_topic
-from bide.core.records import Count, Topic
-from bide.engine.forecast import Forecast, Seen, Wanted
-from bide.engine.intervals import BACK, LONGEST, MINUTE, SECOND, Range, Span, around, chosen
-from bide.engine.passed import Fastest, Passed, Past
-from bide.engine.peaks import Bar, Peak, outlook, summed
+from bide.core.records import Count, Topic, summed
+from bide.insight.forecast import Bar, Forecast, Peak, Seen, Wanted, outlook
+from bide.insight.intervals import BACK, LONGEST, MINUTE, SECOND, Range, Span, around, chosen
+from bide.insight.minute_log import Fastest, LastDay, PastInterval
 from bide.service.authz import Verb
 from bide.service.console.i18n import Phrases
 from bide.service.console.page_request import Page, Shared, Visit
@@ -31,7 +30,7 @@ _NOTHING_BESIDE = 20
 """A peak that is lower than the highest by this factor is not told."""
 _NAMES = {Span.MINUTE: "Minute", Span.HOUR: "Hour", Span.DAY: "Day", Span.MONTH: "Month"}
 
-PastOf = Callable[[Sequence[Millis]], list[Past]]
+PastOf = Callable[[Sequence[Millis]], list[PastInterval]]
 
 
 class Asked(NamedTuple):
@@ -116,7 +115,7 @@ def _chart(
     step: Millis,
     series: list[tuple[Topic, list[Count]]],
     others: list[Count],
-    behind: list[tuple[tuple[Millis, Millis], Past]],
+    behind: list[tuple[tuple[Millis, Millis], PastInterval]],
     peaks: list[Millis],
 ) -> Mapping[str, Any]:
     """What the script draws."""
@@ -260,9 +259,9 @@ class TimelinePage(Page):
 
     def __init__(self, shared: Shared) -> None:
         self._forecast = Forecast(shared.app)
-        self._passed = Passed(shared.app)
+        self._day = LastDay(shared.app)
         routes = {("GET", "/timeline"): self._page, ("GET", "/timeline/live"): self._live}
-        super().__init__(routes, self._forecast, self._passed)
+        super().__init__(routes, self._forecast, self._day)
 
     async def _page(self, visit: Visit) -> Reply:
         return visit.page("timeline_part.html" if visit.by_script else "timeline.html", **await self._values(visit))
@@ -285,19 +284,19 @@ class TimelinePage(Page):
         whose = visit.caller.topics
         wanted = Wanted(asked.range, visit.phrases.zone, asked.topic, whose)
         seen, known = await asyncio.gather(self._forecast.seen(wanted, may), self._past())
-        fastest = self._passed.fastest((whose, asked.topic), shown)
-        topics = sorted(seen.topics | {topic for topic in self._passed.topics() if topic and may(topic)})
+        fastest = self._day.fastest((whose, asked.topic), shown)
+        topics = sorted(seen.topics | {topic for topic in self._day.topics() if topic and may(topic)})
         return view(
             asked, seen, visit.phrases, topics=topics, fastest=fastest, past_known=known,
-            past=lambda edges: self._passed.between(edges, shown),
+            past=lambda edges: self._day.between(edges, shown),
         )  # fmt: skip
 
     async def _past(self) -> bool:
         """Whether all of it is known; what is missing goes on being read."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
-                await self._passed.look()
-        return self._passed.whole
+                await self._day.look()
+        return self._day.whole
 
 
 def _asked(visit: Visit) -> Asked:

@@ -17,9 +17,10 @@ from bide.core.names import check_topic
 from bide.core.records import Count, State, Topic
 from bide.core.retry import policy
 from bide.engine.history import Past
-from bide.engine.told_routes import Told, ToldRoute, told_of_policy
-from bide.engine.topics import QUARTER, Quarter, Topics, TopicSeen, TopicStory
+from bide.engine.route_registry import Announced, RouteSettings, settings_of_policy
 from bide.engine.verdicts import TopicPolicy
+from bide.insight.minute_log import QUARTER, Quarter
+from bide.insight.topics import Topics, TopicSeen, TopicStory
 from bide.service.authz import Verb
 from bide.service.console.page_request import Answer, Page, Route, Shared, Visit
 from bide.service.console.rendering import address, topic_address
@@ -71,7 +72,7 @@ class Day(NamedTuple):
     total: Past
 
 
-def drawn_ladder(route: ToldRoute) -> Ladder:
+def drawn_ladder(route: RouteSettings) -> Ladder:
     """The pauses of a route, as bars."""
     longest = max(route.pauses, default=0)
     rungs: list[Rung] = []
@@ -215,11 +216,11 @@ class TopicsPage(Page):
             may_pause=visit.caller.may(Verb.ADMIN, topic), **_said(visit),
         )  # fmt: skip
 
-    def _by_policy(self, topic: Topic) -> Told:
+    def _by_policy(self, topic: Topic) -> Announced:
         """How this service tries again what its consumers get of a topic that nobody has told of."""
         settings = self._app.settings
         its = self._policies.get(topic) or TopicPolicy(policy(None), settings.losses)
-        return Told(told_of_policy(topic, "consumer", "", its.retry, its.losses, self._app.terms), 0)
+        return Announced(settings_of_policy(topic, "consumer", "", its.retry, its.losses, self._app.terms), 0)
 
     # --- pause and resume
 

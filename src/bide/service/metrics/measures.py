@@ -31,8 +31,8 @@ from bide.core.errors import StoreError
 from bide.core.instants import Millis, as_datetime
 from bide.core.records import State, Tally, Topic
 from bide.engine.client import Client
-from bide.engine.looks import Look
-from bide.engine.oldest import oldest_due
+from bide.insight.cached_query import CachedQuery
+from bide.insight.overview import oldest_due
 from bide.ports import AnswersApart, Store, TellsTime
 from bide.ports.time import SystemClock
 from bide.service.health import reach, skew_of
@@ -264,13 +264,15 @@ class Looking:
         self._seen: Seen | None = None
 
     @cached_property
-    def _reaching(self) -> Look[object]:
+    def _reaching(self) -> CachedQuery[object]:
         """Made in the loop that asks, as `_counting` is."""
-        return Look(lambda: reach(self._client.store, self._patience), every=self._every, share=1.0, lasting=False)
+        return CachedQuery(
+            lambda: reach(self._client.store, self._patience), every=self._every, share=1.0, lasting=False
+        )
 
     @cached_property
-    def _counting(self) -> Look[Seen]:
-        return Look(self._ask, every=self._every, share=_SHARE)
+    def _counting(self) -> CachedQuery[Seen]:
+        return CachedQuery(self._ask, every=self._every, share=_SHARE)
 
     async def look(self) -> Looked:
         if not await self._told("reached", self._reaching):
@@ -278,7 +280,7 @@ class Looking:
         counted = await self._told("counted", self._counting)
         return Looked(up=True, counted=counted, seen=self._seen, age=self._counting.age)
 
-    async def _told(self, what: str, look: Look[Any]) -> bool:
+    async def _told(self, what: str, look: CachedQuery[Any]) -> bool:
         """Whether there was an answer in time."""
         try:
             async with asyncio.timeout(self._patience):

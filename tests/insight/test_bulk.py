@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -18,10 +19,10 @@ from bide.core.instants import Millis
 from bide.core.names import RESERVED_TOPIC, SHOWN_TOPIC, new_id
 from bide.core.records import Filter, In, Move, NewTask, Record, Settlement, State, Verdict
 from bide.engine.acting import acting_as
-from bide.engine.bulk import PAGE, Bulk, BulkVerb, Seen, count_meant, preview
-from bide.engine.bulk_run import MOST_MISSED, MOST_NOTED, BulkState, Progress, untouched_by
-from bide.engine.bulk_store import AT_ONCE, LOST_AFTER, Bulks, BulkStore
 from bide.engine.kept import Kept
+from bide.insight.bulk import PAGE, Bulk, BulkVerb, Seen, count_meant, preview
+from bide.insight.bulk_run import MOST_MISSED, MOST_NOTED, BulkState, Progress, untouched_by
+from bide.insight.bulks import AT_ONCE, KEPT, LOST_AFTER, Bulks
 
 HOUR: Millis = 3_600_000
 EVERY_STORE = stores("memory", "sqlite", "redis")
@@ -30,7 +31,7 @@ EVERY_STORE = stores("memory", "sqlite", "redis")
 @pytest.fixture(autouse=True)
 def patient_counting(monkeypatch: pytest.MonkeyPatch) -> None:
     """What is meant is counted to its end, however long that takes."""
-    monkeypatch.setattr("bide.engine.bulk._PATIENCE", PATIENCE)
+    monkeypatch.setattr("bide.insight.bulk._PATIENCE", PATIENCE)
 
 
 def anything(topic: str) -> bool:
@@ -50,11 +51,17 @@ async def records(app: Bide, topic: str, **where: Any) -> dict[str, Record]:
     return {task.key: task.record async for task in app.find(topic=topic, **where)}
 
 
+async def ended(bulks: Bulks, id: str) -> None:
+    """Wait until one that this instance works on is over."""
+    if id in bulks._tasks:
+        await asyncio.wait([bulks._tasks[id]])
+
+
 async def carried_out(bulks: Bulks, bulk: Bulk, *, may: Callable[[str], bool] = anything) -> Progress:
-    """How it ended."""
+    """How it done."""
     id = new_id()
     assert await bulks.start(id, bulk, may, who="ann")
-    await bulks.ended(id)
+    await ended(bulks, id)
     progress = await bulks.get(id)
     assert progress is not None
     return progress
@@ -159,8 +166,8 @@ async def test_dead_ones_of_one_error_are_sent_again_once(store_url: str) -> Non
         seen = await preview(app, bulk, anything)
         assert (seen.meant.number, seen.meant.exact, len(seen.sample)) == (40, True, 10)
         assert {one.error for one in seen.sample} == {"HTTP 503 after 1.5 s"}
-        ended = await carried_out(bulks, bulk)
-        assert ended.counts == {"redriven": 40}
+        done = await carried_out(bulks, bulk)
+        assert done.counts == {"redriven": 40}
         tally = await app.tally()
         assert (tally.number("pay", State.WAITING), tally.number("pay", State.DEAD)) == (40, 20)
         assert tally.number("mail", State.DEAD) == 1
@@ -185,7 +192,7 @@ async def test_what_is_being_delivered_is_left_alone_and_told(store_url: str) ->
         assert (seen.meant.number, seen.leased.number) == (21, 1)
         id = new_id()
         await bulks.start(id, bulk, anything, who="ann")
-        await bulks.ended(id)
+        await ended(bulks, id)
         progress = await bulks.get(id)
         assert progress is not None
         assert progress.counts == {"moved": 20, "under_way": 1}
@@ -193,8 +200,8 @@ async def test_what_is_being_delivered_is_left_alone_and_told(store_url: str) ->
         assert (missed.key, missed.result, missed.state, missed.holder) == (
             "held", "under_way", State.LEASED, "worker-7"
         )  # fmt: skip
-        ended = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t")))
-        assert ended.counts == {"cancelled": 20, "cancelled_while_leased": 1}
+        done = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t")))
+        assert done.counts == {"cancelled": 20, "cancelled_while_leased": 1}
         await bulks.close()
 
 
@@ -216,7 +223,7 @@ async def test_the_chosen_are_changed_as_they_were_seen_or_not_at_all(store_url:
         id = new_id()
         with acting_as("ann"):
             assert await bulks.start(id, bulk, anything, who="ann")
-        await bulks.ended(id)
+        await ended(bulks, id)
         progress = await bulks.get(id)
         assert progress is not None
         assert progress.counts == {"cancelled": 28, "stale_token": 1, "finished": 1}
@@ -247,8 +254,8 @@ async def test_only_topics_that_one_may_and_never_ours(store_url: str) -> None:
         assert (count.number, topics) == (14, frozenset({"mine.a", "mine.b"}))
         assert (await carried_out(bulks, bulk, may=may)).counts == {"cancelled": 14}
         assert len(await records(app, "theirs")) == 7
-        ended = await carried_out(bulks, bulk)
-        assert ended.counts == {"cancelled": 7}
+        done = await carried_out(bulks, bulk)
+        assert done.counts == {"cancelled": 7}
         assert await Kept(app.store, app.clock, RESERVED_TOPIC).get("setting") == b"1"
         assert await Kept(app.store, app.clock, SHOWN_TOPIC).get("shown") == b"1"
         await bulks.close()
@@ -284,7 +291,7 @@ async def test_every_instance_shows_it_and_it_is_listed(store_url: str) -> None:
             here.start(id, bulk, anything, who="ann"),
         )  # fmt: skip
         assert sum(began) == 1, "a resent form starts nothing twice"
-        await asyncio.gather(here.ended(id), there.ended(id))
+        await asyncio.gather(ended(here, id), ended(there, id))
         shown = await there.get(id)
         assert shown is not None
         assert shown == await here.get(id)
@@ -310,11 +317,11 @@ def test_it_keeps_to_its_pace(virtual: Tell) -> None:
         async with world.app() as app:
             bulks = Bulks(app, "here")
             await fill(app, "t", 300)
-            ended = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t"), pace=30))
-            assert ended.counts == {"cancelled": 300}
-            assert ended.started_at is not None
-            assert ended.ended_at is not None
-            assert 9_800 <= ended.ended_at - ended.started_at <= 10_100
+            done = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t"), pace=30))
+            assert done.counts == {"cancelled": 300}
+            assert done.started_at is not None
+            assert done.ended_at is not None
+            assert 9_800 <= done.ended_at - done.started_at <= 10_100
             await fill(app, "t", 5)
             slow = new_id()
             await bulks.start(slow, Bulk(verb=BulkVerb.FIRE, where=Filter(topic="t"), pace=1), anything, who="ann")
@@ -338,7 +345,7 @@ def test_what_is_scheduled_later_is_not_meant(virtual: Tell) -> None:
             await world.pause(2)
             await app.schedule("t", None, key="later", delay="2h")
             await app.schedule("t", None, key="k0049", delay="2h")
-            await bulks.ended(id)
+            await ended(bulks, id)
             progress = await bulks.get(id)
             assert progress is not None
             assert progress.counts == {"cancelled": 49}
@@ -364,8 +371,8 @@ def test_one_that_dies_again_at_once_is_not_sent_again_and_again(virtual: Tell) 
             await world.until(lambda: len(tries) == 40)
             await world.pause(1)
             tries.clear()
-            ended = await carried_out(bulks, Bulk(verb=BulkVerb.REDRIVE, where=Filter(topic="t"), pace=20))
-            assert ended.counts == {"redriven": 40}
+            done = await carried_out(bulks, Bulk(verb=BulkVerb.REDRIVE, where=Filter(topic="t"), pace=20))
+            assert done.counts == {"redriven": 40}
             await world.pause(5)
             assert sorted(tries) == sorted(set(tries)), "each was delivered once more"
             assert len(tries) == 40
@@ -394,10 +401,10 @@ def test_what_somebody_changed_meanwhile_is_read_again(virtual: Tell) -> None:
             where = Filter(topic="t", wake_before=world.clock.now() + 5 * HOUR)
             world.store.latency = lambda name: 0.5 if name == "change" else 0.0
             world.store.fault = meddle
-            ended = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=where))
+            done = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=where))
             world.store.latency = None
             assert meddled
-            assert ended.counts == {"cancelled": 9, "stale_token": 1}
+            assert done.counts == {"cancelled": 9, "stale_token": 1}
             assert set(await records(app, "t", state="waiting")) == {"k0002"}, (
                 "it is another life, and out of the range"
             )
@@ -423,7 +430,7 @@ def test_a_store_that_is_away_for_a_while_costs_time_and_nothing_else(virtual: T
             await bulks.start(
                 id, Bulk(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t"), pace=10), anything, who="a"
             )
-            await bulks.ended(id)
+            await ended(bulks, id)
             progress = await bulks.get(id)
             assert progress is not None
             assert (progress.state, progress.counts) == (BulkState.ENDED, {"moved": 20})
@@ -450,9 +457,9 @@ def test_a_full_store_can_be_emptied_all_the_same(virtual: Tell) -> None:
             bulks = Bulks(app, "here")
             await fill(app, "t", 10)
             world.store.fault = lambda point: StoreFull("full") if point == "add:before" else None
-            ended = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t")))
-            assert (ended.state, ended.counts) == (BulkState.ENDED, {"cancelled": 10})
-            assert [one.id for one in await bulks.all()] == [ended.id], "this instance knows of it"
+            done = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t")))
+            assert (done.state, done.counts) == (BulkState.ENDED, {"cancelled": 10})
+            assert [one.id for one in await bulks.all()] == [done.id], "this instance knows of it"
             await bulks.close()
 
     virtual(story)
@@ -469,7 +476,7 @@ def test_it_is_stopped_from_any_instance_and_gone_on_with(virtual: Tell) -> None
             await here.start(id, bulk, anything, who="ann")
             await world.pause(4)
             await there.stop(id, who="bo")
-            await here.ended(id)
+            await ended(here, id)
             stopped = await there.get(id)
             assert stopped is not None
             assert (stopped.state, stopped.stopped_by) == (BulkState.STOPPED, "bo")
@@ -520,8 +527,8 @@ def test_one_whose_instance_died_is_known_as_such(virtual: Tell) -> None:
                 id=new_id(), bulk=Bulk(verb=BulkVerb.CANCEL, where=Filter()), chosen=0, who="ann", instance="dead",
                 asked_at=now, alive_at=now, state=BulkState.RUNNING, looked=7, counts={"cancelled": 7},
             )  # fmt: skip
-            assert await BulkStore(app).begin(progress)
-            assert not await BulkStore(app).begin(progress)
+            kept, row = Kept(app.store, app.clock, SHOWN_TOPIC), msgspec.msgpack.encode(progress)
+            await kept.put(f"change:{progress.id}", row, until=now + KEPT)
             assert not bulks.is_lost(progress)
             await world.pause(LOST_AFTER / 1000 + 1)
             found = await bulks.get(progress.id)
@@ -541,7 +548,7 @@ def test_a_large_one_leaves_room_in_the_event_log(virtual: Tell) -> None:
             with acting_as("ann", lambda verb, answers, who: told.append((verb, len(answers), who))):
                 id = new_id()
                 await bulks.start(id, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t")), anything, who="ann")
-            await bulks.ended(id)
+            await ended(bulks, id)
             assert sum(number for _, number, _ in told) == MOST_NOTED + 2 * PAGE, "the audit log has all"
             assert {(verb, who) for verb, _, who in told} == {("cancel", "ann")}
             await world.pause(1)
@@ -556,9 +563,9 @@ def test_of_what_was_not_done_the_first_thousand_are_told(virtual: Tell) -> None
         async with world.app() as app:
             bulks = Bulks(app, "here")
             await fill(app, "t", MOST_MISSED + 300, deadline="90m")
-            ended = await carried_out(bulks, Bulk(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t")))
-            assert (ended.counts, ended.missed) == ({"refused": 1300}, 1300)
-            assert len(await bulks.missed(ended.id)) == MOST_MISSED
+            done = await carried_out(bulks, Bulk(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t")))
+            assert (done.counts, done.missed) == ({"refused": 1300}, 1300)
+            assert len(await bulks.missed(done.id)) == MOST_MISSED
             await bulks.close()
 
     virtual(story)
@@ -574,8 +581,8 @@ def test_a_shift_moves_each_once_whatever_the_order(offsets: list[int], by: int,
                 await app.schedule("t", n, key=str(n), delay=f"{now - app.clock.now() + offset}ms")
             before = await records(app, "t")
             delta = -by if back else by
-            ended = await carried_out(bulks, Bulk(verb=BulkVerb.SHIFT, by=delta, where=Filter(topic="t")))
-            assert ended.counts == {"moved": len(offsets)}
+            done = await carried_out(bulks, Bulk(verb=BulkVerb.SHIFT, by=delta, where=Filter(topic="t")))
+            assert done.counts == {"moved": len(offsets)}
             after = await records(app, "t")
             assert all(after[key].due_at == one.due_at + delta for key, one in before.items())
             await bulks.close()

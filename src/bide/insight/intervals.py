@@ -29,14 +29,14 @@ MOST = 120
 SHORTEST: Millis = 10 * SECOND
 LONGEST: Millis = 3_500 * DAY
 BACK: Millis = DAY
-"""How far back a range may go: so long is the past told."""
+"""How far back a range may go: the past is known for so long."""
 _MINUTES: Millis = 5 * MINUTE
-"""A range that goes back further has no finer steps than the past is told by."""
+"""A range that goes back further has no finer steps than those by which the past is known."""
 _LAST: Millis = LAST_INSTANT - 400 * DAY  # room for zones and for the last step
 
 
 class Span(StrEnum):
-    """The ranges that everybody looks at."""
+    """The ranges with a name."""
 
     MINUTE = "minute"
     HOUR = "hour"
@@ -66,7 +66,7 @@ _SPANS: dict[Span, tuple[Millis, Millis, Millis]] = {
 
 
 def around(span: Span, now: Millis) -> Range:
-    """What a span means now."""
+    """The range that a span means now."""
     back, ahead, step = _SPANS[span]
     return Range(now - back, now + ahead, step)
 

@@ -1,7 +1,7 @@
-"""What workers tell of their routes, so that whoever looks at a topic sees who handles it, and how it is tried again.
+"""The settings with which workers serve their topics, announced in the store so that the page of a topic can show them.
 
-A worker tells once when it starts, in one store call, and every hour from then on; it is remembered for a day. What
-many workers tell alike is told once: a row is named by its topic and by what handles it, and the newest word stays.
+A worker announces its routes when it starts, in one store call, and every hour from then on; they are remembered for a
+day. Equal ones of many workers are one row: it is named by its topic and its handler, and the newest word stays.
 """
 
 from __future__ import annotations
@@ -18,10 +18,11 @@ from msgspec import Struct
 from bide.core.errors import StoreError
 from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC, new_id
-from bide.core.records import At, Filter, NewTask, Page, State, Topic
+from bide.core.records import At, Filter, NewTask, State, Topic
 from bide.core.retry import FOREVER, Growing, RetryPolicy, Rungs
+from bide.engine.kept import Kept
 from bide.engine.terms import Terms
-from bide.ports import Clock, Route, Served, Sink, Store, Verbs
+from bide.ports import Clock, Route, Served, Store, Verbs
 
 _log = logging.getLogger("bide.routes")
 EVERY = 3_600.0
@@ -30,8 +31,7 @@ _AGAIN = 60.0
 LASTS: Millis = 25 * 3_600_000
 MOST_PAUSES = 20
 _GROUP = "\x1eroutes"
-"""What they are found by among all that is shown. With its control character no caller can name it."""
-_PAGE = 500
+"""They are found by it among all that is shown. With its control character no caller can name it."""
 
 
 @runtime_checkable
@@ -43,12 +43,12 @@ class Describes(Protocol):
         ...
 
 
-class ToldRoute(Struct, frozen=True, kw_only=True, omit_defaults=True):
+class RouteSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """How one topic is worked on. All lengths are in milliseconds."""
 
     topic: Topic
     kind: str
-    """ "handler", "webhook", "consumer" (whoever leases over HTTP), or "sink" for any other."""
+    """ "handler", "webhook", "consumer" (one that leases over HTTP), or "sink" for any other."""
     what: str = ""
     """The function's module and name, the webhook's host."""
     concurrency: int | None = None
@@ -66,15 +66,15 @@ class ToldRoute(Struct, frozen=True, kw_only=True, omit_defaults=True):
     keep_dead: Millis = 0
 
 
-class Told(NamedTuple):
-    """A route, and when it was told last."""
+class Announced(NamedTuple):
+    """A route, and when it was announced last."""
 
-    route: ToldRoute
+    route: RouteSettings
     at: Millis
 
 
 _encode = msgspec.json.encode
-_decode = msgspec.json.Decoder(ToldRoute).decode
+_decode = msgspec.json.Decoder(RouteSettings).decode
 
 
 def ladder_of(policy: RetryPolicy) -> tuple[list[Millis], int | None]:
@@ -89,15 +89,18 @@ def ladder_of(policy: RetryPolicy) -> tuple[list[Millis], int | None]:
     return pauses, None if tries >= FOREVER else tries
 
 
-def told_of(route: Route, terms: Terms) -> ToldRoute:
-    """What is told of a worker's route."""
-    kind, what = _described(route.sink)
-    return told_of_policy(
+def settings_of(route: Route, terms: Terms) -> RouteSettings:
+    """Those of a worker's route."""
+    made = type(route.sink)
+    kind, what = "sink", f"{made.__module__}.{made.__qualname__}"
+    if isinstance(route.sink, Describes):
+        kind, what = route.sink.described()
+    return settings_of_policy(
         route.topic, kind, what, route.retry, route.losses, terms, concurrency=route.concurrency, timeout=route.timeout
     )
 
 
-def told_of_policy(
+def settings_of_policy(
     topic: Topic,
     kind: str,
     what: str,
@@ -107,32 +110,32 @@ def told_of_policy(
     *,
     concurrency: int | None = None,
     timeout: Millis | None = None,
-) -> ToldRoute:
+) -> RouteSettings:
     """The same of a topic that nobody here works on."""
     pauses, tries = ladder_of(retry)
     keep = terms.retention_of(topic)
-    return ToldRoute(
+    return RouteSettings(
         topic=topic, kind=kind, what=what, concurrency=concurrency, timeout=timeout, pauses=pauses, tries=tries,
         jitter=retry.jitter if isinstance(retry, Growing) else 0.0, losses=losses, keep_done=keep.done,
         keep_cancelled=keep.cancelled, keep_dead=keep.dead,
     )  # fmt: skip
 
 
-class Telling:
-    """Tells `routes` now and every hour, until it is ended. Begins in the running loop."""
+class RouteAnnouncer:
+    """Announces `routes` now and every hour, until it is ended. Begins in the running loop."""
 
-    def __init__(self, store: Store, clock: Clock, terms: Terms, routes: Iterable[ToldRoute]) -> None:
+    def __init__(self, store: Store, clock: Clock, terms: Terms, routes: Iterable[RouteSettings]) -> None:
         self._store = store
         self._clock = clock
         self._routes = list(routes)
         self._task: asyncio.Task[None] | None = None
         if self._routes and terms.history and not isinstance(store, Served):
-            self._task = asyncio.get_running_loop().create_task(self._tell_for_ever(), name="bide routes")
+            self._task = asyncio.get_running_loop().create_task(self._announce_for_ever(), name="bide routes")
 
-    async def _tell_for_ever(self) -> None:
+    async def _announce_for_ever(self) -> None:
         while True:
             try:
-                await tell(self._store, self._clock, self._routes)
+                await announce(self._store, self._clock, self._routes)
             except StoreError as error:
                 _log.warning("the routes could not be told, trying again in %.0f s: %s", _AGAIN, error)
                 await asyncio.sleep(_AGAIN)
@@ -145,40 +148,26 @@ class Telling:
             await asyncio.wait([self._task])
 
 
-async def tell(store: Verbs, clock: Clock, routes: Sequence[ToldRoute]) -> None:
+async def announce(store: Verbs, clock: Clock, routes: Sequence[RouteSettings]) -> None:
     """Write them down, in one store call. Raises StoreError."""
     now = clock.now()
     rows = [NewTask(SHOWN_TOPIC, _name(one), new_id(), At(now + LASTS), _encode(one), _GROUP) for one in routes]
     await store.add(rows, now=now)
 
 
-async def told_routes(store: Verbs, clock: Clock) -> list[Told]:
-    """What was told within a day, by topic. O(routes). Raises StoreError."""
-    found: list[Told] = []
-    cursor: str | None = None
-    now = clock.now()
-    while True:
-        page = await store.find(Filter(topic=SHOWN_TOPIC, group=_GROUP), Page(limit=_PAGE, cursor=cursor))
-        for record in page.tasks:
-            if record.state is not State.WAITING or record.wake_at <= now:
-                continue
-            try:
-                found.append(Told(_decode(record.payload), record.created_at))
-            except (msgspec.MsgspecError, UnicodeDecodeError):
-                _log.error("what was told of a route, %s, cannot be read and is passed over", record.key)
-        cursor = page.cursor
-        if cursor is None:
-            return sorted(found, key=lambda told: (told.route.topic, told.route.kind, told.route.what))
+async def announced_routes(store: Verbs, clock: Clock) -> list[Announced]:
+    """Those that were announced within a day, by topic. O(routes). Raises StoreError."""
+    found: list[Announced] = []
+    where = Filter(topic=SHOWN_TOPIC, state=State.WAITING, group=_GROUP, wake_from=clock.now() + 1)
+    for record in await Kept(store, clock, SHOWN_TOPIC).records(where):
+        try:
+            found.append(Announced(_decode(record.payload), record.created_at))
+        except (msgspec.MsgspecError, UnicodeDecodeError):
+            _log.error("what was told of a route, %s, cannot be read and is passed over", record.key)
+    return sorted(found, key=lambda one: (one.route.topic, one.route.kind, one.route.what))
 
 
-def _described(sink: Sink) -> tuple[str, str]:
-    if isinstance(sink, Describes):
-        return sink.described()
-    made = type(sink)
-    return "sink", f"{made.__module__}.{made.__qualname__}"
-
-
-def _name(route: ToldRoute) -> str:
-    """The same for all who tell of the same; a topic may be as long as a name, so it cannot be part of one."""
+def _name(route: RouteSettings) -> str:
+    """The same for all equal ones; a topic may be as long as a name, so it cannot be part of one."""
     named = "\0".join((route.topic, route.kind, route.what))
     return f"route:{blake2b(named.encode(), digest_size=16).hexdigest()}"

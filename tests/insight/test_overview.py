@@ -16,12 +16,11 @@ from tests.waiting import PATIENCE, elapse, until
 
 from bide import Bide, Dead, StoreUnavailable
 from bide.core.records import Count, Filter, Found, Page, Ref, Settlement, State, Tally, Verdict
-from bide.engine.history import MINUTE, History, Past, rows_between, summed
-from bide.engine.overview import Overview
-from bide.engine.overview_looks import Overviews
+from bide.engine.history import MINUTE, History, Past, rows_between, together
 from bide.engine.pauses import Pauses
 from bide.engine.presence import WakeChannel
-from bide.engine.throughput import MINUTES, Flow, Throughput
+from bide.insight.minute_log import MINUTES, Flow, Throughput
+from bide.insight.overview import Overview, Overviews
 from bide.ports import COUNTED, Wakes
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
@@ -117,15 +116,15 @@ async def check_busy(app: Bide) -> None:
     assert (worker.name, worker.announced, set(worker.topics)) == ("w1", True, {"held", "broken"})
     assert (worker.number, worker.lost) == (3, 0)
     assert (consumer.name, consumer.announced, consumer.topics, consumer.number) == ("c1@service", False, (), 1)
-    assert (all_of_it.workers, all_of_it.holders_known, all_of_it.holding_whole) == (1, True, True)
-    [pause] = all_of_it.paused
+    assert (all_of_it.holders_known, all_of_it.holding_whole) == (True, True)
+    [pause] = [one.pause for one in all_of_it.topics if one.pause is not None]
     assert (pause.topic, pause.who) == ("held", "anna")
     assert all_of_it.held_back == []
 
     some = seen.overview(lambda topic: topic == "due")
     assert (some.pending.count, some.due.count, some.leased, some.dead) == (Count(3), Count(3), Count(0), Count(0))
     assert [one.topic for one in some.topics] == ["due"]
-    assert (list(some.holders), list(some.paused)) == ([], [])
+    assert list(some.holders) == []
     none = seen.overview(lambda topic: False)
     assert none.empty
     assert none.oldest_due is None
@@ -260,8 +259,7 @@ def test_an_exact_count_that_takes_long_is_bounded(virtual: Tell) -> None:
 
 
 async def test_more_than_a_store_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bide.engine.overview_looks._TOO_LONG", PATIENCE)
-    monkeypatch.setattr("bide.engine.overview_looks._ENOUGH", PATIENCE)
+    monkeypatch.setattr("bide.insight.overview._TOO_LONG", PATIENCE)
     async with Bide(f"sqlite:///{tmp_path}/tasks.db") as app, looking(app) as overviews:
         await fill(app, "big", COUNTED + 2_000, "1h")
         await fill(app, "due", 3, "0s")
@@ -403,8 +401,7 @@ def test_the_last_hour_is_what_the_rows_say(steps: list[tuple[int, int, bool]], 
                 minute = clock.now() // MINUTE
                 rows = await rows_between(app.store, clock, minute - MINUTES + 1, minute)
                 seen = await throughput.look()
-                assert seen.hour == summed(row.topics for row in rows.values())
-                assert seen.hour_scheduled == sum(row.scheduled for row in rows.values())
+                assert seen.hour == together(rows.values())
                 assert seen.last_minute().span <= 2 * MINUTE
                 now_and_before = sum(
                     row.topics.get(topic, Past()).begun for one, row in rows.items() if one >= minute - 1

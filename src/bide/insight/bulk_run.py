@@ -8,20 +8,24 @@ if it is still meant.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from enum import StrEnum
 from typing import TypeAlias, TypeVar
 
 from msgspec import Struct, field
+from msgspec.structs import replace
 
 from bide.core.answers import Answer
 from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError, StoreUnavailable
+from bide.core.events import EventKind
 from bide.core.instants import Millis
-from bide.core.records import Change, Record, Ref, Result, State, Token
+from bide.core.records import Change, Filter, Record, Ref, Result, State, Token
 from bide.engine.acting import acting
-from bide.engine.bulk import (
+from bide.engine.client import Client
+from bide.engine.session import verb_of
+from bide.insight.bulk import (
     FAILED,
     PAGE,
     UNKNOWN,
@@ -33,22 +37,19 @@ from bide.engine.bulk import (
     Walk,
     change_of,
     is_meant,
-    last_change,
     made_within_slack,
 )
-from bide.engine.client import Client
-from bide.engine.session import verb_of
 
 T = TypeVar("T")
 Still: TypeAlias = Callable[[], Awaitable[object]]
-"""Raises BideError once whoever asked for the change may ask for it no longer."""
+"""Raises BideError once the caller who asked for the change may ask for it no longer."""
 MOST_MISSED = 1_000
 """Tasks that were not changed as asked, and are remembered one by one; the others are counted."""
 _MOST_TOLD = 50
 """Of those, so many whose last change is looked up in the event log."""
 MOST_NOTED = 5_000
 """Changes of one bulk that the event log is told of. It holds some ten thousand events, so that a large bulk would push
-all else out of it, and then itself. Whoever else is told (the audit log) is told of all."""
+all else out of it, and then itself. The audit log is told of all."""
 _TRIES = 5
 _PATIENCE = 60.0
 """Seconds that a store may be away until a change is given up."""
@@ -74,11 +75,11 @@ class BulkState(StrEnum):
 
 
 class Progress(Struct, kw_only=True):
-    """How far a change is, for whoever looks. Times are of the store's clock."""
+    """How far a change is. Times are of the store's clock."""
 
     id: str
     bulk: Bulk
-    """What was asked; of those that were chosen only the first."""
+    """The request; of those that were chosen only the first."""
     chosen: int
     """How many were chosen; 0: all that match."""
     who: str
@@ -98,9 +99,9 @@ class Progress(Struct, kw_only=True):
     missed: int = 0
     """Tasks that were not changed as asked."""
     first_token: Token | None = None
-    """What this has changed has this token or a newer one; None: it has changed nothing, as far as known."""
+    """Every task that this has changed has this token or a newer one; None: it has changed none, as far as known."""
     stopped_by: str | None = None
-    """Who stopped it; None: the end of the instance did."""
+    """The name of the caller who stopped it; None: the end of the instance did."""
     error: str | None = None
     identity: str = ""
     """Which caller it is, where names alone do not tell."""
@@ -151,21 +152,14 @@ class Run:
     async def go(self) -> None:
         """Change them all, or until it is stopped. Raises StoreError where the store stays away, or is damaged."""
         if self._bulk.chosen:
-            for chosen in self._pieces(self._bulk.chosen):
-                await self._in_turn(len(chosen))
-                if self.stopping:
-                    return
-                await self._change_chosen(chosen)
+            await self._in_turn(self._bulk.chosen, self._change_chosen)
             return
         most = PAGE if self._bulk.pace is None else min(PAGE, 10 * self._piece)
         walk = Walk(self._client, self._bulk, self._may, self.progress.asked_at, limit=most)
         while not walk.over and not self.stopping:
             page = await self._patiently(walk.page)
-            for piece in self._pieces([one for one in page if not self._was_met(one)]):
-                await self._in_turn(len(piece))
-                if self.stopping:
-                    return
-                await self._change(piece)
+            unmet = [(one, one.token) for one in page if _number(one.id) not in self._ahead]
+            await self._in_turn(unmet, self._change)
 
     # --- pace
 
@@ -175,16 +169,17 @@ class Run:
         pace = self._bulk.pace
         return PAGE if pace is None else max(1, min(PAGE, pace // _SMOOTH))
 
-    def _pieces(self, tasks: Sequence[T]) -> Iterator[Sequence[T]]:
+    async def _in_turn(self, tasks: Sequence[T], change: Callable[[Sequence[T]], Awaitable[None]]) -> None:
+        """Batch by batch, each as soon as so many may be changed. Raises where `still` does."""
         for place in range(0, len(tasks), self._piece):
-            yield tasks[place : place + self._piece]
-
-    async def _in_turn(self, number: int) -> None:
-        """Wait until so many may be changed. Raises where who asked for it may no longer."""
-        if self._bulk.pace is not None:
-            await self._pause(self._free_at - self._loop.time())
-            self._free_at = max(self._free_at, self._loop.time()) + number / self._bulk.pace
-        await self._patiently(self._still)
+            piece = tasks[place : place + self._piece]
+            if self._bulk.pace is not None:
+                await self._pause(self._free_at - self._loop.time())
+                self._free_at = max(self._free_at, self._loop.time()) + len(piece) / self._bulk.pace
+            await self._patiently(self._still)
+            if self.stopping:
+                return
+            await change(piece)
 
     async def _pause(self, seconds: float) -> None:
         """Wait, but not once it is stopped."""
@@ -204,36 +199,29 @@ class Run:
                 await self._tell(seen.ref, seen.token, Answer(Result.NOT_FOUND))
             else:
                 there.append((record, seen.token))
-        changes = [change_of(self._bulk, record, token, self._client) for record, token in there]
-        for (record, token), answer in zip(there, await self._send(changes), strict=True):
-            await self._tell(record.ref, token, answer)
+        await self._change(there)
 
-    async def _change(self, records: Sequence[Record]) -> None:
-        """What is stale has been changed by somebody: it is changed as it now is, if it is still meant."""
-        left = records
+    async def _change(self, left: Sequence[tuple[Record, Token]]) -> None:
+        """A stale one has been changed by somebody: among all that match it is changed as it now is, if still meant."""
+        where = self._bulk.where
         for attempt in range(_TRIES):
-            stale: list[Record] = []
-            answers = await self._send([change_of(self._bulk, one, one.token, self._client) for one in left])
-            for record, answer in zip(left, answers, strict=True):
+            stale: list[tuple[Record, Token]] = []
+            answers = await self._send([change_of(self._bulk, one, token, self._client) for one, token in left])
+            for (record, token), answer in zip(left, answers, strict=True):
                 now = answer.record if isinstance(answer, Answer) else None
-                again = isinstance(answer, Answer) and answer.result is Result.STALE_TOKEN and attempt + 1 < _TRIES
-                if again and now is not None and is_meant(self._bulk, now, self.progress.asked_at):
-                    stale.append(now)
-                    continue
-                if now is not None:
-                    self._remember(record, now)
-                await self._tell(record.ref, record.token, answer)
+                if where is not None and isinstance(answer, Answer) and now is not None:
+                    again = answer.result is Result.STALE_TOKEN and attempt + 1 < _TRIES
+                    if again and is_meant(self._bulk, now, self.progress.asked_at):
+                        stale.append((now, now.token))
+                        continue
+                    self._remember(where, record, now)
+                await self._tell(record.ref, token, answer)
             if not stale:
                 return
             left = stale
 
-    def _was_met(self, record: Record) -> bool:
-        return bool(self._ahead) and _number(record.id) in self._ahead
-
-    def _remember(self, before: Record, now: Record) -> None:
+    def _remember(self, where: Filter, before: Record, now: Record) -> None:
         """`now` if the walk could come upon it again."""
-        where = self._bulk.where
-        assert where is not None
         if self._bulk.verb is BulkVerb.REDRIVE:
             # it may die again while its old death would still have counted
             ahead = made_within_slack(now, self.progress.asked_at)
@@ -267,19 +255,20 @@ class Run:
         if isinstance(answer, StoreError):
             return Missed(ref.topic, ref.key, word, seen=seen, what=str(answer)[:200])
         record = answer.record
-        who, what = None, ""
+        missed = Missed(ref.topic, ref.key, word, seen=seen)
+        if record is not None:
+            holder = record.holder if record.state is State.LEASED else None
+            missed = Missed(
+                ref.topic, ref.key, word, record.state, record.wake_at, record.deadline, holder, seen, record.token
+            )
         changed = answer.result in (Result.STALE_TOKEN, Result.FINISHED, Result.NOT_FOUND)
         if changed and self._bulk.chosen and len(self.missed) < _MOST_TOLD:
-            try:
-                who, what = await last_change(self._client, ref, seen)
-            except StoreError:  # the answer stands without it
-                who, what = None, ""
-        if record is None:
-            return Missed(ref.topic, ref.key, word, seen=seen, who=who, what=what)
-        return Missed(
-            ref.topic, ref.key, word, record.state, record.wake_at, record.deadline,
-            record.holder if record.state is State.LEASED else None, seen, record.token, who, what,
-        )  # fmt: skip
+            with suppress(StoreError):  # the answer stands without it
+                for event in await self._client.events(ref.topic, ref.key, limit=5):
+                    if event.at * 1000 + 999 >= seen:
+                        what = event.what if event.kind is EventKind.CHANGE else event.kind.value
+                        return replace(missed, who=event.who, what=what)
+        return missed
 
     # --- the store
 
@@ -290,8 +279,7 @@ class Run:
         """
         found: list[Answer | StoreError] = [StoreUnavailable("not sent")] * len(changes)
         left = list(range(len(changes)))
-        until = self._loop.time() + _PATIENCE
-        delay = 0.1
+        again = self._patience()
         while left:
             answers: Sequence[object]
             try:
@@ -300,20 +288,14 @@ class Run:
                 answers = partly.answers
             except (StoreUnavailable, OutcomeUnknown) as error:
                 answers = [error] * len(left)
-            away: list[int] = []
             for place, answer in zip(left, answers, strict=True):
                 assert isinstance(answer, (Answer, StoreError))
                 found[place] = answer
-                if isinstance(answer, StoreUnavailable):
-                    away.append(place)
-            if away and (self.stopping or self._loop.time() >= until):
-                if len(away) == len(changes):
-                    raise next(one for one in found if isinstance(one, StoreUnavailable))
-                return found
-            if away:
-                await self._pause(delay)
-                delay = min(2 * delay, 5.0)
-            left = away
+            left = [place for place in left if isinstance(found[place], StoreUnavailable)]
+            if left and not await again():
+                break
+        if left and len(left) == len(changes):
+            raise next(one for one in found if isinstance(one, StoreUnavailable))
         return found
 
     async def _change_many(self, changes: Sequence[Change]) -> Sequence[Answer]:
@@ -336,16 +318,27 @@ class Run:
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask again where the store is away. Raises StoreUnavailable where it stays so."""
-        until = self._loop.time() + _PATIENCE
-        delay = 0.1
+        again = self._patience()
         while True:
             try:
                 return await ask()
             except StoreUnavailable:
-                if self.stopping or self._loop.time() >= until:
+                if not await again():
                     raise
+
+    def _patience(self) -> Callable[[], Awaitable[bool]]:
+        """To be asked when the store was away: waits, longer each time, and says whether to try again."""
+        until, delay = self._loop.time() + _PATIENCE, 0.1
+
+        async def again() -> bool:
+            nonlocal delay
+            if self.stopping or self._loop.time() >= until:
+                return False
             await self._pause(delay)
             delay = min(2 * delay, 5.0)
+            return True
+
+        return again
 
 
 def _number(id: str) -> int | str:

@@ -1,7 +1,7 @@
 """Dead tasks by topic and by what killed them: errors that differ only in numbers, names and addresses are one class.
 
-A class is the first line of an error without what changes from task to task. What tells errors apart for whoever has
-to mend them stays: the words, and the numbers that are names themselves (a status of HTTP, an errno).
+A class is the first line of an error without what changes from task to task. What tells errors apart for those who
+mend them stays: the words, and the numbers that are names themselves (a status of HTTP, an errno).
 """
 
 from __future__ import annotations
@@ -14,12 +14,12 @@ from typing import NamedTuple
 import msgspec
 
 from bide.core.instants import Millis
-from bide.core.records import Count, Filter, Page, Record, State, Topic
+from bide.core.records import Count, Filter, Found, Page, Record, State, Topic
 from bide.core.texts import error_parts
 from bide.engine.client import Client
 
 MOST_LOOKED_AT = 5_000
-"""Dead tasks that one look reads, over all topics."""
+"""Dead tasks that one query reads, over all topics."""
 _MOST_BYTES = 16 * 2**20
 """Of their payloads and errors, which are read along."""
 _PATIENCE = 0.8
@@ -47,17 +47,21 @@ _SHOWN = {"url": "(address)", "mail": "(address)", "ip": "(address)", "quoted": 
 
 
 def error_class(error: str | None) -> str:
-    """What `error` is one of. O(length), of 2,000 characters at most.
+    """The class of an error. O(length), of 2,000 characters at most.
 
     >>> error_class("KeyError: 'order-4711' at 0x7f21\\nTraceback ...")
     "KeyError: '…' at #"
     >>> error_class("HTTP 503 from https://shop.example/pay/17 after 3.2 s")
     'HTTP 503 from (address) after # s'
     """
-    lines = error_parts(error)[0][:_READ].strip().splitlines()
-    line = _UNSHOWN.sub(" ", lines[0]).strip() if lines else ""
+    line = _UNSHOWN.sub(" ", _first_line(error)).strip()
     line = " ".join(_PARTS.sub(_replaced, line).split())
     return line[:_LONGEST].strip() or NO_ERROR
+
+
+def _first_line(error: str | None) -> str:
+    lines = error_parts(error)[0][:_READ].strip().splitlines()
+    return lines[0] if lines else ""
 
 
 def _replaced(found: re.Match[str]) -> str:
@@ -81,12 +85,11 @@ class DeadGroup(NamedTuple):
     @property
     def first_line(self) -> str:
         """Of the example's error, as it stands."""
-        lines = error_parts(self.example.error)[0][:_READ].strip().splitlines()
-        return lines[0] if lines else ""
+        return _first_line(self.example.error)
 
 
 class DeadLetters(NamedTuple):
-    """What there is."""
+    """All that are dead, by topic and error."""
 
     groups: tuple[DeadGroup, ...]
     """The largest first."""
@@ -156,16 +159,9 @@ async def _pages(client: Client, topic: Topic, most: int) -> AsyncIterator[list[
         limit = min(_PAGES[1], max(1, 2**21 // size))
 
 
-class DeadPage(NamedTuple):
-    """One page of the tasks of a group."""
-
-    tasks: list[Record]
-    cursor: str | None
-
-
 async def tasks_of_group(
     client: Client, topic: Topic, error: str | None, cursor: str | None, *, limit: int = 100
-) -> DeadPage:
+) -> Found:
     """Dead tasks of a topic whose errors are of this class, the oldest first; None: of any.
 
     Looks at up to 5,000 of the topic; a page may be short, or empty, and have a cursor. Raises BadInput for a cursor
@@ -182,4 +178,4 @@ async def tasks_of_group(
         cursor = found.cursor
         enough = len(shown) >= limit or looked >= MOST_LOOKED_AT or asyncio.get_running_loop().time() >= until
         if cursor is None or enough:
-            return DeadPage(shown, cursor)
+            return Found(shown, cursor)

@@ -2,41 +2,26 @@
 
 Those that were chosen are changed as they were seen: by the token, so that nobody's newer word is overridden. All that
 match are those that matched when it was asked: what is scheduled later is not meant, so a change comes to its end
-however much arrives meanwhile. How a change is carried out stands in `bulk_run`, and where it is remembered in
-`bulk_store`.
+however much arrives meanwhile. How one is carried out stands in `bulk_run`, and how they are remembered in `bulks`.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from enum import StrEnum
 from typing import NamedTuple, TypeAlias
 
-import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
-from bide.core.events import EventKind
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
-from bide.core.records import (
-    At,
-    Change,
-    Count,
-    Filter,
-    Move,
-    Page,
-    Record,
-    Ref,
-    Result,
-    State,
-    Token,
-    Topic,
-)
+from bide.core.records import At, Change, Count, Filter, Move, Page, Record, Ref, Result, State, Token, Topic, summed
 from bide.engine.arguments import new_cancel, new_fire, new_redrive, new_shift, shifted
 from bide.engine.client import Client
-from bide.engine.dead_letters import error_class
+from bide.insight.dead_letters import error_class
 
 PAGE = 500
 """Tasks that are read, and changed, in one store call, at most."""
@@ -55,11 +40,11 @@ _PATIENCE = 0.8
 """Seconds that looking at tasks one by one may take, for a page that somebody waits for."""
 
 May: TypeAlias = Callable[[Topic], bool]
-"""Whether whoever asks may do this to tasks of a topic."""
+"""Tells whether the caller may do this to tasks of a topic."""
 
 
 class BulkVerb(StrEnum):
-    """What is done to each."""
+    """The change that is made to each."""
 
     CANCEL = "cancel"
     MOVE = "move"
@@ -76,7 +61,7 @@ class Seen(NamedTuple):
 
 
 class Bulk(Struct, frozen=True, kw_only=True):
-    """What is asked: of those that were `chosen`, or of all that `where` means. Raises BadInput."""
+    """A request: for those that were `chosen`, or for all that `where` means. Raises BadInput."""
 
     verb: BulkVerb
     chosen: tuple[Seen, ...] = ()
@@ -88,7 +73,7 @@ class Bulk(Struct, frozen=True, kw_only=True):
     by: Millis | None = None
     """How far to shift them; may be negative."""
     deadlines: bool = False
-    """Whether their deadlines are shifted along."""
+    """True: their deadlines are shifted along."""
     pace: int | None = None
     """Tasks per second; None: as fast as it goes."""
     untouched_since: Token | None = None
@@ -133,9 +118,9 @@ class Missed(Struct, frozen=True, array_like=True):
     """The token that it was chosen with, which tells when it was seen."""
     now: Token | None = None
     who: str | None = None
-    """Who changed it last, where the event log tells."""
+    """The last to change it, where the event log names them."""
     what: str = ""
-    """What they did; or the error."""
+    """Their change; or the error."""
 
 
 UNKNOWN = "unknown"
@@ -145,19 +130,19 @@ FAILED = "unavailable"
 
 
 def filter_searched(bulk: Bulk, asked_at: Millis) -> Filter:
-    """What is walked through, in an order in which what stays put is met once."""
+    """The tasks that are walked through, in an order in which one that stays put is met once."""
     where = bulk.where
     assert where is not None
     if bulk.verb is BulkVerb.REDRIVE:
-        return msgspec.structs.replace(where, state=State.DEAD)
+        return replace(where, state=State.DEAD)
     least = where.wake_from or 0
     if bulk.verb is BulkVerb.FIRE:  # what is due already keeps its place in the line
         least = max(least, asked_at + 1)
-    return msgspec.structs.replace(where, wake_from=least)
+    return replace(where, wake_from=least)
 
 
 def is_meant(bulk: Bulk, record: Record, asked_at: Millis) -> bool:
-    """Whether a task that was found, or read again, is among those that were asked for at `asked_at`."""
+    """True for a task, found or read again, that is among those that were asked for at `asked_at`."""
     if not filter_searched(bulk, asked_at).admits(record):
         return False
     if bulk.untouched_since is not None and record.token >= bulk.untouched_since:
@@ -165,16 +150,16 @@ def is_meant(bulk: Bulk, record: Record, asked_at: Millis) -> bool:
     if bulk.verb is BulkVerb.REDRIVE:
         ended = record.finished_at or 0
         return ended <= asked_at + _SLACK and (bulk.error is None or error_class(record.error) == bulk.error)
-    return record.created_at <= asked_at + _SLACK
+    return made_within_slack(record, asked_at)
 
 
 def made_within_slack(record: Record, asked_at: Millis) -> bool:
-    """Whether this life is so young that its end could be taken for one from before `asked_at`."""
+    """True for a life so young that its end could be taken for one from before `asked_at`."""
     return record.created_at <= asked_at + _SLACK
 
 
 def change_of(bulk: Bulk, record: Record, token: Token, client: Client) -> Change:
-    """What to ask of the store for this task, provided that it still has `token`."""
+    """The change to ask of the store for this task, provided that it still has `token`."""
     topic, key = record.ref
     match bulk.verb:
         case BulkVerb.CANCEL:
@@ -216,19 +201,11 @@ async def change_one(client: Client, bulk: Bulk) -> Answer:
     return answer
 
 
-async def last_change(client: Client, ref: Ref, since: Token) -> tuple[str | None, str]:
-    """Who changed a task last after it had this token, and what they did; where nobody is known: (None, "")."""
-    for event in await client.events(ref.topic, ref.key, limit=5):
-        if event.at * 1000 + 999 >= since:
-            return event.who, event.what if event.kind is EventKind.CHANGE else event.kind.value
-    return None, ""
-
-
 # --- before it is done
 
 
 class Preview(NamedTuple):
-    """What would happen."""
+    """The consequences of a request."""
 
     meant: Count
     """How many tasks are meant."""
@@ -252,12 +229,11 @@ async def preview(client: Client, bulk: Bulk, may: May, *, sample: int = 10) -> 
     while not walk.over and len(shown) < sample and walk.looked < _WALKED // 10:
         shown += await walk.page()
     count, topics = await count_meant(client, bulk, may, asked_at, until=until)
-    leased_too = Count(0)
+    leased = Count(0)
     assert bulk.where is not None
     if bulk.verb is not BulkVerb.REDRIVE and bulk.where.state is not State.WAITING:
-        held = msgspec.structs.replace(bulk, where=msgspec.structs.replace(bulk.where, state=State.LEASED))
-        leased_too, _ = await _walked(client, held, may, asked_at, _LEASED, until)
-    return Preview(count, leased_too, shown[:sample], topics | {record.topic for record in shown[:sample]})
+        leased, _ = await _walked_leased(client, bulk, may, asked_at, until)
+    return Preview(count, leased, shown[:sample], topics | {record.topic for record in shown[:sample]})
 
 
 async def _preview_chosen(client: Client, bulk: Bulk, sample: int) -> Preview:
@@ -269,7 +245,7 @@ async def _preview_chosen(client: Client, bulk: Bulk, sample: int) -> Preview:
             if record is None or record.token != seen.token:
                 gone.append(seen)
             else:
-                there.append(msgspec.structs.replace(record, payload=b"", options=b""))
+                there.append(replace(record, payload=b"", options=b""))
     leased = sum(record.state is State.LEASED for record in there)
     topics = frozenset(record.topic for record in there)
     return Preview(Count(len(there)), Count(leased), there[:sample], topics, gone)
@@ -287,35 +263,39 @@ async def count_meant(
     if bulk.chosen:
         return Count(len(bulk.chosen)), frozenset(seen.ref.topic for seen in bulk.chosen)
     where = filter_searched(bulk, asked_at)
-    if where.group is None and bulk.error is None and bulk.untouched_since is None:
-        if bulk.verb is BulkVerb.REDRIVE:
-            tally = await client.tally()
-            by_topic = {topic: count for (topic, state), count in tally.counts.items() if state is State.DEAD}
-            return _summed(by_topic, where, may)
-        if where.state is not State.LEASED:
-            edges = [as_datetime(where.wake_from or 0)]
-            edges.append(as_datetime(LAST_INSTANT if where.wake_before is None else where.wake_before))
-            by_topic = {}
-            if edges[0] < edges[1]:
-                forecast = (await client.tally(edges, upto=_COUNTED)).forecast
-                by_topic = {topic: counts[0] for topic, counts in forecast.items()}
-            waiting, topics = _summed(by_topic, where, may)
-            if where.state is State.WAITING:
-                return waiting, topics
-            held = msgspec.structs.replace(bulk, where=msgspec.structs.replace(where, state=State.LEASED))
-            leased, more = await _walked(client, held, may, asked_at, _LEASED, until)
-            return Count(waiting.number + leased.number, waiting.exact and leased.exact), topics | more
-    return await _walked(client, bulk, may, asked_at, _WALKED, until)
+    if where.group is not None or bulk.error is not None or bulk.untouched_since is not None:
+        return await _walked(client, bulk, may, asked_at, _WALKED, until)
+    if bulk.verb is BulkVerb.REDRIVE:
+        tally = await client.tally()
+        dead = {topic: count for (topic, state), count in tally.counts.items() if state is State.DEAD}
+        return _of_topics(dead, where, may)
+    if where.state is State.LEASED:
+        return await _walked(client, bulk, may, asked_at, _WALKED, until)
+    edges = [where.wake_from or 0, LAST_INSTANT if where.wake_before is None else where.wake_before]
+    waits: dict[Topic, Count] = {}
+    if edges[0] < edges[1]:
+        forecast = (await client.tally([as_datetime(edge) for edge in edges], upto=_COUNTED)).forecast
+        waits = {topic: counts[0] for topic, counts in forecast.items()}
+    waiting, topics = _of_topics(waits, where, may)
+    if where.state is State.WAITING:
+        return waiting, topics
+    leased, more = await _walked_leased(client, bulk, may, asked_at, until)
+    return summed([waiting, leased]), topics | more
 
 
-def _summed(by_topic: dict[Topic, Count], where: Filter, may: May) -> tuple[Count, frozenset[Topic]]:
-    counts = {
-        topic: count
-        for topic, count in by_topic.items()
-        if count.number and where.topic in (None, topic) and may(topic)
-    }
-    number = sum(count.number for count in counts.values())
-    return Count(number, all(count.exact for count in counts.values())), frozenset(counts)
+def _of_topics(counts: Mapping[Topic, Count], where: Filter, may: May) -> tuple[Count, frozenset[Topic]]:
+    """Those of the topics that are meant, together; and which topics have any."""
+    meant = [topic for topic, count in counts.items() if count.number and where.topic in (None, topic) and may(topic)]
+    return summed(counts[topic] for topic in meant), frozenset(meant)
+
+
+async def _walked_leased(
+    client: Client, bulk: Bulk, may: May, asked_at: Millis, until: float
+) -> tuple[Count, frozenset[Topic]]:
+    """Those that are being delivered now."""
+    assert bulk.where is not None
+    leased = replace(bulk, where=replace(bulk.where, state=State.LEASED))
+    return await _walked(client, leased, may, asked_at, _LEASED, until)
 
 
 async def _walked(

@@ -1,4 +1,4 @@
-"""What is known of one task's life: its deliveries, its changes, and who else was to be delivered at its time.
+"""The known life of one task: its deliveries, its changes, and who else was to be delivered at its time.
 
 Three sources tell it: the task's record as it is, the log of what was out of the ordinary, and the history by the
 minute. The log is capped, and knows neither of deliveries that went well nor of those that were deferred; so a story
@@ -10,9 +10,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Sequence
 from enum import StrEnum
-from itertools import pairwise
+from itertools import pairwise, takewhile
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
@@ -90,7 +91,7 @@ class Changed(Struct, frozen=True, kw_only=True):
 
 
 class Crowd(Struct, frozen=True, kw_only=True):
-    """What else of the topic was to be delivered at that time, as the history by the minute tells it."""
+    """The other deliveries of the topic at that time, as the history by the minute has them."""
 
     planned_at: Millis
     """The minute for which the task was planned, and the one in which it began."""
@@ -153,15 +154,11 @@ async def story(client: Client, topic: str, key: str) -> Story | None:
     last = told.last
     if last is None or last.planned is None or last.began is None or isinstance(client.store, Served):
         return told  # a service, which tells no history, is in between
-    crowd = await crowd_of(client.store, client.clock, topic, last.planned, last.began)
-    return Story(
-        record=told.record, attempts=told.attempts, missing=told.missing, changes=told.changes, earlier=told.earlier,
-        crowd=crowd,
-    )  # fmt: skip
+    return replace(told, crowd=await crowd_of(client.store, client.clock, topic, last.planned, last.began))
 
 
 def story_of(record: Record, events: Sequence[Event]) -> Story:
-    """What a record and its events (newest first) tell. Pure; O(events)."""
+    """The story as a record and its events (newest first) tell it. Pure; O(events)."""
     ours = [event for event in reversed(events) if event.id == record.id]
     attempts = _deliveries(ours, _first_plan(record, ours))
     last = _last_of(record, attempts)
@@ -187,15 +184,12 @@ def _change(event: Event, record: Record) -> Changed:
 
 def _first_plan(record: Record, events: Sequence[Event]) -> Millis | None:
     """When the first delivery was planned for, if nothing but moves came before it; `events` are of this life."""
-    for event in events:
-        if event.kind is not EventKind.CHANGE:
-            break
-        if event.what.partition(": ")[0] in _MOVES:
-            return event.was
-    else:
+    changes = (event for event in events if event.kind is EventKind.CHANGE)
+    moves = [event for event in changes if event.what.partition(": ")[0] in _MOVES]
+    if not moves:
         return max(record.due_at, record.created_at)
-    moved = any(event.kind is EventKind.CHANGE and event.what.partition(": ")[0] in _MOVES for event in events)
-    return None if moved else max(record.due_at, record.created_at)
+    before = takewhile(lambda event: event.kind is EventKind.CHANGE, events)
+    return moves[0].was if moves[0] in before else None
 
 
 def _deliveries(events: Iterable[Event], plan: Millis | None) -> list[Attempt]:
@@ -205,7 +199,7 @@ def _deliveries(events: Iterable[Event], plan: Millis | None) -> list[Attempt]:
         if event.kind is EventKind.CHANGE:
             plan = event.wake_at if event.wake_at is not None else plan
         elif event.kind is EventKind.LOSS:
-            # it is found by whoever gets the next lease, whose attempt this is
+            # it is found by the holder of the next lease, whose attempt this is
             found.append(Attempt(number=max(1, event.attempt - 1), how=Ended.LOST, planned=plan, ended=event.at))
         else:
             how = Ended.RETRY if event.kind is EventKind.RETRY else Ended.DEAD
@@ -220,7 +214,7 @@ def _deliveries(events: Iterable[Event], plan: Millis | None) -> list[Attempt]:
 
 
 def _planned(plan: Millis | None, began: Millis | None) -> Millis | None:
-    """What is known of the time for which a delivery was planned that began then."""
+    """The time for which a delivery was planned that began then, as far as known."""
     if plan is None or began is None or plan > began + _SLACK:
         return None
     return min(plan, began)
@@ -248,7 +242,7 @@ def _last_of(record: Record, attempts: Sequence[Attempt]) -> Attempt | None:
 
 
 async def crowd_of(store: Store, clock: Clock, topic: Topic, planned: Millis, began: Millis) -> Crowd | None:
-    """What the history tells of the time from `planned` to `began`; None: nothing.
+    """The crowd from `planned` to `began`, as the history has it; None: it has nothing.
 
     Of a longer time than an hour its first hour and its last minute are looked at. Raises StoreError.
     """

@@ -18,9 +18,19 @@ from tests.waiting import PATIENCE, until
 from bide import BadInput, Bide
 from bide.core.instants import Millis, as_datetime
 from bide.core.records import Count, Tally, Verdict
-from bide.engine.forecast import LEAST_UPTO, MOST_TOPICS, Forecast, Wanted
 from bide.engine.history import History
-from bide.engine.intervals import (
+from bide.insight.forecast import (
+    LEAST_UPTO,
+    MOST_TOPICS,
+    Bar,
+    Forecast,
+    Wanted,
+    cuts,
+    highest,
+    outlook,
+    taken_apart,
+)
+from bide.insight.intervals import (
     BACK,
     DAY,
     HOUR,
@@ -37,8 +47,8 @@ from bide.engine.intervals import (
     edges_of,
     step_for,
 )  # fmt: skip
-from bide.engine.passed import Passed, Past
-from bide.engine.peaks import Bar, cuts, highest, outlook, taken_apart
+from bide.insight.minute_log import LastDay
+from bide.insight.minute_log import PastInterval as Past
 from bide.ports import COUNTED
 from bide.stores.memory import MemoryStore
 from bide.testing import ManualClock
@@ -270,7 +280,6 @@ async def test_the_forecast_counts_by_interval_and_topic_and_finds_its_peaks(app
     forecast = Forecast(app)
     seen = await forecast.seen(Wanted(Span.DAY, UTC), everything)
     assert seen.due == Count(2)
-    assert seen.due_by_topic == {"coupon": Count(1), "old": Count(1)}
     assert seen.bars[0].low == seen.counted_at == NOW + 2
     assert seen.edges[0] < NOW - 12 * HOUR + MINUTE
     assert seen.total == Count(64)
@@ -299,7 +308,7 @@ async def test_the_forecast_counts_by_interval_and_topic_and_finds_its_peaks(app
 
 @stores("memory", "sqlite")
 async def test_a_look_is_shared_for_a_while(app: Bide, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bide.engine.forecast._EVERY", PATIENCE)
+    monkeypatch.setattr("bide.insight.forecast._EVERY", PATIENCE)
     forecast = Forecast(app)
     wanted = Wanted(Span.HOUR, UTC)
     first = await forecast.seen(wanted, everything)
@@ -313,7 +322,7 @@ async def test_a_look_is_shared_for_a_while(app: Bide, monkeypatch: pytest.Monke
 
 
 async def test_how_far_is_counted_follows_what_a_look_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bide.engine.forecast._TOO_LONG", PATIENCE)
+    monkeypatch.setattr("bide.insight.forecast._TOO_LONG", PATIENCE)
     async with Bide(f"sqlite:///{tmp_path}/tasks.db", clock=ManualClock(NOW)) as app:
         await put(app, "t", *[NOW + MINUTE] * 1_500)
         forecast = Forecast(app)
@@ -362,20 +371,20 @@ async def test_the_past_is_told_by_minute(app: Bide) -> None:
     history.began("a", [minute + MINUTE], clock.now())
     await history.flush()
 
-    passed = Passed(app)
-    assert not passed.whole
-    await passed.look()
-    assert passed.whole
+    day = LastDay(app)
+    assert not day.whole
+    await day.look()
+    assert day.whole
     edges = [minute - MINUTE, minute, minute + MINUTE, clock.now()]
-    assert passed.between(edges, everything) == [Past(0, 0), Past(122, 1), Past(2, 90)]
-    assert passed.between(edges, "b".__eq__) == [Past(0, 0), Past(0, 0), Past(1, 0)]
-    assert passed.between([minute - HOUR, minute + HOUR], everything) == [Past(124, 91)]
-    assert passed.topics() == {"a", "b"}
-    fastest = passed.fastest("all", everything)
+    assert day.between(edges, everything) == [Past(0, 0), Past(122, 1), Past(2, 90)]
+    assert day.between(edges, "b".__eq__) == [Past(0, 0), Past(0, 0), Past(1, 0)]
+    assert day.between([minute - HOUR, minute + HOUR], everything) == [Past(124, 91)]
+    assert day.topics() == {"a", "b"}
+    fastest = day.fastest("all", everything)
     assert fastest is not None, "there was a backlog before and after the second minute"
     assert (fastest.rate, fastest.at) == (91 / 60, minute + MINUTE)
-    assert passed.fastest("b", "b".__eq__) is None
-    await passed.close()
+    assert day.fastest("b", "b".__eq__) is None
+    await day.close()
     await history.close()
 
 
@@ -390,9 +399,9 @@ async def test_a_burst_says_nothing_of_what_a_minute_can_do(app: Bide) -> None:
             history.ended("a", Verdict.DONE)
         await history.flush()
         clock.advance(MINUTE)
-    passed = Passed(app)
-    await passed.look()
-    assert passed.fastest(None, everything) is None
+    day = LastDay(app)
+    await day.look()
+    assert day.fastest(None, everything) is None
     await history.close()
 
 
@@ -402,26 +411,26 @@ async def test_what_is_told_later_is_seen_by_the_next_look(app: Bide) -> None:
     assert isinstance(clock, ManualClock)
     minute = NOW - NOW % MINUTE
     first, late = History(app.store, clock), History(app.store, clock)
-    passed = Passed(app)
-    await passed.look()
+    day = LastDay(app)
+    await day.look()
 
     async def done(history: History, advance: Millis) -> list[int]:
         history.ended("a", Verdict.DONE)
         await history.flush()
         clock.advance(advance)
-        await passed.read()
-        return [past.done for past in passed.between([minute, minute + 2 * MINUTE, minute + 60 * MINUTE], everything)]
+        await day.read()
+        return [past.done for past in day.between([minute, minute + 2 * MINUTE, minute + 60 * MINUTE], everything)]
 
     assert await done(first, 0) == [1, 0]
     assert await done(late, 3 * MINUTE) == [2, 0]
     assert await done(first, 10 * MINUTE) == [2, 1]
     assert await done(first, 30 * MINUTE) == [2, 2]
     clock.advance(DAY - 31 * MINUTE)
-    await passed.read()
-    assert passed.topics() == {"a"}
+    await day.read()
+    assert day.topics() == {"a"}
     clock.advance(HOUR)
-    await passed.read()
-    assert passed.topics() == set(), "a day is all that is remembered"
+    await day.read()
+    assert day.topics() == set(), "a day is all that is remembered"
     for history in (first, late):
         await history.close()
 
@@ -472,11 +481,11 @@ async def test_a_look_that_nobody_waits_for_any_more_ends() -> None:
         await until(lambda: store.asked, "the look to count")
         one.cancel()
         await asyncio.wait([one])
-        [look] = forecast._looks.values()
-        assert look._looks is not None, "the other waits for it"
+        [query] = forecast._queries.values()
+        assert query._running is not None, "the other waits for it"
         two.cancel()
         await asyncio.wait([two])
-        await until(lambda: look._looks is None, "the look to end")
+        await until(lambda: query._running is None, "the look to end")
         store.held = None
         assert (await forecast.seen(wanted, lambda _: True)).total == Count(1), "who comes back begins a new one"
         await forecast.close()

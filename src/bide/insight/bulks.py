@@ -14,11 +14,10 @@ import msgspec
 from bide.core.errors import BideError, StoreError, StoreFull, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC
-from bide.core.records import OnConflict, Result
-from bide.engine.bulk import Bulk, May, Missed, count_meant
-from bide.engine.bulk_run import BulkState, Progress, Run, Still
 from bide.engine.client import Client
 from bide.engine.kept import Kept
+from bide.insight.bulk import Bulk, May, Missed, count_meant
+from bide.insight.bulk_run import BulkState, Progress, Run, Still
 
 _log = logging.getLogger("bide.bulk")
 AT_ONCE = 4
@@ -27,7 +26,7 @@ LOST_AFTER: Millis = 10_000
 """Without a sign of life for so long, nobody is at work on it."""
 _EVERY = 1.0
 _MISSED_EVERY = 5
-"""The list of what was not done is written so many times more seldom: it may be some hundred kB long."""
+"""The list of what was not done is written so many times less often: it may be some hundred kB long."""
 _DAY: Millis = 86_400_000
 KEPT: Millis = 9 * _DAY
 """How long it is known how a change ended."""
@@ -35,7 +34,8 @@ _MISSED_KEPT: Millis = _DAY
 """And which tasks were not changed as asked. What else is kept to be shown ends within two days: so those that are
 kept longer are all bulks, and are listed without reading past the others."""
 _LISTED: Millis = 2 * _DAY
-_HEAD = "change:"
+_HEAD, _MISSED, _STOP = "change:", "missed:", "stop:"
+"""How the names begin under which the progress of a change, its misses and the wish to stop it are kept."""
 _CLOSING = 5.0
 """Seconds that batches under way may take when the instance ends."""
 
@@ -44,51 +44,8 @@ _decode = msgspec.msgpack.Decoder(Progress).decode
 _decode_missed = msgspec.msgpack.Decoder(list[Missed]).decode
 
 
-class BulkStore(Kept):
-    """What is remembered of bulks, in an open store."""
-
-    def __init__(self, client: Client) -> None:
-        super().__init__(client.store, client.clock, SHOWN_TOPIC)
-        self._now = client.clock.now
-
-    async def begin(self, progress: Progress) -> bool:
-        """Remember a new one; false: there is one with this id. Of many at once exactly one does."""
-        found = await self._add(_head(progress.id), _encode(progress), OnConflict.REFUSE, progress.asked_at + KEPT)
-        return found is Result.CREATED
-
-    async def write(self, progress: Progress) -> None:
-        await self.put(_head(progress.id), _encode(progress), until=progress.asked_at + KEPT)
-
-    async def write_missed(self, id: str, missed: list[Missed]) -> None:
-        await self.put(f"missed:{id}", _encode(missed), until=self._now() + _MISSED_KEPT)
-
-    async def read(self, id: str) -> Progress | None:
-        value = await self.get(_head(id))
-        return None if value is None else _read(id, value)
-
-    async def read_missed(self, id: str) -> list[Missed]:
-        """The first thousand of those that were not changed as asked; none once they are forgotten."""
-        value = await self.get(f"missed:{id}")
-        return [] if value is None else _decode_missed(value)
-
-    async def recent(self) -> list[Progress]:
-        """Those of the last days. O(found)."""
-        now = self._now()
-        found = await self.ending(now + _LISTED, now + KEPT + _DAY)
-        read = (_read(name, value) for name, value in found.items() if name.startswith(_HEAD))
-        return [one for one in read if one is not None]
-
-    async def ask_to_stop(self, id: str, who: str) -> None:
-        await self.put(f"stop:{id}", who.encode(errors="replace"), until=self._now() + _DAY)
-
-    async def stopped_by(self, id: str) -> str | None:
-        """Who wants it to end."""
-        value = await self.get(f"stop:{id}")
-        return None if value is None else value.decode(errors="replace")
-
-
 async def _always() -> None:
-    """For whoever may for ever."""
+    """Never raises: for callers whose rights do not end."""
 
 
 class Bulks:
@@ -97,7 +54,7 @@ class Bulks:
     def __init__(self, client: Client, instance: str) -> None:
         self._client = client
         self._instance = instance
-        self._store = BulkStore(client)
+        self._kept = Kept(client.store, client.clock, SHOWN_TOPIC)
         self._loop = asyncio.get_running_loop()
         self._runs: dict[str, Run] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -107,7 +64,7 @@ class Bulks:
     async def start(
         self, id: str, bulk: Bulk, may: May, *, who: str, identity: str = "", still: Still = _always
     ) -> bool:
-        """Begin it in the background, in the context of the caller: whoever acts here does it, until `still` raises.
+        """Begin it in the background, in the context of the caller: it acts in their name, until `still` raises.
 
         False where one with this `id` was begun before, here or elsewhere: a resent form starts nothing twice.
         """
@@ -121,7 +78,7 @@ class Bulks:
         run = Run(self._client, bulk, may, progress, still)
         self._runs[id] = run  # from here on: a second call finds it, while the store is asked
         try:
-            begun = await self._store.begin(progress)
+            begun = await self._kept.put_if_absent(f"{_HEAD}{id}", _encode(progress), until=now + KEPT)
         except StoreFull:  # a full store still drains: it goes on, and this instance alone knows of it
             begun = True
         except BaseException:
@@ -136,21 +93,30 @@ class Bulks:
     async def get(self, id: str) -> Progress | None:
         """How far it is; None: never begun, or forgotten. Raises StoreError."""
         run = self._runs.get(id)
-        return run.progress if run is not None else await self._store.read(id)
+        if run is not None:
+            return run.progress
+        value = await self._kept.get(f"{_HEAD}{id}")
+        return None if value is None else _read(id, value)
 
     async def missed(self, id: str) -> list[Missed]:
-        """The first thousand tasks that were not changed as asked."""
+        """The first thousand tasks that were not changed as asked; none once they are forgotten."""
         run = self._runs.get(id)
-        return run.missed if run is not None else await self._store.read_missed(id)
+        if run is not None:
+            return run.missed
+        value = await self._kept.get(f"{_MISSED}{id}")
+        return [] if value is None else _decode_missed(value)
 
     async def all(self) -> list[Progress]:
-        """Those of the last days, the newest first."""
-        found = {progress.id: progress for progress in await self._store.recent()}
+        """Those of the last days, the newest first. O(found)."""
+        now = self._client.clock.now()
+        kept = await self._kept.ending(now + _LISTED, now + KEPT + _DAY)
+        read = (_read(name, value) for name, value in kept.items() if name.startswith(_HEAD))
+        found = {progress.id: progress for progress in read if progress is not None}
         found.update({id: run.progress for id, run in self._runs.items()})
         return sorted(found.values(), key=lambda one: one.asked_at, reverse=True)
 
     def is_lost(self, progress: Progress) -> bool:
-        """Whether nobody is at work on it any more, although it is not over."""
+        """True if no instance is at work on it any more, although it is not over."""
         if progress.state.over or progress.id in self._tasks:
             return False
         return progress.alive_at + self._client.clock.span(LOST_AFTER) < self._client.clock.now()
@@ -161,13 +127,8 @@ class Bulks:
         if run is not None:
             run.stop(who)
         else:
-            await self._store.ask_to_stop(id, who)
-
-    async def ended(self, id: str) -> None:
-        """Wait until one that this instance works on is over; at once for any other."""
-        task = self._tasks.get(id)
-        if task is not None:
-            await asyncio.wait([task])
+            until = self._client.clock.now() + _DAY
+            await self._kept.put(f"{_STOP}{id}", who.encode(errors="replace"), until=until)
 
     async def close(self) -> None:
         """End those that run, after the batches that are being done; how far they came is written down."""
@@ -236,25 +197,21 @@ class Bulks:
                 written = len(run.missed)
 
     async def _written(self, run: Run, *, missed: bool) -> bool:
-        """Whether the store has taken it; what it cannot take now, it is told the next time."""
-        progress = run.progress
+        """True if the store has taken it; the rest is written the next time."""
+        progress, kept, now = run.progress, self._kept, self._client.clock.now()
         try:
             if not progress.state.over:
-                progress.alive_at = self._client.clock.now()
-                who = await self._store.stopped_by(progress.id)
+                progress.alive_at = now
+                who = await kept.get(f"{_STOP}{progress.id}")
                 if who is not None:
-                    run.stop(who)
+                    run.stop(who.decode(errors="replace"))
             if missed and run.missed:
-                await self._store.write_missed(progress.id, run.missed)
-            await self._store.write(progress)
+                await kept.put(f"{_MISSED}{progress.id}", _encode(run.missed), until=now + _MISSED_KEPT)
+            await kept.put(f"{_HEAD}{progress.id}", _encode(progress), until=progress.asked_at + KEPT)
         except StoreError as error:
             _log.warning("how far the change %s is cannot be written down now: %s", progress.id, error)
             return False
         return True
-
-
-def _head(id: str) -> str:
-    return f"{_HEAD}{id}"
 
 
 def _read(id: str, value: bytes) -> Progress | None:

@@ -14,7 +14,7 @@ from bide.core.names import SHOWN_TOPIC, new_id
 from bide.core.records import Filter, In, NewTask, Page
 from bide.core.retry import FOREVER, PRESETS
 from bide.engine.client import Client
-from bide.engine.told_routes import MOST_PAUSES, ToldRoute, ladder_of, tell, told_routes
+from bide.engine.route_registry import MOST_PAUSES, RouteSettings, announce, announced_routes, ladder_of
 from bide.stores.memory import MemoryStore
 
 
@@ -28,8 +28,8 @@ def shop(world: World, **settings: Any) -> Bide:
     return app
 
 
-async def told_in(world: World) -> list[ToldRoute]:
-    return [told.route for told in await told_routes(world.store, world.clock)]
+async def told_in(world: World) -> list[RouteSettings]:
+    return [told.route for told in await announced_routes(world.store, world.clock)]
 
 
 def test_a_worker_tells_once_in_one_call(virtual: Tell) -> None:
@@ -40,13 +40,13 @@ def test_a_worker_tells_once_in_one_call(virtual: Tell) -> None:
             await world.pause(1_000)
             assert world.store.calls["add"] == 1
             closes, reminds = await told_in(world)
-            assert closes == ToldRoute(
+            assert closes == RouteSettings(
                 topic="order.close", kind="handler", what=f"{__name__}.close", concurrency=50, timeout=30_000,
                 pauses=[15_000, 60_000], tries=3, losses=10, keep_done=3_600_000, keep_cancelled=3_600_000,
                 keep_dead=14 * 86_400_000,
             )  # fmt: skip
             assert (reminds.topic, reminds.timeout, reminds.tries, reminds.jitter) == ("order.remind", None, 12, 0.2)
-            assert [told.at for told in await told_routes(world.store, world.clock)] == [world.start] * 2
+            assert [told.at for told in await announced_routes(world.store, world.clock)] == [world.start] * 2
 
     virtual(story)
 
@@ -67,7 +67,7 @@ def test_what_many_tell_alike_is_one_row_and_the_newest_word_stays(virtual: Tell
             await world.pause(3_600)
             [told] = await told_in(world)
             assert told.concurrency in (1, 50), "all tell again, and one of them was the last"
-            assert (await told_routes(world.store, world.clock))[0].at >= world.start + 3_600_000
+            assert (await announced_routes(world.store, world.clock))[0].at >= world.start + 3_600_000
 
     virtual(story)
 
@@ -113,15 +113,15 @@ def test_a_sink_of_ones_own_and_what_cannot_be_read(virtual: Tell) -> None:
             assert (told.kind, told.what) == ("sink", f"{__name__}.{Own.__qualname__}")
             [record] = (await world.store.find(Filter(topic=SHOWN_TOPIC), Page())).tasks
             async with Client(lambda: MemoryStore(), clock=world.clock) as other:
-                await tell(other.store, other.clock, [told])
+                await announce(other.store, other.clock, [told])
                 [same] = (await other.store.find(Filter(topic=SHOWN_TOPIC), Page())).tasks
                 assert (same.key, same.payload) == (record.key, record.payload)
                 longest = msgspec.structs.replace(told, topic="t" * 200, what="w" * 5_000)
-                await tell(other.store, other.clock, [longest])
-                assert len(await told_routes(other.store, other.clock)) == 2
+                await announce(other.store, other.clock, [longest])
+                assert len(await announced_routes(other.store, other.clock)) == 2
                 row = NewTask(SHOWN_TOPIC, "route:damaged", new_id(), In(1_000), b"{", record.group)
                 await other.store.add([row], now=world.clock.now())
-                assert len(await told_routes(other.store, other.clock)) == 2, "the damaged one is passed over"
+                assert len(await announced_routes(other.store, other.clock)) == 2, "the damaged one is passed over"
 
     virtual(story)
 

@@ -11,7 +11,7 @@ from tests.engine.conftest import Tell, World
 
 from bide import Bide
 from bide.core.records import Settlement, Verdict
-from bide.engine.dead_letters import NO_ERROR, dead_letters, error_class, tasks_of_group
+from bide.insight.dead_letters import NO_ERROR, dead_letters, error_class, tasks_of_group
 
 DAY = 86_400_000
 

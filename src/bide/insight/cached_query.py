@@ -1,0 +1,91 @@
+"""A query whose answer many share: asked when somebody needs it, and not again before it is worth it.
+
+An expensive query may be needed by a page that is open all day, in many browsers. So it is asked at most every so
+often, and less often the more it costs: at most a small share of one processor goes into it, however many need it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import deque
+from collections.abc import Awaitable, Callable
+from typing import Generic, TypeVar
+
+T = TypeVar("T")
+SHARE = 0.003
+"""Of one processor that a query may take, while somebody needs it all the time."""
+
+
+class CachedQuery(Generic[T]):
+    """`ask` is called at most every `every` seconds, and at most for `share` of the time. Belongs to one event loop.
+
+    `of`: of so many last answers the cheapest says what the next may cost. With two, one that stumbled, or the first
+    with everything cold, does not keep numbers old for half a minute. `lasting`: whether a query goes on when nobody
+    waits for it any more.
+    """
+
+    def __init__(
+        self, ask: Callable[[], Awaitable[T]], *, every: float, share: float = SHARE, of: int = 1, lasting: bool = True
+    ) -> None:
+        self._ask = ask
+        self._every = every
+        self._share = share
+        self._lasting = lasting
+        self._waiting = 0
+        self._took = deque([0.0], maxlen=of)
+        self._loop = asyncio.get_running_loop()
+        self._value: T
+        self._again_at = float("-inf")
+        self._asked_at = float("-inf")
+        self._running: asyncio.Task[None] | None = None
+
+    @property
+    def age(self) -> float:
+        """Seconds since the last answer was asked for; infinite before the first."""
+        return self._loop.time() - self._asked_at
+
+    async def get(self) -> T:
+        """The answer: of just now, or as old as the terms allow. Raises what `ask` raises.
+
+        A caller that stops waiting does not stop the query for others that wait.
+        """
+        if self._loop.time() >= self._again_at:
+            if self._running is None or self._running.done():
+                self._running = self._loop.create_task(self._refresh(), name="bide query")
+                self._running.add_done_callback(self._over)
+            running = self._running
+            self._waiting += 1
+            try:
+                await asyncio.shield(running)
+            finally:
+                self._waiting -= 1
+                if not self._waiting and not self._lasting and not running.done():
+                    running.cancel()
+                    self._running = None  # the next caller begins another
+        return self._value
+
+    async def fresh(self) -> T:
+        """The answer as of now, for a caller that has just changed something."""
+        if self._running is not None:  # it may have begun before that
+            await asyncio.wait([self._running])
+        self._again_at = float("-inf")
+        return await self.get()
+
+    async def close(self) -> None:
+        """Let no query go on."""
+        if self._running is not None:
+            self._running.cancel()
+            await asyncio.wait([self._running])
+
+    async def _refresh(self) -> None:
+        began = self._loop.time()
+        self._value = await self._ask()
+        self._asked_at = began
+        self._took.append(self._loop.time() - began)
+        self._again_at = began + max(self._every, min(self._took) / self._share)
+
+    def _over(self, running: asyncio.Task[None]) -> None:
+        if self._running is running:
+            self._running = None
+        if not running.cancelled():
+            running.exception()  # those who waited have it

@@ -1,0 +1,356 @@
+"""All of a store at a glance: how much there is, how late it goes out, and who works on it.
+
+An overview may be open all day, in many browsers, over a store with millions of tasks. So it is made of four cached
+queries, each of which takes a small share of one processor, however many viewers there are:
+
+* the counts of each topic and state, which most stores stop at ten thousand;
+* where they stopped, an exact count of what is pending, as seldom as its cost asks for: it shows how old it is;
+* the history of the last two minutes, the pauses, and the workers that live;
+* what is held by whom, and since when the oldest task is due, in topics that have any.
+
+Their answers are kept by topic, so that `Snapshot.overview` can show each viewer the topics that they may see.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from bide.core.errors import SetupError
+from bide.core.instants import LAST_INSTANT, Millis, as_datetime
+from bide.core.pause import Pause
+from bide.core.records import Count, Filter, Page, State, Tally, Topic, summed
+from bide.engine.client import Client
+from bide.engine.presence import Held, Holding, Presence
+from bide.insight.cached_query import CachedQuery
+from bide.insight.minute_log import Flow, May, Recent, Throughput
+
+EVERY = 1.5
+"""Seconds between two queries of a kind at least; a page that asks every two seconds gets a new answer each time."""
+_MOST_OLDEST, _MOST_HELD = 50, 20
+"""Topics of which the oldest due task is looked for, and what is held: those that have the most."""
+_EXACT_SHARE = 0.002
+_WORK_SHARE = 0.002
+_LIVE_SHARE = 0.02
+"""These calls cost little; what they take is mostly the way to the store."""
+_TOO_LONG, _SHORT = 0.25, 0.1
+"""Seconds of an exact count after which the next goes less far, and below which further, if it has to."""
+_SOON = 0.15
+"""Seconds that a viewer waits for the first exact count; after that it is shown as soon as it is there."""
+_FIRST_LIMIT = 1_000_000
+_HIGHEST_LIMIT = 100_000_000
+_LEAST_LIMIT = 20_000
+_SETTLED: Millis = 5_000
+"""A task that has been due for less may be taken yet, by a consumer that waits over HTTP."""
+_ENDED = (State.DONE, State.CANCELLED)
+
+
+class Figure(Struct, frozen=True):
+    """How many, and when that was counted."""
+
+    count: Count
+    at: Millis
+
+
+class OfTopic(Struct, frozen=True, kw_only=True):
+    """One topic."""
+
+    topic: Topic
+    pending: Figure
+    due: Figure
+    """Of the pending, those whose time has come."""
+    leased: Count
+    dead: Count
+    pause: Pause | None
+    workers: int | None
+    """How many say that they live and work on it; None: that is not known."""
+
+
+class Holder(Struct, frozen=True, kw_only=True):
+    """A worker, or a consumer that holds something."""
+
+    name: str
+    topics: tuple[Topic, ...]
+    """Those that it says it works on; none for one that says nothing, such as a consumer over HTTP."""
+    announced: bool
+    held: Mapping[Topic, Held]
+
+    @property
+    def number(self) -> int:
+        """Tasks that it holds."""
+        return sum(held.number for held in self.held.values())
+
+    @property
+    def lost(self) -> int:
+        """Those of them whose lease has run out."""
+        return sum(held.lost for held in self.held.values())
+
+
+class Overview(Struct, frozen=True, kw_only=True):
+    """A store as a viewer sees it."""
+
+    at: Millis
+    pending: Figure
+    """Waiting, due or not."""
+    due: Figure
+    leased: Count
+    dead: Count
+    ended: int
+    """Done or cancelled, and still remembered; at least so many."""
+    oldest_due: tuple[Topic, Millis] | None
+    """Of which topic the task is that is due for longest, as far as looked for, and since when."""
+    minute: Flow | None
+    """None here and below: a service is in between, and its token may not read every topic."""
+    hour: Flow | None
+    latest: Topic | None
+    """The topic that went out latest within the last minute, by the 99th percentile."""
+    by_minute: Sequence[int]
+    """Deliveries that began in each minute of the last hour, the running one last."""
+    topics: Sequence[OfTopic]
+    """Those with most due first, then with most pending."""
+    holders: Sequence[Holder]
+    """Workers by name, then who holds something without being one."""
+    holders_known: bool
+    """True if the store tells which workers live."""
+    holding_whole: bool
+    """True if all that is leased was looked at for `holders`."""
+    unworked: Sequence[OfTopic]
+    """Topics, not paused, with a task that has been due for seconds, on which no worker works, and of which nothing is
+    held or was delivered within the last minute."""
+
+    @property
+    def empty(self) -> bool:
+        """True if there is no task at all."""
+        return not (self.pending.count.number or self.leased.number or self.dead.number or self.ended)
+
+    @property
+    def held_back(self) -> Sequence[OfTopic]:
+        """Paused topics with due tasks."""
+        return [one for one in self.topics if one.pause is not None and one.due.count.number]
+
+
+class Counted(NamedTuple):
+    """A tally whose first interval is what is due, and when it was taken."""
+
+    tally: Tally
+    at: Millis
+
+    def of(self, topic: Topic, state: State) -> Count:
+        return self.tally.counts.get((topic, state), Count(0))
+
+    def due(self, topic: Topic) -> Count:
+        return summed(self.tally.forecast.get(topic, ())[:1])
+
+    def pending(self, topic: Topic) -> Count:
+        """Of an exact count: the sum of all intervals."""
+        return summed(self.tally.forecast.get(topic, ()))
+
+
+class Snapshot(NamedTuple):
+    """The answers of the queries, of every topic."""
+
+    at: Millis
+    counts: Counted
+    exact: Counted | None
+    recent: Recent | None
+    """None: a service refuses it."""
+    pauses: Mapping[Topic, Pause]
+    workers: Mapping[str, Sequence[Topic]] | None
+    """Those that live, and their topics; None: that is not to be had."""
+    oldest: Mapping[Topic, Millis]
+    """Since when the oldest task of a topic is due."""
+    holding: Holding
+
+    def overview(self, may: May | None = None) -> Overview:
+        """Of the topics that somebody may see; None: of all. O(topics + holders)."""
+        recent = self.recent
+        topics = self._topics(may)
+        oldest = [(since, topic) for topic, since in self.oldest.items() if may is None or may(topic)]
+        return Overview(
+            at=self.at,
+            pending=_together((one.pending for one in topics), self.counts.at),
+            due=_together((one.due for one in topics), self.counts.at),
+            leased=summed(one.leased for one in topics),
+            dead=summed(one.dead for one in topics),
+            ended=sum(self.counts.of(one.topic, state).number for one in topics for state in _ENDED),
+            oldest_due=(min(oldest)[1], min(oldest)[0]) if oldest else None,
+            minute=None if recent is None else recent.last_minute(may),
+            hour=None if recent is None else recent.last_hour(may),
+            latest=None if recent is None else recent.latest(may),
+            by_minute=[] if recent is None else recent.by_minute(may),
+            topics=topics,
+            holders=self._holders(may),
+            holders_known=self.workers is not None,
+            holding_whole=self.holding.whole,
+            unworked=[one for one in topics if self._is_unworked(one)],
+        )
+
+    def _topics(self, may: May | None) -> list[OfTopic]:
+        counts = self.counts
+        workers: defaultdict[Topic, int] = defaultdict(int)
+        for topics in (self.workers or {}).values():
+            for topic in topics:
+                workers[topic] += 1
+        found = [
+            OfTopic(
+                topic=topic,
+                pending=self._figure(topic, counts.of(topic, State.WAITING), Counted.pending),
+                due=self._figure(topic, counts.due(topic), Counted.due),
+                leased=counts.of(topic, State.LEASED),
+                dead=counts.of(topic, State.DEAD),
+                pause=self.pauses.get(topic),
+                workers=None if self.workers is None else workers[topic],
+            )
+            for topic in {topic for topic, _ in counts.tally.counts} | set(self.pauses)
+            if may is None or may(topic)
+        ]
+        found.sort(key=lambda one: (-one.due.count.number, -one.pending.count.number, one.topic))
+        return found
+
+    def _figure(self, topic: Topic, quick: Count, of: Callable[[Counted, Topic], Count]) -> Figure:
+        """The count that stopped, or the older one that went on."""
+        if not quick.exact and self.exact is not None:
+            slow = of(self.exact, topic)
+            if slow.number > quick.number:
+                return Figure(slow, self.exact.at)
+        return Figure(quick, self.counts.at)
+
+    def _holders(self, may: May | None) -> list[Holder]:
+        workers = self.workers or {}
+        held: defaultdict[str, dict[Topic, Held]] = defaultdict(dict)
+        for (name, topic), one in self.holding.by.items():
+            if may is None or may(topic):
+                held[name][topic] = one
+        found = []
+        for name in sorted(workers.keys() | held.keys(), key=lambda name: (name not in workers, name)):
+            topics = tuple(topic for topic in workers.get(name, ()) if may is None or may(topic))
+            if topics or name in held:
+                its = dict(sorted(held[name].items(), key=lambda of: (-of[1].number, of[0]))) if name in held else {}
+                found.append(Holder(name=name, topics=topics, announced=name in workers, held=its))
+        return found
+
+    def _is_unworked(self, one: OfTopic) -> bool:
+        since = self.oldest.get(one.topic)
+        if one.pause is not None or one.workers != 0 or one.leased.number or not one.due.count.number:
+            return False
+        if since is None or self.at - since < _SETTLED:
+            return False
+        return self.recent is None or one.topic not in self.recent.minute.topics
+
+
+def _together(figures: Iterable[Figure], at: Millis) -> Figure:
+    """Their sum, as old as the oldest of them."""
+    known = list(figures)
+    return Figure(summed(one.count for one in known), min((one.at for one in known), default=at))
+
+
+class Overviews:
+    """Queries the store of an open client for all viewers. Make it in the client's event loop."""
+
+    def __init__(self, client: Client) -> None:
+        self._client = client
+        self._loop = asyncio.get_running_loop()
+        self._presence = Presence(client)
+        self._throughput = Throughput(client.store, client.clock)
+        self._limit = _FIRST_LIMIT
+        self._last_exact: Counted | None = None
+        self._counts = CachedQuery(self._count, every=EVERY, of=2)
+        self._exact = CachedQuery(self._count_exactly, every=EVERY, share=_EXACT_SHARE, of=2)
+        self._live = CachedQuery(self._ask_live, every=EVERY, share=_LIVE_SHARE, of=2)
+        self._work = CachedQuery(self._ask_work, every=EVERY, share=_WORK_SHARE, of=2)
+
+    async def quick(self) -> Snapshot:
+        """The store as it is, each part as old as its query; counts that stopped stay so. Raises StoreError."""
+        counts, live, work = await asyncio.gather(self._counts.get(), self._live.get(), self._work.get())
+        return Snapshot(self._client.clock.now(), counts, None, *live, *work)
+
+    async def get(self) -> Snapshot:
+        """The same, with an exact count beside one that stopped. Raises StoreError."""
+        seen = await self.quick()
+        if _stopped(seen.counts):
+            try:
+                async with asyncio.timeout(_SOON if self._last_exact is None else 0):
+                    self._last_exact = await self._exact.get()
+            except TimeoutError:
+                pass  # it goes on, and the next viewer has it; until then what is known has to do
+        return seen._replace(at=self._client.clock.now(), exact=self._last_exact)
+
+    async def changed(self) -> None:
+        """Somebody has just paused or scheduled something: what is seen next is to show it. Raises StoreError."""
+        await asyncio.gather(self._counts.fresh(), self._live.fresh())
+
+    async def close(self) -> None:
+        """Let no query go on."""
+        for query in (self._work, self._live, self._exact, self._counts):
+            await query.close()
+
+    # --- the queries
+
+    async def _count(self) -> Counted:
+        now = self._client.clock.now()
+        return Counted(await self._client.tally([as_datetime(0), as_datetime(now + 1)]), now)
+
+    async def _count_exactly(self) -> Counted:
+        """As far as is affordable: less far after a count that took long, further after a quick one that stopped."""
+        stopped = max(sum(not count.exact for count in (await self._counts.get()).tally.counts.values()), 1)
+        limit = max(self._limit // stopped, _LEAST_LIMIT)
+        now, began = self._client.clock.now(), self._loop.time()
+        tally = await self._client.tally([as_datetime(edge) for edge in (0, now + 1, LAST_INSTANT)], upto=limit)
+        took = self._loop.time() - began
+        if took > _TOO_LONG:
+            self._limit = limit // 4 * stopped
+        elif took < _SHORT and not all(count.exact for counts in tally.forecast.values() for count in counts):
+            self._limit = min(limit * 4 * stopped, _HIGHEST_LIMIT)
+        return Counted(tally, now)
+
+    async def _ask_live(
+        self,
+    ) -> tuple[Recent | None, Mapping[Topic, Pause], Mapping[str, Sequence[Topic]] | None]:
+        return await asyncio.gather(self._recent(), self._client.paused(), self._presence.workers())
+
+    async def _recent(self) -> Recent | None:
+        try:
+            return await self._throughput.look()
+        except SetupError:  # a service refuses it to a token that may not read every topic
+            return None
+
+    async def _ask_work(self) -> tuple[Mapping[Topic, Millis], Holding]:
+        counts = await self._counts.get()
+        due = {topic: counts.due(topic) for topic in counts.tally.forecast}
+        leased = {topic: count for (topic, state), count in counts.tally.counts.items() if state is State.LEASED}
+        return await asyncio.gather(
+            oldest_due(self._client, _most(due, _MOST_OLDEST), self._client.clock.now()),
+            self._presence.holding(_most(leased, _MOST_HELD), whole=len(leased) <= _MOST_HELD),
+        )
+
+
+def _stopped(counts: Counted) -> bool:
+    """True if more is pending than was counted."""
+    return any(not count.exact for (_, state), count in counts.tally.counts.items() if state is State.WAITING) or any(
+        not count.exact for intervals in counts.tally.forecast.values() for count in intervals
+    )
+
+
+def _most(counts: Mapping[Topic, Count], number: int) -> list[Topic]:
+    """The topics that have the most, of those that have any."""
+    some = [topic for topic, count in counts.items() if count.number]
+    return sorted(some, key=lambda topic: (-counts[topic].number, topic))[:number]
+
+
+async def oldest_due(client: Client, topics: Collection[Topic], now: Millis) -> dict[Topic, Millis]:
+    """Since when the oldest due task of each topic is due; topics of which nothing is due are left out.
+
+    One page of one task for each topic. Raises StoreError.
+    """
+
+    async def of(topic: Topic) -> Millis | None:
+        where = Filter(topic=topic, state=State.WAITING, wake_before=now + 1)
+        found = await client.find_page(where, Page(limit=1))
+        return found.tasks[0].wake_at if found.tasks else None
+
+    found = await asyncio.gather(*(of(topic) for topic in topics))
+    return {topic: wake for topic, wake in zip(topics, found, strict=True) if wake is not None}
