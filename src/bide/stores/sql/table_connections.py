@@ -18,7 +18,7 @@ from bide.core.errors import StoreUnavailable
 from bide.core.table_source import TableSource
 from bide.stores.server_time import ServerTime
 from bide.stores.sql.dialect import Dialect
-from bide.stores.sql.idle import Idle
+from bide.stores.sql.transactions import Idle
 
 T = TypeVar("T")
 SILENCE = 30.0
