@@ -211,7 +211,7 @@ def _insertion(
     if apart or grouped:
         statements.append(call.write("first_row"))
     if apart:
-        statements.append(call.write("inserted_tokens", count=len(rows)))
+        statements.append(call.write("inserted_tokens", count=len(tasks)))
     if grouped:
         statements.append(call.write("join_groups", rows=tuples(grouped, call.quote)))
     return statements
