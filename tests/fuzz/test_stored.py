@@ -11,6 +11,7 @@ import logging
 import random
 from contextlib import suppress
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 from hypothesis import strategies as st
@@ -30,7 +31,7 @@ from bide.core.retry import FOREVER, PRESETS
 from bide.ports import wire
 from bide.service.schemas import one_line, task_shape
 from bide.stores.listeners import Listeners
-from bide.stores.postgres.wakes import Hearing
+from bide.stores.postgres.wakes import Subscription
 from bide.stores.redis.layout import Layout, flags_of, record_of, seed_of
 from bide.stores.redis.wakes import Subscriber
 from bide.stores.sqlite import rows
@@ -157,9 +158,8 @@ async def told_by(kind: str, data: bytes) -> list[tuple[str, int]]:
         subscriber.stop()  # it has no server to listen to
         subscriber._take([b"message", layout.wake_channel(), data])
     elif kind == "postgres":
-        nowhere: Any = None  # it has no server to listen to
-        hearing = Hearing(nowhere, "c", "e", nowhere, patience=1, told=lambda wakes: heard.extend(wakes.items()))
-        hearing._take(None, 1, "c", data.decode("utf-8", "replace"))
+        nowhere = Mock(tell=lambda wakes: heard.extend(wakes.items()))  # it has no server to listen to
+        Subscription(nowhere, "c", patience=1)._take(None, 1, "c", data.decode("utf-8", "replace"))
     else:
         with suppress(ValueError):
             heard.append(wire.read_wake(data))

@@ -25,7 +25,6 @@ from bide.cli.output import (
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BideError, PartlyFailed
 from bide.core.names import check_topic
-from bide.core.pause import Pause
 from bide.core.records import Pause, Ref, Result, State, Topic
 from bide.service.schemas import answer_shape
 

@@ -25,7 +25,6 @@ from bide.core.names import new_id
 from bide.core.records import State
 from bide.insight.overview import oldest_due
 from bide.ports import Diagnoses, HasSchema, KeepsEvents, Shares, SystemClock, TellsTime
-from bide.ports.time import SystemClock
 from bide.settings import describe
 from bide.wiring import check_there
 

@@ -22,8 +22,7 @@ from bide.app import Bide
 from bide.core.answers import Answer
 from bide.core.errors import BideError
 from bide.core.instants import Millis, as_datetime, instant_text
-from bide.core.pause import Pause
-from bide.core.records import Count, Record, Result, State, Topic
+from bide.core.records import Count, Pause, Record, Result, State, Topic
 from bide.service.schemas import one_line
 
 _UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))

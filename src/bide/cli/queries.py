@@ -24,7 +24,6 @@ from bide.cli.output import (
 )
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime, duration, duration_text, instant_text
-from bide.core.pause import Pause
 from bide.core.records import Count, Pause, Record, Result, State, Tally, Topic
 from bide.engine.arguments import due_of
 from bide.insight.story import Attempt, Story, story

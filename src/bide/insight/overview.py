@@ -22,8 +22,7 @@ from msgspec import Struct
 
 from bide.core.errors import SetupError
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
-from bide.core.pause import Pause
-from bide.core.records import Count, Filter, Page, State, Tally, Topic, summed
+from bide.core.records import Count, Filter, Page, Pause, State, Tally, Topic, summed
 from bide.engine.client import Client
 from bide.engine.presence import Held, Holding, Presence
 from bide.insight.cached_query import CachedQuery

@@ -12,8 +12,7 @@ from collections.abc import Mapping, Sequence
 from msgspec import Struct
 
 from bide.core.instants import Millis
-from bide.core.pause import Pause
-from bide.core.records import Count, State, Topic
+from bide.core.records import Count, Pause, State, Topic
 from bide.engine.client import Client
 from bide.engine.history import MINUTE, Past, Row
 from bide.engine.presence import Held, Presence

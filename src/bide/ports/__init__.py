@@ -21,7 +21,7 @@ from bide.ports.store import (
     TellsTime,
     Verbs,
 )
-from bide.ports.tables import DueRow, Head, Raced, RowRefused, Table, Taken, WatchesTables, check_changed, is_unique
+from bide.ports.tables import DueRow, Head, Raced, RowRefused, Table, Taken, WatchesTables
 from bide.ports.time import Clock, ScaledClock, SystemClock, Timer
 
 __all__ = [

@@ -21,9 +21,8 @@ from msgspec import Struct
 from bide.core.errors import SetupError, StoreError
 from bide.core.records import Ref
 from bide.engine.client import Client
-from bide.engine.looks import Look
+from bide.insight.cached_query import CachedQuery
 from bide.ports import Clock, HasSchema, Parted, Store, SystemClock, TellsTime
-from bide.ports.time import SystemClock
 from bide.service.authz import Verb
 from bide.service.replies import Reply
 from bide.service.requests import Request
@@ -94,7 +93,7 @@ class Health:
         self._client = client
         self._patience = patience
         self._wall = wall or SystemClock()
-        self._look = Look(self._ask, every=every, share=1.0)
+        self._look = CachedQuery(self._ask, every=every, share=1.0)
         self._was_ready: bool | None = None
         self._schema_until = float("-inf")
         self._schema: Check | None = None

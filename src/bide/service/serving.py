@@ -29,7 +29,6 @@ from bide.engine.kept import Kept
 from bide.engine.presence import WakeChannel
 from bide.engine.route_registry import RouteAnnouncer, RouteSettings, settings_of_policy
 from bide.engine.settler import Settling
-from bide.engine.settling import Settling
 from bide.engine.verdicts import Policy, TopicPolicy
 from bide.engine.worker import Worker
 from bide.service.access import Access, check_start, is_loopback, networks_of

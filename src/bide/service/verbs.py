@@ -21,7 +21,7 @@ from bide.core.records import Cancel, Change, Count, Lease, Move, NewTask, Page,
 from bide.engine.arguments import conflict_of, filter_of, new_cancel, new_fire, new_move, new_redrive
 from bide.engine.client import Client
 from bide.engine.desk import Desk
-from bide.engine.settling import Settling
+from bide.engine.settler import Settling
 from bide.ports.remote import LONGEST_LEASE, SHORTEST_LEASE
 from bide.service import schemas
 from bide.service.audit import note_pause

@@ -135,21 +135,7 @@ class PsycopgDriver(Driver):
         if self._translates and given:
             statement = _TAKEN.sub(r"%(p\1)s", statement.replace("%", "%%"))
             given = {f"p{number}": argument for number, argument in enumerate(given, 1)}
-        cursor = self._cursor(self.raw, row_factory=self._plain)
-        try:
-            done = cursor.execute(statement, given)
-            if self.asynchronous:
-                await awaited(done)
-            if cursor.description is None:
-                return ()
-            rows = cursor.fetchall()
-            if self.asynchronous:
-                rows = await awaited(rows)
-            return list(map(row_of(tuple(column.name for column in cursor.description)), rows))
-        finally:
-            closing = cursor.close()
-            if self.asynchronous:
-                await awaited(closing)
+        return await _fetched(self._cursor(self.raw, row_factory=self._plain), statement, given)
 
     async def command(self, *statements: str) -> None:
         await self.run("; ".join(statements))
@@ -191,21 +177,7 @@ class MysqlDriver(Driver):
         return bool(status & self._IN_TRANSACTION)
 
     async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
-        cursor = self._cursor(self.raw)
-        try:
-            done = cursor.execute(statement, tuple(arguments) or None)
-            if isawaitable(done):
-                await awaited(done)
-            if cursor.description is None:
-                return ()
-            rows = cursor.fetchall()
-            if isawaitable(rows):
-                rows = await awaited(rows)
-            return list(map(row_of(tuple(column[0] for column in cursor.description)), rows))
-        finally:
-            closing = cursor.close()
-            if isawaitable(closing):
-                await awaited(closing)
+        return await _fetched(self._cursor(self.raw), statement, tuple(arguments) or None)
 
     async def command(self, *statements: str) -> None:
         for statement in statements:
@@ -252,9 +224,7 @@ class _Sqlalchemy(Borrowed):
     async def driver(self) -> Driver:
         connection: Any = self.given
         if not hasattr(connection, "exec_driver_sql"):
-            connection = connection.connection()
-            if isawaitable(connection):
-                connection = await awaited(connection)
+            connection = await _done(connection.connection())
         if connection.closed:
             raise SetupError("the SQLAlchemy connection is closed")
         below = connection
@@ -268,9 +238,7 @@ class _Sqlalchemy(Borrowed):
         if found is None:
             raise BadInput("connection", raw, f"an SQLAlchemy connection over {_DRIVERS}")
         if found.alone or not below.in_transaction():
-            begun = connection.exec_driver_sql("SELECT 1")
-            if isawaitable(begun):
-                begun = await awaited(begun)
+            begun = await _done(connection.exec_driver_sql("SELECT 1"))
             begun.close()
         return found
 
@@ -359,6 +327,23 @@ async def awaited(given: Awaitable[Any]) -> Any:
             given.close()
         raise SetupError(HAS_TO_BE_AWAITED)
     return await given
+
+
+async def _done(given: Any) -> Any:
+    """The result of a driver's call, synchronous or not."""
+    return await awaited(given) if isawaitable(given) else given
+
+
+async def _fetched(cursor: Any, statement: str, arguments: Any) -> Sequence[Any]:
+    """The rows of a statement by a cursor of the Python database API, which is closed then."""
+    try:
+        await _done(cursor.execute(statement, arguments))
+        if cursor.description is None:
+            return ()
+        names = tuple(column[0] for column in cursor.description)
+        return list(map(row_of(names), await _done(cursor.fetchall())))
+    finally:
+        await _done(cursor.close())
 
 
 async def pause(seconds: float) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Iterator
+from unittest.mock import Mock
 
 import pytest
 from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Due, Filter, In, NewTask, OnConflict, Ref, Result
-from bide.stores.mysql import MySqlStore, queries
+from bide.stores.mysql import MySqlStore, adding, queries
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.acts import HOUR, listed, new, put, see
 
@@ -45,6 +46,15 @@ def _tasks() -> list[NewTask]:
         )
         for number in range(MANY)
     ]
+
+
+def test_on_mysql_the_tokens_of_as_many_rows_are_read_as_were_inserted() -> None:
+    """It knows no RETURNING, and others may have inserted behind our rows."""
+    call = Mock(utc=True, quote=queries.quoted, queries=queries.queries_of("d", "bide_", mariadb=False))
+    call.there = queries.Code(b"1")
+    call.write = lambda query, **values: call.queries[query].write(call.quote, **values)
+    statements = adding._insertion(call, [new("a"), new("b"), new("c")], None)
+    assert any(b"< @bide_row + 3 * @@auto_increment_increment" in one for one in statements)
 
 
 async def test_each_is_there_as_it_was_answered(through: Opens) -> None:

@@ -16,7 +16,7 @@ from bide.core.records import In, Record
 from bide.stores.mysql import MySqlStore
 from bide.stores.mysql.address import address_of
 from bide.stores.mysql.dialect import connect
-from bide.stores.mysql.filing import File, FileName, LeasedRows, Settling
+from bide.stores.mysql.lease_batches import BatchKey, LeaseBatch, LeasedRows, Settling
 from bide.testing.store_suite.acts import HOUR, MINUTE, NOW, done, lease, new, put, take
 
 
@@ -62,49 +62,51 @@ def leased(key: str, token: int, group: str | None = None) -> Record:
     return lifecycle.lease(task, NOW, NOW + MINUTE, "w", token)
 
 
-def a_file(left: int, topic: str = "t") -> File:
-    return File(FileName(topic, NOW, 1, 5, "w"), left)
+def a_batch(left: int, topic: str = "t") -> LeaseBatch:
+    return LeaseBatch(BatchKey(topic, NOW, 1, 5, "w"), left)
 
 
 def test_rows_are_remembered_until_they_are_settled() -> None:
-    rows, one, two, file = LeasedRows(), leased("1", 5), leased("2", 5, group="g"), a_file(9)
-    rows.leased([8, 7], [one, two], [file, file])
-    assert rows.of([done(one), done(two)]) == Settling([(7, 5, True, file), (8, 5, False, file)], True, {file: 2}, [])
+    rows, one, two, batch = LeasedRows(), leased("1", 5), leased("2", 5, group="g"), a_batch(9)
+    rows.leased([8, 7], [one, two], [batch, batch])
+    assert rows.of([done(one), done(two)]) == Settling(
+        [(7, 5, True, batch), (8, 5, False, batch)], True, {batch: 2}, []
+    )
     assert rows.of([done(one)]) == Settling([], False, {}, [])
-    rows.leased([8], [one], [file])
+    rows.leased([8], [one], [batch])
     assert rows.of([done(leased("1", 6))]) == Settling([], False, {}, []), "by another token"
-    rows.leased([7], [two], [file])
+    rows.leased([7], [two], [batch])
     assert rows.of([done(one), done(one), done(two)]).complete is False, "twice"
     assert rows.of([done(one), done(two)]) == Settling([], False, {}, [])
 
 
-def test_a_file_ends_with_the_settlement_of_its_last_task() -> None:
-    rows, tasks, file = LeasedRows(), [leased(key, 5) for key in "123"], a_file(3)
-    rows.leased([1, 2, 3], tasks, [file] * 3)
+def test_a_batch_ends_with_the_settlement_of_its_last_task() -> None:
+    rows, tasks, batch = LeasedRows(), [leased(key, 5) for key in "123"], a_batch(3)
+    rows.leased([1, 2, 3], tasks, [batch] * 3)
     first = rows.of([done(tasks[0])])
     assert first.emptied == []
     rest = rows.of([done(tasks[1]), done(tasks[2])])
     assert rest.emptied == [], "the first may turn out not to be settled"
     first.settled()
-    rows.leased([2, 3], tasks[1:], [file] * 2)
-    assert rows.of([done(tasks[1]), done(tasks[2]), done(leased("x", 5))]).emptied == [file.name]
+    rows.leased([2, 3], tasks[1:], [batch] * 2)
+    assert rows.of([done(tasks[1]), done(tasks[2]), done(leased("x", 5))]).emptied == [batch.name]
 
 
-def test_a_settlement_that_came_to_nothing_leaves_its_file() -> None:
-    rows, tasks, file = LeasedRows(), [leased(key, 5) for key in "12"], a_file(2)
-    rows.leased([1, 2], tasks, [file] * 2)
+def test_a_settlement_that_came_to_nothing_leaves_its_batch() -> None:
+    rows, tasks, batch = LeasedRows(), [leased(key, 5) for key in "12"], a_batch(2)
+    rows.leased([1, 2], tasks, [batch] * 2)
     rows.of([done(tasks[0])])
     last = rows.of([done(tasks[1])])
     last.settled()
-    assert (last.emptied, file.left) == ([], 1)
+    assert (last.emptied, batch.left) == ([], 1)
 
 
 def test_what_is_never_settled_here_is_forgotten_in_the_end() -> None:
-    rows, file = LeasedRows(), a_file(30_000)
+    rows, batch = LeasedRows(), a_batch(30_000)
     for number in range(30_000):
-        rows.leased([number], [leased(str(number), 5)], [file])
+        rows.leased([number], [leased(str(number), 5)], [batch])
     assert rows.of([done(leased("1", 5))]).rows == []
-    assert rows.of([done(leased("29999", 5))]).rows == [(29_999, 5, False, file)]
+    assert rows.of([done(leased("29999", 5))]).rows == [(29_999, 5, False, batch)]
 
 
 async def test_two_leases_and_one_of_another_process_are_settled_together(url: str, open_store: OpensStore) -> None:

@@ -16,15 +16,24 @@ import pytest_asyncio
 
 from bide.core import lifecycle
 from bide.core.records import At
-from bide.stores.mysql import adding
 from bide.stores.mysql.address import address_of
 from bide.stores.mysql.dialect import Connection, connect
-from bide.stores.mysql.filing import FileName, these_files
-from bide.stores.mysql.queries import THERE, Names, queries_of
-from bide.stores.mysql.rows import settled_values
+from bide.stores.mysql.lease_batches import BatchKey, these_batches
+from bide.stores.mysql.queries import (
+    THERE,
+    Code,
+    Names,
+    Template,
+    held,
+    listed,
+    queries_of,
+    quoted,
+    settled_values,
+    table_of_pairs,
+    these,
+    tuples,
+)
 from bide.stores.mysql.schema import SCHEMA
-from bide.stores.mysql.statements import Code, Template, held, listed, quoted, table_of_pairs, these
-from bide.stores.mysql.statements import rows as tuples
 from bide.testing.store_suite.acts import NOW, new
 
 ROWS = 30_000
@@ -49,11 +58,14 @@ _TWO = {"these": these([5, 6])}
 _KEYS = {"topic": "t0", "keys": listed(["3", "6", "x"])}
 _HOLDS = {**_KEYS, "holds": tuples([("3", 3), ("6", 1), ("x", 1)])}
 _HELD = {"held": held([(93, 93), (192, 192)])}
-_FILES = [FileName("t0", NOW - number, number, number, "w") for number in range(3)]
+_BATCHES = [BatchKey("t0", NOW - number, number, number, "w") for number in range(3)]
 _STATE = {"topic": "t0", "state": 0, "instant": NOW - 900_000, "most": 100}
 ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
     "insert_tasks": (
-        {"columns": Code(adding.COLUMNS.encode()), "rows": Code(adding._new_row(new("y"), quoted, b"1", b"2"))},
+        {
+            "columns": Code(b"topic, `key`, id, payload, at, due_at, created_at"),
+            "rows": tuples([("t", "y", "i", "", 1, 1, 1)]),
+        },
         5,
     ),
     "inserted_tokens": ({"count": 5}, 10),
@@ -68,14 +80,14 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
     "take_waiting": ({"topic": "t0", "floor": NOW - 900_000, "row": 5, "most": 50}, 110),
     "lease_tasks": ({"these": these([7, 8]), "micros": 1, "until": 1, "holder": "w"}, 10),
     "waiting_head": ({"topic": "t0", "floor": NOW - 500_000}, 5),
-    "file_leases": ({"rows": tuples([("t0", NOW, 3, 3, "w", b"")])}, 5),
-    "close_leases": ({"leases": these_files([FileName("t0", NOW, 93, 93, "w"), *_FILES], quoted)}, 10),
+    "insert_batches": ({"rows": tuples([("t0", NOW, 3, 3, "w", b"")])}, 5),
+    "delete_batches": ({"leases": these_batches([BatchKey("t0", NOW, 93, 93, "w"), *_BATCHES], quoted)}, 10),
     "expired_leases": ({"topic": "t0", "floor": NOW - 900_000, "most": 50}, 110),
     "still_leased": (_HELD, 10),
     "take_lost": ({**_HELD, "most": 50}, 10),
     "leased_head": ({"topic": "t0", "floor": NOW - 900_000}, 5),
     "leases": ({"topic": "t3"}, 5),
-    "file_shortened": ({**_HOLDS, "lasts": 5, "me": "w"}, 12),
+    "insert_shortened": ({**_HOLDS, "lasts": 5, "me": "w"}, 12),
     "extend_leases": ({**_HOLDS, "lasts": 5}, 12),
     "held": (_HOLDS, 10),
     "settle_done": ({"held": held([(3, 3), (6, 1)])}, 10),
@@ -212,8 +224,8 @@ async def test_what_writes_by_row_reads_none_of_others_in_a_small_table(surveyed
     ended = [(NOW + row, row) for row in rows if row % 100 >= 95]
     asked: dict[str, dict[str, Any]] = {"settle_done": values, "forget_tasks": values, "leave_groups": values}
     asked["lease_tasks"] = {**values, "micros": 1, "until": 1, "holder": "w"}
-    files = [FileName(f"t{row % 3}", NOW, row, row, "w") for row in rows[:3]]
-    asked["close_leases"] = {"leases": these_files(files, quoted)}
+    batches = [BatchKey(f"t{row % 3}", NOW, row, row, "w") for row in rows[:3]]
+    asked["delete_batches"] = {"leases": these_batches(batches, quoted)}
     if ended:
         asked["forget_kept"] = {"lines": table_of_pairs(ended)}
     names = surveyed.names

@@ -16,7 +16,7 @@ from bide import Bide, Fixed, OutcomeUnknown, SetupError, Task
 from bide.core.records import Lease, NewTask, Record, Ref
 from bide.stores.postgres import PostgresStore
 from bide.stores.postgres.address import address_of
-from bide.stores.sql import idle
+from bide.stores.sql import transactions
 from bide.stores.sql.transactions import MOST
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.acts import LEASE, NOW, done, look, new, put, put_one, take
@@ -128,7 +128,7 @@ async def test_neither_are_its_role_its_locks_nor_what_else_its_session_has(
 async def test_connections_that_nobody_needs_are_let_go(
     url: str, open_store: OpensStore, effects: Effects, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(idle, "KEPT", 0.1)
+    monkeypatch.setattr(transactions, "KEPT", 0.1)
     store = await open_store(url)
     async with store.transaction() as joined:
         pid = await joined.connection.fetchval("SELECT pg_backend_pid()")

@@ -15,7 +15,7 @@ from bide.ports import Store
 from bide.stores.memory import MemoryStore
 from bide.stores.postgres import PostgresStore, operations
 from bide.stores.postgres.address import address_of
-from bide.stores.postgres.rows import record_of
+from bide.stores.postgres.queries import record_of
 from bide.testing.store_suite.acts import HOUR, NOW, bring, new, put, see
 
 

@@ -64,7 +64,7 @@ async def test_a_batch_sends_one_message(url: str, open_store: OpensStore) -> No
         await connection.close()
 
 
-async def test_an_ear_that_is_deaf_is_replaced(
+async def test_a_deaf_subscription_is_replaced(
     through: Callable[..., Any], proxy: FaultProxy, url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(wakes, "ECHO_EVERY", 0.3)
@@ -78,12 +78,12 @@ async def test_an_ear_that_is_deaf_is_replaced(
 
     await until(told, "a message")
     proxy.hold()
-    hearing = store._opened.hearing
-    await until(lambda: hearing.replaced > 0 and not hearing.hears, "the ear to be found deaf")
+    subscription = store._opened.notifications
+    await until(lambda: subscription.replaced > 0 and not subscription.hears, "it to be found deaf")
     monkeypatch.setattr(wakes, "ECHO_EVERY", 60.0)
     await proxy.heal()
     proxy.cut()  # what is held stays so
-    await until(lambda: hearing.hears, "another ear")
+    await until(lambda: subscription.hears, "another")
     heard.clear()
     await until(told, "a message after that")
     await listening.close()

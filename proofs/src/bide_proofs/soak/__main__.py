@@ -16,7 +16,6 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from bide.engine.sweeper import PAGE
 from msgspec.structs import asdict
 
 from bide import __version__
@@ -27,7 +26,7 @@ from bide.core.errors import BadInput
 from bide.core.events import Event, EventKind
 from bide.core.names import new_id
 from bide.core.records import Verdict
-from bide.engine.keeper import PURGE_EVERY
+from bide.engine.keeper import PAGE, PURGE_EVERY
 from bide.ports import KeepsEvents
 from bide.settings import Settings
 from bide_proofs.harness.command import (

@@ -11,7 +11,6 @@ from bide.core.errors import BadInput
 from bide.core.instants import Millis, duration
 from bide.core.names import new_id
 from bide.core.records import Result, State, Token
-from bide.engine.bulk import May
 from bide.insight.bulk import MOST_PACE, Bulk, BulkVerb, May, change_one, preview, wake_after
 from bide.insight.bulk_run import MOST_NOTED, BulkState, Progress, untouched_by
 from bide.insight.bulks import Bulks

@@ -8,8 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bide.core.instants import Millis
-from bide.core.pause import Pause
-from bide.core.records import State
+from bide.core.records import Pause, State
 from bide.insight.story import Attempt, Crowd, Ended, Story
 from bide.service.console.i18n import Phrases
 from bide.service.console.sanitize import isolated

@@ -14,8 +14,7 @@ from msgspec import DecodeError, to_builtins
 
 from bide.core.names import check_name, check_topic
 from bide.core.options import NO_OPTIONS, Options, decode_options
-from bide.core.pause import Pause
-from bide.core.records import Record, Ref, Result
+from bide.core.records import Pause, Record, Ref, Result
 from bide.engine.history import MINUTE
 from bide.insight.cached_query import CachedQuery
 from bide.insight.story import Story, story

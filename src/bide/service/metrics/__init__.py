@@ -20,7 +20,7 @@ from bide.core.outcomes import Outcome
 from bide.core.records import Record, Settlement, State, Topic, Verdict
 from bide.core.tasks import Task
 from bide.engine.client import Client
-from bide.ports import Clock, Instrument, Route, Sink, Store, SystemClock, TableStats, Wakes
+from bide.ports import Instrument, Route, Sink, Store, TableStats, Wakes
 from bide.service.metrics.measures import (
     DEFECT,
     ERRORS,

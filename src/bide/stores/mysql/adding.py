@@ -7,32 +7,26 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Any
 
-import msgspec
 from asyncmy.errors import MySQLError
 
 from bide.core import lifecycle
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis
-from bide.core.records import At, Due, NewTask, Result, State, Token
+from bide.core.records import At, Due, NewTask, Result, State
 from bide.stores.batches import Conflicts, rounds, wakes_of
 from bide.stores.mysql.dialect import Rows, meaning
 from bide.stores.mysql.journaled_connection import Call, Repeated
-from bide.stores.mysql.operations import Places, Tell, Writes, lock, look_up
-from bide.stores.mysql.queries import returns_tokens
-from bide.stores.mysql.statements import Code, Quote, escaped
-from bide.stores.mysql.statements import rows as tuples
+from bide.stores.mysql.operations import MySqlBatch, look_up
+from bide.stores.mysql.queries import Code, returns_tokens, tuples
 from bide.stores.sql.dialect import Again, Taken
 from bide.stores.sql.journaled_connection import Runs
+from bide.stores.sql.operations import NO_ANSWERS, Places, Tell, answers_of, encode
 
 _MANY = 32
 """Tasks from which on it is worth another round trip to read the clock, since expressions take time to be read."""
 _FIRST_PART, _PART = 64, 512
-_PLAIN = "topic, `key`, id, payload, at, due_at, created_at"
-COLUMNS = f"{_PLAIN}, options, token, deadline, group_name"
-
-_encode = msgspec.msgpack.encode
-_answers = msgspec.msgpack.Decoder(list[Answer | None])
+_COLUMNS = "topic, `key`, id, payload, at, due_at, created_at"
 
 
 class _Batch:
@@ -40,7 +34,7 @@ class _Batch:
 
     __slots__ = ("parts", "plain", "tasks", "tell")
 
-    def __init__(self, tasks: Sequence[NewTask], tell: Callable[[], None]) -> None:
+    def __init__(self, tasks: Sequence[NewTask], tell: Callable[[], object]) -> None:
         self.tasks = tasks
         self.tell = tell
         """Tells of the first wake of each topic, once is enough."""
@@ -63,11 +57,16 @@ class _Batch:
 
 
 async def add(
-    connection: Runs, tasks: Sequence[NewTask], now: Millis | None, about: Millis, tell: Tell, conflicts: Conflicts
+    connection: Runs,
+    tasks: Sequence[NewTask],
+    now: Millis | None,
+    about: Millis,
+    tell: Tell,
+    conflicts: Conflicts | None = None,
 ) -> list[Answer]:
     """Schedule each: one packet where every key is new. `about`: what time it is there, as far as is known."""
     batch = _Batch(tasks, lambda: tell(wakes_of(tasks, about)))
-    wary = conflicts.likely(tasks)
+    wary = conflicts is not None and conflicts.likely(tasks)
     if wary or now is not None or len(tasks) < _MANY:
         batch.look()
     if len(batch.parts) <= 1 and not wary:
@@ -75,9 +74,9 @@ async def add(
             return await _add_new(connection, batch, now)
     batch.tell()
     answers = await _add_looking(connection, tasks, batch.parts, now)
-    conflicts.met(
-        tasks, [new for new, answer in zip(tasks, answers, strict=True) if answer.result is not Result.CREATED]
-    )
+    if conflicts is not None:
+        taken = [new for new, answer in zip(tasks, answers, strict=True) if answer.result is not Result.CREATED]
+        conflicts.met(tasks, taken)
     return answers
 
 
@@ -106,14 +105,15 @@ async def _add_new(connection: Runs, batch: _Batch, now: Millis | None) -> list[
         if now is not None or len(tasks) < _MANY or not call.utc:
             batch.look()
             places = batch.places
-            statements = [*opened, call.write("clock"), *_insertion(call, tasks, places, now)]
+            statements = [*opened, call.write("clock"), *_insertion(call, [tasks[place] for place in places], now)]
             statements += call.pass_gate(_highest(call, now))
             [[(there, _)], tokens] = await call.timed(*statements, commits=True, meanwhile=batch.tell)
             return _created([None] * len(tasks), tasks, places, there, tokens)
         [[(there, micros, first)]] = await call.timed(*opened, call.write("clock_and_token"), meanwhile=batch.look)
         places = batch.places
         if first > micros:  # the clock was set back
-            statements = [*_insertion(call, tasks, places, now), *call.pass_gate(_highest(call, now))]
+            statements = _insertion(call, [tasks[place] for place in places], now)
+            statements += call.pass_gate(_highest(call, now))
             [tokens] = await call.send(*statements, commits=True, meanwhile=batch.tell)
             return _created([None] * len(tasks), tasks, places, there, tokens)
         return await _insert_many(call, batch, there)
@@ -139,7 +139,7 @@ async def _insert_many(call: Call, batch: _Batch, there: Millis) -> list[Answer]
         while first < len(places):
             part, first, size = places[first : first + size], first + size, min(4 * size, _PART)
             last = first >= len(places)
-            statements = _insertion_at(call, [tasks[place] for place in part], there, plain=batch.plain)
+            statements = _insertion(call, [tasks[place] for place in part], None, there=there, plain=batch.plain)
             if last:
                 statements += call.pass_gate(_highest(call, None))
             tokens = await answered(sending)
@@ -161,53 +161,47 @@ def _highest(call: Call, now: Millis | None) -> Code:
     return Code(b"@bide_token") if now is not None else Code(b"GREATEST(@bide_token, " + call.there + b")")
 
 
-def _insertion(call: Call, tasks: Sequence[NewTask], places: Places, now: Millis | None) -> list[bytes]:
-    """The statements that insert these, and say with which tokens."""
-    token, there = b"@bide_token", b"@bide_now"
-    if now is None:
-        token = b"GREATEST(@bide_token, " + call.there + b")"
-    news = [tasks[place] for place in places]
-    return _inserting(call, COLUMNS, news, b", ".join([_new_row(new, call.quote, token, there) for new in news]))
+def _insertion(
+    call: Call, tasks: Sequence[NewTask], now: Millis | None, *, there: Millis | None = None, plain: bool = False
+) -> list[bytes]:
+    """The statements that insert these, and say with which tokens.
 
-
-def _insertion_at(call: Call, tasks: Sequence[NewTask], there: Millis, *, plain: bool) -> list[bytes]:
-    """The same at a time that is known, with the token that a row has by itself, on a connection of our own.
-
-    `plain`: whether the names need no escaping. Rows are put together as text, in which a byte is a character
-    (Latin-1): what needs no escaping is in its row in a fifth of the time.
+    `there`: the time, if it is known; then each row has the token that is its by itself. `plain`: whether the names
+    need no escaping. Rows are put together as text, in which a byte is a character (Latin-1): what needs no escaping is
+    in its row in a fifth of the time.
     """
+    quote = call.quote
+
+    def text(data: bytes) -> str:
+        return quote(data).decode("latin-1")
+
+    plain = plain and call.utc
     payloads = b"".join([new.payload for new in tasks])
-    whole = b"'" not in payloads and b"\\" not in payloads
+    whole = call.utc and b"'" not in payloads and b"\\" not in payloads
+    token = ""
+    if there is None:
+        token = ", @bide_token" if now is not None else f", GREATEST(@bide_token, {call.there.decode()})"
     options = {new.options for new in tasks} != {b""}
     deadlines, groups = {new.deadline for new in tasks} != {None}, {new.group for new in tasks} != {None}
-    topics = {topic: _text(topic.encode()) for topic in {new.topic for new in tasks}}
+    topics = {topic: text(topic.encode()) for topic in {new.topic for new in tasks}}
     times: dict[Due, str] = {}  # much is due together
     written = []
     for new in tasks:
         when = new.due
         if when not in times:
-            due = min(max(when.millis if type(when) is At else there + when.millis, 0), LAST_INSTANT)
-            times[when] = f"{max(due, there)}, {due}, {there}"
-        key, life = (new.key, new.id) if plain else (_text(new.key.encode()), _text(new.id.encode()))
-        payload = new.payload.decode("latin-1") if whole else _text(new.payload)
-        more = f", '{_text(new.options)}'" if options else ""
+            times[when] = _times(when, there)
+        names = f"'{new.key}', '{new.id}'" if plain else f"{text(new.key.encode())}, {text(new.id.encode())}"
+        payload = f"'{new.payload.decode('latin-1')}'" if whole else text(new.payload)
+        more = f", {text(new.options)}" if options else ""
         if deadlines:
             more += ", NULL" if new.deadline is None else f", {new.deadline}"
         if groups:
-            more += ", NULL" if new.group is None else f", '{_text(new.group.encode())}'"
-        written.append(f"('{topics[new.topic]}', '{key}', '{life}', '{payload}', {times[when]}{more})")
-    several = (", options", options), (", deadline", deadlines), (", group_name", groups)
-    columns = _PLAIN + "".join(column for column, some in several if some)
-    return _inserting(call, columns, tasks, ", ".join(written).encode("latin-1"))
-
-
-def _text(data: bytes) -> str:
-    """What stands between the quotes, a character for each byte."""
-    return escaped(data).decode("latin-1")
-
-
-def _inserting(call: Call, columns: str, tasks: Sequence[NewTask], rows: bytes) -> list[bytes]:
-    statements = [call.write("insert_tasks", columns=Code(columns.encode()), rows=Code(rows))]
+            more += ", NULL" if new.group is None else f", {text(new.group.encode())}"
+        written.append(f"({topics[new.topic]}, {names}, {payload}, {times[when]}{token}{more})")
+    several = (", token", bool(token)), (", options", options), (", deadline", deadlines), (", group_name", groups)
+    columns = _COLUMNS + "".join(column for column, some in several if some)
+    rows = Code(", ".join(written).encode("latin-1"))
+    statements = [call.write("insert_tasks", columns=Code(columns.encode()), rows=rows)]
     grouped = [
         (Code(b"@bide_row + %d * @@auto_increment_increment" % number), new.group, new.topic, new.key)
         for number, new in enumerate(tasks)
@@ -217,29 +211,24 @@ def _inserting(call: Call, columns: str, tasks: Sequence[NewTask], rows: bytes) 
     if apart or grouped:
         statements.append(call.write("first_row"))
     if apart:
-        statements.append(call.write("inserted_tokens", count=len(rows)))
+        statements.append(call.write("inserted_tokens", count=len(tasks)))
     if grouped:
         statements.append(call.write("join_groups", rows=tuples(grouped, call.quote)))
     return statements
 
 
-def _new_row(new: NewTask, quote: Quote, token: bytes, there: bytes) -> bytes:
-    """A row whose times the server reckons."""
-    topic, key = quote(new.topic.encode()), quote(new.key.encode())
-    millis = min(max(new.due.millis, -LAST_INSTANT), LAST_INSTANT)
-    if type(new.due) is At:
-        due = b"%d" % max(millis, 0)
-        at = b"GREATEST(%d, %b)" % (max(millis, 0), there)
-    elif 0 <= millis < LAST_INSTANT // 2:
-        due = at = b"%b+%d" % (there, millis)
-    else:
-        due = b"LEAST(GREATEST(%b%+d, 0), %d)" % (there, millis, LAST_INSTANT)
-        at = due if millis >= 0 else there
-    group = b"NULL" if new.group is None else quote(new.group.encode())
-    return b"(%b, %b, %b, %b, %b, %b, %b, %b, %b, %b, %b)" % (
-        topic, key, quote(new.id.encode()), quote(new.payload), at, due, there, quote(new.options), token,
-        b"NULL" if new.deadline is None else b"%d" % new.deadline, group,
-    )  # fmt: skip
+def _times(when: Due, there: Millis | None) -> str:
+    """The values of `at`, `due_at` and `created_at`; if the time there is not known the server reckons them."""
+    millis = min(max(when.millis, -LAST_INSTANT), LAST_INSTANT)
+    if there is not None:
+        due = min(max(millis if type(when) is At else there + millis, 0), LAST_INSTANT)
+        return f"{max(due, there)}, {due}, {there}"
+    if type(when) is At:
+        return f"GREATEST({max(millis, 0)}, @bide_now), {max(millis, 0)}, @bide_now"
+    if 0 <= millis < LAST_INSTANT // 2:
+        return f"@bide_now+{millis}, @bide_now+{millis}, @bide_now"
+    reckoned = f"LEAST(GREATEST(@bide_now{millis:+d}, 0), {LAST_INSTANT})"
+    return f"{reckoned if millis >= 0 else '@bide_now'}, {reckoned}, @bide_now"
 
 
 def _created(answers: list[Any], tasks: Sequence[NewTask], places: Places, there: Millis, tokens: Rows) -> list[Answer]:
@@ -259,17 +248,15 @@ async def _complete(
     enough will do. Its present one is another's, and the caller was shown none of that.
     """
     missing = [place for place, answer in enumerate(answers) if answer is None]
-    there = {
-        (old.record.topic, old.record.key): old for old in await look_up(call, [tasks[place] for place in missing])
-    }
+    there = {(old.topic, old.key): old for old in await look_up(call, [tasks[place] for place in missing])}
     completed: list[Any] = list(answers)
     for place in missing:
         new = tasks[place]
         old = there.get((new.topic, new.key))
         token = row.micros  # the highest that the call gave out
-        if old is not None and old.record.id == new.id:
-            untouched = old.record.state is State.WAITING and old.record.token <= token
-            token = old.record.token if untouched else min(token, old.record.token - 1)
+        if old is not None and old.id == new.id:
+            untouched = old.state is State.WAITING and old.token <= token
+            token = old.token if untouched else min(token, old.token - 1)
         completed[place] = lifecycle.schedule(new, None, row.now, token)
     return completed
 
@@ -282,41 +269,36 @@ async def _add_looking(
     async def decide(call: Call) -> list[Answer]:
         decided: list[Any] = [None] * len(tasks)
         created: set[int] = set()
-        begin = [*call.begin(now, len(tasks)), *([call.write("first_token")] if now is None else [])]
-        highest: Token = 0
+        batch = MySqlBatch(call, now, len(tasks))
+        if now is None:
+            batch.begin.append(call.write("first_token"))
         for number, part in enumerate(parts):
-            there, micros, olds = await lock(call, [tasks[place] for place in part], begin)
-            begin = []
-            writes = Writes()
             free: Places = []
-            for place in part:
-                new = tasks[place]
-                old = olds.get((new.topic, new.key))
-                if old is None:
+            for place, found in zip(part, await batch.lock([tasks[place] for place in part]), strict=True):
+                if found.record is None:
                     free.append(place)
                     continue
-                token = max(old.record.token + 1, micros)
-                highest = max(highest, token)
-                answer = decided[place] = lifecycle.schedule(new, old.record, there, token)
+                answer = lifecycle.schedule(tasks[place], found.record, batch.there, found.token)
+                decided[place] = answer
                 if answer.result in lifecycle.ADDED and answer.record is not None:
-                    writes.replace(old, answer.record)
-            statements = writes.statements(call)
+                    batch.replace(found, answer.record)
+            statements = batch.statements()
             if free:
-                statements += _insertion(call, tasks, free, now)
+                statements += _insertion(call, [tasks[place] for place in free], now)
                 created.update(free)
             last = number == len(parts) - 1
             if last:
                 kept = [None if place in created else answer for place, answer in enumerate(decided)]
-                above = Code(b"GREATEST(%d, %b)" % (highest, _highest(call, now)))
-                statements += call.pass_gate(above, _encode(kept))
+                above = Code(b"GREATEST(%d, %b)" % (batch.highest, _highest(call, now)))
+                statements += call.pass_gate(above, encode(kept))
             if statements:
                 answers = await _sent(call, statements, commits=last)
                 if free:
-                    _created(decided, tasks, free, there, answers[0])
+                    _created(decided, tasks, free, batch.there, answers[0])
         return decided
 
     async def decided_before(row: Repeated, call: Call) -> list[Answer]:
-        return await _complete(call, tasks, _answers.decode(row.answer or b"\x90"), row)
+        return await _complete(call, tasks, answers_of(row.answer or NO_ANSWERS), row)
 
     return await connection.run(decide, decided_before, past=decide, adding=True)
 

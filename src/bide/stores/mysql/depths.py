@@ -62,7 +62,7 @@ class Depths:
     )  # fmt: skip
 
     def __init__(
-        self, *, used: bool, beside: Callable[[Sequence[Topic]], None], clock: Callable[[], float] = time.monotonic
+        self, *, used: bool, beside: Callable[[Sequence[Topic]], object], clock: Callable[[], float] = time.monotonic
     ) -> None:
         """`used` false: each thorough look is a whole one, where the clock may leap. `beside` begins a whole look."""
         self._used = used

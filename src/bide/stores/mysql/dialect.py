@@ -137,7 +137,7 @@ class Connection:
         self.mariadb = True
         self.place: Sequence[Any] = ()
 
-    async def ask(self, packet: bytes | str, meanwhile: Callable[[], None] | None = None) -> list[Rows]:
+    async def ask(self, packet: bytes | str, meanwhile: Callable[[], object] | None = None) -> list[Rows]:
         """The rows of each statement of a packet that has any. Raises the driver's MySQLError, Broken.
 
         `meanwhile`: what to do while the server is at work.

@@ -8,23 +8,19 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
-from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError
 from bide.core.instants import Millis
-from bide.core.records import NewTask, Settlement
-from bide.stores.batches import Conflicts
+from bide.core.records import Settlement
 from bide.stores.driver_adapters import Driver, MysqlDriver
-from bide.stores.mysql import adding
+from bide.stores.mysql import adding, operations
 from bide.stores.mysql.dialect import Connection, Rows, by_code, connect, meaning, said
-from bide.stores.mysql.filing import Settling
 from bide.stores.mysql.journaled_connection import Call
-from bide.stores.mysql.queries import THERE_ANYWHERE
-from bide.stores.mysql.statements import Code, Template, in_hexadecimal
+from bide.stores.mysql.lease_batches import Settling
+from bide.stores.mysql.queries import THERE_ANYWHERE, Code, Template, in_hexadecimal
 from bide.stores.sql.dialect import Fewer, Taken
-from bide.stores.sql.joined import CallersVerbs, ServerVerbs, Within, Work
-from bide.stores.sql.savepoint import Known, Whole
+from bide.stores.sql.joined import CallersVerbs, Known, ServerVerbs, Whole, Within, Work
 from bide.stores.sql.transactions import Lent, Own, OwnTransactions, ended
 
 T = TypeVar("T")
@@ -40,14 +36,6 @@ ACCEPTED = (
     "an open connection to the store's own server, by asyncmy, aiomysql, PyMySQL, mysqlclient, SQLAlchemy (a "
     "Connection or a Session, synchronous or not, over one of these) or Django"
 )
-
-
-class Identity(NamedTuple):
-    """Of a server."""
-
-    host: str
-    port: int
-    data: str
 
 
 class JoinedCall(Call):
@@ -85,7 +73,7 @@ class JoinedCall(Call):
         """Whoever began it will."""
 
     async def send(
-        self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], None] | None = None
+        self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], object] | None = None
     ) -> list[Rows]:
         """In one round trip where the driver can; else one by one."""
         if meanwhile is not None:
@@ -110,7 +98,7 @@ class JoinedCall(Call):
             raise
 
     async def timed(
-        self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], None] | None = None
+        self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], object] | None = None
     ) -> list[Rows]:
         return await self.send(*statements, commits=commits, meanwhile=meanwhile)
 
@@ -140,10 +128,8 @@ class JoinedVerbs(ServerVerbs):
     accepted = ACCEPTED
     _place = "server"
     _at_once = _AT_ONCE
+    _add, _settle = adding.add, operations.settle
     _within = _Within
-
-    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        return await self._write(partial(adding.add, conflicts=Conflicts()), tasks, now, adding=True)
 
     def _call(self, driver: Driver, floor: int | None) -> JoinedCall:
         return JoinedCall(driver, self._runtime.joined_queries, floor)
@@ -178,7 +164,7 @@ class JoinedVerbs(ServerVerbs):
                 "back, and begin anew"
             )
 
-    async def _identity(self, driver: Driver) -> Identity:
+    async def _identity(self, driver: Driver) -> tuple[str, int, str]:
         [row] = await driver.run(self._runtime.joined_queries["identity"].write(in_hexadecimal).decode("ascii"))
         if tuple(row[3:]) != _SAMPLES:
             raise BadInput(
@@ -198,9 +184,10 @@ class JoinedVerbs(ServerVerbs):
         return meaning(error, where, adding=adding)
 
 
-def identity_of(row: Sequence[Any]) -> Identity:
+def identity_of(row: Sequence[Any]) -> tuple[str, int, str]:
+    """The host, the port and the data directory of a server."""
     host, port, data = (one.decode() if isinstance(one, bytes) else one for one in row[:3])
-    return Identity(str(host), int(port), str(data))
+    return str(host), int(port), str(data)
 
 
 class CallersConnection(CallersVerbs, JoinedVerbs):
@@ -222,7 +209,7 @@ class OwnTransaction(Own, JoinedVerbs):
         """The tasks it has settled, once it is committed."""
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
-        known = self._runtime.leased.of(outcomes)
+        known = self._runtime.leasing.leased.of(outcomes)
         answers = await super().settle(outcomes, now=now)
         self.settled.append(known)
         return answers
@@ -257,5 +244,5 @@ class Transactions(OwnTransactions):
         return OwnTransaction(self._runtime, lent.connection.driver)
 
     def _done(self, joined: OwnTransaction) -> None:
-        self._runtime.leased.settled(joined.settled)
+        self._runtime.leasing.leased.settled(joined.settled)
         super()._done(joined)

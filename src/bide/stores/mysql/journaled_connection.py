@@ -17,9 +17,7 @@ from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.dialect import MYSQL, Connection, Rows, connect
-from bide.stores.mysql.queries import THERE, queries_of
-from bide.stores.mysql.statements import Code, Quote, listed, quoted
-from bide.stores.mysql.statements import rows as tuples
+from bide.stores.mysql.queries import THERE, Code, Quote, listed, queries_of, quoted, tuples
 from bide.stores.sql.dialect import NotSent
 from bide.stores.sql.journaled_connection import JournaledConnection, NumberedCall
 
@@ -104,7 +102,7 @@ class Call(NumberedCall):
         await self.send(*self.ending())
 
     async def send(
-        self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], None] | None = None
+        self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], object] | None = None
     ) -> list[Rows]:
         """One packet; the rows of each statement that has any. `meanwhile`: what to do until the answer comes."""
         self.sent = self.sent or commits
@@ -114,7 +112,7 @@ class Call(NumberedCall):
         return found
 
     async def timed(
-        self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], None] | None = None
+        self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], object] | None = None
     ) -> list[Rows]:
         """The same, where the first rows are those of the query `clock`."""
         sent = time.monotonic()
@@ -132,7 +130,7 @@ class Call(NumberedCall):
         [rows] = await self.send(self.write(query, **values), self.write(then))
         return rows
 
-    def lines(self, rows: Sequence[Sequence[Any]], width: int) -> dict[str, Any]:
+    def lines(self, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """The values of a query that inserts many rows."""
         return {"rows": tuples(rows, self.quote)}
 

@@ -4,7 +4,7 @@
 --
 -- Several go to the server as one packet. It stops at the first that fails, and that is how a call is conditional:
 -- `gate` fails (a subquery with two rows) unless call :number of caller :me is new, and COMMIT behind it is not reached.
--- :these and :held are conditions on `row`, see `statements.these` and `statements.held`.
+-- :these and :held are conditions on `row`, see `queries.these` and `queries.held`.
 -- Every big table is entered by FORCE INDEX: statistics of a table that was just filled would lead elsewhere.
 
 -- name: begin
@@ -142,10 +142,10 @@ UPDATE {task} FORCE INDEX (PRIMARY) SET
     holder = :holder, token = GREATEST(token + 1, :micros), state = 1, wake_at = :until
 WHERE :these
 
--- name: file_leases
+-- name: insert_batches
 INSERT INTO {lease} (topic, until, `row`, token, caller, tasks) VALUES :rows
 
--- name: close_leases
+-- name: delete_batches
 -- In this form and with a column outside of the index for the same reasons as in `forget_tasks`.
 DELETE {lease} FROM {lease} FORCE INDEX (PRIMARY) WHERE :leases AND tasks > ''
 
@@ -176,7 +176,7 @@ SELECT until FROM {lease} FORCE INDEX (PRIMARY) WHERE topic = :topic AND until >
 -- All of a topic, which are as many as are under way.
 SELECT tasks FROM {lease} FORCE INDEX (PRIMARY) WHERE topic = :topic
 
--- name: file_shortened
+-- name: insert_shortened
 -- A lease may be made to end sooner than it would: a row of `lease` for each, with one task in MessagePack.
 INSERT INTO {lease} (topic, until, `row`, token, caller, tasks)
 SELECT topic, @bide_now + :lasts, `row`, token, :me,

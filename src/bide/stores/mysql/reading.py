@@ -8,28 +8,27 @@ from itertools import pairwise
 from bide.core.instants import Millis
 from bide.core.records import Count, Filter, Record, Ref, State, Tally, Topic
 from bide.ports import COUNTED
-from bide.stores.mysql.filing import under_way
 from bide.stores.mysql.journaled_connection import Call
+from bide.stores.mysql.lease_batches import under_way
 from bide.stores.mysql.operations import look_up
-from bide.stores.mysql.rows import CODES, ROW, STATES, record_of
-from bide.stores.mysql.statements import these
-from bide.stores.sql.journaled_connection import Runs
+from bide.stores.mysql.queries import CODES, ROW, STATES, record_of, these
+from bide.stores.sql.journaled_connection import Reader
 from bide.stores.sql.reading import LATEST, Located, Reads, by_wake_at, count_of, topics_from
 
 _ENDED = [state for state in STATES if not state.live]
 
 
-async def get(connection: Runs, refs: Sequence[Ref]) -> list[Record | None]:
+async def get(connection: Reader, refs: Sequence[Ref]) -> list[Record | None]:
     """Each task by its name. O(log n) per task."""
 
     async def work(call: Call) -> list[Record | None]:
-        found = {old.record.ref: old.record for old in await look_up(call, refs)}
+        found = {record.ref: record for record in await look_up(call, refs)}
         return [found.get(Ref(*ref)) for ref in refs]
 
     return await connection.read(work)
 
 
-async def tally(connection: Runs, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None) -> Tally:
+async def tally(connection: Reader, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None) -> Tally:
     """Counts by topic and state, and of each interval up to `upto`; O(topics x COUNTED) and what is under way."""
 
     async def work(call: Call) -> Tally:

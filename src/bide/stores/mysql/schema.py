@@ -1,6 +1,7 @@
-"""The tables in MySQL or MariaDB, where no transaction undoes that one was made.
+"""The tables in MySQL or MariaDB, and what `doctor` checks.
 
-So each statement can be run twice, and a migration that was cut short is run again from its beginning.
+No transaction undoes there that a table was made. So each statement can be run twice, and a migration that was cut
+short is run again from its beginning.
 
 The least rights: to run, SELECT, INSERT, UPDATE and DELETE on bide's tables; to migrate, CREATE, INDEX and ALTER in
 addition, on the database (and, to make that itself, CREATE on it before it is there); PROCESS for all of `bide doctor`.
@@ -13,13 +14,18 @@ from contextlib import asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
+from asyncmy.errors import MySQLError
 from msgspec.structs import replace
 
 from bide.core.errors import StoreUnavailable
+from bide.ports import Finding
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.dialect import MYSQL, Connection
-from bide.stores.mysql.queries import Names, queries_of
-from bide.stores.mysql.statements import Template
+from bide.stores.mysql.journaled_connection import Call
+from bide.stores.mysql.poller import POLL
+from bide.stores.mysql.queries import Names, Template, queries_of
+from bide.stores.server_time import ServerTime
+from bide.stores.sql.journaled_connection import Reader
 from bide.stores.sql.schema import PATIENCE, SqlSchema
 
 _BOOK = """CREATE TABLE IF NOT EXISTS {migration} (
@@ -61,3 +67,98 @@ class MySqlSchema(SqlSchema):
 
 
 SCHEMA = MySqlSchema(MYSQL, Path(__file__).parent / "migrations", _BOOK)
+
+
+# --- doctor
+
+_LONG = 600
+"""Seconds of a transaction after which the remains of what was leased have been kept for too long."""
+_PACKET = 4 * 1024 * 1024
+
+
+async def diagnose(connection: Reader, address: Address, time: ServerTime) -> list[Finding]:
+    """Each look is one small query."""
+
+    async def work(call: Call) -> list[Finding]:
+        connection = call.connection
+        return [
+            await _server(connection, address),
+            await SCHEMA.finding(connection, address),
+            await _durability(connection),
+            await _log(connection),
+            _packet(connection),
+            Finding(True, f"nobody is told of others' commits here: each process looks for them every {POLL} ms"),
+            await _oldest(connection),
+            time.finding(),
+        ]
+
+    return await connection.read(work)
+
+
+async def _one(connection: Connection, query: str) -> Any:
+    [[(value,)]] = await connection.ask(query)
+    return value.decode() if isinstance(value, bytes) else value
+
+
+async def _server(connection: Connection, address: Address) -> Finding:
+    version = str(await _one(connection, "SELECT VERSION()"))
+    numbers = tuple(int(part) for part in version.split("-")[0].split(".")[:2])
+    mariadb = "MariaDB" in version
+    ok = numbers >= ((10, 6) if mariadb else (8, 0))
+    name = "MariaDB" if mariadb else "MySQL"
+    return Finding(
+        ok, f"{address.shown}: {name} {version}", "" if ok else "bide needs MySQL 8.0 or MariaDB 10.6, or newer"
+    )
+
+
+async def _durability(connection: Connection) -> Finding:
+    flush = int(await _one(connection, "SELECT @@innodb_flush_log_at_trx_commit"))
+    logged = int(await _one(connection, "SELECT @@log_bin"))
+    binlog = int(await _one(connection, "SELECT @@sync_binlog"))
+    if flush != 1:
+        return Finding(
+            False,
+            f"innodb_flush_log_at_trx_commit is {flush}: a power cut may lose the last second of what was acknowledged"
+            + (", and so may a crash of the server" if flush == 0 else ""),
+            "set it to 1, unless that second may be lost (leases need no flush, but it cannot be chosen for each here)",
+        )
+    if logged and binlog != 1:
+        return Finding(
+            False, f"sync_binlog is {binlog}: after a power cut replicas may lack, or have, what this server has not",
+            "set it to 1",
+        )  # fmt: skip
+    return Finding(True, "every commit is flushed, also that of a lease, since it cannot be chosen for each here")
+
+
+async def _log(connection: Connection) -> Finding:
+    logged, kind = int(await _one(connection, "SELECT @@log_bin")), await _one(connection, "SELECT @@binlog_format")
+    ok = not logged or kind in ("ROW", "MIXED")
+    what = f"binlog_format is {kind}" if logged else "no binary log"
+    return Finding(ok, what, "" if ok else "set it to ROW: by statement, nothing of bide's can be logged", severe=True)
+
+
+def _packet(connection: Connection) -> Finding:
+    ok = connection.largest >= _PACKET
+    return Finding(
+        ok,
+        f"max_allowed_packet is {connection.largest} bytes",
+        "" if ok else f"give it {_PACKET} or more: no task may be larger, and batches are cut to it",
+    )
+
+
+async def _oldest(connection: Connection) -> Finding:
+    try:
+        age = int(
+            await _one(
+                connection,
+                "SELECT COALESCE(MAX(TIMESTAMPDIFF(SECOND, trx_started, NOW())), 0) FROM information_schema.innodb_trx",
+            )
+        )
+    except MySQLError:
+        return Finding(True, "whether there are old transactions is not known: this user lacks PROCESS")
+    ok = age < _LONG
+    return Finding(
+        ok,
+        f"the oldest transaction is {age} s old" if age else "no old transaction",
+        "" if ok else "it keeps InnoDB from cleaning up, and leases get slower: end it (information_schema.innodb_trx)",
+    )

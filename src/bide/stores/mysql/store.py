@@ -4,51 +4,52 @@
 reads when nothing is due; whatever has to look at a task first (moving, cancelling, a conflict, Retry) is one
 transaction of two. A process has a connection for each kind of call, opened when first used.
 
-Nothing in MySQL tells others of a commit, so while somebody listens an `ear` looks five times a second, for all in this
-process. Workers sleep exactly until what they have seen, or have heard of from it or from their own process.
+Nothing in MySQL tells others of a commit, so while somebody listens a `poller` looks five times a second, for all in
+this process. Workers sleep exactly until what they have seen, or have heard of from it or from their own process.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Collection, Mapping, Sequence
+import time
+from collections.abc import Collection, Sequence
 from functools import partial
-from types import ModuleType
-from typing import Any, ClassVar
+from typing import Any
 
 from bide.core.errors import PartlyFailed, StoreError, StoreUnavailable
 from bide.core.instants import Millis
-from bide.core.records import Leased, NewTask, Topic
-from bide.ports import Finding, Heard, Listening
-from bide.stores.batches import slices
-from bide.stores.listeners import Listeners
-from bide.stores.mysql import adding, diagnosis, keeping, leasing, operations, reading
+from bide.core.records import NewTask, Topic
+from bide.ports import Finding
+from bide.stores.batches import Conflicts, Named, slices
+from bide.stores.mysql import adding, operations, reading
 from bide.stores.mysql.address import Address
-from bide.stores.mysql.depths import Depths
-from bide.stores.mysql.dialect import MYSQL
-from bide.stores.mysql.ear import POLL, Ear
-from bide.stores.mysql.filing import LeasedRows
+from bide.stores.mysql.dialect import MYSQL, meaning
 from bide.stores.mysql.joined import CallersConnection, Transactions, identity_of
 from bide.stores.mysql.journaled_connection import Call, MySqlConnection
-from bide.stores.mysql.past import Name, go_past
+from bide.stores.mysql.leasing import MySqlLeasing
+from bide.stores.mysql.poller import POLL, Poller
 from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.reading import MySqlReads
-from bide.stores.mysql.schema import SCHEMA
+from bide.stores.mysql.schema import SCHEMA, diagnose
 from bide.stores.mysql.table import MySqlTable
+from bide.stores.sql.dialect import Locked
 from bide.stores.sql.locked_rows import Ask, RowLocked, is_among, together
-from bide.stores.sql.runtime import Runtime
-from bide.stores.sql.scan_position import ScanFloors
+from bide.stores.sql.runtime import Operations, Runtime
 from bide.stores.sql.store import SqlStore
 
 AT_ONCE = 1_000
 """Tasks in one statement: beyond that it is no quicker, and others wait longer."""
 WITH_ERRORS = 500
 """The same of tasks that may have errors, which can be some 6 KB each: together less than a packet of 4 MB."""
+_PROBES = 200
+"""Tasks that are looked at in one packet, to see whether they are locked."""
 _BYTES_AT_ONCE = 4 * 1024 * 1024
 _AROUND = 2_500
 """Bytes of a statement for a task whose names are the longest, without payload and options."""
 _REST = 4_096
 """Bytes of what else is in a packet."""
+
+Name = tuple[Topic, str]
 
 
 def size_of(new: NewTask) -> int:
@@ -95,9 +96,6 @@ def slices_of_new(tasks: Sequence[NewTask], largest: int) -> list[Sequence[NewTa
 
 class MySqlRuntime(Runtime):
     dialect = MYSQL
-    adding: ClassVar[ModuleType] = adding
-    operations: ClassVar[ModuleType] = operations
-    reading: ClassVar[ModuleType] = reading
     reads = MySqlReads
     at_once = AT_ONCE
     _transactions = Transactions
@@ -107,15 +105,13 @@ class MySqlRuntime(Runtime):
         self.joined_queries = queries_of(address.schema, address.prefix)
         self.locked: dict[Name, int] = {}
         """The tasks that somebody keeps locked, and how many calls about each are tried again."""
-        self.floors = ScanFloors(used=self.by_server, slack=POLL)
-        self.depths = Depths(used=self.by_server, beside=self._look_whole)
-        self.expected = leasing.Expected()
-        self.listeners = Listeners(MYSQL.log)
-        self.ear = Ear(
-            address, self.listeners, used=self.by_server, floor=self.floors.floor,
-            now=lambda: int(self.time.seconds() * 1000), tell=self.tell,
+        self.leasing = MySqlLeasing(self, slack=POLL)
+        self.operations = Operations(
+            add=partial(adding.add, conflicts=Conflicts()), change=operations.change,
+            settle=partial(operations.settle, leased=self.leasing.leased), extend=operations.extend,
+            purge=operations.purge, forget_callers=operations.forget_callers, get=reading.get, tally=reading.tally,
         )  # fmt: skip
-        self.leased = LeasedRows()
+        self.notifications = Poller(self)
 
     def _connection(self, name: str, **options: Any) -> MySqlConnection:
         return MySqlConnection(name, self.address, **options)
@@ -131,12 +127,8 @@ class MySqlRuntime(Runtime):
         errors = kind == "change" or any(one.error for one in asked)
         return slices(asked, WITH_ERRORS if errors else AT_ONCE)
 
-    def operation(self, kind: str) -> Callable[..., Any]:
-        found = super().operation(kind)
-        return partial(found, leased=self.leased) if kind == "settle" else found
-
     async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
-        return await go_past(self.connections[kind], self.connections["held"], part, ask, known=self.locked)
+        return await _go_past(self.connections[kind], self.connections["held"], part, ask, known=self.locked)
 
     def tried_again(self, asked: Sequence[Any], answers: list[Any], ask: Ask, *, patience: float) -> list[Any]:
         if not is_among(RowLocked, answers):
@@ -144,7 +136,7 @@ class MySqlRuntime(Runtime):
         names = [(one.topic, one.key) for one, answer in zip(asked, answers, strict=True) if type(answer) is RowLocked]
 
         async def past(connection: MySqlConnection, part: Sequence[Any]) -> list[Any]:
-            return await go_past(connection, connection, part, ask, waiting=False)
+            return await _go_past(connection, connection, part, ask, waiting=False)
 
         apart = super().tried_again(asked, answers, past, patience=patience)
         for name, future in zip(names, [one for one in apart if isinstance(one, asyncio.Future)], strict=True):
@@ -156,9 +148,6 @@ class MySqlRuntime(Runtime):
         left = self.locked.pop(name) - 1
         if left:
             self.locked[name] = left
-
-    def _look_whole(self, topics: Sequence[Topic]) -> None:
-        self.background.run(partial(leasing.look_whole, self.connections["whole"], self.depths, topics))
 
     async def look(self, *, check: bool = False) -> None:
         async def work(call: Call) -> None:
@@ -181,40 +170,83 @@ class MySqlRuntime(Runtime):
 
         return int(await self.here(self.connections["keep"].read(work)))
 
-    def tell(self, wakes: Mapping[Topic, Millis]) -> None:
-        self.floors.told(wakes)
-        self.depths.told(wakes)
-        self.expected.told(wakes)
-        for topic, wake in wakes.items():
-            self.listeners.tell(topic, wake)
-
-    async def lease(self, wants: Mapping[Topic, int], now: Millis, lasts: Millis, holder: str) -> Leased:
-        sent = self.loop.time()
-        leased = await leasing.lease(
-            self.connections["lease"], self.floors, self.depths, self.expected, wants, self.now(now), self.about(now),
-            lasts, holder, self.leased,
-        )  # fmt: skip
-        self.ear.looked(wants, sent)
-        return leased
-
-    async def purge(self, connection: MySqlConnection, now: Millis | None, limit: int) -> int:
-        return await keeping.purge(connection, now, limit)
-
-    async def forget_callers(self, connection: MySqlConnection, ours: list[str]) -> None:
-        await keeping.forget_callers(connection, ours)
-
-    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
-        return self.ear.listen(topics, heard)
-
-    def deaf_to(self, topics: Collection[Topic]) -> bool:
-        return not self.ear.hears_of(topics)
-
     async def diagnose(self) -> list[Finding]:
-        return await diagnosis.diagnose(self.connections["keep"], self.address, self.time)
+        return await diagnose(self.connections["keep"], self.address, self.time)
 
-    async def close(self) -> None:
-        await self.ear.close()
-        await super().close()
+
+# --- past what somebody keeps locked
+#
+# Whoever asked for other tasks is not to wait for it. A call that waits for a lock for as long as our connections do (a
+# second) is undone. Then each of its tasks is looked at without waiting, and those that are locked are left out: they
+# are tried again apart, see `sql.locked_rows`.
+
+
+async def _go_past(
+    connection: MySqlConnection,
+    probe: MySqlConnection,
+    asked: Sequence[Any],
+    ask: Ask,
+    *,
+    known: Collection[Name] = (),
+    waiting: bool = True,
+) -> list[Any]:
+    """The answers of `ask`, and RowLocked for each that is locked.
+
+    `known`: those that are, and need not be tried. Not `waiting`: each is looked at first, on the connection `probe`.
+    """
+    answers: list[Any] = [None] * len(asked)
+    left = list(range(len(asked)))
+    locked = {(one.topic, one.key) for one in asked} & set(known) if known else set()
+    ends = time.monotonic() + connection.patience
+    while left:
+        if not waiting or locked:
+            if not waiting:
+                locked = await _find_locked(probe, [asked[place] for place in left])
+            for place in left:
+                if (asked[place].topic, asked[place].key) in locked:
+                    answers[place] = RowLocked("an open transaction of somebody else's keeps the task locked")
+            left = [place for place in left if answers[place] is None]
+            if not left:
+                break
+        try:
+            if len(left) == len(asked):
+                return await ask(connection, asked)
+            for place, answer in zip(left, await ask(connection, [asked[place] for place in left]), strict=True):
+                answers[place] = answer
+            break
+        except RowLocked as error:
+            if not waiting and time.monotonic() >= ends:
+                raise StoreUnavailable(str(error)) from error
+            waiting, locked = False, set()
+        except StoreError as error:
+            if len(left) == len(asked):
+                raise
+            for place in left:
+                answers[place] = error
+            break
+    return answers
+
+
+async def _find_locked(connection: MySqlConnection, asked: Sequence[Named]) -> set[Name]:
+    """Those of these tasks that somebody else has locked, also one that is just being inserted."""
+    names = sorted({(one.topic, one.key) for one in asked})
+
+    async def work(call: Call) -> set[Name]:
+        locked: set[Name] = set()
+        rest = names
+        while rest:
+            part = rest[:_PROBES]
+            statements = [call.write("probe", topic=topic, key=key) for topic, key in part]
+            answered, error = await call.connection.ask_on(b"; ".join(statements))
+            if error is not None:
+                if not isinstance(meaning(error, ""), Locked):
+                    raise error
+                locked.add(part[answered])
+                answered += 1
+            rest = rest[answered:]
+        return locked
+
+    return await connection.read(work)
 
 
 class MySqlStore(SqlStore):

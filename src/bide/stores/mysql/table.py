@@ -23,7 +23,6 @@ from bide.stores.mysql.dialect import AFRESH, MYSQL, Connection, Rows, connect
 from bide.stores.named_queries import read_queries
 from bide.stores.sql.server_table import SILENCE, SOON, ServerTable, TableConnections
 from bide.stores.sql.table import Give, Plan
-from bide.stores.sql.table_connections import SOON
 from bide.stores.sql.table_times import TableTimes
 from bide.stores.wall_clock import Stretch
 

@@ -12,19 +12,12 @@ from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import At, NewTask, Topic
 from bide.stores.batches import Conflicts, rounds, wakes_of
 from bide.stores.postgres.journaled_connection import Call, Row
-from bide.stores.postgres.operations import (
-    HELD,
-    Places,
-    Tell,
-    Writes,
-    answers_of,
-    encode,
-    lock,
-)
-from bide.stores.postgres.rows import packed, record_of
+from bide.stores.postgres.operations import PostgresBatch
+from bide.stores.postgres.queries import packed
 from bide.stores.sql.dialect import Shut, Taken
 from bide.stores.sql.journaled_connection import Runs
 from bide.stores.sql.locked_rows import RowLocked
+from bide.stores.sql.operations import HELD, Places, Tell, answers_of, encode
 
 _TRIES = 16
 """How often a batch comes upon something locked before the rest of it counts as locked: half a second."""
@@ -42,47 +35,18 @@ async def add(
 
     With `conflicts` the statement may fail, since nothing else depends on its transaction.
     """
-    answers: list[Any] = [None] * len(tasks)
+    adding = _Adding(connection, tasks, now, tell(wakes_of(tasks, about)), conflicts)
+    answers, rest = adding.answers, adding.rest
     first, *later = rounds(tasks)
-    rest: Places = []
-    said = tell(wakes_of(tasks, about))
-    tries = [_TRIES]
-
-    async def insert_some(places: Places) -> None:
-        arguments = _insertion(tasks, places)
-        news = [tasks[place] for place in places]
-        form = "insert_tasks" if conflicts is None or conflicts.likely(news) else "insert_tasks_all_new"
-
-        async def insert(call: Call) -> None:
-            rows = await call.timed(form, now, call.caller, call.number, *arguments, said)
-            if not rows:
-                raise Shut
-            rest.extend(_inserted(tasks, places, rows[0], answers))
-
-        async def inserted(row: Row, call: Call) -> None:
-            rest.extend(_inserted(tasks, places, row, answers))
-
-        try:
-            await connection.run(insert, inserted, past=insert, adding=True)
-        except Taken:
-            form = "insert_tasks"
-            await connection.run(insert, inserted, past=insert, adding=True)
-        if conflicts is not None:
-            conflicts.met(news, [tasks[place] for place in rest])
-
-    async def add_again(places: Places) -> None:
-        await _add_again(connection, tasks, places, answers, now, said)
-
     try:
-        await _apart(tasks, first, insert_some, answers, tries)
-        for place in (place for part in later for place in part):
-            rest.append(place)
+        await adding.apart(adding.insert, first)
+        rest += [place for part in later for place in part]
         locked = {(tasks[place].topic, tasks[place].key) for place, one in enumerate(answers) if one is HELD}
         for place in [place for place in rest if (tasks[place].topic, tasks[place].key) in locked]:
             answers[place] = HELD  # what comes later of the same task has to wait for it
             rest.remove(place)
         if rest:
-            await _apart(tasks, rest, add_again, answers, tries)
+            await adding.apart(adding.look_first, rest)
     except StoreError as error:
         if all(answer is None for answer in answers):
             raise
@@ -90,32 +54,112 @@ async def add(
     return answers
 
 
-async def _apart(
-    tasks: Sequence[NewTask],
-    places: Places,
-    attempt: Callable[[Places], Awaitable[None]],
-    answers: list[Any],
-    tries: list[int],
-) -> None:
-    """`attempt` these; if something is locked, each half: who waits for whom is not to be learned in another way.
+class _Adding:
+    """A batch on its way."""
 
-    A statement that inserts cannot pass over a key that an open transaction is just inserting. `tries`: how many are
-    left, since everything may be locked.
-    """
-    try:
-        await attempt(places)
-    except RowLocked:
-        tries[0] -= 1
-        names: dict[tuple[Topic, str], Places] = {}
-        for place in places:
-            names.setdefault((tasks[place].topic, tasks[place].key), []).append(place)
-        if len(names) == 1 or tries[0] <= 0:
+    def __init__(
+        self,
+        connection: Runs,
+        tasks: Sequence[NewTask],
+        now: Millis | None,
+        said: list[str],
+        conflicts: Conflicts | None,
+    ) -> None:
+        self._connection = connection
+        self._tasks = tasks
+        self._now = now
+        self._said = said
+        self._conflicts = conflicts
+        self._tries = _TRIES
+        """How many are left, since everything may be locked."""
+        self.answers: list[Any] = [None] * len(tasks)
+        self.rest: Places = []
+        """The places of those whose keys are taken."""
+
+    async def apart(self, attempt: Callable[[Places], Awaitable[None]], places: Places) -> None:
+        """`attempt` these; if something is locked, each half: who waits for whom is not to be learned in another way.
+
+        A statement that inserts cannot pass over a key that an open transaction is just inserting.
+        """
+        try:
+            await attempt(places)
+        except RowLocked:
+            self._tries -= 1
+            names: dict[tuple[Topic, str], Places] = {}
             for place in places:
-                answers[place] = HELD
-            return
-        parts = list(names.values())
-        for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :]):
-            await _apart(tasks, [place for part in half for place in part], attempt, answers, tries)
+                names.setdefault((self._tasks[place].topic, self._tasks[place].key), []).append(place)
+            if len(names) == 1 or self._tries <= 0:
+                for place in places:
+                    self.answers[place] = HELD
+                return
+            parts = list(names.values())
+            for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :]):
+                await self.apart(attempt, [place for part in half for place in part])
+
+    async def insert(self, places: Places) -> None:
+        """Insert these; those whose keys are taken are left to `look_first`."""
+        tasks, conflicts = self._tasks, self._conflicts
+        arguments = _insertion(tasks, places)
+        news = [tasks[place] for place in places]
+        form = "insert_tasks" if conflicts is None or conflicts.likely(news) else "insert_tasks_all_new"
+
+        async def insert(call: Call) -> None:
+            rows = await call.timed(form, self._now, call.caller, call.number, *arguments, self._said)
+            if not rows:
+                raise Shut
+            self.rest += _inserted(tasks, places, rows[0], self.answers)
+
+        async def inserted(row: Row, call: Call) -> None:
+            self.rest += _inserted(tasks, places, row, self.answers)
+
+        try:
+            await self._connection.run(insert, inserted, past=insert, adding=True)
+        except Taken:
+            form = "insert_tasks"
+            await self._connection.run(insert, inserted, past=insert, adding=True)
+        if conflicts is not None:
+            conflicts.met(news, [tasks[place] for place in self.rest])
+
+    async def look_first(self, places: Places) -> None:
+        """Some keys were taken, or come twice: take those through the lifecycle, under locks."""
+        places.sort()
+        asked = [self._tasks[place] for place in places]
+
+        async def decide(call: Call, *, past: bool = False) -> list[Answer | None]:
+            decided: list[Any] = [None] * len(asked)
+            batch = PostgresBatch(call, self._now, past=past)
+            for part in rounds(asked):
+                left = part
+                while left:
+                    free = []
+                    for place, found in zip(left, await batch.lock([asked[place] for place in left]), strict=True):
+                        if found.held:
+                            continue
+                        if found.record is None:  # it ended meanwhile, and nothing is in the way any more
+                            free.append(place)
+                            continue
+                        answer = decided[place] = lifecycle.schedule(
+                            asked[place], found.record, batch.there, found.token
+                        )
+                        if answer.result in lifecycle.ADDED and answer.record is not None:
+                            batch.put(answer.record)
+                    await batch.flush()
+                    left = free
+                    if free:
+                        [one] = await call.timed("insert_tasks", self._now, None, None, *_insertion(asked, free), [])
+                        left = _inserted(asked, free, one, decided)
+            await batch.finish(encode(decided), {}, lambda wakes: self._said)
+            return decided
+
+        async def decide_past(call: Call) -> list[Answer | None]:
+            return await decide(call, past=True)
+
+        async def decided_before(row: Row, call: Call) -> list[Answer | None]:
+            return answers_of(row["answer"])
+
+        decided = await self._connection.run(decide, decided_before, past=decide_past, adding=True)
+        for place, answer in zip(places, decided, strict=True):
+            self.answers[place] = HELD if answer is None else answer
 
 
 _OFTEN_ALIKE = (0, 3, 7)
@@ -152,56 +196,3 @@ def _inserted(tasks: Sequence[NewTask], places: Places, row: Any, answers: list[
         else:
             answers[place] = schedule(new, None, now, token)
     return taken
-
-
-async def _add_again(
-    connection: Runs, tasks: Sequence[NewTask], rest: Places, answers: list[Any], now: Millis | None, said: list[str]
-) -> None:
-    """Some keys were taken, or come twice: take those through the lifecycle, under locks."""
-    rest.sort()
-    asked = [tasks[place] for place in rest]
-
-    async def decide(call: Call, query: str = "lock_tasks") -> list[Answer | None]:
-        decided: list[Any] = [None] * len(asked)
-        past = query == "lock_tasks_past"
-        locked: set[tuple[Topic, str]] = set()
-        await call.begin()
-        there: Millis = 0
-        gate: tuple[Any, Any] = (call.caller, call.number)
-        for part in rounds(asked):
-            left = part
-            while left:
-                rows = await lock(call, now, gate, asked, left, query)
-                gate, there = (None, None), rows[0]["now"]
-                writes = Writes()
-                free = []
-                for place, row in zip(left, rows, strict=True):
-                    name = asked[place].topic, asked[place].key
-                    if past and (row["held"] or name in locked):
-                        locked.add(name)
-                        continue
-                    if row["topic"] is None:  # it ended meanwhile, and nothing is in the way any more
-                        free.append(place)
-                        continue
-                    new, old = asked[place], record_of(row, 3)
-                    answer = decided[place] = lifecycle.schedule(new, old, row["now"], row["new_token"])
-                    if answer.result in lifecycle.ADDED and answer.record is not None:
-                        writes.put(answer.record)
-                await writes.flush(call)
-                left = free
-                if free:
-                    [one] = await call.timed("insert_tasks", now, None, None, *_insertion(asked, free), [])
-                    left = _inserted(asked, free, one, decided)
-        await Writes().flush(call, encode(decided), said, there)
-        await call.commit()
-        return decided
-
-    async def decide_past(call: Call) -> list[Answer | None]:
-        return await decide(call, "lock_tasks_past")
-
-    async def decided_before(row: Row, call: Call) -> list[Answer | None]:
-        return answers_of.decode(row["answer"])  # type: ignore[call-overload]
-
-    decided = await connection.run(decide, decided_before, past=decide_past, adding=True)
-    for place, answer in zip(rest, decided, strict=True):
-        answers[place] = HELD if answer is None else answer

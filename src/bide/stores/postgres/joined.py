@@ -13,18 +13,14 @@ from typing import Any
 
 import asyncpg
 
-from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError
-from bide.core.instants import Millis
-from bide.core.records import NewTask
 from bide.stores.batches import AT_ONCE
 from bide.stores.driver_adapters import AsyncpgDriver, Driver, PsycopgDriver
-from bide.stores.postgres import adding
+from bide.stores.postgres import adding, operations
 from bide.stores.postgres.dialect import by_code, connect, meaning, said
 from bide.stores.postgres.journaled_connection import CALLS_OF_A_ROW, Call
 from bide.stores.sql.dialect import Lost
-from bide.stores.sql.joined import CallersVerbs, ServerVerbs
-from bide.stores.sql.savepoint import Known, Whole
+from bide.stores.sql.joined import CallersVerbs, Known, ServerVerbs, Whole
 from bide.stores.sql.transactions import Lent, Own, OwnTransactions, ended
 
 SAMPLES: Sequence[Any] = (
@@ -87,9 +83,7 @@ class JoinedVerbs(ServerVerbs):
     accepted = ACCEPTED
     _place = "database"
     _at_once = AT_ONCE
-
-    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        return await self._write(adding.add, tasks, now, adding=True)
+    _add, _settle = adding.add, operations.settle
 
     def _call(self, driver: Driver, floor: int | None) -> JoinedCall:
         return JoinedCall(driver, self._runtime.joined_queries)

@@ -14,7 +14,6 @@ from typing import Any
 
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.dialect import PLANNER, POSTGRES, SESSION, connect
-from bide.stores.postgres.rows import columns
 from bide.stores.sql.journaled_connection import JournaledConnection, NumberedCall
 
 CALLS_OF_A_ROW = 256
@@ -26,7 +25,8 @@ _PATIENCE = {
 _SESSION = SESSION | _PATIENCE
 _POOLED_SESSION = "".join(f"; SET LOCAL {name} = {value}" for name, value in (PLANNER | _PATIENCE).items())
 _SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
-Row = Sequence[Any]
+Row = Any
+"""A row of the driver's, by position and by name."""
 
 
 class Call(NumberedCall):
@@ -69,9 +69,9 @@ class Call(NumberedCall):
         await self.ask(query, **values)
         return await self.fetch(then)
 
-    def lines(self, rows: Sequence[Sequence[Any]], width: int) -> dict[str, Any]:
-        """The values of a query that inserts many rows."""
-        return {str(number): column for number, column in enumerate(columns(rows, width))}
+    def lines(self, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """The values of a query that inserts one row or more."""
+        return {str(number): list(column) for number, column in enumerate(zip(*rows, strict=True))}
 
     async def begin(self, how: str = "") -> None:
         self.begun = True

@@ -1,85 +1,112 @@
 """The operations that write, each a numbered call.
 
 What the statement itself can decide (a key that is new, a move, a plain Done, an extension) is one statement and one
-round trip. The rest reads the rows under locks, lets `core.lifecycle` decide, and writes rows: so it means the same as
-in every other store. Rows are locked in the order of (topic, key), so that two batches over the same tasks wait for
-each other and never in a circle. A key that comes several times in a batch is taken in rounds, in one transaction.
+round trip. The rest is decided here, see `sql.operations`: one transaction of four round trips.
 """
 
 from __future__ import annotations
 
+import time
 from base64 import b64decode
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from functools import partial
+from typing import Any
 
 import msgspec
 
-from bide.core import lifecycle
 from bide.core.answers import Answer
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import LAST_INSTANT, Millis
-from bide.core.records import (
-    At,
-    Change,
-    Lease,
-    Move,
-    Record,
-    Result,
-    Settlement,
-    State,
-    Token,
-    Topic,
-    Verdict,
-)
-from bide.core.texts import storable
-from bide.stores.batches import Named, earliest, rounds, wakes_of
+from bide.core.records import At, Change, Lease, Move, Record, Result, Settlement, State, Token, Topic, Verdict
+from bide.stores.batches import AT_ONCE, Named, rounds, wakes_of
 from bide.stores.postgres.journaled_connection import Call, PostgresConnection
-from bide.stores.postgres.rows import BYTES, columns, once, packed, record_of, values_of
+from bide.stores.postgres.queries import BYTES, columns, once, packed, record_of, values_of
 from bide.stores.sql.dialect import Shut
 from bide.stores.sql.journaled_connection import Runs
 from bide.stores.sql.locked_rows import RowLocked
+from bide.stores.sql.operations import HELD, Batch, Found, Places, Tell, decide_changes, decide_settlements
 
 _LEASE_COLUMNS = 3
 
-Places = list[int]
-Tell = Callable[[Mapping[Topic, Millis]], list[str]]
-"""From the earliest wakes of a batch to the messages that are worth sending."""
 
-HELD = RowLocked("an open transaction of somebody else's keeps the task locked; nothing was done")
-"""In the place of an answer."""
-encode = msgspec.msgpack.encode
-answers_of = msgspec.msgpack.Decoder(list[Answer | None])
-"""None: passed over, since it was locked."""
-_truths = msgspec.msgpack.Decoder(list[bool | None])
+class PostgresBatch(Batch):
+    """See `sql.operations`. `past`: it passes over what others have locked."""
+
+    def __init__(self, call: Call, now: Millis | None, *, past: bool = False) -> None:
+        self._call = call
+        self._now = now
+        self._query = "lock_tasks_past" if past else "lock_tasks"
+        self._gate: tuple[Any, Any] | None = None
+        self._locked: set[tuple[Topic, str]] = set()
+        self._put: list[tuple[Any, ...]] = []
+        self._moved: list[tuple[Any, ...]] = []
+        self._forgotten: list[tuple[str, str]] = []
+        self.waiting: list[Record] = []
+
+    async def lock(self, asked: Sequence[Named]) -> list[Found]:
+        call = self._call
+        if self._gate is None:
+            await call.begin()
+            self._gate = call.caller, call.number
+        topics, keys = [one.topic for one in asked], [one.key for one in asked]
+        rows = await call.timed(self._query, self._now, *self._gate, topics, keys)
+        if not rows:
+            raise Shut
+        self._gate = None, None
+        self.there = rows[0]["now"]
+        found = []
+        for one, row in zip(asked, rows, strict=True):
+            held = self._query == "lock_tasks_past" and (row["held"] or (one.topic, one.key) in self._locked)
+            if held:  # nor what comes later of the same task
+                self._locked.add((one.topic, one.key))
+            there = not held and row["topic"] is not None
+            found.append(Found(record_of(row, 3) if there else None, row["new_token"], held=held))
+        return found
+
+    def put(self, record: Record) -> None:
+        """Write a whole task."""
+        self._put.append(values_of(record))
+        if record.state is State.WAITING:
+            self.waiting.append(record)
+
+    def put_or_forget(self, found: Found, record: Record, *, moved: bool = False) -> None:
+        if moved:
+            values = record.topic, record.key, record.due_at, record.wake_at, record.token, record.deadline
+            self._moved.append(values)
+            self.waiting.append(record)
+        elif record.keep_until is not None and record.keep_until <= self.there:
+            self._forgotten.append((record.topic, record.key))
+        else:
+            self.put(record)
+
+    async def flush(self) -> None:
+        if self._put or self._moved or self._forgotten:
+            await self._write(None, None, None, [])
+
+    async def finish(self, answer: bytes, wakes: Mapping[Topic, Millis], tell: Tell) -> None:
+        await self._write(self._call.number, self.there, answer, tell(wakes))
+        await self._call.commit()
+
+    async def _write(self, number: int | None, now: Millis | None, answer: bytes | None, said: list[str]) -> None:
+        """Write what was gathered; with an `answer`, the call is over."""
+        await self._call.fetch(
+            "write_tasks", *columns(self._put, 20), *columns(self._moved, 6), *columns(self._forgotten, 2),
+            self._call.caller, number, now, answer, said,
+        )  # fmt: skip
+        self._put, self._moved, self._forgotten = [], [], []
 
 
 # --- change and settle
-
-
-async def lock(
-    call: Call,
-    now: Millis | None,
-    gate: tuple[Any, Any],
-    asked: Sequence[Named],
-    places: Places,
-    query: str = "lock_tasks",
-) -> list[Any]:
-    """The rows of those names, with a new token each, locked. Raises Shut."""
-    topics = [asked[place].topic for place in places]
-    keys = [asked[place].key for place in places]
-    rows = await call.timed(query, now, *gate, topics, keys)
-    if not rows:
-        raise Shut
-    return rows
 
 
 async def change(
     connection: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, tell: Tell
 ) -> list[Any]:
     """Move, cancel, redrive: of nothing but moves those that apply are one statement, the rest is looked at first."""
+    begin = partial(PostgresBatch, now=now)
     moves = [one for one in changes if type(one) is Move]
     if len(moves) < len(changes):
-        return await _decide_changes(connection, changes, now, about, tell)
+        return await decide_changes(connection, changes, tell, begin, passes=True)
     answers: list[Any] = [None] * len(moves)
     locked = connection.passes
     if not locked:
@@ -91,7 +118,8 @@ async def change(
     rest = [place for place, answer in enumerate(answers) if answer is None]
     if rest:
         try:
-            decided = await _decide_changes(connection, [moves[place] for place in rest], now, about, tell, past=locked)
+            left = [moves[place] for place in rest]
+            decided = await decide_changes(connection, left, tell, begin, passes=True, passing=locked)
         except StoreError as error:
             if len(rest) == len(answers):
                 raise
@@ -99,27 +127,6 @@ async def change(
         for place, answer in zip(rest, decided, strict=True):
             answers[place] = answer
     return answers
-
-
-async def _decide_changes(
-    connection: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, tell: Tell, *, past: bool = False
-) -> list[Any]:
-    """The rows are read under locks, and written with what was decided."""
-
-    def decide(asked: Change, old: Record | None, there: Millis, token: Token, writes: Writes) -> Answer:
-        answer = lifecycle.change(asked, old, there, token)
-        record = answer.record
-        if record is not None and record.token == token:
-            if type(asked) is Move:
-                writes.move(record)
-            else:
-                writes.put_or_forget(record, there)
-        return answer
-
-    async def repeated(row: Any, call: Call) -> list[Answer | None]:
-        return answers_of.decode(row["answer"])
-
-    return await _decided(connection, changes, now, about, tell, decide, repeated, passing=past)
 
 
 async def settle(
@@ -134,26 +141,14 @@ async def settle(
     if any((outcomes[place].topic, outcomes[place].key) in names for place in other):
         done, other = [], list(range(len(outcomes)))  # one task both ways: what comes first counts
     if done:
-        held, missed = await _settle_done(connection, outcomes, done, now)
-        for place in held:
-            settled[place] = True
-        for place in missed:
-            settled[place] = HELD
+        await _settle_done(connection, outcomes, done, now, settled)
     if not other:
         return settled
 
-    def decide(asked: Settlement, old: Record | None, there: Millis, token: Token, writes: Writes) -> bool:
-        if old is None or not lifecycle.holds(old, asked.token):
-            return False
-        told = msgspec.structs.replace(asked, error=asked.error and storable(asked.error))
-        writes.put_or_forget(lifecycle.settle(told, old, there, token), there)
-        return True
-
-    async def repeated(row: Any, call: Call) -> list[bool | None]:
-        return _truths.decode(row["answer"])
-
+    begin = partial(PostgresBatch, now=now)
+    asked = [outcomes[place] for place in other]
     try:
-        truths = await _decided(connection, [outcomes[place] for place in other], now, about, tell, decide, repeated)
+        truths = await decide_settlements(connection, asked, tell, begin, passes=True)
     except StoreError as error:
         if not done:
             raise
@@ -165,9 +160,9 @@ async def settle(
 
 
 async def _settle_done(
-    connection: Runs, outcomes: Sequence[Settlement], places: Places, now: Millis | None
-) -> tuple[Places, Places]:
-    """The places of those that were still held, and of those that somebody has locked."""
+    connection: Runs, outcomes: Sequence[Settlement], places: Places, now: Millis | None, settled: list[Any]
+) -> None:
+    """Set True in `settled` for those that were still held, and HELD for those that somebody has locked."""
     leases: dict[tuple[Topic, str, Token], int] = {}
     for place in places:
         one = outcomes[place]
@@ -191,108 +186,13 @@ async def _settle_done(
 
     row, locked = await connection.run(delete, deleted, past=delete_past)
     tokens = row["tokens"] or ()
-    if len(tokens) == len(asked):
-        return list(leases.values()), []
-    held = set(zip(row["topics"] or (), row["keys"] or (), tokens, strict=True))
-    if locked is None:
-        locked = [lease for lease in asked if lease not in held]
-    return [place for lease, place in leases.items() if lease in held], [leases[lease] for lease in locked]
-
-
-Decision = TypeVar("Decision")
-Asked = TypeVar("Asked", Change, Settlement)
-
-
-async def _decided(
-    connection: Runs,
-    asked: Sequence[Asked],
-    now: Millis | None,
-    about: Millis,
-    tell: Tell,
-    decide: Callable[[Asked, Record | None, Millis, Token, Writes], Decision],
-    repeated: Callable[[Any, Call], Any],
-    *,
-    passing: bool = False,
-) -> list[Any]:
-    """Read under locks, decide, write: one transaction of four round trips.
-
-    `passing`: what others have locked is passed over from the first, since it was waited for already.
-    """
-    parts = rounds(asked)
-
-    async def work(call: Call, query: str = "lock_tasks") -> list[Decision | None]:
-        decided: list[Any] = [None] * len(asked)
-        past = query == "lock_tasks_past"
-        locked: set[tuple[Topic, str]] = set()
-        wakes: dict[Topic, Millis] = {}
-        await call.begin()
-        gate: tuple[Any, Any] = (call.caller, call.number)
-        writes, there = Writes(), about
-        for number, part in enumerate(parts):
-            rows = await lock(call, now, gate, asked, part, query)
-            gate = (None, None)
-            there = rows[0]["now"]
-            for place, row in zip(part, rows, strict=True):
-                one = asked[place]
-                if past and (row["held"] or (one.topic, one.key) in locked):  # nor what comes later of the same task
-                    locked.add((one.topic, one.key))
-                    continue
-                old = None if row["topic"] is None else record_of(row, 3)
-                decided[place] = decide(asked[place], old, there, row["new_token"], writes)
-            for record in writes.waiting:
-                earliest(wakes, record.topic, record.wake_at)
-            if number < len(parts) - 1:
-                await writes.flush(call)
-                writes = Writes()
-        await writes.flush(call, encode(decided), tell(wakes), there)
-        await call.commit()
-        return decided
-
-    async def work_past(call: Call) -> list[Decision | None]:
-        return await work(call, "lock_tasks_past")
-
-    decided: list[Decision | None] = await connection.run(work_past if passing else work, repeated, past=work_past)
-    return [HELD if one is None else one for one in decided]
-
-
-class Writes:
-    """The writes of one round, gathered so that they go out as one statement."""
-
-    __slots__ = ("_forgotten", "_moved", "_put", "waiting")
-
-    def __init__(self) -> None:
-        self._put: list[tuple[Any, ...]] = []
-        self._moved: list[tuple[Any, ...]] = []
-        self._forgotten: list[tuple[str, str]] = []
-        self.waiting: list[Record] = []
-        """Tasks that now wait, and may have to be told."""
-
-    def put(self, record: Record) -> None:
-        self._put.append(values_of(record))
-        if record.state is State.WAITING:
-            self.waiting.append(record)
-
-    def move(self, record: Record) -> None:
-        self._moved.append((record.topic, record.key, record.due_at, record.wake_at, record.token, record.deadline))
-        self.waiting.append(record)
-
-    def put_or_forget(self, record: Record, now: Millis) -> None:
-        if record.keep_until is not None and record.keep_until <= now:
-            self._forgotten.append((record.topic, record.key))
-        else:
-            self.put(record)
-
-    async def flush(
-        self, call: Call, answer: bytes | None = None, said: Sequence[str] = (), now: Millis | None = None
-    ) -> None:
-        """Write; with an `answer`, the call is over."""
-        if answer is None and not (self._put or self._moved or self._forgotten):
-            return
-        number = None if answer is None else call.number
-        await call.fetch(
-            "write_tasks", *columns(self._put, 20), *columns(self._moved, 6), *columns(self._forgotten, 2),
-            call.caller, number, now, answer, list(said),
-        )  # fmt: skip
+    held: Collection[Any] = leases
+    if len(tokens) < len(asked):
+        held = set(zip(row["topics"] or (), row["keys"] or (), tokens, strict=True))
+    for lease in held:
+        settled[leases[lease]] = True
+    for lease in [lease for lease in asked if lease not in held] if locked is None else locked:
+        settled[leases[lease]] = HELD
 
 
 # --- extend
@@ -312,7 +212,7 @@ async def extend(
 
     async def work_past(call: Call) -> set[Lease]:
         rows = await call.timed("extend_leases_past", now, lasts, *arguments)
-        found = {(Lease(row["topic"], row["key"], row["token"]), row["held"]) for row in rows}
+        found = [(Lease(row["topic"], row["key"], row["token"]), row["held"]) for row in rows]
         locked.update(lease for lease, held in found if held)
         return {lease for lease, held in found if not held}
 
@@ -369,3 +269,58 @@ def _moves_kept(answer: bytes | None) -> list[list[Any]]:
         for column in BYTES:
             row[2 + column] = b64decode(row[2 + column])
     return rows
+
+
+# --- forgetting
+
+_WHOLE = 600.0
+"""Seconds between purges that begin at the start, for what was locked, or committed late."""
+_SLACK: Millis = 60_000
+"""How long a transaction may be open, so that what it has ended is not too far back when it appears."""
+
+
+class Purging:
+    """Forgets what was kept long enough: a page at a time, and from where the page before it ended.
+
+    What was purged leaves an entry in its index until vacuum comes; while somebody holds an old snapshot, each page
+    that began at the start would step over all that was purged since. `used` false: each call begins at the start, for
+    a clock that is the caller's.
+    """
+
+    __slots__ = ("_floor", "_used", "_whole_at")
+
+    def __init__(self, *, used: bool) -> None:
+        self._used = used
+        self._floor: Millis = 0
+        self._whole_at = 0.0
+
+    async def purge(self, connection: PostgresConnection, now: Millis | None, limit: int) -> int:
+        """Forget at most `limit` of what is kept until no later than now; how many that were."""
+        if not self._used or time.monotonic() >= self._whole_at:
+            self._floor, self._whole_at = 0, time.monotonic() + _WHOLE
+        purged = 0
+
+        async def work(call: Call) -> int:
+            most = min(limit - purged, AT_ONCE)
+            [(count, last, there)] = await call.fetch("purge", now, most, self._floor)
+            if count == most:
+                self._floor = max(last, self._floor)
+            else:
+                self._floor = max(there - _SLACK, 0)
+            return int(count)
+
+        while purged < limit:
+            forgotten = await connection.repeat(work)
+            purged += forgotten
+            if forgotten < AT_ONCE:
+                break
+        return purged
+
+
+async def forget_callers(connection: PostgresConnection, ours: list[str]) -> None:
+    """Forget callers that nobody has heard of for long, `ours` excepted."""
+
+    async def forget(call: Call) -> None:
+        await call.fetch("forget_callers", ours)
+
+    await connection.repeat(forget)

@@ -9,12 +9,12 @@ from bide.core.instants import Millis
 from bide.core.records import Count, Record, Ref, State, Tally, Topic
 from bide.ports import COUNTED
 from bide.stores.postgres.journaled_connection import Call
-from bide.stores.postgres.rows import CODES, ROW, STATES, record_of
-from bide.stores.sql.journaled_connection import Runs
+from bide.stores.postgres.queries import CODES, ROW, STATES, record_of
+from bide.stores.sql.journaled_connection import Reader
 from bide.stores.sql.reading import Located, Reads, count_of
 
 
-async def get(connection: Runs, refs: Sequence[Ref]) -> list[Record | None]:
+async def get(connection: Reader, refs: Sequence[Ref]) -> list[Record | None]:
     """Each task by its name. O(log n) per task."""
 
     async def work(call: Call) -> list[Record | None]:
@@ -27,7 +27,7 @@ async def get(connection: Runs, refs: Sequence[Ref]) -> list[Record | None]:
     return await connection.read(work)
 
 
-async def tally(connection: Runs, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None) -> Tally:
+async def tally(connection: Reader, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None) -> Tally:
     """Counts by topic and state; O(topics x COUNTED) at worst, and of each interval up to `upto`, whatever waits."""
 
     async def work(call: Call) -> Tally:

@@ -1,4 +1,4 @@
-"""The tables in PostgreSQL: made in one transaction, under an advisory lock."""
+"""The tables in PostgreSQL, made in one transaction under an advisory lock; and what `doctor` checks."""
 
 from __future__ import annotations
 
@@ -7,9 +7,13 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
+from bide.ports import Finding
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.dialect import POSTGRES
+from bide.stores.postgres.journaled_connection import Call, PostgresConnection
 from bide.stores.postgres.queries import Names, queries_of
+from bide.stores.postgres.wakes import Subscription
+from bide.stores.server_time import ServerTime
 from bide.stores.sql.schema import SqlSchema
 
 _BOOK = """CREATE TABLE {migration} (
@@ -40,3 +44,109 @@ class PostgresSchema(SqlSchema):
 
 
 SCHEMA = PostgresSchema(POSTGRES, Path(__file__).parent / "migrations", _BOOK)
+
+
+# --- doctor
+
+_DEAD = 500_000
+"""Dead rows from which on a lease is noticeably slower."""
+_LONG = 600
+"""Seconds of a transaction after which vacuum has been held back for too long."""
+
+
+async def diagnose(
+    connection: PostgresConnection, address: Address, subscription: Subscription, time: ServerTime
+) -> list[Finding]:
+    """Each look is one small query."""
+    works = await subscription.works()
+
+    async def work(call: Call) -> list[Finding]:
+        connection = call.connection
+        await call.begin()
+        found = [
+            await _server(connection, address),
+            await SCHEMA.finding(connection, address),
+            await _durability(connection),
+            _listening(address, subscription, works=works),
+            await _bloat(connection, address),
+            await _horizon(connection),
+            time.finding(),
+        ]
+        await call.commit()
+        return found
+
+    return await connection.read(work)
+
+
+async def _server(connection: Any, address: Address) -> Finding:
+    version = await connection.fetchval("SELECT current_setting('server_version')")
+    number = int(await connection.fetchval("SELECT current_setting('server_version_num')"))
+    return Finding(
+        number >= 120_000,
+        f"{address.shown}: PostgreSQL {version}",
+        "" if number >= 120_000 else "bide needs PostgreSQL 12 or newer",
+    )
+
+
+async def _durability(connection: Any) -> Finding:
+    fsync, commit = [
+        await connection.fetchval("SELECT current_setting($1)", name) for name in ("fsync", "synchronous_commit")
+    ]
+    if fsync == "off":
+        return Finding(False, "fsync is off: a power cut may destroy the database", "set it on", severe=True)
+    if commit == "off":
+        return Finding(
+            False,
+            "synchronous_commit is off: a crash may lose the newest of what was acknowledged",
+            "set it on for bide's user (ALTER ROLE ... SET synchronous_commit = on)",
+        )
+    return Finding(True, f"synchronous_commit is {commit}")
+
+
+def _listening(address: Address, subscription: Subscription, *, works: bool) -> Finding:
+    if address.pooled:
+        return Finding(
+            False,
+            "a transaction-pooling proxy stands between: nobody can listen, so workers look five times a second",
+            "give workers a URL that goes to the server itself",
+        )
+    if not works:
+        return Finding(
+            False,
+            "the subscription does not hear its own echo: workers look five times a second",
+            "is there a proxy that pools transactions? Go around it, or say so with ?pooler=transaction",
+        )
+    what = f"; the subscription was replaced {subscription.replaced} times" if subscription.replaced else ""
+    return Finding(True, f"LISTEN works{what}")
+
+
+async def _bloat(connection: Any, address: Address) -> Finding:
+    table = Names(address.schema, address.prefix).parts["task"]
+    live, dead = await connection.fetchrow(
+        "SELECT n_live_tup, n_dead_tup FROM pg_stat_user_tables WHERE relid = $1::text::regclass", table
+    ) or (0, 0)
+    ok = dead < _DEAD
+    return Finding(
+        ok,
+        f"about {live} rows and {dead} dead ones",
+        "" if ok else "vacuum does not keep up: look for old transactions, and at autovacuum_max_workers",
+    )
+
+
+async def _horizon(connection: Any) -> Finding:
+    if not await connection.fetchval("SELECT pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"):
+        return Finding(
+            False,
+            "how old others' transactions are this user may not see",
+            "an old one keeps vacuum from cleaning up: GRANT pg_read_all_stats TO this user, or watch it yourself",
+        )
+    age = await connection.fetchval(
+        "SELECT coalesce(max(extract(epoch FROM now() - xact_start)), 0)::bigint FROM pg_stat_activity "
+        "WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()"
+    )
+    ok = age < _LONG
+    return Finding(
+        ok,
+        f"the oldest transaction is {age} s old" if age else "no old transaction",
+        "" if ok else "it keeps vacuum from cleaning up, and leases get slower: end it (pg_stat_activity shows who)",
+    )

@@ -24,7 +24,6 @@ from bide.stores.postgres.address import Address
 from bide.stores.postgres.dialect import AWAY, PLANNER, POSTGRES, connect, meaning
 from bide.stores.sql.server_table import ECHO, SILENCE, SOON, ServerTable, TableConnections
 from bide.stores.sql.table import Give, Plan, Rows
-from bide.stores.sql.table_connections import SOON
 from bide.stores.sql.table_times import TableTimes
 from bide.stores.wall_clock import Stretch
 

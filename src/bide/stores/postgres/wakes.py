@@ -1,19 +1,19 @@
-"""Telling of earlier wakes, and hearing of them: LISTEN and NOTIFY, as sparingly as they have to be used.
+"""Notifications of earlier wakes: LISTEN and NOTIFY, as sparingly as they have to be used.
 
 A NOTIFY takes a lock at commit that is one for the whole server, so that commits which notify go one by one, and a
 chatty table has stopped others' databases. So there is one message per batch, only for what wakes before the `cap` (a
 worker sleeps no longer anyway), and none where listeners have just heard of an earlier wake that is still well ahead.
 
 A subscription can die without a word: the connection half-open, or a proxy in between that gave it to somebody else. So
-the ear listens to itself: every few seconds it is sent an echo on another connection, and one that does not hear it is
-replaced, and counted. While there is no ear that hears, workers poll.
+it listens to itself: every few seconds it is sent an echo on another connection, and one that does not hear it is
+replaced, and counted. While there is none that hears, workers poll.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import suppress
 from typing import Any
 
@@ -24,15 +24,14 @@ from bide.core.errors import StoreError
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.ports import Heard
-from bide.stores.listeners import Listener, Listeners
-from bide.stores.postgres.address import Address
+from bide.stores.listeners import Listener
 from bide.stores.postgres.dialect import connect, said
-from bide.stores.postgres.journaled_connection import Call, PostgresConnection
+from bide.stores.postgres.journaled_connection import Call
 from bide.stores.sql.dialect import NotSent
 
 _log = logging.getLogger("bide.postgres")
 ECHO_EVERY = 4.0
-"""Seconds between echoes; one that does not come back within twice that means that the ear is deaf."""
+"""Seconds between echoes; one that does not come back within twice that means that it is deaf."""
 _PAUSE = 0.2
 _LONGEST = 7_000
 """Bytes of one message; PostgreSQL takes 8000."""
@@ -59,24 +58,23 @@ class Telling:
         for topic in topics:
             self._known.pop(topic, None)
 
-    def messages(self, wakes: Mapping[Topic, Millis], now: Millis) -> list[str]:
-        """The messages for the earliest wakes of a batch."""
-        worth = {}
-        for topic, wake in wakes.items():
-            if wake > now + self._cap:
-                continue
+    def messages(self, wakes: Mapping[Topic, Millis], now: Millis, *, joined: bool = False) -> list[str]:
+        """The messages for the earliest wakes of a batch.
+
+        `joined`: in a transaction that may come to nothing, or last. What was told of before tells nothing there.
+        """
+        worth = {topic: wake for topic, wake in wakes.items() if wake <= now + self._cap}
+        if joined:
+            return _written(worth)
+        for topic, wake in list(worth.items()):
             known, told = self._known.get(topic, (0, 0))
             if now + _AHEAD < known <= wake and told <= now < told + _FRESH:
+                del worth[topic]
                 continue
-            worth[topic] = wake
             if len(self._known) >= _REMEMBERED:
                 self._known.clear()
             self._known[topic] = wake, now
         return _written(worth)
-
-    def within(self, wakes: Mapping[Topic, Millis], now: Millis) -> list[str]:
-        """The same in a transaction that may come to nothing, or last: what was told of before tells nothing there."""
-        return _written({topic: wake for topic, wake in wakes.items() if wake <= now + self._cap})
 
 
 def _written(wakes: Mapping[Topic, Millis]) -> list[str]:
@@ -88,46 +86,32 @@ def _written(wakes: Mapping[Topic, Millis]) -> list[str]:
     return [_encode({topic: wake}).decode() for topic, wake in wakes.items()]
 
 
-class Hearing:
-    """The listeners, and the connection that hears for them, had from the first listener on."""
+class Subscription:
+    """The connection that hears what other processes notify of, had from the first listener on."""
 
-    def __init__(
-        self,
-        address: Address,
-        channel: str,
-        name: str,
-        echo: PostgresConnection,
-        *,
-        patience: float,
-        told: Callable[[Mapping[Topic, Millis]], None],
-    ) -> None:
-        """`told` is called with whatever is heard, whoever listens."""
-        self._told = told
+    def __init__(self, runtime: Any, channel: str, *, patience: float) -> None:
         self.replaced = 0
-        """How often the ear was found deaf or cut off, and replaced."""
+        """How often the connection was found deaf or cut off, and replaced."""
         self.hears = False
         """True if the last echo came back, or the connection is new and none is due yet."""
-        self._address = address
+        self._runtime = runtime
+        self._address = runtime.address
         self._channel = channel
-        self._name = name
-        self._echo_connection = echo
         self._patience = patience
-        self._listeners = Listeners(_log)
         self._task: asyncio.Task[None] | None = None
         self._subscribed = asyncio.Event()
         self._echoed = asyncio.Event()
 
-    @property
-    def polls(self) -> bool:
-        """True if somebody listens who may hear nothing."""
-        return bool(self._listeners) and not self.hears
+    def misses(self, topics: Collection[Topic]) -> bool:
+        """True if somebody listens who may hear nothing: then workers have to poll."""
+        return bool(self._runtime.listeners) and not self.hears
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
-        listener = self._listeners.listen(topics, heard)
+        listener: Listener = self._runtime.listeners.listen(topics, heard)
         try:
             if not self._address.pooled:
                 if self._task is None:
-                    self._task = asyncio.get_running_loop().create_task(self._run(), name="bide ear")
+                    self._task = asyncio.get_running_loop().create_task(self._run(), name="bide subscription")
                 with suppress(TimeoutError):
                     async with asyncio.timeout(self._patience):
                         await self._subscribed.wait()
@@ -149,12 +133,6 @@ class Hearing:
         finally:
             await listener.close()
         return True
-
-    def tell(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Whoever listens to these topics in this process is to ask then."""
-        self._told(wakes)
-        for topic, wake in wakes.items():
-            self._listeners.tell(topic, wake)
 
     async def _run(self) -> None:
         first = True
@@ -192,15 +170,15 @@ class Hearing:
         self._echoed.clear()
 
         async def work(call: Call) -> None:
-            await call.fetch("notify", self._name)
+            await call.fetch("notify", self._runtime.name)
 
         async with asyncio.timeout(2 * ECHO_EVERY):  # it may be busy for a moment
-            await self._echo_connection.read(work)
+            await self._runtime.connections["keep"].read(work)
             await self._echoed.wait()
 
     def _take(self, connection: Any, pid: int, channel: str, text: str) -> None:
         if not text.startswith("{"):
-            if text == self._name:
+            if text == self._runtime.name:
                 self._echoed.set()
             return
         try:
@@ -208,7 +186,7 @@ class Hearing:
         except msgspec.MsgspecError:
             _log.warning("this is no wake, and was not told by bide: %r", text[:80])
             return
-        self.tell(wakes)
+        self._runtime.tell(wakes)
 
     async def close(self) -> None:
         if self._task is not None:

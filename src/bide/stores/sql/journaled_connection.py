@@ -43,6 +43,10 @@ class Runs(Protocol):
         self, work: Work[T], repeated: Repeated[T], *, past: Work[T] | None = None, adding: bool = False
     ) -> T: ...
 
+
+class Reader(Protocol):
+    """Carries out what only reads: a connection, or the transaction of somebody else's."""
+
     async def read(self, work: Work[T]) -> T: ...
 
 

@@ -3,76 +3,60 @@
 from __future__ import annotations
 
 import asyncio
-import logging
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
-from functools import partial
-from types import ModuleType
-from typing import Any, ClassVar, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from typing import Any, ClassVar, NamedTuple, TypeVar
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
-from bide.core.errors import StoreError
 from bide.core.instants import Millis
-from bide.core.records import Leased, Topic
-from bide.ports import Finding, Heard, Listening
-from bide.stores.batches import Conflicts, merge_earliest, slices
+from bide.core.records import Topic
+from bide.ports import Finding
+from bide.stores.batches import slices
+from bide.stores.listeners import Listeners
 from bide.stores.server_time import ServerTime
 from bide.stores.sql.dialect import Dialect
+from bide.stores.sql.joined import Known
+from bide.stores.sql.leasing import Leasing
 from bide.stores.sql.locked_rows import Ask, LockedRows
 from bide.stores.sql.reading import Reads
-from bide.stores.sql.savepoint import Known
 from bide.stores.sql.transactions import OwnTransactions
-
-
-class Background:
-    """Runs one thing at a time. Belongs to one event loop."""
-
-    def __init__(self, log: logging.Logger) -> None:
-        self._log = log
-        self._task: asyncio.Task[None] | None = None
-
-    def run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> bool:
-        """Begin `work`, unless something is under way: then False. If the store is away that is said, and no more."""
-        if self._task is not None and not self._task.done():
-            return False
-        self._task = asyncio.get_running_loop().create_task(self._run(work), name="bide aside")
-        return True
-
-    async def _run(self, work: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        try:
-            await work()
-        except StoreError as error:
-            self._log.info("a look from the very start came to nothing: %s", error)
-
-    async def close(self) -> None:
-        """End the work that is under way."""
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
-
 
 KINDS = ("add", "change", "settle", "lease", "extend", "held", "read", "keep", "whole")
 """The kinds of calls: each has a connection of its own, opened when first used."""
 T = TypeVar("T")
+Operation = Callable[..., Awaitable[Any]]
+
+
+class Operations(NamedTuple):
+    """The operations of one kind of server, each on a connection of the store's."""
+
+    add: Operation
+    change: Operation
+    settle: Operation
+    extend: Operation
+    purge: Operation
+    """Forget ended tasks; how many it was."""
+    forget_callers: Operation
+    """Forget callers that nobody has heard of for long, those that are named excepted."""
+    get: Operation
+    tally: Operation
 
 
 class Runtime(ABC):
     """Made when the store is opened, let go of when it is closed. Belongs to one event loop."""
 
     dialect: ClassVar[Dialect]
-    adding: ClassVar[ModuleType]
-    """The module that schedules."""
-    operations: ClassVar[ModuleType]
-    """The module that changes, settles and extends."""
-    reading: ClassVar[ModuleType]
-    """The module that reads."""
     reads: ClassVar[type[Reads]]
     at_once: ClassVar[int]
     """Tasks in one statement."""
     _transactions: ClassVar[type[OwnTransactions]]
     joined_queries: Mapping[str, Any]
     """The statements in a transaction of the caller's."""
+    operations: Operations
+    leasing: Leasing
+    notifications: Any
+    """Hears of tasks that other processes schedule, or finds them."""
 
     def __init__(self, address: Any, *, by_server: bool, patience: float, silence: float) -> None:
         self.address = address
@@ -81,8 +65,7 @@ class Runtime(ABC):
         """True if its clock is the server's, and not the caller's."""
         self.time = ServerTime()
         self.name = uuid4().hex[:16]
-        self.background = Background(self.dialect.log)
-        self.conflicts = Conflicts()
+        self.listeners = Listeners(self.dialect.log)
         self.loop = asyncio.get_running_loop()
         self.identity: object = None
         self.known: WeakKeyDictionary[Any, Known] = WeakKeyDictionary()
@@ -122,7 +105,8 @@ class Runtime(ABC):
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     async def close(self) -> None:
-        await self.background.close()
+        await self.notifications.close()
+        await self.leasing.close()
         await self.held.close()
         await self.transactions.close()
         for connection in self.connections.values():
@@ -137,19 +121,18 @@ class Runtime(ABC):
         """A batch in parts for one statement each."""
         return slices(asked, self.at_once)
 
-    def operation(self, kind: str) -> Callable[..., Any]:
-        """The operation that adds, changes or settles a part of a batch."""
-        if kind == "add":
-            return partial(self.adding.add, conflicts=self.conflicts)
-        operation: Callable[..., Any] = getattr(self.operations, kind)
-        return operation
-
-    def wakes_of_call(self, now: Millis) -> CallWakes:
-        return CallWakes(self, now)
-
-    def messages(self, wakes: Mapping[Topic, Millis], about: Millis) -> list[str]:
-        """The messages that a transaction of the caller's sends with these wakes."""
+    def messages(self, wakes: Mapping[Topic, Millis], about: Millis, *, joined: bool = False) -> list[str]:
+        """The messages that a call sends with these wakes, within its transaction; `joined`: in one of the caller's."""
         return []
+
+    def unsaid(self, wakes: Mapping[Topic, Millis]) -> None:  # noqa: B027 - most send no messages
+        """Take back what these messages were to tell: the call came to nothing."""
+
+    def tell(self, wakes: Mapping[Topic, Millis]) -> None:
+        """Tell of tasks that were committed in this process, or seen there, and wake then."""
+        self.leasing.told(wakes)
+        for topic, wake in wakes.items():
+            self.listeners.tell(topic, wake)
 
     async def reserve(self, now: Millis, most: int) -> int:
         """The first of so many tokens, where the caller's clock counts and a call does not take them itself."""
@@ -178,45 +161,4 @@ class Runtime(ABC):
         """The answers of `ask` on that connection, and RowLocked for each that somebody keeps locked."""
 
     @abstractmethod
-    async def lease(self, wants: Mapping[Topic, int], now: Millis, lasts: Millis, holder: str) -> Leased: ...
-    @abstractmethod
-    async def purge(self, connection: Any, now: Millis | None, limit: int) -> int:
-        """Forget ended tasks; how many it was."""
-
-    @abstractmethod
-    async def forget_callers(self, connection: Any, ours: list[str]) -> None:
-        """Those that nobody has heard of for long, `ours` excepted."""
-
-    @abstractmethod
-    def tell(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Tell of tasks that were committed in this process, or seen there, and wake then."""
-
-    @abstractmethod
-    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening: ...
-    @abstractmethod
-    def deaf_to(self, topics: Collection[Topic]) -> bool:
-        """True if nobody tells of other processes' tasks: then whoever works on these topics has to look."""
-
-    @abstractmethod
     async def diagnose(self) -> list[Finding]: ...
-
-
-class CallWakes:
-    """The wakes of one call: which messages go with it, and what to say in this process once it is done."""
-
-    def __init__(self, runtime: Any, now: Millis) -> None:
-        self._runtime = runtime
-        self._now = now
-        self._wakes: dict[Topic, Millis] = {}
-
-    def __call__(self, wakes: Mapping[Topic, Millis]) -> list[str]:
-        """Take note of the earliest wakes of a batch; the messages that are worth sending."""
-        merge_earliest(self._wakes, wakes)
-        return []
-
-    def undone(self) -> None:
-        """Take back what was to be told, and was not."""
-
-    def done(self) -> None:
-        if self._wakes:
-            self._runtime.tell(self._wakes)

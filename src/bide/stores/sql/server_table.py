@@ -22,9 +22,9 @@ from bide.core.table_source import TableSource
 from bide.ports import Clock, DueRow, Finding, Head, Joined, Raced, Taken
 from bide.stores.server_time import ServerTime, StoreClock
 from bide.stores.sql.dialect import Again, Dialect, Lost, NotSent
-from bide.stores.sql.idle import Idle
 from bide.stores.sql.table import Give, Rows, WatchedTable
 from bide.stores.sql.table_times import TableTimes
+from bide.stores.sql.transactions import Idle
 
 T = TypeVar("T")
 SILENCE = 30.0

@@ -10,15 +10,15 @@ from typing import Any, ClassVar, Literal
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed, StoreError, StoreUnavailable
-from bide.core.events import Event
+from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, Lease, Leased, NewTask, Page, Record, Ref, Settlement, Tally, Topic
 from bide.core.table_source import TableSource
+from bide.core.texts import storable
 from bide.ports import COUNTED, Clock, Finding, Heard, Joined, Listening, Table
-from bide.stores.batches import slices
+from bide.stores.batches import merge_earliest, slices
 from bide.stores.driver_adapters import borrowed
 from bide.stores.server_time import StoreClock
-from bide.stores.sql import event_log
 from bide.stores.sql.joined import CallersVerbs
 from bide.stores.sql.locked_rows import together
 from bide.stores.sql.reading import find
@@ -146,16 +146,22 @@ class SqlStore(ABC):
         runtime = self._open()
         if asked:
             await runtime.ready(now)
-        operation = runtime.operation(kind)
+        operation = getattr(runtime.operations, kind)
 
         async def write(connection: Any, part: Sequence[Any]) -> list[Any]:
-            wakes = runtime.wakes_of_call(now)
+            wakes: dict[Topic, Millis] = {}
+
+            def tell(some: Mapping[Topic, Millis]) -> list[str]:
+                merge_earliest(wakes, some)
+                return runtime.messages(some, runtime.about(now))
+
             try:
-                answers: list[Any] = await operation(connection, part, runtime.now(now), runtime.about(now), wakes)
+                answers: list[Any] = await operation(connection, part, runtime.now(now), runtime.about(now), tell)
             except BaseException:
-                wakes.undone()
+                runtime.unsaid(wakes)
                 raise
-            wakes.done()
+            if wakes:
+                runtime.tell(wakes)
             return answers
 
         answers: list[Any] = []
@@ -175,16 +181,16 @@ class SqlStore(ABC):
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         runtime = self._open()
         await runtime.ready(now)
-        leased = await runtime.lease(wants, now, until - now, holder)
-        if runtime.by_server and runtime.deaf_to(wants):
+        leased = await runtime.leasing.lease(wants, runtime.now(now), runtime.about(now), until - now, holder)
+        if runtime.by_server and runtime.notifications.misses(wants):
             return Leased(leased.tasks, leased.next_wake, leased.now, leased.now + POLL)
         return leased
 
     async def purge(self, *, now: Millis, limit: int) -> int:
         runtime = self._open()
         keep = runtime.connections["keep"]
-        purged = await runtime.purge(keep, runtime.now(now), limit)
-        await runtime.forget_callers(keep, [connection.name for connection in runtime.connections.values()])
+        purged: int = await runtime.operations.purge(keep, runtime.now(now), limit)
+        await runtime.operations.forget_callers(keep, [connection.name for connection in runtime.connections.values()])
         return purged
 
     # --- look
@@ -193,7 +199,7 @@ class SqlStore(ABC):
         runtime = self._open()
         found: list[Record | None] = []
         for part in slices(refs, runtime.at_once):
-            found += await runtime.reading.get(runtime.connections["read"], part)
+            found += await runtime.operations.get(runtime.connections["read"], part)
         return found
 
     async def find(self, where: Filter, page: Page) -> Found:
@@ -204,7 +210,7 @@ class SqlStore(ABC):
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
     ) -> Tally:
         runtime = self._open()
-        tally: Tally = await runtime.reading.tally(runtime.connections["read"], edges, upto, topics)
+        tally: Tally = await runtime.operations.tally(runtime.connections["read"], edges, upto, topics)
         return tally
 
     # --- JoinsTransaction
@@ -227,20 +233,67 @@ class SqlStore(ABC):
     # --- Notifies, Shares, KeepsEvents
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
-        return await self._open().listen(topics, heard)
+        listening: Listening = await self._open().notifications.listen(topics, heard)
+        return listening
 
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
     ) -> dict[str, list[Topic]]:
-        return await event_log.announce(self._open().connections["keep"], holder, topics, until, now)
+        """Say that `holder` works on `topics` until then (none: it has gone); who lives, with their topics."""
+
+        async def work(call: Any) -> dict[str, list[Topic]]:
+            if topics:
+                said, values = "announce", {"holder": holder, "topics": call.packed(sorted(topics)), "until": until}
+            else:
+                said, values = "leave", {"holder": holder}
+            rows = await call.write_and_ask(said, values, "workers")
+            gone = [name for name, _, end in rows if end <= now]
+            if gone:
+                await call.ask("forget_workers", holders=call.listed(gone), now=now)
+            return {call.text(name): call.unpacked(its) for name, its, end in rows if end > now}
+
+        alive: dict[str, list[Topic]] = await self._open().connections["keep"].repeat(work)
+        return alive
 
     async def record(self, events: Sequence[Event]) -> None:
-        runtime = self._open()
-        if events:
-            await event_log.record(runtime.connections["keep"], events, self._events_kept)
+        """Append to the log; it is cut back to its length once it is a tenth over, so that most calls only append."""
+        runtime, kept = self._open(), self._events_kept
+        if not events:
+            return
+        lines = [
+            (one.at, one.topic, one.key, one.id, one.kind.value, one.attempt, one.who and storable(one.who),
+             storable(one.what), one.was, one.wake_at)
+            for one in events[-kept:]
+        ]  # fmt: skip
+
+        async def work(call: Any) -> None:
+            [(first, last)] = await call.write_and_ask("insert_events", call.lines(lines), "event_span")
+            if last - first >= kept + kept // 10:
+                await call.ask("trim_events", line=int(last) - kept)
+
+        await runtime.connections["keep"].repeat(work)
 
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
-        return await event_log.events(self._open().connections["read"], ref, limit, self._events_kept)
+        """The newest first; never more than the log is said to keep."""
+        limit = max(0, min(limit, self._events_kept))
+
+        async def work(call: Any) -> list[Event]:
+            if ref is None:
+                rows = await call.ask("events", most=limit)
+            else:
+                rows = await call.ask("events_by_name", topic=ref.topic, key=ref.key, most=limit)
+            text = call.text
+            return [
+                Event(
+                    at=at, topic=text(topic), key=text(key), id=text(life), kind=EventKind(text(kind)),
+                    attempt=attempt, who=None if who is None else text(who), what=text(what), was=was,
+                    wake_at=wake_at,
+                )
+                for at, topic, key, life, kind, attempt, who, what, was, wake_at in rows
+            ]  # fmt: skip
+
+        found: list[Event] = await self._open().connections["read"].read(work)
+        return found
 
     # --- TellsTime, Diagnoses
 

@@ -10,15 +10,14 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 from bide.core.errors import OutcomeUnknown, SetupError, StoreUnavailable
 from bide.stores.driver_adapters import Driver, driver_of
 from bide.stores.sql.dialect import Lost, NotSent, plain
-from bide.stores.sql.idle import Idle
-from bide.stores.sql.savepoint import Known, to_its_end
+from bide.stores.sql.joined import Known, to_its_end
 
 MOST = 10
 """Transactions at a time in one process: each is a connection."""
@@ -192,33 +191,31 @@ class OwnTransactions(ABC):
 
     async def _undo(self, lent: Lent) -> None:
         """Roll back what is not committed."""
-        try:
-            if lent.connection.usable:
-                async with asyncio.timeout(self._silence):
-                    await self._rollback(lent)
-                await self._give_back(lent)
-        except self._dialect.away:
-            lent.connection.drop()
-        except BaseException:
-            lent.connection.drop()
-            raise
+        if lent.connection.usable and await self._tried(lent, self._rollback(lent)):
+            await self._give_back(lent)
 
     async def _give_back(self, lent: Lent) -> None:
         """To the next one, as if nobody had used it; else it is closed."""
         connection = lent.connection
-        try:
-            if connection.usable:
-                async with asyncio.timeout(self._silence):
-                    await connection.reset()
-        except self._dialect.away:
-            connection.drop()
-        except BaseException:
-            connection.drop()
-            raise
+        if connection.usable:
+            await self._tried(lent, connection.reset())
         if self._closed or not connection.usable:
             connection.drop()
             return
         self._idle.keep(lent)
+
+    async def _tried(self, lent: Lent, doing: Awaitable[None]) -> bool:
+        """Tell whether it could be done in time; else the connection is closed."""
+        try:
+            async with asyncio.timeout(self._silence):
+                await doing
+        except self._dialect.away:
+            lent.connection.drop()
+            return False
+        except BaseException:
+            lent.connection.drop()
+            raise
+        return True
 
     async def close(self) -> None:
         """Let go of the connections; a transaction that is open comes to nothing when it is left."""
@@ -233,3 +230,53 @@ def ended(where: str) -> SetupError:
         f"{where}: the transaction was committed or rolled back inside its block, so the task could not be completed "
         "with it; leave that to the end of the block"
     )
+
+
+# --- connections that nobody uses
+
+T = TypeVar("T")
+KEPT = 60.0
+"""Seconds that a connection is kept which nobody uses."""
+
+
+class Idle(Generic[T]):
+    """Connections that nobody uses: each is kept for a minute, and the one that was used last is lent first.
+
+    Belongs to one event loop. `drop` closes a connection at once.
+    """
+
+    def __init__(self, drop: Callable[[T], None]) -> None:
+        self._drop = drop
+        self._kept: list[tuple[float, T]] = []
+        self._sweep: asyncio.TimerHandle | None = None
+
+    def __len__(self) -> int:
+        return len(self._kept)
+
+    def take(self) -> T | None:
+        """The one that was used last; None: there is none."""
+        return self._kept.pop()[1] if self._kept else None
+
+    def keep(self, connection: T) -> None:
+        self._kept.append((time.monotonic(), connection))
+        if self._sweep is None:
+            self._sweep = asyncio.get_running_loop().call_later(KEPT, self._tidy)
+
+    def take_all(self) -> list[T]:
+        """End the sweeping, and hand over all that are kept."""
+        if self._sweep is not None:
+            self._sweep.cancel()
+            self._sweep = None
+        kept, self._kept = self._kept, []
+        return [connection for _, connection in kept]
+
+    def drop_all(self) -> None:
+        for connection in self.take_all():
+            self._drop(connection)
+
+    def _tidy(self) -> None:
+        self._sweep = None
+        while self._kept and self._kept[0][0] <= time.monotonic() - KEPT:
+            self._drop(self._kept.pop(0)[1])
+        if self._kept:
+            self._sweep = asyncio.get_running_loop().call_later(KEPT, self._tidy)

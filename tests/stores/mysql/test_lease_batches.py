@@ -1,4 +1,4 @@
-"""What was leased together is on file until the last of it is settled, and by its file what is lost is found."""
+"""What was leased together is in a batch until the last of it is settled, and by its batch what is lost is found."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.errors import StoreError
 from bide.core.records import At, Cancel, Filter, Move, Page, Record, State
-from bide.stores.mysql import MySqlStore, filing
+from bide.stores.mysql import MySqlStore, lease_batches
 from bide.stores.mysql.address import address_of
 from bide.testing.store_suite.acts import (
     HOUR,
@@ -34,8 +34,8 @@ from bide.testing.store_suite.acts import (
 )
 
 
-async def on_file(url: str) -> list[tuple[int, int]]:
-    """Until when each file is, and of how many tasks."""
+async def noted(url: str) -> list[tuple[int, int]]:
+    """Until when each batch is, and of how many tasks."""
     [rows] = await ask(url, "SELECT until, tasks FROM {0}_lease")
     return sorted((until, len(msgspec.msgpack.decode(tasks))) for until, tasks in rows)
 
@@ -48,24 +48,24 @@ async def five(store: MySqlStore) -> list[Record]:
     return tasks
 
 
-async def test_a_file_is_there_as_long_as_one_of_its_tasks_is_leased(url: str, open_store: OpensStore) -> None:
+async def test_a_batch_is_there_as_long_as_one_of_its_tasks_is_leased(url: str, open_store: OpensStore) -> None:
     store = await open_store(url)
     tasks = await five(store)
-    assert await on_file(url) == [(NOW + MINUTE, 5)]
+    assert await noted(url) == [(NOW + MINUTE, 5)]
     assert await store.settle([done(task) for task in tasks[:2]], now=NOW) == [True] * 2
     assert await store.settle([retry(tasks[2], At(NOW + HOUR)), done(tasks[3], keep_until=NOW + HOUR)], now=NOW) == (
         [True] * 2
     )
-    assert await on_file(url) == [(NOW + MINUTE, 5)]
+    assert await noted(url) == [(NOW + MINUTE, 5)]
     assert await store.settle([done(tasks[4])], now=NOW) == [True]
-    assert await on_file(url) == []
+    assert await noted(url) == []
 
 
-async def test_a_file_ends_also_with_an_outcome_that_has_to_be_decided(url: str, open_store: OpensStore) -> None:
+async def test_a_batch_ends_also_with_an_outcome_that_has_to_be_decided(url: str, open_store: OpensStore) -> None:
     store = await open_store(url)
     tasks = await five(store)
     assert await store.settle([retry(task, At(NOW + HOUR)) for task in tasks], now=NOW) == [True] * 5
-    assert await on_file(url) == []
+    assert await noted(url) == []
 
 
 async def test_what_is_lost_is_found_by_its_file(url: str, open_store: OpensStore) -> None:
@@ -76,10 +76,10 @@ async def test_what_is_lost_is_found_by_its_file(url: str, open_store: OpensStor
     assert (await lease(other, 9, now=NOW + MINUTE - 1)).tasks == []
     found = await lease(other, 2, now=NOW + MINUTE, lasts=HOUR)
     assert [(task.losses, task.planned_at) for task in found.tasks] == [(1, tasks[2].planned_at)] * 2
-    assert await on_file(url) == [(NOW + MINUTE, 1), (NOW + MINUTE + HOUR, 2)], "the rest waits for who has room"
+    assert await noted(url) == [(NOW + MINUTE, 1), (NOW + MINUTE + HOUR, 2)], "the rest waits for who has room"
     rest = await lease(other, 2, now=NOW + MINUTE, lasts=HOUR)
     assert (len(rest.tasks), sorted(keys([*found.tasks, *rest.tasks]))) == (1, list("234"))
-    assert await on_file(url) == [(NOW + MINUTE + HOUR, 1), (NOW + MINUTE + HOUR, 2)]
+    assert await noted(url) == [(NOW + MINUTE + HOUR, 1), (NOW + MINUTE + HOUR, 2)]
 
 
 async def test_what_is_lost_comes_before_what_became_due_later(url: str, open_store: OpensStore) -> None:
@@ -91,19 +91,19 @@ async def test_what_is_lost_comes_before_what_became_due_later(url: str, open_st
     assert (first, sorted(lost)) == ("before", list("01234"))
 
 
-async def test_an_extended_lease_is_filed_anew_when_its_file_expires(url: str, open_store: OpensStore) -> None:
+async def test_an_extended_lease_is_written_anew_when_its_batch_expires(url: str, open_store: OpensStore) -> None:
     store = await open_store(url)
     tasks = await five(store)
     for task in tasks[:3]:
         assert await extend(store, task, until=NOW + HOUR)
     assert await extend(store, tasks[3], until=NOW + 2 * HOUR)
-    assert await on_file(url) == [(NOW + MINUTE, 5)], "to extend costs a file nothing"
+    assert await noted(url) == [(NOW + MINUTE, 5)], "to extend costs a batch nothing"
     assert keys((await lease(store, 9, now=NOW + MINUTE, lasts=MINUTE)).tasks) == ["4"]
-    assert await on_file(url) == [(NOW + 2 * MINUTE, 1), (NOW + HOUR, 4)]
+    assert await noted(url) == [(NOW + 2 * MINUTE, 1), (NOW + HOUR, 4)]
     found = await lease(store, 9, now=NOW + HOUR, lasts=HOUR)
     first, *later = keys(found.tasks)
     assert (first, sorted(later)) == ("4", list("012"))
-    assert await on_file(url) == [(NOW + 2 * HOUR, 1), (NOW + 2 * HOUR, 4)]
+    assert await noted(url) == [(NOW + 2 * HOUR, 1), (NOW + 2 * HOUR, 4)]
 
 
 async def test_a_lease_can_be_made_to_end_sooner(url: str, open_store: OpensStore) -> None:
@@ -111,15 +111,15 @@ async def test_a_lease_can_be_made_to_end_sooner(url: str, open_store: OpensStor
     tasks = await five(store)
     for _ in range(2):
         assert await extend(store, tasks[3], until=NOW + SECOND)
-    assert await on_file(url) == [(NOW + SECOND, 1), (NOW + MINUTE, 5)]
+    assert await noted(url) == [(NOW + SECOND, 1), (NOW + MINUTE, 5)]
     assert (await lease(store, 0)).next_wake == NOW + SECOND
     [lost] = (await lease(store, 9, now=NOW + SECOND, lasts=HOUR)).tasks
     assert (lost.key, lost.losses) == ("3", 1)
     assert sorted(keys((await lease(store, 9, now=NOW + MINUTE)).tasks)) == list("0124")
 
 
-async def test_a_task_may_be_on_file_twice(url: str, open_store: OpensStore) -> None:
-    """One file is of the lease, the other of the time when it was to end sooner."""
+async def test_a_task_may_be_on_batch_twice(url: str, open_store: OpensStore) -> None:
+    """One batch is of the lease, the other of the time when it was to end sooner."""
     store = await open_store(url)
     [task] = (await five(store))[:1]
     for until in (NOW + SECOND, NOW + HOUR):
@@ -127,12 +127,12 @@ async def test_a_task_may_be_on_file_twice(url: str, open_store: OpensStore) -> 
     assert (await lease(store, 0, now=NOW + SECOND)).next_wake == NOW + SECOND
     assert (await lease(store, 9, now=NOW + SECOND)).tasks == []
     assert sorted(keys((await lease(store, 9, now=NOW + MINUTE, lasts=2 * HOUR)).tasks)) == list("1234")
-    assert await on_file(url) == [(NOW + HOUR, 1), (NOW + HOUR, 1), (NOW + MINUTE + 2 * HOUR, 4)]
+    assert await noted(url) == [(NOW + HOUR, 1), (NOW + HOUR, 1), (NOW + MINUTE + 2 * HOUR, 4)]
     assert keys((await lease(store, 9, now=NOW + HOUR, lasts=2 * HOUR)).tasks) == ["0"]
-    assert len(await on_file(url)) == 2
+    assert len(await noted(url)) == 2
 
 
-async def test_what_somebody_has_locked_stays_on_file(url: str, open_store: OpensStore) -> None:
+async def test_what_somebody_has_locked_stays_noted(url: str, open_store: OpensStore) -> None:
     store = await open_store(url)
     await five(store)
     async with by_asyncmy(url) as caller:
@@ -140,52 +140,52 @@ async def test_what_somebody_has_locked_stays_on_file(url: str, open_store: Open
         await caller.execute(f"SELECT 1 FROM {table} WHERE topic = 't' AND `key` IN ('1', '3') FOR UPDATE")
         found = await lease(store, 9, now=NOW + MINUTE, lasts=HOUR)
         assert sorted(keys(found.tasks)) == ["0", "2", "4"]
-        assert await on_file(url) == [(NOW + MINUTE, 2), (NOW + MINUTE + HOUR, 3)]
+        assert await noted(url) == [(NOW + MINUTE, 2), (NOW + MINUTE + HOUR, 3)]
         assert (await lease(store, 9, now=NOW + MINUTE)).tasks == []
         await caller.rollback()
     assert sorted(keys((await lease(store, 9, now=NOW + MINUTE)).tasks)) == ["1", "3"]
 
 
-async def test_more_files_than_one_look_takes(
+async def test_more_batches_than_one_look_takes(
     url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filing, "AT_ONCE", 2)
+    monkeypatch.setattr(lease_batches, "AT_ONCE", 2)
     store = await open_store(url)
     await put(store, *[new(str(number)) for number in range(5)])
     for _ in range(5):
         assert len((await lease(store, 1, lasts=MINUTE)).tasks) == 1
-    assert await on_file(url) == [(NOW + MINUTE, 1)] * 5
+    assert await noted(url) == [(NOW + MINUTE, 1)] * 5
     found = [await lease(store, 9, now=NOW + MINUTE, lasts=HOUR) for _ in range(3)]
     assert [len(leased.tasks) for leased in found] == [2, 2, 1]
     assert found[0].next_wake is not None
     assert found[0].next_wake <= NOW + MINUTE + SECOND, "there is more"
 
 
-async def test_more_tasks_than_one_file_takes(
+async def test_more_tasks_than_one_batch_takes(
     url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(filing, "_LARGEST", 2)
+    monkeypatch.setattr(lease_batches, "_LARGEST", 2)
     store = await open_store(url)
     tasks = await five(store)
-    assert await on_file(url) == [(NOW + MINUTE, 1), (NOW + MINUTE, 2), (NOW + MINUTE, 2)]
+    assert await noted(url) == [(NOW + MINUTE, 1), (NOW + MINUTE, 2), (NOW + MINUTE, 2)]
     for task in tasks:
         await extend(store, task, until=NOW + HOUR)
     assert (await lease(store, 9, now=NOW + MINUTE)).tasks == []
-    assert await on_file(url) == [(NOW + HOUR, 1), (NOW + HOUR, 2), (NOW + HOUR, 2)]
+    assert await noted(url) == [(NOW + HOUR, 1), (NOW + HOUR, 2), (NOW + HOUR, 2)]
     page = await store.find(Filter(topic="t", state=State.LEASED), Page(limit=9))
     assert keys(page.tasks) == list("01234")
     assert sorted(keys((await lease(store, 9, now=NOW + HOUR)).tasks)) == list("01234")
 
 
-async def test_several_topics_are_filed_apart(url: str, open_store: OpensStore) -> None:
+async def test_several_topics_are_in_batches_apart(url: str, open_store: OpensStore) -> None:
     store = await open_store(url)
     await put(store, *[new(str(number), topic=f"t{number % 2}") for number in range(6)])
     leased = await store.lease({"t0": 9, "t1": 2}, now=NOW, until=NOW + MINUTE, holder="w")
     assert sorted(keys(leased.tasks)) == list("01234")
-    assert sorted(count for _, count in await on_file(url)) == [2, 3]
+    assert sorted(count for _, count in await noted(url)) == [2, 3]
     ours = [task for task in leased.tasks if task.topic == "t1"]
     assert await store.settle([done(task) for task in ours], now=NOW) == [True, True]
-    assert await on_file(url) == [(NOW + MINUTE, 3)]
+    assert await noted(url) == [(NOW + MINUTE, 3)]
     lost = await store.lease({"t0": 9, "t1": 9}, now=NOW + MINUTE, until=NOW + HOUR, holder="w")
     assert sorted(keys(lost.tasks)) == ["0", "2", "4", "5"]
 
@@ -220,19 +220,19 @@ async def test_a_settlement_that_is_undone_leaves_the_file(url: str, open_store:
             await store.settle([done(a)], now=NOW)
         assert await store.settle([done(b)], now=NOW) == [True]
         await caller.rollback()
-    assert await on_file(url) == [(NOW + MINUTE, 2)]
+    assert await noted(url) == [(NOW + MINUTE, 2)]
     assert (await see(store, a)).state is State.LEASED
     assert keys((await lease(other, 9, now=NOW + MINUTE)).tasks) == ["a"]
 
 
-async def test_files_of_what_is_over_are_taken_away_when_they_expire(url: str, open_store: OpensStore) -> None:
+async def test_batches_of_what_is_over_are_taken_away_when_they_expire(url: str, open_store: OpensStore) -> None:
     store, other = await open_store(url), await open_store(url)
     tasks = await five(store)
     assert await other.settle([done(task) for task in tasks], now=NOW) == [True] * 5
     assert await look(other, tasks[0]) is None
-    assert await on_file(url) == [(NOW + MINUTE, 5)]
+    assert await noted(url) == [(NOW + MINUTE, 5)]
     assert (await lease(other, 9, now=NOW + MINUTE)).tasks == []
-    assert await on_file(url) == []
+    assert await noted(url) == []
 
 
 async def test_a_key_that_lives_again_is_not_lost_with_its_old_lease(url: str, open_store: OpensStore) -> None:
@@ -247,7 +247,7 @@ async def test_a_key_that_lives_again_is_not_lost_with_its_old_lease(url: str, o
     assert (await do(store, Move("t", "1", At(NOW)))).result == "under_way"
 
 
-async def test_what_was_settled_in_a_transaction_is_taken_off_the_file_with_the_next_lease(
+async def test_what_was_settled_in_a_transaction_is_taken_off_the_batch_with_the_next_lease(
     url: str, open_store: OpensStore
 ) -> None:
     store = await open_store(url)
@@ -255,13 +255,13 @@ async def test_what_was_settled_in_a_transaction_is_taken_off_the_file_with_the_
     for task in tasks:
         async with store.transaction() as joined:
             assert await joined.settle([done(task)], now=NOW) == [True]
-    assert await on_file(url) == [(NOW + MINUTE, 5)]
+    assert await noted(url) == [(NOW + MINUTE, 5)]
     await put(store, new("next"))
     assert keys((await lease(store, lasts=HOUR)).tasks) == ["next"]
-    assert await on_file(url) == [(NOW + HOUR, 1)]
+    assert await noted(url) == [(NOW + HOUR, 1)]
 
 
-async def test_what_a_transaction_has_not_settled_stays_on_file(url: str, open_store: OpensStore) -> None:
+async def test_what_a_transaction_has_not_settled_stays_noted(url: str, open_store: OpensStore) -> None:
     store = await open_store(url)
     tasks = await five(store)
     assert await store.settle([done(task) for task in tasks[1:]], now=NOW) == [True] * 4
@@ -275,7 +275,7 @@ async def test_what_a_transaction_has_not_settled_stays_on_file(url: str, open_s
         await fail()
     await put(store, new("next"))
     assert keys((await lease(store, lasts=HOUR)).tasks) == ["next"]
-    assert await on_file(url) == [(NOW + MINUTE, 5), (NOW + HOUR, 1)]
+    assert await noted(url) == [(NOW + MINUTE, 5), (NOW + HOUR, 1)]
     assert keys((await lease(store, 9, now=NOW + MINUTE)).tasks) == ["0"]
 
 
@@ -292,10 +292,10 @@ async def test_several_who_look_at_once_find_each_lost_task_once(url: str, open_
 
     await asyncio.gather(*map(look_on, others))
     assert sorted(found) == [f"{number:03}" for number in range(100)]
-    assert sum(count for _, count in await on_file(url)) == 100
+    assert sum(count for _, count in await noted(url)) == 100
 
 
-async def test_a_file_that_cannot_be_read_holds_nobody_up(
+async def test_a_batch_that_cannot_be_read_holds_nobody_up(
     url: str, open_store: OpensStore, caplog: pytest.LogCaptureFixture
 ) -> None:
     store = await open_store(url)
@@ -306,6 +306,6 @@ async def test_a_file_that_cannot_be_read_holds_nobody_up(
     assert counted(await store.tally(), "t", State.LEASED) == (1, True)
     assert (await lease(store, now=NOW + MINUTE)).tasks == []
     assert "cannot be read" in caplog.text
-    assert await on_file(url) == [(NOW + MINUTE + 1, 1)]
+    assert await noted(url) == [(NOW + MINUTE + 1, 1)]
     assert keys((await lease(store, now=NOW + MINUTE + 1)).tasks) == ["b"]
     assert (await do(store, Cancel("t", "1", keep_until=NOW + HOUR))).result == "cancelled_while_leased"

@@ -1,4 +1,4 @@
-"""Hearing of others' commits where nothing tells of them: in time, by few looks, and nobody relies on a deaf ear."""
+"""Polling for others' commits where nothing tells of them: in time, by few looks, and a deaf poller fools nobody."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from bide.ports import Listening
 from bide.stores.listeners import Listeners
 from bide.stores.mysql import MySqlStore
 from bide.stores.mysql.address import address_of
-from bide.stores.mysql.ear import POLL, Ear
+from bide.stores.mysql.poller import POLL, Poller
 from bide.stores.mysql.store import MySqlRuntime
 from bide.testing.proxy import FaultProxy
-from bide.testing.store_suite.acts import HOUR, NOW, lease, new, put_one
+from bide.testing.store_suite.acts import HOUR, lease, new, put_one
 from bide.testing.virtual import run_virtual
 
 Heard = list[tuple[str, int]]
@@ -27,21 +27,22 @@ Heard = list[tuple[str, int]]
 
 @pytest.fixture(autouse=True)
 def waits_for_its_answers(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bide.stores.mysql.ear._SILENCE", 60.0)
+    monkeypatch.setattr("bide.stores.mysql.poller._SILENCE", 60.0)
 
 
-async def listening_to(store: MySqlStore, *topics: str) -> tuple[Ear, Heard, Listening]:
-    """An ear that hears already, and what it has told so far."""
+async def listening_to(store: MySqlStore, *topics: str) -> tuple[Poller, Heard, Listening]:
+    """A poller that hears already, and what it has told so far."""
     heard: Heard = []
     listening = await store.listen(topics, lambda topic, wake: heard.append((topic, wake)))
-    ear = ear_of(store)
-    await until(lambda: ear.hears, "the first look")
-    return ear, heard, listening
+    poller = poller_of(store)
+    await until(lambda: poller.hears, "the first look")
+    return poller, heard, listening
 
 
-def ear_of(store: MySqlStore) -> Ear:
+def poller_of(store: MySqlStore) -> Poller:
     assert isinstance(store._opened, MySqlRuntime)
-    return store._opened.ear
+    assert isinstance(store._opened.notifications, Poller)
+    return store._opened.notifications
 
 
 async def test_what_others_commit_is_heard_once_it_is_due_within_a_second(
@@ -54,7 +55,7 @@ async def test_what_others_commit_is_heard_once_it_is_due_within_a_second(
     now = await put_one(other, new("now", due=In(0)))
     await until(lambda: ("t", now.wake_at) in heard, "what is due")
     assert {topic for topic, _ in heard} == {"t"}
-    monkeypatch.setattr("bide.stores.mysql.ear._SOON", 2 * HOUR)  # an hour is soon now
+    monkeypatch.setattr("bide.stores.mysql.poller._SOON", 2 * HOUR)  # an hour is soon now
     await until(lambda: ("u", soon.wake_at) in heard, "what will be due")
 
 
@@ -63,32 +64,32 @@ async def test_who_listens_need_not_look(url: str, open_store: OpensStore) -> No
     before = await lease(store)
     assert before.again_by is not None, "nobody listens"
     assert before.again_by <= before.now + POLL
-    ear, _, listening = await listening_to(store, "t")
+    poller, _, listening = await listening_to(store, "t")
     assert (await lease(store)).again_by is None
     assert (await lease(store, topic="u")).again_by is not None, "nobody listens to that"
     await listening.close()
     assert (await lease(store)).again_by is not None, "nobody listens any more"
-    await until(lambda: not ear.hears, "the end of the looks")
+    await until(lambda: not poller.hears, "the end of the looks")
 
 
 async def test_where_the_clock_is_the_callers_there_is_no_look(url: str, open_store: OpensStore) -> None:
     store = await open_store(url)
     await store.listen(["t"], lambda topic, wake: None)
-    assert ear_of(store)._task is None
+    assert poller_of(store)._task is None
     assert (await lease(store)).again_by is None
 
 
 async def test_a_lease_is_a_look(url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch) -> None:
     store = await open_store(url, clock="server")
-    ear, _, _ = await listening_to(store, "t", "u")
+    poller, _, _ = await listening_to(store, "t", "u")
     told: list[list[str]] = []
-    monkeypatch.setattr(ear, "looked", lambda topics, sent: told.append(list(topics)))
+    monkeypatch.setattr(poller, "looked", lambda topics, sent: told.append(list(topics)))
     await lease(store, topic="t")
     assert ["t"] in told
 
 
 @pytest.mark.parametrize(("still", "of_t"), [(10.0, 1), (0.5, 5)])
-def test_the_ear_keeps_still_about_what_was_leased(monkeypatch: pytest.MonkeyPatch, still: float, of_t: int) -> None:
+def test_the_poller_keeps_still_about_what_was_leased(monkeypatch: pytest.MonkeyPatch, still: float, of_t: int) -> None:
     """For two seconds `t` is leased every 50 ms, `u` by nobody; the connection is used now and then all the same."""
     looks: list[list[str]] = []
 
@@ -100,19 +101,17 @@ def test_the_ear_keeps_still_about_what_was_leased(monkeypatch: pytest.MonkeyPat
         return Mock(mariadb=True)
 
     async def listen(topics: list[str]) -> None:
-        ear = Ear(
-            address_of("mysql://h/d"), Listeners(logging.getLogger()), used=True, floor=lambda topic: 0,
-            now=lambda: NOW, tell=lambda wakes: None,
-        )  # fmt: skip
-        monkeypatch.setattr(ear, "_look", look)
-        ear.listen(topics, lambda topic, wake: None)
+        listeners = Listeners(logging.getLogger())
+        poller = Poller(Mock(address=address_of("mysql://h/d"), listeners=listeners, by_server=True))
+        monkeypatch.setattr(poller, "_look", look)
+        await poller.listen(topics, lambda topic, wake: None)
         for _ in range(40):
             await elapse(0.05)
-            ear.looked(["t"], virtual_time())
-        await ear.close()
+            poller.looked(["t"], virtual_time())
+        await poller.close()
 
-    monkeypatch.setattr("bide.stores.mysql.ear.connect", connected)
-    monkeypatch.setattr("bide.stores.mysql.ear._STILL", still)
+    monkeypatch.setattr("bide.stores.mysql.poller.connect", connected)
+    monkeypatch.setattr("bide.stores.mysql.poller._STILL", still)
     run_virtual(lambda loop: listen(["t", "u"]))
     assert looks.count(["u"]) >= 9, "every 200 ms"
     assert sum("t" in one for one in looks) == 1, "but for the first"
@@ -121,21 +120,21 @@ def test_the_ear_keeps_still_about_what_was_leased(monkeypatch: pytest.MonkeyPat
     assert len(looks) == of_t
 
 
-async def test_a_deaf_ear_wakes_who_relies_on_it(
+async def test_a_deaf_poller_wakes_who_relies_on_it(
     through: Callable[..., Any], proxy: FaultProxy, url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bide.stores.mysql.ear._PAUSE", 0.1)
+    monkeypatch.setattr("bide.stores.mysql.poller._PAUSE", 0.1)
     store, other = await through(clock="server"), await open_store(url, clock="server")
-    ear, heard, _ = await listening_to(store, "t")
-    monkeypatch.setattr("bide.stores.mysql.ear._SILENCE", 0.3)
+    poller, heard, _ = await listening_to(store, "t")
+    monkeypatch.setattr("bide.stores.mysql.poller._SILENCE", 0.3)
     proxy.hold()
     await until(lambda: bool(heard), "that it is deaf", patience=180)  # a look may have begun before the new silence
-    assert not ear.hears
-    monkeypatch.setattr("bide.stores.mysql.ear._SILENCE", 60.0)
+    assert not poller.hears
+    monkeypatch.setattr("bide.stores.mysql.poller._SILENCE", 60.0)
     await proxy.heal()
     proxy.cut()  # what is held stays so
-    assert (await lease(store)).again_by is not None or ear.hears, "it looks for itself, or need not"
-    await until(lambda: ear.hears, "another connection")
+    assert (await lease(store)).again_by is not None or poller.hears, "it looks for itself, or need not"
+    await until(lambda: poller.hears, "another connection")
     heard.clear()
     told = await put_one(other, new(due=In(0)))
     await until(lambda: ("t", told.wake_at) in heard, "what was committed after that")
@@ -144,35 +143,35 @@ async def test_a_deaf_ear_wakes_who_relies_on_it(
 async def test_a_defect_makes_deaf_and_not_silent(
     url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr("bide.stores.mysql.ear._PAUSE", 0.1)
+    monkeypatch.setattr("bide.stores.mysql.poller._PAUSE", 0.1)
     store = await open_store(url, clock="server")
-    ear, heard, _ = await listening_to(store, "t")
-    look = ear._look
+    poller, heard, _ = await listening_to(store, "t")
+    look = poller._look
 
     async def broken(connection: Any, head: Any, topics: Any) -> Any:
-        monkeypatch.setattr(ear, "_look", look)
+        monkeypatch.setattr(poller, "_look", look)
         raise ZeroDivisionError
 
-    monkeypatch.setattr(ear, "_look", broken)
+    monkeypatch.setattr(poller, "_look", broken)
     await until(lambda: bool(heard), "that it is deaf")
     assert "a defect stopped a look" in caplog.text
-    await until(lambda: ear.hears, "the next look")
+    await until(lambda: poller.hears, "the next look")
 
 
 async def test_closing_ends_it(url: str, open_store: OpensStore) -> None:
     store = await open_store(url, clock="server")
-    ear, _, listening = await listening_to(store, "t")
-    task = ear._task
+    poller, _, listening = await listening_to(store, "t")
+    task = poller._task
     assert task is not None
     await store.close()
     assert task.done()
-    assert not ear.hears
+    assert not poller.hears
     await listening.close()
 
 
 async def test_topics_nobody_listens_to_any_more_are_forgotten(url: str, open_store: OpensStore) -> None:
     store = await open_store(url, clock="server")
-    ear, _, _ = await listening_to(store, "t")
+    poller, _, _ = await listening_to(store, "t")
     for number in range(100):
         await lease(store, topic=f"once {number}")
-    await until(lambda: ear._looked.keys() == {"t"}, "the next look")
+    await until(lambda: poller._looked.keys() == {"t"}, "the next look")

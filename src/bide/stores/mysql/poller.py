@@ -1,23 +1,25 @@
-"""Hearing of what other processes have scheduled: nothing in MySQL tells of a commit, so one ear looks for all.
+"""Polling for tasks that other processes schedule: MySQL has no notification of a commit, so one task polls for all.
 
 Every 200 ms it asks for the earliest wake of each topic that somebody in this process listens to, and tells of what is
 due within a second. What lies further ahead it comes across several times before then, so there is nothing that it
-would have to remember and that could be out of date. Whoever leases has looked too: then the ear keeps still, and a
+would have to remember and that could be out of date. Whoever leases has looked too: then it keeps still, and a
 busy worker costs not one look more.
 
-A look is one packet with a seek for each topic, on a connection of the ear's own, and as little of ours as can be: a
+A look is one packet with a seek for each topic, on a connection of its own, and as little of ours as can be: a
 process that does so little that nothing of it stays in the processor's cache pays for each function that it enters. A
 lease that looked in its place, as it once did, cost 0.9 ms of processor time instead of 0.6, of which 0.3 are those of
 a process that only wakes.
 
-An ear that gets no answer is deaf. Then it wakes who listens, and workers look for themselves until it hears again.
+While it gets no answer it is deaf. Then it wakes those who listen, and workers poll for themselves until it hears
+again.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
+from typing import Any
 
 from asyncmy.errors import MySQLError
 
@@ -26,10 +28,8 @@ from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.ports import Heard
 from bide.stores.listeners import Listener, Listeners
-from bide.stores.mysql.address import Address
 from bide.stores.mysql.dialect import Broken, Connection, connect, said
-from bide.stores.mysql.queries import queries_of
-from bide.stores.mysql.statements import Template
+from bide.stores.mysql.queries import Template, queries_of
 from bide.stores.sql.dialect import NotSent
 
 POLL: Millis = 200
@@ -47,44 +47,29 @@ _NEVER = float("-inf")
 _log = logging.getLogger("bide.mysql")
 
 
-class Ear:
+class Poller:
     """Looks as long as somebody listens. Belongs to one event loop."""
 
-    def __init__(
-        self,
-        address: Address,
-        listeners: Listeners,
-        *,
-        used: bool,
-        floor: Callable[[Topic], Millis],
-        now: Callable[[], Millis],
-        tell: Callable[[Mapping[Topic, Millis]], None],
-    ) -> None:
-        """`used` false: it never looks, where the clock is the caller's. `floor`: from where on there can be anything.
-
-        `now`: what time it is there, as far as is known. `tell`: is told of the wakes.
-        """
+    def __init__(self, runtime: Any) -> None:
+        """It never looks where the clock is the caller's."""
         self.hears = False
         """True while its last look was answered. Until the first is, and where nobody listens, it does not hear."""
-        self._address = address
-        self._listeners = listeners
-        self._used = used
-        self._floor = floor
-        self._now = now
-        self._tell = tell
+        self._runtime = runtime
+        self._address = runtime.address
+        self._listeners: Listeners = runtime.listeners
         self._looked: dict[Topic, float] = {}
         """When the last look was sent, by the loop's time."""
         self._task: asyncio.Task[None] | None = None
 
-    def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
+    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
         listener = self._listeners.listen(topics, heard)
-        if self._used and (self._task is None or self._task.done()):
-            self._task = asyncio.get_running_loop().create_task(self._run(), name="bide ear")
+        if self._runtime.by_server and (self._task is None or self._task.done()):
+            self._task = asyncio.get_running_loop().create_task(self._run(), name="bide poller")
         return listener
 
-    def hears_of(self, topics: Collection[Topic]) -> bool:
-        """True if whoever listens to these is told of what becomes due."""
-        return self.hears and self._listeners.topics().issuperset(topics)
+    def misses(self, topics: Collection[Topic]) -> bool:
+        """True unless whoever listens to these is told of what becomes due: else workers have to poll."""
+        return not (self.hears and self._listeners.topics().issuperset(topics))
 
     def looked(self, topics: Collection[Topic], sent: float) -> None:
         """These were looked at by what was sent then: by a lease too, whose answer says when to come again."""
@@ -99,7 +84,7 @@ class Ear:
             except (MySQLError, Broken, OSError, EOFError, TimeoutError, NotSent, StoreError) as error:
                 self._deafened(said(error))
                 await asyncio.sleep(_PAUSE)
-            except Exception:  # noqa: BLE001 - an ear outlives its defects, loudly
+            except Exception:  # noqa: BLE001 - it outlives its defects, loudly
                 _log.exception("a defect stopped a look for what others have scheduled")
                 self._deafened("a defect")
                 await asyncio.sleep(_PAUSE)
@@ -128,17 +113,18 @@ class Ear:
                     self.hears = True
                     self.looked(unseen, sent)
                     if wakes:
-                        self._tell(wakes)
+                        self._runtime.tell(wakes)
                 await asyncio.sleep(min(map(self._looked.__getitem__, topics)) + _PERIOD - loop.time())
         finally:
             connection.drop()
 
     async def _look(self, connection: Connection, head: Template, topics: Sequence[Topic]) -> dict[Topic, Millis]:
         """The earliest of each that is due soon."""
-        statements = [head.write(topic=topic, floor=self._floor(topic)) for topic in topics]
+        floor = self._runtime.leasing.floors.floor
+        statements = [head.write(topic=topic, floor=floor(topic)) for topic in topics]
         async with asyncio.timeout(_SILENCE):
             answers = await connection.ask(b"; ".join(statements))
-        soon = self._now() + _SOON
+        soon = self._runtime.about(0) + _SOON
         return {topic: rows[0][0] for topic, rows in zip(topics, answers, strict=True) if rows and rows[0][0] <= soon}
 
     def _deafened(self, why: str) -> None:
@@ -146,7 +132,7 @@ class Ear:
         if self.hears:
             self.hears = False
             _log.info("nobody hears of others' commits for now (%s): each worker looks for itself", why)
-            now = self._now()
+            now = self._runtime.about(0)
             for topic in self._listeners.topics():
                 self._listeners.tell(topic, now)
 
