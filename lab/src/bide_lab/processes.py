@@ -135,12 +135,12 @@ class Process:
         async with self._turn:
             if self.killed:
                 return {}
-            self._child.tell(msgspec.json.encode([do, arguments]).decode())
+            self._child.send(msgspec.json.encode([do, arguments]).decode())
             return await self._answer()
 
     async def _answer(self, within: float = math.inf) -> dict[str, Any]:
         try:
-            return await self._child.hear(within=within)
+            return await self._child.receive_any(within=within)
         except bench.BenchFault as error:
             if self.killed:
                 return {}

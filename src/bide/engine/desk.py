@@ -193,7 +193,7 @@ class Desk(LeaseLoop):
         """Ask for everybody who waits, and hand out what came; the next wake of what they still want."""
         wakes: list[Millis] = []
         for group in list(self._groups.values()):
-            asked = {topic: count for topic, count in group.asked().items() if topic not in self._pauses.topics}
+            asked = {topic: count for topic, count in group.asked().items() if topic not in self.held_back.topics}
             looking, group.impatient = group.impatient, []
             if not asked:  # nobody is left, or all that is asked for is paused
                 for waiting in looking:

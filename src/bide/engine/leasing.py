@@ -43,7 +43,6 @@ class LeaseLoop:
         self._waker = Waker(clock, terms.cap)
         self.wakes = self._waker.wakes
         self.held_back = HeldBack(store, clock, self._waker.kick, of=of)
-        self._pauses = self.held_back.pauses
         self._stopping = False
         self._loops: list[asyncio.Task[None]] = []
 
@@ -104,7 +103,7 @@ class LeaseLoop:
 
     def _refusal(self, record: Record, policy: Policy, now: Millis, holder: str) -> Settlement | None:
         """The settlement of a task that was leased and must not be delivered; None: it may be. A loss is noted."""
-        if record.topic in self._pauses.topics:  # since the lease was sent
+        if record.topic in self.held_back.topics:  # since the lease was sent
             return given_back(Lease(record.topic, record.key, record.token))
         if record.losses:
             self._note(EventKind.LOSS, record, f"lease lost, {record.losses} in a row", holder)
@@ -118,5 +117,5 @@ class LeaseLoop:
 
     def _hear(self, topic: Topic, wake: Millis) -> None:
         """A notification of the store."""
-        if topic not in self._pauses.topics:
+        if topic not in self.held_back.topics:
             self._waker.hear(wake)

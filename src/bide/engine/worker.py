@@ -206,7 +206,7 @@ class Worker(LeaseLoop):
 
     def _wants(self) -> dict[Topic, int]:
         """How many of each topic can be started now. What is paused is not asked for: not even when it is due."""
-        held = self._pauses.topics
+        held = self.held_back.topics
         asked = {t: n for t, n in wants(self._lanes, self.terms.concurrency, self._rotation).items() if t not in held}
         self._short = any(
             (lane.hungry or not asked) and lane.free > asked.get(topic, 0) and topic not in held
@@ -251,7 +251,7 @@ class Worker(LeaseLoop):
         lanes = self._lanes.get(topic)
         if lanes is not None and lanes.free > 0:
             self._hear(topic, wake)
-        elif lanes is not None and topic not in self._pauses.topics:
+        elif lanes is not None and topic not in self.held_back.topics:
             lanes.hungry = True
 
     def _freed(self, lanes: Lanes) -> None:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import asyncmy
 import asyncpg
-from tests.stores.http.test_connections import connections as mysql_connections
-from tests.stores.http.test_connections import connections as postgres_connections
+from tests.stores.mysql import connections as mysql_connections
+from tests.stores.postgres import connections as postgres_connections
 from tests.stores.sql.callers import Caller, Makes, in_a_loop
 from tests.waiting import until
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 from tests.cancelling import each_await
-from tests.stores.http.test_connections import connections as of_mysql
-from tests.stores.http.test_connections import connections as of_postgres
+from tests.stores.mysql import connections as of_mysql
+from tests.stores.postgres import connections as of_postgres
 from tests.stores.sql.callers import Makes
 from tests.stores.sql.database import Database
 from tests.stores.sql.fixtures import OpensStore

@@ -13,8 +13,8 @@ import msgspec
 import pytest
 import pytest_asyncio
 import sqlalchemy
-from tests.stores.http.test_connections import connections as of_mysql
-from tests.stores.http.test_connections import connections as of_postgres
+from tests.stores.mysql import connections as of_mysql
+from tests.stores.postgres import connections as of_postgres
 from tests.stores.sql.callers import Caller, Makes, by_sqlalchemy
 from tests.stores.sql.database import Database
 from tests.stores.sql.fixtures import OpensStore

@@ -23,9 +23,8 @@ from bide.core import records
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, as_datetime
 from bide.core.names import check_name
-from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic, summed
+from bide.core.records import Count, Filter, Found, Pause, Record, Ref, State, Tally, Topic, summed
 from bide.engine.client import Client
-from bide.engine.pauses import Pause
 from bide.insight.cached_query import CachedQuery
 from bide.service.authz import Verb
 from bide.service.console.actions import possible
