@@ -24,7 +24,7 @@ class Exit(IntEnum):
 
     meaning: str
 
-    def __new__(cls, code: int, meaning: str) -> Self:
+    def __new__(cls, code: int, meaning: str = "") -> Self:
         one = int.__new__(cls, code)
         one._value_ = code
         one.meaning = meaning
