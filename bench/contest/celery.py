@@ -12,8 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from bench.contest import tasks
 from bench.contest.client import LEASE, URL, BlockingClient, as_time
-from bench.contest.tasks import handle as handle_task
 
 celery: Any = importlib.import_module("celery")
 
@@ -29,11 +29,7 @@ app.conf.update(
 )
 
 
-def _handle(payload: str) -> None:
-    handle_task(payload)
-
-
-handle = app.task(_handle, name="handle")
+handle = app.task(tasks.handle, name="handle")
 
 
 class CeleryClient(BlockingClient):

@@ -12,8 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from bench.contest import tasks
 from bench.contest.client import LEASE, URL, BlockingClient, delay_until
-from bench.contest.tasks import handle as handle_task
 
 dramatiq: Any = importlib.import_module("dramatiq")
 brokers: Any = importlib.import_module("dramatiq.brokers.redis")
@@ -24,11 +24,7 @@ broker = brokers.RedisBroker(
 dramatiq.set_broker(broker)
 
 
-def _handle(payload: str) -> None:
-    handle_task(payload)
-
-
-handle = dramatiq.actor(_handle, actor_name="handle")
+handle = dramatiq.actor(tasks.handle, actor_name="handle")
 
 
 class DramatiqClient(BlockingClient):

@@ -11,19 +11,15 @@ from __future__ import annotations
 import importlib
 from typing import Any
 
+from bench.contest import tasks
 from bench.contest.client import URL, BlockingClient, delay_until
-from bench.contest.tasks import handle as handle_task
 
 library: Any = importlib.import_module("huey")
 
 huey = library.RedisHuey("bench", url=URL, results=False)
 
 
-def _handle(payload: str) -> None:
-    handle_task(payload)
-
-
-handle = huey.task()(_handle)
+handle = huey.task()(tasks.handle)
 
 
 class HueyClient(BlockingClient):

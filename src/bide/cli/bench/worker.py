@@ -208,11 +208,14 @@ def percentile(ordered: Sequence[float], part: float) -> float:
     return ordered[max(0, math.ceil(part * len(ordered)) - 1)]
 
 
-def make_app(spec: Spec, log: Log, **given: Any) -> Bide:
-    """An app with the shipped defaults, whatever the environment says, except that it forgets at once what ended."""
+def make_app(spec: Spec, log: Log, *, watched: bool, **given: Any) -> Bide:
+    """An app with the shipped defaults, whatever the environment says, except that it forgets at once what ended.
+
+    `watched`: the log counts the calls of its store, and times its leases.
+    """
     settings = Settings(history=spec.history, keep_done=0, keep_cancelled=0, **given)
     store = store_maker(spec.store, settings)()
-    for name in _OPERATIONS:
+    for name in _OPERATIONS if watched else ():
         if hasattr(store, name):
             setattr(store, name, _watched(name, getattr(store, name), log))
     app = Bide(store, settings=settings)
@@ -298,7 +301,7 @@ class Reporter:
 
 async def _work(spec: Spec) -> None:
     log = Count() if spec.counted else Log(spec.log if spec.journal else "")
-    app, orders = make_app(spec, log), words()
+    app, orders = make_app(spec, log, watched=True), words()
     async with app:
         for first in range(0, spec.pending, 1000):
             count = min(1000, spec.pending - first)

@@ -253,7 +253,7 @@ class Stage:
         self._spec = spec
         self._plan = plan
         self._log = Count() if spec.counted else Log()
-        self.app = make_app(spec, self._log, **settings)
+        self.app = make_app(spec, self._log, watched=spec.counted, **settings)
 
     @asynccontextmanager
     async def workers(self) -> AsyncIterator[Workers]:
