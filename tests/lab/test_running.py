@@ -178,7 +178,7 @@ def test_a_quick_run_has_only_what_must_be_seen(sleepers: dict[str, type[Strateg
 async def test_a_killed_process_leaves_what_it_wrote_and_another_takes_its_place(
     sleepers: dict[str, type[Strategy]], tmp_path: Path
 ) -> None:
-    async with Trial(sleepers["right"], setting_of(sleepers["right"], {}, tmp_path)) as trial:
+    async with Trial.of(sleepers["right"], setting_of(sleepers["right"], {}, tmp_path)) as trial:
         [process] = await trial.start(seconds=0.001)
         await process.play(now(), [Step(0, "schedule", [(key, 0)]) for key in keys_of(30)])
         assert await trial.until_fired(30, by=now() / 1000 + 60)
@@ -193,7 +193,7 @@ async def test_what_a_process_says_when_it_cannot_begin_is_passed_on(
     sleepers: dict[str, type[Strategy]], tmp_path: Path
 ) -> None:
     strategy = sleepers["right"]
-    async with Trial(strategy, setting_of(strategy, {}, tmp_path)) as trial:
+    async with Trial.of(strategy, setting_of(strategy, {}, tmp_path)) as trial:
         os.unlink(source_of(strategy))
         with pytest.raises(LabFault, match="give a file that is there"):
             await trial.start()

@@ -89,7 +89,7 @@ async def _played(cell: Cell, run: Run) -> Figures:
             urls={kind: run.urls[kind] for kind in cell.strategy.needs}, prefix=f"lab_{uuid4().hex[:10]}",
             folder=Path(folder), minute=run.minute,
         )  # fmt: skip
-        async with Trial(cell.strategy, setting, relayed=cell.workload.relayed) as trial:
+        async with Trial.of(cell.strategy, setting, relayed=cell.workload.relayed) as trial:
             return await cell.workload.play(trial, quick=run.quick)
 
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import AsyncExitStack
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol, TypeAlias
@@ -59,11 +59,9 @@ class Relay(FaultProxy):
 
 
 class Trial:
-    """One strategy under one workload: its processes and what they wrote. `async with` it: at the end all processes
-    have ended and what the strategy made is gone.
-    """
+    """One strategy under one workload: its processes and what they wrote."""
 
-    def __init__(self, strategy: type[Strategy], setting: Setting, *, relayed: bool = False) -> None:
+    def __init__(self, strategy: type[Strategy], setting: Setting) -> None:
         self.strategy = strategy
         self.setting = setting
         self.server_urls = setting.urls
@@ -72,26 +70,24 @@ class Trial:
         self.relays: list[Relay] = []
         self.owner = strategy(setting)
         """It makes what the processes need, looks at what there is, and takes it away; it does nothing else."""
-        self._relayed = relayed
-        self._stack = AsyncExitStack()
         self._read_to: dict[Path, int] = {}
         self._fired: set[bytes] = set()
 
-    async def __aenter__(self) -> Trial:
+    @classmethod
+    @asynccontextmanager
+    async def of(cls, strategy: type[Strategy], setting: Setting, *, relayed: bool = False) -> AsyncIterator[Trial]:
+        """At the end all processes have ended and what the strategy made is gone."""
+        trial = cls(strategy, setting)
         async with AsyncExitStack() as stack:
-            stack.push_async_callback(self.owner.close)
-            await self.owner.open()
-            stack.push_async_callback(self.owner.clear)
-            await self.owner.prepare()
-            if self._relayed and not self.strategy.direct:
-                urls = {kind: await self._relay(url, stack) for kind, url in self.server_urls.items()}
-                self.setting = replace(self.setting, urls=urls)
-            stack.push_async_callback(self._stop_all)
-            self._stack = stack.pop_all()
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self._stack.aclose()
+            stack.push_async_callback(trial.owner.close)
+            await trial.owner.open()
+            stack.push_async_callback(trial.owner.clear)
+            await trial.owner.prepare()
+            if relayed and not strategy.direct:
+                urls = {kind: await trial._relay(url, stack) for kind, url in setting.urls.items()}
+                trial.setting = replace(setting, urls=urls)
+            stack.push_async_callback(trial._stop_all)
+            yield trial
 
     async def _relay(self, url: str, stack: AsyncExitStack) -> str:
         parts = urlsplit(url)

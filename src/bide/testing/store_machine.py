@@ -245,13 +245,8 @@ class StoreMachine(RuleBasedStateMachine):
     def find(self, asked: AskedFilter, limit: int) -> None:
         self.count()
         topic, state, group, low, high = asked
-        where = Filter(
-            topic=topic,
-            state=state,
-            group=group,
-            wake_from=None if low is None else self.now + low,
-            wake_before=None if high is None else self.now + high,
-        )
+        first, end = (None if step is None else self.now + step for step in (low, high))
+        where = Filter(topic=topic, state=state, group=group, wake_from=first, wake_before=end)
 
         async def all_pages(store: Store) -> list[list[Record]]:
             return [page async for page in pages(store, where, limit)]

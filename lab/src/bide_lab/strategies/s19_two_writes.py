@@ -40,7 +40,7 @@ from typing import Any, ClassVar
 
 from bide_lab.servers.stores import PostgresStrategy, postgres_pool
 from bide_lab.strategies.s20_bide import OnPostgres
-from bide_lab.strategy import VERBS, Effect, Flaw, Item, Setting, now, poll, when
+from bide_lab.strategy import VERBS, Effect, Flaw, Item, Setting, Strategy, now, poll, when
 
 _PERIOD = 0.1
 _TRIES = 3
@@ -57,7 +57,24 @@ class NoTimer(Exception):
     """The second write failed."""
 
 
-class NoCare(PostgresStrategy):
+class _Orders(Strategy):
+    """The shop's own rows in PostgreSQL."""
+
+    connections = _CONNECTIONS
+    pool: Any
+    orders: str
+
+    async def prepare(self) -> None:
+        await self.pool.execute(f"CREATE TABLE {self.orders} (id text PRIMARY KEY, due bigint NOT NULL)")
+
+    async def place(self, connection: Any, items: Sequence[Item]) -> None:
+        await connection.executemany(f"INSERT INTO {self.orders} VALUES ($1, $2)", items)
+
+    async def committed(self) -> Mapping[str, int]:
+        return {one["id"]: one["due"] for one in await self.pool.fetch(f"SELECT id, due FROM {self.orders}")}
+
+
+class NoCare(_Orders, PostgresStrategy):
     """Row, then timer. What the second write raises is the caller's; the row stays."""
 
     name = "S19-none"
@@ -65,7 +82,6 @@ class NoCare(PostgresStrategy):
     loses = "what its holder had taken and not done when it died"
     needs = ("postgres", "redis")
     roles: ClassVar[Sequence[str]] = ("poller",)
-    connections = _CONNECTIONS
     shows: ClassVar[Sequence[str]] = ("writer",)
     cannot: ClassVar[Mapping[str, str]] = dict.fromkeys(
         VERBS[1:], "it would be two writes again, with the same gap, and is not played"
@@ -95,15 +111,12 @@ class NoCare(PostgresStrategy):
 
         return Redis.from_url(self.setting.urls["redis"], retry=Retry(NoBackoff(), 0))
 
-    async def prepare(self) -> None:
-        await self.pool.execute(f"CREATE TABLE {self.orders} (id text PRIMARY KEY, due bigint NOT NULL)")
-
     async def clear(self) -> None:
         await super().clear()
         await self.redis.unlink(self.timers)
 
     async def schedule(self, items: Sequence[Item]) -> None:
-        await place(self.pool, self.orders, items)
+        await self.place(self.pool, items)
         await self.set_timers(items)
 
     async def set_timers(self, items: Sequence[Item]) -> None:
@@ -115,9 +128,6 @@ class NoCare(PostgresStrategy):
         except (RedisError, OSError) as error:
             raise NoTimer(f"{len(items)} timers were not set: {error}") from error
 
-    async def committed(self) -> Mapping[str, int]:
-        return await placed(self.pool, self.orders)
-
     async def run(self, role: str, effect: Effect) -> None:
         while True:
             found = await self.redis.zrangebyscore(self.timers, 0, now(), start=0, num=_PAGE, withscores=True)
@@ -128,14 +138,6 @@ class NoCare(PostgresStrategy):
                 await asyncio.sleep(_PERIOD)
 
 
-async def place(connection: Any, orders: str, items: Sequence[Item]) -> None:
-    await connection.executemany(f"INSERT INTO {orders} VALUES ($1, $2)", items)
-
-
-async def placed(pool: Any, orders: str) -> Mapping[str, int]:
-    return {one["id"]: one["due"] for one in await pool.fetch(f"SELECT id, due FROM {orders}")}
-
-
 class Sync(NoCare):
     """The caller waits until both are there, or neither is."""
 
@@ -143,7 +145,7 @@ class Sync(NoCare):
     title = "two writes, retried, then the row is taken back"
 
     async def schedule(self, items: Sequence[Item]) -> None:
-        await place(self.pool, self.orders, items)
+        await self.place(self.pool, items)
         for _ in range(_TRIES - 1):
             with suppress(NoTimer):
                 return await self.set_timers(items)
@@ -174,7 +176,7 @@ class Async(NoCare):
         )
 
     async def schedule(self, items: Sequence[Item]) -> None:
-        await place(self.pool, self.orders, items)
+        await self.place(self.pool, items)
         try:
             await self.set_timers(items)
         except NoTimer:
@@ -212,7 +214,7 @@ class Open(NoCare):
 
     async def schedule(self, items: Sequence[Item]) -> None:
         async with self.pool.acquire() as connection, connection.transaction():
-            await place(connection, self.orders, items)
+            await self.place(connection, items)
             await self.set_timers(items)
 
 
@@ -234,7 +236,7 @@ class Outbox(NoCare):
 
     async def schedule(self, items: Sequence[Item]) -> None:
         async with self.pool.acquire() as connection, connection.transaction():
-            await place(connection, self.orders, items)
+            await self.place(connection, items)
             await connection.executemany(f"INSERT INTO {self.outbox} (id, due) VALUES ($1, $2)", items)
 
     async def run(self, role: str, effect: Effect) -> None:
@@ -257,14 +259,13 @@ class Outbox(NoCare):
         return len(lines)
 
 
-class OneTransaction(OnPostgres):
+class OneTransaction(_Orders, OnPostgres):
     """Order and task are one transaction, and there is no second store."""
 
     name = "S19-bide"
     title = "one transaction with bide in it"
     shows = ("writer",)
     flaws = ()
-    pool: Any
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -274,13 +275,7 @@ class OneTransaction(OnPostgres):
         await super().open()
         self.pool = await postgres_pool(self, _CONNECTIONS)
 
-    async def prepare(self) -> None:
-        await self.pool.execute(f"CREATE TABLE {self.orders} (id text PRIMARY KEY, due bigint NOT NULL)")
-
     async def schedule(self, items: Sequence[Item]) -> None:
         async with self.pool.acquire() as connection, connection.transaction(), self.app.using(connection):
-            await place(connection, self.orders, items)
+            await self.place(connection, items)
             await super().schedule(items)
-
-    async def committed(self) -> Mapping[str, int]:
-        return await placed(self.pool, self.orders)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
 from typing import Any
 
 from bide.core.records import State
@@ -19,7 +20,7 @@ _BEFORE = 3
 
 def breach(search: Search, stuck: Stuck, moves: Moves) -> Violation:
     """What is wrong with the first operation that has no place in any order."""
-    culprit = min(stuck.active, key=_answered)
+    culprit = min(stuck.active, key=attrgetter("answered"))
     if stuck.write is not None and (culprit.kind <= SHOWN or culprit is stuck.write):
         culprit = stuck.write
         assert stuck.wrong is not None
@@ -112,21 +113,13 @@ def _lived(search: Search, op: Op) -> dict[str, set[int]]:
 def _events(search: Search, stuck: Stuck, culprit: Op) -> list[Event]:
     waiting = set(map(id, stuck.active))
     before = [op for op in search.ops if op.asked <= culprit.answered and id(op) not in waiting and op is not culprit]
-    before.sort(key=_answered)
+    before.sort(key=attrgetter("answered"))
     events: dict[int, Event] = {}
     for op in [*before[-_BEFORE:], culprit]:
         events[id(op.ask)] = op.ask
         events[id(op.answer)] = op.answer
-    return sorted(events.values(), key=_at)
+    return sorted(events.values(), key=attrgetter("at"))
 
 
 def _verb(op: Op) -> str:
     return "a settle" if type(op.ask) is ev.Settling else "an extend"
-
-
-def _answered(op: Op) -> int:
-    return op.answered
-
-
-def _at(event: Event) -> int:
-    return event.at

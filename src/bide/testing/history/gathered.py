@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import itemgetter
 from typing import Any, TypeAlias
 
 from bide.core.instants import Millis
@@ -282,7 +283,7 @@ class _Gathering:
         got.events = events
         self._unsure += self._open.values()  # nobody answered, or it died before it could say so
         got.unknown = len(self._unsure)
-        for place, lost in sorted(self._unsure + self._maybe, key=_place):
+        for place, lost in sorted(self._unsure + self._maybe, key=itemgetter(0)):
             if isinstance(lost, ev.Leasing):
                 got.lost_leasings.add(lost.call)
             elif type(lost) is not ev.Asked or lost.asks is not Asks.GET:
@@ -340,10 +341,6 @@ def _end(got: Gathered) -> None:
         for its in got.tasks.values():
             if not its.left:
                 its.ops.append(Op(ABSENT, end, end, got.events, got.events, 0, None))
-
-
-def _place(placed: tuple[int, Question]) -> int:
-    return placed[0]
 
 
 def _until(placed: tuple[int, ev.Leasing]) -> Millis:

@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from heapq import heappop, heappush
 from itertools import count
+from operator import attrgetter
 from typing import Any, NamedTuple
 
 from bide.core.records import State
@@ -63,7 +64,7 @@ class Search:
         self.told = told
         self.moves = moves
         self.unseen = Unseen(told, moves, leasings, exact)
-        self.ops = sorted(told.ops, key=_asked)
+        self.ops = sorted(told.ops, key=attrgetter("asked"))
         tokens: dict[int, int] = {}
         self.written: set[int] = set()
         """The versions that somebody was told to have made: who is shown one of them comes after."""
@@ -286,7 +287,3 @@ class Search:
         if number:
             self.used |= {number}
         return True
-
-
-def _asked(op: Op) -> int:
-    return op.asked

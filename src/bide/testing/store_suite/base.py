@@ -11,8 +11,9 @@ import pytest
 import pytest_asyncio
 
 from bide.core.instants import Millis
-from bide.core.records import Ref
+from bide.core.records import Ref, Topic
 from bide.ports import Store
+from bide.testing.store_suite.acts import NOW, lease
 
 
 class SuiteBase:
@@ -90,6 +91,12 @@ class SuiteBase:
         other = await self.make_store(tmp_path)
         await other.open()
         return other
+
+    async def rests_until(self, store: Store, wake: Millis, *, topic: Topic = "t", now: Millis = NOW) -> None:
+        """Nothing of the topic is due, and the next wake that a lease tells is this one."""
+        asked = await lease(store, 5, topic=topic, now=now)
+        assert asked.tasks == []
+        assert self.wakes_at(asked.next_wake, wake, now)
 
     def wakes_at(self, told: Millis | None, earliest: Millis, now: Millis) -> bool:
         """Whether `told` is an honest `next_wake` for something that wakes at `earliest`."""

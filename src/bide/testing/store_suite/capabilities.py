@@ -28,7 +28,6 @@ from bide.testing.store_suite.acts import (
     defer,
     do,
     done,
-    lease,
     look,
     new,
     notified,
@@ -214,9 +213,7 @@ class Joining(SuiteBase):
             await joined.change([Cancel("t", "there")], now=NOW)
         assert await look(store, Ref("t", "new")) is None
         assert await see(store, there) == there
-        asked = await lease(store, 5)
-        assert asked.tasks == []
-        assert self.wakes_at(asked.next_wake, NOW + DAY, NOW)
+        await self.rests_until(store, NOW + DAY)
 
     async def test_a_settle_commits_with_the_transaction(self, store: Store, joins: JoinsTransaction) -> None:
         held = await put_and_take(store)

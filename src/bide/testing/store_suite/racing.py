@@ -54,10 +54,10 @@ async def _run(act: Callable[[], Awaitable[First]]) -> First:
     return await act()
 
 
-async def in_batches(races: int, race: Callable[[int], Coroutine[Any, Any, None]]) -> None:
-    """Run the races, some at once: each has a topic of its own."""
+async def in_batches(races: int, race: Callable[[int, str], Coroutine[Any, Any, None]]) -> None:
+    """Run the races, some at once: each has a number, and a topic of its own."""
     for start in range(0, races, AT_ONCE):
-        await asyncio.gather(*(race(number) for number in range(start, start + AT_ONCE)))
+        await asyncio.gather(*(race(number, f"t{number}") for number in range(start, start + AT_ONCE)))
 
 
 class Racing(SuiteBase):
@@ -85,8 +85,7 @@ class Racing(SuiteBase):
         assert await asyncio.gather(*(settle(store, done(record)) for record in held)) == [True] * 100
 
     async def test_lease_against_a_move(self, store: Store, rival: Store) -> None:
-        async def race(number: int) -> None:
-            topic = f"t{number}"
+        async def race(number: int, topic: str) -> None:
             await put_one(store, new(topic=topic))
             leased, moved = await both(
                 number,
@@ -102,8 +101,7 @@ class Racing(SuiteBase):
         await in_batches(self.races, race)
 
     async def test_lease_against_a_conditional_fire_now(self, store: Store, rival: Store) -> None:
-        async def race(number: int) -> None:
-            topic = f"t{number}"
+        async def race(number: int, topic: str) -> None:
             record = await put_one(store, new(topic=topic))
             leased, fired = await both(
                 number,
@@ -121,8 +119,7 @@ class Racing(SuiteBase):
         await in_batches(self.races, race)
 
     async def test_lease_against_a_cancel(self, store: Store, rival: Store) -> None:
-        async def race(number: int) -> None:
-            topic = f"t{number}"
+        async def race(number: int, topic: str) -> None:
             await put_one(store, new(topic=topic))
             leased, cancelled = await both(
                 number, lambda: lease(store, topic=topic), lambda: do(rival, Cancel(topic, "k", KEPT))
@@ -138,8 +135,7 @@ class Racing(SuiteBase):
         await in_batches(self.races, race)
 
     async def test_lease_against_a_redrive(self, store: Store, rival: Store) -> None:
-        async def race(number: int) -> None:
-            topic = f"t{number}"
+        async def race(number: int, topic: str) -> None:
             gone = await bring(store, State.DEAD, topic=topic)
             assert gone is not None
             leased, redriven = await both(
@@ -161,8 +157,7 @@ class Racing(SuiteBase):
         if on_conflict is OnConflict.LATEST:
             due = At(NOW + 1)
 
-        async def race(number: int) -> None:
-            topic = f"t{number}"
+        async def race(number: int, topic: str) -> None:
             old = await put_one(store, new(topic=topic))
             task = new(topic=topic, due=due, on_conflict=on_conflict)
             leased, [answer] = await both(number, lambda: lease(store, topic=topic), lambda: rival.add([task], now=NOW))
@@ -179,8 +174,7 @@ class Racing(SuiteBase):
         await in_batches(self.races, race)
 
     async def test_two_workers_race_for_a_lost_lease(self, store: Store, rival: Store) -> None:
-        async def race(number: int) -> None:
-            topic = f"t{number}"
+        async def race(number: int, topic: str) -> None:
             lost = await put_and_take(store, new(topic=topic))
             one, two = await both(
                 number,
@@ -195,8 +189,7 @@ class Racing(SuiteBase):
         await in_batches(self.races, race)
 
     async def test_a_late_settle_against_the_next_lease(self, store: Store, rival: Store) -> None:
-        async def race(number: int) -> None:
-            topic = f"t{number}"
+        async def race(number: int, topic: str) -> None:
             late = await put_and_take(store, new(topic=topic))
             settled, leased = await both(
                 number,
@@ -209,8 +202,7 @@ class Racing(SuiteBase):
         await in_batches(self.races, race)
 
     async def test_a_late_extend_against_the_next_lease(self, store: Store, rival: Store) -> None:
-        async def race(number: int) -> None:
-            topic = f"t{number}"
+        async def race(number: int, topic: str) -> None:
             late = await put_and_take(store, new(topic=topic))
             extended, leased = await both(
                 number,
@@ -222,8 +214,7 @@ class Racing(SuiteBase):
         await in_batches(self.races, race)
 
     async def test_a_settle_against_a_cancel(self, store: Store, rival: Store) -> None:
-        async def race(number: int) -> None:
-            topic = f"t{number}"
+        async def race(number: int, topic: str) -> None:
             held = await put_and_take(store, new(topic=topic))
             outcome = (done(held, keep_until=KEPT), retry(held, In(0)), dead(held))[number % 3]
             settled, cancelled = await both(
