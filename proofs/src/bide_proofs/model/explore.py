@@ -320,7 +320,7 @@ class Explorer:
         yield "and so on for ever"
 
     def _step(self, state: _State, key: int, broken: str = "") -> tuple[str, _State]:
-        """The step from `state`, in which everybody has a place of his own, to the state `key`; one that breaks that."""
+        """The step from `state`, in which everybody has a place of his own, to the state `key`, breaking `broken`."""
         for place, (ways, _) in self._turns(state):
             for way in ways:
                 new = self._after(state, place, way)
