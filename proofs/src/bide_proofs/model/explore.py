@@ -94,6 +94,31 @@ class Found(NamedTuple):
     """The shortest way there, in words."""
 
 
+class _Visited:
+    """The states that were visited, by number: how each was reached, and how it leads on."""
+
+    def __init__(self, start: int) -> None:
+        self.order = [start]
+        self.before = array("I", [0])
+        self.onward = array("I")
+        self.ticks = bytearray()
+        """Whether that takes an instant."""
+        self.transitions = self.depth = 0
+        self._began = time.process_time()
+
+    def way_to(self, at: int) -> list[int]:
+        """The states after the first one, up to that one."""
+        way = []
+        while at:
+            way.append(self.order[at])
+            at = self.before[at]
+        return way[::-1]
+
+    def found(self, lateness: int = 0, broken: str = "", trace: tuple[str, ...] = ()) -> Found:
+        seconds = time.process_time() - self._began
+        return Found(len(self.order), self.transitions, self.depth, seconds, lateness, broken, trace)
+
+
 _Way = tuple[int, int, int, int, str, str]
 """The store, the part that moves and the effect, by number; how it is rated; what it breaks; and in words."""
 _Ways = tuple[list[_Way], str]
@@ -201,54 +226,52 @@ class Explorer:
 
     def explore(self) -> Found:
         """Visits all states, or as far as the first in which something is broken."""
-        began = time.process_time()
-        start = self._start()
-        numbers = {_key(start): 0}
-        order = [_key(start)]
-        after = self._after
-        before, onward, ticks = array("I", [0]), array("I"), bytearray()
-        transitions, depth, at, level_ends = 0, 0, 0, 1
+        visited = _Visited(_key(self._start()))
+        order, after = visited.order, self._after
+        numbers = {order[0]: 0}
+        at, level_ends = 0, 1
         while at < len(order):
             if at == level_ends:
-                depth, level_ends = depth + 1, len(order)
+                visited.depth, level_ends = visited.depth + 1, len(order)
             state = _parts(order[at])
             best, rank = _STUCK, _TICKS + 1
             if not self._shared.values[state[0]].live:
                 best, rank = _GOAL, _REACHED
             turns = self._turns(state)
             if wrong := next((wrong for _, (_, wrong) in (turns[-1], *turns) if wrong), ""):
-                return self._broken(wrong, order, before, at, None, transitions, depth, began)
+                return self._broken(visited, wrong, at)
             for place, (ways, _) in turns:
-                transitions += len(ways)
+                visited.transitions += len(ways)
                 for way in ways:
                     key = _key(after(state, place, way))
                     number = numbers.get(key)
                     if number is None:
                         number = numbers[key] = len(order)
                         order.append(key)
-                        before.append(at)
+                        visited.before.append(at)
                     rated, broken = way[3], way[4]
                     if broken:
-                        return self._broken(broken, order, before, at, key, transitions, depth, began)
+                        return self._broken(visited, broken, at, key)
                     if rated < rank:
                         best, rank = (number if rated else _GOAL), rated
-            onward.append(best)
-            ticks.append(rank == _TICKS)
+            visited.onward.append(best)
+            visited.ticks.append(rank == _TICKS)
             at += 1
-        lateness, stuck = self._lateness(order, onward, ticks)
+        lateness, stuck = self._lateness(visited)
         if stuck is not None:
             late = "P2: an acknowledged task is stuck" if lateness is None else "P8: a task is later than it may be"
-            found = self._broken(late, order, before, stuck, None, transitions, depth, began)
-            return found._replace(trace=(*found.trace, *self._stuck(order, onward, stuck)))
-        return Found(len(order), transitions, depth, time.process_time() - began, lateness or 0)
+            found = self._broken(visited, late, stuck)
+            return found._replace(trace=(*found.trace, *self._stuck(visited, stuck)))
+        return visited.found(lateness or 0)
 
     def _start(self) -> _State:
         workers = [self._workers.of(fresh_worker(self.rules, self.bounds)) for _ in range(2)]
         clients = [self._clients.of(Client(left)) for left in self.bounds.verbs]
         return self._shared.of(Shared()), workers[0], workers[1], clients[0], clients[1]
 
-    def _lateness(self, order: list[int], onward: array[int], ticks: bytearray) -> tuple[int | None, int | None]:
+    def _lateness(self, visited: _Visited) -> tuple[int | None, int | None]:
         """The most instants by which a wake is missed; and a state from which the goal is missed, or is too late."""
+        order, onward, ticks = visited.order, visited.onward, visited.ticks
         unknown, on_the_way = 0xFFFF, 0xFFFE
         instants = array("H", [unknown]) * len(order)
         worst = 0
@@ -274,39 +297,30 @@ class Explorer:
 
     # --- what went wrong
 
-    def _broken(
-        self, wrong: str, order: list[int], before: array[int], at: int, then: int | None, transitions: int,
-        depth: int, began: float,
-    ) -> Found:  # fmt: skip
-        keys = [] if then is None else [then]
-        while at:
-            keys.append(order[at])
-            at = before[at]
-        trace = self._told(keys[::-1], wrong if then is not None else "")
-        return Found(len(order), transitions, depth, time.process_time() - began, 0, wrong, (*trace, wrong))
+    def _broken(self, visited: _Visited, wrong: str, at: int, then: int | None = None) -> Found:
+        """`wrong` in the state that was visited as number `at`; or in the step from there to the state `then`."""
+        told, state = [], self._start()
+        for key in visited.way_to(at):
+            words, state = self._step(state, key)
+            told.append(words)
+        if then is not None:
+            told.append(self._step(state, then, wrong)[0])
+        return visited.found(broken=wrong, trace=(*told, wrong))
 
-    def _stuck(self, order: list[int], onward: array[int], at: int) -> Iterator[str]:
+    def _stuck(self, visited: _Visited, at: int) -> Iterator[str]:
         yield "from here, if nothing goes wrong any more:"
         seen: set[int] = set()
-        state = _parts(order[at])
+        state = _parts(visited.order[at])
         while at not in seen and at < _STUCK:
             seen.add(at)
-            at = onward[at]
+            at = visited.onward[at]
             if at < _STUCK:
-                told, state = self._step(state, order[at], "")
+                told, state = self._step(state, visited.order[at])
                 yield told
         yield "and so on for ever"
 
-    def _told(self, keys: list[int], broken: str) -> list[str]:
-        """The way through these states in words. The last step breaks `broken`, if that is not empty."""
-        told, state = [], self._start()
-        for place, key in enumerate(keys):
-            words, state = self._step(state, key, broken if place == len(keys) - 1 else "")
-            told.append(words)
-        return told
-
-    def _step(self, state: _State, key: int, broken: str) -> tuple[str, _State]:
-        """The step from `state`, in which everybody has a place of his own, to the state `key`."""
+    def _step(self, state: _State, key: int, broken: str = "") -> tuple[str, _State]:
+        """The step from `state`, in which everybody has a place of his own, to the state `key`, breaking `broken`."""
         for place, (ways, _) in self._turns(state):
             for way in ways:
                 new = self._after(state, place, way)

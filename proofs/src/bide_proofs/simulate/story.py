@@ -124,25 +124,10 @@ def _scene(setup: Setup) -> str:
 
 
 def _said(step: Step) -> str:
-    if not isinstance(step, Ask):
-        fields = msgspec.to_builtins(step)
-        what = fields.pop("type")
-        del fields["at"]
-        return f"{what}: " + ", ".join(f"{name} {value}" for name, value in fields.items())
-    said = [f"client-{step.client} asks to {step.verb} {step.topic} {', '.join(step.keys)}"]
-    if step.verb in ("schedule", "many"):
-        said.append(f"in {step.delay} ms, on conflict {step.conflict}; its handler will {', then '.join(step.does)}")
-    elif step.verb in ("move", "redrive", "shift"):
-        said.append(f"by {step.delay} ms")
-    if step.group is not None:
-        said.append(f"group {step.group}")
-    if step.deadline is not None:
-        said.append(f"deadline {step.deadline} ms")
-    if step.patience is not None:
-        said.append(f"and is cancelled after {step.patience} ms")
-    if step.known:
-        said.append("if it is as it was last seen")
-    return ", ".join(said)
+    fields = msgspec.to_builtins(step)
+    kind = fields.pop("type")
+    del fields["at"]
+    return f"{kind}: " + ", ".join(f"{name} {value}" for name, value in fields.items())
 
 
 def _about(topic: str, key: str, history: Iterable[Event]) -> Iterator[Event]:

@@ -15,7 +15,7 @@ from typing import Any
 
 from bide.cli.bench.place import Place
 from bide.cli.bench.redis_server import RedisServer
-from bide.cli.bench.server import family, started_at
+from bide.cli.bench.server import family, place_of_process
 from bide.cli.bench.sql_server import MysqlServer, PostgresServer
 
 _PROC = Path("/proc")
@@ -69,13 +69,13 @@ def _store(place: Place) -> dict[str, float]:
     return found
 
 
-def _of_server(pid: int) -> dict[str, float]:
-    return {f"server_{name}": value for name, value in process(pid).items()}
+def _of_server(place: Path | None) -> dict[str, float]:
+    return {} if place is None else {f"server_{name}": value for name, value in process(int(place.name)).items()}
 
 
 def _mysql(server: MysqlServer) -> dict[str, float]:
     """Its process, without the pages that it has read: these stay until the pool is full, as it was told to do."""
-    found = _of_server(int(server.process.name)) if server.process is not None else {}
+    found = _of_server(server.process)
     if "server_resident" in found:
         [[_, pool]] = server.rows("SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_bytes_data'")
         found |= {"server_private": found.pop("server_resident") - float(pool), "server_pool": float(pool)}
@@ -85,11 +85,8 @@ def _mysql(server: MysqlServer) -> dict[str, float]:
 def _redis(client: Any) -> dict[str, float]:
     """The server's process, if it runs here: one with that number that began when the server says it did."""
     info: Mapping[str, Any] = client.info("server")
-    place = _PROC / str(info["process_id"])
-    with suppress(OSError, ValueError, IndexError):
-        if abs(started_at(place) - (time.time() - int(info["uptime_in_seconds"]))) < _SAME:
-            return _of_server(int(place.name))
-    return {}
+    began = time.time() - int(info["uptime_in_seconds"])
+    return _of_server(place_of_process(int(info["process_id"]), began, within=_SAME))
 
 
 def _postgres(postmaster: Path | None) -> dict[str, float]:

@@ -85,17 +85,6 @@ def plan_of(given: argparse.Namespace, **more: Any) -> Plan:
     )  # fmt: skip
 
 
-class _Ran(Struct, kw_only=True):
-    """Times of one run; its journals tell the rest."""
-
-    seconds: float
-    """For how long faults went on."""
-    asked: float
-    """For how long clients asked."""
-    drained: float | None
-    """Seconds until nothing was live any more."""
-
-
 async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
     """Run it in `folder`; the report, and what was wrong. Raises what the server, or a fault, failed with."""
     clock, log = SharedClock(folder / "clock"), Log(folder / "frame.jsonl")
@@ -120,27 +109,27 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
         journal.say(Header(server.name, slack, cap, LOSSES, time.monotonic_ns(), gives_back=server.gives_back))
         group = ProcessGroup(folder, _specs(server, plan, folder, wrong_clock), journal=journal)
         entered.push_async_callback(group.abandon)
-        ran = await _run(server, plan, folder, group, faults, wrong_clock)
-        await _look(server, journal, drained=ran.drained is not None)
+        lasted, asked, drained_in = await _run(server, plan, folder, group, faults, wrong_clock)
+        await _look(server, journal, drained=drained_in is not None)
         about, errors = server.about(), group.errors()
     figures, checked, aside, wrong = judged(folder, server.name, faults.spans)
     workers_alone = server.worker_url is None and set(faults.counts) <= {f"{KILL} {WORKER}"}
     wrong["call failed"] = list(figures.failed) if workers_alone else []
     wrong["process ended"] = list(group.wrong)
     wrong["error logged"] = list(errors)
-    wrong["not drained"] = [] if ran.drained is not None else [f"something was live after {PATIENCE:g} s of peace"]
+    wrong["not drained"] = [] if drained_in is not None else [f"something was live after {PATIENCE:g} s of peace"]
     report = {
         "store": server.name,
         "about": about,
-        "seconds": round(ran.seconds, 1),
+        "seconds": round(lasted, 1),
         "seed": plan.seed,
         "processes": {"clients": plan.clients, "workers": plan.workers, "started": group.started},
         "lease_seconds": LEASE,
-        "rate": round(figures.scheduled / ran.asked, 1),
+        "rate": round(figures.scheduled / asked, 1),
         "load": figures.load(),
         "faults": dict(sorted(faults.counts.items())),
         "cannot": {**server.cannot, **why_not, **dict.fromkeys(plan.without, "left out, as it was asked for")},
-        "drained_seconds": None if ran.drained is None else round(ran.drained, 1),
+        "drained_seconds": None if drained_in is None else round(drained_in, 1),
         "delivered_again": figures.again,
         "wrong": counts_of(wrong),
         "checked": checked.summary(),
@@ -155,8 +144,12 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
 
 async def _run(
     server: Server, plan: Plan, folder: Path, group: ProcessGroup, log: FaultLog, wrong_clock: ServerClock | None
-) -> _Ran:
-    """Start the processes, cause faults, and let all of it come to an end."""
+) -> tuple[float, float, float | None]:
+    """Start the processes, cause faults, and let all of it come to an end.
+
+    Returns the seconds for which faults went on, those for which clients asked, and those until nothing was live any
+    more; None: something still was. The journals tell the rest.
+    """
     faults = Faults(
         server, group, log, seed=plan.seed, pace=plan.pace, wrong=wrong_clock, without=plan.without, only=plan.only,
         spare=plan.spare,
@@ -177,7 +170,7 @@ async def _run(
     await group.end(CLIENT)
     seconds = await drained(lambda: app_on(server.direct))
     await group.end(WORKER)
-    return _Ran(seconds=mended - began, asked=asked, drained=seconds)
+    return mended - began, asked, seconds
 
 
 def _specs(
