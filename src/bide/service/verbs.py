@@ -64,21 +64,6 @@ async def set_paused(client: Client, topic: Topic, who: str, *, paused: bool) ->
     return changed
 
 
-async def topics_of(client: Client, only: Topic | None = None) -> list[TopicShape]:
-    """Every topic that has tasks or is paused, or this one, with its counts. O(topics). Raises StoreError."""
-    now = client.clock.now()
-    asked = None if only is None else [only]
-    tally = await client.tally([as_datetime(0), as_datetime(now + 1)], topics=asked)
-    pauses = {topic: its for topic, its in (await client.paused()).items() if only in (None, topic)}
-    found: list[TopicShape] = []
-    for topic in sorted({topic for topic, _ in tally.counts} | tally.forecast.keys() | pauses.keys()):
-        counts = {state.value: _count(tally.counts.get((topic, state), _NONE)) for state in State}
-        due = _count(tally.forecast.get(topic, [_NONE])[0])
-        pause = None if topic not in pauses else paused_shape(pauses[topic])
-        found.append(TopicShape(topic=topic, **counts, due=due, paused=pause))
-    return found
-
-
 def _count(count: Count) -> CountShape:
     return CountShape(count.number, count.exact)
 
@@ -106,14 +91,26 @@ class Verbs:
     # --- whole topics
 
     async def topics(self, request: Request) -> Reply:
-        caller = request.caller
+        """Every topic that has tasks or is paused, or this one, with its counts. O(topics)."""
+        client, caller = self._client, request.caller
         only = request.query(("topic",)).get("topic")
-        if only is not None or Verb.READ not in caller.verbs:
+        if only is None:
+            caller.check_somewhere(Verb.READ)
+        else:
             caller.check(Verb.READ, only)
-        if only is not None:
             check_topic(only)
-        found = await topics_of(self._client, only)
-        return reply(TopicsShape([one for one in found if caller.may(Verb.READ, one.topic)]))
+        edges = [as_datetime(0), as_datetime(client.clock.now() + 1)]
+        tally = await client.tally(edges, topics=None if only is None else [only])
+        pauses = await client.paused()
+        paused = pauses.keys() if only is None else pauses.keys() & {only}
+        found: list[TopicShape] = []
+        for topic in sorted({topic for topic, _ in tally.counts} | tally.forecast.keys() | paused):
+            if caller.may(Verb.READ, topic):
+                counts = {state.value: _count(tally.counts.get((topic, state), _NONE)) for state in State}
+                due = _count(tally.forecast.get(topic, [_NONE])[0])
+                pause = paused_shape(pauses[topic]) if topic in paused else None
+                found.append(TopicShape(topic=topic, **counts, due=due, paused=pause))
+        return reply(TopicsShape(found))
 
     async def pause(self, request: Request) -> Reply:
         return await self._set_paused(request, paused=True)
@@ -302,7 +299,7 @@ def _payload(ask: schemas.Schedule) -> bytes:
 
 
 def _seen(given: str | None, tag: str) -> bool:
-    """Whether `If-None-Match` names this tag, also weakly, as proxies that compress make it (RFC 9110, 13.1.2)."""
+    """Tell whether `If-None-Match` names this tag, also weakly, as proxies that compress make it (RFC 9110, 13.1.2)."""
     if given is None:
         return False
     return given.strip() == "*" or tag in [one.strip().removeprefix("W/") for one in given.split(",")]

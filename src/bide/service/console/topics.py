@@ -2,7 +2,7 @@
 and pause and resume.
 
 Drawings are numbers for pictures without a style of their own. A bar's length, or a line's height, goes by the
-logarithm where seconds stand beside hours.
+logarithm where seconds and hours stand together.
 """
 
 from __future__ import annotations
@@ -67,7 +67,7 @@ class Day(NamedTuple):
     marks: Sequence[Millis]
     """Instants to be written below: the beginning, the quarters of it, the end."""
     bars: Sequence[tuple[int, Quarter]]
-    """What happened, by its place."""
+    """The quarters in which something happened, by their place."""
     total: Past
 
 
@@ -146,7 +146,7 @@ def _steps(lates: Sequence[Millis | None], step: int, height: Callable[[Millis],
 
 
 _DONE = {(True, True): "paused", (True, False): "paused-before", (False, True): "resumed", (False, False): "not-paused"}
-"""What a page may be told of what was just done: by whether it was to be paused, and whether that changed anything."""
+"""The word for an action in the next page's address: by whether it was a pause, and whether it changed anything."""
 _MOST_SHOWN = 500
 """Topics in one list."""
 
@@ -254,7 +254,7 @@ def rate(number: float) -> str:
 
 
 def _unknown(story: TopicStory) -> bool:
-    """Whether there is nothing at all that would be of this topic."""
+    """Tell whether there is no trace of this topic at all."""
     seen = story.seen
     past = any(quarter.past.begun or quarter.past.ended for quarter in story.day)
     return not (past or story.routes or seen.workers or seen.pause is not None or any(map(_any, seen.counts.values())))

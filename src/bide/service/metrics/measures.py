@@ -225,7 +225,7 @@ _MOST_OLDEST = 50
 
 
 class Seen(Struct, frozen=True):
-    """What one look found. Counts of a topic that has none in a state are left out."""
+    """The findings of one look. Counts of a topic that has none in a state are left out."""
 
     tasks: Mapping[tuple[Topic, State], int]
     due: Mapping[Topic, int]
@@ -236,18 +236,6 @@ class Seen(Struct, frozen=True):
     skew: float | None
     """Seconds by which this machine's clock is ahead of the store's; None: the store has none of its own."""
     paused: Collection[Topic]
-
-
-class Looked(Struct, frozen=True):
-    """What is known now."""
-
-    up: bool
-    """Whether the store answers at all."""
-    counted: bool = False
-    """Whether it could be counted in time; else what was seen is of an earlier look."""
-    seen: Seen | None = None
-    age: float = 0.0
-    """Seconds since what was seen was asked for."""
 
 
 class Looking:
@@ -261,7 +249,8 @@ class Looking:
         self._client = client
         self._every = every
         self._patience = patience
-        self._seen: Seen | None = None
+        self.seen: Seen | None = None
+        """The findings of the last look that was counted in time."""
 
     @cached_property
     def _reaching(self) -> Look[object]:
@@ -272,14 +261,19 @@ class Looking:
     def _counting(self) -> Look[Seen]:
         return Look(self._ask, every=self._every, share=_SHARE)
 
-    async def look(self) -> Looked:
+    @property
+    def age(self) -> float:
+        """Seconds since what was seen was asked for."""
+        return self._counting.age
+
+    async def look(self) -> tuple[bool, bool]:
+        """Tell whether the store answers, and whether it was counted in time; if not, `seen` is older."""
         if not await self._told("reached", self._reaching):
-            return Looked(up=False)
-        counted = await self._told("counted", self._counting)
-        return Looked(up=True, counted=counted, seen=self._seen, age=self._counting.age)
+            return False, False
+        return True, await self._told("counted", self._counting)
 
     async def _told(self, what: str, look: Look[Any]) -> bool:
-        """Whether there was an answer in time."""
+        """Tell whether there was an answer in time."""
         try:
             async with asyncio.timeout(self._patience):
                 await look.get()
@@ -300,7 +294,7 @@ class Looking:
         due = {topic: sum(numbers) for topic, numbers in overdue.items() if sum(numbers)}
         worst = sorted(due, key=lambda topic: (-min(overdue[topic][0], 1), -due[topic]))[:_MOST_OLDEST]
         oldest = await oldest_due(client, worst, now)
-        self._seen = Seen(
+        self.seen = Seen(
             {of: count.number for of, count in tally.counts.items()},
             due,
             {topic: (now - since) / 1000 for topic, since in oldest.items()},
@@ -308,7 +302,7 @@ class Looking:
             await self._skew(),
             (await client.paused()).keys(),
         )
-        return self._seen
+        return self.seen
 
     async def _skew(self) -> float | None:
         store = self._client.store
