@@ -64,7 +64,7 @@ class Access:
         self._failing = False
 
     async def caller_of(self, authorization: str | None) -> Caller:
-        """Return the caller who sent this Authorization header. Raises Unauthorized; StoreUnavailable if none can tell.
+        """Return the caller who sent this Authorization header. Raises Unauthorized, StoreUnavailable.
 
         No I/O while what is known of the tokens is young enough. Without a header it is anonymous where this was
         allowed and the store holds no token; a token that is shown must count.

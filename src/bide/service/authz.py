@@ -16,7 +16,7 @@ import hashlib
 import re
 import secrets
 import string
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -109,12 +109,21 @@ def _quotable(text: str) -> str:
     return "".join(letter if " " <= letter <= "~" and letter not in '"\\' else "'" for letter in text)
 
 
-def pattern_of(text: str) -> re.Pattern[str]:
-    """A pattern that a whole topic is to match. Each part is looked for once: the earliest place is as good as any."""
-    first, *rest = map(re.escape, text.split("*"))
-    if not rest:
-        return re.compile(first)
-    return re.compile(f"{first}{''.join(f'(?>.*?{part})' for part in rest[:-1] if part)}.*{rest[-1]}", re.DOTALL)
+def matches(parts: Sequence[str], topic: str) -> bool:
+    """Tell whether a topic matches a pattern that was cut up at its `*`."""
+    first, *between = parts
+    if not between:
+        return topic == first
+    last = between.pop()
+    place, end = len(first), len(topic) - len(last)
+    if place > end or not topic.startswith(first) or not topic.endswith(last):
+        return False
+    for part in between:  # the earliest place is as good as any later one
+        found = topic.find(part, place, end)
+        if found < 0:
+            return False
+        place = found + len(part)
+    return True
 
 
 def check_pattern(value: object, field: str = "topic") -> str:
@@ -140,11 +149,11 @@ class Caller(Struct, frozen=True):
     """Patterns."""
     id: str = ""
     """Of the token that they show: it is who they are. Several may have one name."""
-    _patterns: tuple[re.Pattern[str], ...] = ()
+    _patterns: tuple[Sequence[str], ...] = ()
     _everywhere: bool = False
 
     def __post_init__(self) -> None:
-        force_setattr(self, "_patterns", tuple(pattern_of(text) for text in self.topics))
+        force_setattr(self, "_patterns", tuple(text.split("*") for text in self.topics))
         force_setattr(self, "_everywhere", any(text.strip("*") == "" and text for text in self.topics))
 
     def may(self, verb: Verb, topic: str | None) -> bool:
@@ -156,7 +165,7 @@ class Caller(Struct, frozen=True):
             return False
         if self._everywhere:
             return True
-        return topic is not None and any(pattern.fullmatch(topic) for pattern in self._patterns)
+        return topic is not None and any(matches(pattern, topic) for pattern in self._patterns)
 
     def visible(self, records: Iterable[Record], verb: Verb = Verb.READ) -> list[Record]:
         """Of these, the tasks of topics to which they may do `verb`. What goes out as a list passes here: whatever else

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from typing import Any, Generic, NotRequired, Required, TypedDict, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
+from typing import Any, Generic, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
@@ -35,30 +35,10 @@ Ask = TypeVar("Ask")
 T = TypeVar("T")
 _HALF_ENCODED = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _NOBODY = Caller("nobody", verbs=frozenset(), topics=())
-
-
-class Scope(TypedDict):
-    """A request as ASGI begins it, as far as it is read here."""
-
-    type: str
-    method: str
-    path: str
-    raw_path: NotRequired[bytes | None]
-    query_string: bytes
-    headers: list[tuple[bytes, bytes]]
-    client: NotRequired[tuple[str, int] | None]
-
-
-class Message(TypedDict, total=False):
-    """An event of ASGI, received or sent."""
-
-    type: Required[str]
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
-    more_body: bool
-
-
+Scope: TypeAlias = MutableMapping[str, Any]
+"""A request as ASGI begins it."""
+Message: TypeAlias = MutableMapping[str, Any]
+"""An event of ASGI, received or sent."""
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
