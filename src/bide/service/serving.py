@@ -155,7 +155,7 @@ class Serving:
             may_note=Rates().take,
         )
         health = Health(app)
-        site = Site(Shared(app, health, self.config, self._policies, self.instance, self._channel, access))
+        site = Site(Shared(app, health, self.policy_of, self.instance, self._channel, access))
         stack.push_async_callback(site.close)
         consuming = Consuming(self._desk, settling, instance=self.instance, lease=app.terms.lease)
         self.service = Service(

@@ -22,7 +22,6 @@ from bide.engine.presence import WakeChannel
 from bide.engine.verdicts import Policy
 from bide.service.access import Access
 from bide.service.authz import Caller
-from bide.service.config import ServeConfig
 from bide.service.console.i18n import Phrases, language_of, zone_of
 from bide.service.console.rendering import render
 from bide.service.console.sessions import CSRF_FIELD, CSRF_HEADER, Session
@@ -215,9 +214,8 @@ class Shared(NamedTuple):
 
     app: Bide
     health: Health
-    config: ServeConfig
-    """Of this instance: which topics go to which webhook, and by which policy."""
-    policies: Mapping[Topic, Policy]
+    policy_of: Callable[[Topic], Policy]
+    """The policy by which this instance decides what happens to the tasks of a topic."""
     instance: str
     """This instance's name among all that serve the store."""
     channel: WakeChannel

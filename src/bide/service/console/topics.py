@@ -15,11 +15,9 @@ from typing import Any, NamedTuple
 from bide.core.instants import Millis
 from bide.core.names import check_topic
 from bide.core.records import Count, State, Topic
-from bide.core.retry import policy
 from bide.engine.history import Past
 from bide.engine.told_routes import Told, ToldRoute, told_of_policy
 from bide.engine.topics import QUARTER, Quarter, Topics, TopicSeen, TopicStory
-from bide.engine.verdicts import TopicPolicy
 from bide.service.authz import Verb
 from bide.service.console.page_request import Answer, Page, Route, Shared, Visit
 from bide.service.console.rendering import address, topic_address
@@ -175,7 +173,7 @@ class TopicsPage(Page):
 
     def __init__(self, shared: Shared) -> None:
         self._app = shared.app
-        self._policies = shared.policies
+        self._policy_of = shared.policy_of
         self._topics = Topics(shared.app)
         routes: Mapping[Route, Answer] = {
             ("GET", "/topics"): self._list,
@@ -217,8 +215,7 @@ class TopicsPage(Page):
 
     def _by_policy(self, topic: Topic) -> Told:
         """How this service tries again what its consumers get of a topic that nobody has told of."""
-        settings = self._app.settings
-        its = self._policies.get(topic) or TopicPolicy(policy(None), settings.losses)
+        its = self._policy_of(topic)
         return Told(told_of_policy(topic, "consumer", "", its.retry, its.losses, self._app.terms), 0)
 
     # --- pause and resume
