@@ -26,7 +26,6 @@ from bide.service.metrics.measures import (
     ERRORS,
     OPERATIONS,
     OTHER,
-    Exposed,
     Failed,
     Family,
     Few,
@@ -160,7 +159,8 @@ class Metrics(Instrument):
         self._registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
-        self._registry.register(Exposed(self.families))
+        for family in self.families:
+            self._registry.register(family)
         client.instruments.append(self)
 
     # --- told by the app

@@ -42,7 +42,7 @@ Values: TypeAlias = tuple[str, ...]
 One = TypeVar("One")
 
 
-class Family(Generic[One]):
+class Family(Collector, Generic[One]):
     """One metric, and a series for each combination of its labels' values."""
 
     def __init__(self, kind: str, name: str, about: str, *labels: str) -> None:
@@ -51,9 +51,6 @@ class Family(Generic[One]):
         self.about = about
         self.labels = labels
         self.values: dict[Values, One] = {}
-
-    def exposed(self) -> Metric:
-        raise NotImplementedError
 
     def forget(self, topic: str) -> None:
         """Drop the series of this topic, where it has any."""
@@ -67,13 +64,13 @@ class Numbers(Family[float]):
     def add(self, *values: str, by: float = 1) -> None:
         self.values[values] = self.values.get(values, 0) + by
 
-    def exposed(self) -> Metric:
+    def collect(self) -> Iterator[Metric]:
         family: CounterMetricFamily | GaugeMetricFamily
         made = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
         family = made(self.name.removesuffix("_total"), self.about, labels=self.labels)
         for values, number in self.values.items():
             family.add_metric(values, number)
-        return family
+        yield family
 
 
 class Series:
@@ -105,23 +102,12 @@ class Histogram(Family[Series]):
             found = self.values[values] = Series(self.bounds)
         return found
 
-    def exposed(self) -> Metric:
+    def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self.name, self.about, labels=self.labels)
         bounds = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]  # as Prometheus writes it: 1.0, 0.001
         for values, series in self.values.items():
             family.add_metric(values, list(zip(bounds, accumulate(series.counts), strict=True)), series.total)
-        return family
-
-
-class Exposed(Collector):
-    """All families of one exposition."""
-
-    def __init__(self, families: Sequence[Family[Any]]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._families:
-            yield family.exposed()
+        yield family
 
 
 class Few:
