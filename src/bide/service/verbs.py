@@ -17,7 +17,7 @@ from bide.core.errors import BadInput, PartlyFailed
 from bide.core.instants import Millis, as_datetime, duration, instant_text
 from bide.core.names import check_name, check_topic
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
-from bide.core.records import Cancel, Change, Count, Lease, Move, NewTask, Page, Redrive, Result, State, Topic
+from bide.core.records import Cancel, Change, Count, Lease, Move, NewTask, Page, Redrive, Result, State, Topic, Verdict
 from bide.engine.arguments import conflict_of, filter_of
 from bide.engine.changes import new_cancel, new_fire, new_move, new_redrive
 from bide.engine.client import Client
@@ -326,9 +326,6 @@ def _each(request: Request, batch: Sequence[Any], verb: Verb, make: Callable[[An
     return made
 
 
-_OUTCOMES = ("done", "retry", "defer", "dead")
-
-
 class Consuming:
     """Each method is a call of the contract, for consumers in any language."""
 
@@ -394,4 +391,4 @@ def _outcome(ask: schemas.Settle) -> Outcome:
         if at is not None or delay is not None:
             raise BadInput("at, delay", (at, delay), "neither with dead")
         return Dead(ask.error or "the consumer said so")
-    raise BadInput("outcome", ask.outcome, f"one of {', '.join(_OUTCOMES)}")
+    raise BadInput("outcome", ask.outcome, f"one of {', '.join(Verdict)}")

@@ -45,7 +45,7 @@ _LATENESS = (
 )  # fmt: skip
 _STORE = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _REQUEST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_OUTCOMES = ("done", "retry", "defer", "dead")
+_OUTCOMES = frozenset(Verdict)
 _MOST_CALLS = 100
 
 
