@@ -35,8 +35,8 @@ from bide.service.authz import (
     Verb,
     check_pattern,
     hash_of,
+    matches,
     parse,
-    pattern_of,
     verbs_of,
 )
 from bide.stores.memory import MemoryStore
@@ -80,14 +80,14 @@ def by_fnmatch(topic: str, pattern: str) -> bool:
 @example(topic="ab", pattern="a*b*b")
 @example(topic="aba", pattern="ab*ba")
 def test_a_pattern_matches_as_fnmatch_does_with_a_star_alone(topic: str, pattern: str) -> None:
-    assert bool(pattern_of(pattern).fullmatch(topic)) is by_fnmatch(topic, pattern)
+    assert matches(pattern.split("*"), topic) is by_fnmatch(topic, pattern)
 
 
 def test_a_pattern_made_to_take_long_does_not() -> None:
-    pattern = pattern_of("*a" * 99 + "*b")
+    pattern = ("*a" * 99 + "*b").split("*")
     calls = 0
     for _ in range(1_000):
-        calls += pattern.fullmatch("a" * 200) is not None
+        calls += matches(pattern, "a" * 200)
     assert calls == 0, "a backtracking matcher would not have got here"
 
 

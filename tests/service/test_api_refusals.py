@@ -14,6 +14,7 @@ from tests.service.calling import Api, Running, at
 from tests.waiting import PATIENCE, not_before
 
 from bide.service.contract import CALLS
+from bide.service.requests import Routes
 
 # --- paths and methods
 
@@ -216,3 +217,22 @@ def test_an_unknown_field_is_named_with_the_nearest_there_is(plain: Api, topic: 
 def test_where_get_is_allowed_head_is(plain: Api, topic: str) -> None:
     for path in (at(topic, "42"), "/v1/tasks", "/healthz"):
         assert {"GET", "HEAD"} <= set(plain("PROPFIND", path).headers["allow"].split(", "))
+
+
+@pytest.mark.parametrize(
+    ("path", "found"),
+    [
+        (b"/v1/tasks", {}),
+        (b"/v1/topics/a%2Fb/tasks/%7Bkey%7D", {"topic": b"a%2Fb", "key": b"%7Bkey%7D"}),
+        (b"/v1/topics/{topic}/tasks/{key}", {"topic": b"{topic}", "key": b"{key}"}),
+        (b"/v1/topics/a\n/pause", {"topic": b"a\n"}),
+        (b"/v1/topics//tasks/1", None),
+        (b"/v1/topics/a/tasks/", None),
+        (b"/v1/topics/a/tasks/1/2", None),
+        (b"/v1/tasks/", None),
+    ],
+)
+def test_a_path_is_matched_as_it_was_sent(path: bytes, found: dict[str, bytes] | None) -> None:
+    routes = Routes((call.method, call.path, call.name) for call in CALLS)
+    route = routes.find(path)
+    assert (None if route is None else route[1]) == found

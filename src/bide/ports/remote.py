@@ -3,7 +3,7 @@
 Each row names the types of request and answer, the access that a caller needs, how every field is checked, and whether
 the operation is done once however often it is sent.
 
-The library checks its callers at its public verbs and trusts the layers below. A service cannot: whoever has a token
+The library checks its callers at its public verbs and trusts the layers below. A service cannot: the owner of a token
 can send any record that MessagePack can hold. So every field is checked again before any of it reaches a store. The
 values of one field are checked together; the item that is wrong is searched for only when there is one.
 """

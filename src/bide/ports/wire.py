@@ -59,7 +59,7 @@ class Hello(Struct, frozen=True):
 
     wire: int
     clock: str
-    """Whose time counts: "server", or in tests "caller"."""
+    """The side whose time counts: "server", or in tests "caller"."""
 
 
 class Welcome(Struct, frozen=True, kw_only=True):

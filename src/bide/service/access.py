@@ -1,4 +1,4 @@
-"""Who calls: by the token that they show, and never a page of another site that made a browser call (CSRF).
+"""Authentication: callers are known by the token that they show, and pages of other sites are refused (CSRF).
 
 The store is asked for all tokens at most once a second, whatever callers send: so guessing costs it nothing, and a
 guess costs this process 2 us. Guessing is not throttled: at a million guesses a second, the 2^256 secrets of one token
@@ -34,7 +34,7 @@ SOON = 1.0
 FRESH = 5.0
 """Seconds that a token may still be good for after it was revoked: no older knowledge is used."""
 _NOBODY = hash_of("")
-"""What the secret of an unknown id is compared with, so that it takes as long as a wrong one."""
+"""Compared with the secret of an unknown id, so that this takes as long as a wrong one."""
 Headers: TypeAlias = Mapping[bytes, bytes]
 Networks: TypeAlias = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
 _OWN = frozenset({"same-origin", "none"})
@@ -44,7 +44,7 @@ _PORTS = {"http": "80", "https": "443"}
 
 
 class Access:
-    """Who may call. Belongs to the event loop in which `client` is open.
+    """Finds out who calls, and lets nobody else in. Belongs to the event loop in which `client` is open.
 
     `anonymous`: whether callers without a token are let in while the store holds none (what `check_start` returns).
     `any_name`: whether they may call this machine by any name; for a service that others reach, and `--insecure`.
@@ -64,10 +64,10 @@ class Access:
         self._failing = False
 
     async def caller_of(self, authorization: str | None) -> Caller:
-        """Who sent this Authorization header. Raises Unauthorized; StoreUnavailable when it cannot be known.
+        """Return the caller who sent this Authorization header. Raises Unauthorized, StoreUnavailable.
 
         No I/O while what is known of the tokens is young enough. Without a header it is anonymous where this was
-        allowed and the store holds no token; whoever shows a token must show one that counts.
+        allowed and the store holds no token; a token that is shown must count.
         """
         await self._refresh()
         if authorization is None:
@@ -80,7 +80,7 @@ class Access:
         return await self._caller_with(credentials.strip(" "))
 
     async def caller_behind(self, headers: Headers) -> Caller:
-        """Who sent the request with these headers. Raises Unauthorized, Foreign, StoreUnavailable.
+        """Return the caller who sent these headers. Raises Unauthorized, Foreign, StoreUnavailable.
 
         Like `caller_of`; but where nothing is shown, whatever a page of another site made a browser send is refused,
         and so is what calls this machine by another's name: a page reaches loopback too.
@@ -103,7 +103,7 @@ class Access:
         return await self._caller_with(token.strip())
 
     async def caller_by_id(self, id: str) -> Caller:
-        """Who has the token of this id, if it still counts; for what was begun with it: a session, a change.
+        """Return the owner of the token of this id, if it still counts; for a session or a change begun with it.
 
         Anonymous is who they were where that is still allowed. Raises Unauthorized; StoreUnavailable.
         """
@@ -123,7 +123,7 @@ class Access:
         return self._read_at + FRESH - asyncio.get_running_loop().time()
 
     async def anonymous_now(self) -> bool:
-        """Whether whoever sends no token is let in at present."""
+        """Tell whether callers without a token are let in at present."""
         await self._refresh()
         return self._anonymous and not self._any
 
@@ -194,7 +194,7 @@ class Access:
 
 
 def is_loopback(host: str) -> bool:
-    """Whether only this machine can reach what is bound to `host`; a name other than localhost is not trusted to."""
+    """Tell whether only this machine can reach a socket bound to `host`; of names only localhost is trusted."""
     if host.startswith("/") or host == "localhost":
         return True
     try:
@@ -204,7 +204,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_start(hosts: Sequence[str], *, tokens: bool, insecure: bool = False) -> bool:
-    """Whether a service bound to `hosts` may let anonymous callers in while there is no token: `Access(anonymous=)`.
+    """Tell whether a service bound to `hosts` may let in anonymous callers: `Access(anonymous=)`.
 
     Raises SetupError when it must not start: bound beyond this machine, without a token, and not told `--insecure`.
     """
@@ -268,7 +268,7 @@ def refuse_proxied(headers: Headers) -> None:
 
 
 def is_loopback_name(name: str) -> bool:
-    """Whether `name`, as a browser sends it, can only be this machine; `*.localhost` is one by RFC 6761."""
+    """Tell whether `name`, as a browser sends it, can only be this machine; `*.localhost` is one by RFC 6761."""
     if name == "127.0.0.1":  # almost always, and reading an address takes long
         return True
     name = name.lower().removesuffix(".")

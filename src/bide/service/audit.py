@@ -150,7 +150,7 @@ class Rates:
 
 
 def network_of(peer: str) -> str:
-    """What one party can be expected to have of addresses: one of IPv4, 2^64 of IPv6."""
+    """The addresses that one party can be expected to have: one of IPv4, 2^64 of IPv6."""
     try:
         address = ipaddress.ip_address(peer.partition("%")[0])
     except ValueError:

@@ -1,4 +1,4 @@
-"""What callers may do: verbs, topic patterns, the two refusals, and the tokens that say who may what.
+"""Authorization: verbs, topic patterns, the two refusals, and the tokens that grant access.
 
 A pattern is a topic in which `*` stands for any characters, also none; every other character stands for itself alone:
 `?` and `[` are no wildcards, case matters, and nothing is decoded or normalised, as stores compare topics byte by byte
@@ -6,7 +6,7 @@ too. Matching never goes back, so its cost is at most (parts of the pattern) x (
 
 A token is `bide_<id>_<secret>`: the prefix lets scanners find leaked ones, the id says which it is, the secret is 32
 random bytes. Only its SHA-256 is kept. That a fast hash is right here: what makes a password hash slow is there to make
-guessing from a short list expensive; among 2^256 equally likely secrets no list is short, and whoever reads the hash
+guessing from a short list expensive; among 2^256 equally likely secrets no list is short, and a reader of the hash
 has nothing to try. A slow one would let a caller without a token spend the service's time instead.
 """
 
@@ -16,7 +16,7 @@ import hashlib
 import re
 import secrets
 import string
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -33,7 +33,7 @@ from bide.engine.kept import Kept
 
 
 class Verb(StrEnum):
-    """What a caller may be allowed to do."""
+    """A kind of call that a token may allow."""
 
     SCHEDULE = "schedule"
     RESCHEDULE = "reschedule"
@@ -105,16 +105,25 @@ class Forbidden(AccessRefused):
 
 
 def _quotable(text: str) -> str:
-    """What RFC 6750 lets stand in an error_description: printable ASCII without quotes and backslashes."""
+    """Keep only what RFC 6750 allows in an error_description: printable ASCII without quotes and backslashes."""
     return "".join(letter if " " <= letter <= "~" and letter not in '"\\' else "'" for letter in text)
 
 
-def pattern_of(text: str) -> re.Pattern[str]:
-    """A pattern that a whole topic is to match. Each part is looked for once: the earliest place is as good as any."""
-    first, *rest = map(re.escape, text.split("*"))
-    if not rest:
-        return re.compile(first)
-    return re.compile(f"{first}{''.join(f'(?>.*?{part})' for part in rest[:-1] if part)}.*{rest[-1]}", re.DOTALL)
+def matches(parts: Sequence[str], topic: str) -> bool:
+    """Tell whether a topic matches a pattern that was cut up at its `*`."""
+    first, *between = parts
+    if not between:
+        return topic == first
+    last = between.pop()
+    place, end = len(first), len(topic) - len(last)
+    if place > end or not topic.startswith(first) or not topic.endswith(last):
+        return False
+    for part in between:  # the earliest place is as good as any later one
+        found = topic.find(part, place, end)
+        if found < 0:
+            return False
+        place = found + len(part)
+    return True
 
 
 def check_pattern(value: object, field: str = "topic") -> str:
@@ -132,7 +141,7 @@ def check_pattern(value: object, field: str = "topic") -> str:
 
 
 class Caller(Struct, frozen=True):
-    """Who calls, and what they may do. Made once per token, asked at every call."""
+    """A caller, and their access. Made once per token, asked at every call."""
 
     name: str
     verbs: frozenset[Verb] = ALL_VERBS
@@ -140,15 +149,15 @@ class Caller(Struct, frozen=True):
     """Patterns."""
     id: str = ""
     """Of the token that they show: it is who they are. Several may have one name."""
-    _patterns: tuple[re.Pattern[str], ...] = ()
+    _patterns: tuple[Sequence[str], ...] = ()
     _everywhere: bool = False
 
     def __post_init__(self) -> None:
-        force_setattr(self, "_patterns", tuple(pattern_of(text) for text in self.topics))
+        force_setattr(self, "_patterns", tuple(text.split("*") for text in self.topics))
         force_setattr(self, "_everywhere", any(text.strip("*") == "" and text for text in self.topics))
 
     def may(self, verb: Verb, topic: str | None) -> bool:
-        """Whether they may do `verb` to tasks of `topic`; None: of all topics, which needs the pattern `*`.
+        """Tell whether they may do `verb` to tasks of `topic`; None: of all topics, which needs the pattern `*`.
 
         O(patterns). bide's own settings are nobody's.
         """
@@ -156,7 +165,7 @@ class Caller(Struct, frozen=True):
             return False
         if self._everywhere:
             return True
-        return topic is not None and any(pattern.fullmatch(topic) for pattern in self._patterns)
+        return topic is not None and any(matches(pattern, topic) for pattern in self._patterns)
 
     def visible(self, records: Iterable[Record], verb: Verb = Verb.READ) -> list[Record]:
         """Of these, the tasks of topics to which they may do `verb`. What goes out as a list passes here: whatever else
@@ -197,16 +206,16 @@ class Caller(Struct, frozen=True):
 
 ANONYMOUS = "anonymous"
 ANYBODY = Caller(ANONYMOUS, id=ANONYMOUS)
-"""Whoever it is, where that is allowed: everything."""
+"""A caller without a token, where that is allowed. They may do everything."""
 
 
 PREFIX = "token:"
-"""What the names of kept tokens begin with."""
+"""The prefix of the names of kept tokens."""
 MOST_PATTERNS = 100
 LONGEST_TOKEN = 5 + 8 + 1 + 43
 """Characters of every token."""
 USUAL = ALL_VERBS - {Verb.ADMIN}
-"""What a token may do unless it is said."""
+"""The verbs of a token that names none."""
 
 _FORM = re.compile(r"bide_([a-z0-9]{8})_([A-Za-z0-9_-]{43})", re.ASCII)
 _ID = re.compile(r"[a-z0-9]{8}", re.ASCII)
@@ -219,7 +228,7 @@ class Token(Struct, frozen=True, kw_only=True):
 
     id: str
     name: str
-    """Who calls with it: what the event log and the audit log call them."""
+    """The name of its owner in the event log and the audit log."""
     hash: str
     """SHA-256 of the whole secret part, in hexadecimal."""
     verbs: tuple[Verb, ...]
@@ -233,7 +242,7 @@ class Token(Struct, frozen=True, kw_only=True):
 
 
 class Shown(NamedTuple):
-    """What a caller sent, in two parts."""
+    """A token as it was sent, in two parts."""
 
     id: str
     secret: str
@@ -248,7 +257,7 @@ def parse(text: str) -> Shown | None:
 
 
 def hash_of(secret: str) -> str:
-    """What is kept of a secret."""
+    """The hash that is kept of a secret."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 

@@ -66,7 +66,7 @@ class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
             raise BadInput(f"{where}.retry", error.value, error.accepted) from None
 
     def secrets(self, where: str) -> list[str]:
-        """What webhooks are signed with. Raises BadInput."""
+        """Read the secrets that webhooks are signed with. Raises BadInput."""
         if self.secrets_file is None:
             return []
         try:
@@ -80,12 +80,12 @@ class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class WebhooksConfig(Struct, forbid_unknown_fields=True, kw_only=True):
-    """What holds for all webhooks."""
+    """Settings of all webhooks."""
 
     allow: list[str] = field(default_factory=list)
     per_host: int = 20
     plain_http: bool = False
-    """Whether webhooks may go to public addresses unencrypted."""
+    """Allow webhooks to public addresses without TLS."""
 
 
 class ServeConfig(Struct, forbid_unknown_fields=True, kw_only=True):

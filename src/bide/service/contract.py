@@ -9,6 +9,7 @@ import msgspec
 from msgspec import UNSET, Meta, Struct, UnsetType
 
 from bide._version import __version__
+from bide.core.records import State
 from bide.service import schemas
 from bide.service.replies import CONTENT_TYPE, ProblemShape
 from bide.service.schemas import (
@@ -165,8 +166,7 @@ CALLS: tuple[Call, ...] = (
         answers={200: ("One page; with a cursor there is more", FoundShape)},
         query={
             "topic": ("Only of this topic", _NAME),
-            "state": ("Only in this state",
-                      {"type": "string", "enum": ["waiting", "leased", "done", "cancelled", "dead"]}),
+            "state": ("Only in this state", {"type": "string", "enum": [*State]}),
             "group": ("Only of this group", _NAME),
             "wake_from": ("Only live tasks that wake at this instant or later", _INSTANT),
             "wake_before": ("Only live tasks that wake before this instant", _INSTANT),

@@ -77,7 +77,7 @@ class Readiness(Struct, frozen=True):
         return 200 if self.ready else 503
 
     def document(self) -> dict[str, Any]:
-        """What the HTTP answer says, as JSON."""
+        """The HTTP answer, as JSON."""
         checks = [{"name": one.name, "level": one.level.value, "what": one.what} for one in self.checks]
         return {"status": "ready" if self.ready else "not ready", "checks": checks}
 

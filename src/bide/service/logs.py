@@ -79,11 +79,7 @@ def printable(text: str) -> str:
     """`text` with every character that does not print as its escape: line breaks, controls, lone surrogates."""
     if text.isprintable():
         return text
-    return "".join(one if one.isprintable() else _escaped(one) for one in text)
-
-
-def _escaped(one: str) -> str:
-    return one.encode("unicode_escape").decode("ascii")
+    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
 def _time(record: logging.LogRecord) -> str:
@@ -145,11 +141,10 @@ def _shown(value: Any) -> str:
         return "null"
     plain = _plain(value)
     text = plain if isinstance(plain, str) else json.dumps(plain, ensure_ascii=False, default=str)
-    return text if text and _one_word(text) and text.isprintable() else f'"{_quoted(text)}"'
-
-
-def _quoted(text: str) -> str:
-    return printable(text.replace("\\", "\\\\").replace('"', '\\"'))
+    if text and _one_word(text) and text.isprintable():
+        return text
+    quoted = text.replace("\\", "\\\\").replace('"', '\\"')
+    return f'"{printable(quoted)}"'
 
 
 def _text(value: Any) -> str:

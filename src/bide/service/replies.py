@@ -151,12 +151,12 @@ _MEANINGS: Mapping[type[Exception], _Meaning] = {
     BideError: _Meaning(409, "conflict", "Not possible now"),
     Exception: _Meaning(500, "defect", "A defect", "a defect of the service; its log says where"),
 }
-"""What each error of the engine or the store means to a caller; of several the first that it is an instance of. Where
-the store is and what its driver said is for the log, and not for callers."""
+"""The answer to each error of the engine or the store; of several the first that it is an instance of. The address of
+the store and the text of its driver are for the log, and not for callers."""
 
 
 def of_error(error: Exception) -> Problem:
-    """What any error of the service, the engine or the store means to a caller over HTTP."""
+    """Turn any error of the service, the engine or the store into an answer."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, BadInput):

@@ -12,8 +12,8 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping
-from typing import Any, Generic, NotRequired, Required, TypedDict, TypeVar
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Mapping, MutableMapping
+from typing import Any, Generic, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, unquote_to_bytes
 
 import msgspec
@@ -35,30 +35,10 @@ Ask = TypeVar("Ask")
 T = TypeVar("T")
 _HALF_ENCODED = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _NOBODY = Caller("nobody", verbs=frozenset(), topics=())
-
-
-class Scope(TypedDict):
-    """A request as ASGI begins it, as far as it is read here."""
-
-    type: str
-    method: str
-    path: str
-    raw_path: NotRequired[bytes | None]
-    query_string: bytes
-    headers: list[tuple[bytes, bytes]]
-    client: NotRequired[tuple[str, int] | None]
-
-
-class Message(TypedDict, total=False):
-    """An event of ASGI, received or sent."""
-
-    type: Required[str]
-    status: int
-    headers: list[tuple[bytes, bytes]]
-    body: bytes
-    more_body: bool
-
-
+Scope: TypeAlias = MutableMapping[str, Any]
+"""A request as ASGI begins it."""
+Message: TypeAlias = MutableMapping[str, Any]
+"""An event of ASGI, received or sent."""
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
@@ -71,19 +51,20 @@ class Request:
     """A request. `caller` is who sent it, once that is known."""
 
     __slots__ = (
-        "_query", "_receive", "_scope", "body", "caller", "headers", "limits", "method", "path", "proxies", "segments",
-        "still",
+        "_receive", "_scope", "body", "caller", "headers", "limits", "method", "path", "proxies", "raw_query",
+        "segments", "still",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
         self._receive = receive
         self.method: str = scope["method"]
         self.path: bytes = (scope.get("raw_path") or scope["path"].encode()).partition(b"?")[0]
-        self._query: bytes = scope["query_string"]
+        self.raw_query: bytes = scope["query_string"]
+        """The query after the question mark, as it was sent."""
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self._scope = scope
         self.proxies: Networks = ()
-        """Whose word on the address of a caller counts."""
+        """The proxies whose X-Forwarded-For counts."""
         self.limits = (BODY_LIMIT, BODY_PATIENCE)
         """Bytes and seconds that its body may take."""
         self.body = b""
@@ -91,11 +72,6 @@ class Request:
         self.segments: tuple[str, ...] = ()
         self.still: Callable[[], Awaitable[float]]
         """Raises when the caller may call no longer; else the seconds after which to ask again. Set with `caller`."""
-
-    @property
-    def raw_query(self) -> bytes:
-        """What follows the question mark, as it was sent."""
-        return self._query
 
     def header(self, name: bytes) -> str | None:
         """The value of a header, as text."""
@@ -154,7 +130,7 @@ class Request:
             pass
 
     async def attended(self, work: Coroutine[Any, Any, T], undo: Callable[[T], object] = lambda _: None) -> T:
-        """What `work` returns, however long it takes. The one place that looks after a caller who waits.
+        """Return the result of `work`, however long it takes. The one place that looks after a caller who waits.
 
         Raises Gone as the client goes, and what `still` raises as they may call no longer: that is asked by the clock,
         and once more before the result is theirs. Then `work` is cancelled; what it has returned is undone.
@@ -195,15 +171,15 @@ class Request:
 
     def query(self, known: tuple[str, ...]) -> dict[str, str]:
         """The parameters after the question mark, each at most once. Raises Problem for one that is not known."""
+        query = self.raw_query
         try:
-            _check_percents(self._query)
+            _check_percents(query)
             pairs = parse_qsl(
-                self._query.decode("ascii"), keep_blank_values=True, strict_parsing=bool(self._query), errors="strict"
+                query.decode("ascii"), keep_blank_values=True, strict_parsing=bool(query), errors="strict"
             )
         except ValueError:
-            raise bad_input(
-                BadInput("query", self._query.decode("latin-1"), "name=value&..., percent-encoded")
-            ) from None
+            accepted = "name=value&..., percent-encoded"
+            raise bad_input(BadInput("query", query.decode("latin-1"), accepted)) from None
         found: dict[str, str] = {}
         for name, value in pairs:
             if name not in known:
@@ -226,27 +202,28 @@ class Request:
 
 
 class Routes(Generic[T]):
-    """What answers, by path and method; a part of a path in braces stands for any text, still as it was sent."""
+    """A table by path and method; a part of a path in braces stands for any text, still as it was sent."""
 
     def __init__(self, routes: Iterable[tuple[str, str, T]]) -> None:
-        self._exact: dict[bytes, dict[str, T]] = {}
-        self._open: dict[tuple[bytes, ...], dict[str, T]] = {}
+        by_path: dict[str, dict[str, T]] = {}
         for method, path, one in routes:
-            parts = tuple(path.encode().split(b"/"))
-            known = self._open.setdefault(parts, {}) if "{" in path else self._exact.setdefault(path.encode(), {})
-            known[method] = one
+            by_path.setdefault(path, {})[method] = one
+        self._exact = {path.encode(): its for path, its in by_path.items() if "{" not in path}
+        self._open = [
+            (re.compile(re.sub(r"\{(\w+)\}", r"(?P<\1>[^/]+)", path).encode()), its)
+            for path, its in by_path.items()
+            if "{" in path
+        ]
 
-    def find(self, path: bytes) -> tuple[Mapping[str, T], list[tuple[str, bytes]]] | None:
-        """By method what answers at this path, and the open parts of that, each with its name; None: nothing does."""
+    def find(self, path: bytes) -> tuple[Mapping[str, T], Mapping[str, bytes]] | None:
+        """Return the entries at this path by method, and its open parts by name; None where there is none."""
         exact = self._exact.get(path)
         if exact is not None:
-            return exact, []
-        parts = path.split(b"/")
-        for pattern, known in self._open.items():
-            if len(pattern) == len(parts):
-                pairs = [(its, part) for its, part in zip(pattern, parts, strict=True) if its != part]
-                if all(its[:1] == b"{" and part for its, part in pairs):
-                    return known, [(its[1:-1].decode(), part) for its, part in pairs]
+            return exact, {}
+        for pattern, its in self._open:
+            found = pattern.fullmatch(path)
+            if found is not None:
+                return its, found.groupdict()
         return None
 
 
@@ -277,13 +254,13 @@ class BoundedHeads(HttpToolsProtocol):
     _begun = 0
     """Heads so far."""
     _open = True
-    """Whether a head is being waited for, or read."""
+    """True while a head is being waited for, or read."""
     _size = 0
     """Bytes of this head; within a body, of what is not part of it."""
     _part = False
-    """Whether what came last held a part of a body, or the end of a request."""
+    """True if the last bytes held a part of a body, or the end of a request."""
     _doubtful = False
-    """Whether what came last may be too much."""
+    """True if the last bytes may be too many."""
     _too_large = False
     _timer: asyncio.TimerHandle | None = None
 

@@ -15,8 +15,8 @@ from bide.core.answers import Answer
 from bide.core.events import Event
 from bide.core.instants import Millis, instant_text
 from bide.core.options import decode_options
-from bide.core.records import Pause, Record, Topic
-from bide.core.retry import FOREVER, Exponential, Fixed, Ladder, RetryPolicy, policy
+from bide.core.records import OnConflict, Pause, Record, Result, State, Topic, Verdict
+from bide.core.retry import FOREVER, PRESETS, Exponential, Fixed, Ladder, RetryPolicy, policy
 from bide.core.texts import error_parts, storable
 
 MOST_AT_ONCE = 10_000
@@ -58,7 +58,7 @@ Rungs: TypeAlias = Annotated[list[Span], Meta(min_length=1, max_length=100)]
 Tries: TypeAlias = Annotated[int, Meta(ge=1, le=FOREVER)]
 RetryText: TypeAlias = Annotated[
     str,
-    Meta(extra_json_schema={"enum": ["default", "never", "quick", "patient", "merchant-notify"]}),
+    Meta(extra_json_schema={"enum": [*PRESETS]}),
 ]
 
 
@@ -103,9 +103,7 @@ class Schedule(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
     at: Instant | None = None
     delay: Span | None = None
     group: Name | None = None
-    on_conflict: Annotated[
-        str, Meta(extra_json_schema={"enum": ["replace", "keep", "earliest", "latest", "refuse"]})
-    ] = "replace"
+    on_conflict: Annotated[str, Meta(extra_json_schema={"enum": [*OnConflict]})] = "replace"
     retry: Retries | None = None
     deadline: Instant | Span | None = None
     headers: dict[HeaderText, HeaderText] | None = None
@@ -187,7 +185,7 @@ class Settle(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=Tru
     topic: Name
     key: Name
     token: TokenNumber
-    outcome: Annotated[str, Meta(extra_json_schema={"enum": ["done", "retry", "defer", "dead"]})]
+    outcome: Annotated[str, Meta(extra_json_schema={"enum": [*Verdict]})]
     at: Instant | None = None
     delay: Span | None = None
     error: str | None = None
@@ -239,7 +237,7 @@ class TaskShape(Struct, frozen=True, gc=False):
     key: str
     id: str
     group: str | None
-    state: Annotated[str, Meta(extra_json_schema={"enum": ["waiting", "leased", "done", "cancelled", "dead"]})]
+    state: Annotated[str, Meta(extra_json_schema={"enum": [*State]})]
     due_at: InstantText
     wake_at: InstantText
     attempt: Whole
@@ -270,17 +268,7 @@ class DetailShape(Struct, frozen=True):
 class AnswerShape(Struct, frozen=True, gc=False):
     """What a verb answered: one word, and the task as it now is."""
 
-    answer: Annotated[
-        str,
-        Meta(
-            extra_json_schema={
-                "enum": [
-                    "created", "replaced", "kept", "refused", "moved", "under_way", "cancelled",
-                    "cancelled_while_leased", "redriven", "not_found", "finished", "stale_token",
-                ]
-            }
-        ),
-    ]  # fmt: skip
+    answer: Annotated[str, Meta(extra_json_schema={"enum": [*Result]})]
     task: TaskShape | None
     paused: OnlyTrue | UnsetType = UNSET
     """There only where the task is live and its topic is paused: it waits until that is resumed."""

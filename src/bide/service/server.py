@@ -19,7 +19,7 @@ from bide.engine.client import Client
 from bide.engine.running import TRACE_HEADERS
 from bide.ports.wire import STREAM_TYPE
 from bide.service.access import Access, Networks
-from bide.service.audit import audit, refused, unknown
+from bide.service.audit import Bucket, audit, refused, unknown
 from bide.service.authz import AccessRefused, Verb
 from bide.service.console.router import Site
 from bide.service.contract import CALLS, document
@@ -95,7 +95,8 @@ class Service:
         )
         self._open = frozenset(path.encode() for path in {*OPEN, "/openapi.json"})
         self._written: bytes | None = None
-        self._complains_again = 0.0
+        self._complaints = Bucket(1, 1.0, self._loop.time())
+        """One a second: while the store is away every request fails."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -151,7 +152,7 @@ class Service:
                     return "unknown", self._site.missing, True
             raise Problem(404, "no-such-call", "There is no such call", "see /openapi.json for those there are")
         calls, parts = route
-        request.segments = tuple(segment(raw, name) for name, raw in parts)
+        request.segments = tuple(segment(raw, name) for name, raw in parts.items())
         found = calls.get("GET" if method == "HEAD" else method)
         if found is None:
             allowed = ", ".join(sorted({*calls, "HEAD"} if "GET" in calls else calls))
@@ -174,20 +175,14 @@ class Service:
         if isinstance(error, AccessRefused):
             refused(error, request.peer)
         elif isinstance(error, StoreError):
-            self._complain(name, error)
+            if self._complaints.take(self._loop.time()):
+                _log.warning("%s: %s", name, error)
             if isinstance(error, OutcomeUnknown):
                 topic, key = request.segments if len(request.segments) == 2 else (None, None)
                 unknown(request.caller.name, name, topic, key)
         elif problem.status == 500:
             _log.exception("a defect in %s", name, exc_info=error)
         return Reply(problem.status, problem.body, CONTENT_TYPE, problem.headers)
-
-    def _complain(self, name: str, error: StoreError) -> None:
-        """Once a second at most: while the store is away every request fails."""
-        now = self._loop.time()
-        if now >= self._complains_again:
-            self._complains_again = now + 1.0
-            _log.warning("%s: %s", name, error)
 
     async def _stream(self, streamed: Streamed, request: Request, send: Send) -> None:
         """Until it ends, the client goes, or its caller may listen no longer."""
@@ -215,10 +210,9 @@ class Service:
     # --- calls of its own
 
     async def _store(self, request: Request) -> Reply | Streamed:
-        """What bide's own clients ask: see `store_calls`."""
+        """A call of bide's own clients: see `remote`."""
         [operation] = request.segments
         if operation == "listen":
-            self._stores.check_listen(request.body, request.caller)
             return Streamed(self._stores.listen(request.body, request.caller), STREAM_TYPE)
         return await self._stores.answer(operation, request.body, request.caller)
 

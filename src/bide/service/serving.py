@@ -60,7 +60,7 @@ class Serving:
         self.service: Service
         self._proxies = networks_of(config.proxies)
         self.open_to_all = False
-        """Whether callers who show no token may do everything, as long as there is none."""
+        """True if callers without a token may do everything, as long as there is none."""
         self._host = host
         self._insecure = insecure
         self._desk: Desk
@@ -70,22 +70,22 @@ class Serving:
         self._stack = AsyncExitStack()
         self._policies: dict[Topic, Policy] = {}
         self._default = TopicPolicy(policy(None), app.settings.losses)
-        hooks = {topic: one for topic, one in config.topics.items() if one.webhook is not None}
-        self._post = None
         self._sinks: list[AbstractAsyncContextManager[object]] = []
-        if hooks:
-            self._post = webhook_post(
+        post = None
+        if any(one.webhook is not None for one in config.topics.values()):
+            post = webhook_post(
                 allow=config.webhooks.allow, per_host=config.webhooks.per_host,
                 plain_http=config.webhooks.plain_http, observe=self.metrics.webhook,
             )  # fmt: skip
+            self._sinks.append(post)
         for topic, one in config.topics.items():
             self.metrics.reserve(topic)
             where = f"topics.{topic}"
             retry = one.policy(where)
             self._policies[topic] = TopicPolicy(retry, one.losses or app.settings.losses)
-            if one.webhook is not None and self._post is not None:
+            if one.webhook is not None and post is not None:
                 per_task = one.webhook == PER_TASK
-                sink = self._post.sink(
+                sink = post.sink(
                     None if per_task else one.webhook, per_task=per_task, secrets=one.secrets(where),
                     connect=one.connect_timeout, total=one.timeout, headers=one.headers,
                 )  # fmt: skip
@@ -116,13 +116,11 @@ class Serving:
     async def _open(self) -> None:
         app, stack = self.app, self._stack
         await stack.enter_async_context(app)
-        tokens = await Tokens(Kept(app.store, app.clock)).all(lambda _: None)
+        tokens = await Tokens(Kept(app.store, app.clock)).all()
         anonymous = check_start([self._host], tokens=bool(tokens), insecure=self._insecure)
         self.open_to_all = anonymous and not tokens
         if is_traced():
             app.trace()
-        if self._post is not None:
-            await stack.enter_async_context(self._post)
         for sink in self._sinks:
             await stack.enter_async_context(sink)
         self._desk = Desk(
@@ -157,7 +155,7 @@ class Serving:
             may_note=Rates().take,
         )
         health = Health(app)
-        site = Site(Shared(app, health, self.config, self._policies, self.instance, self._channel, access))
+        site = Site(Shared(app, health, self.policy_of, self.instance, self._channel, access))
         stack.push_async_callback(site.close)
         consuming = Consuming(self._desk, settling, instance=self.instance, lease=app.terms.lease)
         self.service = Service(
@@ -297,7 +295,7 @@ class _Server(uvicorn.Server):
 
 
 def config_of(path: str | None, webhooks: Sequence[str], allow: Sequence[str]) -> ServeConfig:
-    """What the file says, and the options. Raises BadInput."""
+    """Merge the settings of the file and the options. Raises BadInput."""
     config = ServeConfig() if path is None else read_config(path)
     for given in webhooks:
         topic, equals, url = given.partition("=")

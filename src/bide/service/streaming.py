@@ -1,4 +1,4 @@
-"""What happens, as server-sent events: the store's event log, followed for as long as somebody listens.
+"""The event stream, as server-sent events: the store's event log, followed for as long as somebody listens.
 
 The log is that of the store, so a stream tells what every instance and every worker wrote. It has no numbers that rise,
 so an event is known by its time and a checksum of what it says; who comes back with `Last-Event-ID` goes on behind it,
@@ -153,7 +153,7 @@ def _written(id: str, event: Event) -> bytes:
 
 
 def _put(queue: asyncio.Queue[_Told], one: _Told) -> None:
-    """Who is too far behind loses its stream, and comes back with the last id that it saw."""
+    """Append; a listener that is too far behind loses its stream, and comes back with the last id that it saw."""
     try:
         queue.put_nowait(one)
     except asyncio.QueueFull:

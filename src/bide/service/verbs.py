@@ -17,7 +17,7 @@ from bide.core.errors import BadInput, PartlyFailed
 from bide.core.instants import Millis, as_datetime, duration, instant_text
 from bide.core.names import check_name, check_topic
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
-from bide.core.records import Cancel, Change, Count, Lease, Move, NewTask, Page, Redrive, Result, State, Topic
+from bide.core.records import Cancel, Change, Count, Lease, Move, NewTask, Page, Redrive, Result, State, Topic, Verdict
 from bide.engine.arguments import conflict_of, filter_of, new_cancel, new_fire, new_move, new_redrive
 from bide.engine.client import Client
 from bide.engine.desk import Desk
@@ -63,21 +63,6 @@ async def set_paused(client: Client, topic: Topic, who: str, *, paused: bool) ->
     return changed
 
 
-async def topics_of(client: Client, only: Topic | None = None) -> list[TopicShape]:
-    """Every topic that has tasks or is paused, or this one, with its counts. O(topics). Raises StoreError."""
-    now = client.clock.now()
-    asked = None if only is None else [only]
-    tally = await client.tally([as_datetime(0), as_datetime(now + 1)], topics=asked)
-    pauses = {topic: its for topic, its in (await client.paused()).items() if only in (None, topic)}
-    found: list[TopicShape] = []
-    for topic in sorted({topic for topic, _ in tally.counts} | tally.forecast.keys() | pauses.keys()):
-        counts = {state.value: _count(tally.counts.get((topic, state), _NONE)) for state in State}
-        due = _count(tally.forecast.get(topic, [_NONE])[0])
-        pause = None if topic not in pauses else paused_shape(pauses[topic])
-        found.append(TopicShape(topic=topic, **counts, due=due, paused=pause))
-    return found
-
-
 def _count(count: Count) -> CountShape:
     return CountShape(count.number, count.exact)
 
@@ -105,14 +90,26 @@ class Verbs:
     # --- whole topics
 
     async def topics(self, request: Request) -> Reply:
-        caller = request.caller
+        """Every topic that has tasks or is paused, or this one, with its counts. O(topics)."""
+        client, caller = self._client, request.caller
         only = request.query(("topic",)).get("topic")
-        if only is not None or Verb.READ not in caller.verbs:
+        if only is None:
+            caller.check_somewhere(Verb.READ)
+        else:
             caller.check(Verb.READ, only)
-        if only is not None:
             check_topic(only)
-        found = await topics_of(self._client, only)
-        return reply(TopicsShape([one for one in found if caller.may(Verb.READ, one.topic)]))
+        edges = [as_datetime(0), as_datetime(client.clock.now() + 1)]
+        tally = await client.tally(edges, topics=None if only is None else [only])
+        pauses = await client.paused()
+        paused = pauses.keys() if only is None else pauses.keys() & {only}
+        found: list[TopicShape] = []
+        for topic in sorted({topic for topic, _ in tally.counts} | tally.forecast.keys() | paused):
+            if caller.may(Verb.READ, topic):
+                counts = {state.value: _count(tally.counts.get((topic, state), _NONE)) for state in State}
+                due = _count(tally.forecast.get(topic, [_NONE])[0])
+                pause = paused_shape(pauses[topic]) if topic in paused else None
+                found.append(TopicShape(topic=topic, **counts, due=due, paused=pause))
+        return reply(TopicsShape(found))
 
     async def pause(self, request: Request) -> Reply:
         return await self._set_paused(request, paused=True)
@@ -301,7 +298,7 @@ def _payload(ask: schemas.Schedule) -> bytes:
 
 
 def _seen(given: str | None, tag: str) -> bool:
-    """Whether `If-None-Match` names this tag, also weakly, as proxies that compress make it (RFC 9110, 13.1.2)."""
+    """Tell whether `If-None-Match` names this tag, also weakly, as proxies that compress make it (RFC 9110, 13.1.2)."""
     if given is None:
         return False
     return given.strip() == "*" or tag in [one.strip().removeprefix("W/") for one in given.split(",")]
@@ -326,9 +323,6 @@ def _each(request: Request, batch: Sequence[Any], verb: Verb, make: Callable[[An
     except BadInput as error:
         raise bad_input(error, f"[{place}].") from None
     return made
-
-
-_OUTCOMES = ("done", "retry", "defer", "dead")
 
 
 class Consuming:
@@ -396,4 +390,4 @@ def _outcome(ask: schemas.Settle) -> Outcome:
         if at is not None or delay is not None:
             raise BadInput("at, delay", (at, delay), "neither with dead")
         return Dead(ask.error or "the consumer said so")
-    raise BadInput("outcome", ask.outcome, f"one of {', '.join(_OUTCOMES)}")
+    raise BadInput("outcome", ask.outcome, f"one of {', '.join(Verdict)}")

@@ -10,10 +10,11 @@ from functools import partial
 from bide.core.errors import BadInput
 from bide.core.instants import Millis, duration
 from bide.core.names import new_id
-from bide.core.records import Result, State, Token
+from bide.core.records import Result, State
 from bide.insight.bulk import MOST_PACE, Bulk, BulkVerb, May, change_one, preview, wake_after
 from bide.insight.bulk_run import MOST_NOTED, BulkState, Progress, untouched_by
 from bide.insight.bulks import Bulks
+from bide.ports.remote import LAST_TOKEN
 from bide.service.authz import Forbidden, Verb
 from bide.service.console.page_request import (
     Answer,
@@ -36,7 +37,7 @@ VERBS = {
     BulkVerb.FIRE: Verb.FIRE,
     BulkVerb.REDRIVE: Verb.REDRIVE,
 }
-"""What one must be allowed to do for each."""
+"""The access that each needs."""
 _POSSIBLE: Mapping[str, tuple[BulkVerb, ...]] = {
     "": tuple(BulkVerb),
     "due": (BulkVerb.MOVE, BulkVerb.SHIFT, BulkVerb.CANCEL),
@@ -46,14 +47,14 @@ _POSSIBLE: Mapping[str, tuple[BulkVerb, ...]] = {
     State.CANCELLED: (),
     State.DEAD: (BulkVerb.REDRIVE,),
 }
-"""What can be done to tasks of a state; `due` and no state are what the list of tasks can be narrowed to, too."""
+"""The changes that tasks of a state allow; `due` and no state are filters of the list of tasks, too."""
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 Field = tuple[str, str]
 
 
 def read_bulk(visit: Visit) -> Bulk:
-    """What is asked, by whom it is allowed. Raises BadInput, Forbidden."""
-    verb = _verb(visit)
+    """Read a change from a form, and check that the viewer may make it. Raises BadInput, Forbidden."""
+    verb = visit.choice("verb", BulkVerb)
     scope = visit.given("scope", "chosen")
     if scope == "chosen":
         seen = tuple(chosen(visit))
@@ -76,19 +77,20 @@ def read_bulk(visit: Visit) -> Bulk:
         at=visit.phrases.read_time(visit.given("to"), "to") if verb is BulkVerb.MOVE else None,
         by=_by(visit.given("by")) if verb is BulkVerb.SHIFT else None,
         deadlines=verb is BulkVerb.SHIFT and bool(visit.given("deadlines")),
-        pace=visit.whole("pace", 0, least=1, most=MOST_PACE) or None, untouched_since=_since(visit.given("since")),
+        pace=visit.whole("pace", 0, least=1, most=MOST_PACE) or None,
+        untouched_since=visit.whole("since", 0, least=1, most=LAST_TOKEN) or None,
     )  # fmt: skip
 
 
 def possible(visit: Visit, state: str, topics: Sequence[str]) -> frozenset[str]:
-    """What they may do to tasks of this state, of any of these topics."""
+    """The changes that the viewer may make to tasks of this state, of any of these topics."""
     return frozenset(
         verb for verb in _POSSIBLE.get(state, ()) if any(visit.caller.may(VERBS[verb], topic) for topic in topics)
     )
 
 
 def may_of(visit: Visit, verb: BulkVerb) -> May:
-    """Whether who asks may do this to tasks of a topic."""
+    """Return a function that tells whether the viewer may do this to tasks of a topic."""
     caller, needed = visit.caller, VERBS[verb]
     return lambda topic: caller.may(needed, topic) and caller.may(Verb.READ, topic)
 
@@ -122,24 +124,8 @@ def read_id(text: str) -> str:
     return text
 
 
-def _verb(visit: Visit) -> BulkVerb:
-    text = visit.given("verb")
-    try:
-        return BulkVerb(text)
-    except ValueError:
-        raise BadInput("verb", text, f"one of {', '.join(BulkVerb)}") from None
-
-
 def _by(text: str) -> Millis:
     return duration(text.replace("−", "-").removeprefix("+").strip(), field="by", negative=True)
-
-
-def _since(text: str) -> Token | None:
-    if not text:
-        return None
-    if not text.isascii() or not text.isdigit() or len(text) > 19:
-        raise BadInput("since", text, "a token: a whole number")
-    return int(text)
 
 
 _STEADY = 100
@@ -231,7 +217,7 @@ class ActionsPage(Page):
         if pace is None and bulk.verb is BulkVerb.REDRIVE and seen.meant.number > _STEADY:
             pace = _STEADY
         return visit.page(
-            "change_preview.html", bulk=bulk, verb=NAMES[bulk.verb], seen=seen, scope=_scope(visit, bulk),
+            "change_preview.html", bulk=bulk, verb=NAMES[bulk.verb], seen=seen, scope=_scope(bulk),
             sample=[(record, wake_after(bulk, record, now)) for record in seen.sample], pace=pace,
             paused=sorted(seen.topics & paused.keys()), fields=list(fields_of(visit, bulk)), id=read_id(""),
             back=inside(visit.given("back"), ""), later=bulk.by is not None and bulk.by > 0,
@@ -242,7 +228,7 @@ class ActionsPage(Page):
     async def _list(self, visit: Visit) -> Reply:
         visit.caller.check_somewhere(Verb.READ)
         shown = [one for one in await self._bulks.all() if _may_see(visit, one)]
-        rows = [(one, self._state(one), _scope(visit, one.bulk)) for one in shown[:200]]
+        rows = [(one, self._state(one), _scope(one.bulk)) for one in shown[:200]]
         return visit.page("changes.html", rows=rows, names=NAMES)
 
     async def _stop(self, visit: Visit) -> Reply:
@@ -273,7 +259,7 @@ class ActionsPage(Page):
         rate, left = _rate(progress, progress.alive_at if state == "lost" else now)
         return visit.page(
             template, progress=progress, bulk=progress.bulk, verb=NAMES[progress.bulk.verb], state=state,
-            over=progress.state.over or state == "lost", scope=_scope(visit, progress.bulk), rate=rate, left=left,
+            over=progress.state.over or state == "lost", scope=_scope(progress.bulk), rate=rate, left=left,
             counts=sorted(progress.counts.items(), key=lambda one: -one[1]), reasons=REASONS,
             missed=missed if every else missed[:_SHOWN], more=max(0, len(missed) - _SHOWN) if not every else 0,
             kept=len(missed), again=self._again(visit, progress, state), tasks=_tasks_address(visit, progress.bulk),
@@ -310,8 +296,8 @@ def _may_see(visit: Visit, progress: Progress) -> bool:
     return progress.identity == visit.caller.id or visit.caller.may(Verb.READ, topic)
 
 
-def _scope(visit: Visit, bulk: Bulk) -> list[tuple[str, str | int]]:
-    """What is meant, as (name, value); times are instants."""
+def _scope(bulk: Bulk) -> list[tuple[str, str | int]]:
+    """Describe the tasks that a change is of, as (name, value); times are instants."""
     where = bulk.where
     if where is None:
         return []
@@ -324,7 +310,7 @@ def _scope(visit: Visit, bulk: Bulk) -> list[tuple[str, str | int]]:
 
 
 def _match_fields(visit: Visit, bulk: Bulk) -> dict[str, str]:
-    """What a change of all that match goes by, as fields of a form."""
+    """The filter of a change of all that match, as fields of a form."""
     assert bulk.where is not None
     return filter_fields(visit, bulk.where) | ({} if bulk.error is None else {"error": bulk.error})
 

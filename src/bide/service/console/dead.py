@@ -77,5 +77,5 @@ class DeadPage(Page):
 
 
 def _said(visit: Visit) -> str:
-    """What was answered to a form that was sent from here."""
+    """The answer to a form that was sent from this page."""
     return Result.REDRIVEN.value if visit.given("said") == Result.REDRIVEN.value else ""

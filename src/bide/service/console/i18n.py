@@ -149,7 +149,7 @@ class Phrases:
         return as_datetime(at).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{at % 1000:03d}Z"
 
     def field(self, at: Millis) -> str:
-        """What a form's field for a time shows: a time of the viewer's zone."""
+        """A time of the viewer's zone, as a form's field shows it."""
         return self._local(at).strftime("%Y-%m-%d %H:%M:%S")
 
     def read_time(self, text: str, field: str) -> Millis:

@@ -1,4 +1,4 @@
-"""What a task's state means now, and why it was late, in sentences: for whoever is asked "why did my order close late?"
+"""The meaning of a task's state and the reasons why it was late, in sentences: "why did my order close late?"
 
 Only what is known is said; a reason that is merely likely is told as the figures that make it so.
 """
@@ -21,7 +21,7 @@ _FEW = 4
 
 
 def meaning(phrases: Phrases, told: Story, pause: Pause | None) -> str:
-    """What its state means now, in a sentence."""
+    """Explain its state in a sentence."""
     record, say, now = told.record, phrases.say, phrases.now
     if record.state is State.WAITING:
         if record.wake_at <= now:
@@ -94,7 +94,7 @@ def _reasons(phrases: Phrases, told: Story, pause: Pause | None) -> Iterator[str
 
 
 def _of_attempts(phrases: Phrases, told: Story) -> Iterator[str]:
-    """What came before the last delivery."""
+    """Explain the deliveries before the last one."""
     say = phrases.say
     lost = [one for one in told.attempts if one.how is Ended.LOST]
     failed = [one for one in told.attempts if one.how is Ended.RETRY]

@@ -109,5 +109,5 @@ def _example(visit: Visit) -> str:
 
 
 def is_nothing(overview: Overview) -> bool:
-    """Whether there is nothing to be shown, and was nothing within the hour."""
+    """Tell whether there is nothing to be shown, and was nothing within the hour."""
     return overview.empty and not any(overview.by_minute)

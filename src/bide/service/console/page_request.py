@@ -5,8 +5,9 @@ means; and what all pages of one instance share.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
+from enum import StrEnum
 from functools import cached_property
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from bide.app import Bide
@@ -21,7 +22,6 @@ from bide.engine.verdicts import Policy
 from bide.insight.bulk import Seen
 from bide.service.access import Access
 from bide.service.authz import Caller
-from bide.service.config import ServeConfig
 from bide.service.console.i18n import Phrases, language_of, zone_of
 from bide.service.console.rendering import render
 from bide.service.console.sessions import CSRF_FIELD, CSRF_HEADER, Session
@@ -33,11 +33,12 @@ HTML = "text/html; charset=utf-8"
 LANGUAGE_COOKIE = "bide_language"
 ZONE_COOKIE = "bide_zone"
 _MOST_FIELDS = 5_000
+Choice = TypeVar("Choice", bound=StrEnum)
 
 
 class Visit:
-    """A request to the console. `session`: of whoever sent it, once that is known. `part`: what of the path the route
-    left open."""
+    """A request to the console. `session`: of the viewer, once they are known. `part`: the parts of the path that the
+    route leaves open."""
 
     def __init__(self, request: Request, client: Client) -> None:
         self.request = request
@@ -56,18 +57,18 @@ class Visit:
 
     @property
     def caller(self) -> Caller:
-        """Who they are. For what is behind the login."""
+        """The viewer, once they are known."""
         assert self.session is not None
         return self.session.caller
 
     @property
     def looks(self) -> bool:
-        """Whether it changes nothing."""
+        """True if it changes nothing."""
         return self.request.method in ("GET", "HEAD")
 
     @property
     def by_script(self) -> bool:
-        """Whether a page that is open asks for a part of itself."""
+        """True if a page that is open asks for a part of itself."""
         return self.request.header(b"hx-request") == "true"
 
     # --- what they sent, in the query or in a form
@@ -84,7 +85,7 @@ class Visit:
 
     @property
     def csrf(self) -> str | None:
-        """What they carry to show that a page of ours sent it."""
+        """The value that shows that a page of ours sent it."""
         return self.request.header(CSRF_HEADER.encode()) or self.exact(CSRF_FIELD) or None
 
     def given(self, name: str, default: str = "") -> str:
@@ -106,9 +107,19 @@ class Visit:
         text = self.given(name)
         if not text:
             return default
-        if not text.isascii() or not text.isdigit() or len(text) > 12 or not least <= int(text) <= most:
+        if not text.isascii() or not text.isdigit() or len(text) > 19 or not least <= int(text) <= most:
             raise BadInput(name, text, f"a whole number from {least:,} to {most:,}")
         return int(text)
+
+    def choice(self, name: str, of: type[Choice], default: Choice | None = None) -> Choice:
+        """A field that is one of several words. Raises BadInput."""
+        text = self.given(name)
+        if not text and default is not None:
+            return default
+        try:
+            return of(text)
+        except ValueError:
+            raise BadInput(name, text, f"one of {', '.join(of)}") from None
 
     # --- what they get
 
@@ -166,7 +177,7 @@ def chosen(visit: Visit) -> list[Seen]:
 
 
 DUE = "due"
-"""What stands in a form's state for: it waits, and its time has come."""
+"""The state in a form that means: it waits, and its time has come."""
 
 
 def filter_given(visit: Visit) -> Filter:
@@ -203,9 +214,8 @@ class Shared(NamedTuple):
 
     app: Bide
     health: Health
-    config: ServeConfig
-    """Of this instance: which topics go to which webhook, and by which policy."""
-    policies: Mapping[Topic, Policy]
+    policy_of: Callable[[Topic], Policy]
+    """The policy by which this instance decides what happens to the tasks of a topic."""
     instance: str
     """This instance's name among all that serve the store."""
     channel: WakeChannel

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 from urllib.parse import quote
@@ -18,7 +18,7 @@ from urllib.parse import quote
 from bide.core.errors import BadInput, StoreError
 from bide.engine.acting import acting_as
 from bide.service.access import refuse_foreign_page
-from bide.service.audit import audit, refused
+from bide.service.audit import Bucket, audit, refused
 from bide.service.authz import AccessRefused, Forbidden, Unauthorized
 from bide.service.console.actions import ActionsPage
 from bide.service.console.dead import DeadPage
@@ -34,7 +34,7 @@ from bide.service.console.topics import TopicsPage
 from bide.service.replies import Reply, of_error
 from bide.service.requests import OPEN_LIMIT, Gone, Request, Routes, segment
 
-Handler = Callable[[Sequence[bytes], Request], Awaitable[Reply]]
+Handler = Callable[[Iterable[bytes], Request], Awaitable[Reply]]
 """Answers a request, of whose path the route has left these parts open."""
 _YEAR = 365 * 86_400
 
@@ -78,7 +78,8 @@ class Site:
         found += [(route, partial(self._open, door)) for route, door in doors.items()]
         found += [(route, partial(self._answer, answer)) for one in self._pages for route, answer in one.routes.items()]
         self._routes = Routes([(*route, handler) for route, handler in found])
-        self._complains_again = 0.0
+        self._complaints = Bucket(1, 1.0, time.monotonic())
+        """One a second: while the store is away every open page asks again and again."""
 
     async def close(self) -> None:
         """End what runs in the background."""
@@ -86,13 +87,13 @@ class Site:
             await one.close()
 
     def find(self, request: Request) -> Callable[[Request], Awaitable[Reply]] | None:
-        """What answers this request; None: there is no such page."""
+        """Find the page for this request; None where there is no such page."""
         found = self._routes.find(request.path)
         if found is None:
             return None
         handlers, parts = found
         handler = handlers.get("GET" if request.method == "HEAD" else request.method)
-        return partial(self._not_with, handlers) if handler is None else partial(handler, [raw for _, raw in parts])
+        return partial(self._not_with, handlers) if handler is None else partial(handler, parts.values())
 
     async def _not_with(self, allowed: Collection[str], request: Request) -> Reply:
         """There is something, and it is not asked for like this."""
@@ -106,7 +107,7 @@ class Site:
 
     # --- pages for everybody
 
-    async def _open(self, door: Answer, _: Sequence[bytes], request: Request) -> Reply:
+    async def _open(self, door: Answer, _: Iterable[bytes], request: Request) -> Reply:
         visit = Visit(request, self._client)
 
         async def answered() -> Reply:
@@ -148,7 +149,7 @@ class Site:
 
     # --- pages of somebody who is known
 
-    async def _answer(self, answer: Answer, parts: Sequence[bytes], request: Request) -> Reply:
+    async def _answer(self, answer: Answer, parts: Iterable[bytes], request: Request) -> Reply:
         visit = Visit(request, self._client)
         headers = dict(_SAFE)
 
@@ -170,7 +171,7 @@ class Site:
         return _with(await self._in_any_case(visit, answered()), headers)
 
     async def _in_any_case(self, visit: Visit, answering: Coroutine[Any, Any, Reply]) -> Reply:
-        """What is answered, also where that is an error: a viewer gets a page, whatever is wrong. Raises Gone."""
+        """Answer with a page, whatever goes wrong. Raises Gone."""
         try:
             return await answering
         except Gone:
@@ -183,7 +184,7 @@ class Site:
             return self._wrong(visit, error)
 
     async def _session(self, request: Request) -> tuple[Session, bool]:
-        """Whose request this is, and whether that began with it. Raises AccessRefused, StoreError."""
+        """The session of this request, and whether it begins with it. Raises AccessRefused, StoreError."""
         if await self._access.anonymous_now():
             self._access.refuse_from_beyond(request.headers)
         try:
@@ -221,16 +222,9 @@ class Site:
         if problem.status == 500:
             _log.exception("a defect in the console", exc_info=error)
             return self._trouble(visit, 500, "A defect of the console", say("its log says where"))
-        if isinstance(error, StoreError):
-            self._complain(error)
-        return self._trouble(visit, min(problem.status, 503), problem.shape.title, inert(say(problem.shape.detail)))
-
-    def _complain(self, error: StoreError) -> None:
-        """Once a second at most: while the store is away every open page asks again and again."""
-        now = time.monotonic()
-        if now >= self._complains_again:
-            self._complains_again = now + 1.0
+        if isinstance(error, StoreError) and self._complaints.take(time.monotonic()):
             _log.warning("a page could not be shown: %s", error)
+        return self._trouble(visit, min(problem.status, 503), problem.shape.title, inert(say(problem.shape.detail)))
 
     def _trouble(self, visit: Visit, status: int, title: str, detail: str) -> Reply:
         """A page that says what is wrong; `detail` is inert."""
@@ -254,7 +248,7 @@ def _why(error: AccessRefused, say: Callable[..., str]) -> str:
 
 
 def _from_elsewhere(request: Request) -> bool:
-    """Whether it is a link of another site that a browser has followed."""
+    """Tell whether a browser has followed a link of another site."""
     return request.header(b"sec-fetch-site") == "cross-site" and request.method in ("GET", "HEAD")
 
 
@@ -262,5 +256,5 @@ def _with(reply: Reply, headers: Mapping[str, str]) -> Reply:
     return Reply(reply.status, reply.body, reply.content_type, {**headers, **reply.headers})
 
 
-async def _static(file: Reply, _parts: Sequence[bytes], _request: Request) -> Reply:
+async def _static(file: Reply, _parts: Iterable[bytes], _request: Request) -> Reply:
     return file

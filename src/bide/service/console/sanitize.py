@@ -74,7 +74,7 @@ class Shown(Struct, frozen=True, kw_only=True):
     dump: str | None
     """Byte by byte, where it is no text."""
     cut: bool
-    """Whether there is more than is shown."""
+    """True if there is more than is shown."""
 
 
 def shown(payload: bytes) -> Shown:

@@ -52,7 +52,7 @@ class Session(NamedTuple):
 
     caller: Caller
     csrf: str
-    """What their forms and requests must carry."""
+    """The value that their forms and requests must carry."""
     expires_at: Millis
     cookie: str
 
@@ -67,7 +67,7 @@ class Session(NamedTuple):
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):
-    """What the store keeps of a session, by the hash of its secret."""
+    """A session as the store keeps it, by the hash of its secret."""
 
     token: str
     """The id of the token that it was begun with."""
@@ -87,7 +87,7 @@ class Sessions:
         """How many each token may still begin: each is kept in the store."""
 
     async def begin(self, token: str) -> Session:
-        """A session for whoever has this token. Raises Unauthorized, StoreError."""
+        """Begin a session for the owner of this token. Raises Unauthorized, StoreError."""
         caller = await self._access.caller_with(token)
         now = self._client.clock.now() / 1000
         if not self._begun.setdefault(caller.id, Bucket(*_OFTEN, now)).take(now):
@@ -103,7 +103,7 @@ class Sessions:
         return _session(caller, f"2.{caller.id}.{secret}", kept.expires_at)
 
     async def begin_anonymous(self) -> Session:
-        """A session for whoever comes, where that is allowed; for its `csrf`. Raises Unauthorized."""
+        """Begin a session without a token, where that is allowed; for its `csrf`. Raises Unauthorized."""
         caller = await self._access.caller_of(None)
         return _session(caller, f"2.{ANONYMOUS}.{secrets.token_urlsafe(32)}", self._client.clock.now() + self._lasts)
 
@@ -127,7 +127,7 @@ class Sessions:
         return _session(caller, cookie, kept.expires_at)
 
     async def end(self, cookie: str | None) -> None:
-        """Whoever has this cookie is logged in no longer. Raises StoreError."""
+        """End the session of this cookie. Raises StoreError."""
         found = None if cookie is None else _read(cookie)
         if found is not None and found[0] != ANONYMOUS:
             name = _name(found[1])

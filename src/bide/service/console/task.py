@@ -47,7 +47,6 @@ class TaskPage:
 
     def __init__(self, shared: Shared, paused: CachedQuery[Mapping[str, Pause]]) -> None:
         self._app = shared.app
-        self._policies = shared.policies
         self._paused = paused
         parts = (("", self._page), ("/live", self._live), ("/payload", self._payload))
         self.routes: Mapping[Route, Answer] = {
@@ -56,16 +55,16 @@ class TaskPage:
 
     async def _page(self, visit: Visit) -> Reply:
         ref = _asked(visit)
-        told, paused = await asyncio.gather(story(self._app, *ref), self._paused.get())
+        told = await self._told(visit, ref)
         if told is None:
             return self._gone(visit, ref)
-        record = told.record
+        record: Record = told["record"]
         options = _options(record)
         policy = None if options is None else options.retry
         said = visit.given("said")
         return visit.page(
             "task.html",
-            **self._told(visit, told, paused),
+            **told,
             said=visit.say(_SAID[said], ago=visit.phrases.relative(record.due_at)) if said in _SAID else "",
             well=said
             in ("fired", "past", Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED, Result.REDRIVEN),
@@ -76,12 +75,10 @@ class TaskPage:
         )
 
     async def _live(self, visit: Visit) -> Reply:
-        """What is asked for again while the page is open."""
+        """The part that is asked for again while the page is open."""
         ref = _asked(visit)
-        told, paused = await asyncio.gather(story(self._app, *ref), self._paused.get())
-        if told is None:
-            return visit.page("task_over.html", ref=ref)
-        return visit.page("task_live.html", **self._told(visit, told, paused))
+        told = await self._told(visit, ref)
+        return visit.page("task_over.html", ref=ref) if told is None else visit.page("task_live.html", **told)
 
     async def _payload(self, visit: Visit) -> Reply:
         """All of it, to be saved: no browser shows it as anything."""
@@ -95,8 +92,12 @@ class TaskPage:
         }
         return Reply(200, task.payload_bytes, "text/plain; charset=utf-8", headers)
 
-    def _told(self, visit: Visit, told: Story, paused: Mapping[str, Pause]) -> Mapping[str, Any]:
-        record, pause = told.record, paused.get(told.record.topic)
+    async def _told(self, visit: Visit, ref: Ref) -> Mapping[str, Any] | None:
+        """The values of the parts that both pages have; None where there is no such task."""
+        told, paused = await asyncio.gather(story(self._app, *ref), self._paused.get())
+        if told is None:
+            return None
+        record, pause = told.record, paused.get(ref.topic)
         seen = visit.given("token")
         return {
             "ref": record.ref,
@@ -141,7 +142,7 @@ def _asked(visit: Visit) -> Ref:
 
 
 def _options(record: Record) -> Options | None:
-    """What travels with it; None: it is damaged."""
+    """The options that travel with it; None where they are damaged."""
     try:
         return decode_options(record.options) if record.options else NO_OPTIONS
     except DecodeError:

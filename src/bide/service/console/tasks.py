@@ -42,7 +42,7 @@ _MOST_TOPICS = 200
 
 
 class Search(NamedTuple):
-    """What somebody searches for."""
+    """The search that a viewer asks for."""
 
     where: Filter
     key: str
@@ -54,7 +54,7 @@ class Search(NamedTuple):
 
     @property
     def anything(self) -> bool:
-        """Whether nothing narrows it."""
+        """True if nothing narrows it."""
         return self.where == Filter() and not self.key
 
 
@@ -71,7 +71,7 @@ class Result(NamedTuple):
 
 
 def search_of(visit: Visit) -> Search:
-    """What an address asks for. Raises BadInput."""
+    """Read the address. Raises BadInput."""
     key = visit.exact("key")
     where = filter_given(visit)
     limit = visit.whole("limit", LIMITS[0], least=1, most=LIMITS[-1])
@@ -253,11 +253,11 @@ class TasksPage(Page):
 
 _NAMES = {"topic": "Topic", "key": "Key", "group": "Group", "state": "State", "wake_from": "Due from",
           "wake_before": "and before", "limit": "A page has"}  # fmt: skip
-"""What the form calls its fields."""
+"""The labels of the form's fields."""
 
 
 def _wrong(visit: Visit, error: BadInput) -> str:
-    """What is not accepted, in the form's own words."""
+    """Name the value that is not accepted, in the form's own words."""
     name, given = visit.say(_NAMES.get(error.field, error.field)), isolated(str(error.value), 60)
     return visit.say("{name}: {given} is not accepted; give {accepted}", name=name, given=given,
                      accepted=inert_line(visit.say(error.accepted)))  # fmt: skip
@@ -270,7 +270,7 @@ def _alike(text: str, topics: Sequence[Topic]) -> Sequence[Topic]:
 
 
 def _times(visit: Visit, asked: Search) -> Mapping[str, str]:
-    """What the fields for times show of an address that names them in UTC: the same in the viewer's zone."""
+    """The times of an address that names them in UTC, as the fields show them: in the viewer's zone."""
     phrases = visit.phrases
     times = {"wake_from": asked.where.wake_from, "wake_before": asked.where.wake_before}
     shown = {

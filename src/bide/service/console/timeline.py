@@ -8,11 +8,10 @@ from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
-from bide.core.errors import BadInput
 from bide.core.instants import Millis
 from bide.core.names import check_topic
 from bide.core.records import Count, Topic, summed
-from bide.insight.forecast import Bar, Forecast, Peak, Seen, Wanted, outlook
+from bide.insight.forecast import Forecast, Peak, Seen, Wanted, outlook
 from bide.insight.intervals import BACK, LONGEST, MINUTE, SECOND, Range, Span, around, chosen
 from bide.insight.minute_log import Fastest, LastDay, PastInterval
 from bide.service.authz import Verb
@@ -34,7 +33,7 @@ PastOf = Callable[[Sequence[Millis]], list[PastInterval]]
 
 
 class Asked(NamedTuple):
-    """What somebody wants to see."""
+    """The range, topic and rate that a viewer asks for."""
 
     range: Span | Range
     topic: Topic | None
@@ -64,88 +63,122 @@ class Rate(NamedTuple):
     at: Millis | None
 
 
-def view(
-    asked: Asked, seen: Seen, phrases: Phrases, *, topics: Sequence[Topic], fastest: Fastest | None, past_known: bool,
-    past: PastOf,
-) -> dict[str, Any]:  # fmt: skip
-    """The values of the templates."""
-    now = phrases.now
-    shown = asked.range if isinstance(asked.range, Range) else around(asked.range, now)._replace(first=seen.edges[0])
-    step = shown.step
-    rate = _rate(asked, fastest)
-    series, others = _series(seen)
-    begun = seen.edges[0] < seen.counted_at
-    by_minute = begun and step >= MINUTE
-    gone = [edge for edge in seen.edges if edge < seen.counted_at]
-    if len(gone) < len(seen.edges):
-        gone.append(seen.counted_at)
-    behind = list(zip(pairwise(gone), past(gone), strict=True)) if by_minute and len(gone) > 1 else []
-    backlog = 0 if seen.due is None else seen.due.number
-    peaks = _peaks([_peak(asked, seen, phrases, peak, backlog, rate) for peak in seen.peaks])
-    return {
-        "spans": [(_NAMES[span], span.value, asked.at(span), asked.range is span) for span in Span],
-        "moves": _moves(asked, shown, now),
-        "asked": asked,
-        "live": None if isinstance(asked.range, Range) else asked.at(asked.range, "/timeline/live"),
-        "here": asked.at(asked.range),
-        "shown": shown._replace(until=seen.edges[-1]),
-        "whole_range": seen.edges[-1] - seen.edges[0],
-        "topics": topics,
-        "seen": seen,
-        "rate": rate,
-        "peaks": peaks,
-        "series": [(topic, place, summed(counts)) for place, (topic, counts) in enumerate(series)],
-        "others": summed(others) if others else None,
-        "rows": _rows(asked, seen, phrases, series, others, {peak["top"].low for peak in peaks}),
-        "behind": [(low, high, one) for (low, high), one in behind if one.planned or one.done],
-        "begun": begun,
-        "by_minute": by_minute,
-        "past_known": past_known,
-        "day_back": begun and shown.first <= now - BACK + MINUTE,
-        "empty": not seen.total.number and not any(one.planned or one.done for _, one in behind),
-        "overdue": asked.tasks(phrases, 0, seen.counted_at),
-        "chart": _chart(asked, seen, phrases, step, series, others, behind, [peak["top"].low for peak in peaks]),
-    }
+class View:
+    """The timeline of one viewer: the values of the templates."""
 
+    def __init__(self, asked: Asked, seen: Seen, phrases: Phrases, *, fastest: Fastest | None, past: PastOf) -> None:
+        self.asked = asked
+        self.seen = seen
+        self.phrases = phrases
+        if isinstance(asked.range, Range):
+            self.shown = asked.range
+        else:
+            self.shown = around(asked.range, phrases.now)._replace(first=seen.edges[0])
+        self.rate = _rate(asked, fastest)
+        self.series, self.others = _series(seen)
+        self.begun = seen.edges[0] < seen.counted_at
+        self.by_minute = self.begun and self.shown.step >= MINUTE
+        gone = [edge for edge in seen.edges if edge < seen.counted_at]
+        if len(gone) < len(seen.edges):
+            gone.append(seen.counted_at)
+        told = self.by_minute and len(gone) > 1
+        self.behind = list(zip(pairwise(gone), past(gone), strict=True)) if told else []
+        self.peaks = _worth_telling([self._peak(peak) for peak in seen.peaks])
 
-def _chart(
-    asked: Asked,
-    seen: Seen,
-    phrases: Phrases,
-    step: Millis,
-    series: list[tuple[Topic, list[Count]]],
-    others: list[Count],
-    behind: list[tuple[tuple[Millis, Millis], PastInterval]],
-    peaks: list[Millis],
-) -> Mapping[str, Any]:
-    """What the script draws."""
-    drawn = [(inert_line(topic, 60), counts) for topic, counts in series]
-    if others:
-        drawn.append((phrases.say("others"), others))
-    return {
-        "zone": phrases.zone_name,
-        "now": seen.counted_at,
-        "first": seen.edges[0],
-        "until": seen.edges[-1],
-        "step": step,
-        "lows": [bar.low for bar in seen.bars],
-        "highs": [bar.high for bar in seen.bars],
-        "labels": [phrases.clock(bar.low, step) for bar in seen.bars],
-        "totals": [phrases.number(bar.total) for bar in seen.bars],
-        "series": [{"name": name, "counts": [count.number for count in counts]} for name, counts in drawn],
-        "others": bool(others),
-        "peaks": peaks,
-        "past": {
-            "lows": [low for (low, _), _ in behind],
-            "highs": [high for (_, high), _ in behind],
-            "labels": [phrases.clock(low, step) for (low, _), _ in behind],
-            "planned": [one.planned for _, one in behind],
-            "done": [one.done for _, one in behind],
-        },
-        "words": {word: phrases.say(word) for word in ("{count} tasks", "planned", "done", "now")},
-        "keep": address("", topic=asked.topic, rate=asked.rate).lstrip("?"),
-        "topic": asked.topic or "",
-    }
+    def values(self, *, topics: Sequence[Topic], past_known: bool) -> dict[str, Any]:
+        asked, seen, shown = self.asked, self.seen, self.shown
+        return {
+            "spans": [(_NAMES[span], span.value, asked.at(span), asked.range is span) for span in Span],
+            "moves": _moves(asked, shown, self.phrases.now),
+            "asked": asked,
+            "live": None if isinstance(asked.range, Range) else asked.at(asked.range, "/timeline/live"),
+            "here": asked.at(asked.range),
+            "shown": shown._replace(until=seen.edges[-1]),
+            "whole_range": seen.edges[-1] - seen.edges[0],
+            "topics": topics,
+            "seen": seen,
+            "rate": self.rate,
+            "peaks": self.peaks,
+            "series": [(topic, place, summed(counts)) for place, (topic, counts) in enumerate(self.series)],
+            "others": summed(self.others) if self.others else None,
+            "rows": self._rows(),
+            "behind": [(low, high, one) for (low, high), one in self.behind if one.planned or one.done],
+            "begun": self.begun,
+            "by_minute": self.by_minute,
+            "past_known": past_known,
+            "day_back": self.begun and shown.first <= self.phrases.now - BACK + MINUTE,
+            "empty": not seen.total.number and not any(one.planned or one.done for _, one in self.behind),
+            "overdue": asked.tasks(self.phrases, 0, seen.counted_at),
+            "chart": self._chart(),
+        }
+
+    def _chart(self) -> Mapping[str, Any]:
+        """The data that the script draws."""
+        seen, phrases, behind, step = self.seen, self.phrases, self.behind, self.shown.step
+        drawn = [(inert_line(topic, 60), counts) for topic, counts in self.series]
+        if self.others:
+            drawn.append((phrases.say("others"), self.others))
+        return {
+            "zone": phrases.zone_name,
+            "now": seen.counted_at,
+            "first": seen.edges[0],
+            "until": seen.edges[-1],
+            "step": step,
+            "lows": [bar.low for bar in seen.bars],
+            "highs": [bar.high for bar in seen.bars],
+            "labels": [phrases.clock(bar.low, step) for bar in seen.bars],
+            "totals": [phrases.number(bar.total) for bar in seen.bars],
+            "series": [{"name": name, "counts": [count.number for count in counts]} for name, counts in drawn],
+            "others": bool(self.others),
+            "peaks": [peak["top"].low for peak in self.peaks],
+            "past": {
+                "lows": [low for (low, _), _ in behind],
+                "highs": [high for (_, high), _ in behind],
+                "labels": [phrases.clock(low, step) for (low, _), _ in behind],
+                "planned": [one.planned for _, one in behind],
+                "done": [one.done for _, one in behind],
+            },
+            "words": {word: phrases.say(word) for word in ("{count} tasks", "planned", "done", "now")},
+            "keep": address("", topic=self.asked.topic, rate=self.asked.rate).lstrip("?"),
+            "topic": self.asked.topic or "",
+        }
+
+    def _peak(self, peak: Peak) -> Mapping[str, Any]:
+        """A peak in words, and where to go from it."""
+        top, backlog = peak.top, self.seen.due
+        reckoned = outlook(
+            self.seen.profile, top.low, backlog=0 if backlog is None else backlog.number, rate=self.rate.number
+        )
+        order = sorted(top.counts.items(), key=lambda one: (-one[1].number, one[0]))
+        return {
+            "top": top,
+            "of": order[:_COLOURS],
+            "more": summed(count for _, count in order[_COLOURS:]) if len(order) > _COLOURS else None,
+            "outlook": reckoned,
+            "in_time": reckoned is not None and reckoned.late <= _IN_TIME,
+            "needs": top.total,
+            "zoom": self.asked.at(_closer(peak, self.phrases.now)),
+            # from the start of the second: a bar that begins now begins within one
+            "tasks": self.asked.tasks(self.phrases, top.low - top.low % SECOND, top.high),
+        }
+
+    def _rows(self) -> dict[str, list[Mapping[str, Any]]]:
+        """The intervals in which something comes due: the peaks first, then all in the order of time."""
+        columns = [counts for _, counts in self.series] + ([self.others] if self.others else [])
+        tops = {peak["top"].low for peak in self.peaks}
+        rows: list[Mapping[str, Any]] = [
+            {
+                "low": bar.low,
+                "total": bar.total,
+                "counts": [counts[place] for counts in columns],
+                "tasks": self.asked.tasks(self.phrases, bar.low, bar.high),
+                "peak": any(bar.low <= top < bar.high for top in tops),
+            }
+            for place, bar in enumerate(self.seen.bars)
+            if bar.total.number
+        ]
+        first = sorted((row for row in rows if row["peak"]), key=lambda row: -row["total"].number)
+        return {"peaks": first, "all": rows}
 
 
 def _rate(asked: Asked, fastest: Fastest | None) -> Rate:
@@ -169,25 +202,8 @@ def _series(seen: Seen) -> tuple[list[tuple[Topic, list[Count]]], list[Count]]:
     return series, [summed(bar.counts.get(topic, nothing) for topic in rest) for bar in seen.bars] if rest else []
 
 
-def _peak(asked: Asked, seen: Seen, phrases: Phrases, peak: Peak, backlog: int, rate: Rate) -> Mapping[str, Any]:
-    """A peak in words, and where to go from it."""
-    top = peak.top
-    reckoned = outlook(seen.profile, top.low, backlog=backlog, rate=rate.number)
-    order = sorted(top.counts.items(), key=lambda one: (-one[1].number, one[0]))
-    return {
-        "top": top,
-        "of": order[:_COLOURS],
-        "more": summed(count for _, count in order[_COLOURS:]) if len(order) > _COLOURS else None,
-        "outlook": reckoned,
-        "in_time": reckoned is not None and reckoned.late <= _IN_TIME,
-        "needs": top.total,
-        "zoom": asked.at(_closer(peak, phrases.now)),
-        "tasks": asked.tasks(phrases, *_second(top)),
-    }
-
-
-def _peaks(found: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The highest first; without those that are nothing beside it, unless somebody has to wait there too."""
+def _worth_telling(found: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The highest first; without those that are nothing compared with it, unless somebody has to wait there too."""
     found = sorted(found, key=lambda peak: -peak["top"].total.number)
     return [
         peak
@@ -196,41 +212,12 @@ def _peaks(found: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
     ]
 
 
-def _second(top: Bar) -> tuple[Millis, Millis]:
-    """From the start of the second: a bar that begins now begins within one."""
-    return top.low - top.low % SECOND, top.high
-
-
 def _closer(peak: Peak, now: Millis) -> Range:
     """A range around a peak: its interval, or the two minutes around its second where that is as fine already."""
     low, high = peak.low, peak.high
     if high - low <= 2 * MINUTE:
         low, high = peak.top.low - 30 * SECOND, peak.top.high + 90 * SECOND
     return Range(max(low, now - BACK), high, SECOND)
-
-
-def _rows(
-    asked: Asked,
-    seen: Seen,
-    phrases: Phrases,
-    series: list[tuple[Topic, list[Count]]],
-    others: list[Count],
-    tops: set[Millis],
-) -> dict[str, list[Mapping[str, Any]]]:
-    """The intervals in which something comes due: the peaks first, then all in the order of time."""
-    rows: list[Mapping[str, Any]] = []
-    for place, bar in enumerate(seen.bars):
-        if bar.total.number:
-            row = {
-                "low": bar.low,
-                "total": bar.total,
-                "counts": [counts[place] for _, counts in series] + ([others[place]] if others else []),
-                "tasks": asked.tasks(phrases, bar.low, bar.high),
-                "peak": any(bar.low <= top < bar.high for top in tops),
-            }
-            rows.append(row)
-    first = sorted((row for row in rows if row["peak"]), key=lambda row: -row["total"].number)
-    return {"peaks": first, "all": rows}
 
 
 def _moves(asked: Asked, shown: Range, now: Millis) -> Mapping[str, str | None]:
@@ -286,13 +273,11 @@ class TimelinePage(Page):
         seen, known = await asyncio.gather(self._forecast.seen(wanted, may), self._past())
         fastest = self._day.fastest((whose, asked.topic), shown)
         topics = sorted(seen.topics | {topic for topic in self._day.topics() if topic and may(topic)})
-        return view(
-            asked, seen, visit.phrases, topics=topics, fastest=fastest, past_known=known,
-            past=lambda edges: self._day.between(edges, shown),
-        )  # fmt: skip
+        view = View(asked, seen, visit.phrases, fastest=fastest, past=lambda edges: self._day.between(edges, shown))
+        return view.values(topics=topics, past_known=known)
 
     async def _past(self) -> bool:
-        """Whether all of it is known; what is missing goes on being read."""
+        """Tell whether all of it is known; what is missing goes on being read."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
                 await self._day.look()
@@ -300,7 +285,7 @@ class TimelinePage(Page):
 
 
 def _asked(visit: Visit) -> Asked:
-    """What the address says. Raises BadInput."""
+    """Read the address. Raises BadInput."""
     rate = visit.whole("rate", 0, least=1, most=_MOST_RATE) or None
     topic = visit.given("topic")
     return Asked(_range(visit), check_topic(topic) if topic else None, rate)
@@ -313,11 +298,7 @@ def _range(visit: Visit) -> Span | Range:
         return chosen(
             _time(visit, first, "from") if first else now, _time(visit, until, "until") if until else now, now
         )
-    span = visit.given("span", Span.DAY.value)
-    try:
-        return Span(span)
-    except ValueError:
-        raise BadInput("span", span, f"one of {', '.join(Span)}") from None
+    return visit.choice("span", Span, Span.DAY)
 
 
 def _time(visit: Visit, text: str, field: str) -> Millis:

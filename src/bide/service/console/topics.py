@@ -2,7 +2,7 @@
 and pause and resume.
 
 Drawings are numbers for pictures without a style of their own. A bar's length, or a line's height, goes by the
-logarithm where seconds stand beside hours.
+logarithm where seconds and hours stand together.
 """
 
 from __future__ import annotations
@@ -15,10 +15,8 @@ from typing import Any, NamedTuple
 from bide.core.instants import Millis
 from bide.core.names import check_topic
 from bide.core.records import Count, State, Topic
-from bide.core.retry import policy
 from bide.engine.history import Past
 from bide.engine.route_registry import Announced, RouteSettings, settings_of_policy
-from bide.engine.verdicts import TopicPolicy
 from bide.insight.minute_log import QUARTER, Quarter
 from bide.insight.topics import Topics, TopicSeen, TopicStory
 from bide.service.authz import Verb
@@ -68,7 +66,7 @@ class Day(NamedTuple):
     marks: Sequence[Millis]
     """Instants to be written below: the beginning, the quarters of it, the end."""
     bars: Sequence[tuple[int, Quarter]]
-    """What happened, by its place."""
+    """The quarters in which something happened, by their place."""
     total: Past
 
 
@@ -147,7 +145,7 @@ def _steps(lates: Sequence[Millis | None], step: int, height: Callable[[Millis],
 
 
 _DONE = {(True, True): "paused", (True, False): "paused-before", (False, True): "resumed", (False, False): "not-paused"}
-"""What a page may be told of what was just done: by whether it was to be paused, and whether that changed anything."""
+"""The word for an action in the next page's address: by whether it was a pause, and whether it changed anything."""
 _MOST_SHOWN = 500
 """Topics in one list."""
 
@@ -176,7 +174,7 @@ class TopicsPage(Page):
 
     def __init__(self, shared: Shared) -> None:
         self._app = shared.app
-        self._policies = shared.policies
+        self._policy_of = shared.policy_of
         self._topics = Topics(shared.app)
         routes: Mapping[Route, Answer] = {
             ("GET", "/topics"): self._list,
@@ -218,8 +216,7 @@ class TopicsPage(Page):
 
     def _by_policy(self, topic: Topic) -> Announced:
         """How this service tries again what its consumers get of a topic that nobody has told of."""
-        settings = self._app.settings
-        its = self._policies.get(topic) or TopicPolicy(policy(None), settings.losses)
+        its = self._policy_of(topic)
         return Announced(settings_of_policy(topic, "consumer", "", its.retry, its.losses, self._app.terms), 0)
 
     # --- pause and resume
@@ -255,7 +252,7 @@ def rate(number: float) -> str:
 
 
 def _unknown(story: TopicStory) -> bool:
-    """Whether there is nothing at all that would be of this topic."""
+    """Tell whether there is no trace of this topic at all."""
     seen = story.seen
     past = any(quarter.past.begun or quarter.past.ended for quarter in story.day)
     return not (past or story.routes or seen.workers or seen.pause is not None or any(map(_any, seen.counts.values())))

@@ -1,4 +1,4 @@
-"""What is counted, under which name; docs/metrics.md has the same table, and a test compares the two."""
+"""The metrics of a service or program: one table of names. docs/metrics.md has the same, and a test compares both."""
 
 from __future__ import annotations
 
@@ -26,12 +26,10 @@ from bide.service.metrics.measures import (
     ERRORS,
     OPERATIONS,
     OTHER,
-    Exposed,
     Failed,
     Family,
     Few,
     Histogram,
-    Looked,
     Looking,
     Numbers,
     Series,
@@ -47,7 +45,7 @@ _LATENESS = (
 )  # fmt: skip
 _STORE = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _REQUEST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_OUTCOMES = ("done", "retry", "defer", "dead")
+_OUTCOMES = frozenset(Verdict)
 _MOST_CALLS = 100
 
 
@@ -106,7 +104,7 @@ def _families() -> list[Family[Any]]:
 
 
 class WebhookResult(Protocol):
-    """What is looked at of a webhook's result."""
+    """The part of a webhook's result that is counted."""
 
     @property
     def topic(self) -> str: ...
@@ -122,7 +120,7 @@ class Metrics(Instrument):
     """The metrics of one app. Make it before the app is opened: it attaches itself (`app.instruments`).
 
     By that, store calls, the lateness and outcome of the app's own deliveries and the wake-ups of its workers are
-    counted. What else there is, whoever does it tells: `started`, `settled`, `webhook`, `request`; `polls` and
+    counted. Anything else is reported by its owner: `started`, `settled`, `webhook`, `request`; `polls` and
     `streams` are asked how many are open. `topics`: so many topics have series of their own, those with a route or
     `reserve`d first, then the fullest, until they have been absent for an hour; all others are "other". The store is
     counted at most once in `tally_every` seconds. Belongs to one event loop; no method raises.
@@ -141,7 +139,7 @@ class Metrics(Instrument):
         self._late: dict[Topic, Series] = {}
         self._dropped = self._dropped_before = 0
         self.families = _families()
-        """What is counted, in the order of the exposition."""
+        """All metrics, in the order of the exposition."""
         named: Mapping[str, Any] = {family.name: family for family in self.families}
         self._lateness: Histogram = named["bide_lateness_seconds"]
         self._outcomes: Numbers = named["bide_outcomes_total"]
@@ -161,7 +159,8 @@ class Metrics(Instrument):
         self._registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
-        self._registry.register(Exposed(self.families))
+        for family in self.families:
+            self._registry.register(family)
         client.instruments.append(self)
 
     # --- told by the app
@@ -200,7 +199,7 @@ class Metrics(Instrument):
     def observe(self, record: Record, told: Settlement) -> None:
         self.settled(record.topic, told.verdict)
 
-    # --- told by whoever does it
+    # --- reported by its owner
 
     def started(self, record: Record, now: Millis) -> None:
         """A delivery of `record` starts, or it is handed out, at `now` by the store's clock."""
@@ -240,12 +239,12 @@ class Metrics(Instrument):
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
     async def _count(self) -> dict[str, Mapping[Values, float]]:
-        """What is in the store, by the name of the metric; what is not known is not there."""
-        looked = Looked(up=False) if self._client.open_in is None else await self._looking.look()
+        """Count the tasks in the store, by the name of the metric; what is not known is left out."""
+        up, counted = (False, False) if self._client.open_in is None else await self._looking.look()
         found: dict[str, Mapping[Values, float]]
-        found = {"bide_store_up": {(): looked.up}, "bide_store_counted": {(): looked.counted}}
-        seen = looked.seen
-        if seen is None:
+        found = {"bide_store_up": {(): up}, "bide_store_counted": {(): counted}}
+        seen = self._looking.seen
+        if not up or seen is None:
             return found
         present: Counter[Topic] = Counter()
         for (topic, _), number in seen.tasks.items():
@@ -265,7 +264,7 @@ class Metrics(Instrument):
             return {(topic,): numbers.get(topic, 0) for topic in topics}
 
         found |= {
-            "bide_counts_age_seconds": {(): looked.age},
+            "bide_counts_age_seconds": {(): self._looking.age},
             "bide_tasks": by_label(tasks, label),
             "bide_tasks_due": by_label(of_topics(seen.due), label),
             "bide_oldest_due_seconds": by_label(of_topics(seen.oldest), label, max),
@@ -277,7 +276,7 @@ class Metrics(Instrument):
         return found
 
     def _add_up(self) -> dict[str, Mapping[Values, float]]:
-        """What others count, as it is now, by the name of the metric."""
+        """Add up the numbers that others count, by the name of the metric."""
         wakes = self._wakes
         heard = [one.heard_at for one in wakes if one.heard_at is not None]
         rows: Counter[Values] = Counter()

@@ -42,7 +42,7 @@ Values: TypeAlias = tuple[str, ...]
 One = TypeVar("One")
 
 
-class Family(Generic[One]):
+class Family(Collector, Generic[One]):
     """One metric, and a series for each combination of its labels' values."""
 
     def __init__(self, kind: str, name: str, about: str, *labels: str) -> None:
@@ -51,9 +51,6 @@ class Family(Generic[One]):
         self.about = about
         self.labels = labels
         self.values: dict[Values, One] = {}
-
-    def exposed(self) -> Metric:
-        raise NotImplementedError
 
     def forget(self, topic: str) -> None:
         """Drop the series of this topic, where it has any."""
@@ -67,13 +64,13 @@ class Numbers(Family[float]):
     def add(self, *values: str, by: float = 1) -> None:
         self.values[values] = self.values.get(values, 0) + by
 
-    def exposed(self) -> Metric:
+    def collect(self) -> Iterator[Metric]:
         family: CounterMetricFamily | GaugeMetricFamily
         made = CounterMetricFamily if self.kind == "counter" else GaugeMetricFamily
         family = made(self.name.removesuffix("_total"), self.about, labels=self.labels)
         for values, number in self.values.items():
             family.add_metric(values, number)
-        return family
+        yield family
 
 
 class Series:
@@ -105,23 +102,12 @@ class Histogram(Family[Series]):
             found = self.values[values] = Series(self.bounds)
         return found
 
-    def exposed(self) -> Metric:
+    def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self.name, self.about, labels=self.labels)
         bounds = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]  # as Prometheus writes it: 1.0, 0.001
         for values, series in self.values.items():
             family.add_metric(values, list(zip(bounds, accumulate(series.counts), strict=True)), series.total)
-        return family
-
-
-class Exposed(Collector):
-    """All families of one exposition."""
-
-    def __init__(self, families: Sequence[Family[Any]]) -> None:
-        self._families = families
-
-    def collect(self) -> Iterator[Metric]:
-        for family in self._families:
-            yield family.exposed()
+        yield family
 
 
 class Few:
@@ -225,7 +211,7 @@ _MOST_OLDEST = 50
 
 
 class Seen(Struct, frozen=True):
-    """What one look found. Counts of a topic that has none in a state are left out."""
+    """The findings of one look. Counts of a topic that has none in a state are left out."""
 
     tasks: Mapping[tuple[Topic, State], int]
     due: Mapping[Topic, int]
@@ -236,18 +222,6 @@ class Seen(Struct, frozen=True):
     skew: float | None
     """Seconds by which this machine's clock is ahead of the store's; None: the store has none of its own."""
     paused: Collection[Topic]
-
-
-class Looked(Struct, frozen=True):
-    """What is known now."""
-
-    up: bool
-    """Whether the store answers at all."""
-    counted: bool = False
-    """Whether it could be counted in time; else what was seen is of an earlier look."""
-    seen: Seen | None = None
-    age: float = 0.0
-    """Seconds since what was seen was asked for."""
 
 
 class Looking:
@@ -261,7 +235,8 @@ class Looking:
         self._client = client
         self._every = every
         self._patience = patience
-        self._seen: Seen | None = None
+        self.seen: Seen | None = None
+        """The findings of the last look that was counted in time."""
 
     @cached_property
     def _reaching(self) -> CachedQuery[object]:
@@ -274,14 +249,19 @@ class Looking:
     def _counting(self) -> CachedQuery[Seen]:
         return CachedQuery(self._ask, every=self._every, share=_SHARE)
 
-    async def look(self) -> Looked:
+    @property
+    def age(self) -> float:
+        """Seconds since what was seen was asked for."""
+        return self._counting.age
+
+    async def look(self) -> tuple[bool, bool]:
+        """Tell whether the store answers, and whether it was counted in time; if not, `seen` is older."""
         if not await self._told("reached", self._reaching):
-            return Looked(up=False)
-        counted = await self._told("counted", self._counting)
-        return Looked(up=True, counted=counted, seen=self._seen, age=self._counting.age)
+            return False, False
+        return True, await self._told("counted", self._counting)
 
     async def _told(self, what: str, look: CachedQuery[Any]) -> bool:
-        """Whether there was an answer in time."""
+        """Tell whether there was an answer in time."""
         try:
             async with asyncio.timeout(self._patience):
                 await look.get()
@@ -302,7 +282,7 @@ class Looking:
         due = {topic: sum(numbers) for topic, numbers in overdue.items() if sum(numbers)}
         worst = sorted(due, key=lambda topic: (-min(overdue[topic][0], 1), -due[topic]))[:_MOST_OLDEST]
         oldest = await oldest_due(client, worst, now)
-        self._seen = Seen(
+        self.seen = Seen(
             {of: count.number for of, count in tally.counts.items()},
             due,
             {topic: (now - since) / 1000 for topic, since in oldest.items()},
@@ -310,7 +290,7 @@ class Looking:
             await self._skew(),
             (await client.paused()).keys(),
         )
-        return self._seen
+        return self.seen
 
     async def _skew(self) -> float | None:
         store = self._client.store

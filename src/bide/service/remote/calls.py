@@ -99,17 +99,13 @@ class StoreCalls:
             return self._refused(error, name)
 
     def listen(self, body: bytes, caller: Caller) -> AsyncGenerator[bytes, None]:
-        """The lines of a stream, for as long as somebody reads them. Check with `check_listen` before it begins."""
-        return self._wakes(self.check_listen(body, caller))
-
-    def check_listen(self, body: bytes, caller: Caller) -> list[Topic]:
-        """The topics to listen to. Raises BadInput, Forbidden."""
+        """The lines of a stream, for as long as somebody reads them. Raises BadInput, Forbidden before it begins."""
         try:
             topics = remote.LISTEN.read_request(wire.read_call(body).request)
         except wire.UNREADABLE as error:
             raise BadInput("body", f"{len(body)} bytes", f"what a client of bide sends ({error})") from None
         self._check(remote.LISTEN, topics, caller)
-        return topics
+        return self._wakes(topics)
 
     def let_go(self) -> None:
         """End the streams, also those to come; their listeners subscribe again, here or elsewhere."""

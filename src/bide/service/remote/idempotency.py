@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import secrets
 import time
-from collections import Counter, OrderedDict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Callable, Coroutine, Iterator
 from functools import partial
 from typing import Any, Generic, TypeVar
@@ -41,22 +41,17 @@ class PassedOver(Exception):
 class _Lane:
     """One operation of one session: its last number, and the work that answers it."""
 
-    __slots__ = ("number", "who", "work")
-
-    def __init__(self, who: str) -> None:
-        self.number = -1
-        self.who = who
-        self.work: asyncio.Task[Reply] | None = None
+    number = -1
+    work: asyncio.Task[Reply] | None = None
 
 
 class Session:
     """One client's."""
 
-    __slots__ = ("lanes", "who")
-
     def __init__(self, who: str) -> None:
         self.who = who
-        self.lanes: dict[str, _Lane] = {}
+        self.lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
+        """By operation."""
 
 
 class _ByAge(Generic[Key]):
@@ -127,7 +122,7 @@ class Sessions:
         return name
 
     def began(self, name: str) -> bool:
-        """Whether a session of this name began here."""
+        """Tell whether a session of this name began here."""
         return name.startswith(self._prefix)
 
     def session(self, name: str, who: str) -> Session | None:
@@ -143,7 +138,7 @@ class Sessions:
 
         The work goes on when its caller has gone. Raises PassedOver.
         """
-        lane = session.lanes.setdefault(operation, _Lane(session.who))
+        lane = session.lanes[operation]
         if number < lane.number or (number == lane.number and lane.work is None):
             raise PassedOver
         if number > lane.number:
@@ -151,7 +146,7 @@ class Sessions:
             task = asyncio.get_running_loop().create_task(self._run(lane.work, work), name=f"bide {operation} call")
             lane.number, lane.work = number, task
             self._under_way.add(task)
-            task.add_done_callback(partial(self._keep, lane))
+            task.add_done_callback(partial(self._keep, lane, session.who))
             self._forget_answers(self._clock())
         assert lane.work is not None
         return await asyncio.shield(lane.work)
@@ -162,10 +157,10 @@ class Sessions:
             await asyncio.wait([before])
         return await work()
 
-    def _keep(self, lane: _Lane, done: asyncio.Task[Reply]) -> None:
+    def _keep(self, lane: _Lane, who: str, done: asyncio.Task[Reply]) -> None:
         self._under_way.discard(done)
         if lane.work is done and not done.cancelled() and done.exception() is None:
-            self._answers.put(lane, lane.who, len(done.result().body), self._clock())
+            self._answers.put(lane, who, len(done.result().body), self._clock())
 
     def _forget_answers(self, now: float) -> None:
         for lane in self._answers.surplus(now - ANSWER_LASTS, self._most_bytes):

@@ -213,7 +213,7 @@ async def _each(verb: Awaitable[Sequence[object]]) -> Sequence[object]:
 
 
 def _on_behalf(caller: Caller, who: str | None) -> str:
-    """The name that is recorded: the caller, whoever else they say that it was."""
+    """The name that is recorded: the caller, and the name that they give."""
     return caller.name if who is None else f"{caller.name}/{who}"
 
 

@@ -58,7 +58,7 @@ def base_of(url: str, token: str | None) -> str:
 
 
 def _is_loopback(host: str) -> bool:
-    """Whether what is sent to `host` stays on this machine; of names only localhost is known to."""
+    """Tell whether data sent to `host` stays on this machine; of names only localhost is known to."""
     try:
         return host == "localhost" or ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
