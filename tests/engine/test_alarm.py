@@ -11,9 +11,10 @@ from collections.abc import Callable
 import pytest
 from tests.waiting import PATIENCE, not_before, pause
 
-from bide.engine.waker import Alarm, DescriptorAlarm, LoopAlarm, new_alarm
+from bide.engine.waker import DescriptorAlarm, LoopAlarm, new_alarm
 from bide.testing.virtual import VirtualLoop, run_virtual
 
+Alarm = LoopAlarm | DescriptorAlarm
 Kind = Callable[[Callable[[], None]], Alarm]
 KINDS = pytest.mark.parametrize("kind", [DescriptorAlarm, LoopAlarm])
 

@@ -16,7 +16,7 @@ from bide.core.outcomes import Dead, Defer, Retry
 from bide.core.records import Record, State
 from bide.core.retry import FOREVER, PRESETS
 from bide.core.tasks import Task
-from bide.engine.running import inherited_headers, set_running
+from bide.engine.joining import inherited_headers, set_running
 from bide.engine.terms import Retention
 from bide.engine.verdicts import TopicPolicy, settlement, unfit
 from bide.service.schemas import detail_shape, one_line, task_shape

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from bide.core.instants import LAST_INSTANT
 from bide.timers import hierarchical
-from bide.timers.hashed import laps_for, passed, slot_for
+from bide.timers.hashed import passed
 from bide.timers.idle import slot_after
 
 TIMES = st.integers(0, LAST_INSTANT)
@@ -71,14 +71,6 @@ def test_the_wheel_files_where_the_functions_say(elapsed: int, at: int) -> None:
     wheel = hierarchical.HierarchicalWheel[str](start=elapsed)
     wheel.add("a", at)
     assert list(wheel._buckets) == [hierarchical.bucket_for(elapsed, at)]
-
-
-@given(at=TIMES, now=TIMES, tick=st.integers(1, 5000), slots=st.integers(1, 5000))
-def test_laps_and_slots_add_up(at: int, now: int, tick: int, slots: int) -> None:
-    now, at = sorted((now, at))
-    hand = now // tick
-    ticks = (slot_for(at, tick, slots) - hand) % slots + laps_for(now, at, tick, slots) * slots
-    assert hand + ticks == at // tick
 
 
 @given(occupied=st.lists(st.booleans(), min_size=1, max_size=20), first=st.integers(0, 200), length=st.integers(1, 60))

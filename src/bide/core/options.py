@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextlib import suppress
 
 import msgspec
 
@@ -11,6 +12,8 @@ from bide.core.retry import RetryPolicy
 
 LONGEST_HEADERS = 4096
 """Bytes that all headers of a task may take, encoded."""
+TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
+"""W3C Trace Context and Baggage."""
 
 
 class Options(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
@@ -25,8 +28,17 @@ _encoder = msgspec.msgpack.Encoder()
 _decoder = msgspec.msgpack.Decoder(Options)
 
 
-def encode_options(retry: RetryPolicy | None, headers: Mapping[str, str] | None) -> bytes:
-    """The bytes for `NewTask.options`. Raises BadInput for headers that are not short text."""
+def encode_options(
+    retry: RetryPolicy | None, headers: Mapping[str, str] | None, trace: Mapping[str, str] | None = None
+) -> bytes:
+    """The bytes for `NewTask.options`. Raises BadInput for headers that are not short text.
+
+    `trace` is carried along; what the caller's own headers say goes before that. It never has a task refused: where
+    there is no room for it, it stays behind.
+    """
+    if trace:
+        with suppress(BadInput, TypeError):
+            return encode_options(retry, {**trace, **(headers or {})})
     if not headers:
         return b"" if retry is None else _encoder.encode(Options(retry=retry))
     if not isinstance(headers, Mapping):
@@ -50,3 +62,12 @@ def decode_options(options: bytes) -> Options:
         return _decoder.decode(options) if options else NO_OPTIONS
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from error
+
+
+def carried_trace(options: bytes) -> Mapping[str, str]:
+    """The trace headers of a stored task; none where its options are damaged."""
+    try:
+        headers = decode_options(options).headers
+    except msgspec.DecodeError:
+        return {}
+    return {name: headers[name] for name in TRACE_HEADERS if name in headers}

@@ -16,7 +16,7 @@ from typing import Any
 from bide.core.errors import StoreError
 from bide.core.events import EventKind
 from bide.core.instants import Millis
-from bide.core.records import Lease, Record, Settlement, Topic, Verdict
+from bide.core.records import Record, Settlement, Topic, Verdict
 from bide.engine.history import History
 from bide.engine.lanes import log_defect
 from bide.engine.leasing import LeaseLoop
@@ -178,7 +178,7 @@ class Desk(LeaseLoop):
     def give_back(self, records: Sequence[Record]) -> None:
         """These were not begun: due again at once, counting nothing."""
         if records:
-            self._settle_later([given_back(Lease(one.topic, one.key, one.token)) for one in records], "given back")
+            self._settle_later([given_back(record) for record in records], "given back")
 
     # --- the loop
 

@@ -1,4 +1,4 @@
-"""Which transaction the verbs of this coroutine take part in, if any.
+"""What the verbs of this coroutine take part in: an open transaction, and the delivery whose trace they carry on.
 
 A verb awaited inside `task.transaction()` or `app.using(connection)` must go through that very connection: through the
 store's own it would wait for a lock that its caller holds, for ever. So the open transaction travels in the context.
@@ -9,12 +9,14 @@ transaction or in none, so the verbs of such a task are refused: what they did w
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator
+from collections.abc import Coroutine, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, TypeVar
 
 from bide.core.errors import HAS_TO_BE_AWAITED, SetupError
+from bide.core.options import carried_trace
+from bide.core.records import Record
 from bide.ports import Joined, Store
 
 T = TypeVar("T")
@@ -31,6 +33,15 @@ class _Block:
 
 
 _innermost: ContextVar[_Block | None] = ContextVar("bide_joined", default=None)
+_running: ContextVar[Record | None] = ContextVar("bide_running", default=None)
+
+set_running = _running.set
+
+
+def inherited_headers() -> Mapping[str, str] | None:
+    """The trace headers of the task whose delivery runs here, if there are any."""
+    record = _running.get()
+    return None if record is None or not record.options else carried_trace(record.options) or None
 
 
 def _block_on(store: Store) -> _Block | None:

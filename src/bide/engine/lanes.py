@@ -25,8 +25,7 @@ from bide.core.instants import Length, Millis, When, duration
 from bide.core.outcomes import Done, Outcome
 from bide.core.records import Lease, Record
 from bide.core.tasks import Task
-from bide.engine.joining import joining
-from bide.engine.running import set_running
+from bide.engine.joining import joining, set_running
 from bide.engine.verdicts import completion
 from bide.ports import JoinsTransaction, Route
 

@@ -15,7 +15,7 @@ from functools import partial
 from bide.core.errors import StoreError
 from bide.core.events import EventKind
 from bide.core.instants import Millis
-from bide.core.records import Due, Lease, Leased, Record, Settlement, Topic
+from bide.core.records import Due, Leased, Record, Settlement, Topic
 from bide.engine.capacity import lease_in_turn
 from bide.engine.lanes import log_defect
 from bide.engine.pauses import HeldBack
@@ -104,7 +104,7 @@ class LeaseLoop:
     def _refusal(self, record: Record, policy: Policy, now: Millis, holder: str) -> Settlement | None:
         """The settlement of a task that was leased and must not be delivered; None: it may be. A loss is noted."""
         if record.topic in self.held_back.topics:  # since the lease was sent
-            return given_back(Lease(record.topic, record.key, record.token))
+            return given_back(record)
         if record.losses:
             self._note(EventKind.LOSS, record, f"lease lost, {record.losses} in a row", holder)
         elif record.deadline is None:

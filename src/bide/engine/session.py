@@ -71,7 +71,7 @@ class Session:
     async def add(self, new: NewTask) -> Answer:
         joined = self.joined()
         if joined:
-            return self._noted("schedule", await joined.add([new], now=self._clock.now()))[0]
+            return (await self.plural("schedule", joined.add([new], now=self._clock.now()), bulk=False))[0]
         return await self._told("schedule", self._batcher(self._adds, new, self._add).ask(new))
 
     async def add_many(self, tasks: Sequence[NewTask]) -> list[Answer]:
@@ -84,7 +84,7 @@ class Session:
     async def change(self, change: Change) -> Answer:
         joined = self.joined()
         if joined:
-            return self._noted(verb_of(change), await joined.change([change], now=self._clock.now()))[0]
+            return (await self.plural(verb_of(change), joined.change([change], now=self._clock.now()), bulk=False))[0]
         return await self._told(verb_of(change), self._batcher(self._changes, change, self._change).ask(change))
 
     async def change_many(self, changes: Sequence[Change]) -> list[Answer]:
@@ -92,15 +92,17 @@ class Session:
         verb = verb_of(changes[0]) if changes else ""
         return await self.plural(verb, self.verbs.change(changes, now=self._clock.now()))
 
-    async def plural(self, verb: str, answers: Coroutine[Any, Any, list[Answer]]) -> list[Answer]:
+    async def plural(self, verb: str, asked: Coroutine[Any, Any, list[Answer]], *, bulk: bool = True) -> list[Answer]:
         """The answers to a batch, noted; also those of a batch that partly failed."""
 
         async def noted() -> list[Answer]:
             try:
-                return self._noted(verb, await answers, bulk=True)
+                answers = await asked
             except PartlyFailed as partly:
-                self.note(verb, [one for one in partly.answers if isinstance(one, Answer)], bulk=True)
+                self.note(verb, [one for one in partly.answers if isinstance(one, Answer)], bulk=bulk)
                 raise
+            self.note(verb, answers, bulk=bulk)
+            return answers
 
         return await noted() if acting() is None or self.joined() else await to_the_end(noted())
 
@@ -118,10 +120,6 @@ class Session:
 
         asked.add_done_callback(told)
         return await asyncio.shield(asked)
-
-    def _noted(self, verb: str, answers: list[Answer], *, bulk: bool = False) -> list[Answer]:
-        self.note(verb, answers, bulk=bulk)
-        return answers
 
     def note(self, verb: str, answers: Sequence[Answer], *, bulk: bool = False) -> None:
         """Note the changes among `answers` as theirs who acts here, else as the actor's; without either, nothing."""

@@ -16,6 +16,7 @@ from bide.core.events import Event
 from bide.core.instants import Length, When, as_datetime, duration
 from bide.core.lifecycle import gone
 from bide.core.names import RESERVED_TOPICS, check_name, check_topic, new_id
+from bide.core.options import encode_options
 from bide.core.payloads import encode_payload
 from bide.core.records import (
     Cancel,
@@ -51,8 +52,8 @@ from bide.engine.arguments import (
     refuse_unknown,
 )
 from bide.engine.groups import over_group
+from bide.engine.joining import inherited_headers
 from bide.engine.pauses import PauseVerbs
-from bide.engine.running import inherited_headers, options_with
 from bide.engine.terms import Terms
 from bide.ports import COUNTED, Carrier, Clock, KeepsEvents, Store
 
@@ -115,7 +116,7 @@ class ClientVerbs(PauseVerbs):
             due,
             encode_payload(payload, self.terms.payload_limit),
             None if group is None else check_name("group", group),
-            options_with(None if retry is None else policy(retry), headers, carried)
+            encode_options(None if retry is None else policy(retry), headers, carried)
             if retry or headers or carried
             else b"",
             deadline_of(deadline, due, self.clock) if deadline is not None else None,

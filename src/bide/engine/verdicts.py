@@ -19,7 +19,7 @@ from bide.core.instants import Millis, instant_text
 from bide.core.names import new_id
 from bide.core.options import decode_options
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
-from bide.core.records import In, Lease, Record, Settlement, State, Verdict, uncut
+from bide.core.records import In, Record, Settlement, State, Verdict, uncut
 from bide.core.retry import RetryPolicy
 from bide.core.texts import LONGEST_TEXT, TRACE, error_text, storable
 from bide.engine.terms import Retention
@@ -120,9 +120,9 @@ def dead(
     )
 
 
-def given_back(lease: Lease) -> Settlement:
+def given_back(record: Record) -> Settlement:
     """The end of a lease that was not begun: due again at once, counting nothing."""
-    return Settlement(lease.topic, lease.key, lease.token, Verdict.DEFER, In(0))
+    return Settlement(record.topic, record.key, record.token, Verdict.DEFER, In(0))
 
 
 def _done(record: Record, keep: Retention, clock: Clock) -> Settlement:

@@ -17,7 +17,6 @@ import ctypes
 import os
 import time
 from collections.abc import Callable
-from typing import Protocol
 
 from bide.core.instants import Millis
 from bide.ports import Clock, Wakes
@@ -41,7 +40,7 @@ class Waker:
         self._heard: Millis | None = None
         self._kicked = False
         self._sleeper: asyncio.Future[None] | None = None
-        self._alarm: Alarm | None = None
+        self._alarm: LoopAlarm | DescriptorAlarm | None = None
         self._wake: Millis | None = None
         self._latest = 0.0
         self._asked_at: float | None = None
@@ -138,22 +137,8 @@ class Waker:
             self._sleeper.set_result(None)
 
 
-class Alarm(Protocol):
-    """Rings once, some seconds after it was last set; never early by more than the system's timers are."""
-
-    def set(self, seconds: float) -> None:
-        """Ring then, and not when it was set to before."""
-        ...
-
-    def cancel(self) -> None:
-        """Need not ring any more."""
-        ...
-
-    def close(self) -> None: ...
-
-
 class LoopAlarm:
-    """By the event loop's own timers."""
+    """Rings once, some seconds after it was last set, by the event loop's own timers."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
@@ -174,7 +159,7 @@ class LoopAlarm:
 
 
 class DescriptorAlarm:
-    """By a timer of the system that the loop waits for as for a socket. Raises OSError where there is none."""
+    """The same by a timer of the system that the loop waits for as for a socket. Raises OSError where there is none."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
@@ -218,7 +203,7 @@ class DescriptorAlarm:
         return answer
 
 
-def new_alarm(ring: Callable[[], None]) -> Alarm:
+def new_alarm(ring: Callable[[], None]) -> LoopAlarm | DescriptorAlarm:
     """The finest that there is. A loop that keeps a time of its own, as those of tests do, is asked for its own."""
     if abs(asyncio.get_running_loop().time() - time.monotonic()) < _OWN_TIME:
         try:

@@ -275,7 +275,7 @@ class Worker(LeaseLoop):
         if ended is not None:
             cancelled = isinstance(ended, asyncio.CancelledError)
             if isinstance(ended, KeyboardInterrupt) or (cancelled and self._stopping):
-                self._settler.put(delivery, given_back(delivery.lease))
+                self._settler.put(delivery, given_back(delivery.record))
                 return
             if cancelled:
                 ended = Retry("the handler was cancelled")
@@ -344,4 +344,4 @@ class Worker(LeaseLoop):
         """No handler has seen them, so they count for nothing."""
         for delivery in deliveries:
             delivery.over = True
-            self._settler.put(delivery, given_back(delivery.lease))
+            self._settler.put(delivery, given_back(delivery.record))

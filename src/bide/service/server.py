@@ -14,9 +14,9 @@ from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from bide.core.errors import OutcomeUnknown, StoreError
 from bide.core.events import Event
 from bide.core.names import check_topic
+from bide.core.options import TRACE_HEADERS
 from bide.engine.acting import acting_as
 from bide.engine.client import Client
-from bide.engine.running import TRACE_HEADERS
 from bide.ports.wire import STREAM_TYPE
 from bide.service.access import Access, Networks
 from bide.service.audit import Bucket, audit, refused, unknown

@@ -1,4 +1,4 @@
-"""What a sink sends along, so that the trace goes on at the receiver's."""
+"""The headers that a sink sends along, so that the trace goes on at the receiver's."""
 
 from __future__ import annotations
 
@@ -6,11 +6,8 @@ import sys
 from collections.abc import Mapping
 from typing import Any
 
-from msgspec import DecodeError
-
+from bide.core.options import carried_trace
 from bide.core.tasks import Task
-
-_NAMES = ("traceparent", "tracestate", "baggage")
 
 
 def trace_headers(task: Task[Any]) -> Mapping[str, str]:
@@ -23,10 +20,4 @@ def trace_headers(task: Task[Any]) -> Mapping[str, str]:
         headers: Mapping[str, str] = traced.current_headers()
         if "traceparent" in headers:
             return headers
-    if not task.record.options:
-        return {}
-    try:
-        carried = task.headers
-    except DecodeError:
-        return {}
-    return {name: carried[name] for name in _NAMES if name in carried}
+    return carried_trace(task.record.options)

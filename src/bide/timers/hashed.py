@@ -45,24 +45,6 @@ _LOOK = 1024
 """So many entries are looked at for the earliest time before a wake-up for nothing is the cheaper way."""
 
 
-def slot_for(at: Millis, tick: Millis, slots: int) -> int:
-    """Where on the ring a time rests.
-
-    >>> slot_for(3_610_000, tick=1000, slots=3600)
-    10
-    """
-    return at // tick % slots
-
-
-def laps_for(now: Millis, at: Millis, tick: Millis, slots: int) -> int:
-    """How often the hand passes the slot of `at` before it is due.
-
-    >>> laps_for(0, 3_610_000, tick=1000, slots=3600), laps_for(0, 3_599_000, tick=1000, slots=3600)
-    (1, 0)
-    """
-    return (at // tick - now // tick) // slots
-
-
 def passed(occupied: bytearray, first: int, last: int) -> Iterator[int]:
     """The slots in use that the hand meets from tick number `first` to `last`, in its order, each once.
 

@@ -28,7 +28,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "drain-settles-what-it-cancels", "P2", "A handler that a worker cancels as it ends counts as done.",
-        Worker._ended, "self._settler.put(delivery, given_back(delivery.lease))",
+        Worker._ended, "self._settler.put(delivery, given_back(delivery.record))",
         "self._settler.put(delivery, settlement(\n"
         "                record, None, self._lanes[record.topic].route,\n"
         "                self.terms.retention_of(record.topic), self.clock))",
