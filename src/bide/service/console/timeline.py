@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -257,17 +258,13 @@ class TimelinePage:
     def __init__(self, shared: Shared) -> None:
         self._forecast = Forecast(shared.app)
         self._day = LastDay(shared.app)
-        self._reading: asyncio.Task[None] | None = None
 
     def routes(self) -> Mapping[Route, Answer]:
         """By method and path."""
         return {("GET", "/timeline"): self._page, ("GET", "/timeline/live"): self._live}
 
     async def close(self) -> None:
-        """Let the looks under way end."""
-        if self._reading is not None:
-            self._reading.cancel()
-            await asyncio.wait([self._reading])
+        """Let no query go on."""
         await self._forecast.close()
         await self._day.close()
 
@@ -305,12 +302,9 @@ class TimelinePage:
 
     async def _past(self) -> bool:
         """Whether all of it is known; what is missing is being read."""
-        if self._reading is None or self._reading.done():
-            self._reading = asyncio.create_task(self._day.look(), name="bide timeline: the past")
-        reading = self._reading
-        await asyncio.wait([reading], timeout=_PATIENCE)
-        if reading.done():
-            reading.result()
+        with suppress(TimeoutError):  # it is read on meanwhile
+            async with asyncio.timeout(_PATIENCE):
+                await self._day.look()
         return self._day.whole
 
 
