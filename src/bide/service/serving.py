@@ -27,7 +27,7 @@ from bide.engine.desk import Desk
 from bide.engine.kept import Kept
 from bide.engine.presence import WakeChannel
 from bide.engine.retention import counted
-from bide.engine.route_registry import RouteAnnouncer, RouteSettings, settings_of_policy
+from bide.engine.route_registry import RouteAnnouncer, RouteSettings, settings_of_consumers
 from bide.engine.settling import Settling
 from bide.engine.verdicts import Policy, TopicPolicy
 from bide.engine.worker import Worker
@@ -168,7 +168,7 @@ class Serving:
     def _told_consumers(self) -> list[RouteSettings]:
         """How the topics are worked on that the file of settings leaves to consumers."""
         return [
-            settings_of_policy(topic, "consumer", "", one.retry, one.losses, self.app.terms)
+            settings_of_consumers(topic, one, self.app.terms)
             for topic, one in self._policies.items()
             if topic not in self.app.routes
         ]

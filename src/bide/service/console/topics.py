@@ -16,7 +16,7 @@ from bide.core.names import check_topic
 from bide.core.records import Count, State, Topic
 from bide.core.retry import policy
 from bide.engine.history import Past
-from bide.engine.route_registry import Announced, RouteSettings, settings_of_policy
+from bide.engine.route_registry import Announced, RouteSettings, settings_of_consumers
 from bide.engine.verdicts import TopicPolicy
 from bide.insight.minute_log import QUARTER, Quarter
 from bide.insight.topics import Topics, TopicSeen, TopicStory
@@ -223,7 +223,7 @@ class TopicsPage:
         """How this service tries again what its consumers get of a topic that nobody has told of."""
         settings = self._shared.app.settings
         its = self._shared.policies.get(topic) or TopicPolicy(policy(None), settings.losses)
-        return Announced(settings_of_policy(topic, "consumer", "", its.retry, its.losses, self._shared.app.terms), 0)
+        return Announced(settings_of_consumers(topic, its, self._shared.app.terms), 0)
 
     # --- pause and resume
 
