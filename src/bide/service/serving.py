@@ -31,6 +31,8 @@ from bide.engine.route_registry import RouteAnnouncer, RouteSettings, settings_o
 from bide.engine.settling import Settling
 from bide.engine.verdicts import Policy, TopicPolicy
 from bide.engine.worker import Worker
+from bide.insight.minute_log import LastDay
+from bide.insight.overview import Overviews
 from bide.service.access import Access, Tokens, check_start, is_loopback
 from bide.service.audit import Rates, audit
 from bide.service.config import MOST_CONNECTIONS, PER_TASK, ServeConfig, TopicConfig, read_config
@@ -157,7 +159,11 @@ class Serving:
             may_note=Rates().take,
         )
         health = Health(app)
-        site = Site(Shared(app, health, self.config, self._policies, self.instance, self._channel, access))
+        overviews, day = Overviews(app), LastDay(app)
+        stack.push_async_callback(overviews.close)
+        stack.push_async_callback(day.close)
+        shared = Shared(app, health, self.config, self._policies, self.instance, self._channel, access, overviews, day)
+        site = Site(shared)
         stack.push_async_callback(site.close)
         consuming = Consuming(self._desk, settling, instance=self.instance, lease=app.terms.lease)
         self.service = Service(

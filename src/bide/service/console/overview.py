@@ -9,7 +9,7 @@ from typing import NamedTuple
 from bide.core.instants import Millis
 from bide.engine.presence import Channel, notifies
 from bide.insight.minute_log import Flow
-from bide.insight.overview import Overview, Overviews
+from bide.insight.overview import Overview
 from bide.service.authz import ANONYMOUS, Verb
 from bide.service.console.page_request import Answer, Route, Shared, Visit
 from bide.service.health import Level
@@ -57,15 +57,13 @@ class HealthLine(NamedTuple):
 class OverviewPage:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._overviews = Overviews(shared.app)
 
     def routes(self) -> Mapping[Route, Answer]:
         """By method and path."""
         return {("GET", "/"): self._page, ("GET", "/overview/live"): self._live}
 
     async def close(self) -> None:
-        """Let no look go on."""
-        await self._overviews.close()
+        """Nothing runs for this page alone."""
 
     async def _page(self, visit: Visit) -> Reply:
         return await self._shown(visit, "overview.html")
@@ -78,7 +76,7 @@ class OverviewPage:
         everything = visit.may(Verb.READ, None)
         if Verb.READ not in visit.caller.verbs:
             visit.check(Verb.READ, None)
-        seen = await self._overviews.get()
+        seen = await self._shared.overviews.get()
         overview = seen.overview(None if everything else lambda topic: visit.may(Verb.READ, topic))
         checks = [
             HealthLine(visit.say(check.name), check.level, said(visit, check.what))

@@ -18,6 +18,8 @@ from bide.engine.client import Client
 from bide.engine.presence import WakeChannel
 from bide.engine.verdicts import Policy
 from bide.insight.bulk import Seen
+from bide.insight.minute_log import LastDay
+from bide.insight.overview import Overviews
 from bide.service.access import Access
 from bide.service.authz import Caller, Verb
 from bide.service.config import ServeConfig
@@ -213,6 +215,9 @@ class Shared(NamedTuple):
     channel: WakeChannel
     """How its worker and its desk hear of earlier wakes."""
     access: Access
+    overviews: Overviews
+    day: LastDay
+    """Both are shown by several pages, and asked once for all of them; not theirs to close."""
 
 
 Answer = Callable[[Visit], Awaitable[Reply]]

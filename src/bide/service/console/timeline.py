@@ -14,7 +14,7 @@ from bide.core.names import check_topic
 from bide.core.records import Count, Topic, summed
 from bide.insight.forecast import Bar, Forecast, Peak, Seen, Wanted, outlook
 from bide.insight.intervals import BACK, LONGEST, MINUTE, SECOND, Range, Span, around, chosen
-from bide.insight.minute_log import Fastest, LastDay, PastInterval
+from bide.insight.minute_log import Fastest, PastInterval
 from bide.service.authz import Verb
 from bide.service.console.i18n import Phrases
 from bide.service.console.page_request import Answer, Route, Shared, Visit
@@ -257,7 +257,7 @@ _PATIENCE = 0.35
 class TimelinePage:
     def __init__(self, shared: Shared) -> None:
         self._forecast = Forecast(shared.app)
-        self._day = LastDay(shared.app)
+        self._day = shared.day
 
     def routes(self) -> Mapping[Route, Answer]:
         """By method and path."""
@@ -266,7 +266,6 @@ class TimelinePage:
     async def close(self) -> None:
         """Let no query go on."""
         await self._forecast.close()
-        await self._day.close()
 
     async def _page(self, visit: Visit) -> Reply:
         """The whole page; its main part for a page that is open and goes to another range."""

@@ -173,7 +173,7 @@ COLUMNS: Mapping[str, tuple[str, Callable[[TopicSeen], Any]]] = {
 class TopicsPage:
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._topics = Topics(shared.app)
+        self._topics = Topics(shared.app, shared.overviews, shared.day)
 
     def routes(self) -> Mapping[Route, Answer]:
         """By method and path."""
