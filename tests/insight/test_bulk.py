@@ -20,7 +20,7 @@ from bide.core.names import RESERVED_TOPIC, SHOWN_TOPIC, new_id
 from bide.core.records import Filter, In, Move, NewTask, Record, Settlement, State, Verdict
 from bide.engine.acting import acting_as
 from bide.engine.kept import Kept
-from bide.insight.bulk import PAGE, Bulk, BulkVerb, Seen, count_meant, preview
+from bide.insight.bulk import PAGE, Bulk, BulkVerb, Meant, Seen, preview
 from bide.insight.bulk_run import MOST_MISSED, MOST_NOTED, BulkState, Progress, untouched_by
 from bide.insight.bulks import AT_ONCE, KEPT, LOST_AFTER, Bulks
 
@@ -250,7 +250,7 @@ async def test_only_topics_that_one_may_and_never_ours(store_url: str) -> None:
         def may(topic: str) -> bool:
             return topic.startswith("mine.")
 
-        count, topics = await count_meant(app, bulk, may, app.clock.now())
+        count, topics = await Meant(app, bulk, may, app.clock.now()).total()
         assert (count.number, topics) == (14, frozenset({"mine.a", "mine.b"}))
         assert (await carried_out(bulks, bulk, may=may)).counts == {"cancelled": 14}
         assert len(await records(app, "theirs")) == 7
@@ -270,7 +270,7 @@ async def test_a_range_of_times_and_a_state_narrow_it(store_url: str) -> None:
             await app.schedule("t", hours, key=f"h{hours}", delay=f"{hours}h")
         where = Filter(topic="t", wake_from=now + 2 * HOUR - 60_000, wake_before=now + 4 * HOUR - 60_000)
         bulk = Bulk(verb=BulkVerb.CANCEL, where=where)
-        assert (await count_meant(app, bulk, anything, app.clock.now()))[0].number == 2
+        assert (await Meant(app, bulk, anything, app.clock.now()).total())[0].number == 2
         assert (await carried_out(bulks, bulk)).counts == {"cancelled": 2}
         assert set(await records(app, "t", state="waiting")) == {"h1", "h4", "h5"}
         leased = Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t", state=State.LEASED))

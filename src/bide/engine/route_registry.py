@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bide.core.errors import StoreError
 from bide.core.instants import Millis
@@ -22,6 +23,7 @@ from bide.core.records import At, Filter, NewTask, State, Topic
 from bide.core.retry import FOREVER, Growing, RetryPolicy, Rungs
 from bide.engine.kept import Kept
 from bide.engine.terms import Terms
+from bide.engine.verdicts import Policy
 from bide.ports import Clock, Route, Served, Store, Verbs
 
 _log = logging.getLogger("bide.routes")
@@ -95,28 +97,17 @@ def settings_of(route: Route, terms: Terms) -> RouteSettings:
     kind, what = "sink", f"{made.__module__}.{made.__qualname__}"
     if isinstance(route.sink, Describes):
         kind, what = route.sink.described()
-    return settings_of_policy(
-        route.topic, kind, what, route.retry, route.losses, terms, concurrency=route.concurrency, timeout=route.timeout
-    )
+    same = settings_of_consumers(route.topic, route, terms)
+    return replace(same, kind=kind, what=what, concurrency=route.concurrency, timeout=route.timeout)
 
 
-def settings_of_policy(
-    topic: Topic,
-    kind: str,
-    what: str,
-    retry: RetryPolicy,
-    losses: int,
-    terms: Terms,
-    *,
-    concurrency: int | None = None,
-    timeout: Millis | None = None,
-) -> RouteSettings:
-    """The same of a topic that nobody here works on."""
+def settings_of_consumers(topic: Topic, policy: Policy, terms: Terms) -> RouteSettings:
+    """Those of a topic that is left to consumers over HTTP."""
+    retry, keep = policy.retry, terms.retention_of(topic)
     pauses, tries = ladder_of(retry)
-    keep = terms.retention_of(topic)
     return RouteSettings(
-        topic=topic, kind=kind, what=what, concurrency=concurrency, timeout=timeout, pauses=pauses, tries=tries,
-        jitter=retry.jitter if isinstance(retry, Growing) else 0.0, losses=losses, keep_done=keep.done,
+        topic=topic, kind="consumer", pauses=pauses, tries=tries,
+        jitter=retry.jitter if isinstance(retry, Growing) else 0.0, losses=policy.losses, keep_done=keep.done,
         keep_cancelled=keep.cancelled, keep_dead=keep.dead,
     )  # fmt: skip
 

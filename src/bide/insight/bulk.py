@@ -129,35 +129,6 @@ FAILED = "unavailable"
 """The store could not do it; nothing was done."""
 
 
-def filter_searched(bulk: Bulk, asked_at: Millis) -> Filter:
-    """The tasks that are walked through, in an order in which one that stays put is met once."""
-    where = bulk.where
-    assert where is not None
-    if bulk.verb is BulkVerb.REDRIVE:
-        return replace(where, state=State.DEAD)
-    least = where.wake_from or 0
-    if bulk.verb is BulkVerb.FIRE:  # what is due already keeps its place in the line
-        least = max(least, asked_at + 1)
-    return replace(where, wake_from=least)
-
-
-def is_meant(bulk: Bulk, record: Record, asked_at: Millis) -> bool:
-    """True for a task, found or read again, that is among those that were asked for at `asked_at`."""
-    if not filter_searched(bulk, asked_at).admits(record):
-        return False
-    if bulk.untouched_since is not None and record.token >= bulk.untouched_since:
-        return False
-    if bulk.verb is BulkVerb.REDRIVE:
-        ended = record.finished_at or 0
-        return ended <= asked_at + _SLACK and (bulk.error is None or error_class(record.error) == bulk.error)
-    return made_within_slack(record, asked_at)
-
-
-def made_within_slack(record: Record, asked_at: Millis) -> bool:
-    """True for a life so young that its end could be taken for one from before `asked_at`."""
-    return record.created_at <= asked_at + _SLACK
-
-
 def change_of(bulk: Bulk, record: Record, token: Token, client: Client) -> Change:
     """The change to ask of the store for this task, provided that it still has `token`."""
     topic, key = record.ref
@@ -201,6 +172,129 @@ async def change_one(client: Client, bulk: Bulk) -> Answer:
     return answer
 
 
+# --- the tasks that are meant
+
+
+class Meant(NamedTuple):
+    """The tasks that a request means which was made at `asked_at`, in topics that the caller may change."""
+
+    client: Client
+    bulk: Bulk
+    may: May
+    asked_at: Millis
+
+    @property
+    def where(self) -> Filter:
+        """The tasks to walk through, in an order in which one that stays put is met once."""
+        where = self.bulk.where
+        assert where is not None
+        if self.bulk.verb is BulkVerb.REDRIVE:
+            return replace(where, state=State.DEAD)
+        least = where.wake_from or 0
+        if self.bulk.verb is BulkVerb.FIRE:  # what is due already keeps its place in the line
+            least = max(least, self.asked_at + 1)
+        return replace(where, wake_from=least)
+
+    def admits(self, record: Record) -> bool:
+        """True for a task, found or read again, that is among those that were asked for."""
+        bulk = self.bulk
+        if not self.where.admits(record):
+            return False
+        if bulk.untouched_since is not None and record.token >= bulk.untouched_since:
+            return False
+        if bulk.verb is BulkVerb.REDRIVE:
+            ended = record.finished_at or 0
+            return ended <= self.asked_at + _SLACK and (bulk.error is None or error_class(record.error) == bulk.error)
+        return self.began_before(record)
+
+    def began_before(self, record: Record) -> bool:
+        """True for a life that began before the request, as far as clocks can tell."""
+        return record.created_at <= self.asked_at + _SLACK
+
+    def change_of(self, record: Record, token: Token) -> Change:
+        """The change to ask of the store for this task, provided that it still has `token`."""
+        return change_of(self.bulk, record, token, self.client)
+
+    async def total(self, *, until: float | None = None) -> tuple[Count, frozenset[Topic]]:
+        """How many they are, and of which topics; exact where an index counts them, else up to 10,000.
+
+        `until`: the time of the loop at which looking at them one by one ends.
+        """
+        client, bulk = self.client, self.bulk
+        if until is None:
+            until = asyncio.get_running_loop().time() + _PATIENCE
+        if bulk.chosen:
+            return Count(len(bulk.chosen)), frozenset(seen.ref.topic for seen in bulk.chosen)
+        where = self.where
+        if where.group is not None or bulk.error is not None or bulk.untouched_since is not None:
+            return await self._walked(_WALKED, until)
+        if bulk.verb is BulkVerb.REDRIVE:
+            counts = (await client.tally()).counts
+            return self._of_topics({topic: count for (topic, state), count in counts.items() if state is State.DEAD})
+        if where.state is State.LEASED:
+            return await self._walked(_WALKED, until)
+        edges = [where.wake_from or 0, LAST_INSTANT if where.wake_before is None else where.wake_before]
+        waits: dict[Topic, Count] = {}
+        if edges[0] < edges[1]:
+            forecast = (await client.tally([as_datetime(edge) for edge in edges], upto=_COUNTED)).forecast
+            waits = {topic: counts[0] for topic, counts in forecast.items()}
+        waiting, topics = self._of_topics(waits)
+        if where.state is State.WAITING:
+            return waiting, topics
+        leased, more = await self.leased(until=until)
+        return summed([waiting, leased]), topics | more
+
+    async def leased(self, *, until: float) -> tuple[Count, frozenset[Topic]]:
+        """The same of those that are being delivered now; up to 1,000."""
+        leased = replace(self.bulk, where=replace(self.where, state=State.LEASED))
+        return await self._replace(bulk=leased)._walked(_LEASED, until)
+
+    def _of_topics(self, counts: Mapping[Topic, Count]) -> tuple[Count, frozenset[Topic]]:
+        """Those of the topics that are meant, together; and which topics have any."""
+        only = self.where.topic
+        meant = [topic for topic, count in counts.items() if count.number and only in (None, topic) and self.may(topic)]
+        return summed(counts[topic] for topic in meant), frozenset(meant)
+
+    async def _walked(self, most: int, until: float) -> tuple[Count, frozenset[Topic]]:
+        """Counted one by one, up to `most`, and for no longer than a page may take."""
+        loop = asyncio.get_running_loop()
+        number = 0
+        topics: set[Topic] = set()
+        walk = Walk(self)
+        while not walk.over:
+            page = await walk.page()
+            number += len(page)
+            topics.update(record.topic for record in page)
+            if number >= most or walk.looked >= 2 * most or loop.time() >= until:
+                return Count(number, exact=walk.over), frozenset(topics)
+        return Count(number), frozenset(topics)
+
+
+class Walk:
+    """Through all tasks that are meant. Where reading a page fails, it can be read again."""
+
+    def __init__(self, meant: Meant, *, limit: int = PAGE) -> None:
+        self.over = False
+        self.looked = 0
+        self._meant = meant
+        self._where = meant.where
+        self._most = limit
+        self._limit = min(limit, _FIRST_PAGE)
+        self._cursor: str | None = None
+
+    async def page(self) -> list[Record]:
+        """The next of them; may be none. Raises StoreError."""
+        found = await self._meant.client.find_page(self._where, Page(limit=self._limit, cursor=self._cursor))
+        tasks = found.tasks
+        self._cursor = found.cursor
+        self.over = found.cursor is None
+        self.looked += len(tasks)
+        if tasks:
+            size = max(1, sum(len(one.payload) for one in tasks) // len(tasks))
+            self._limit = max(1, min(self._most, _PAGE_BYTES // size))
+        return [one for one in tasks if self._meant.may(one.topic) and self._meant.admits(one)]
+
+
 # --- before it is done
 
 
@@ -222,17 +316,16 @@ async def preview(client: Client, bulk: Bulk, may: May, *, sample: int = 10) -> 
     """Count them and show some. Costs two pages of a list and a tally, or the reading of up to 10,000 tasks."""
     if bulk.chosen:
         return await _preview_chosen(client, bulk, sample)
-    asked_at = client.clock.now()
+    meant = Meant(client, bulk, may, client.clock.now())
     until = asyncio.get_running_loop().time() + _PATIENCE
     shown: list[Record] = []
-    walk = Walk(client, bulk, may, asked_at, limit=_FIRST_PAGE)
+    walk = Walk(meant, limit=_FIRST_PAGE)
     while not walk.over and len(shown) < sample and walk.looked < _WALKED // 10:
         shown += await walk.page()
-    count, topics = await count_meant(client, bulk, may, asked_at, until=until)
+    count, topics = await meant.total(until=until)
     leased = Count(0)
-    assert bulk.where is not None
-    if bulk.verb is not BulkVerb.REDRIVE and bulk.where.state is not State.WAITING:
-        leased, _ = await _walked_leased(client, bulk, may, asked_at, until)
+    if meant.where.state not in (State.DEAD, State.WAITING):
+        leased, _ = await meant.leased(until=until)
     return Preview(count, leased, shown[:sample], topics | {record.topic for record in shown[:sample]})
 
 
@@ -249,95 +342,3 @@ async def _preview_chosen(client: Client, bulk: Bulk, sample: int) -> Preview:
     leased = sum(record.state is State.LEASED for record in there)
     topics = frozenset(record.topic for record in there)
     return Preview(Count(len(there)), Count(leased), there[:sample], topics, gone)
-
-
-async def count_meant(
-    client: Client, bulk: Bulk, may: May, asked_at: Millis, *, until: float | None = None
-) -> tuple[Count, frozenset[Topic]]:
-    """How many tasks are meant, and of which topics; exact where an index counts them, else up to 10,000.
-
-    `until`: the time of the loop at which looking at them one by one ends.
-    """
-    if until is None:
-        until = asyncio.get_running_loop().time() + _PATIENCE
-    if bulk.chosen:
-        return Count(len(bulk.chosen)), frozenset(seen.ref.topic for seen in bulk.chosen)
-    where = filter_searched(bulk, asked_at)
-    if where.group is not None or bulk.error is not None or bulk.untouched_since is not None:
-        return await _walked(client, bulk, may, asked_at, _WALKED, until)
-    if bulk.verb is BulkVerb.REDRIVE:
-        tally = await client.tally()
-        dead = {topic: count for (topic, state), count in tally.counts.items() if state is State.DEAD}
-        return _of_topics(dead, where, may)
-    if where.state is State.LEASED:
-        return await _walked(client, bulk, may, asked_at, _WALKED, until)
-    edges = [where.wake_from or 0, LAST_INSTANT if where.wake_before is None else where.wake_before]
-    waits: dict[Topic, Count] = {}
-    if edges[0] < edges[1]:
-        forecast = (await client.tally([as_datetime(edge) for edge in edges], upto=_COUNTED)).forecast
-        waits = {topic: counts[0] for topic, counts in forecast.items()}
-    waiting, topics = _of_topics(waits, where, may)
-    if where.state is State.WAITING:
-        return waiting, topics
-    leased, more = await _walked_leased(client, bulk, may, asked_at, until)
-    return summed([waiting, leased]), topics | more
-
-
-def _of_topics(counts: Mapping[Topic, Count], where: Filter, may: May) -> tuple[Count, frozenset[Topic]]:
-    """Those of the topics that are meant, together; and which topics have any."""
-    meant = [topic for topic, count in counts.items() if count.number and where.topic in (None, topic) and may(topic)]
-    return summed(counts[topic] for topic in meant), frozenset(meant)
-
-
-async def _walked_leased(
-    client: Client, bulk: Bulk, may: May, asked_at: Millis, until: float
-) -> tuple[Count, frozenset[Topic]]:
-    """Those that are being delivered now."""
-    assert bulk.where is not None
-    leased = replace(bulk, where=replace(bulk.where, state=State.LEASED))
-    return await _walked(client, leased, may, asked_at, _LEASED, until)
-
-
-async def _walked(
-    client: Client, bulk: Bulk, may: May, asked_at: Millis, most: int, until: float
-) -> tuple[Count, frozenset[Topic]]:
-    """Counted one by one, up to `most`, and for no longer than a page may take."""
-    loop = asyncio.get_running_loop()
-    number = 0
-    topics: set[Topic] = set()
-    walk = Walk(client, bulk, may, asked_at)
-    while not walk.over:
-        page = await walk.page()
-        number += len(page)
-        topics.update(record.topic for record in page)
-        if number >= most or walk.looked >= 2 * most or loop.time() >= until:
-            return Count(number, exact=walk.over), frozenset(topics)
-    return Count(number), frozenset(topics)
-
-
-class Walk:
-    """Through all tasks that are meant. Where reading a page fails, it can be read again."""
-
-    def __init__(self, client: Client, bulk: Bulk, may: May, asked_at: Millis, *, limit: int = PAGE) -> None:
-        self.over = False
-        self.looked = 0
-        self._client = client
-        self._bulk = bulk
-        self._may = may
-        self._asked_at = asked_at
-        self._where = filter_searched(bulk, asked_at)
-        self._most = limit
-        self._limit = min(limit, _FIRST_PAGE)
-        self._cursor: str | None = None
-
-    async def page(self) -> list[Record]:
-        """The next of them; may be none. Raises StoreError."""
-        found = await self._client.find_page(self._where, Page(limit=self._limit, cursor=self._cursor))
-        tasks = found.tasks
-        self._cursor = found.cursor
-        self.over = found.cursor is None
-        self.looked += len(tasks)
-        if tasks:
-            size = max(1, sum(len(one.payload) for one in tasks) // len(tasks))
-            self._limit = max(1, min(self._most, _PAGE_BYTES // size))
-        return [one for one in tasks if self._may(one.topic) and is_meant(self._bulk, one, self._asked_at)]

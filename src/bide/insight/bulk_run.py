@@ -23,22 +23,8 @@ from bide.core.events import EventKind
 from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Record, Ref, Result, State, Token
 from bide.engine.acting import acting
-from bide.engine.client import Client
 from bide.engine.session import verb_of
-from bide.insight.bulk import (
-    FAILED,
-    PAGE,
-    UNKNOWN,
-    Bulk,
-    BulkVerb,
-    May,
-    Missed,
-    Seen,
-    Walk,
-    change_of,
-    is_meant,
-    made_within_slack,
-)
+from bide.insight.bulk import FAILED, PAGE, UNKNOWN, Bulk, BulkVerb, Meant, Missed, Seen, Walk
 
 T = TypeVar("T")
 Still: TypeAlias = Callable[[], Awaitable[object]]
@@ -127,12 +113,12 @@ class Run:
     """One change under way. `stop` ends it after the batch that is being done; so does `still`, which is asked before
     each, where it raises."""
 
-    def __init__(self, client: Client, bulk: Bulk, may: May, progress: Progress, still: Still) -> None:
+    def __init__(self, meant: Meant, progress: Progress, still: Still) -> None:
+        self.meant = meant
         self.progress = progress
         self.missed: list[Missed] = []
-        self._client = client
-        self._bulk = bulk
-        self._may = may
+        self._client = meant.client
+        self._bulk = meant.bulk
         self._still = still
         self._loop = asyncio.get_running_loop()
         self._stop = asyncio.Event()
@@ -155,7 +141,7 @@ class Run:
             await self._in_turn(self._bulk.chosen, self._change_chosen)
             return
         most = PAGE if self._bulk.pace is None else min(PAGE, 10 * self._piece)
-        walk = Walk(self._client, self._bulk, self._may, self.progress.asked_at, limit=most)
+        walk = Walk(self.meant, limit=most)
         while not walk.over and not self.stopping:
             page = await self._patiently(walk.page)
             unmet = [(one, one.token) for one in page if _number(one.id) not in self._ahead]
@@ -206,12 +192,12 @@ class Run:
         where = self._bulk.where
         for attempt in range(_TRIES):
             stale: list[tuple[Record, Token]] = []
-            answers = await self._send([change_of(self._bulk, one, token, self._client) for one, token in left])
+            answers = await self._send([self.meant.change_of(one, token) for one, token in left])
             for (record, token), answer in zip(left, answers, strict=True):
                 now = answer.record if isinstance(answer, Answer) else None
                 if where is not None and isinstance(answer, Answer) and now is not None:
                     again = answer.result is Result.STALE_TOKEN and attempt + 1 < _TRIES
-                    if again and is_meant(self._bulk, now, self.progress.asked_at):
+                    if again and self.meant.admits(now):
                         stale.append((now, now.token))
                         continue
                     self._remember(where, record, now)
@@ -224,7 +210,7 @@ class Run:
         """`now` if the walk could come upon it again."""
         if self._bulk.verb is BulkVerb.REDRIVE:
             # it may die again while its old death would still have counted
-            ahead = made_within_slack(now, self.progress.asked_at)
+            ahead = self.meant.began_before(now)
         else:  # within a group the order is that of keys, which stay
             ahead = now.state.live and where.group is None and now.wake_at >= before.wake_at
             ahead = ahead and (where.wake_before is None or now.wake_at < where.wake_before)

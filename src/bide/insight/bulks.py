@@ -16,7 +16,7 @@ from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC
 from bide.engine.client import Client
 from bide.engine.kept import Kept
-from bide.insight.bulk import Bulk, May, Missed, count_meant
+from bide.insight.bulk import Bulk, May, Meant, Missed
 from bide.insight.bulk_run import BulkState, Progress, Run, Still
 
 _log = logging.getLogger("bide.bulk")
@@ -75,7 +75,7 @@ class Bulks:
             id=id, bulk=msgspec.structs.replace(bulk, chosen=bulk.chosen[:1]), chosen=len(bulk.chosen), who=who,
             instance=self._instance, asked_at=now, alive_at=now, identity=identity,
         )  # fmt: skip
-        run = Run(self._client, bulk, may, progress, still)
+        run = Run(Meant(self._client, bulk, may, now), progress, still)
         self._runs[id] = run  # from here on: a second call finds it, while the store is asked
         try:
             begun = await self._kept.put_if_absent(f"{_HEAD}{id}", _encode(progress), until=now + KEPT)
@@ -87,7 +87,7 @@ class Bulks:
         if not begun:
             del self._runs[id]
             return False
-        self._tasks[id] = self._loop.create_task(self._carry_out(run, may), name=f"bide bulk {id}")
+        self._tasks[id] = self._loop.create_task(self._carry_out(run), name=f"bide bulk {id}")
         return True
 
     async def get(self, id: str) -> Progress | None:
@@ -144,7 +144,7 @@ class Bulks:
 
     # --- in the background
 
-    async def _carry_out(self, run: Run, may: May) -> None:
+    async def _carry_out(self, run: Run) -> None:
         progress = run.progress
         ended = BulkState.STOPPED
         attending = self._loop.create_task(self._attend(run), name="bide bulk progress")
@@ -153,7 +153,7 @@ class Bulks:
                 progress.state = BulkState.RUNNING
                 progress.started_at = self._client.clock.now()
                 if not run.stopping:
-                    await self._count(run, may)
+                    await self._count(run)
                     await run.go()
                 ended = BulkState.STOPPED if run.stopping else BulkState.ENDED
         except BideError as error:
@@ -172,14 +172,14 @@ class Bulks:
             if await self._written(run, missed=True) and not self._closing:
                 self._runs.pop(progress.id, None)  # from now on the store tells
 
-    async def _count(self, run: Run, may: May) -> None:
+    async def _count(self, run: Run) -> None:
         """How many there are, for those who watch."""
         progress = run.progress
         if progress.chosen:
             progress.total = progress.chosen
             return
         try:
-            count, _ = await count_meant(self._client, progress.bulk, may, progress.asked_at)
+            count, _ = await run.meant.total()
         except StoreUnavailable as error:
             _log.info("how many tasks the change %s is about is not known: %s", progress.id, error)
         else:

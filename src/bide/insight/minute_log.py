@@ -208,9 +208,8 @@ QUARTERS = 96
 """Of an hour: a day."""
 _EVERY = 5.0
 _SHARE = 0.01
-WAITED: Millis = 1_000
-"""A delivery that begins later than this had to wait for its turn."""
-_WAITED_BUCKET = bucket_of(WAITED)
+_WAITED = bucket_of(1_000)
+"""Deliveries that begin later than a second had to wait for their turn: the first bucket of those."""
 
 
 class Fastest(NamedTuple):
@@ -252,7 +251,6 @@ class LastDay:
         self._planned: dict[int, dict[Topic, int]] = {}
         """Deliveries by the minute that they were planned for, whenever they began."""
         self._fastest: dict[Hashable, Fastest | None] = {}
-        self._quarters: dict[Topic, list[Quarter]] = {}
 
     @property
     def whole(self) -> bool:
@@ -273,7 +271,6 @@ class LastDay:
                     its = self._planned.setdefault(minute, {})
                     its[topic] = its.get(topic, 0) + number
         self._fastest.clear()
-        self._quarters.clear()
 
     async def close(self) -> None:
         """Let no query go on."""
@@ -291,17 +288,16 @@ class LastDay:
         return [PastInterval(*both) for both in zip(planned, done, strict=True)]
 
     def quarters(self, topic: Topic) -> Sequence[Quarter]:
-        """A day of one topic by quarters of an hour, the oldest first, the running one last. Reckoned once a look."""
-        latest = self._log.latest
-        if topic not in self._quarters and latest is not None:
-            last = latest * MINUTE // QUARTER
-            found = [Quarter(one * QUARTER, Past()) for one in range(last - QUARTERS + 1, last + 1)]
-            for minute, row in self._log.rows.items():
-                place, past = minute * MINUTE // QUARTER - last - 1, row.topics.get(topic)
-                if past is not None and place >= -QUARTERS:
-                    found[place].past.add(past)
-            self._quarters[topic] = found
-        return self._quarters.get(topic, ())
+        """A day of one topic by quarters of an hour, the oldest first, the running one last. O(minutes of a day)."""
+        if self._log.latest is None:
+            return ()
+        last = self._log.latest * MINUTE // QUARTER
+        found = [Quarter(one * QUARTER, Past()) for one in range(last - QUARTERS + 1, last + 1)]
+        for minute, row in self._log.rows.items():
+            place, past = minute * MINUTE // QUARTER - last - 1, row.topics.get(topic)
+            if past is not None and place >= -QUARTERS:
+                found[place].past.add(past)
+        return found
 
     def topics(self) -> set[Topic]:
         """All of which something happened."""
@@ -338,4 +334,4 @@ def _planned_before(minute: int, pasts: Sequence[Past]) -> bool:
 
 
 def _waited(past: Past) -> int:
-    return sum(number for bucket, number in past.late.items() if bucket >= _WAITED_BUCKET)
+    return sum(number for bucket, number in past.late.items() if bucket >= _WAITED)

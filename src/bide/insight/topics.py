@@ -76,13 +76,16 @@ class TopicStory(Struct, frozen=True):
 
 
 class Topics:
-    """Those of an open client's store. Belongs to its event loop; `close` it before the client. Raises StoreError."""
+    """Those of an open client's store. Belongs to its event loop; `close` it before the client. Raises StoreError.
 
-    def __init__(self, client: Client) -> None:
+    `overviews` and `day` are of the same store, and not closed here: others show them too.
+    """
+
+    def __init__(self, client: Client, overviews: Overviews, day: LastDay) -> None:
         self._client = client
-        self._overviews = Overviews(client)
+        self._overviews = overviews
         self._presence = Presence(client)
-        self._day = LastDay(client)
+        self._day = day
         self._told = not isinstance(client.store, Served)
         """A service keeps to itself what is there to be shown."""
         self._routes = CachedQuery(self._read_routes, every=10.0, share=_SHARE)
@@ -121,8 +124,7 @@ class Topics:
 
     async def close(self) -> None:
         """Let no query go on."""
-        for query in (self._overviews, self._routes, self._day):
-            await query.close()
+        await self._routes.close()
 
     async def _quarters(self, topic: Topic) -> Sequence[Quarter]:
         if self._told:

@@ -27,11 +27,13 @@ from bide.core.retry import policy
 from bide.engine.desk import Desk
 from bide.engine.kept import Kept
 from bide.engine.presence import WakeChannel
-from bide.engine.route_registry import RouteAnnouncer, RouteSettings, settings_of_policy
+from bide.engine.route_registry import RouteAnnouncer, RouteSettings, settings_of_consumers
 from bide.engine.settler import Settling
 from bide.engine.verdicts import Policy, TopicPolicy
 from bide.engine.worker import Worker
-from bide.service.access import Access, check_start, is_loopback, networks_of
+from bide.insight.minute_log import LastDay
+from bide.insight.overview import Overviews
+from bide.service.access import Access, Tokens, check_start, is_loopback, networks_of
 from bide.service.audit import Rates
 from bide.service.authz import Tokens
 from bide.service.config import MOST_CONNECTIONS, PER_TASK, ServeConfig, TopicConfig, read_config
@@ -155,7 +157,10 @@ class Serving:
             may_note=Rates().take,
         )
         health = Health(app)
-        site = Site(Shared(app, health, self.policy_of, self.instance, self._channel, access))
+        overviews, day = Overviews(app), LastDay(app)
+        stack.push_async_callback(overviews.close)
+        stack.push_async_callback(day.close)
+        site = Site(Shared(app, health, self.policy_of, self.instance, self._channel, access, overviews, day))
         stack.push_async_callback(site.close)
         consuming = Consuming(self._desk, settling, instance=self.instance, lease=app.terms.lease)
         self.service = Service(
@@ -166,7 +171,7 @@ class Serving:
     def _told_consumers(self) -> list[RouteSettings]:
         """How the topics are worked on that the file of settings leaves to consumers."""
         return [
-            settings_of_policy(topic, "consumer", "", one.retry, one.losses, self.app.terms)
+            settings_of_consumers(topic, one, self.app.terms)
             for topic, one in self._policies.items()
             if topic not in self.app.routes
         ]

@@ -10,7 +10,7 @@ from typing import NamedTuple
 from bide.core.instants import Millis
 from bide.engine.presence import Channel, notifies
 from bide.insight.minute_log import Flow
-from bide.insight.overview import Overview, Overviews
+from bide.insight.overview import Overview
 from bide.service.authz import ANONYMOUS, Verb
 from bide.service.console.page_request import Page, Shared, Visit
 from bide.service.health import Level
@@ -36,17 +36,16 @@ class OverviewPage(Page):
 
     def __init__(self, shared: Shared) -> None:
         self._shared = shared
-        self._overviews = Overviews(shared.app)
         routes = {
             ("GET", "/"): partial(self._shown, "overview.html"),
             ("GET", "/overview/live"): partial(self._shown, "overview_live.html"),
         }
-        super().__init__(routes, self._overviews)
+        super().__init__(routes)
 
     async def _shown(self, template: str, visit: Visit) -> Reply:
         everything = visit.caller.may(Verb.READ, None)
         visit.caller.check_somewhere(Verb.READ)
-        seen = await self._overviews.get()
+        seen = await self._shared.overviews.get()
         overview = seen.overview(None if everything else lambda topic: visit.caller.may(Verb.READ, topic))
         checks = [
             HealthLine(visit.say(check.name), check.level, visit.say(check.sentence, **check.values))

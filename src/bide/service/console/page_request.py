@@ -20,6 +20,8 @@ from bide.engine.client import Client
 from bide.engine.presence import WakeChannel
 from bide.engine.verdicts import Policy
 from bide.insight.bulk import Seen
+from bide.insight.minute_log import LastDay
+from bide.insight.overview import Overviews
 from bide.service.access import Access
 from bide.service.authz import Caller
 from bide.service.console.i18n import Phrases, language_of, zone_of
@@ -221,6 +223,9 @@ class Shared(NamedTuple):
     channel: WakeChannel
     """How its worker and its desk hear of earlier wakes."""
     access: Access
+    overviews: Overviews
+    day: LastDay
+    """Both are shown by several pages, and asked once for all of them; not theirs to close."""
 
 
 Answer = Callable[[Visit], Awaitable[Reply]]

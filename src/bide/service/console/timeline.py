@@ -13,7 +13,7 @@ from bide.core.names import check_topic
 from bide.core.records import Count, Topic, summed
 from bide.insight.forecast import Forecast, Peak, Seen, Wanted, outlook
 from bide.insight.intervals import BACK, LONGEST, MINUTE, SECOND, Range, Span, around, chosen
-from bide.insight.minute_log import Fastest, LastDay, PastInterval
+from bide.insight.minute_log import Fastest, PastInterval
 from bide.service.authz import Verb
 from bide.service.console.i18n import Phrases
 from bide.service.console.page_request import Page, Shared, Visit
@@ -246,9 +246,9 @@ class TimelinePage(Page):
 
     def __init__(self, shared: Shared) -> None:
         self._forecast = Forecast(shared.app)
-        self._day = LastDay(shared.app)
+        self._day = shared.day
         routes = {("GET", "/timeline"): self._page, ("GET", "/timeline/live"): self._live}
-        super().__init__(routes, self._forecast, self._day)
+        super().__init__(routes, self._forecast)
 
     async def _page(self, visit: Visit) -> Reply:
         return visit.page("timeline_part.html" if visit.by_script else "timeline.html", **await self._values(visit))

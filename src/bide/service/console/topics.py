@@ -16,7 +16,7 @@ from bide.core.instants import Millis
 from bide.core.names import check_topic
 from bide.core.records import Count, State, Topic
 from bide.engine.history import Past
-from bide.engine.route_registry import Announced, RouteSettings, settings_of_policy
+from bide.engine.route_registry import Announced, RouteSettings, settings_of_consumers
 from bide.insight.minute_log import QUARTER, Quarter
 from bide.insight.topics import Topics, TopicSeen, TopicStory
 from bide.service.authz import Verb
@@ -175,7 +175,7 @@ class TopicsPage(Page):
     def __init__(self, shared: Shared) -> None:
         self._app = shared.app
         self._policy_of = shared.policy_of
-        self._topics = Topics(shared.app)
+        self._topics = Topics(shared.app, shared.overviews, shared.day)
         routes: Mapping[Route, Answer] = {
             ("GET", "/topics"): self._list,
             ("GET", "/topics/{topic}"): self._one,
@@ -216,8 +216,7 @@ class TopicsPage(Page):
 
     def _by_policy(self, topic: Topic) -> Announced:
         """How this service tries again what its consumers get of a topic that nobody has told of."""
-        its = self._policy_of(topic)
-        return Announced(settings_of_policy(topic, "consumer", "", its.retry, its.losses, self._app.terms), 0)
+        return Announced(settings_of_consumers(topic, self._policy_of(topic), self._app.terms), 0)
 
     # --- pause and resume
 
