@@ -36,7 +36,7 @@ _TABLE = (
 
 
 class DueIs(StrEnum):
-    """What the due column holds."""
+    """The kinds of due columns."""
 
     TIMESTAMP = "timestamp"
     """The database's own type for it, with a zone or without; in SQLite ISO 8601 text, all rows in one form."""

@@ -329,7 +329,7 @@ class TableLoop:
         self._resting.fired(identities)
 
     async def _not_fired(self, row: DueRow, error: BaseException, *, handled: bool) -> None:
-        """What became of a row whose handler was called, and maybe went through: it is as it was."""
+        """Act on the end of a handler whose row is as it was, though it may have gone through."""
         now = self._clock.now()
         if isinstance(error, _StillDead):
             self._resting.bury(row)

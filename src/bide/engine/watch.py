@@ -1,4 +1,4 @@
-"""What an app says of a table that it watches: what happens to its due rows, and how the handler is called."""
+"""A table that an app watches: its handler, how that is called, and the rows that were given up."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ class Watch:
         self.topic = topic
         self._new_task = new_task
         self.heard: set[Callable[[], None]] = set()
-        """Whom `look` tells: the loops of this process that watch it."""
+        """The loops of this process that watch it, for `look`."""
         self.dead_hooks: list[Callable[[DeadRow], Any]] = []
         self._dead: dict[Any, DeadRow] = {}
         self._function: Callable[[Row], Any] | None = None
@@ -166,18 +166,18 @@ class Watch:
         return self._dead.pop(identity, None) is not None
 
     def is_dead(self, identity: Any, due: Millis | None = None) -> bool:
-        """Whether it was given up; with `due`, as a row that was due then."""
+        """True if it was given up; with `due`, as a row that was due then."""
         row = self._dead.get(identity)
         return row is not None and (due is None or row.due == due)
 
     @property
     def handled(self) -> bool:
-        """Whether a function is called for each row; else they are taken by the page."""
+        """True if a function is called for each row; else they are taken by the page."""
         return self._function is not None
 
     @property
     def in_threads(self) -> bool:
-        """Whether its function runs in a thread, which nobody can end."""
+        """True if its function runs in a thread, which nobody can end."""
         return self._threads is not None
 
     def look(self) -> None:

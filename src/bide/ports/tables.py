@@ -22,7 +22,7 @@ class DueRow(Struct, frozen=True):
     id: Any
     due: Millis
     columns: Mapping[str, Any]
-    """What the source asks for, the id among them."""
+    """Those that the source asks for, the id among them."""
 
 
 class Head(Struct, frozen=True):
@@ -31,7 +31,7 @@ class Head(Struct, frozen=True):
     due: Millis | None
     """None: there is none."""
     now: Millis
-    """What time it was there: what is due by then can be taken."""
+    """The time there: rows that are due by then can be taken."""
     id: Any = None
 
 
@@ -82,7 +82,7 @@ class Table(Protocol):
 
     @property
     def joins(self) -> bool:
-        """Whether the app's tasks are in the same database, so that `fire` can add one for each row."""
+        """True if the app's tasks are in the same database, so that `fire` can add one for each row."""
         ...
 
     async def fire(

@@ -138,7 +138,7 @@ def _within(listing: SortedChunks[Entry], prefix: Entry, after: Entry | None) ->
 
 
 def _ranged(listing: SortedChunks[Entry], where: Filter, after: Entry | None) -> Iterator[Entry]:
-    """What lies in the wake range, topic by topic: O(log n) for each topic, and one for each entry shown."""
+    """The entries within the wake range, topic by topic: O(log n) for each topic, and one for each entry shown."""
     topic, low, high = where.topic, where.wake_from, where.wake_before
     bound: Entry = after if after is not None else () if topic is None else (topic,)
     skipped = True

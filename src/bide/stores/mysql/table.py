@@ -180,7 +180,7 @@ class MySqlTable(ServerTable):
         return {str(name).lower(): str(kind) for name, kind in found}
 
     async def _is_view(self, connection: Connection) -> bool:
-        """Whatever a handler makes the default database, it is this table from now on."""
+        """Name the table with its schema, so that a handler may make another database the default."""
         [(view, self._schema)] = await self._ask(connection, self._queries["kind"], (self._schema or None, self._table))
         self._names["table"] = f"{self._quoted(self._schema)}.{self._quoted(self._table)}"
         return bool(view)
@@ -217,7 +217,7 @@ class MySqlTable(ServerTable):
     async def _find_index(
         self, connection: Connection, now: Millis, indexes: Mapping[str, Sequence[str]], conditions: Collection[str]
     ) -> bool:
-        """Whether an index leads to the due rows: then our statements are told to use it."""
+        """Find an index that leads to the due rows; our statements are then told to use it."""
         for index in (None, *(index for index, columns in indexes.items() if self._serves(columns, conditions))):
             self._names["index"] = "" if index is None else f" FORCE INDEX ({self._quoted(index)})"
             plan = await self._ask(connection, *self._write("explained", now))

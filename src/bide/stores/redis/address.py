@@ -31,7 +31,7 @@ _NAMESPACE = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 
 
 class Address(Struct, frozen=True, kw_only=True):
-    """What a URL says."""
+    """The parts of a URL."""
 
     kind: str
     """single, sentinel or cluster."""

@@ -29,7 +29,7 @@ NEVER: Millis = 2**62
 
 
 class Heads:
-    """What is known of one topic: for each shard its head, when that was asked for, and whether there was plenty."""
+    """The heads of one topic: for each shard the head, when it was asked for, and whether there was plenty."""
 
     __slots__ = ("asked", "heard", "mine", "plenty", "wakes")
 
@@ -38,7 +38,7 @@ class Heads:
         """0 until it is known: ask."""
         self.asked = [-1e9] * shards
         self.heard: dict[int, Millis] = {}
-        """What was told while a call to that shard was under way: it counts, whatever the call answers."""
+        """The wakes told while a call to that shard was under way: they count, whatever the call answers."""
         self.plenty = [False] * shards
         self.mine = [True] * shards
 
@@ -102,7 +102,7 @@ class Heads:
 
 
 def owner_of(topic: Topic, shard: int, workers: Collection[str]) -> str:
-    """Who of `workers` goes first there."""
+    """The one of `workers` that goes first there."""
     return max(workers, key=lambda worker: _weight(topic, shard, worker))
 
 

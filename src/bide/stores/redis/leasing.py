@@ -67,7 +67,7 @@ class Leaser:
         self._late: dict[str, _Taken] = {}
         """Such tasks, by holder."""
         self._behind: dict[asyncio.Task[None], str] = {}
-        """What waits for such answers, or keeps their tasks for a moment; with the holder."""
+        """The asyncio tasks that wait for such answers, or keep their tasks for a moment; with the holder."""
         self._away: dict[int, asyncio.Task[None]] = {}
         """The shards whose answer no lease waits for any more, while it is still to come."""
 
@@ -80,7 +80,7 @@ class Leaser:
         return wake if heads.mine[shard] else wake + GRACE
 
     def wrote(self, answers: Sequence[Any], places: Sequence[int]) -> None:
-        """What this process itself has put: no need to be told of it by the server."""
+        """Note the wakes that this process has written itself: the server need not tell of them."""
         if not self._heads:
             return
         for place in places:
@@ -227,7 +227,7 @@ class Leaser:
             await self._give_back([record for _, record in late])
 
     def _take_late(self, holder: str, room: dict[Topic, int], taken: _Taken, now: Millis) -> None:
-        """What came too late for an earlier call of this holder, as far as it is wanted and still held."""
+        """Take the tasks that came too late for an earlier call of this holder, if they are wanted and still held."""
         left: _Taken = []
         for woke, record in self._late.pop(holder, []):
             if record.wake_at <= self._now(now):

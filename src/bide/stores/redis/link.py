@@ -20,6 +20,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import hiredis
+from msgspec import Struct
 from redis.asyncio.connection import AbstractConnection
 from redis.exceptions import (
     AskError,
@@ -54,16 +55,13 @@ _STUMBLED = re.compile(
 """Of a script that found what it did not write. It would stumble again: trying again is no way out."""
 
 
-class _Asked:
+class _Asked(Struct, eq=False):
     """Calls that were sent together, and their answers so far."""
 
-    __slots__ = ("answers", "count", "future", "sent")
-
-    def __init__(self, future: asyncio.Future[list[Reply]], count: int, sent: float) -> None:
-        self.future = future
-        self.count = count
-        self.sent = sent
-        self.answers: list[Reply] = []
+    future: asyncio.Future[list[Reply]]
+    count: int
+    sent: float
+    answers: list[Reply] = []
 
 
 class Link:
@@ -91,17 +89,17 @@ class Link:
         self._failures = 0
         self._not_before = 0.0
         self._why = ""
-        """What happened when it was last tried."""
+        """The error of the last try."""
         self._closed = closed
 
     @property
     def ready(self) -> bool:
-        """Whether `post` may be called."""
+        """True if `post` may be called."""
         return self._connection is not None
 
     @property
     def plenty(self) -> bool:
-        """Whether so much waits to be written that it should not wait for more."""
+        """True if so much waits to be written that it should not wait for more."""
         return self._outbox_size > _PLENTY
 
     async def ask(self, commands: Sequence[Command]) -> list[Reply]:
@@ -315,5 +313,5 @@ def refusal(reply: ResponseError, where: str) -> StoreError:
 
 
 def said(error: BaseException) -> str:
-    """What an error says, or what it is if it says nothing; redis-py leaves the word out of a redirection."""
+    """The text of an error, or its type if it has none; redis-py leaves the word out of a redirection."""
     return f"{word_of(error)} {error}" if isinstance(error, AskError) else str(error) or type(error).__name__

@@ -11,8 +11,9 @@ from __future__ import annotations
 import asyncio
 import heapq
 from bisect import bisect_right
+from collections import Counter
 from collections.abc import Collection, Sequence
-from itertools import islice
+from itertools import chain, islice
 from operator import add
 from typing import Any, TypeVar
 
@@ -46,7 +47,7 @@ class Reader:
     """Asks what changes nothing, so it may be asked again as often as it takes."""
 
     def __init__(self, layout: Layout, nodes: Nodes, time: ServerTime, *, patience: float) -> None:
-        self._layout = layout
+        self.layout = layout
         self._nodes = nodes
         self._time = time
         self._patience = patience
@@ -83,7 +84,7 @@ class Reader:
     async def _of(
         self, link: Link, asked: Sequence[tuple[int | None, Command]], places: list[int], replies: list[Any]
     ) -> Exception | None:
-        """What one server says to its share; the last problem that there was."""
+        """Ask one server for its share; the last problem that there was."""
         try:
             got = await link.ask([asked[place][1] for place in places])
         except (NotSent, Lost) as error:
@@ -99,7 +100,7 @@ class Reader:
         return problem
 
     async def _refused(self, link: Link, command: Command, reply: ResponseError) -> Any:
-        """What to do about a refusal: the reply from elsewhere, or nothing, when it is worth asking again."""
+        """Act on a refusal: the reply from elsewhere, or nothing, when it is worth asking again."""
         word = word_of(reply)
         try:
             if elsewhere := where_to_ask(reply):
@@ -115,7 +116,7 @@ class Reader:
         if word in ELSEWHERE:
             await self._look_again(link)
         elif word not in WAIT:
-            raise refusal(reply, self._layout.namespace)
+            raise refusal(reply, self.layout.namespace)
         return _NOTHING
 
     async def _look_again(self, link: Link) -> None:
@@ -128,9 +129,9 @@ class Reader:
         """The tasks as they are; one that cannot be read is as good as none."""
         groups: dict[tuple[int, str], list[int]] = {}
         for place, (topic, key) in enumerate(refs):
-            groups.setdefault((self._layout.shard_of(topic, key), topic), []).append(place)
+            groups.setdefault((self.layout.shard_of(topic, key), topic), []).append(place)
         commands: list[tuple[int | None, Command]] = [
-            (shard, ("HMGET", self._layout.topic(shard, topic)[0], *(refs[place][1] for place in places)))
+            (shard, ("HMGET", self.layout.topic(shard, topic)[0], *(refs[place][1] for place in places)))
             for (shard, topic), places in groups.items()
         ]
         records: list[Record | None] = [None] * len(refs)
@@ -139,37 +140,6 @@ class Reader:
                 if body is not None:
                     records[place] = _readable(refs[place], body)
         return records
-
-    async def pages(
-        self, indexes: Sequence[tuple[int, bytes]], place: Sequence[int | str | bytes]
-    ) -> list[list[bytes]]:
-        """One page of each (shard, index): member, score, and so on."""
-        return await self.ask([(shard, ("EVALSHA", _PAGE.sha, 1, index, *place)) for shard, index in indexes])
-
-    async def counts(
-        self, topics: Sequence[tuple[int, Sequence[bytes]]], edges: Sequence[Millis]
-    ) -> list[tuple[list[int], list[int]]]:
-        """Of each (shard, its five indexes of a topic): the lengths of these, and how many wait between the edges."""
-        parts = [edges[start : start + _MOST_EDGES + 1] for start in range(0, max(1, len(edges) - 1), _MOST_EDGES)]
-        replies = await self.ask(
-            [(shard, ("EVALSHA", _COUNT.sha, len(its), *its, *part)) for shard, its in topics for part in parts]
-        )
-        found: list[tuple[list[int], list[int]]] = []
-        for place, (_, its) in enumerate(topics):
-            of = replies[place * len(parts) : (place + 1) * len(parts)]
-            lengths: list[int] = of[0][: len(its)]
-            between: list[int] = []
-            for reply, part in zip(of, parts, strict=True):
-                counted = reply[len(its) :]
-                between += counted or [0] * max(0, len(part) - 1)
-            found.append((lengths, between))
-        return found
-
-    async def members(self, indexes: Sequence[bytes], after: bytes, before: bytes, count: int) -> list[list[bytes]]:
-        """The first members between two bounds, of one index for each shard."""
-        return await self.ask(
-            [(shard, ("ZRANGEBYLEX", index, after, before, "LIMIT", 0, count)) for shard, index in enumerate(indexes)]
-        )
 
 
 _NOTHING = object()
@@ -185,7 +155,7 @@ def _readable(ref: Ref, body: bytes) -> Record | None:
 # --- lists and counts
 
 
-async def find(reader: Reader, layout: Layout, where: Filter, page: Page) -> Found:
+async def find(reader: Reader, where: Filter, page: Page) -> Found:
     """One page: for each shard at most a page's length of entries, and the bodies of those that are shown."""
     if page.limit < 1:
         raise BadInput("limit", page.limit, "a whole number of at least 1")
@@ -194,9 +164,9 @@ async def find(reader: Reader, layout: Layout, where: Filter, page: Page) -> Fou
     if order == "live" and where.state is not None and not where.state.live:
         return Found([], None)
     if order == "group":
-        return await _group(reader, layout, where, page, place)
+        return await _group(reader, where, page, place)
     shown: list[tuple[Place, Record]] = []
-    topics = [where.topic] if where.topic is not None else sorted(await topics_of(reader, layout) - RESERVED_TOPICS)
+    topics = [where.topic] if where.topic is not None else sorted(await _topics_of(reader) - RESERVED_TOPICS)
     for topic in topics:
         if topic < place.topic:
             continue
@@ -208,9 +178,7 @@ async def find(reader: Reader, layout: Layout, where: Filter, page: Page) -> Fou
                 after = place.instant, place.key.encode()
             while len(shown) <= page.limit:
                 wanted = page.limit + 1 - len(shown)
-                entries = await _entries(
-                    reader, layout, where, topic, steps[step], after, wanted, timed=order == "live"
-                )
+                entries = await _entries(reader, where, topic, steps[step], after, wanted, timed=order == "live")
                 if not entries:
                     break
                 after = entries[-1]
@@ -242,8 +210,8 @@ def _steps_of(where: Filter) -> list[list[State]]:
 
 
 async def _entries(
-    reader: Reader, layout: Layout, where: Filter, topic: Topic, states: Sequence[State], after: Position | None,
-    count: int, *, timed: bool,
+    reader: Reader, where: Filter, topic: Topic, states: Sequence[State], after: Position | None, count: int, *,
+    timed: bool,
 ) -> list[Position]:  # fmt: skip
     """The next entries of these states of one topic, from all shards; `timed`: of a list by wake time."""
     low = (where.wake_from or 0) if timed else 0
@@ -251,10 +219,11 @@ async def _entries(
     if after is not None and after[0] < low:
         after = None
     place = (low, b"", "from") if after is None else (_score(after[0]), after[1], "behind")
-    asked = [(shard, state) for shard in range(layout.shards) for state in states]
-    share = _share(count, len(asked))
-    pages = await reader.pages(
-        [(shard, layout.index(shard, topic, state)) for shard, state in asked], [*place[:2], high, share, place[2]]
+    layout = reader.layout
+    indexes = [(shard, layout.index(shard, topic, state)) for shard in range(layout.shards) for state in states]
+    share = _share(count, len(indexes))
+    pages = await reader.ask(
+        [(shard, ("EVALSHA", _PAGE.sha, 1, index, *place[:2], high, share, place[2])) for shard, index in indexes]
     )
     entries = [[(float(page[n + 1]), page[n]) for n in range(0, len(page), 2)] for page in pages]
     return _merged(entries, share, count)
@@ -289,7 +258,7 @@ def _time_of(record: Record) -> Millis:
     return record.wake_at if record.finished_at is None else record.finished_at
 
 
-async def _group(reader: Reader, layout: Layout, where: Filter, page: Page, place: Place) -> Found:
+async def _group(reader: Reader, where: Filter, page: Page, place: Place) -> Found:
     assert where.group is not None
     prefix = f"{where.group}\0".encode()
     if where.topic is not None:
@@ -300,9 +269,13 @@ async def _group(reader: Reader, layout: Layout, where: Filter, page: Page, plac
     shown: list[tuple[Place, Record]] = []
     while len(shown) <= page.limit:
         count = page.limit + 1 - len(shown)
-        share = _share(count, layout.shards)
-        pages = await reader.members([layout.groups(shard) for shard in range(layout.shards)], after, before, share)
-        members = _merged(pages, share, count)
+        shards = reader.layout.shards
+        share = _share(count, shards)
+        bounds = (after, before, "LIMIT", 0, share)
+        pages = await reader.ask(
+            [(shard, ("ZRANGEBYLEX", reader.layout.groups(shard), *bounds)) for shard in range(shards)]
+        )
+        members: list[bytes] = _merged(pages, share, count)
         if not members:
             break
         refs = [_ref_of(member) for member in members]
@@ -319,37 +292,42 @@ def _ref_of(member: bytes) -> Ref:
     return Ref(topic, key)
 
 
-async def topics_of(reader: Reader, layout: Layout) -> set[Topic]:
+async def _topics_of(reader: Reader) -> set[Topic]:
     """Every topic that has a task."""
-    return {topic for _, topic in await _places(reader, layout)}
+    return {topic for _, topic in await _places(reader)}
 
 
-async def _places(reader: Reader, layout: Layout) -> list[tuple[int, Topic]]:
+async def _places(reader: Reader) -> list[tuple[int, Topic]]:
     """Every (shard, topic) that has a task."""
+    layout = reader.layout
     replies = await reader.ask([(shard, ("SMEMBERS", layout.topics(shard))) for shard in range(layout.shards)])
     return [(shard, text_of(one)) for shard, reply in enumerate(replies) for one in reply]
 
 
-async def tally(
-    reader: Reader, layout: Layout, edges: Sequence[Millis] | None, only: Collection[Topic] | None
-) -> Tally:
+async def tally(reader: Reader, edges: Sequence[Millis] | None, only: Collection[Topic] | None) -> Tally:
     """Counts of every topic and state: one call for each shard and topic, exact; an interval is O(log n) of it."""
-    edges = edges or ()
-    if only is None:
-        places = await _places(reader, layout)
-    else:
-        places = [(shard, topic) for shard in range(layout.shards) for topic in only]
-    counts: dict[tuple[Topic, State], int] = {}
+    edges, layout = edges or (), reader.layout
+    places = await _places(reader) if only is None else [(shard, one) for shard in range(layout.shards) for one in only]
+    parts = [edges[start : start + _MOST_EDGES + 1] for start in range(0, max(1, len(edges) - 1), _MOST_EDGES)]
+    asked = [(shard, topic, part) for shard, topic in places for part in parts]
+    replies = await reader.ask(
+        [
+            (shard, ("EVALSHA", _COUNT.sha, len(_ALL), *layout.topic(shard, topic)[1:], *part))
+            for shard, topic, part in asked
+        ]
+    )
+    counts: Counter[tuple[Topic, State]] = Counter()
     forecast: dict[Topic, list[int]] = {}
-    found = await reader.counts([(shard, layout.topic(shard, topic)[1:]) for shard, topic in places], edges)
-    for (_, topic), (lengths, between) in zip(places, found, strict=True):
-        for state, number in zip(_ALL, lengths, strict=True):
-            if number:
-                counts[topic, state] = counts.get((topic, state), 0) + number
-        if between and lengths[0]:
+    for place, (_, topic) in enumerate(places):
+        of = replies[place * len(parts) : (place + 1) * len(parts)]
+        for state, number in zip(_ALL, of[0], strict=False):
+            counts[topic, state] += number
+        if len(edges) > 1 and of[0][0]:
+            found = (reply[len(_ALL) :] or [0] * (len(part) - 1) for reply, part in zip(of, parts, strict=True))
+            between = list(chain.from_iterable(found))
             before = forecast.get(topic)
             forecast[topic] = between if before is None else list(map(add, before, between))
     return Tally(
-        {each: Count(number) for each, number in counts.items()},
+        {each: Count(number) for each, number in counts.items() if number},
         {topic: [Count(number) for number in numbers] for topic, numbers in forecast.items()},
     )

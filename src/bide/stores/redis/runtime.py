@@ -33,7 +33,7 @@ from bide.stores.server_time import ServerTime
 _log = logging.getLogger("bide.redis")
 _KINDS = ("add", "change", "lease", "extend", "settle", "purge")
 _TELLING = frozenset({"add", "change", "settle"})
-"""What may make something wake earlier; and what a caller is promised, so that replicas are waited for."""
+"""The kinds that may make something wake earlier, and that promise something to a caller: replicas are waited for."""
 EVENTS_KEPT = 10_000
 _MOST_SHARDS = 1024
 _AT_ONCE = 500
@@ -144,10 +144,31 @@ class Runtime:
         if self.by_server:
             self.time.warn_of_skew(self.address.shown)
 
+    async def write(
+        self, kind: str, asked: Sequence[Any], words: writing.Words, take: writing.Take, *before: int, now: str
+    ) -> list[Any]:
+        """One answer for each, or the error that befell its shard."""
+        calls, places = writing.sorted_out(asked, self.layout, words, *before)
+        answers: list[Any] = [None] * len(asked)
+        wakes = kind in ("add", "change")
+
+        def read(call: int, reply: Any) -> None:
+            mine = places[call]
+            if type(reply) is not list:
+                for place in mine:
+                    answers[place] = reply
+                return
+            take(asked, mine, reply, answers)
+            if wakes:
+                self.leaser.wrote(answers, mine)
+
+        await self.callers[kind].run(calls, read, now=now)
+        return answers
+
     async def _give_back(self, records: Sequence[Record]) -> None:
         """End leases of which nothing was begun: due again at once, counting nothing."""
         ends = [Settlement(record.topic, record.key, record.token, Verdict.DEFER, In(0)) for record in records]
-        for answer in await writing.settle(self.callers["settle"], self.layout, ends, "", 0):
+        for answer in await self.write("settle", ends, writing.settlement_writer(0), writing.take_accepted, now=""):
             if isinstance(answer, StoreError):
                 _log.warning("a lease could not be given back, and ends by itself: %s", answer)
 
@@ -194,13 +215,13 @@ async def agree(reader: Reader, namespace: str, shards: int | None, default: int
 
 
 async def announce(
-    reader: Reader, key: bytes, holder: str, topics: Collection[Topic], until: Millis, now: Millis, *, flags: bool
+    reader: Reader, holder: str, topics: Collection[Topic], until: Millis, now: Millis, *, flags: bool
 ) -> dict[str, list[Topic]]:
     """Say what a worker works on; answer which workers live. The first to see an expired one takes it out.
 
     `flags`: the server knows script flags, so that this works when its memory is full.
     """
-    packed = _encode((until, sorted(topics)))
+    key, packed = reader.layout.common("workers"), _encode((until, sorted(topics)))
     said: tuple[Any, ...] = ("HDEL", key, holder)
     if topics:
         said = ("EVAL", _ANNOUNCE, 1, key, holder, packed) if flags else ("HSET", key, holder, packed)
@@ -221,24 +242,24 @@ async def announce(
     return live
 
 
-async def record(reader: Reader, layout: Layout, events: Sequence[Event], kept: int) -> None:
+async def record(reader: Reader, events: Sequence[Event], kept: int) -> None:
     arguments: list[Any] = []
     for event in events[-kept:]:
         arguments += [f"{event.topic}\0{event.key}", _encode(event)]
-    keys = (layout.common("events"), layout.common("event-refs"))
+    keys = (reader.layout.common("events"), reader.layout.common("event-refs"))
     for first in range(0, len(arguments), 2 * _AT_ONCE):
         part = arguments[first : first + 2 * _AT_ONCE]
         await reader.ask([(None, ("EVAL", _RECORD, 2, *keys, kept, *part))])
 
 
-async def events(reader: Reader, layout: Layout, ref: Ref | None, limit: int) -> list[Event]:
-    log = layout.common("events")
+async def events(reader: Reader, ref: Ref | None, limit: int) -> list[Event]:
+    log, index = reader.layout.common("events"), reader.layout.common("event-refs")
     if ref is None:
         [entries] = await reader.ask([(None, ("XREVRANGE", log, "+", "-", "COUNT", limit))])
     else:
         prefix = f"{ref.topic}\0{ref.key}\0".encode()
         bounds = (b"[" + prefix, b"(" + prefix[:-1] + b"\1")
-        [members] = await reader.ask([(None, ("ZRANGEBYLEX", layout.common("event-refs"), *bounds))])
+        [members] = await reader.ask([(None, ("ZRANGEBYLEX", index, *bounds))])
         known = [one for one in (member[len(prefix) :] for member in members) if _STREAM_ID.fullmatch(one)]
         ids = sorted(known, key=_stream_order, reverse=True)[:limit]
         replies = await reader.ask([(None, ("XRANGE", log, one, one)) for one in ids])

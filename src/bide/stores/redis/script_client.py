@@ -19,6 +19,7 @@ from hashlib import sha1
 from importlib.resources import files
 from typing import Any, NamedTuple
 
+from msgspec import Struct
 from redis.exceptions import ResponseError
 
 from bide.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
@@ -45,7 +46,7 @@ _AT_ONCE = 2
 """How often a call goes out again without a pause: servers may send it to each other for ever."""
 _FOLDER = files("bide.stores.redis") / "lua"
 DRAINS = frozenset({"change", "lease", "extend", "settle", "purge"})
-"""What has to work on a server whose memory is full (P9): only `add` is refused there."""
+"""The scripts that have to work on a server whose memory is full (P9): only `add` is refused there."""
 
 
 class Script(NamedTuple):
@@ -68,7 +69,7 @@ def script(name: str, *, flags: bool, library: bool = True) -> Script:
 
 
 class Call(NamedTuple):
-    """What to ask of one shard: the topics whose keys the script needs, and its own arguments."""
+    """A question to one shard: the topics whose keys the script needs, and its own arguments."""
 
     shard: int
     topics: Sequence[str]
@@ -76,7 +77,7 @@ class Call(NamedTuple):
 
 
 class Turn:
-    """Whose turn it is at one shard. Handed on directly, so that `free` means that it can be had without waiting."""
+    """The turn to call one shard. Handed on directly, so that `free` means that it can be had without waiting."""
 
     __slots__ = ("_waiting", "free")
 
@@ -106,21 +107,16 @@ class Turn:
         self.free = True
 
 
-class _Sent:
+class _Sent(Struct, eq=False):
     """A call on its way."""
 
-    __slots__ = ("answer", "at", "call", "command", "place", "released", "turn")
-
-    def __init__(
-        self, place: int, call: Call, command: Command, at: float, answer: asyncio.Future[list[Any]], turn: Turn
-    ) -> None:
-        self.place = place
-        self.call = call
-        self.command = command
-        self.at = at
-        self.answer = answer
-        self.turn = turn
-        self.released = False
+    place: int
+    call: Call
+    command: Command
+    at: float
+    answer: asyncio.Future[list[Any]]
+    turn: Turn
+    released: bool = False
 
     def give_back(self, task: asyncio.Task[None]) -> None:
         self.turn.release()
@@ -220,7 +216,7 @@ class ScriptClient:
         read(place, reply)
 
     async def _go_on(self, sent: _Sent, first: Any, read: Read) -> None:
-        """What was sent, and did not come back with an answer. Its turn is given back when the task is done."""
+        """Insist on a call that was sent and not answered. Its turn is given back when the task is done."""
         read(sent.place, await self._insist(sent.call, sent.command, first))
 
     def _command(self, call: Call, now: str) -> Command:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
-from functools import partial
 from typing import Any, Literal
 
 from bide.core.answers import Answer
@@ -112,15 +111,9 @@ class RedisStore:
                 layout = Layout(address.namespace, shards)
                 nodes = nodes_of(address, layout, patience=self._silence)
             opened = Runtime(
-                address,
-                layout,
-                nodes,
-                time,
-                server,
-                patience=self._patience,
-                silence=self._silence,
-                by_server=self._by_server,
-            )
+                address, layout, nodes, time, server,
+                patience=self._patience, silence=self._silence, by_server=self._by_server,
+            )  # fmt: skip
             await opened.prepare()
         except BaseException:
             await nodes.close()
@@ -139,36 +132,30 @@ class RedisStore:
         return self._opened
 
     def _now(self, now: Millis) -> str:
-        """What a script is told: nothing where it is to look at its own clock."""
+        """The time for a script: empty where it is to look at its own clock."""
         return "" if self._by_server else str(now)
 
     # --- clients
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        opened = self._open()
-        adding = partial(writing.add, opened.callers["add"], wrote=opened.leaser.wrote)
-        return await self._write(tasks, adding, self._now(now))
+        return await self._write("add", tasks, writing.new_writer(), writing.take_added, now)
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
-        opened = self._open()
-        changing = partial(writing.change, opened.callers["change"], wrote=opened.leaser.wrote)
-        return await self._write(changes, changing, self._now(now))
+        return await self._write("change", changes, writing.write_change, writing.take_changed, now)
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
-        settling = partial(writing.settle, self._open().callers["settle"], about=now)
-        return await self._write(outcomes, settling, self._now(now))
+        return await self._write("settle", outcomes, writing.settlement_writer(now), writing.take_accepted, now)
 
     async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
-        extending = partial(writing.extend, self._open().callers["extend"], lasts=until - now)
-        return await self._write(leases, extending, self._now(now))
+        return await self._write("extend", leases, writing.write_lease, writing.take_accepted, now, until - now)
 
-    async def _write(self, asked: Sequence[Any], write: Any, now: str) -> list[Any]:
-        if not asked:
-            return []
-        layout = self._open().layout
+    async def _write(
+        self, kind: str, asked: Sequence[Any], words: writing.Words, take: writing.Take, now: Millis, *before: int
+    ) -> list[Any]:
+        opened = self._open()
         answers: list[Any] = []
-        for part in writing.slices(asked, layout.shards):
-            answers += await write(layout, part, now)
+        for part in writing.slices(asked, opened.layout.shards):
+            answers += await opened.write(kind, part, words, take, *before, now=self._now(now))
         return gathered(answers)
 
     def part_of(self, topic: Topic, key: str) -> int:
@@ -183,14 +170,12 @@ class RedisStore:
         return await self._open().reader.get(refs) if refs else []
 
     async def find(self, where: Filter, page: Page) -> Found:
-        opened = self._open()
-        return await reading.find(opened.reader, opened.layout, where, page)
+        return await reading.find(self._open().reader, where, page)
 
     async def tally(
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
     ) -> Tally:
-        opened = self._open()
-        return await reading.tally(opened.reader, opened.layout, edges, topics)
+        return await reading.tally(self._open().reader, edges, topics)
 
     # --- workers
 
@@ -242,21 +227,20 @@ class RedisStore:
         opened = self._open()
         if not topics:
             await opened.leaser.leave(holder)
-        key, flags = opened.layout.common("workers"), opened.server.knows_flags
-        live = await runtime.announce(opened.reader, key, holder, topics, until, now, flags=flags)
+        flags = opened.server.knows_flags
+        live = await runtime.announce(opened.reader, holder, topics, until, now, flags=flags)
         opened.leaser.share(holder, topics, live)
         return live
 
     # --- KeepsEvents
 
     async def record(self, events: Sequence[Event]) -> None:
-        opened = self._open()
+        reader = self._open().reader
         if events:
-            await runtime.record(opened.reader, opened.layout, events, self._events_kept)
+            await runtime.record(reader, events, self._events_kept)
 
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
-        opened = self._open()
-        return await runtime.events(opened.reader, opened.layout, ref, limit)
+        return await runtime.events(self._open().reader, ref, limit)
 
     # --- TellsTime
 
@@ -287,4 +271,4 @@ class RedisStore:
 
     async def diagnose(self) -> list[Examined]:
         opened = self._open()
-        return await diagnosis.diagnose(opened.reader, opened.layout, opened.nodes, opened.address.shown, opened.time)
+        return await diagnosis.diagnose(opened.reader, opened.nodes, opened.address.shown, opened.time)

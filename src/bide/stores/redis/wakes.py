@@ -61,7 +61,7 @@ class Subscriber:
             _log.warning("no subscription yet; wakes are found by asking, up to a second late")
 
     def stop(self) -> asyncio.Task[None]:
-        """What is over as soon as its connection is closed."""
+        """End it; the task is done as soon as its connection is closed."""
         self._task.cancel()
         return self._task
 

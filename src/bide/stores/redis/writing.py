@@ -24,7 +24,7 @@ from bide.core.records import (
     Verdict,
 )
 from bide.stores.redis.layout import NO_DEADLINE, NO_ERROR, Layout, flags_of, packed_id, record_of, seed_of
-from bide.stores.redis.script_client import Call, ScriptClient
+from bide.stores.redis.script_client import Call
 
 Asked = TypeVar("Asked", NewTask, Change, Lease, Settlement)
 Arguments = list[str | bytes | int]
@@ -46,12 +46,14 @@ _NOBODYS: Token = 2**56 - 1
 
 
 Places = list[int]
-Wrote = Callable[[Sequence[Any], Places], None]
-"""Told of the answers of one shard, by their places."""
+Words = Callable[[Any], Arguments]
+"""Makes the arguments of one task for a script."""
+Take = Callable[[Sequence[Any], Places, list[Any], list[Any]], None]
+"""Reads the reply of one shard to the tasks at some places of a batch, and puts the answers there."""
 
 
 def sorted_out(
-    asked: Sequence[Asked], layout: Layout, write: Callable[[Asked], Arguments], *before: int
+    asked: Sequence[Asked], layout: Layout, words: Words, *before: int
 ) -> tuple[Iterator[Call], list[Places]]:
     """The calls that `asked` makes, made one by one; and for each call the places that its answers belong to."""
     shards: dict[int, dict[str, Places]] = {}
@@ -73,7 +75,7 @@ def sorted_out(
             for mine in topics.values():
                 arguments.append(len(mine))
                 for place in mine:
-                    arguments += write(asked[place])
+                    arguments += words(asked[place])
             yield Call(shard, list(topics), arguments)
 
     return calls(), [[place for mine in topics.values() for place in mine] for topics in shards.values()]
@@ -107,32 +109,19 @@ def new_writer() -> Callable[[NewTask], Arguments]:
     return write
 
 
-async def add(caller: ScriptClient, layout: Layout, tasks: Sequence[NewTask], now: str, wrote: Wrote) -> list[Any]:
-    calls, places = sorted_out(tasks, layout, new_writer())
-    answers: list[Any] = [None] * len(tasks)
-
-    def read(call: int, reply: Any) -> None:
-        mine = places[call]
-        if type(reply) is not list:
-            for place in mine:
-                answers[place] = reply
-            return
-        _, now_there, token, *odd = reply
-        for place in mine:
-            answers[place] = lifecycle.schedule(tasks[place], None, now_there, token)
-            token += 1
-        wrote(answers, mine)
-        for first in range(0, len(odd), 4):
-            number, word, body, was = odd[first : first + 4]
-            place = mine[number]
-            new = tasks[place]
-            if word == b"p":
-                answers[place] = Answer(Result.REPLACED, answers[place].record, None if was < 0 else was)
-            else:
-                answers[place] = Answer(_TAKEN[word], record_of(new.topic, new.key, body))
-
-    await caller.run(calls, read, now=now)
-    return answers
+def take_added(tasks: Sequence[NewTask], places: Places, reply: list[Any], answers: list[Any]) -> None:
+    _, now_there, token, *odd = reply
+    for place in places:
+        answers[place] = lifecycle.schedule(tasks[place], None, now_there, token)
+        token += 1
+    for first in range(0, len(odd), 4):
+        number, word, body, was = odd[first : first + 4]
+        place = places[number]
+        new = tasks[place]
+        if word == b"p":
+            answers[place] = Answer(Result.REPLACED, answers[place].record, None if was < 0 else was)
+        else:
+            answers[place] = Answer(_TAKEN[word], record_of(new.topic, new.key, body))
 
 
 def _condition(if_token: Token | None) -> Token:
@@ -160,33 +149,22 @@ def write_change(change: Change) -> Arguments:
     return [change.key, b"".join(what)]
 
 
-async def change(caller: ScriptClient, layout: Layout, changes: Sequence[Change], now: str, wrote: Wrote) -> list[Any]:
-    calls, places = sorted_out(changes, layout, write_change)
-    answers: list[Any] = [None] * len(changes)
-
-    def read(call: int, reply: Any) -> None:
-        if type(reply) is not list:
-            for place in places[call]:
-                answers[place] = reply
-            return
-        at = 2
-        for place in places[call]:
-            asked, body, was = changes[place], reply[at + 2], reply[at + 1]
-            record = record_of(asked.topic, asked.key, body) if body else None
-            answers[place] = Answer(_CHANGED[reply[at]], record, None if was < 0 else was)
-            at += 3
-        wrote(answers, places[call])
-
-    await caller.run(calls, read, now=now)
-    return answers
+def take_changed(changes: Sequence[Change], places: Places, reply: list[Any], answers: list[Any]) -> None:
+    at = 2
+    for place in places:
+        asked, body, was = changes[place], reply[at + 2], reply[at + 1]
+        record = record_of(asked.topic, asked.key, body) if body else None
+        answers[place] = Answer(_CHANGED[reply[at]], record, None if was < 0 else was)
+        at += 3
 
 
 def write_lease(lease: Lease) -> Arguments:
     return [lease.key, lease.token]
 
 
-async def extend(caller: ScriptClient, layout: Layout, leases: Sequence[Lease], now: str, lasts: Millis) -> list[Any]:
-    return await _accepted(caller, leases, *sorted_out(leases, layout, write_lease, lasts), now)
+def take_accepted(asked: Sequence[Any], places: Places, reply: list[Any], answers: list[Any]) -> None:
+    for place, yes in zip(places, reply[2:], strict=True):
+        answers[place] = yes == 1
 
 
 def settlement_writer(now: Millis) -> Callable[[Settlement], Arguments]:
@@ -211,26 +189,3 @@ def settlement_writer(now: Millis) -> Callable[[Settlement], Arguments]:
         return [one.key, one.token, b"".join(what)]
 
     return write
-
-
-async def settle(
-    caller: ScriptClient, layout: Layout, outcomes: Sequence[Settlement], now: str, about: Millis
-) -> list[Any]:
-    return await _accepted(caller, outcomes, *sorted_out(outcomes, layout, settlement_writer(about)), now)
-
-
-async def _accepted(
-    caller: ScriptClient, asked: Sequence[Any], calls: Iterator[Call], places: list[Places], now: str
-) -> list[Any]:
-    answers: list[Any] = [False] * len(asked)
-
-    def read(call: int, reply: Any) -> None:
-        if type(reply) is list:
-            for place, yes in zip(places[call], reply[2:], strict=True):
-                answers[place] = yes == 1
-        else:
-            for place in places[call]:
-                answers[place] = reply
-
-    await caller.run(calls, read, now=now)
-    return answers

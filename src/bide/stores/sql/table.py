@@ -44,7 +44,7 @@ class Plan(NamedTuple):
 
 
 class _Parts(dict[str, str]):
-    """What stands in the braces of a statement: made when it is come to, so that values go in in their order."""
+    """The texts for a statement's braces, each made when it is come to, so that values go in in their order."""
 
     def __init__(self, known: Mapping[str, str], made: Mapping[str, Callable[[], str]]) -> None:
         super().__init__(known)
@@ -56,7 +56,7 @@ class _Parts(dict[str, str]):
 
 
 class WatchedTable(ABC):
-    """What all of them share; see `ports.Table`."""
+    """The steps that all databases share; see `ports.Table`."""
 
     _queries: ClassVar[Mapping[str, str]]
     _refused: ClassVar[tuple[type[Exception], ...]]
@@ -67,7 +67,7 @@ class WatchedTable(ABC):
     def __init__(self, source: TableSource) -> None:
         self._source = source
         self._times: Any = None
-        """What reads and writes times as the due column has them. None: the table is to be examined, anew maybe."""
+        """Reads and writes times as the due column has them. None: the table is to be examined, anew maybe."""
         ids = ", ".join(map(self._quoted, source.ids))
         self._id = f"({ids})" if len(source.ids) > 1 else ids
         self._names = {
