@@ -45,8 +45,8 @@ class Call(NumberedCall):
     there = Code(THERE.encode())
     packed = staticmethod(msgspec.json.encode)
 
-    def __init__(self, of: MySqlConnection, connection: Connection, limit: asyncio.Timeout, *, again: bool) -> None:
-        super().__init__(of, connection, of.queries_on(connection), limit)
+    def __init__(self, *of: Any, again: bool = False) -> None:
+        super().__init__(*of)
         self._ahead: tuple[bytes, ...] = ()
         self.again = again
         """True if an earlier sending may be done, or under way: then also what changes nothing passes the gate."""
@@ -189,7 +189,7 @@ class MySqlConnection(JournaledConnection[Call]):
         return connection.usable and not (aging and time.monotonic() - connection.made_at >= _SECOND_BEST)
 
     def _call(self, connection: Connection, limit: asyncio.Timeout, *, again: bool, numbered: bool) -> Call:
-        call = Call(self, connection, limit, again=again)
+        call = Call(self, connection, self.queries_on(connection), limit, again=again)
         call.sent = not numbered  # nobody says which of its statements commits
         return call
 

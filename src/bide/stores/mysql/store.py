@@ -24,7 +24,7 @@ from bide.stores.batches import Conflicts, Named, slices
 from bide.stores.mysql import adding, operations, reading
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.dialect import MYSQL, meaning
-from bide.stores.mysql.joined import CallersConnection, Transactions, identity_of
+from bide.stores.mysql.joined import MySqlVerbs, Transactions, identity_of
 from bide.stores.mysql.journaled_connection import Call, MySqlConnection
 from bide.stores.mysql.leasing import MySqlLeasing
 from bide.stores.mysql.poller import POLL, Poller
@@ -99,6 +99,7 @@ class MySqlRuntime(Runtime):
     reads = MySqlReads
     at_once = AT_ONCE
     _transactions = Transactions
+    joined = MySqlVerbs
 
     def __init__(self, address: Address, **options: Any) -> None:
         super().__init__(address, **options)
@@ -260,7 +261,6 @@ class MySqlStore(SqlStore):
     _runtime = MySqlRuntime
     _schema = SCHEMA
     _tables = MySqlTable.each
-    _callers = CallersConnection
 
     async def add_apart(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Any]:
         """Add each; a task that makes too large a packet fails alone."""
