@@ -20,7 +20,7 @@ from bide.stores.mysql.journaled_connection import Call
 from bide.stores.mysql.lease_batches import Settling
 from bide.stores.mysql.queries import THERE_ANYWHERE, Code, Template, in_hexadecimal
 from bide.stores.sql.dialect import Fewer, Taken
-from bide.stores.sql.joined import JoinedVerbs, Known, Nobody, Whole, Within, Work, ended
+from bide.stores.sql.joined import JoinedVerbs, Known, Nobody, RunsItself, Whole, Work, ended
 from bide.stores.sql.transactions import Lent, OwnTransactions
 
 T = TypeVar("T")
@@ -38,7 +38,7 @@ ACCEPTED = (
 )
 
 
-class JoinedCall(Call):
+class JoinedCall(RunsItself, Call):
     """A call within a transaction that is not ours: without a number, and nothing to begin or to commit."""
 
     __slots__ = ("_driver", "_floor")
@@ -51,6 +51,15 @@ class JoinedCall(Call):
         super().__init__(Nobody, driver.raw, queries)
         self._driver = driver
         self._floor = floor
+
+    async def run(self, work: Work[T], repeated: object, **_: Any) -> T:
+        """Within one savepoint more, for what is tried first."""
+        await self.send(b"SAVEPOINT bide_call")
+        try:
+            return await work(self)
+        except (Taken, Fewer):
+            await self.send(b"ROLLBACK TO bide_call")
+            raise
 
     def begin(self, now: Millis | None, most: int = 0) -> list[bytes]:
         if now is None:
@@ -103,18 +112,6 @@ def code_of(error: BaseException) -> int | None:
     return None
 
 
-class _Within(Within):
-    """One savepoint more, for what is tried first."""
-
-    async def run(self, work: Work[T], repeated: object, **_: Any) -> T:
-        await self._call.send(b"SAVEPOINT bide_call")
-        try:
-            return await work(self._call)
-        except (Taken, Fewer):
-            await self._call.send(b"ROLLBACK TO bide_call")
-            raise
-
-
 class MySqlVerbs(JoinedVerbs):
     """The verbs on a connection of any of the drivers."""
 
@@ -123,7 +120,6 @@ class MySqlVerbs(JoinedVerbs):
     _drivers = (MysqlDriver,)
     _at_once = _AT_ONCE
     _add, _settle = adding.add, operations.settle
-    _within = _Within
 
     def __init__(self, runtime: Any, lent: Borrowed, *, own: bool = False) -> None:
         super().__init__(runtime, lent, own=own)

@@ -51,11 +51,6 @@ class Call(NumberedCall):
         self.again = again
         """True if an earlier sending may be done, or under way: then also what changes nothing passes the gate."""
 
-    @property
-    def largest(self) -> int:
-        """Bytes that may go at once."""
-        return int(self.connection.largest)
-
     def write(self, query: str, **values: Any) -> bytes:
         """A named query with its values."""
         written: bytes = self.queries[query].write(self.quote, **values)
@@ -166,15 +161,13 @@ class MySqlConnection(JournaledConnection[Call]):
         super().__init__(name, address, MYSQL, **options)
         self.largest = 0
         """Bytes of a packet that the server takes, once it is known."""
-        self.mariadb = True
-        """And whether it is a MariaDB."""
 
     def queries_on(self, connection: Connection) -> Mapping[str, Any]:
         return queries_of(self._address.schema, self._address.prefix, mariadb=connection.mariadb)
 
     async def _connect(self) -> Connection:
         connection = await connect(self._address, within=self._silence)
-        self.largest, self.mariadb = connection.largest, connection.mariadb
+        self.largest = connection.largest
         return connection
 
     async def _connected(self, *, writes: bool) -> Any:

@@ -20,7 +20,7 @@ from bide.stores.postgres import adding, operations
 from bide.stores.postgres.dialect import by_code, connect, meaning, said
 from bide.stores.postgres.journaled_connection import CALLS_OF_A_ROW, Call
 from bide.stores.sql.dialect import Lost
-from bide.stores.sql.joined import JoinedVerbs, Known, Nobody, Whole, ended
+from bide.stores.sql.joined import JoinedVerbs, Known, Nobody, RunsItself, Whole, ended
 from bide.stores.sql.transactions import Lent, OwnTransactions
 
 SAMPLES: Sequence[Any] = (
@@ -48,7 +48,7 @@ ACCEPTED = (
 )
 
 
-class JoinedCall(Call):
+class JoinedCall(RunsItself, Call):
     """A call within a transaction that is not ours: without a number, and nothing to begin or to commit."""
 
     __slots__ = ("_driver",)

@@ -36,16 +36,14 @@ class Nobody:
     pooled = False
 
 
-class Within:
-    """Runs an operation that is within a savepoint already."""
+class RunsItself:
+    """A call that is within a savepoint already: it carries out operations as a connection does."""
 
+    __slots__ = ()
     passes = False
 
-    def __init__(self, call: Any) -> None:
-        self._call = call
-
     async def run(self, work: Work[T], repeated: object, **_: Any) -> T:
-        return await work(self._call)
+        return await work(self)
 
 
 class JoinedVerbs(ABC):
@@ -64,7 +62,6 @@ class JoinedVerbs(ABC):
     """Tasks in one statement."""
     _add: ClassVar[Callable[..., Awaitable[list[Answer]]]]
     _settle: ClassVar[Callable[..., Awaitable[list[bool]]]]
-    _within: ClassVar[type[Within]] = Within
 
     def __init__(self, runtime: Any, lent: Borrowed, *, own: bool = False) -> None:
         """`runtime`: the open store's. `own`: the transaction is ours."""
@@ -111,9 +108,8 @@ class JoinedVerbs(ABC):
             return messages
 
         async def work(call: Any) -> None:
-            within = self._within(call)
             for part in slices(asked, self._at_once):
-                answers.extend(await operation(within, part, there, about, tell))
+                answers.extend(await operation(call, part, there, about, tell))
 
         await self._savepoint(work, floor=floor, adding=adding)
         merge_earliest(self.wakes, wakes)
