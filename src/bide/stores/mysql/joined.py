@@ -13,15 +13,15 @@ from typing import Any, TypeVar
 from bide.core.errors import BadInput, SetupError
 from bide.core.instants import Millis
 from bide.core.records import Settlement
-from bide.stores.driver_adapters import Driver, MysqlDriver
+from bide.stores.driver_adapters import Borrowed, Driver, MysqlDriver
 from bide.stores.mysql import adding, operations
 from bide.stores.mysql.dialect import Connection, Rows, by_code, connect, meaning, said
 from bide.stores.mysql.journaled_connection import Call
 from bide.stores.mysql.lease_batches import Settling
 from bide.stores.mysql.queries import THERE_ANYWHERE, Code, Template, in_hexadecimal
 from bide.stores.sql.dialect import Fewer, Taken
-from bide.stores.sql.joined import CallersVerbs, Known, ServerVerbs, Whole, Within, Work
-from bide.stores.sql.transactions import Lent, Own, OwnTransactions, ended
+from bide.stores.sql.joined import JoinedVerbs, Known, Nobody, RunsItself, Whole, Work, ended
+from bide.stores.sql.transactions import Lent, OwnTransactions
 
 T = TypeVar("T")
 _DRIVERS = ("asyncmy", "aiomysql", "pymysql", "MySQLdb")
@@ -38,7 +38,7 @@ ACCEPTED = (
 )
 
 
-class JoinedCall(Call):
+class JoinedCall(RunsItself, Call):
     """A call within a transaction that is not ours: without a number, and nothing to begin or to commit."""
 
     __slots__ = ("_driver", "_floor")
@@ -48,11 +48,18 @@ class JoinedCall(Call):
 
     def __init__(self, driver: Driver, queries: Mapping[str, Template], floor: int | None) -> None:
         """`floor`: the first token, where the caller's clock counts."""
+        super().__init__(Nobody, driver.raw, queries)
         self._driver = driver
         self._floor = floor
-        self.queries = queries
-        self.number = 0
-        self.sent = self.again = False
+
+    async def run(self, work: Work[T], repeated: object, **_: Any) -> T:
+        """Within one savepoint more, for what is tried first."""
+        await self.send(b"SAVEPOINT bide_call")
+        try:
+            return await work(self)
+        except (Taken, Fewer):
+            await self.send(b"ROLLBACK TO bide_call")
+            raise
 
     def begin(self, now: Millis | None, most: int = 0) -> list[bytes]:
         if now is None:
@@ -97,11 +104,6 @@ class JoinedCall(Call):
                 raise found from error
             raise
 
-    async def timed(
-        self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], object] | None = None
-    ) -> list[Rows]:
-        return await self.send(*statements, commits=commits, meanwhile=meanwhile)
-
 
 def code_of(error: BaseException) -> int | None:
     """The number that the server gave an error, whichever driver reports it."""
@@ -110,26 +112,26 @@ def code_of(error: BaseException) -> int | None:
     return None
 
 
-class _Within(Within):
-    """One savepoint more, for what is tried first."""
-
-    async def run(self, work: Work[T], repeated: object, **_: Any) -> T:
-        await self._call.send(b"SAVEPOINT bide_call")
-        try:
-            return await work(self._call)
-        except (Taken, Fewer):
-            await self._call.send(b"ROLLBACK TO bide_call")
-            raise
-
-
-class JoinedVerbs(ServerVerbs):
+class MySqlVerbs(JoinedVerbs):
     """The verbs on a connection of any of the drivers."""
 
     accepted = ACCEPTED
     _place = "server"
+    _drivers = (MysqlDriver,)
     _at_once = _AT_ONCE
     _add, _settle = adding.add, operations.settle
-    _within = _Within
+
+    def __init__(self, runtime: Any, lent: Borrowed, *, own: bool = False) -> None:
+        super().__init__(runtime, lent, own=own)
+        self.settled: list[Settling] = []
+        """The tasks that a transaction of ours has settled, once it is committed."""
+
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        known = self._runtime.leasing.leased.of(outcomes) if self._own else None
+        answers = await super().settle(outcomes, now=now)
+        if known is not None:
+            self.settled.append(known)
+        return answers
 
     def _call(self, driver: Driver, floor: int | None) -> JoinedCall:
         return JoinedCall(driver, self._runtime.joined_queries, floor)
@@ -167,9 +169,7 @@ class JoinedVerbs(ServerVerbs):
     async def _identity(self, driver: Driver) -> tuple[str, int, str]:
         [row] = await driver.run(self._runtime.joined_queries["identity"].write(in_hexadecimal).decode("ascii"))
         if tuple(row[3:]) != _SAMPLES:
-            raise BadInput(
-                "connection", self._connection, "a connection whose converters leave binary and bigint alone"
-            )
+            raise BadInput("connection", self.connection, "a connection whose converters leave binary and bigint alone")
         return identity_of(row)
 
     def _meaning(self, error: Exception, *, adding: bool) -> Exception:
@@ -190,29 +190,8 @@ def identity_of(row: Sequence[Any]) -> tuple[str, int, str]:
     return str(host), int(port), str(data)
 
 
-class CallersConnection(CallersVerbs, JoinedVerbs):
-    """The verbs on a connection that the caller opened."""
-
-    _drivers = (MysqlDriver,)
-
-
 _IN_TRANSACTION = 1
 """The bit of the server's status that says so, as of its last answer."""
-
-
-class OwnTransaction(Own, JoinedVerbs):
-    """The verbs while the transaction is open."""
-
-    def __init__(self, runtime: Any, connection: Any) -> None:
-        super().__init__(runtime, connection)
-        self.settled: list[Settling] = []
-        """The tasks it has settled, once it is committed."""
-
-    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
-        known = self._runtime.leasing.leased.of(outcomes)
-        answers = await super().settle(outcomes, now=now)
-        self.settled.append(known)
-        return answers
 
 
 class Transactions(OwnTransactions):
@@ -240,9 +219,6 @@ class Transactions(OwnTransactions):
 
         return int(await self._keep.repeat(look))
 
-    def _joined(self, lent: Lent) -> OwnTransaction:
-        return OwnTransaction(self._runtime, lent.connection.driver)
-
-    def _done(self, joined: OwnTransaction) -> None:
+    def _done(self, joined: MySqlVerbs) -> None:
         self._runtime.leasing.leased.settled(joined.settled)
         super()._done(joined)

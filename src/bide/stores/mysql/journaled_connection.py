@@ -45,16 +45,11 @@ class Call(NumberedCall):
     there = Code(THERE.encode())
     packed = staticmethod(msgspec.json.encode)
 
-    def __init__(self, of: MySqlConnection, connection: Connection, limit: asyncio.Timeout, *, again: bool) -> None:
-        super().__init__(of, connection, of.queries_on(connection), limit)
+    def __init__(self, *of: Any, again: bool = False) -> None:
+        super().__init__(*of)
         self._ahead: tuple[bytes, ...] = ()
         self.again = again
         """True if an earlier sending may be done, or under way: then also what changes nothing passes the gate."""
-
-    @property
-    def largest(self) -> int:
-        """Bytes that may go at once."""
-        return int(self.connection.largest)
 
     def write(self, query: str, **values: Any) -> bytes:
         """A named query with its values."""
@@ -166,15 +161,13 @@ class MySqlConnection(JournaledConnection[Call]):
         super().__init__(name, address, MYSQL, **options)
         self.largest = 0
         """Bytes of a packet that the server takes, once it is known."""
-        self.mariadb = True
-        """And whether it is a MariaDB."""
 
     def queries_on(self, connection: Connection) -> Mapping[str, Any]:
         return queries_of(self._address.schema, self._address.prefix, mariadb=connection.mariadb)
 
     async def _connect(self) -> Connection:
         connection = await connect(self._address, within=self._silence)
-        self.largest, self.mariadb = connection.largest, connection.mariadb
+        self.largest = connection.largest
         return connection
 
     async def _connected(self, *, writes: bool) -> Any:
@@ -189,7 +182,7 @@ class MySqlConnection(JournaledConnection[Call]):
         return connection.usable and not (aging and time.monotonic() - connection.made_at >= _SECOND_BEST)
 
     def _call(self, connection: Connection, limit: asyncio.Timeout, *, again: bool, numbered: bool) -> Call:
-        call = Call(self, connection, limit, again=again)
+        call = Call(self, connection, self.queries_on(connection), limit, again=again)
         call.sent = not numbered  # nobody says which of its statements commits
         return call
 

@@ -132,10 +132,11 @@ class MySqlLeasing(Leasing):
                 pairs = list(zip(numbers, tokens, strict=True))
                 written, batches = write_batches(call, _by_topic(found, pairs), there + lasts)
                 over = self.leased.over(there + SLACK) if dues else []
-                statements = [
-                    *_statements(call, numbers, micros, there + lasts, holder),
-                    *rewritten, *delete_batches(call, over), *written,
-                ]  # fmt: skip
+                statements = [*rewritten, *delete_batches(call, over), *written]
+                if dues:
+                    rows = these(sorted(numbers))
+                    lease = {"micros": micros, "until": there + lasts, "holder": filled(holder)}
+                    statements.insert(0, call.write("lease_tasks", these=rows, **lease))
                 room = [topic for topic, count in counts.items() if count <= 0 or len(found[topic]) < count]
                 heads = _heads(call, room, depth)
                 end = call.ending()
@@ -320,13 +321,6 @@ def _wake(row: Row) -> Millis:
     """Since when it is due."""
     at: Millis = row[WAKE] if row[STATE] else row[AT]
     return at
-
-
-def _statements(call: Call, numbers: list[int], micros: int, until: Millis, holder: str) -> list[bytes]:
-    if not numbers:
-        return []
-    rows = these(sorted(numbers))
-    return [call.write("lease_tasks", these=rows, micros=micros, until=until, holder=filled(holder))]
 
 
 def _heads(call: Call, topics: Sequence[Topic], depth: Depth) -> list[bytes]:

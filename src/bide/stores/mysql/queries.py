@@ -71,16 +71,21 @@ Quote = Callable[[bytes], bytes]
 
 def literal(value: Any, quote: Quote = quoted) -> bytes:
     """A number, text, bytes, None, or Code."""
-    if isinstance(value, str):
+    kind = type(value)  # compared first: a batch has thousands of values
+    if kind is str:
         return quote(value.encode("utf-8", "surrogateescape"))
-    if isinstance(value, int):
+    if kind is int:
         return b"%d" % value
     if value is None:
         return b"NULL"
-    if type(value) is Code:
+    if kind is bytes:
+        return quote(value)
+    if kind is Code:
         return bytes(value)
-    assert isinstance(value, bytes), type(value)
-    return quote(value)
+    if isinstance(value, str):
+        return quote(value.encode("utf-8", "surrogateescape"))
+    assert isinstance(value, int), kind
+    return b"%d" % value
 
 
 def listed(values: Iterable[Any], quote: Quote = quoted) -> Code:

@@ -81,11 +81,15 @@ async def diagnose(connection: Reader, address: Address, time: ServerTime) -> li
 
     async def work(call: Call) -> list[Finding]:
         connection = call.connection
+        [[row]] = await connection.ask(
+            "SELECT VERSION(), @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog, @@binlog_format"
+        )
+        version, flush, logged, synced, kind = (one.decode() if isinstance(one, bytes) else one for one in row)
         return [
-            await _server(connection, address),
+            _server(address, str(version)),
             await SCHEMA.finding(connection, address),
-            await _durability(connection),
-            await _log(connection),
+            _durability(int(flush), int(synced), logs=bool(int(logged))),
+            _log(str(kind), logs=bool(int(logged))),
             _packet(connection),
             Finding(True, f"nobody is told of others' commits here: each process looks for them every {POLL} ms"),
             await _oldest(connection),
@@ -95,13 +99,7 @@ async def diagnose(connection: Reader, address: Address, time: ServerTime) -> li
     return await connection.read(work)
 
 
-async def _one(connection: Connection, query: str) -> Any:
-    [[(value,)]] = await connection.ask(query)
-    return value.decode() if isinstance(value, bytes) else value
-
-
-async def _server(connection: Connection, address: Address) -> Finding:
-    version = str(await _one(connection, "SELECT VERSION()"))
+def _server(address: Address, version: str) -> Finding:
     numbers = tuple(int(part) for part in version.split("-")[0].split(".")[:2])
     mariadb = "MariaDB" in version
     ok = numbers >= ((10, 6) if mariadb else (8, 0))
@@ -111,10 +109,7 @@ async def _server(connection: Connection, address: Address) -> Finding:
     )
 
 
-async def _durability(connection: Connection) -> Finding:
-    flush = int(await _one(connection, "SELECT @@innodb_flush_log_at_trx_commit"))
-    logged = int(await _one(connection, "SELECT @@log_bin"))
-    binlog = int(await _one(connection, "SELECT @@sync_binlog"))
+def _durability(flush: int, synced: int, *, logs: bool) -> Finding:
     if flush != 1:
         return Finding(
             False,
@@ -122,18 +117,17 @@ async def _durability(connection: Connection) -> Finding:
             + (", and so may a crash of the server" if flush == 0 else ""),
             "set it to 1, unless that second may be lost (leases need no flush, but it cannot be chosen for each here)",
         )
-    if logged and binlog != 1:
+    if logs and synced != 1:
         return Finding(
-            False, f"sync_binlog is {binlog}: after a power cut replicas may lack, or have, what this server has not",
+            False, f"sync_binlog is {synced}: after a power cut replicas may lack, or have, what this server has not",
             "set it to 1",
         )  # fmt: skip
     return Finding(True, "every commit is flushed, also that of a lease, since it cannot be chosen for each here")
 
 
-async def _log(connection: Connection) -> Finding:
-    logged, kind = int(await _one(connection, "SELECT @@log_bin")), await _one(connection, "SELECT @@binlog_format")
-    ok = not logged or kind in ("ROW", "MIXED")
-    what = f"binlog_format is {kind}" if logged else "no binary log"
+def _log(kind: str, *, logs: bool) -> Finding:
+    ok = not logs or kind in ("ROW", "MIXED")
+    what = f"binlog_format is {kind}" if logs else "no binary log"
     return Finding(ok, what, "" if ok else "set it to ROW: by statement, nothing of bide's can be logged", severe=True)
 
 
@@ -148,11 +142,8 @@ def _packet(connection: Connection) -> Finding:
 
 async def _oldest(connection: Connection) -> Finding:
     try:
-        age = int(
-            await _one(
-                connection,
-                "SELECT COALESCE(MAX(TIMESTAMPDIFF(SECOND, trx_started, NOW())), 0) FROM information_schema.innodb_trx",
-            )
+        [[(age,)]] = await connection.ask(
+            "SELECT COALESCE(MAX(TIMESTAMPDIFF(SECOND, trx_started, NOW())), 0) FROM information_schema.innodb_trx"
         )
     except MySQLError:
         return Finding(True, "whether there are old transactions is not known: this user lacks PROCESS")

@@ -24,7 +24,7 @@ from bide.stores.batches import Conflicts, Named, slices
 from bide.stores.mysql import adding, operations, reading
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.dialect import MYSQL, meaning
-from bide.stores.mysql.joined import CallersConnection, Transactions, identity_of
+from bide.stores.mysql.joined import MySqlVerbs, Transactions, identity_of
 from bide.stores.mysql.journaled_connection import Call, MySqlConnection
 from bide.stores.mysql.leasing import MySqlLeasing
 from bide.stores.mysql.poller import POLL, Poller
@@ -99,6 +99,7 @@ class MySqlRuntime(Runtime):
     reads = MySqlReads
     at_once = AT_ONCE
     _transactions = Transactions
+    joined = MySqlVerbs
 
     def __init__(self, address: Address, **options: Any) -> None:
         super().__init__(address, **options)
@@ -116,14 +117,9 @@ class MySqlRuntime(Runtime):
     def _connection(self, name: str, **options: Any) -> MySqlConnection:
         return MySqlConnection(name, self.address, **options)
 
-    @property
-    def largest(self) -> int:
-        """Bytes of a packet that the server takes."""
-        return int(self.connections["read"].largest)
-
     def parts(self, kind: str, asked: Sequence[Any]) -> Sequence[Sequence[Any]]:
         if kind == "add":
-            return slices_of_new(asked, self.largest)
+            return slices_of_new(asked, self.connections["read"].largest)
         errors = kind == "change" or any(one.error for one in asked)
         return slices(asked, WITH_ERRORS if errors else AT_ONCE)
 
@@ -260,24 +256,23 @@ class MySqlStore(SqlStore):
     _runtime = MySqlRuntime
     _schema = SCHEMA
     _tables = MySqlTable.each
-    _callers = CallersConnection
 
-    async def add_apart(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Any]:
-        """Add each; a task that makes too large a packet fails alone."""
-        problems = too_large(tasks, self._open().connections["read"].largest)
+    async def _write(self, kind: str, asked: Sequence[Any], now: Millis) -> list[Any]:
+        """A new task that makes too large a packet fails alone."""
+        problems = too_large(asked, self._open().connections["read"].largest) if kind == "add" else {}
         if not problems:
-            return await super().add_apart(tasks, now=now)
-        if len(problems) == len(tasks):
+            return await super()._write(kind, asked, now)
+        if len(problems) == len(asked):
             raise problems[0]
-        fine = [place for place in range(len(tasks)) if place not in problems]
+        fine = [place for place in range(len(asked)) if place not in problems]
         added: Sequence[object]
         try:
-            added = await together(await super().add_apart([tasks[place] for place in fine], now=now))
+            added = await together(await super()._write(kind, [asked[place] for place in fine], now))
         except PartlyFailed as error:
             added = error.answers
         except StoreError as error:
             added = [error] * len(fine)
-        answers: list[Any] = [problems.get(place) for place in range(len(tasks))]
+        answers: list[Any] = [problems.get(place) for place in range(len(asked))]
         for place, answer in zip(fine, added, strict=True):
             answers[place] = answer
         raise PartlyFailed(answers)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
+from msgspec import Struct
+
 from bide.core import lifecycle
 from bide.core.answers import Answer
 from bide.core.errors import PartlyFailed, StoreError
@@ -35,8 +37,9 @@ async def add(
 
     With `conflicts` the statement may fail, since nothing else depends on its transaction.
     """
-    adding = _Adding(connection, tasks, now, tell(wakes_of(tasks, about)), conflicts)
-    answers, rest = adding.answers, adding.rest
+    answers: list[Any] = [None] * len(tasks)
+    rest: Places = []
+    adding = _Adding(connection, tasks, now, tell(wakes_of(tasks, about)), conflicts, answers, rest)
     first, *later = rounds(tasks)
     try:
         await adding.apart(adding.insert, first)
@@ -54,27 +57,19 @@ async def add(
     return answers
 
 
-class _Adding:
+class _Adding(Struct):
     """A batch on its way."""
 
-    def __init__(
-        self,
-        connection: Runs,
-        tasks: Sequence[NewTask],
-        now: Millis | None,
-        said: list[str],
-        conflicts: Conflicts | None,
-    ) -> None:
-        self._connection = connection
-        self._tasks = tasks
-        self._now = now
-        self._said = said
-        self._conflicts = conflicts
-        self._tries = _TRIES
-        """How many are left, since everything may be locked."""
-        self.answers: list[Any] = [None] * len(tasks)
-        self.rest: Places = []
-        """The places of those whose keys are taken."""
+    connection: Runs
+    tasks: Sequence[NewTask]
+    now: Millis | None
+    said: list[str]
+    conflicts: Conflicts | None
+    answers: list[Any]
+    rest: Places
+    """The places of those whose keys are taken."""
+    tries: int = _TRIES
+    """How many are left, since everything may be locked."""
 
     async def apart(self, attempt: Callable[[Places], Awaitable[None]], places: Places) -> None:
         """`attempt` these; if something is locked, each half: who waits for whom is not to be learned in another way.
@@ -84,11 +79,11 @@ class _Adding:
         try:
             await attempt(places)
         except RowLocked:
-            self._tries -= 1
+            self.tries -= 1
             names: dict[tuple[Topic, str], Places] = {}
             for place in places:
-                names.setdefault((self._tasks[place].topic, self._tasks[place].key), []).append(place)
-            if len(names) == 1 or self._tries <= 0:
+                names.setdefault((self.tasks[place].topic, self.tasks[place].key), []).append(place)
+            if len(names) == 1 or self.tries <= 0:
                 for place in places:
                     self.answers[place] = HELD
                 return
@@ -98,13 +93,13 @@ class _Adding:
 
     async def insert(self, places: Places) -> None:
         """Insert these; those whose keys are taken are left to `look_first`."""
-        tasks, conflicts = self._tasks, self._conflicts
+        tasks, conflicts = self.tasks, self.conflicts
         arguments = _insertion(tasks, places)
         news = [tasks[place] for place in places]
         form = "insert_tasks" if conflicts is None or conflicts.likely(news) else "insert_tasks_all_new"
 
         async def insert(call: Call) -> None:
-            rows = await call.timed(form, self._now, call.caller, call.number, *arguments, self._said)
+            rows = await call.timed(form, self.now, call.caller, call.number, *arguments, self.said)
             if not rows:
                 raise Shut
             self.rest += _inserted(tasks, places, rows[0], self.answers)
@@ -113,21 +108,21 @@ class _Adding:
             self.rest += _inserted(tasks, places, row, self.answers)
 
         try:
-            await self._connection.run(insert, inserted, past=insert, adding=True)
+            await self.connection.run(insert, inserted, past=insert, adding=True)
         except Taken:
             form = "insert_tasks"
-            await self._connection.run(insert, inserted, past=insert, adding=True)
+            await self.connection.run(insert, inserted, past=insert, adding=True)
         if conflicts is not None:
             conflicts.met(news, [tasks[place] for place in self.rest])
 
     async def look_first(self, places: Places) -> None:
         """Some keys were taken, or come twice: take those through the lifecycle, under locks."""
         places.sort()
-        asked = [self._tasks[place] for place in places]
+        asked = [self.tasks[place] for place in places]
 
         async def decide(call: Call, *, past: bool = False) -> list[Answer | None]:
             decided: list[Any] = [None] * len(asked)
-            batch = PostgresBatch(call, self._now, past=past)
+            batch = PostgresBatch(call, self.now, past=past)
             for part in rounds(asked):
                 left = part
                 while left:
@@ -146,9 +141,9 @@ class _Adding:
                     await batch.flush()
                     left = free
                     if free:
-                        [one] = await call.timed("insert_tasks", self._now, None, None, *_insertion(asked, free), [])
+                        [one] = await call.timed("insert_tasks", self.now, None, None, *_insertion(asked, free), [])
                         left = _inserted(asked, free, one, decided)
-            await batch.finish(encode(decided), {}, lambda wakes: self._said)
+            await batch.finish(encode(decided), {}, lambda wakes: self.said)
             return decided
 
         async def decide_past(call: Call) -> list[Answer | None]:
@@ -157,7 +152,7 @@ class _Adding:
         async def decided_before(row: Row, call: Call) -> list[Answer | None]:
             return answers_of(row["answer"])
 
-        decided = await self._connection.run(decide, decided_before, past=decide_past, adding=True)
+        decided = await self.connection.run(decide, decided_before, past=decide_past, adding=True)
         for place, answer in zip(places, decided, strict=True):
             self.answers[place] = HELD if answer is None else answer
 

@@ -20,8 +20,8 @@ from bide.stores.postgres import adding, operations
 from bide.stores.postgres.dialect import by_code, connect, meaning, said
 from bide.stores.postgres.journaled_connection import CALLS_OF_A_ROW, Call
 from bide.stores.sql.dialect import Lost
-from bide.stores.sql.joined import CallersVerbs, Known, ServerVerbs, Whole
-from bide.stores.sql.transactions import Lent, Own, OwnTransactions, ended
+from bide.stores.sql.joined import JoinedVerbs, Known, Nobody, RunsItself, Whole, ended
+from bide.stores.sql.transactions import Lent, OwnTransactions
 
 SAMPLES: Sequence[Any] = (
     ["a\u00e9", None], [1 << 62, None], [True, False], [b"\x00\xff", None], "a\u00e9", b"\x00\xff", -1,
@@ -48,27 +48,17 @@ ACCEPTED = (
 )
 
 
-class JoinedCall(Call):
+class JoinedCall(RunsItself, Call):
     """A call within a transaction that is not ours: without a number, and nothing to begin or to commit."""
 
     __slots__ = ("_driver",)
 
     def __init__(self, driver: Driver, queries: Mapping[str, str]) -> None:
+        super().__init__(Nobody, driver.raw, queries)
         self._driver = driver
-        self.queries = queries
-        self.connection = driver.raw
-        self.number = None  # type: ignore[assignment]
-        self.sent = self.begun = False
-
-    @property
-    def caller(self) -> str:
-        return None  # type: ignore[return-value]
 
     async def fetch(self, query: str, *arguments: Any) -> list[Any]:
         return await self._driver.run(self.queries[query], arguments)  # type: ignore[return-value]
-
-    async def timed(self, query: str, *arguments: Any) -> list[Any]:
-        return await self.fetch(query, *arguments)
 
     async def begin(self, how: str = "") -> None:
         """It has begun."""
@@ -77,11 +67,12 @@ class JoinedCall(Call):
         """Whoever began it will."""
 
 
-class JoinedVerbs(ServerVerbs):
+class PostgresVerbs(JoinedVerbs):
     """The verbs on a connection of asyncpg's or psycopg's."""
 
     accepted = ACCEPTED
     _place = "database"
+    _drivers = AsyncpgDriver, PsycopgDriver
     _at_once = AT_ONCE
     _add, _settle = adding.add, operations.settle
 
@@ -98,7 +89,7 @@ class JoinedVerbs(ServerVerbs):
         if list(came) != list(SAMPLES):
             raise BadInput(
                 "connection",
-                self._connection,
+                self.connection,
                 "a connection whose codecs leave text, bytea, bigint, boolean and arrays of them as they are",
             )
         return (database, started) if has_tables else None
@@ -121,12 +112,6 @@ class JoinedVerbs(ServerVerbs):
         return SetupError(f"{where}: the connection cannot be used: {said(error)}")
 
 
-class CallersConnection(CallersVerbs, JoinedVerbs):
-    """The verbs on a connection that the caller opened."""
-
-    _drivers = AsyncpgDriver, PsycopgDriver
-
-
 _SESSION = {
     # a process that is gone without a word keeps its locks for half a minute
     "tcp_keepalives_idle": "10",
@@ -142,10 +127,6 @@ class _Lent(Lent):
         self.first_name = name
         self.transaction: Any = None
         """The driver's own, so that a handler may have savepoints in it: `conn.transaction()`."""
-
-
-class OwnTransaction(Own, JoinedVerbs):
-    """The verbs while the transaction is open."""
 
 
 class Transactions(OwnTransactions):
@@ -192,6 +173,3 @@ class Transactions(OwnTransactions):
             await lent.transaction.rollback()
         else:  # somebody ended it, and the driver does not know
             lent.connection.terminate()
-
-    def _joined(self, lent: _Lent) -> OwnTransaction:
-        return OwnTransaction(self._runtime, lent.connection)

@@ -36,10 +36,8 @@ class Call(NumberedCall):
     text = name = str
     packed = unpacked = listed = list
 
-    def __init__(
-        self, of: PostgresConnection, connection: Any, queries: Any, limit: asyncio.Timeout | None = None
-    ) -> None:
-        super().__init__(of, connection, queries, limit)
+    def __init__(self, *of: Any) -> None:
+        super().__init__(*of)
         self.begun = False
 
     async def fetch(self, query: str, *arguments: Any) -> list[Any]:

@@ -28,32 +28,6 @@ _HERE = Path(__file__).parent
 _TEMPLATES = read_queries((_HERE / "queries.sql").read_text("utf-8"))
 _PART = re.compile(r"\{(\w+)(?::(\w+))?\}")
 
-_CLOCK = """clock AS MATERIALIZED (
-    SELECT micros / 1000 AS now, micros, CASE WHEN last_value < micros THEN
-        CASE WHEN pg_try_advisory_xact_lock({lock}) THEN
-            CASE WHEN (SELECT last_value FROM {token}) < micros THEN setval('{token}', micros) END END END AS raised
-    FROM {token}, (
-        SELECT coalesce($1::bigint * 1000, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS micros
-    ) AS told
-)"""
-_JOINED_CLOCK = """clock AS MATERIALIZED (
-    SELECT micros / 1000 AS now, micros, CASE WHEN last_value < micros AND pg_try_advisory_lock({lock}) THEN
-        CASE WHEN coalesce(
-            CASE WHEN (SELECT last_value FROM {token}) < micros THEN setval('{token}', micros) END, micros
-        ) > 0 THEN CASE WHEN pg_advisory_unlock({lock}) THEN micros END END END AS raised
-    FROM {token}, (
-        SELECT coalesce($1::bigint * 1000, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS micros
-    ) AS told
-)"""
-"""In a transaction of somebody else's, which may be long: who raises the counter lets go of the lock at once."""
-_GATE = """gate AS MATERIALIZED (
-    SELECT 1 AS opened FROM (VALUES (1)) AS one (one) LEFT JOIN LATERAL (
-        SELECT number FROM {caller} WHERE name = $2::text AND number < $3::bigint FOR UPDATE
-    ) AS mine ON true
-    WHERE $2::text IS NULL OR mine.number IS NOT NULL
-)"""
-_NEW_TOKEN = "greatest(nextval('{token}'), clock.micros, clock.raised)"
-
 
 class Names:
     """The names of things in one schema, with one prefix."""
@@ -71,11 +45,9 @@ class Names:
             "record": COLUMNS, "record_as_text": _AS_TEXT,
             **{table: f'"{schema}"."{prefix}{table}"' for table in TABLES},
         }  # fmt: skip
-        self.parts |= {
-            "clock": self.write(_JOINED_CLOCK if joined else _CLOCK),
-            "gate": self.write(_GATE),
-            "new_token": self.write(_NEW_TOKEN),
-        }
+        clock = "part_joined_clock" if joined else "part_clock"
+        parts = {"clock": clock, "gate": "part_gate", "answer": "part_answer", "new_token": "part_new_token"}
+        self.parts |= {name: self.write(_TEMPLATES[part]) for name, part in parts.items()}
 
     def write(self, template: str, **more: str) -> str:
         """`template` with {name} replaced; {record:t} is the record's columns, each of `t`."""
@@ -97,6 +69,8 @@ def queries_of(schema: str, prefix: str, *, joined: bool = False) -> Mapping[str
     names = Names(schema, prefix, joined=joined)
     written: dict[str, str] = {}
     for name, template in _TEMPLATES.items():
+        if name.startswith("part_"):
+            continue
         if "{state}" in template:
             for state in range(LAST_STATE + 1):
                 written[f"{name}_{state}"] = names.write(template, state=str(state))

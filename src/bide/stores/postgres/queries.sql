@@ -4,11 +4,59 @@
 -- What writes begins with two parts. {clock}: what time it is, $1 or else the server's; it also raises the counter of
 -- tokens to the clock, unless somebody else is just doing so. {gate}: one row if call $3 of caller $2 is new, none if it
 -- was done before; $2 null (a transaction that is not ours) always passes. The gate locks the caller's row, so that a
--- call sent again waits for the end of the first one.
+-- call sent again waits for the end of the first one. These and more are parts of statements, named `part_...`.
 --
 -- Against a planner without statistics (a table that was just filled): big tables are only entered through LATERAL with
 -- a LIMIT, or by names joined to an array, for which our connections allow nested loops over indexes alone (`dialect`);
 -- and rows that were locked are found again by their place (ctid).
+
+-- name: part_clock
+clock AS MATERIALIZED (
+    SELECT micros / 1000 AS now, micros, CASE WHEN last_value < micros THEN
+        CASE WHEN pg_try_advisory_xact_lock({lock}) THEN
+            CASE WHEN (SELECT last_value FROM {token}) < micros THEN setval('{token}', micros) END END END AS raised
+    FROM {token}, (
+        SELECT coalesce($1::bigint * 1000, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS micros
+    ) AS told
+)
+
+-- name: part_joined_clock
+-- In a transaction of somebody else's, which may be long: who raises the counter lets go of the lock at once.
+clock AS MATERIALIZED (
+    SELECT micros / 1000 AS now, micros, CASE WHEN last_value < micros AND pg_try_advisory_lock({lock}) THEN
+        CASE WHEN coalesce(
+            CASE WHEN (SELECT last_value FROM {token}) < micros THEN setval('{token}', micros) END, micros
+        ) > 0 THEN CASE WHEN pg_advisory_unlock({lock}) THEN micros END END END AS raised
+    FROM {token}, (
+        SELECT coalesce($1::bigint * 1000, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS micros
+    ) AS told
+)
+
+-- name: part_gate
+gate AS MATERIALIZED (
+    SELECT 1 AS opened FROM (VALUES (1)) AS one (one) LEFT JOIN LATERAL (
+        SELECT number FROM {caller} WHERE name = $2::text AND number < $3::bigint FOR UPDATE
+    ) AS mine ON true
+    WHERE $2::text IS NULL OR mine.number IS NOT NULL
+)
+
+-- name: part_answer
+-- The tokens of what was written, and of what if that was not all, kept for a caller whose connection breaks now. $5:
+-- the keys that were asked for.
+answer AS MATERIALIZED (
+    SELECT array_agg(token) AS tokens, CASE WHEN count(*) < cardinality($5) THEN array_agg(topic) END AS topics,
+        CASE WHEN count(*) < cardinality($5) THEN array_agg(key) END AS keys
+    FROM written
+),
+kept AS (
+    UPDATE {caller} AS c
+    SET number = $3, seen = clock.now, now = clock.now, tokens = answer.tokens, topics = answer.topics,
+        keys = answer.keys, answer = NULL
+    FROM gate, clock, answer WHERE c.name = $2
+)
+
+-- name: part_new_token
+greatest(nextval('{token}'), clock.micros, clock.raised)
 
 -- name: insert_tasks
 -- What is already there is left alone, and the answer says which; as `insert_tasks_all_new` it fails where something is,
@@ -17,7 +65,7 @@
 -- `keys` is null where all were new: the tokens are in the order of the arrays. A key may have lived and ended while the
 -- rows before it were written, with a token of that time: so the clock is looked at for each row.
 WITH {clock}, {gate},
-inserted AS (
+written AS (
     INSERT INTO {task} (
         topic, key, state, at, due_at, token, planned_at, attempt, failures, losses, created_at, deadline, id,
         group_name, options, payload
@@ -38,17 +86,7 @@ inserted AS (
     {taken}
     RETURNING topic, key, token
 ),
-answer AS MATERIALIZED (
-    SELECT array_agg(token) AS tokens, CASE WHEN count(*) < cardinality($5) THEN array_agg(topic) END AS topics,
-        CASE WHEN count(*) < cardinality($5) THEN array_agg(key) END AS keys
-    FROM inserted
-),
-kept AS (
-    UPDATE {caller} AS c
-    SET number = $3, seen = clock.now, now = clock.now, tokens = answer.tokens, topics = answer.topics,
-        keys = answer.keys, answer = NULL
-    FROM gate, clock, answer WHERE c.name = $2
-)
+{answer}
 SELECT now, micros, tokens, topics, keys, (SELECT count(pg_notify('{channel}', said)) FROM unnest($13::text[]) AS said)
 FROM gate, clock, answer
 
@@ -341,22 +379,12 @@ WHERE (
 -- Plain Done with nothing to remember: the condition is the token. `keys` is null where all were still ours. $4: the
 -- topics, one alone where it is that of all.
 WITH {clock}, {gate},
-deleted AS (
+written AS (
     DELETE FROM {task} AS t USING gate, unnest($4::text[], $5::text[], $6::bigint[]) AS l (topic, key, token)
     WHERE t.topic = coalesce(l.topic, ($4::text[])[1]) AND t.key = l.key AND t.token = l.token AND t.state + 0 = 1
     RETURNING t.topic, t.key, t.token
 ),
-answer AS MATERIALIZED (
-    SELECT array_agg(token) AS tokens, CASE WHEN count(*) < cardinality($5) THEN array_agg(topic) END AS topics,
-        CASE WHEN count(*) < cardinality($5) THEN array_agg(key) END AS keys
-    FROM deleted
-),
-kept AS (
-    UPDATE {caller} AS c
-    SET number = $3, seen = clock.now, now = clock.now, tokens = answer.tokens, topics = answer.topics,
-        keys = answer.keys, answer = NULL
-    FROM gate, clock, answer WHERE c.name = $2
-)
+{answer}
 SELECT now, micros, tokens, topics, keys FROM gate, clock, answer
 
 -- name: settle_done_past
@@ -372,21 +400,11 @@ free AS MATERIALIZED (
         WHERE topic = l.topic AND key = l.key AND token = l.token AND state + 0 = 1 LIMIT 1 FOR UPDATE SKIP LOCKED
     ) AS found
 ),
-deleted AS (
+written AS (
     DELETE FROM {task} AS t WHERE t.ctid = ANY (ARRAY(SELECT free.row FROM free))
     RETURNING t.topic, t.key, t.token
 ),
-answer AS MATERIALIZED (
-    SELECT array_agg(token) AS tokens, CASE WHEN count(*) < cardinality($5) THEN array_agg(topic) END AS topics,
-        CASE WHEN count(*) < cardinality($5) THEN array_agg(key) END AS keys
-    FROM deleted
-),
-kept AS (
-    UPDATE {caller} AS c
-    SET number = $3, seen = clock.now, now = clock.now, tokens = answer.tokens, topics = answer.topics,
-        keys = answer.keys, answer = NULL
-    FROM gate, clock, answer WHERE c.name = $2
-)
+{answer}
 SELECT now, micros, tokens, topics, keys, (
     SELECT array_agg(l.place) FROM asked AS l WHERE (
         SELECT true FROM {task} WHERE topic = l.topic AND key = l.key AND token = l.token AND state + 0 = 1 LIMIT 1

@@ -63,10 +63,14 @@ async def diagnose(
     async def work(call: Call) -> list[Finding]:
         connection = call.connection
         await call.begin()
+        version, number, fsync, commit = await connection.fetchrow(
+            "SELECT current_setting('server_version'), current_setting('server_version_num')::integer, "
+            "current_setting('fsync'), current_setting('synchronous_commit')"
+        )
         found = [
-            await _server(connection, address),
+            _server(address, version, number),
             await SCHEMA.finding(connection, address),
-            await _durability(connection),
+            _durability(fsync, commit),
             _listening(address, subscription, works=works),
             await _bloat(connection, address),
             await _horizon(connection),
@@ -78,20 +82,12 @@ async def diagnose(
     return await connection.read(work)
 
 
-async def _server(connection: Any, address: Address) -> Finding:
-    version = await connection.fetchval("SELECT current_setting('server_version')")
-    number = int(await connection.fetchval("SELECT current_setting('server_version_num')"))
-    return Finding(
-        number >= 120_000,
-        f"{address.shown}: PostgreSQL {version}",
-        "" if number >= 120_000 else "bide needs PostgreSQL 12 or newer",
-    )
+def _server(address: Address, version: str, number: int) -> Finding:
+    ok = number >= 120_000
+    return Finding(ok, f"{address.shown}: PostgreSQL {version}", "" if ok else "bide needs PostgreSQL 12 or newer")
 
 
-async def _durability(connection: Any) -> Finding:
-    fsync, commit = [
-        await connection.fetchval("SELECT current_setting($1)", name) for name in ("fsync", "synchronous_commit")
-    ]
+def _durability(fsync: str, commit: str) -> Finding:
     if fsync == "off":
         return Finding(False, "fsync is off: a power cut may destroy the database", "set it on", severe=True)
     if commit == "off":

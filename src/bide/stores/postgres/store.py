@@ -18,7 +18,7 @@ from bide.stores.batches import AT_ONCE, Conflicts
 from bide.stores.postgres import adding, operations, reading
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.dialect import POSTGRES
-from bide.stores.postgres.joined import SAMPLES, CallersConnection, Transactions
+from bide.stores.postgres.joined import SAMPLES, PostgresVerbs, Transactions
 from bide.stores.postgres.journaled_connection import Call, PostgresConnection
 from bide.stores.postgres.leasing import PostgresLeasing
 from bide.stores.postgres.queries import Names, queries_of
@@ -38,6 +38,7 @@ class PostgresRuntime(Runtime):
     reads = PostgresReads
     at_once = AT_ONCE
     _transactions = Transactions
+    joined = PostgresVerbs
 
     def __init__(self, address: Address, *, cap: Millis, silence: float, **options: Any) -> None:
         self._queries = queries_of(address.schema, address.prefix)
@@ -111,7 +112,6 @@ class PostgresStore(SqlStore):
     _runtime = PostgresRuntime
     _schema = SCHEMA
     _tables = PostgresTable.each
-    _callers = CallersConnection
 
     def __init__(self, url: str, *, cap: Millis = 60_000, **options: Any) -> None:
         super().__init__(url, own={"cap": cap}, **options)

@@ -29,42 +29,54 @@ Work = Callable[[Any], Awaitable[T]]
 """An operation on a call."""
 
 
-class Within:
-    """Runs an operation that is within a savepoint already."""
+class Nobody:
+    """In the place of a JournaledConnection: a call in somebody's transaction has no number, and tells no clock."""
 
+    name = number = time = None
+    pooled = False
+
+
+class RunsItself:
+    """A call that is within a savepoint already: it carries out operations as a connection does."""
+
+    __slots__ = ()
     passes = False
 
-    def __init__(self, call: Any) -> None:
-        self._call = call
-
     async def run(self, work: Work[T], repeated: object, **_: Any) -> T:
-        return await work(self._call)
+        return await work(self)
 
 
-class ServerVerbs(ABC):
-    """The verbs on one connection. Each is done whole or not at all, and leaves the transaction around it as it is."""
+class JoinedVerbs(ABC):
+    """The verbs on one connection. Each is done whole or not at all, and leaves the transaction around it as it is.
+
+    The connection is one that the caller opened, in whatever transaction it is in (if it is in none, and none begins by
+    itself with a statement, the verb is one of its own); or that of a transaction of ours, as long as that is open.
+    """
 
     accepted: ClassVar[str]
     """The connections that may be joined."""
     _place: ClassVar[str]
     """The target that a connection must have: a database of a server, or any of it."""
+    _drivers: ClassVar[tuple[type[Driver], ...]]
     _at_once: ClassVar[int]
     """Tasks in one statement."""
     _add: ClassVar[Callable[..., Awaitable[list[Answer]]]]
     _settle: ClassVar[Callable[..., Awaitable[list[bool]]]]
-    _within: ClassVar[type[Within]] = Within
 
-    def __init__(self, runtime: Any, connection: Any) -> None:
-        """`runtime`: the open store's."""
+    def __init__(self, runtime: Any, lent: Borrowed, *, own: bool = False) -> None:
+        """`runtime`: the open store's. `own`: the transaction is ours."""
         self._runtime = runtime
-        self._connection = connection
+        self._lent = lent
+        self._own = own
+        self.over = False
+        """True once that transaction has ended."""
         self.wakes: dict[Topic, Millis] = {}
         """The wakes that this transaction makes earlier, to be told once it is committed."""
 
     @property
     def connection(self) -> Any:
         """The connection, for statements of your own."""
-        return self._connection
+        return self._lent.given
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
         return await self._write(type(self)._add, tasks, now, adding=True)
@@ -96,9 +108,8 @@ class ServerVerbs(ABC):
             return messages
 
         async def work(call: Any) -> None:
-            within = self._within(call)
             for part in slices(asked, self._at_once):
-                answers.extend(await operation(within, part, there, about, tell))
+                answers.extend(await operation(call, part, there, about, tell))
 
         await self._savepoint(work, floor=floor, adding=adding)
         merge_earliest(self.wakes, wakes)
@@ -127,12 +138,25 @@ class ServerVerbs(ABC):
                 raise
             raise found from error
 
+    async def _driver(self) -> Driver:
+        where = self._runtime.where
+        if self.over:
+            raise SetupError(f"{where}: this transaction has ended; use the store, or begin another")
+        driver = await self._lent.driver()
+        if not isinstance(driver, self._drivers):
+            raise BadInput("connection", self.connection, self.accepted)
+        if self._own and driver.alone and not driver.closed:
+            raise ended(where)
+        if driver.closed and not self._own:
+            raise SetupError(f"{where}: the connection is closed")
+        return driver
+
     async def _look(self, driver: Driver) -> None:
         """Whether it is a connection to where the store is, and gives what our statements take. Raises BadInput."""
         identity = await self._identity(driver)
         if identity is None or not await self._runtime.is_this(identity):
             other = f"this one is to another {self._place} than {self._runtime.where}"
-            raise BadInput("connection", self._connection, f"{self.accepted}: {other}")
+            raise BadInput("connection", self.connection, f"{self.accepted}: {other}")
 
     def _told(self, error: Exception, *, adding: bool, committing: bool) -> Exception:
         """The error to raise: a caller's transaction is not begun anew, as ours would be."""
@@ -149,8 +173,6 @@ class ServerVerbs(ABC):
     # --- the server's part
 
     @abstractmethod
-    async def _driver(self) -> Driver: ...
-    @abstractmethod
     def _call(self, driver: Driver, floor: int | None) -> Any: ...
     @abstractmethod
     async def _whole(self, driver: Driver, known: Known) -> Whole:
@@ -165,25 +187,12 @@ class ServerVerbs(ABC):
         """The meaning of an error of any of the drivers."""
 
 
-class CallersVerbs(ServerVerbs):
-    """The verbs on a connection that the caller opened, in whatever transaction it is in.
-
-    If it is in none, and none begins by itself with a statement, the verb is one of its own.
-    """
-
-    _drivers: ClassVar[tuple[type[Driver], ...]]
-
-    def __init__(self, runtime: Any, lent: Borrowed) -> None:
-        super().__init__(runtime, lent.given)
-        self._lent = lent
-
-    async def _driver(self) -> Driver:
-        driver = await self._lent.driver()
-        if not isinstance(driver, self._drivers):
-            raise BadInput("connection", self._connection, self.accepted)
-        if driver.closed:
-            raise SetupError(f"{self._runtime.where}: the connection is closed")
-        return driver
+def ended(where: str) -> SetupError:
+    """The error of a block in which somebody ended the transaction."""
+    return SetupError(
+        f"{where}: the transaction was committed or rolled back inside its block, so the task could not be completed "
+        "with it; leave that to the end of the block"
+    )
 
 
 # --- savepoints

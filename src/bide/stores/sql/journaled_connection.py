@@ -55,7 +55,7 @@ class NumberedCall(ABC):
 
     __slots__ = ("_limit", "_of", "connection", "number", "queries", "sent")
 
-    def __init__(self, of: Any, connection: Any, queries: Any, limit: asyncio.Timeout | None) -> None:
+    def __init__(self, of: Any, connection: Any, queries: Any, limit: asyncio.Timeout | None = None) -> None:
         """`of`: the JournaledConnection. `limit`: when it is taken for lost."""
         self._of = of
         self._limit = limit

@@ -16,7 +16,7 @@ from bide.stores.batches import slices
 from bide.stores.listeners import Listeners
 from bide.stores.server_time import ServerTime
 from bide.stores.sql.dialect import Dialect
-from bide.stores.sql.joined import Known
+from bide.stores.sql.joined import JoinedVerbs, Known
 from bide.stores.sql.leasing import Leasing
 from bide.stores.sql.locked_rows import Ask, LockedRows
 from bide.stores.sql.reading import Reads
@@ -51,6 +51,8 @@ class Runtime(ABC):
     at_once: ClassVar[int]
     """Tasks in one statement."""
     _transactions: ClassVar[type[OwnTransactions]]
+    joined: ClassVar[type[JoinedVerbs]]
+    """The verbs in a transaction."""
     joined_queries: Mapping[str, Any]
     """The statements in a transaction of the caller's."""
     operations: Operations

@@ -19,7 +19,6 @@ from bide.ports import COUNTED, Clock, Finding, Heard, Joined, Listening, Table
 from bide.stores.batches import merge_earliest, slices
 from bide.stores.driver_adapters import borrowed
 from bide.stores.server_time import StoreClock
-from bide.stores.sql.joined import CallersVerbs
 from bide.stores.sql.locked_rows import together
 from bide.stores.sql.reading import find
 from bide.stores.sql.runtime import Runtime
@@ -38,11 +37,9 @@ _SHORT = 0.2
 class SqlStore(ABC):
     """All that a store can do, on the connections of a Runtime."""
 
-    _runtime: ClassVar[Callable[..., Runtime]]
+    _runtime: ClassVar[type[Runtime]]
     _schema: ClassVar[SqlSchema]
     _tables: ClassVar[Callable[..., Sequence[Table]]]
-    _callers: ClassVar[type[CallersVerbs]]
-    """The verbs on a connection of the caller's."""
 
     def __init__(
         self,
@@ -108,13 +105,13 @@ class SqlStore(ABC):
     # --- clients
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        return await together(await self.add_apart(tasks, now=now))
+        return await together(await self._write("add", tasks, now))
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
-        return await together(await self.change_apart(changes, now=now))
+        return await together(await self._write("change", changes, now))
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
-        return await together(await self.settle_apart(outcomes, now=now))
+        return await together(await self._write("settle", outcomes, now))
 
     async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
         """Those that somebody has locked are not waited for long: PartlyFailed says which, and they are asked again."""
@@ -227,8 +224,9 @@ class SqlStore(ABC):
         """The verbs on your own connection, in the transaction that it is in; you commit. Raises BadInput."""
         lent = borrowed(connection)
         if lent is None:
-            raise BadInput("connection", connection, self._callers.accepted)
-        return self._callers(self._open(), lent)
+            raise BadInput("connection", connection, self._runtime.joined.accepted)
+        runtime = self._open()
+        return runtime.joined(runtime, lent)
 
     # --- Notifies, Shares, KeepsEvents
 

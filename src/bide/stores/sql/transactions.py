@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager
 from typing import Any, Generic, TypeVar
 
 from bide.core.errors import OutcomeUnknown, SetupError, StoreUnavailable
-from bide.stores.driver_adapters import Driver, driver_of
+from bide.stores.driver_adapters import Borrowed
 from bide.stores.sql.dialect import Lost, NotSent, plain
 from bide.stores.sql.joined import Known, to_its_end
 
@@ -33,23 +33,6 @@ class Lent:
         """The name of its row among the callers."""
         self.number = 0
         """The transactions on it so far."""
-
-
-class Own:
-    """Of the verbs on a connection of the pool: they hold while the transaction is open."""
-
-    over = False
-    _runtime: Any
-    _connection: Any
-
-    async def _driver(self) -> Driver:
-        if self.over:
-            raise SetupError(f"{self._runtime.where}: this transaction has ended; use the store, or begin another")
-        driver = driver_of(self._connection)
-        assert driver is not None
-        if driver.alone and not driver.closed:
-            raise ended(self._runtime.where)
-        return driver
 
 
 class OwnTransactions(ABC):
@@ -92,10 +75,6 @@ class OwnTransactions(ABC):
     async def _marked(self, lent: Any) -> int:
         """Ask for the number in the row, once the server has made an end of the transaction."""
 
-    @abstractmethod
-    def _joined(self, lent: Any) -> Any:
-        """Make the verbs on it."""
-
     def _done(self, joined: Any) -> None:
         """Tell what was committed."""
         if joined.wakes:
@@ -116,7 +95,7 @@ class OwnTransactions(ABC):
         async with self._places:
             lent = await self._begun()
             self._owners.add(own)
-            joined = self._joined(lent)
+            joined = self._runtime.joined(self._runtime, Borrowed(lent.connection.driver), own=True)
             known = self._runtime.known.setdefault(joined.connection, Known())
             known.ours, known.gone = True, False
             try:
@@ -222,14 +201,6 @@ class OwnTransactions(ABC):
         self._closed = True
         for lent in self._idle.take_all():
             await lent.connection.end(within=self._silence)
-
-
-def ended(where: str) -> SetupError:
-    """The error of a block in which somebody ended the transaction."""
-    return SetupError(
-        f"{where}: the transaction was committed or rolled back inside its block, so the task could not be completed "
-        "with it; leave that to the end of the block"
-    )
 
 
 # --- connections that nobody uses
