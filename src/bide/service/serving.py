@@ -33,7 +33,7 @@ from bide.engine.verdicts import Policy, TopicPolicy
 from bide.engine.worker import Worker
 from bide.insight.minute_log import LastDay
 from bide.insight.overview import Overviews
-from bide.service.access import Access, Tokens, check_start, is_loopback, networks_of
+from bide.service.access import Access, check_start, is_loopback, networks_of
 from bide.service.audit import Rates
 from bide.service.authz import Tokens
 from bide.service.config import MOST_CONNECTIONS, PER_TASK, ServeConfig, TopicConfig, read_config
