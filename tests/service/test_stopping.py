@@ -80,7 +80,7 @@ async def test_it_listens_when_it_says_where_it_is() -> None:
 async def test_nobody_keeps_it_beyond_its_grace_and_no_webhook_begins_after_the_signal(tmp_path: Path) -> None:
     async with receiving() as hook:
         options = ("--webhook", f"tick={hook.url}", "--allow", hook.place)
-        async with serve(tmp_path, *options, BIDE_GRACE="2s") as (process, url):
+        async with serve(tmp_path, *options, BIDE_GRACE="2s", BIDE_CONCURRENCY="1") as (process, url):
             api = Api(url)
             ticks = [{"topic": "tick", "key": str(n), "delay": f"{n * 100}ms", "payload": n} for n in range(300)]
             heavy = [{"topic": "big", "key": str(n), "delay": "1h", "payload": BIG} for n in range(60)]
