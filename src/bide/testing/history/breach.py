@@ -47,7 +47,9 @@ def _wrong(search: Search, stuck: Stuck, op: Op, moves: Moves) -> tuple[Any, ...
     if kind in (SETTLED, EXTENDED):
         return "P3", _verb(op) + " with token %s was accepted, but %s", op.token, task or NOBODY
     assert kind <= LAST_WRITE
-    older = next((one for one in search.ops if one.token < op.token and one.asked > op.answered), None)
+    older = next(
+        (one for one in search.ops if one.kind <= SHOWN and one.token < op.token and one.asked > op.answered), None
+    )
     if older is None:
         return "P4", "token %s was answered, but %s", op.token, task or NOBODY
     if older.kind == SHOWN:

@@ -116,7 +116,8 @@ class Recording(Instrument):
 
         async def recorded(outcomes: Sequence[Settlement], *, now: Millis) -> list[Any]:
             calls = [journal.call() for _ in outcomes]
-            at, clock = journal.time_ns(), journal.clock()
+            # a store with the caller's clock settles at `now`, which was read before this, however long ago
+            at, clock = journal.time_ns(), min(journal.clock(), now)
             for call, out in zip(calls, outcomes, strict=True):
                 told = ev.Settling(
                     call, self._who, at, clock, out.topic, out.key, out.token, out.verdict, out.wake, out.keep_until,
@@ -175,7 +176,7 @@ def _changing(change: Callable[..., Awaitable[list[Any]]]) -> Callable[..., Awai
     async def recorded(changes: Sequence[Change], *, now: Millis) -> list[Any]:
         client = _of_a_group.get()
         asked = change(changes, now=now)
-        return await asked if client is None else await client.told(client.asks(changes), asked)
+        return await asked if client is None else await client.told(client.asks(changes, now), asked)
 
     return recorded
 
@@ -249,8 +250,8 @@ class RecordedClient:
         with self._over_a_group():
             return await self.app.cancel_group(group, topic=topic)
 
-    def asks(self, changes: Sequence[Change]) -> list[int]:
-        """Tells that these are about to be asked for; their calls."""
+    def asks(self, changes: Sequence[Change], now: Millis | None = None) -> list[int]:
+        """Tells that these are about to be asked for, of a store `now` if that is known; their calls."""
         return [
             self._asks(
                 Asks.MOVE if isinstance(one, Move) else Asks.CANCEL if isinstance(one, Cancel) else Asks.REDRIVE,
@@ -260,6 +261,7 @@ class RecordedClient:
                 due=None if isinstance(one, Cancel) else one.due,
                 if_token=one.if_token,
                 deadline=one.deadline if isinstance(one, Move) else None,
+                now=now,
             )
             for one in changes
         ]
@@ -270,12 +272,14 @@ class RecordedClient:
 
     # within
 
-    def _asks(self, asks: Asks, topic: Topic, key: str, **details: Any) -> int:
+    def _asks(self, asks: Asks, topic: Topic, key: str, *, now: Millis | None = None, **details: Any) -> int:
         journal = self._journal
         call = journal.call()
         if asks is Asks.CANCEL:
             details["keeps"] = self.app.terms.retention_of(topic).cancelled > 0
         at, clock = journal.time_ns(), journal.clock()
+        if now is not None:
+            clock = min(clock, now)
         journal.say(ev.Asked(call, self._who, at, clock, asks, topic, key, grain=self.app.clock.grain, **details))
         return call
 
