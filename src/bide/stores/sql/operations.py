@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -88,24 +89,14 @@ def _settle(asked: Settlement, found: Found, batch: Batch) -> bool:
     return True
 
 
-async def decide_changes(connection: Runs, asked: Sequence[Change], *how: Any, **more: Any) -> list[Any]:
-    """Move, cancel, redrive, as `_decide` says."""
-    return await _decide(connection, asked, _change, answers_of, *how, **more)
-
-
-async def decide_settlements(connection: Runs, asked: Sequence[Settlement], *how: Any, **more: Any) -> list[Any]:
-    """Record how leases ended, as `_decide` says."""
-    return await _decide(connection, asked, _settle, _truths_of, *how, **more)
-
-
 async def _decide(
     connection: Runs,
     asked: Sequence[Any],
-    decide: Callable[[Any, Found, Batch], Any],
-    kept: Callable[[bytes], list[Any]],
     tell: Tell,
     begin: Callable[..., Batch],
     *,
+    decide: Callable[[Any, Found, Batch], Any],
+    kept: Callable[[bytes], list[Any]],
     passes: bool = False,
     passing: bool = False,
 ) -> list[Any]:
@@ -140,3 +131,9 @@ async def _decide(
     first, past = work_past if passing else work, work_past if passes else work
     decided: list[Any] = await connection.run(first, repeated, past=past)
     return [HELD if one is None else one for one in decided]
+
+
+decide_changes = partial(_decide, decide=_change, kept=answers_of)
+"""Move, cancel, redrive."""
+decide_settlements = partial(_decide, decide=_settle, kept=_truths_of)
+"""Record how leases ended."""
