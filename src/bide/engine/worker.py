@@ -44,7 +44,7 @@ Observer = Callable[[Record, Settlement], None]
 
 
 class Stats(Struct):
-    """What a worker has done so far."""
+    """The counts of a worker."""
 
     leased: int = 0
     delivered: int = 0
@@ -93,7 +93,7 @@ class Worker(LeaseLoop):
         self._moved: asyncio.Future[None] | None = None
         """For those who wait until nothing is left: done when an outcome is settled, and as the worker stops."""
         self._short = False
-        """Whether the worker's slots, not a topic's own, are the limit for what may be due."""
+        """True where the worker's slots, not a topic's own, limit how much of what may be due is leased."""
         self._rotation = 0
         """By how many topics the first of those that are asked for has moved on."""
 
@@ -260,7 +260,7 @@ class Worker(LeaseLoop):
             self._waker.kick()
 
     def _has_backlog(self) -> bool:
-        """Whether deliveries come by the dozen, and more of them wait: then outcomes may gather for a moment."""
+        """True while deliveries come by the dozen and more of them wait: then outcomes may gather for a moment."""
         return self._flood and not self._stopping
 
     def _held(self) -> list[Delivery]:
