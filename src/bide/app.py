@@ -51,7 +51,7 @@ class Handler(Generic[P]):
         return self.__wrapped__(task)
 
     def new(self, payload: P, **options: Unpack[TaskOptions]) -> NewTask:
-        """What `schedule` would send, for `schedule_many`; see `Bide.new`. Raises BadPayload, BadInput."""
+        """Make the task of a `schedule`, for `schedule_many`; see `Bide.new`. Raises BadPayload, BadInput."""
         return self._app.new(self.topic, payload, **options)
 
     async def schedule(self, payload: P, **options: Unpack[TaskOptions]) -> Answer:
@@ -243,7 +243,7 @@ class Bide(Client):
         return watch
 
     def table_loops(self) -> list[TableLoop]:
-        """What works on the watched tables, not started; the app has to be open. Raises BadInput, SetupError."""
+        """The loops over the watched tables, not started; the app has to be open. Raises BadInput, SetupError."""
         return [loop for watch in self.watches for loop in self.loops_of(watch)]
 
     def loops_of(self, watch: Watch) -> list[TableLoop]:

@@ -36,7 +36,7 @@ class Kind:
     """The values that a setting takes."""
 
     secret = False
-    """Whether they must not be shown; then one may also be given as the name of a file that holds it."""
+    """They must not be shown; and one may also be given as the name of a file that holds it."""
 
     def __init__(self, accepted: str) -> None:
         self.accepted = accepted

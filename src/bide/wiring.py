@@ -118,7 +118,7 @@ def tables_at(
 
 
 def webhook_post(**options: Any) -> WebhookPost:
-    """What makes the sinks of webhook routes; `options` are those of `WebhookPost`. Raises MissingExtra, BadInput."""
+    """Make the post of webhook routes; `options` are those of `WebhookPost`. Raises MissingExtra, BadInput."""
     with _Extra("serve", "webhooks", "aiohttp"):
         from bide.sinks.webhook import WebhookPost
 
@@ -137,7 +137,7 @@ def sink_at(url: str, field: str) -> Sink:
 
 
 def terms_of(settings: Settings) -> Terms:
-    """What the engine goes by, with a bound to how many ended tasks are remembered."""
+    """The terms of the engine, with a bound to how many ended tasks are remembered."""
     kept = Retention(done=settings.keep_done, cancelled=settings.keep_cancelled, dead=settings.keep_dead)
     return Terms(
         lease=settings.lease,
@@ -153,7 +153,7 @@ def terms_of(settings: Settings) -> Terms:
 
 
 def tracer() -> Tracing:
-    """What traces an app. Raises MissingExtra."""
+    """Make the instrument that traces an app. Raises MissingExtra."""
     with _Extra("serve", "tracing", "opentelemetry"):
         from bide.sinks.traced import Tracing
 
@@ -161,7 +161,7 @@ def tracer() -> Tracing:
 
 
 def is_traced() -> bool:
-    """Whether this program has set up an OpenTelemetry SDK, so that tracing it records anything."""
+    """True if this program has set up an OpenTelemetry SDK, so that tracing it records anything."""
     try:
         with _Extra("serve", "tracing", "opentelemetry"):
             from bide.sinks.traced import sdk_is_set_up

@@ -141,7 +141,7 @@ ADDED = frozenset({Result.CREATED, Result.REPLACED})
 
 
 def gone(old: Record, now: Millis) -> bool:
-    """Whether its retention has passed: for every verb it is as if it were not there; a purge only sweeps."""
+    """True once its retention has passed: for every verb it is as if it were not there; a purge only sweeps."""
     return old.keep_until is not None and old.keep_until <= now
 
 
@@ -188,7 +188,7 @@ def change(asked: Change, old: Record | None, now: Millis, token: Token) -> Answ
 
 
 def may_lease(old: Record, now: Millis) -> bool:
-    """Whether `old` is due: P1 says never a millisecond before its `wake_at`."""
+    """True if `old` is due: P1 says never a millisecond before its `wake_at`."""
     return old.state.live and old.wake_at <= now
 
 
@@ -202,7 +202,7 @@ def lease(old: Record, now: Millis, until: Millis, holder: str, token: Token) ->
 
 
 def holds(old: Record | None, token: Token) -> bool:
-    """Whether `token` is that of the live lease, so that extend and settle apply (P3)."""
+    """True if `token` is that of the live lease, so that extend and settle apply (P3)."""
     return old is not None and old.state is State.LEASED and old.token == token
 
 

@@ -1,4 +1,4 @@
-"""What travels with a task that no store need understand: its own retry policy, and headers (trace context)."""
+"""Options of a task that no store need understand: its own retry policy, and headers (trace context)."""
 
 from __future__ import annotations
 

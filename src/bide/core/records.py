@@ -31,7 +31,7 @@ class State(StrEnum):
 
     @property
     def live(self) -> bool:
-        """Whether something is still to happen."""
+        """True while something is still to happen."""
         return self is State.WAITING or self is State.LEASED
 
 
@@ -70,7 +70,7 @@ def uncut(due: Due, grain: Millis) -> Due:
 
 
 class OnConflict(StrEnum):
-    """What `schedule` does when the key is taken. A dead or cancelled task is always replaced."""
+    """The choice of `schedule` when the key is taken. A dead or cancelled task is always replaced."""
 
     REPLACE = "replace"
     KEEP = "keep"
@@ -90,7 +90,7 @@ class NewTask(Struct, frozen=True, gc=False):
     payload: bytes = b""
     group: str | None = None
     options: bytes = b""
-    """What no store need understand: retry policy, headers, trace context. See `core.options`."""
+    """The part that no store need understand: retry policy, headers, trace context. See `core.options`."""
     deadline: Millis | None = None
     """Not after. The one option that a store does look at, so that a move past it is refused in one step."""
     on_conflict: OnConflict = OnConflict.REPLACE
@@ -149,7 +149,7 @@ class Move(Struct, frozen=True, gc=False, tag="move"):
     deadline: Millis | None = None
     """A new deadline, too; None keeps the one that there is."""
     verb: Literal["reschedule", "fire_now", "shift"] = "reschedule"
-    """What the caller asked for, for the logs: no store looks at it."""
+    """The caller's verb, for the logs: no store looks at it."""
 
 
 class Cancel(Struct, frozen=True, gc=False, tag="cancel"):
@@ -175,7 +175,7 @@ Change: TypeAlias = Move | Cancel | Redrive
 
 
 class Result(StrEnum):
-    """What happened, in one word: the same in Python, HTTP, the command line and the console."""
+    """The answer of a verb, in one word: the same in Python, HTTP, the command line and the console."""
 
     CREATED = "created"
     REPLACED = "replaced"
@@ -231,7 +231,7 @@ class Lease(NamedTuple):
 
 
 class Leased(Struct, frozen=True):
-    """What `lease` answers."""
+    """The answer of `lease`."""
 
     tasks: list[Record]
     next_wake: Millis | None
@@ -259,7 +259,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     """Only live tasks with wake_at < this."""
 
     def admits(self, record: Record) -> bool:
-        """Whether a task is among those that are asked for."""
+        """True if a task is among those that are asked for."""
         if (
             (self.topic is not None and record.topic != self.topic)
             or (self.group is not None and record.group != self.group)

@@ -20,7 +20,7 @@ Told: TypeAlias = Callable[[str, Sequence[Answer], str], None]
 
 
 class Acting(NamedTuple):
-    """Who it is, and who is told of what they do."""
+    """The caller, and the function that is told of their changes."""
 
     who: str
     told: Told | None
@@ -50,5 +50,5 @@ def acting_as(who: str, told: Told | None = None) -> Iterator[None]:
 
 
 async def to_the_end(verb: Coroutine[Any, Any, T]) -> T:
-    """What `verb` returns. It runs to its end, in this context, although the caller is cancelled meanwhile."""
+    """Await `verb`. It runs to its end, in this context, although the caller is cancelled meanwhile."""
     return await asyncio.shield(asyncio.get_running_loop().create_task(verb))

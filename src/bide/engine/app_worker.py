@@ -61,7 +61,7 @@ class AppWorker:
 def attached(
     instruments: Sequence[Instrument], routes: Mapping[Topic, Route], observe: Observer | None
 ) -> tuple[Mapping[Topic, Route], Observer | None]:
-    """What a worker shall work on and tell instead of `routes` and `observe`."""
+    """The routes and the observer of a worker, with the instruments attached to them."""
     for instrument in instruments:
         routes = {topic: instrument.route(route) for topic, route in routes.items()}
     observers = [one.observe for one in instruments] + ([] if observe is None else [observe])

@@ -1,4 +1,4 @@
-"""What callers of the verbs give, checked and turned into what stores take: names, times, filters, changes.
+"""Arguments of the verbs, checked and turned into what stores take: names, times, filters, changes.
 
 All raise BadInput, naming the field.
 """
@@ -33,7 +33,7 @@ from bide.ports import Clock
 
 
 class TaskOptions(TypedDict, total=False):
-    """What may be said of a task besides its topic and payload; `Client.new` explains each."""
+    """The options of a task; `Client.new` explains each."""
 
     key: str | None
     group: str | None
@@ -46,7 +46,7 @@ class TaskOptions(TypedDict, total=False):
 
 
 class RouteOptions(TypedDict, total=False):
-    """What may be said of how a topic is worked on; `Bide.handler` explains each."""
+    """The options of how a topic is worked on; `Bide.handler` explains each."""
 
     retry: RetryPolicy | str | None
     timeout: Length | None

@@ -81,7 +81,7 @@ class Batcher(Generic[Asked, Got]):
                 future.set_result(answer)
 
     def _later(self, future: asyncio.Future[Any], answer: asyncio.Future[Any]) -> None:
-        """What is held up comes when it comes: the next batch does not wait for it."""
+        """Pass on an answer that is held up when it comes: the next batch does not wait for it."""
         self._waiting.add(answer)
 
         def told(answer: asyncio.Future[Any]) -> None:

@@ -17,7 +17,7 @@ from bide.core.records import Leased, Topic
 
 
 class Room(Protocol):
-    """What is asked of a topic: `Lanes` has it."""
+    """The room of a topic: `Lanes` has it."""
 
     @property
     def free(self) -> int:
@@ -29,7 +29,7 @@ class Room(Protocol):
 
     @property
     def hungry(self) -> bool:
-        """Whether there may be due tasks that there was no room for."""
+        """True if there may be due tasks that there was no room for."""
         ...
 
 

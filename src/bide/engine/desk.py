@@ -41,7 +41,7 @@ class _Waiting:
         self.room = room
         self.future = future
         self.patient = patient
-        """Whether it waits for something to come due; else one look answers it."""
+        """It waits for something to come due; else one lease answers it."""
         self.taken: list[Record] = []
 
 
@@ -54,7 +54,7 @@ class _Group:
         self.holder = holder
         self.lease_for = lease_for
         self.queues: dict[Topic, OrderedDict[_Waiting, None]] = {}
-        """Who waits for a topic, the longest first. Whoever leaves is taken out at once: where nothing comes due for
+        """By topic, the longest waiting first. One that leaves is taken out at once: where nothing comes due for
         days, those who ask again and again would pile up."""
         self.wanted: Counter[Topic] = Counter()
         self.impatient: list[_Waiting] = []
@@ -73,7 +73,7 @@ class _Group:
         waiting.room = {}
 
     def next_for(self, topic: Topic) -> _Waiting | None:
-        """Who has waited longest and has room for one more of `topic`."""
+        """The one that has waited longest and has room for one more of `topic`."""
         for waiting in self.queues.get(topic, ()):
             if not waiting.future.done():
                 return waiting
@@ -97,7 +97,7 @@ class _Group:
             del self.queues[topic], self.wanted[topic]
 
     def asked(self) -> dict[Topic, int]:
-        """What one lease asks for: of every topic something, so that none waits for another."""
+        """The wants of one lease: of every topic something, so that none waits for another."""
         share = max(1, _MOST // max(1, len(self.wanted)))
         return {topic: min(count, share) for topic, count in self.wanted.items()}
 
@@ -183,7 +183,7 @@ class Desk(LeaseLoop):
     # --- the loop
 
     def _wants(self) -> bool:
-        """Whether anybody waits. Now and then, what nobody has asked for in a while is no longer listened to."""
+        """True if anybody waits. Now and then, end the subscriptions that nobody has asked for in a while."""
         if self._loop.time() >= self._tidies_at:
             self._tidies_at = self._loop.time() + _FORGET_AFTER / 4
             self._later(self._stop_listening())

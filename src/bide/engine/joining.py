@@ -1,4 +1,4 @@
-"""What the verbs of this coroutine take part in: an open transaction, and the delivery whose trace they carry on.
+"""The context of a verb: the open transaction that it takes part in, and the delivery whose trace it carries on.
 
 A verb awaited inside `task.transaction()` or `app.using(connection)` must go through that very connection: through the
 store's own it would wait for a lock that its caller holds, for ever. So the open transaction travels in the context.
@@ -66,7 +66,7 @@ def joined_to(store: Store) -> Joined | None:
 
 
 def stays_here(store: Store) -> bool:
-    """Whether that transaction is on a connection which belongs to this thread, as synchronous ones do."""
+    """True if that transaction is on a connection which belongs to this thread, as synchronous ones do."""
     block = _block_on(store)
     return block is not None and block.here and not block.over
 

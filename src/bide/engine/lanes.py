@@ -120,7 +120,7 @@ class Lanes:
     ) -> None:
         self.route = route
         self.hungry = False
-        """Whether there may be due tasks left in the store that there was no room for."""
+        """True if the store may have due tasks that there was no room for."""
         self.occupied = 0
         self.running: dict[Delivery, None] = {}
         """In the order in which they began: nothing here goes by the chance of an address."""

@@ -1,12 +1,12 @@
-"""Tells the store how deliveries ended: in batches.
+"""Tells the store how deliveries ended: those of this process, in batches, and those of consumers elsewhere.
 
 One batch is under way at a time (for each part of a store that has several, so that none waits for one that is away);
-what ends meanwhile goes with the next. As long as there is nothing else to do, an
-outcome goes out at the end of this turn of the event loop. While a backlog is worked off (`busy`), outcomes gather for
-some milliseconds: on SQLite a task settled among a thousand costs 9 µs, among a hundred 14 µs, since each commit
-writes every page of the index that it touched. What has not been told when a process dies is delivered again. A store
-that is away is asked again and again: an outcome is given up only when the worker closes, and then the lease runs out
-and the task is delivered once more, as P2 allows.
+what ends meanwhile goes with the next. As long as there is nothing else to do, an outcome goes out at the end of this
+turn of the event loop. While a backlog is worked off (`busy`), outcomes gather for some milliseconds: on SQLite a task
+settled among a thousand costs 9 µs, among a hundred 14 µs, since each commit writes every page of the index that it
+touched. What has not been told when a process dies is delivered again. A store that is away is asked again and again:
+an outcome is given up only when the worker closes, and then the lease runs out and the task is delivered once more, as
+P2 allows.
 """
 
 from __future__ import annotations
@@ -100,7 +100,7 @@ class _Outbox:
         self._answered: asyncio.Future[None] | None = None
         self._pausing: asyncio.Future[None] | None = None
         self.failing = False
-        """Whether the store did not take what was sent last."""
+        """True after the store has not taken a batch, until it takes one."""
 
     @property
     def earliest(self) -> float:
@@ -236,8 +236,10 @@ class _Outbox:
 
 
 class Settling:
-    """Tells the store how deliveries elsewhere ended. `settled` is called for each outcome that it accepted.
+    """Tells the store how deliveries elsewhere ended, by the policy of a worker's own.
 
+    A plain Done needs no look at the task; what the policy decides (when to try again, whether it is too late) does, so
+    the tasks of such outcomes are read first, all in one call. `settled` is called for each outcome that was accepted.
     `may_note`: whether this caller may write one more line into the log of events, which all share.
     """
 

@@ -129,7 +129,7 @@ class Terms(Struct, frozen=True, kw_only=True):
     """How far in the past a time may lie that is asked for."""
     payload_limit: int = PAYLOAD_LIMIT
     history: bool = True
-    """Whether what happened is written down, minute by minute; see `engine.history`."""
+    """Write down, minute by minute, what happened; see `engine.history`."""
     traces: bool = True
     """Keep the trace of the last failure with its task."""
     retentions: Retentions = Retentions()

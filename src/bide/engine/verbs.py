@@ -74,7 +74,7 @@ class ClientVerbs(PauseVerbs):
         return self._session.store
 
     def now(self) -> datetime:
-        """What time it is by this app's clock (aware, UTC): in handlers, so that tests can move it."""
+        """The time by this app's clock (aware, UTC): for handlers, so that tests can move it."""
         return as_datetime(self.clock.now())
 
     # --- schedule
@@ -94,7 +94,7 @@ class ClientVerbs(PauseVerbs):
         headers: Mapping[str, str] | None = None,
         **unknown: Never,
     ) -> NewTask:
-        """What `schedule` would send, checked and encoded, for `schedule_many`. Raises BadInput. No I/O.
+        """Make the task that `schedule` would send, checked and encoded, for `schedule_many`. Raises BadInput. No I/O.
 
         `key` names the task (a UUIDv7 if not given) and is unique within the topic; `on_conflict` says what happens
         when it is taken: "replace", "keep", "earliest", "latest" or "refuse". It is due after `delay` or at `at`. Tasks
@@ -295,7 +295,7 @@ class ClientVerbs(PauseVerbs):
         return Tally(counts, forecast)
 
     async def events(self, topic: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Event]:
-        """What was out of the ordinary, newest first: of one task, or of all."""
+        """The events that were out of the ordinary, newest first: of one task, or of all."""
         if topic is not None:
             check_topic(topic)
         store = self._session.store

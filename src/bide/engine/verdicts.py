@@ -27,7 +27,7 @@ from bide.ports import Clock
 
 
 class Policy(Protocol):
-    """What is decided by of a topic: a `Route` has it."""
+    """The policy of a topic: a `Route` has it."""
 
     @property
     def retry(self) -> RetryPolicy: ...

@@ -46,7 +46,7 @@ class Waker:
         self._asked_at: float | None = None
         self._told = False
         self.capped = False
-        """Whether the last sleep was as long as a sleep may be."""
+        """True after a sleep that was as long as a sleep may be."""
         self.wakes = Wakes()
 
     def kick(self) -> None:

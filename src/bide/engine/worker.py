@@ -15,7 +15,6 @@ from typing import Self
 
 from msgspec import Struct
 
-from bide.core.errors import StoreError
 from bide.core.events import EventKind
 from bide.core.instants import Millis
 from bide.core.names import new_id
@@ -44,7 +43,7 @@ Observer = Callable[[Record, Settlement], None]
 
 
 class Stats(Struct):
-    """What a worker has done so far."""
+    """The counts of a worker."""
 
     leased: int = 0
     delivered: int = 0
@@ -90,10 +89,10 @@ class Worker(LeaseLoop):
         self._tasks: list[asyncio.Task[None]] = []
         self._hooks = Hooks()
         self._flood = False
-        self._moved: asyncio.Future[None] | None = None
-        """For those who wait until nothing is left: done when an outcome is settled, and as the worker stops."""
+        self._emptied: list[asyncio.Future[None]] = []
+        """Those that wait until there is nothing left."""
         self._short = False
-        """Whether the worker's slots, not a topic's own, are the limit for what may be due."""
+        """True where the worker's slots, not a topic's own, limit how much of what may be due is leased."""
         self._rotation = 0
         """By how many topics the first of those that are asked for has moved on."""
 
@@ -129,7 +128,6 @@ class Worker(LeaseLoop):
         if self._stopping:
             return
         await self._stop_leasing()
-        self._tell_moved()
         if self._listening is not None:
             await self._listening.close()
         for lanes in self._lanes.values():
@@ -138,6 +136,9 @@ class Worker(LeaseLoop):
         await asyncio.gather(self.tables.stop(ends), *(lanes.idle(ends) for lanes in self._lanes.values()))
         await asyncio.gather(*(lanes.close() for lanes in self._lanes.values()))
         await self._settler.drain()
+        for emptied in self._emptied:
+            if not emptied.done():
+                emptied.set_exception(RuntimeError(_STOPPED))
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, self._hooks.ended(), return_exceptions=True)
@@ -156,33 +157,17 @@ class Worker(LeaseLoop):
             await self._until_no_task()
 
     async def _until_no_task(self) -> None:
-        """Ask the store when nothing runs here, after each outcome that is settled, and within the longest sleep."""
-        while self._lanes:
-            if self._stopping:
-                raise RuntimeError(_STOPPED)
-            moved = self._moved = self._moved or asyncio.get_running_loop().create_future()
-            if not self._occupied and await self._has_nothing() and not (moved.done() or self._occupied):
-                return
-            self._waker.kick()  # where no notification comes, it may know of nothing yet
-            await asyncio.wait([moved], timeout=self.terms.cap / 1000)
-
-    @property
-    def _occupied(self) -> bool:
-        return any(lanes.occupied for lanes in self._lanes.values())
-
-    async def _has_nothing(self) -> bool:
-        now = self.clock.now()
+        if self._stopping:
+            raise RuntimeError(_STOPPED)
+        if not self._lanes:
+            return
+        emptied = asyncio.get_running_loop().create_future()
+        self._emptied.append(emptied)
+        self._waker.kick()
         try:
-            found = await self.store.lease(dict.fromkeys(self._lanes, 0), now=now, until=now, holder=self.holder)
-        except StoreError as error:
-            _log.warning("whether anything is left cannot be known now: %s", error)
-            return False
-        return found.next_wake is None
-
-    def _tell_moved(self) -> None:
-        if self._moved is not None:
-            self._moved.set_result(None)
-            self._moved = None
+            await emptied
+        finally:
+            self._emptied.remove(emptied)
 
     async def run_once(self) -> tuple[int, Millis | None]:
         """Instead of `start`: one round of lease, deliver and settle; how many were leased, and the next wake.
@@ -192,7 +177,7 @@ class Worker(LeaseLoop):
         """
         await self.held_back.first()
         before = self.stats.leased
-        wake = await self._deliver(self._wants())
+        wake = await self._deliver(self._wanted())
         await asyncio.gather(*(lanes.idle(None) for lanes in self._lanes.values()))
         await self._settler.drain()
         await self._hooks.ended()
@@ -200,11 +185,14 @@ class Worker(LeaseLoop):
 
     # --- lease
 
+    def _wants(self) -> object:
+        return self._wanted() or self._emptied
+
     async def _turn(self) -> Millis | None:
         await self._keeper.catch_up(self._settler)
-        return await self._deliver(self._wants())
+        return await self._deliver(self._wanted())
 
-    def _wants(self) -> dict[Topic, int]:
+    def _wanted(self) -> dict[Topic, int]:
         """How many of each topic can be started now. What is paused is not asked for: not even when it is due."""
         held = self.held_back.topics
         asked = {t: n for t, n in wants(self._lanes, self.terms.concurrency, self._rotation).items() if t not in held}
@@ -217,6 +205,8 @@ class Worker(LeaseLoop):
     async def _deliver(self, asked: Mapping[Topic, int]) -> Millis | None:
         """Lease and start what is due; the next wake of the topics that still have room."""
         expires = asyncio.get_running_loop().time() + self.terms.lease / 1000
+        # only a lease that was sent after the question, and while nothing ran here, can answer it
+        asking = list(self._emptied) if self._emptied and self._idle else ()
         leased = await self._lease(asked, self.terms.lease, self.holder)
         self._rotation += sum(map(bool, asked.values()))
         self.stats.leased += len(leased.tasks)
@@ -234,10 +224,23 @@ class Worker(LeaseLoop):
                 lanes.hungry = len(deliveries) >= count
             self._flood |= lanes.hungry and count >= _FLOOD
             lanes.start(fit)
-        more = self._wants() if any(lanes.hungry and lanes.free for lanes in self._lanes.values()) else {}
+        more = self._wanted() if any(lanes.hungry and lanes.free for lanes in self._lanes.values()) else {}
         if any(count and self._lanes[topic].hungry for topic, count in more.items()):
             self._waker.kick()  # it got all that it was lent, or some were unfit, and there may be more
+        elif asking and leased.next_wake is None and not leased.tasks and self._idle and await self._holds_nothing():
+            for emptied in asking:
+                if not emptied.done():
+                    emptied.set_result(None)
         return leased.wake
+
+    @property
+    def _idle(self) -> bool:
+        return not any(lanes.occupied for lanes in self._lanes.values())
+
+    async def _holds_nothing(self) -> bool:
+        """True if no task of the paused topics waits, which no lease asks for."""
+        held, now = {topic: 0 for topic in self._pauses.topics if topic in self._lanes}, self.clock.now()
+        return not held or (await self.store.lease(held, now=now, until=now, holder=self.holder)).next_wake is None
 
     def _fit(self, delivery: Delivery, route: Route, now: Millis) -> bool:
         refused = self._refusal(delivery.record, route, now, self.holder)
@@ -256,11 +259,11 @@ class Worker(LeaseLoop):
 
     def _freed(self, lanes: Lanes) -> None:
         """A slot is free: lease again if there may be something for it."""
-        if lanes.hungry or self._short:
+        if lanes.hungry or self._short or self._emptied:
             self._waker.kick()
 
     def _has_backlog(self) -> bool:
-        """Whether deliveries come by the dozen, and more of them wait: then outcomes may gather for a moment."""
+        """True while deliveries come by the dozen and more of them wait: then outcomes may gather for a moment."""
         return self._flood and not self._stopping
 
     def _held(self) -> list[Delivery]:
@@ -338,7 +341,8 @@ class Worker(LeaseLoop):
             self._hooks.call(self._lanes[record.topic].route.on_dead, task)
         if self._observe is not None:
             self._observe(record, told)
-        self._tell_moved()
+        if self._emptied:
+            self._waker.kick()
 
     def _hand_back(self, deliveries: Iterable[Delivery]) -> None:
         """No handler has seen them, so they count for nothing."""

@@ -1,4 +1,4 @@
-"""What time it is, with the clocks that there are, and when something in one process is due."""
+"""Clocks, and timers: the time, and when something in one process is due."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from bide.core.instants import Millis
 
 @runtime_checkable
 class Clock(Protocol):
-    """What time it is."""
+    """A clock."""
 
     @property
     def grain(self) -> Millis:
-        """What `now` may have rounded off. A length from now begins so much later, lest it be cut short."""
+        """The most that `now` has rounded off. A length from now begins so much later, lest it be cut short."""
         ...
 
     def now(self) -> Millis:

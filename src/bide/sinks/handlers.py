@@ -44,7 +44,7 @@ class PythonHandler:
         """The threads of a plain function, and the process that they are of: a fork leaves them behind."""
 
     def described(self) -> tuple[str, str]:
-        """What it is, for whoever looks at its topic: where the function is."""
+        """Its kind and the place of its function, to be shown with its topic."""
         return "handler", f"{getattr(self._function, '__module__', '')}.{self._name}"
 
     def check(self, payload: object) -> None:

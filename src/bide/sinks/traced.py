@@ -41,7 +41,7 @@ _scheduling: ContextVar[bool] = ContextVar("bide_scheduling", default=False)
 
 
 def sdk_is_set_up() -> bool:
-    """Whether the program has an OpenTelemetry SDK; else spans go nowhere."""
+    """True if the program has an OpenTelemetry SDK; else spans go nowhere."""
     return not isinstance(trace.get_tracer_provider(), ProxyTracerProvider)
 
 

@@ -1,4 +1,4 @@
-"""What a receiver answered, what becomes of the task by it, and how a delivery is described to observers."""
+"""From the answer of a receiver to the outcome of the task, and the record of it for observers."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class WebhookResult(Struct, frozen=True, kw_only=True, gc=False):
     excerpt: str
     """The first 500 bytes of the answer, without control characters."""
     why: str | None
-    """What the outcome says: None where it is done."""
+    """The reason of the outcome; None where it is done."""
 
 
 Observe: TypeAlias = Callable[[WebhookResult], None]
@@ -66,7 +66,7 @@ def outcome_of(
 
 
 def pause_asked_for(retry_after: str | None, now: float, date: str | None = None) -> timedelta | None:
-    """What a Retry-After header asks for: whole seconds, or a date. None: nothing that makes sense.
+    """The wait that a Retry-After header asks for: whole seconds, or a date. None: nothing that makes sense.
 
     A date is meant by the receiver's clock, which its `date` tells, else by ours: `now`, seconds since 1970. At most a
     day. Zero and a date that has passed ask for nothing: the retry policy decides.

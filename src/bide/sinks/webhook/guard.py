@@ -105,7 +105,7 @@ class Target(Struct, frozen=True):
 
 
 class Guard:
-    """What may be called. `allow`: networks, and hosts with a port. Raises BadInput for an entry that is neither."""
+    """The rule of what may be called. `allow`: networks, and hosts with a port. Raises BadInput for another entry."""
 
     def __init__(self, allow: Iterable[str] = (), *, plain_http: bool = False) -> None:
         self._plain_http = plain_http
@@ -132,7 +132,7 @@ class Guard:
             self._hosts.add(_with_port(found["host"], int(found["port"])))
 
     def target(self, url: object, field: str = "url") -> Target:
-        """What `url` leads to. Raises BadInput, naming `field`, for what is not a URL and for what must not be called.
+        """The target of `url`. Raises BadInput, naming `field`, for what is not a URL and for what must not be called.
 
         Errors show no more of a URL than its scheme and host: a path may hold a password.
         """
@@ -156,7 +156,7 @@ class Guard:
         return Target(url, host, trusted)
 
     def _check_host(self, name: str, shown: str, field: str) -> bool:
-        """Whether it is an address of an allowed network. Raises BadInput for an address that must not be called."""
+        """True for an address of an allowed network. Raises BadInput for an address that must not be called."""
         address = literal(name.strip("[]"))
         if address is None:
             number = number_form(name)
@@ -229,7 +229,7 @@ def _shown(url: object) -> str:
 
 
 def why_not(address: Address) -> str | None:
-    """What is wrong with connecting to `address`: "a private address"; None: it is a public one. O(1)."""
+    """The reason not to connect to `address`: "a private address"; None: it is a public one. O(1)."""
     if isinstance(address, IPv4Address):
         return _why_not_v4(address)
     if address.scope_id is not None:
@@ -262,7 +262,7 @@ def literal(host: str) -> Address | None:
 
 
 def number_form(host: str) -> IPv4Address | str | None:
-    """What the C library may read as an IPv4 address although it is not written as one: 2130706433, 0177.1, 0x7f.0.0.1.
+    """The IPv4 address that the C library may read in what is not written as one: 2130706433, 0177.1, 0x7f.0.0.1.
 
     Its address, or "" if it is a number and no address; None for a name. A host is a number if its last label is one,
     as the URL standard has it (https://url.spec.whatwg.org/#ends-in-a-number-checker).

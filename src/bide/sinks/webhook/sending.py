@@ -61,13 +61,13 @@ class _Handler(ResponseHandler):
 
 
 class Way:
-    """What is known of one request, also where there is no answer that can be read."""
+    """The connection of one request, and the beginning of its answer, also where that cannot be read."""
 
     __slots__ = ("_handler", "fresh", "reused")
 
     def __init__(self, *, fresh: bool = False) -> None:
         self.fresh = fresh
-        """Whether it goes over a connection of its own."""
+        """It goes over a connection of its own."""
         self.reused = False
         self._handler: _Handler | None = None
 
@@ -80,12 +80,12 @@ class Way:
 
     @property
     def silent(self) -> bool:
-        """Whether not one byte of an answer came."""
+        """True if not one byte of an answer came."""
         return self._handler is not None and not self._handler.heard
 
     @property
     def status(self) -> int | None:
-        """What the first line says, however the rest of the answer reads."""
+        """The status in the first line, however the rest of the answer reads."""
         found = None if self._handler is None else _STATUS.match(self._handler.heard)
         return None if found is None else int(found[1])
 
@@ -244,7 +244,7 @@ def what_failed(error: Exception, host: str, connect: float, total: float) -> st
 
 
 def _said(error: Exception) -> str:
-    """What the system said, without the address that Python puts in front."""
+    """The system's own words, without the address that Python puts in front."""
     text: str | None
     if isinstance(error, ssl.SSLCertVerificationError):
         text = error.verify_message

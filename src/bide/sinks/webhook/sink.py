@@ -211,11 +211,11 @@ class WebhookSink:
 
     @property
     def concurrency(self) -> int:
-        """What suits a route of this sink: the places of its one host; with a URL per task, those of five hosts."""
+        """The slots that suit a route of this sink: the places of its one host; with a URL per task, those of five."""
         return self._post.per_host * (_SLOTS_PER_HOST if self._per_task else 1)
 
     def described(self) -> tuple[str, str]:
-        """What it is, for whoever looks at its topic. No more of the URL than its host: the rest may be a secret."""
+        """Its kind and its host, to be shown with its topic. No more of the URL: the rest may be a secret."""
         return "webhook", "" if self._target is None else self._target.host
 
     async def deliver(self, task: Task[Any]) -> Outcome | None:

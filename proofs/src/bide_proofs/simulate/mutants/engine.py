@@ -107,7 +107,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "a-free-slot-tells-nobody", "P6", "A worker whose slot is free again does not look for what waited for it.",
-        Worker._freed, "if lanes.hungry or self._short:", "if self._short:",
+        Worker._freed, "if lanes.hungry or self._short or self._emptied:", "if self._short or self._emptied:",
     ),
     Mutant(
         "prefetch", "P7", "A worker asks for as many as it may run, also of what it runs already.",
@@ -141,7 +141,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "a-full-topic-spins", "P11", "A topic without room is asked for its next wake, which lies in the past.",
-        Worker._wants, "return asked", "return {one: asked.get(one, 0) for one in self._lanes}", minutes=1,
+        Worker._wanted, "return asked", "return {one: asked.get(one, 0) for one in self._lanes}", minutes=1,
     ),
     Mutant(
         "nothing-is-purged", "P10", "Purging asks for no tasks at all.",
