@@ -239,7 +239,7 @@ class Worker(LeaseLoop):
 
     async def _holds_nothing(self) -> bool:
         """True if no task of the paused topics waits, which no lease asks for."""
-        held, now = {topic: 0 for topic in self._pauses.topics if topic in self._lanes}, self.clock.now()
+        held, now = {topic: 0 for topic in self.held_back.topics if topic in self._lanes}, self.clock.now()
         return not held or (await self.store.lease(held, now=now, until=now, holder=self.holder)).next_wake is None
 
     def _fit(self, delivery: Delivery, route: Route, now: Millis) -> bool:
