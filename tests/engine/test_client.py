@@ -145,7 +145,7 @@ async def test_a_handler_is_declared_once_and_rightly() -> None:
     with pytest.raises(SetupError, match=r'lambda.*write @app\.handler\("a\.topic"\)'):
         app.handler(lambda task: None)  # type: ignore[arg-type]
     with pytest.raises(BadInput, match=r"'retries' is not accepted; give an option of app\.handler; .* is retry$"):
-        app.handler("w", retries=3)  # type: ignore[arg-type]
+        app.handler("w", retries=3)  # type: ignore[call-arg]
     with pytest.raises(BadInput, match=r"'dealy' is not accepted; give an option of app\.schedule; .* is delay$"):
         app.new("t", dealy="1h")  # type: ignore[arg-type]
     with pytest.raises(BadInput, match="at, delay: nothing was given; give one of the two"):
