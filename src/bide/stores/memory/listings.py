@@ -114,7 +114,8 @@ class Listings:
             prefix = (where.group,) if where.topic is None else (where.group, where.topic)
             return _within(self.listing(GROUPS), prefix, after)
         states = [State.WAITING, State.LEASED] if where.state is None else [where.state]
-        if where.state is not None and not where.state.live and not _rangeless(where):
+        ranged = where.wake_from is not None or where.wake_before is not None
+        if where.state is not None and not where.state.live and ranged:
             return iter(())
         return heapq.merge(*(_ranged(self.listing(state.value), where, after) for state in states))
 
@@ -123,10 +124,6 @@ class Listings:
         waiting = self.listing(State.WAITING.value)
         ranks = [waiting.rank((topic, edge)) for edge in edges]
         return [max(later - earlier, 0) for earlier, later in pairwise(ranks)]
-
-
-def _rangeless(where: Filter) -> bool:
-    return where.wake_from is None and where.wake_before is None
 
 
 def _within(listing: SortedChunks[Entry], prefix: Entry, after: Entry | None) -> Iterator[Entry]:

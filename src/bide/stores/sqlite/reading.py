@@ -25,16 +25,13 @@ def get(cursor: sqlite3.Cursor, refs: Sequence[Ref]) -> list[Record | None]:
     return [None if one is None else one[1] for one in found]
 
 
-def topics(cursor: sqlite3.Cursor) -> list[Topic]:
-    """All topics, by a loose scan: one seek each."""
-    return [topic for (topic,) in cursor.execute(QUERIES["topics"])]
-
-
 def tally(cursor: sqlite3.Cursor, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None) -> Tally:
     """Counts by topic and state; O(topics x COUNTED) at worst, and of each interval up to `upto`, whatever waits."""
     counts: dict[tuple[Topic, State], Count] = {}
     forecast: dict[Topic, list[Count]] = {}
-    for topic in topics(cursor) if only is None else only:
+    # all topics by a loose scan: one seek each
+    named = [topic for (topic,) in cursor.execute(QUERIES["topics"])] if only is None else only
+    for topic in named:
         for code, state in enumerate(STATES):
             count = _count(cursor, QUERIES["count_state"], (topic, code), COUNTED)
             if count.number:
