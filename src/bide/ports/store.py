@@ -230,8 +230,9 @@ class Parted(Protocol):
 class AnswersApart(Protocol):
     """A store in which somebody else's open transaction may hold up some tasks of a batch.
 
-    These are the verbs of the same names for whoever can deal with a late answer: in its place is an `asyncio.Future`,
-    so that nobody waits for another's task.
+    These are the verbs of the same names for callers that can deal with a late answer: in its place is an
+    `asyncio.Future`, so that nobody waits for another's task. The plain verbs go through these, so that an observer
+    which wraps these sees each call once.
     """
 
     async def add_apart(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Any]: ...

@@ -105,13 +105,13 @@ class SqlStore(ABC):
     # --- clients
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        return await together(await self._write("add", tasks, now))
+        return await together(await self.add_apart(tasks, now=now))
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
-        return await together(await self._write("change", changes, now))
+        return await together(await self.change_apart(changes, now=now))
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
-        return await together(await self._write("settle", outcomes, now))
+        return await together(await self.settle_apart(outcomes, now=now))
 
     async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
         """Those that somebody has locked are not waited for long: PartlyFailed says which, and they are asked again."""
