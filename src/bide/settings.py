@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import re
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from typing import Any
@@ -32,7 +33,7 @@ _OF_KUBERNETES = re.compile(
 )
 
 
-class Kind:
+class Kind(ABC):
     """The values that a setting takes."""
 
     secret = False
@@ -47,9 +48,9 @@ class Kind:
         self.check(stored, name)
         return stored
 
+    @abstractmethod
     def check(self, value: object, name: str) -> None:
         """Raises BadInput if `value` is not a stored form."""
-        raise NotImplementedError
 
     def text(self, value: Any) -> str:
         """The text that `read` would read as `value`."""

@@ -8,7 +8,7 @@ import pytest
 from tests.waiting import PATIENCE, until, wait_until
 
 from bide.core.instants import Millis
-from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel, IdleRing, SteadyClock, WallClock, drive
+from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel, IdleRing, SteadyClock, SystemClock, drive
 
 
 class HandClock:
@@ -292,7 +292,7 @@ def test_many_threads_add_and_cancel_at_once() -> None:
             if count % 3 == 0 and timers.cancel(item):
                 cancelled.append(item)
 
-    with drive(HierarchicalWheel[tuple[int, int]](start=WallClock().now()), callback) as timers:
+    with drive(HierarchicalWheel[tuple[int, int]](start=SystemClock().now()), callback) as timers:
         threads = [threading.Thread(target=work, args=(number,)) for number in range(8)]
         for thread in threads:
             thread.start()
@@ -313,7 +313,7 @@ def test_what_it_refuses() -> None:
 
 
 def test_the_clocks() -> None:
-    for clock in (WallClock(), SteadyClock()):
+    for clock in (SystemClock(), SteadyClock()):
         now = clock.now()
         left = clock.seconds_until(now + 1000)
         passed = (clock.now() + 1 - now) / 1000  # at most, the clock being read in whole milliseconds

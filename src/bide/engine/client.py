@@ -108,7 +108,7 @@ class Client(ClientVerbs):
 
 
 class JoinedClient(ClientVerbs):
-    """Every verb of the app, in the transaction that the connection is in; whoever began that commits.
+    """Every verb of the app, in the transaction that the connection is in. The caller began it, and commits it.
 
     As `async with app.using(connection):` it lends the connection to every verb of the app and of its handlers that is
     awaited within the block. Nothing is opened and nothing closed.

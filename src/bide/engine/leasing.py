@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from abc import ABC, abstractmethod
 from collections.abc import Collection, Mapping
 from functools import partial
 
@@ -28,8 +29,8 @@ from bide.ports import Clock, Store
 _PAUSE_AFTER_ERROR = 0.25
 
 
-class LeaseLoop:
-    """One who leases: `_turn` does so whenever there is something to wake for, as long as it `_wants` anything."""
+class LeaseLoop(ABC):
+    """The loop of a holder of leases: a `_turn` whenever there is something to wake for and it `_wants` anything."""
 
     _log: logging.Logger
 
@@ -46,14 +47,15 @@ class LeaseLoop:
         self._stopping = False
         self._loops: list[asyncio.Task[None]] = []
 
+    @abstractmethod
     def _wants(self) -> object:
-        raise NotImplementedError
+        """Something true while a turn could lease anything."""
 
+    @abstractmethod
     async def _turn(self) -> Millis | None:
         """Lease; the next wake."""
-        raise NotImplementedError
 
-    def _failed(self, error: Exception) -> None:
+    def _failed(self, error: Exception) -> None:  # noqa: B027 - a worker has nobody to tell
         """A turn has failed; there is another one soon."""
 
     def _start_leasing(self) -> None:

@@ -95,7 +95,7 @@ class HeldBack:
             self._known = True
 
     async def again(self) -> None:
-        """Read now, for somebody has just paused or resumed. Raises StoreError."""
+        """Read now, after a pause or a resume in this process. Raises StoreError."""
         if not self._served:
             await self._read()
 

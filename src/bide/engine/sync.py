@@ -14,6 +14,7 @@ import contextvars
 import functools
 import os
 import threading
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
@@ -46,12 +47,12 @@ def _blocking(
     return call
 
 
-class SyncVerbs:
+class SyncVerbs(ABC):
     """The verbs for synchronous code."""
 
+    @abstractmethod
     def _run(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]]) -> R:
         """Call `verb` with a client, and wait for its answer."""
-        raise NotImplementedError
 
     schedule = _blocking(ClientVerbs.schedule)
     schedule_new = _blocking(ClientVerbs.schedule_new)

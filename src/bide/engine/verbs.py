@@ -175,7 +175,7 @@ class ClientVerbs(PauseVerbs):
         return await self._session.change(new_fire(topic, key, if_token=if_token))
 
     async def cancel(self, topic: str, key: str, *, if_token: Token | None = None) -> Answer:
-        """It shall not happen: `cancelled` means that no delivery starts afterwards.
+        """Cancel a live task: `cancelled` means that no delivery starts afterwards.
 
         `cancelled_while_leased`: a delivery is running; it is told at its next extend, and no other follows.
         """

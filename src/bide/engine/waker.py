@@ -180,7 +180,7 @@ class DescriptorAlarm:
         self._checked(self._libc.timerfd_settime(self._descriptor, 0, self._spec, None))
 
     def cancel(self) -> None:
-        """Costs nothing: it may ring once, and whoever hears it looks at the clock."""
+        """Costs nothing: it may ring once more, and its hearer reads the clock before it acts."""
 
     def _readable(self) -> None:
         try:

@@ -188,7 +188,7 @@ class Run:
         await self._change(there)
 
     async def _change(self, left: Sequence[tuple[Record, Token]]) -> None:
-        """A stale one has been changed by somebody: among all that match it is changed as it now is, if still meant."""
+        """Change these. Where all that match are meant, one that others changed meanwhile is changed as it is now."""
         where = self._bulk.where
         for attempt in range(_TRIES):
             stale: list[tuple[Record, Token]] = []

@@ -1,4 +1,4 @@
-"""A query whose answer many share: asked when somebody needs it, and not again before it is worth it.
+"""A query whose answer many viewers share: it runs on demand, and not again before that is worth its cost.
 
 An expensive query may be needed by a page that is open all day, in many browsers. So it is asked at most every so
 often, and less often the more it costs: at most a small share of one processor goes into it, however many need it.
@@ -13,7 +13,7 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 SHARE = 0.003
-"""Of one processor that a query may take, while somebody needs it all the time."""
+"""Of one processor that a query may take while its answer is in constant demand."""
 
 
 class CachedQuery(Generic[T]):

@@ -108,7 +108,7 @@ class Recent(Struct, frozen=True):
     """Of each minute of the hour, the newest last."""
 
     def last_minute(self, may: May | None = None) -> Flow:
-        """Of the topics that somebody may see; None: of all."""
+        """Of the topics that `may` admits; None: of all."""
         return _flow(self.minute_span, self.minute, may)
 
     def last_hour(self, may: May | None = None) -> Flow:

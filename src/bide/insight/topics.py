@@ -119,7 +119,7 @@ class Topics:
         )
 
     async def changed(self) -> None:
-        """Somebody has just paused or resumed: what is seen next is to show it. Raises StoreError."""
+        """Show a pause or a resume that has just happened in what is seen next. Raises StoreError."""
         await self._overviews.changed()
 
     async def close(self) -> None:

@@ -1,6 +1,7 @@
 """When, in one process: four pure data structures that answer "what is due now?", and a drive that asks them."""
 
-from bide.timers.clocks import SteadyClock, WallClock
+from bide.ports import SystemClock
+from bide.timers.clocks import SteadyClock
 from bide.timers.drive import Drive, IdleDrive, drive
 from bide.timers.hashed import HashedWheel
 from bide.timers.heap import HeapTimer
@@ -15,6 +16,6 @@ __all__ = [
     "IdleDrive",
     "IdleRing",
     "SteadyClock",
-    "WallClock",
+    "SystemClock",
     "drive",
 ]

@@ -1,4 +1,4 @@
-"""The two clocks of a machine: one tells the date and may be set, the other only measures and never is."""
+"""The clock of a machine that only measures and is never set; `ports.SystemClock` tells the date, and may be set."""
 
 from __future__ import annotations
 
@@ -7,10 +7,8 @@ import time
 from bide.core.instants import Millis
 from bide.ports import SystemClock
 
-WallClock = SystemClock
 
-
-class SteadyClock(WallClock):
+class SteadyClock(SystemClock):
     """Milliseconds since some moment in the past, rounded down. Never set: for lengths of time, not for dates."""
 
     __slots__ = ()

@@ -33,8 +33,8 @@ from collections.abc import Callable, Hashable
 from typing import Generic, Self, TypeVar, overload
 
 from bide.core.instants import Millis
-from bide.ports import Clock, Timer
-from bide.timers.clocks import SteadyClock, WallClock
+from bide.ports import Clock, SystemClock, Timer
+from bide.timers.clocks import SteadyClock
 from bide.timers.idle import IdleRing
 
 Item = TypeVar("Item", bound=Hashable)
@@ -346,4 +346,4 @@ def drive(
     """
     if isinstance(timer, IdleRing):
         return IdleDrive(timer, callback, clock or SteadyClock(), longest_sleep)
-    return Drive(timer, callback, clock or WallClock(), longest_sleep)
+    return Drive(timer, callback, clock or SystemClock(), longest_sleep)
