@@ -102,7 +102,7 @@ def cancel(
     only: str | None,
     if_token: int | None,
 ) -> Exit:
-    """It shall not happen: TOPIC KEY, or a whole --group.
+    """Cancel a live task: TOPIC KEY, or a whole --group.
 
     `cancelled` means that no delivery starts afterwards; `cancelled_while_leased` that one is running, and no other
     follows.

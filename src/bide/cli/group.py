@@ -34,7 +34,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "schedule": ("bide.cli.schedule:schedule", "Register something to happen at a time, or many from a file."),
         "move": ("bide.cli.change:move", "Give a waiting task another time."),
         "fire": ("bide.cli.change:fire", "Let a waiting task happen now."),
-        "cancel": ("bide.cli.change:cancel", "It shall not happen: one task, or a whole group."),
+        "cancel": ("bide.cli.change:cancel", "Cancel a live task, or a whole group."),
         "shift": ("bide.cli.change:shift", "Move the waiting tasks of a group, all by the same length."),
         "redrive": ("bide.cli.change:redrive", "Send dead tasks again."),
         "pause": ("bide.cli.change:pause", "Hold the tasks of topics back, and keep taking new ones."),

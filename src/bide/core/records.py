@@ -153,7 +153,7 @@ class Move(Struct, frozen=True, gc=False, tag="move"):
 
 
 class Cancel(Struct, frozen=True, gc=False, tag="cancel"):
-    """It shall not happen. Kept until `keep_until`; 0 forgets it at once."""
+    """The task is cancelled. Kept until `keep_until`; 0 forgets it at once."""
 
     topic: Topic
     key: str

@@ -33,8 +33,7 @@ from bide.core.records import State, Tally, Topic
 from bide.engine.client import Client
 from bide.insight.cached_query import CachedQuery
 from bide.insight.overview import oldest_due
-from bide.ports import AnswersApart, Store, TellsTime
-from bide.ports.time import SystemClock
+from bide.ports import AnswersApart, Store, SystemClock, TellsTime
 from bide.service.health import reach, skew_of
 
 OTHER = "other"
