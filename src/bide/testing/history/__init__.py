@@ -1,4 +1,4 @@
-"""What happened, as clients and workers saw it, and whether bide may have done so: see `events` and `check`.
+"""The history of a store as clients and workers saw it, and the check of its promises: see `events` and `check`.
 
     python -m bide.testing.history FILE...
 

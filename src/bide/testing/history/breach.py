@@ -19,7 +19,7 @@ _BEFORE = 3
 
 
 def breach(search: Search, stuck: Stuck, moves: Moves) -> Violation:
-    """What is wrong with the first operation that has no place in any order."""
+    """Name the promise that the first operation without a place in any order breaks."""
     culprit = min(stuck.active, key=attrgetter("answered"))
     if stuck.write is not None and (culprit.kind <= SHOWN or culprit is stuck.write):
         culprit = stuck.write
@@ -85,7 +85,7 @@ def _shown(search: Search, stuck: Stuck, op: Op, moves: Moves) -> tuple[Any, ...
 
 
 def _older(search: Search, stuck: Stuck, op: Op, wrong: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Whether what a lease gave is what was before a change, which promise 5 forbids, or never was at all."""
+    """Tell a lease of the version before a change, which promise 5 forbids, from a version that never was."""
     task, seen = stuck.task, op.seen
     if op.kind != LEASED or task is None or seen is None:
         return wrong

@@ -1,4 +1,4 @@
-"""Whether bide may have done what a history tells: promises 1 to 5, 7, 10 and 12, task by task.
+"""The check of a history: did bide keep promises 1 to 5, 7, 10 and 12, task by task?
 
 `check` takes the history apart by task (`gathered`), looks for an order in which everything that was done to a task is
 right (`search`, by the rules of `moves`), and looks at the deliveries (`deliveries`). What it says is the first breach
@@ -32,7 +32,7 @@ __all__ = ["PURGED_AFTER", "Late", "Report", "Violation", "check"]
 
 
 def check(events: Iterable[Event], *, late_over: Millis | None = None) -> Report:
-    """What a history, in the order of `at`, breaks; and its numbers.
+    """The promises that a history, in the order of `at`, breaks, and its numbers.
 
     With `late_over`, first deliveries that began more than so many milliseconds after their planned instant are listed
     in `Report.late`. Raises ValueError for a history in which a question is missing that is answered.

@@ -1,4 +1,4 @@
-"""What deliveries may be, beside what the lifecycle says: each of one lease, in time, not after a cancel, not too many.
+"""The rules of deliveries beside the lifecycle: each of one lease, in time, not after a cancel, not too many.
 
 P7, *a worker holds only what it runs*, is read off its own questions. A worker asks for as many as it has room for, and
 begins with nothing in its hands; so it never has more at once, of all topics together, than the sum over topics of the
@@ -30,7 +30,7 @@ class Deliveries:
         self.slack = got.header.slack
 
     def wrong(self, told: Told) -> Iterator[Violation]:
-        """What is wrong with those of one task."""
+        """The violations among the deliveries of one task."""
         cancels: dict[str, Op] = {}
         """Of each life, the cancel that found it waiting."""
         for op in told.ops:
@@ -92,7 +92,7 @@ class Deliveries:
         return _violation("P1", told, what, [ask, answer, one])
 
     def _unbegun(self, told: Told, settle: Op, began: dict[int, tuple[int, ev.Began]]) -> Violation | None:
-        """What ended, as done or dead, and never ran."""
+        """A violation if the task ended as done or dead and never ran."""
         ask = settle.ask
         assert type(ask) is ev.Settling
         delivery = began.get(ask.token)
@@ -143,7 +143,7 @@ class Deliveries:
                         break
 
     def too_many(self) -> tuple[int, list[Violation]]:
-        """What was held beyond the room that there was; and the most that anybody held."""
+        """Violations of the room that each holder had; and the most that any of them held at once."""
         got, wrong = self.got, []
         changes: dict[str, list[tuple[int, int, ev.Leased, Topic, str]]] = {}
         asked: dict[str, dict[Topic, int]] = {}
@@ -184,7 +184,7 @@ class Deliveries:
         return worst, wrong
 
     def left(self, purged_after: Millis) -> Iterator[Violation]:
-        """What is in the store at the end and should not be."""
+        """Tasks that are in the store at the end and should not be."""
         got, end = self.got, self.got.end
         if end is None:
             return

@@ -1,4 +1,4 @@
-"""What a history is made of: what was asked, what was answered, what was delivered, in lines that anybody can write.
+"""The events of a history: questions, answers and deliveries, as lines that any program can write.
 
 One JSON object a line, its kind under `type`. A history may come in several files, one of each process: they are merged
 by `at`, nanoseconds of one clock that all of them see and that never jumps (CLOCK_MONOTONIC of one machine; the loop's
@@ -54,7 +54,7 @@ def seen(record: Record) -> Seen:
 
 
 class Asks(StrEnum):
-    """What a client asks."""
+    """The verbs of a client."""
 
     SCHEDULE = "schedule"
     MOVE = "move"
@@ -78,9 +78,9 @@ class Header(Struct, frozen=True, tag="header", gc=False, omit_defaults=True):
     room: int | None = None
     """How many deliveries a worker may have at once; None: as many as it ever asked for."""
     own_clock: bool | None = None
-    """Whether the store goes by a clock of its own, and so counts leases from that; None: as the leases look."""
+    """True if the store goes by a clock of its own and counts leases from that; None: judged by the leases' ends."""
     gives_back: bool = False
-    """Whether the store itself may end a lease that nobody was told of: the task is due again at once."""
+    """True if the store itself may end a lease that no worker was told of: the task is due again at once."""
 
 
 class Asked(Struct, frozen=True, tag="asked", gc=False, omit_defaults=True):
@@ -123,7 +123,7 @@ class Failed(Struct, frozen=True, tag="failed", gc=False, omit_defaults=True):
     call: int
     at: int
     unknown: bool
-    """Whether it may have been done, or may yet be."""
+    """True if it may have been done, or may still be done later."""
     error: str = ""
 
 
@@ -147,7 +147,7 @@ class Held(Struct, frozen=True, gc=False):
 
 
 class Leased(Struct, frozen=True, tag="leased", gc=False):
-    """What it was given. `clock` is that by which the lease went, as the store told it."""
+    """The tasks that the worker was given. `clock` is the time by which the store leased them, as it told it."""
 
     call: int
     at: int
@@ -168,7 +168,7 @@ class Extending(Struct, frozen=True, tag="extending", gc=False, omit_defaults=Tr
     token: Token
     until: Millis
     now: Millis | None = None
-    """What the holder's clock says, by which `until` is reckoned; None: not known."""
+    """The holder's clock, from which `until` is counted; None: not known."""
 
 
 class Settling(Struct, frozen=True, tag="settling", gc=False, omit_defaults=True):

@@ -78,7 +78,7 @@ class Told:
 
 
 class Leasings:
-    """Who asked to lease tasks of one topic, with the places of the questions, by when the leases would end."""
+    """Questions for tasks of one topic, with their places, ordered by the end of the leases asked for."""
 
     __slots__ = ("by_until", "in_order")
 
@@ -123,7 +123,7 @@ class Gathered:
         self.header = ev.Header()
         self.tasks: dict[tuple[Topic, str], Told] = {}
         self.leasings: dict[Topic, list[tuple[int, ev.Leasing]]] = {}
-        """Who asked to lease, by topic, in the order of time."""
+        """Questions for leases, by topic, in the order of time."""
         self.lost_leasings: set[int] = set()
         """The calls of those that were never answered."""
         self._by_topic: dict[Topic, tuple[Leasings, Leasings]] = {}
@@ -138,12 +138,12 @@ class Gathered:
         self.end: ev.End | None = None
         self.clocks = Clocks()
         self.exact = True
-        """Whether leases end when their holders ask them to: stores with a clock of their own count from that."""
+        """True if leases end when their holders ask them to: stores with a clock of their own count from that."""
         self.unknown = self.events = self.calls = self.answered = self.failed = self.deaths = self.faults = 0
         self.settled = self.refused = 0
 
     def leasings_of(self, topic: Topic) -> tuple[Leasings, Leasings]:
-        """Who asked for tasks of a topic: those that were never answered, and the others."""
+        """Questions for tasks of a topic: those that were never answered, and the others."""
         known = self._by_topic.get(topic)
         if known is None:
             lost: list[tuple[int, ev.Leasing]] = []
@@ -323,7 +323,7 @@ def _made_since(asked: Sequence[tuple[int, ev.Leasing]], who: str, clock: Millis
 
 
 def _end(got: Gathered) -> None:
-    """What was left is a last look at each task; where nothing was left, at nothing.
+    """Add a last look at each task: at what was left, and where nothing was left, at nothing.
 
     A task that is kept no longer is answered as absent, and lies in the store until the next purge: of one that was
     absent before, such a last look says nothing.

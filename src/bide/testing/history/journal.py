@@ -50,7 +50,7 @@ class Log:
 
 
 def read(path: Path) -> Iterator[Event]:
-    """What was said there, in order. A last line that a kill cut off was not said."""
+    """The events of a file, in order. A last line that a kill cut off does not count."""
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):
@@ -58,5 +58,5 @@ def read(path: Path) -> Iterator[Event]:
 
 
 def read_all(paths: Iterable[Path]) -> Iterator[Event]:
-    """What was said in all of these, in the order of time."""
+    """The events of all of these files, in the order of time."""
     return merge(*(read(path) for path in paths), key=lambda event: event.at)

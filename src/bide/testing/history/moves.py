@@ -1,4 +1,4 @@
-"""What each move may make of a task: the lifecycle's table once more, told as what must be true of before and after.
+"""The effect of each move on a task: the lifecycle's table once more, as conditions on before and after.
 
 Written apart from `bide.core.lifecycle`, so that what is broken there is found here. Every function takes the task as
 it was (None: there was none) and an operation with what was answered, and says None if that is right, else which
@@ -47,7 +47,7 @@ class Moves:
         return ask.clock - self.slack - self.clocks.fallback, NEVER
 
     def may_be_purged(self, task: Task, by: int) -> bool:
-        """Whether an ended task may have been forgotten by then."""
+        """True if an ended task may have been forgotten by then."""
         if task.state in _LIVE:
             return False
         keep = task.keep_until
@@ -143,7 +143,7 @@ class Moves:
         return _fresh(seen) or self._times(op, ask.due, ask.grain, seen.created_at)
 
     def _times(self, op: Op, due: Due | None, grain: Millis, now: Millis | None) -> Wrong:
-        """Whether `due_at` and `wake_at` are what was asked for; `now`: when, if that is told."""
+        """Compare `due_at` and `wake_at` with the question; `now`: when it was done, if that is told."""
         ask, seen = op.ask, op.seen
         assert seen is not None
         low, high = self.during(ask, op.answer)
@@ -167,7 +167,7 @@ class Moves:
     # --- what changes nothing
 
     def read(self, task: Task | None, op: Op) -> Wrong:
-        """Whether this may be shown, of this version, with this word."""
+        """Compare a shown task with the version that it names."""
         seen, answer = op.seen, op.answer
         assert seen is not None
         if task is None:
@@ -247,7 +247,7 @@ class Moves:
         return None
 
     def settled(self, task: Task, op: Op) -> Task | None:
-        """What an accepted settle makes of the leased task; None: it is forgotten."""
+        """The leased task after an accepted settle; None: it is forgotten."""
         return self.after_settle(task, op.ask, self.during(op.ask, op.answer))  # type: ignore[arg-type]
 
     def after_settle(self, task: Task, ask: ev.Settling, now: tuple[Millis, Millis]) -> Task | None:
@@ -322,7 +322,7 @@ def _may_replace(task: Task, ask: ev.Asked, seen: Seen) -> Wrong:
 
 
 def _was(task: Task, answer: Event) -> Wrong:
-    """Whether the wake that the answer tells of was the one before."""
+    """Compare the wake that the answer calls the one before with the wake that was."""
     assert type(answer) is ev.Answered
     if answer.was is None or (task.state in _LIVE and same(task.wake_at, answer.was)):
         return None
@@ -348,7 +348,7 @@ def _fresh(seen: Seen) -> Wrong:
 
 
 def _kept(task: Task, seen: Seen, what: str, state: State, wake: Any, error: Any) -> Wrong:
-    """Whether an ended task is what it was, apart from its end."""
+    """Compare an ended task with what it was, apart from its end."""
     for name, due in (
         ("id", task.id), ("state", state), ("due_at", task.due_at), ("wake_at", wake), ("planned_at", task.planned_at),
         ("attempt", task.attempt), ("failures", task.failures), ("losses", task.losses), ("group", task.group),

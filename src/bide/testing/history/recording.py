@@ -42,10 +42,10 @@ from bide.testing.history.events import Asks, seen
 from bide.testing.history.journal import Journal
 
 _of_a_group: ContextVar[RecordedClient | None] = ContextVar("of_a_group", default=None)
-"""Whose verb over a group is under way: which tasks it asks for is seen only where it asks."""
+"""The client whose verb over a group is under way: its single tasks are seen only where it asks the store."""
 
 _within: ContextVar[bool] = ContextVar("within", default=False)
-"""Whether a verb of a store is under way, and told."""
+"""True while a recorded verb of a store is under way."""
 
 
 class Recording(Instrument):
@@ -267,7 +267,7 @@ class RecordedClient:
         ]
 
     async def told(self, calls: Sequence[int], asked: Awaitable[list[Any]]) -> list[Any]:
-        """What `asked` answers, told call by call."""
+        """Await `asked`; record each call's answer, and return all of them."""
         return await _told(self._journal, calls, asked)
 
     # within
@@ -312,7 +312,7 @@ class RecordedClient:
 
 
 async def _told(journal: Journal, calls: Sequence[int], asked: Awaitable[list[Any]]) -> list[Any]:
-    """What `asked` answers; each call's own answer, or the error that befell it, goes into the history."""
+    """Await `asked`; record each call's own answer, or the error that befell it."""
     try:
         answers = await asked
     except BaseException as error:
@@ -339,7 +339,7 @@ def _tell(journal: Journal, call: int, answer: object) -> None:
 
 
 def _unknown(error: BaseException) -> bool:
-    """Whether what failed with this may have been done. Only of a StoreError is the opposite known."""
+    """True if a call that failed with this may have been done. Only a StoreError can exclude it."""
     return not isinstance(error, StoreError) or isinstance(error, (OutcomeUnknown, PartlyFailed))
 
 

@@ -1,4 +1,4 @@
-"""What a check says: the promises that were broken, each with the events that show it, and the numbers."""
+"""The result of a check: the promises that were broken, each with the events that show it, and the numbers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Violation(Struct, frozen=True):
     what: str
     """One sentence, with the numbers."""
     events: list[Event]
-    """What shows it, in the order of time."""
+    """The events that show it, in the order of time."""
 
     @property
     def headline(self) -> str:
@@ -54,7 +54,7 @@ class Late(Struct, frozen=True):
 
 
 class Report(Struct, kw_only=True):
-    """What came of a check. Times in milliseconds by the store's clock."""
+    """The result of a check. Times in milliseconds by the store's clock."""
 
     violations: list[Violation] = []
     undecided: list[tuple[Topic, str]] = []

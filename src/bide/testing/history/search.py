@@ -1,4 +1,4 @@
-"""Whether there is an order in which all that was done to one task is right: a search for one.
+"""A search for an order in which everything that was done to one task is right.
 
 Each operation took effect at one instant between question and answer. An order is right if each came before all that
 were asked after its answer, and each did what the table says to what the one before it left. That is
@@ -258,12 +258,12 @@ class Search:
             self._push()
 
     def _may_be_gone(self) -> bool:
-        """Whether an ended task could have been forgotten by now."""
+        """True if an ended task could have been forgotten by now."""
         task = self.task
         return task is not None and not task.state.live and self.moves.may_be_purged(task, self.soonest)
 
     def _push(self) -> None:
-        """What may have been done unseen, here: each in turn, when the search comes back."""
+        """Keep each thing that may have been done unseen here as a choice, for when the search comes back."""
         self._choose(self.unseen.ways(self))
 
     def _choose(self, ways: Sequence[Way | Op]) -> None:

@@ -1,4 +1,4 @@
-"""What may have been done to a task though nobody was told: by questions that were never answered, and by the purge.
+"""Changes of a task that nobody was told of: by questions that were never answered, and by the purge.
 
 Each may have been done at any time since it was asked, once, or never. A search thinks of it only where there is no
 other way on, and here only of what could lead to what was shown next.
@@ -60,7 +60,7 @@ class Unseen:
         """The tokens of the leases that somebody was told of."""
         self._gave = {op.ask.call for op in told.leases.values()}  # type: ignore[union-attr]
         self.any = bool(told.lost or leasings[0].in_order)
-        """Whether anything was lost at all."""
+        """True if any question was lost."""
 
     def until(self, ask: Event, answer: Event | None) -> Any:
         """The end of an extended lease. A store with a clock of its own counts from that, and not from a worker's."""
@@ -74,7 +74,7 @@ class Unseen:
         return min(first + lasts, ask.until), max(last + lasts, ask.until)
 
     def ways(self, at: Search) -> list[Way]:
-        """What may have been done where the search stands; the likeliest first."""
+        """The changes that are possible where the search stands; the likeliest first."""
         task, moves, ways = at.task, self._moves, []
         token = at.groups[at.group][0] if at.group < len(at.groups) else NEVER
         still = task is not None and task.token == token  # it will be shown again, as it is
@@ -97,7 +97,7 @@ class Unseen:
         return ways
 
     def _leads_on(self, made: Task | None, call: int, token: int, used: frozenset[int]) -> bool:
-        """Whether the life that is shown next can come of this."""
+        """True if the life that is shown next can come of this."""
         shown = self._versions.get(token)
         if shown is None or any(op.kind == SCHEDULED or op.kind == REDRIVEN for op in shown):
             return True
@@ -109,7 +109,7 @@ class Unseen:
         return any(one != call and one not in used for one in begun)
 
     def _is_unlikely(self, made: Task | None, token: int, active: list[Op]) -> bool:
-        """Whether what is to come next would still not be right."""
+        """True if the next operation would still be wrong after this."""
         for op in active:
             if op.kind <= LAST_WRITE and op.token == token:
                 return EXPLAIN[op.kind](self._moves, made, op) is not None
@@ -124,7 +124,7 @@ class Unseen:
     # --- by clients, and by holders
 
     def _made(self, task: Task | None, ask: Any, now: tuple[int, int]) -> Task | None:
-        """What a lost question would make of the task; NOBODY: it would change nothing."""
+        """The task after a lost question is done; NOBODY: it would change nothing."""
         if type(ask) is ev.Settling or type(ask) is ev.Extending:
             if task is None or task.state is not _LEASED or task.token != ask.token:
                 return NOBODY
@@ -221,7 +221,7 @@ class Unseen:
         return []
 
     def _looks_returned(self, task: Task, token: int) -> bool:
-        """Whether the version that is shown next is of this life, and shows it released or due at another time."""
+        """True if the version that is shown next is of this life, and shows it released or due at another time."""
         held = task.state is _LEASED
         plan = task.planned_at if held else task.wake_at
         for op in self._versions.get(token, ()):
@@ -241,7 +241,7 @@ class Unseen:
         return False
 
     def _counted(self, task: Task, token: int) -> bool:
-        """Whether what comes next is of this life, with more attempts than there were."""
+        """True if the next version is of this life, with more attempts than there were."""
         for op in self._versions.get(token, ()):
             assert op.seen is not None
             if same(task.id, op.seen.id) and op.seen.attempt - (op.kind == LEASED) > task.attempt:
@@ -249,7 +249,7 @@ class Unseen:
         return False
 
     def _looks_taken(self, task: Task, token: int, at: Search) -> bool:
-        """Whether what comes next tells of a lease between."""
+        """True if the next version tells of a lease between."""
         if self._counted(task, token):
             return True
         taken = task.state is _LEASED and task.token is ANY

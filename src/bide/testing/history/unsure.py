@@ -66,7 +66,7 @@ NOBODY = Seen("", _WAITING, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def same(known: Any, told: Any) -> bool:
-    """Whether a field may be what was told."""
+    """True if a field may have the value that was told."""
     if known == told or known is ANY:
         return True
     return type(known) is tuple and told is not None and bool(known[0] <= told <= known[1])
@@ -84,7 +84,7 @@ def latest(known: Any) -> Millis:
 
 
 def sentence(wrong: tuple[Any, ...]) -> str:
-    """What is wrong, in words."""
+    """The violation, in words."""
     text: str = wrong[1] % tuple(map(_shown, wrong[2:]))
     return text
 

@@ -221,7 +221,7 @@ def place(record: Record, where: Filter) -> tuple[str, str | Millis]:
 
 
 def matches(record: Record, where: Filter) -> bool:
-    """What a filter means, said once more."""
+    """The meaning of a filter, written a second time."""
     if where.wake_from is not None or where.wake_before is not None:
         wakes = record.state.live
         wakes = wakes and (where.wake_from is None or record.wake_at >= where.wake_from)

@@ -1,4 +1,4 @@
-"""What a binding of the suite says about its store, and the fixtures that the tests get."""
+"""The properties that a binding of the suite declares of its store, and the fixtures that the tests get."""
 
 from __future__ import annotations
 
@@ -22,22 +22,22 @@ class SuiteBase:
     pytestmark: ClassVar[list[pytest.MarkDecorator]] = [pytest.mark.asyncio]
 
     durable: ClassVar[bool] = False
-    """Whether another store made for the same directory sees the same tasks, at once and after a close."""
+    """True if another store made for the same directory sees the same tasks, at once and after a close."""
     many: ClassVar[int] = 10_000
     """How many tasks the large batches have."""
     races: ClassVar[int] = 1_000
     """How often each race is run."""
     exact_wakes: ClassVar[bool] = True
-    """Whether `next_wake` is exactly the earliest wake; else it may be earlier, but still ahead of now."""
+    """True if `next_wake` is exactly the earliest wake; else it may be earlier, but still ahead of now."""
 
     exact_ends: ClassVar[bool] = True
-    """Whether `next_wake` follows a lease that is extended, or over; else it may be when that would have ended."""
+    """True if `next_wake` follows a lease that is extended or over; else it may be the end that it would have had."""
 
     exact_order: ClassVar[bool] = True
-    """Whether a lease with a limit takes the very oldest of all; else the oldest of some shards."""
+    """True if a lease with a limit takes the very oldest of all; else the oldest of some shards."""
 
     hears_commits: ClassVar[bool] = True
-    """Whether a listener hears of what a caller's own transaction has brought; else it is found by looking."""
+    """True if a listener is notified of a caller's own transaction; else its tasks are found by polling."""
 
     async def make_store(self, tmp_path: Path) -> Store:
         """A store that is not open yet, keeping what it keeps under `tmp_path` (or in a namespace named after it).
@@ -99,7 +99,7 @@ class SuiteBase:
         assert self.wakes_at(asked.next_wake, wake, now)
 
     def wakes_at(self, told: Millis | None, earliest: Millis, now: Millis) -> bool:
-        """Whether `told` is an honest `next_wake` for something that wakes at `earliest`."""
+        """True if `told` is an honest `next_wake` for something that wakes at `earliest`."""
         if told is None:
             return False
         if self.exact_wakes or earliest <= now:

@@ -104,7 +104,7 @@ class Batches(SuiteBase):
 
 
 class OddInput(SuiteBase):
-    """What passed the checks of the core goes through unharmed."""
+    """Everything that passes the checks of the core goes through unharmed."""
 
     async def test_names_of_every_kind_go_through_a_whole_life(self, store: Store) -> None:
         await put(store, *(new(name, topic=name, group=name) for name in NAMES))

@@ -134,7 +134,7 @@ class Listening(SuiteBase):
 
 
 class Announcing(SuiteBase):
-    """Who lives and works on what: known to all, and forgotten when its time has passed."""
+    """Workers and their topics: known to all, and forgotten when their time has passed."""
 
     @pytest.fixture
     def shares(self, store: Store) -> Shares:

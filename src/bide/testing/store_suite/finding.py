@@ -48,7 +48,7 @@ from bide.testing.store_suite.base import SuiteBase
 FORGED: list[object] = [
     "", "a", "bb", "c", "g", "\0", "a\0a0", "bide:settings", -1, 0, NOW, 2**63 - 1, -(2**63), None, 0.5, [], b"a",
 ]  # fmt: skip
-"""What somebody may put in the place of a cursor's parts."""
+"""Values that an attacker may put in the place of a cursor's parts."""
 FROM, BEFORE = NOW + 3 * SECOND, NOW + 9 * SECOND
 FILTERS = [
     Filter(topic=topic, state=state, group=group, wake_from=wake_from, wake_before=wake_before)
