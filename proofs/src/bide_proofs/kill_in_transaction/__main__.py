@@ -13,27 +13,22 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bide.ports import HasSchema
-from bide.settings import Settings
-from bide.wiring import store_maker, without_secrets
+from bide.wiring import without_secrets
 from bide_proofs.harness.command import WrongByKind, add_seed, counts_of, parser_of, tried
 from bide_proofs.harness.processes import READY, Child, ChildSpec, ProcessGroup
-from bide_proofs.harness.stores import drained, refuse_unless_empty
+from bide_proofs.harness.stores import drained, migrated, refuse_unless_empty
 from bide_proofs.kill_in_transaction.child import TOPIC, Spec, app_on
-from bide_proofs.kill_in_transaction.databases import EFFECT, PLACED, database_of
-from bide_proofs.kill_in_transaction.judge import judge
+from bide_proofs.kill_in_transaction.tables import EFFECT, PLACED, Tables, judge
 
 CLIENT, WORKER = "client", "worker"
 
 
 async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
     """One run; the report, and what was wrong."""
-    store = store_maker(given.url, Settings())()
-    if isinstance(store, HasSchema):
-        await store.migrate()
     name = f"orders_{secrets.token_hex(4)}"
-    database = database_of(given.url, name)
-    await database.make()
+    tables = Tables(given.url, name)
+    await migrated(given.url)
+    await tables.make()
     try:
         async with app_on(given.url) as app:
             await refuse_unless_empty(app, [TOPIC])
@@ -41,10 +36,10 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
         placed, took = await kills.run()
         async with app_on(given.url) as app:
             left = [task.key async for task in app.find(topic=TOPIC)]
-        orders, effects = await database.numbers(PLACED), await database.numbers(EFFECT)
+        orders, effects = await tables.numbers(PLACED), await tables.numbers(EFFECT)
     finally:
         with suppress(Exception):
-            await database.drop()
+            await tables.drop()
     wrong = judge(kills.said, orders, effects, left, kills.group.wrong)
     report = {
         "store": without_secrets(given.url),

@@ -12,12 +12,10 @@ from urllib.parse import urlsplit
 
 import msgspec
 
-from bide.ports import HasSchema
-from bide.settings import Settings
 from bide.testing.history.journal import read_all
-from bide.wiring import store_maker, without_secrets
+from bide.wiring import without_secrets
 from bide_proofs.harness.command import WrongByKind, counts_of, not_in_memory, parser_of, tried
-from bide_proofs.harness.stores import own_namespace
+from bide_proofs.harness.stores import migrated, own_namespace
 from bide_proofs.kill_service.instance import GIVEN, Given
 from bide_proofs.kill_service.judge import judge
 from bide_proofs.kill_service.receiver import Receiver
@@ -55,9 +53,7 @@ class Services(Server):
     async def start(self) -> None:
         self.direct = self.worker_url = self._entered.enter_context(own_namespace(self.direct))
         await self._entered.enter_async_context(self._receiver)
-        store = store_maker(self.direct, Settings())()
-        if isinstance(store, HasSchema) and await store.plan():
-            await store.migrate()
+        await migrated(self.direct)
         place, secrets = f"{HOST}:{self._receiver.port}", self._folder / "secrets"
         secrets.write_text(self._receiver.secret + "\n", encoding="ascii")
         topics = [_TOPIC.format(topic=topic, place=place, secrets=secrets) for topic in TOPICS]
