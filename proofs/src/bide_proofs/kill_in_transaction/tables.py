@@ -1,4 +1,4 @@
-"""The tables of a run in each kind of database: orders, and the effects of their timers; and what is wrong with them."""
+"""The tables of a run in each kind of database: orders, and the effects of their timers; and how they are judged."""
 
 from __future__ import annotations
 
