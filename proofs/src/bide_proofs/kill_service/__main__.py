@@ -21,7 +21,7 @@ from bide_proofs.kill_service.judge import judge
 from bide_proofs.kill_service.receiver import Receiver
 from bide_proofs.servers.process import HOST, free_port
 from bide_proofs.torture.faults import KILL, WORKER
-from bide_proofs.torture.run import add_options, journals, plan_of, tortured
+from bide_proofs.torture.run import add_options, journals, tortured
 from bide_proofs.torture.server import Server
 from bide_proofs.torture.topics import TOPICS
 
@@ -70,10 +70,7 @@ class Services(Server):
 async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
     """One run on the store that is given; the report, and what was wrong."""
     receiver = Receiver(given.seed)
-    plan = plan_of(
-        given, workers=COUNT, only=[f"{KILL} {WORKER}"], worker="bide_proofs.kill_service.instance", spare=1
-    )  # fmt: skip
-    report, checked = await tortured(Services(given.url, receiver, folder), plan, folder)
+    report, checked = await tortured(Services(given.url, receiver, folder), given, folder)
     wrong = {**checked, **judge(receiver.arrived, read_all(journals(folder)))}
     wrong["bad_delivery"] = receiver.bad
     effects = Counter(one.effect for one in receiver.arrived)
@@ -89,6 +86,9 @@ def main() -> int:
     parser = parser_of("kill_service", __doc__)
     parser.add_argument("url", help="a store that several processes can share, on this machine")
     add_options(parser, seconds=120, rate=200)
+    parser.set_defaults(
+        workers=COUNT, only=[f"{KILL} {WORKER}"], worker="bide_proofs.kill_service.instance", spare=1
+    )  # fmt: skip
     given = parser.parse_args()
     not_in_memory(parser, given.url)
     return tried("kill_service", lambda folder: run(given, folder))

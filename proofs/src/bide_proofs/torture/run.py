@@ -5,14 +5,12 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
-
-from msgspec import Struct
 
 from bide.core.instants import Millis
 from bide.testing.history.check import Report, Violation, check
@@ -33,7 +31,7 @@ from bide_proofs.torture.undone import Span, undone
 
 PROMISES = ("P1", "P2", "P3", "P4", "P5", "P7", "P10", "P12")
 """What the checker decides."""
-_CHILD = "bide_proofs.torture.child"
+CHILD = "bide_proofs.torture.child"
 _CALLS = 10_000_000
 """Numbers of calls that each process has for itself."""
 _WRONG = "wrong"
@@ -42,51 +40,23 @@ _BEGAN = b'{"type":"began",'
 """How the line of a delivery begins."""
 
 
-class Plan(Struct, frozen=True, kw_only=True):
-    """How a run is to be."""
-
-    seconds: float
-    clients: int = 2
-    workers: int
-    rate: float
-    """Verbs a second, of all clients together."""
-    farthest: float
-    """The longest delay that is asked for, in seconds."""
-    pace: float
-    """1 for the usual pauses between faults; 2 for half of them."""
-    seed: int
-    least: int = 0
-    """Deliveries before clients end, however long these take once all is mended."""
-    without: Collection[str] = ()
-    """Faults that are not caused."""
-    only: Collection[str] = ()
-    """Where given, no others are."""
-    worker: str = _CHILD
-    """The module that a worker process runs."""
-    spare: int = 0
-    """A kill is left out that would leave fewer of a kind at work."""
-
-
 def add_options(parser: argparse.ArgumentParser, *, seconds: float, rate: float) -> None:
-    """The options of every run, with these defaults."""
+    """Add the options of every run with these defaults, and the values of those that not every command has."""
     parser.add_argument("--seconds", type=float, default=seconds, help="how long faults go on")
     parser.add_argument("--least", type=int, default=0, help="clients go on until so many deliveries have begun")
-    parser.add_argument("--rate", type=float, default=rate, help="verbs a second")
+    parser.add_argument("--rate", type=float, default=rate, help="verbs a second, of all clients together")
     parser.add_argument("--farthest", type=float, default=12, help="the longest delay, in seconds")
     parser.add_argument("--pace", type=float, default=1, help="2 for twice as many faults in the same time")
     add_seed(parser)
+    # worker: the module that a worker process runs; spare: a kill is left out that would leave fewer of a kind at work
+    parser.set_defaults(clients=2, without=[], only=[], worker=CHILD, spare=0)
 
 
-def plan_of(given: argparse.Namespace, **more: Any) -> Plan:
-    """The plan that these options, and what is fixed, come to."""
-    return Plan(
-        seconds=given.seconds, least=given.least, rate=given.rate, farthest=given.farthest, pace=given.pace,
-        seed=given.seed, **more,
-    )  # fmt: skip
+async def tortured(server: Server, plan: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
+    """Run it in `folder`, as the options of `add_options` say; the report, and what was wrong.
 
-
-async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
-    """Run it in `folder`; the report, and what was wrong. Raises what the server, or a fault, failed with."""
+    Raises what the server, or a fault, failed with.
+    """
     clock, log = SharedClock(folder / "clock"), Log(folder / "frame.jsonl")
     journal = Journal(log.say, time_ns=time.monotonic_ns, clock=clock.now)
     faults = FaultLog(journal)
@@ -136,24 +106,25 @@ async def tortured(server: Server, plan: Plan, folder: Path) -> tuple[dict[str, 
         "leases_undone_by_crashes": len(aside),
         "lateness_ms": percentiles(figures.lateness),
         "lateness_ms_after_lost_leases": percentiles(figures.lateness_again),
-        "longest_silence": figures.silence(faults.spans),
         "recovery_seconds": figures.recovery(faults.spans),
     }
     return report, wrong
 
 
 async def _run(
-    server: Server, plan: Plan, folder: Path, group: ProcessGroup, log: FaultLog, wrong_clock: ServerClock | None
+    server: Server,
+    plan: argparse.Namespace,
+    folder: Path,
+    group: ProcessGroup,
+    log: FaultLog,
+    wrong_clock: ServerClock | None,
 ) -> tuple[float, float, float | None]:
     """Start the processes, cause faults, and let all of it come to an end.
 
     Returns the seconds for which faults went on, those for which clients asked, and those until nothing was live any
     more; None: something still was. The journals tell the rest.
     """
-    faults = Faults(
-        server, group, log, seed=plan.seed, pace=plan.pace, wrong=wrong_clock, without=plan.without, only=plan.only,
-        spare=plan.spare,
-    )  # fmt: skip
+    faults = Faults(server, group, log, plan, wrong_clock)
     await group.start(WORKER, plan.workers)
     await group.start(CLIENT, plan.clients)
     began = time.monotonic()
@@ -174,7 +145,7 @@ async def _run(
 
 
 def _specs(
-    server: Server, plan: Plan, folder: Path, wrong_clock: ServerClock | None
+    server: Server, plan: argparse.Namespace, folder: Path, wrong_clock: ServerClock | None
 ) -> Callable[[str, int, str], ChildSpec]:
     """The spec of each process: the ways to the store in turn, and a wrong clock for every second one."""
     numbers = count()
@@ -192,7 +163,7 @@ def _specs(
         )  # fmt: skip
         # every second one, so that those with a wrong clock and those with a right one meet in every store
         wrong = wrong_clock.environment(folder / _WRONG) if wrong_clock is not None and slot % 2 else {}
-        module = _CHILD if kind == CLIENT else plan.worker
+        module = CHILD if kind == CLIENT else plan.worker
         return ChildSpec(module=module, spec=spec, environment={**server.environment, **wrong})
 
     return spec_of

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import random
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from pathlib import Path
 from typing import ClassVar
 
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.process import HOST, until
 from bide_proofs.servers.redis import RedisServer, ReplicatedRedis
-from bide_proofs.servers.resp import Connection
+from bide_proofs.servers.resp import Connection, Refused
 from bide_proofs.torture.server import (
     CROWDED,
     DISK,
@@ -26,12 +26,13 @@ from bide_proofs.torture.server import (
     Wait,
 )
 from bide_proofs.torture.servers.private import (
-    CROWDED_FOR,
+    CONNECTIONS,
     FULL_FOR,
     KILLED_FOR_MEMORY,
     LONGEST_AWAY,
     PrivateServer,
     befalls,
+    crowded,
     disk_full,
     killed,
     restarted,
@@ -60,6 +61,18 @@ class RedisOnDisk(OnDisk, RedisServer):
 
     def fill(self) -> None:
         self.make_disk()
+
+    def stranger(self) -> Connection:
+        connection = Connection(self.host, self.port)
+        connection.ask("PING")  # one too many is told so, and let in for that
+        return connection
+
+    def throw_out(self, stranger: Connection) -> None:
+        for line in str(stranger.ask("CLIENT", "LIST")).splitlines():
+            client = dict(part.partition("=")[::2] for part in line.split())
+            if client["name"] == "bide":
+                with contextlib.suppress(Refused):  # it has gone by itself since
+                    stranger.ask("CLIENT", "KILL", "ID", client["id"])
 
     def has_room(self) -> None:
         """The append-only file is written anew: one that a full disk cut short may be refused at the next start."""
@@ -114,7 +127,8 @@ class TorturedRedis(_OfRedis):
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.server = RedisOnDisk(folder / "server", clock=self.clock, options=OPTIONS, name="the server")
+        options = {**OPTIONS, "maxclients": str(CONNECTIONS)}
+        self.server = RedisOnDisk(folder / "server", clock=self.clock, options=options, name="the server")
         self.nodes = [self.server]
 
     @property
@@ -126,32 +140,10 @@ class TorturedRedis(_OfRedis):
         self.urls = (f"redis://{HOST}:{(await self.proxy(self.server.port)).port}/0",)
 
     def troubles_of_kind(self) -> Mapping[str, Trouble]:
-        return {**super().troubles_of_kind(), CROWDED: self._crowded}
+        def server(chance: random.Random) -> RedisOnDisk:
+            return self.server
 
-    def _crowded(self, chance: random.Random, wait: Wait) -> str:
-        """Throw all clients out, and let strangers take every connection."""
-        lasts, strangers = chance.uniform(*CROWDED_FOR), chance.randint(5, 20)
-        with ExitStack() as open_to_us:
-
-            def another() -> Connection:
-                return open_to_us.enter_context(Connection(self.server.host, self.server.port))
-
-            asking = another()
-            listed = str(asking.ask("CLIENT", "LIST"))
-            clients = [dict(part.partition("=")[::2] for part in line.split()) for line in listed.splitlines()]
-            for _ in range(strangers):
-                another()
-            most = asking.ask("CONFIG", "GET", "maxclients")
-            assert isinstance(most, list)
-            try:
-                asking.ask("CONFIG", "SET", "maxclients", 1 + strangers)
-                for one in clients:
-                    if one["name"] == "bide":
-                        asking.ask("CLIENT", "KILL", "ID", one["id"])
-                wait(lasts)
-            finally:
-                asking.ask("CONFIG", "SET", "maxclients", str(most[1]))
-        return f"threw all clients out, and let strangers have all {1 + strangers} connections for {lasts:.1f} s"
+        return {**super().troubles_of_kind(), CROWDED: befalls(server, crowded)}
 
 
 class TorturedReplicas(_OfRedis):
