@@ -11,7 +11,7 @@ import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from bide_proofs.servers.clock import ServerClock
 from bide_proofs.servers.process import (
@@ -362,3 +362,21 @@ class ServerProcess(Running):
         assert pid in self.family()[1:], f"{pid} is no process of {self.name}"
         with contextlib.suppress(ProcessLookupError):  # it has ended since
             os.kill(pid, signal.SIGKILL)
+
+
+class SqlServer(ServerProcess):
+    """A database server, which may follow another: then it begins with the data of that, and follows it until it is
+    promoted."""
+
+    def __init__(self, directory: Path, *, follows: Self | None = None, **given: Any) -> None:
+        super().__init__(directory, **given)
+        self.follows = follows
+
+    def ask(self, *statements: str) -> list[Any]:
+        """The rows of the last of them, all on one connection. Raises OSError where nobody answers."""
+        raise NotImplementedError
+
+    def value(self, *statements: str) -> Any:
+        """The first value that the last of them finds."""
+        rows = self.ask(*statements)
+        return rows[0][0] if rows else None
