@@ -10,13 +10,11 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
 from bide.testing.history.journal import read_all
 from bide.wiring import without_secrets
 from bide_proofs.harness.command import WrongByKind, counts_of, not_in_memory, parser_of, tried
 from bide_proofs.harness.stores import migrated, own_namespace
-from bide_proofs.kill_service.instance import GIVEN, Given
+from bide_proofs.kill_service.instance import CONFIG, PORTS
 from bide_proofs.kill_service.judge import judge
 from bide_proofs.kill_service.receiver import Receiver
 from bide_proofs.servers.process import HOST, free_port
@@ -47,7 +45,7 @@ class Services(Server):
         self._receiver = receiver
         self._folder = folder
         self._config = folder / "serve.toml"
-        self.environment = {GIVEN: msgspec.json.encode(Given(ports, str(self._config))).decode()}
+        self.environment = {PORTS: " ".join(map(str, ports)), CONFIG: str(self._config)}
         self._entered = AsyncExitStack()
 
     async def start(self) -> None:

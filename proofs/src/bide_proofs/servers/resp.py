@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 Reply = str | int | None | list["Reply"]
@@ -30,9 +29,7 @@ class Connection:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self._file.close()
         self._socket.close()
 

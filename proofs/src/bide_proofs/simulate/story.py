@@ -17,23 +17,8 @@ import msgspec
 from msgspec.structs import replace
 
 from bide.testing.clock import FIRST_INSTANT
-from bide.testing.history.events import (
-    Answered,
-    Asked,
-    Began,
-    Died,
-    End,
-    Ended,
-    Event,
-    Extending,
-    Failed,
-    Fault,
-    Leased,
-    Leasing,
-    Left,
-    Settling,
-    Told,
-)
+from bide.testing.history import events as ev
+from bide.testing.history.events import Event
 from bide.testing.history.report import Violation, words
 from bide_proofs.simulate.judge import judged
 from bide_proofs.simulate.plan import Ask, Plan, Setup, Step
@@ -116,24 +101,24 @@ def _said(step: Step) -> str:
 def _about(topic: str, key: str, history: Iterable[Event]) -> Iterator[Event]:
     """Those events that concern one task, or all if there is no topic."""
     calls: set[int] = set()
-    leasings: dict[int, Leasing] = {}
+    leasings: dict[int, ev.Leasing] = {}
     for event in history:
-        if not topic or isinstance(event, Fault | Died | End):
+        if not topic or isinstance(event, ev.Fault | ev.Died | ev.End):
             yield event
-        elif isinstance(event, Asked | Settling | Extending):
+        elif isinstance(event, ev.Asked | ev.Settling | ev.Extending):
             if (event.topic, event.key) == (topic, key):
                 calls.add(event.call)
                 yield event
-        elif isinstance(event, Began | Ended | Left):
+        elif isinstance(event, ev.Began | ev.Ended | ev.Left):
             if (event.topic, event.key) == (topic, key):
                 yield event
-        elif isinstance(event, Leasing):
+        elif isinstance(event, ev.Leasing):
             leasings[event.call] = event
-        elif isinstance(event, Leased):
+        elif isinstance(event, ev.Leased):
             if tasks := [held for held in event.tasks if (held.topic, held.key) == (topic, key)]:
                 yield leasings[event.call]
                 yield replace(event, tasks=tasks)
-        elif isinstance(event, Answered | Told | Failed) and event.call in calls:
+        elif isinstance(event, ev.Answered | ev.Told | ev.Failed) and event.call in calls:
             yield event
 
 

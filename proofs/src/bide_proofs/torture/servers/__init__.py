@@ -26,7 +26,6 @@ _KINDS: Mapping[str, Callable[[Path], Server]] = {
     "postgres": TorturedPostgres,
     "mariadb": TorturedMariaDb,
     "http": lambda folder: TorturedService(folder, TorturedRedis(folder / "store")),
-    "http-postgres": lambda folder: TorturedService(folder, TorturedPostgres(folder / "store")),
 }
 
 
