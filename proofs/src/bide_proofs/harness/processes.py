@@ -64,7 +64,9 @@ class Child:
         """Whether its end is somebody's doing."""
         self.over: asyncio.Task[None]
         """Ends when it has ended and all that it said was read."""
-        self._asked: dict[str, asyncio.Future[Any]] = {}
+        self._changed = asyncio.Event()
+        """Set when it has said something, or has ended."""
+        self._ended = False
 
     @property
     def code(self) -> int | None:
@@ -78,25 +80,27 @@ class Child:
 
     async def ask(self, word: str) -> Any:
         """Tell it `word`, and return what it says to that. Raises ChildFailed."""
-        answer = self.next(word)
+        self.said.pop(word, None)
         self.tell(word)
-        return await self.hear(word, answer)
+        return await self.hear(word)
 
     def tell(self, line: str) -> None:
         """A line on its standard input."""
         assert self.process.stdin is not None
         self.process.stdin.write(line.encode() + b"\n")
 
-    def next(self, word: str) -> asyncio.Future[Any]:
-        """The next value of `word`; an exception if it ends before."""
-        return self._asked.setdefault(word, asyncio.get_running_loop().create_future())
-
-    async def hear(self, word: str, answer: asyncio.Future[Any]) -> Any:
-        """Wait for an answer. Raises ChildFailed."""
+    async def hear(self, word: str) -> Any:
+        """Wait until it has said `word`; the value. Raises ChildFailed."""
         try:
-            return await asyncio.wait_for(asyncio.shield(answer), PATIENCE)
+            async with asyncio.timeout(PATIENCE):
+                while word not in self.said:
+                    if self._ended:
+                        raise ChildFailed(f"{self.name} ended with {self.code} before it said {word!r}")
+                    self._changed.clear()
+                    await self._changed.wait()
         except TimeoutError:
             raise ChildFailed(f"{self.name} did not say {word!r} within {PATIENCE:g} s") from None
+        return self.said[word]
 
     async def listen(self, heard: Callable[[Child, dict[str, Any]], None] | None) -> None:
         """Read what it says until its end."""
@@ -106,14 +110,12 @@ class Child:
                 break  # a kill cut it off
             said = msgspec.json.decode(line, type=dict[str, Any])
             self.said |= said
-            for word in said.keys() & self._asked.keys():
-                self._asked.pop(word).set_result(said[word])
+            self._changed.set()
             if heard is not None:
                 heard(self, said)
         await self.process.wait()
-        for word, answer in self._asked.items():
-            answer.set_exception(ChildFailed(f"{self.name} ended with {self.code} before it said {word!r}"))
-            answer.exception()  # nobody may be waiting
+        self._ended = True
+        self._changed.set()
 
     def send(self, number: signal.Signals) -> None:
         """A signal, if it still runs."""
@@ -155,10 +157,10 @@ class ProcessGroup:
 
     async def start(self, kind: str, count: int) -> None:
         """Start so many of a kind, and wait until all of them are ready. Raises ChildFailed."""
-        ready = [(child, child.next(READY)) for child in [await self._one(kind, slot) for slot in range(count)]]
+        started = [await self._one(kind, slot) for slot in range(count)]
         try:
-            for child, answer in ready:
-                await child.hear(READY, answer)
+            for child in started:
+                await child.hear(READY)
         except ChildFailed as failed:
             raise ChildFailed("\n".join([str(failed), *self.errors()])) from None
 

@@ -105,15 +105,14 @@ def ask(url: str, *statements: str) -> list[Any]:
 
 
 class PostgresPooler(ServerProcess):
-    """PgBouncer, which hands each transaction another of `connections` to the server that `url` names."""
+    """PgBouncer, which hands each transaction another of three connections to the server that `url` names."""
 
     title = "PgBouncer"
     account = "postgres"
 
-    def __init__(self, directory: Path, url: str, *, connections: int = 3) -> None:
+    def __init__(self, directory: Path, url: str) -> None:
         super().__init__(directory)
         self.target = urlsplit(url)
-        self.connections = connections
 
     @property
     def url(self) -> str:
@@ -128,7 +127,7 @@ class PostgresPooler(ServerProcess):
             f"[databases]\n* = host={self.target.hostname} port={self.target.port} user={self.target.username}\n"
             f"[pgbouncer]\nlisten_addr = {HOST}\nlisten_port = {self.port}\nunix_socket_dir =\nauth_type = any\n"
             "pool_mode = transaction\n"
-            f"default_pool_size = {self.connections}\nserver_round_robin = 1\nmax_client_conn = 200\n",
+            f"default_pool_size = 3\nserver_round_robin = 1\nmax_client_conn = 200\n",
             encoding="utf-8",
         )
         self._settings.chmod(0o644)

@@ -17,7 +17,7 @@ from bide.testing.proxy import FaultProxy
 from bide.wiring import without_secrets
 from bide_proofs.harness.stores import own_namespace
 from bide_proofs.servers.disk import ROOM, Disk
-from bide_proofs.torture.server import CLOCK, DISK, FAILOVER, FARTHEST, OOM, RESTART, Server, Trouble, Wait
+from bide_proofs.torture.server import FARTHEST, Common, Server, Trouble, Wait
 
 _SIZE = 48 * 1024 * 1024
 """Bytes of the filesystem that is filled."""
@@ -56,15 +56,20 @@ class SqliteFile(Server):
         if self._own:
             self._disk.make()
             refused = self._disk.refused
-        no_disk = {DISK: refused} if refused else {}
-        self.cannot = {**dict.fromkeys((*_THROUGH_PROXIES, RESTART, FAILOVER, OOM), _NO_SERVER), **no_disk}
+        without_server = (*_THROUGH_PROXIES, Common.RESTART, Common.FAILOVER, Common.OOM)
+        self.cannot = dict.fromkeys(without_server, _NO_SERVER)
+        if refused:
+            self.cannot[Common.DISK] = refused
         self.direct = f"sqlite:///{quote(self._file)}"
         self.urls = (self.direct,)
 
     def troubles(self) -> Mapping[str, Trouble]:
-        troubles: dict[str, Trouble] = {"another process holds the write lock": self._locked, CLOCK: self._jump}
+        troubles: dict[str, Trouble] = {"another process holds the write lock": self._locked, Common.CLOCK: self._jump}
         if self._disk.mounted:
-            troubles |= {"disk nearly full": partial(self._full, _BELOW_RESERVE), DISK: partial(self._full, ROOM)}
+            troubles |= {
+                "disk nearly full": partial(self._full, _BELOW_RESERVE),
+                Common.DISK: partial(self._full, ROOM),
+            }
         return troubles
 
     async def stop(self) -> None:
@@ -115,7 +120,9 @@ class SomebodysServer(Server):
         super().__init__(url)
         self.name = urlsplit(url).scheme
         self.gives_back = self.name == "redis+cluster"
-        self.cannot = dict.fromkeys((RESTART, FAILOVER, DISK, OOM, CLOCK), "the server is somebody else's")
+        self.cannot = dict.fromkeys(
+            (Common.RESTART, Common.FAILOVER, Common.DISK, Common.OOM, Common.CLOCK), "the server is somebody else's"
+        )
         self._entered = AsyncExitStack()
 
     async def start(self) -> None:

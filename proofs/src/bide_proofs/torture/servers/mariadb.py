@@ -13,7 +13,7 @@ from typing import Any, ClassVar
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.mariadb import ADMINISTRATOR, BINARY_LOG, DATABASE, PACKAGES, USER, MariaDbServer, connect
 from bide_proofs.servers.process import HOST, ServerFailed, program, until
-from bide_proofs.torture.server import OOM
+from bide_proofs.torture.server import Common
 from bide_proofs.torture.servers.private import CONNECTIONS, KILLED_FOR_MEMORY, TorturedPair
 
 _WAIT = 3_000
@@ -135,7 +135,7 @@ class TorturedMariaDb(TorturedPair):
         f"a primary and a replica, each behind a proxy, replication not; {CONNECTIONS} connections; only "
         "the tables are on the disk that can be full"
     )
-    lacks: ClassVar[Mapping[str, str]] = {OOM: KILLED_FOR_MEMORY}
+    lacks: ClassVar[Mapping[str, str]] = {Common.OOM: KILLED_FOR_MEMORY}
 
     def options(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
         return {**_OPTIONS, "server-id": "1"}, {**_OPTIONS, "server-id": "2"}

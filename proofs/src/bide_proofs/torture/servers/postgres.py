@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.postgres import DATABASE, USER, PostgresServer
 from bide_proofs.servers.process import HOST, until
-from bide_proofs.torture.server import OOM, Trouble, Wait
+from bide_proofs.torture.server import Common, Trouble, Wait
 from bide_proofs.torture.servers.private import CONNECTIONS, TorturedPair
 
 if TYPE_CHECKING:
@@ -123,7 +123,7 @@ class TorturedPostgres(TorturedPair):
         self.version = f"PostgreSQL {self.primary.value('SHOW server_version')}"
 
     def troubles_of_kind(self) -> Mapping[str, Trouble]:
-        return {**super().troubles_of_kind(), OOM: self._one_killed}
+        return {**super().troubles_of_kind(), Common.OOM: self._one_killed}
 
     def _one_killed(self, chance: random.Random, wait: Wait) -> str:
         """Kill one of its processes, as the kernel does without memory. All others end, and it recovers."""

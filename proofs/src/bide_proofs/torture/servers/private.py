@@ -14,23 +14,10 @@ from bide_proofs.servers.clock import ServerClock
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.process import HOST, ServerMissing
 from bide_proofs.servers.server import Running, ServerProcess, stop_all
-from bide_proofs.torture.server import (
-    CLOCK,
-    CROWDED,
-    DISK,
-    FAILOVER,
-    FARTHEST,
-    KILL,
-    RESTART,
-    STILL,
-    Server,
-    Trouble,
-    Wait,
-    in_thread,
-)
+from bide_proofs.torture.server import FARTHEST, Common, Server, Trouble, Wait, in_thread
 
 KILLED_FOR_MEMORY = "the kernel's killer sends the process SIGKILL, as 'kill -9 of the server' does"
-"""Why servers of one process have no trouble OOM beside KILL."""
+"""Why servers of one process have no trouble OOM beside Common.KILL."""
 CONNECTIONS = 150
 """As many as each server takes that can be crowded."""
 LONGEST_AWAY = 2.0
@@ -77,7 +64,7 @@ class PrivateServer(Server):
         await in_thread(self.run)
         await self.open()
         no_disk = next((node.disk.refused for node in self.nodes if node.disk.refused), "")
-        found = {CLOCK: self._no_clock, DISK: no_disk, **self.lacks}
+        found = {Common.CLOCK: self._no_clock, Common.DISK: no_disk, **self.lacks}
         self.cannot = {name: reason for name, reason in found.items() if reason}
 
     def run(self) -> None:
@@ -108,7 +95,7 @@ class PrivateServer(Server):
             await in_thread(self.end)
 
     def troubles(self) -> Mapping[str, Trouble]:
-        there = {**self.troubles_of_kind(), CLOCK: self._clock_set}
+        there = {**self.troubles_of_kind(), Common.CLOCK: self._clock_set}
         return {name: trouble for name, trouble in there.items() if name not in self.cannot}
 
     def troubles_of_kind(self) -> Mapping[str, Trouble]:
@@ -258,13 +245,13 @@ class TorturedPair(PrivateServer):
             return self.primary
 
         return {
-            KILL: befalls(primary, killed),
+            Common.KILL: befalls(primary, killed),
             f"kill -9 of the {self.follower}": befalls(lambda _: self.standby, killed),
-            RESTART: befalls(primary, restarted),
-            STILL: befalls(primary, stood_still),
-            FAILOVER: self._failover,
-            CROWDED: befalls(primary, crowded),
-            DISK: befalls(primary, disk_full),
+            Common.RESTART: befalls(primary, restarted),
+            Common.STILL: befalls(primary, stood_still),
+            Common.FAILOVER: self._failover,
+            Common.CROWDED: befalls(primary, crowded),
+            Common.DISK: befalls(primary, disk_full),
         }
 
     def _failover(self, chance: random.Random, wait: Wait) -> str:

@@ -9,27 +9,14 @@ from pathlib import Path
 from typing import ClassVar
 
 from bide_proofs.servers.disk import OnDisk
-from bide_proofs.servers.process import HOST, until
-from bide_proofs.servers.redis import RedisServer, ReplicatedRedis
+from bide_proofs.servers.process import HOST
+from bide_proofs.servers.redis import RedisServer
 from bide_proofs.servers.resp import Connection, Refused
-from bide_proofs.torture.server import (
-    CROWDED,
-    DISK,
-    FAILOVER,
-    HAND_OVER,
-    KILL,
-    MEMORY,
-    OOM,
-    RESTART,
-    STILL,
-    Trouble,
-    Wait,
-)
+from bide_proofs.torture.server import Common, Trouble, Wait
 from bide_proofs.torture.servers.private import (
     CONNECTIONS,
     FULL_FOR,
     KILLED_FOR_MEMORY,
-    LONGEST_AWAY,
     PrivateServer,
     befalls,
     crowded,
@@ -46,8 +33,6 @@ DURABILITY = "appendonly yes, appendfsync everysec: what was answered outlives a
 _ROOM = (-200_000, 0, 20_000)
 """Bytes of memory that are left to a server that is full, or will be in a moment; fewer than none, and nothing is taken
 until some of what is there is done."""
-_PAUSE = 120_000
-"""Milliseconds for which nothing may be written to a master at most."""
 
 
 class RedisOnDisk(OnDisk, RedisServer):
@@ -79,7 +64,7 @@ class RedisOnDisk(OnDisk, RedisServer):
         self.forget_history()
 
 
-class _OfRedis(PrivateServer):
+class TorturedOfRedis(PrivateServer):
     """What befalls every deployment of Redis."""
 
     @property
@@ -96,11 +81,11 @@ class _OfRedis(PrivateServer):
             return chance.choice(self.masters)
 
         return {
-            KILL: befalls(master, killed),
-            RESTART: befalls(master, restarted),
-            STILL: befalls(master, stood_still),
-            MEMORY: self._memory_full,
-            DISK: befalls(master, disk_full),
+            Common.KILL: befalls(master, killed),
+            Common.RESTART: befalls(master, restarted),
+            Common.STILL: befalls(master, stood_still),
+            Common.MEMORY: self._memory_full,
+            Common.DISK: befalls(master, disk_full),
         }
 
     def _memory_full(self, chance: random.Random, wait: Wait) -> str:
@@ -116,14 +101,14 @@ class _OfRedis(PrivateServer):
         return f"left {room // 1_000} kB of memory to each of {len(nodes)} servers for {lasts:.1f} s"
 
 
-class TorturedRedis(_OfRedis):
+class TorturedRedis(TorturedOfRedis):
     """Redis, alone."""
 
     name = "redis"
     server: RedisOnDisk
     durability = DURABILITY
     set_up = "one server behind one proxy; maxmemory 1 GB, noeviction"
-    lacks: ClassVar[Mapping[str, str]] = {OOM: KILLED_FOR_MEMORY, FAILOVER: "one server has no replica"}
+    lacks: ClassVar[Mapping[str, str]] = {Common.OOM: KILLED_FOR_MEMORY, Common.FAILOVER: "one server has no replica"}
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -143,74 +128,4 @@ class TorturedRedis(_OfRedis):
         def server(chance: random.Random) -> RedisOnDisk:
             return self.server
 
-        return {**super().troubles_of_kind(), CROWDED: befalls(server, crowded)}
-
-
-class TorturedReplicas(_OfRedis):
-    """Masters with replicas, each behind a proxy; they replicate past it.
-
-    A failover befalls a master whose replicas have all that it has: Redis promises nothing about what they lack.
-    """
-
-    at_once: ClassVar[int]
-    """Milliseconds of silence after which a server is given up while a failover is wanted."""
-    server: ReplicatedRedis
-
-    @property
-    def masters(self) -> Sequence[RedisServer]:
-        return self.server.masters
-
-    def troubles_of_kind(self) -> Mapping[str, Trouble]:
-        def replica(chance: random.Random) -> OnDisk:
-            masters: Sequence[object] = self.masters
-            return chance.choice([node for node in self.nodes if node not in masters])
-
-        return {
-            **super().troubles_of_kind(),
-            "kill -9 of a replica": befalls(replica, killed),
-            FAILOVER: self.failover,
-            HAND_OVER: self.hand_over,
-        }
-
-    def failover(self, chance: random.Random, wait: Wait) -> str:
-        """Kill a master at a moment when its replicas have all that it has."""
-        self.server.await_whole()
-        old, away = chance.choice(self.server.masters), chance.uniform(0, LONGEST_AWAY)
-        try:
-            let_replicas_catch_up(old)
-            old.kill()
-            self.server.give_up_after(self.at_once)
-            new = self.server.await_master(other_than=old)
-            self.prepare_return(old, new)
-            wait(away)
-        finally:
-            if old.running:
-                old.ask("CLIENT", "UNPAUSE")
-            old.mend()
-            self.server.await_whole()  # else one that is just back is still missed
-            self.server.give_up_after(self.server.gives_up_after)
-        return f"killed {old.name}, a master; {new.name} served in its place, and the old one followed it later"
-
-    def prepare_return(self, old: RedisServer, new: RedisServer) -> None:
-        """Let `old`, which is dead, follow `new` from its next start on."""
-
-    def hand_over(self, chance: random.Random, wait: Wait) -> str:
-        """Let a master and its replica change places, both alive; nothing is lost."""
-        raise NotImplementedError
-
-
-def let_replicas_catch_up(master: RedisServer) -> None:
-    """Pause writes until CLIENT UNPAUSE, and wait until all linked replicas have everything.
-
-    Raises ServerFailed when they do not come to have it, or there is none.
-    """
-    master.ask("CLIENT", "PAUSE", _PAUSE, "WRITE")
-
-    def have_it() -> bool:
-        told = master.info("replication")
-        replicas = [rest for name, rest in told.items() if name.startswith("slave") and "offset=" in rest]
-        reached = [dict(part.split("=") for part in rest.split(",")) for rest in replicas]
-        there = [one for one in reached if one["state"] == "online"]
-        return bool(there) and all(one["offset"] == told["master_repl_offset"] for one in there)
-
-    until(have_it, f"the replicas of {master.name} to have what it has")
+        return {**super().troubles_of_kind(), Common.CROWDED: befalls(server, crowded)}
