@@ -2,8 +2,7 @@
 
 A child is `python -m MODULE`. The first line of its standard input is its spec as JSON; an argument could be read by
 everybody on the machine. Each further line is a word to it, and the end of the input tells it to end. It answers by
-lines of JSON on its standard output, the first of which has the word `ready`; what it said outlives a kill. `child` is
-the other side of this.
+lines of JSON on its standard output, the first of which has the word `ready`; what it said outlives a kill.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,6 +25,7 @@ from bide.testing.history.journal import Journal
 from bide_proofs.harness.command import PATIENCE
 from bide_proofs.servers.process import Guard
 
+S = TypeVar("S", bound=msgspec.Struct)
 READY = "ready"
 _RESTART_AFTER = 0.5
 """Seconds after which a child is replaced that ended by itself: it may not be able to live at all."""
@@ -249,3 +249,58 @@ class ProcessGroup:
 def _without_settings() -> dict[str, str]:
     """The environment, without settings that would change what is tried."""
     return {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
+
+
+# --- the child's side
+
+
+class Parent:
+    """The process that has started this one."""
+
+    def __init__(self) -> None:
+        self.over = asyncio.Event()
+        """Set when it tells us to end, or is no more."""
+        self._words: asyncio.Queue[str | None] = asyncio.Queue()
+
+    async def listen(self) -> None:
+        """Read its words until their end."""
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        async for line in reader:
+            self._words.put_nowait(line.decode().strip())
+        self._words.put_nowait(None)
+        self.over.set()
+
+    async def words(self) -> AsyncIterator[str]:
+        """Its words, until it tells us to end."""
+        while (word := await self._words.get()) is not None:
+            yield word
+
+
+def spec_of(kind: type[S]) -> S:
+    """The first line of the standard input; to be read before anything else is."""
+    return msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
+
+
+def run(main: Callable[[Parent], Awaitable[None]]) -> None:
+    """Run `main` until it returns. It has to end soon after `parent.over`."""
+    asyncio.run(_run(main))
+
+
+async def _run(main: Callable[[Parent], Awaitable[None]]) -> None:
+    parent = Parent()
+    listening = asyncio.create_task(parent.listen())
+    try:
+        await main(parent)
+    finally:
+        listening.cancel()
+
+
+def say(**values: object) -> None:
+    """Tell the parent values by words, in one line that outlives this process."""
+    os.write(1, msgspec.json.encode(values) + b"\n")
+
+
+def ready() -> None:
+    """Tell the parent that this process works."""
+    say(**{READY: True})

@@ -13,7 +13,7 @@ from bide.app import Bide
 from bide.core.errors import StoreError
 from bide.core.tasks import Task
 from bide.settings import Settings
-from bide_proofs.harness.child import Parent, ready, run, say, spec_of
+from bide_proofs.harness.processes import Parent, ready, run, say, spec_of
 from bide_proofs.kill_in_transaction.tables import BEGUN, COMMITTED, EFFECT, PLACED, ROLLED_BACK, Tables
 
 TOPIC = "orders.close"

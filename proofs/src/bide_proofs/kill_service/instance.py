@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 from bide.core.instants import Millis
 from bide.service import serving
-from bide_proofs.harness.child import Parent, ready
+from bide_proofs.harness.processes import Parent, ready
 from bide_proofs.servers.process import HOST
 from bide_proofs.torture.child import Actor, main
 
