@@ -25,9 +25,8 @@ class Figures:
         self.scheduled = self.deliveries = self.again = 0
         """`again`: deliveries after a lease that had ended without an outcome."""
         self.lateness: list[float] = []
-        """Milliseconds from the wake to the first line of the handler, by the store's clock."""
-        self.lateness_again: list[float] = []
-        """The same of deliveries that follow a lost lease, from the wake of the first."""
+        """Milliseconds from the wake to the first line of the handler, by the store's clock; without those deliveries
+        that follow a lost lease."""
         self.moments: list[int] = []
         """When deliveries began."""
         self.failed: list[ev.Failed] = []
@@ -78,8 +77,8 @@ class Figures:
         elif isinstance(event, ev.Began):
             self.deliveries += 1
             self.moments.append(event.at)
-            again = (event.topic, event.key, event.token) in self._after_loss
-            (self.lateness_again if again else self.lateness).append(event.clock - event.planned_at)
+            if (event.topic, event.key, event.token) not in self._after_loss:
+                self.lateness.append(event.clock - event.planned_at)
 
     def _failed(self, event: ev.Failed) -> None:
         asked = self._asked.pop(event.call, None)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from itertools import count
 from pathlib import Path
@@ -52,20 +52,90 @@ def add_options(parser: argparse.ArgumentParser, *, seconds: float, rate: float)
     parser.set_defaults(clients=2, without=[], only=[], worker=CHILD, spare=0)
 
 
-async def tortured(server: Server, plan: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
+async def tortured(server: Server, given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
     """Run it in `folder`, as the options of `add_options` say; the report, and what was wrong.
 
     Raises what the server, or a fault, failed with.
     """
-    clock, log = SharedClock(folder / "clock"), Log(folder / "frame.jsonl")
-    journal = Journal(log.say, time_ns=time.monotonic_ns, clock=clock.now)
-    faults = FaultLog(journal)
     async with AsyncExitStack() as entered:
-        entered.callback(log.close)
-        entered.callback(clock.close)
-        entered.push_async_callback(server.stop)
+        return await _Run(server, given, folder, entered).go()
+
+
+class _Run:
+    """A server and its clients and workers, with what was done to them."""
+
+    def __init__(self, server: Server, given: argparse.Namespace, folder: Path, entered: AsyncExitStack) -> None:
+        self._server = server
+        self._given = given
+        self._folder = folder
+        self._entered = entered
+        self._clock = SharedClock(folder / "clock")
+        log = Log(folder / "frame.jsonl")
+        self._journal = Journal(log.say, time_ns=time.monotonic_ns, clock=self._clock.now)
+        self._faults = FaultLog(self._journal)
+        self._group = ProcessGroup(folder, self._spec_of, journal=self._journal)
+        self._numbers = count()
+        """Of the processes."""
+        self._wrong_clock: ServerClock | None = None
+        """That of every second process."""
+        self._why_not: Mapping[str, str] = {}
+        """Faults that cannot be caused, beside the server's own."""
+        for end in (log.close, self._clock.close):
+            entered.callback(end)
+
+    async def go(self) -> tuple[dict[str, Any], WrongByKind]:
+        """The report, and what was wrong."""
+        server, given, group, faults = self._server, self._given, self._group, self._faults
+        self._entered.push_async_callback(server.stop)
+        await self._prepare()
+        self._entered.push_async_callback(group.abandon)
+        lasted, asked, drained_in = await self._suffer()
+        await self._look(drained=drained_in is not None)
+        about, errors = server.about(), group.errors()
+        figures, checked, aside, wrong = judged(self._folder, server.name, faults.spans)
+        workers_alone = server.worker_url is None and set(faults.counts) <= {f"{KILL} {WORKER}"}
+        wrong["call failed"] = list(figures.failed) if workers_alone else []
+        wrong["process ended"] = list(group.wrong)
+        wrong["error logged"] = list(errors)
+        wrong["not drained"] = [] if drained_in is not None else [f"something was live after {PATIENCE:g} s of peace"]
+        report = {
+            "store": server.name,
+            "about": about,
+            "seconds": round(lasted, 1),
+            "seed": given.seed,
+            "processes": {"clients": given.clients, "workers": given.workers, "started": group.started},
+            "lease_seconds": LEASE,
+            "rate": round(figures.scheduled / asked, 1),
+            "load": figures.load(),
+            "faults": dict(sorted(faults.counts.items())),
+            "cannot": {
+                **server.cannot,
+                **self._why_not,
+                **dict.fromkeys(given.without, "left out, as it was asked for"),
+            },
+            "drained_seconds": None if drained_in is None else round(drained_in, 1),
+            "delivered_again": figures.again,
+            "wrong": counts_of(wrong),
+            "checked": checked.summary(),
+            "leases_undone_by_crashes": len(aside),
+            "lateness_ms": percentiles(figures.lateness),
+            "recovery_seconds": figures.recovery(faults.spans),
+        }
+        return report, wrong
+
+    async def _prepare(self) -> None:
+        """Start the server, see that its store is empty, and let the clock and the history begin."""
+        server, journal, clock = self._server, self._journal, self._clock
         await server.start()
-        wrong_clock, why_not = _wrong_clock(server, folder)
+        if self._is_file:
+            why = "the clock of each process is the store's: it is set for all of them, or for none"
+            self._why_not = {CLOCKS: why}
+        else:
+            try:
+                self._wrong_clock = ServerClock()
+                (self._folder / _WRONG).mkdir()
+            except ServerMissing:
+                self._why_not = {CLOCKS: "libfaketime is not installed"}
         clock.set(server.ahead)
         async with app_on(server.direct) as app:
             await refuse_unless_empty(app, TOPICS)
@@ -73,100 +143,71 @@ async def tortured(server: Server, plan: argparse.Namespace, folder: Path) -> tu
         def jumped(before: Millis) -> None:
             journal.say(Fault(time.monotonic_ns(), "the store's clock was set", before))
 
-        following = asyncio.create_task(clock.follow(lambda: server.ahead, jumped))
-        entered.callback(following.cancel)
+        self._entered.callback(asyncio.create_task(clock.follow(lambda: server.ahead, jumped)).cancel)
         slack, cap = SLACK + round(2 * server.farthest * 1000), round(CAP * 1000)
         journal.say(Header(server.name, slack, cap, LOSSES, time.monotonic_ns(), gives_back=server.gives_back))
-        group = ProcessGroup(folder, _specs(server, plan, folder, wrong_clock), journal=journal)
-        entered.push_async_callback(group.abandon)
-        lasted, asked, drained_in = await _run(server, plan, folder, group, faults, wrong_clock)
-        await _look(server, journal, drained=drained_in is not None)
-        about, errors = server.about(), group.errors()
-    figures, checked, aside, wrong = judged(folder, server.name, faults.spans)
-    workers_alone = server.worker_url is None and set(faults.counts) <= {f"{KILL} {WORKER}"}
-    wrong["call failed"] = list(figures.failed) if workers_alone else []
-    wrong["process ended"] = list(group.wrong)
-    wrong["error logged"] = list(errors)
-    wrong["not drained"] = [] if drained_in is not None else [f"something was live after {PATIENCE:g} s of peace"]
-    report = {
-        "store": server.name,
-        "about": about,
-        "seconds": round(lasted, 1),
-        "seed": plan.seed,
-        "processes": {"clients": plan.clients, "workers": plan.workers, "started": group.started},
-        "lease_seconds": LEASE,
-        "rate": round(figures.scheduled / asked, 1),
-        "load": figures.load(),
-        "faults": dict(sorted(faults.counts.items())),
-        "cannot": {**server.cannot, **why_not, **dict.fromkeys(plan.without, "left out, as it was asked for")},
-        "drained_seconds": None if drained_in is None else round(drained_in, 1),
-        "delivered_again": figures.again,
-        "wrong": counts_of(wrong),
-        "checked": checked.summary(),
-        "leases_undone_by_crashes": len(aside),
-        "lateness_ms": percentiles(figures.lateness),
-        "lateness_ms_after_lost_leases": percentiles(figures.lateness_again),
-        "recovery_seconds": figures.recovery(faults.spans),
-    }
-    return report, wrong
 
+    async def _suffer(self) -> tuple[float, float, float | None]:
+        """Start the processes, cause faults, and let all of it come to an end.
 
-async def _run(
-    server: Server,
-    plan: argparse.Namespace,
-    folder: Path,
-    group: ProcessGroup,
-    log: FaultLog,
-    wrong_clock: ServerClock | None,
-) -> tuple[float, float, float | None]:
-    """Start the processes, cause faults, and let all of it come to an end.
+        Returns the seconds for which faults went on, those for which clients asked, and those until nothing was live
+        any more; None: something still was. The journals tell the rest.
+        """
+        given, group = self._given, self._group
+        faults = Faults(self._server, group, self._faults, given, self._wrong_clock)
+        await group.start(WORKER, given.workers)
+        await group.start(CLIENT, given.clients)
+        began = time.monotonic()
+        faults.start()
+        try:
+            await faults.go_on(given.seconds)
+        finally:
+            await faults.stop()
+        mended = time.monotonic()
+        # in peace: on a machine that is busy enough a worker may be killed before it has begun, each time
+        while _deliveries(self._folder) < given.least and time.monotonic() < mended + PATIENCE:  # noqa: ASYNC110 - files tell
+            await asyncio.sleep(LOOK)
+        asked = time.monotonic() - began
+        await group.end(CLIENT)
+        seconds = await drained(lambda: app_on(self._server.direct))
+        await group.end(WORKER)
+        return mended - began, asked, seconds
 
-    Returns the seconds for which faults went on, those for which clients asked, and those until nothing was live any
-    more; None: something still was. The journals tell the rest.
-    """
-    faults = Faults(server, group, log, plan, wrong_clock)
-    await group.start(WORKER, plan.workers)
-    await group.start(CLIENT, plan.clients)
-    began = time.monotonic()
-    faults.start()
-    try:
-        await faults.go_on(plan.seconds)
-    finally:
-        await faults.stop()
-    mended = time.monotonic()
-    # in peace: on a machine that is busy enough a worker may be killed before it has begun, each time
-    while _deliveries(folder) < plan.least and time.monotonic() < mended + PATIENCE:  # noqa: ASYNC110 - files tell
-        await asyncio.sleep(LOOK)
-    asked = time.monotonic() - began
-    await group.end(CLIENT)
-    seconds = await drained(lambda: app_on(server.direct))
-    await group.end(WORKER)
-    return mended - began, asked, seconds
-
-
-def _specs(
-    server: Server, plan: argparse.Namespace, folder: Path, wrong_clock: ServerClock | None
-) -> Callable[[str, int, str], ChildSpec]:
-    """The spec of each process: the ways to the store in turn, and a wrong clock for every second one."""
-    numbers = count()
-
-    def spec_of(kind: str, slot: int, name: str) -> ChildSpec:
-        number = next(numbers)
+    def _spec_of(self, kind: str, slot: int, name: str) -> ChildSpec:
+        """The spec of a process: the ways to the store in turn, and a wrong clock for every second one."""
+        server, given, folder, number = self._server, self._given, self._folder, next(self._numbers)
         url = server.urls[number % len(server.urls)]
         if kind == WORKER and server.worker_url is not None:
             url = server.worker_url
         spec = Spec(
             url=url, name=name, journal=str(folder / f"{name}.jsonl"),
-            clock=str(folder / "clock"), first_call=(number + 1) * _CALLS, seed=f"{plan.seed}/{name}",
-            rate=plan.rate / plan.clients if kind == CLIENT else 0.0, farthest=plan.farthest,
-            shares_clock=_is_file(server),
+            clock=str(folder / "clock"), first_call=(number + 1) * _CALLS, seed=f"{given.seed}/{name}",
+            rate=given.rate / given.clients if kind == CLIENT else 0.0, farthest=given.farthest,
+            shares_clock=self._is_file,
         )  # fmt: skip
         # every second one, so that those with a wrong clock and those with a right one meet in every store
-        wrong = wrong_clock.environment(folder / _WRONG) if wrong_clock is not None and slot % 2 else {}
-        module = CHILD if kind == CLIENT else plan.worker
+        wrong_clock = self._wrong_clock if slot % 2 else None
+        wrong = {} if wrong_clock is None else wrong_clock.environment(folder / _WRONG)
+        module = CHILD if kind == CLIENT else given.worker
         return ChildSpec(module=module, spec=spec, environment={**server.environment, **wrong})
 
-    return spec_of
+    @property
+    def _is_file(self) -> bool:
+        """True if the store's clock is that of its callers."""
+        return urlsplit(self._server.direct).scheme == "sqlite"
+
+    async def _look(self, *, drained: bool) -> None:
+        """Tell what is left once what is kept for a while has been kept for so long, and purged."""
+        journal = self._journal
+        async with app_on(self._server.direct) as app:
+            kept = time.monotonic() + KEPT + 1
+            while time.monotonic() < kept and [task async for task in app.find()]:
+                await asyncio.sleep(LOOK)
+                while await app.store.purge(now=app.clock.now(), limit=1_000):
+                    pass
+            async for task in app.find():
+                journal.say(Left(time.monotonic_ns(), journal.clock(), task.topic, task.key, seen(task.record)))
+            journal.say(End(time.monotonic_ns(), journal.clock(), drained))
 
 
 def _deliveries(folder: Path) -> int:
@@ -191,33 +232,3 @@ def judged(
         if violation not in aside:
             wrong.setdefault(violation.promise, []).append(violation)
     return figures, checked, aside, wrong
-
-
-def _wrong_clock(server: Server, folder: Path) -> tuple[ServerClock | None, Mapping[str, str]]:
-    """The wrong clock of every second process, or why there is none."""
-    if _is_file(server):
-        return None, {CLOCKS: "the clock of each process is the store's: it is set for all of them, or for none"}
-    try:
-        wrong_clock = ServerClock()
-    except ServerMissing:
-        return None, {CLOCKS: "libfaketime is not installed"}
-    (folder / _WRONG).mkdir()
-    return wrong_clock, {}
-
-
-def _is_file(server: Server) -> bool:
-    """True if its clock is that of its callers."""
-    return urlsplit(server.direct).scheme == "sqlite"
-
-
-async def _look(server: Server, journal: Journal, *, drained: bool) -> None:
-    """Tell what is left once what is kept for a while has been kept for so long, and purged."""
-    async with app_on(server.direct) as app:
-        kept = time.monotonic() + KEPT + 1
-        while time.monotonic() < kept and [task async for task in app.find()]:
-            await asyncio.sleep(LOOK)
-            while await app.store.purge(now=app.clock.now(), limit=1_000):
-                pass
-        async for task in app.find():
-            journal.say(Left(time.monotonic_ns(), journal.clock(), task.topic, task.key, seen(task.record)))
-        journal.say(End(time.monotonic_ns(), journal.clock(), drained))
