@@ -6,7 +6,7 @@ import sys
 
 import msgspec
 
-from bide_proofs.harness.child import Parent, ready, run, say, spec_of
+from bide_proofs.harness.processes import Parent, ready, run, say, spec_of
 
 
 class Spec(msgspec.Struct, frozen=True):

@@ -7,13 +7,12 @@ from typing import Any
 import pytest
 
 from bide import BadInput
-from bide_proofs.kill_in_transaction.databases import database_of
-from bide_proofs.kill_in_transaction.judge import COMMITTED, KINDS, ROLLED_BACK, judge
+from bide_proofs.kill_in_transaction.tables import COMMITTED, KINDS, ROLLED_BACK, Tables, judge
 
 
 def test_where_there_is_no_common_database_it_says_so() -> None:
     with pytest.raises(BadInput, match="postgresql:"):
-        database_of("redis://localhost:6379/0", "orders")
+        Tables("redis://localhost:6379/0", "orders")
 
 
 GOOD: dict[str, Any] = {

@@ -54,7 +54,7 @@ def tried(name: str, run: Run, *, results: Path | None = None, keep: Path | None
     """
     with tempfile.TemporaryDirectory(prefix=f"bide-{name}-") as folder:
         try:
-            report, wrong = asyncio.run(_until_terminated(run(Path(folder))))
+            report, wrong = asyncio.run(_until_terminated(run, Path(folder)))
         except (BideError, ServerFailed, ServerMissing) as error:
             sys.stderr.write(f"{error}\n")
             return 2
@@ -78,13 +78,11 @@ def tell(report: Mapping[str, Any], wrong: WrongByKind, results: Path | None = N
     return 1 if any(wrong.values()) else 0
 
 
-async def _until_terminated(
-    running: Coroutine[Any, Any, tuple[dict[str, Any], WrongByKind]],
-) -> tuple[dict[str, Any], WrongByKind]:
+async def _until_terminated(run: Run, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
     task = asyncio.current_task()
     assert task is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await running
+    return await run(folder)
 
 
 def _keep(folder: Path, goal: Path, wrong: WrongByKind) -> None:

@@ -2,8 +2,7 @@
 
 A child is `python -m MODULE`. The first line of its standard input is its spec as JSON; an argument could be read by
 everybody on the machine. Each further line is a word to it, and the end of the input tells it to end. It answers by
-lines of JSON on its standard output, the first of which has the word `ready`; what it said outlives a kill. `child` is
-the other side of this.
+lines of JSON on its standard output, the first of which has the word `ready`; what it said outlives a kill.
 """
 
 from __future__ import annotations
@@ -14,10 +13,10 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -26,6 +25,7 @@ from bide.testing.history.journal import Journal
 from bide_proofs.harness.command import PATIENCE
 from bide_proofs.servers.process import Guard
 
+S = TypeVar("S", bound=msgspec.Struct)
 READY = "ready"
 _RESTART_AFTER = 0.5
 """Seconds after which a child is replaced that ended by itself: it may not be able to live at all."""
@@ -64,7 +64,9 @@ class Child:
         """Whether its end is somebody's doing."""
         self.over: asyncio.Task[None]
         """Ends when it has ended and all that it said was read."""
-        self._asked: dict[str, asyncio.Future[Any]] = {}
+        self._changed = asyncio.Event()
+        """Set when it has said something, or has ended."""
+        self._ended = False
 
     @property
     def code(self) -> int | None:
@@ -78,25 +80,27 @@ class Child:
 
     async def ask(self, word: str) -> Any:
         """Tell it `word`, and return what it says to that. Raises ChildFailed."""
-        answer = self.next(word)
+        self.said.pop(word, None)
         self.tell(word)
-        return await self.hear(word, answer)
+        return await self.hear(word)
 
     def tell(self, line: str) -> None:
         """A line on its standard input."""
         assert self.process.stdin is not None
         self.process.stdin.write(line.encode() + b"\n")
 
-    def next(self, word: str) -> asyncio.Future[Any]:
-        """The next value of `word`; an exception if it ends before."""
-        return self._asked.setdefault(word, asyncio.get_running_loop().create_future())
-
-    async def hear(self, word: str, answer: asyncio.Future[Any]) -> Any:
-        """Wait for an answer. Raises ChildFailed."""
+    async def hear(self, word: str) -> Any:
+        """Wait until it has said `word`; the value. Raises ChildFailed."""
         try:
-            return await asyncio.wait_for(asyncio.shield(answer), PATIENCE)
+            async with asyncio.timeout(PATIENCE):
+                while word not in self.said:
+                    if self._ended:
+                        raise ChildFailed(f"{self.name} ended with {self.code} before it said {word!r}")
+                    self._changed.clear()
+                    await self._changed.wait()
         except TimeoutError:
             raise ChildFailed(f"{self.name} did not say {word!r} within {PATIENCE:g} s") from None
+        return self.said[word]
 
     async def listen(self, heard: Callable[[Child, dict[str, Any]], None] | None) -> None:
         """Read what it says until its end."""
@@ -106,14 +110,12 @@ class Child:
                 break  # a kill cut it off
             said = msgspec.json.decode(line, type=dict[str, Any])
             self.said |= said
-            for word in said.keys() & self._asked.keys():
-                self._asked.pop(word).set_result(said[word])
+            self._changed.set()
             if heard is not None:
                 heard(self, said)
         await self.process.wait()
-        for word, answer in self._asked.items():
-            answer.set_exception(ChildFailed(f"{self.name} ended with {self.code} before it said {word!r}"))
-            answer.exception()  # nobody may be waiting
+        self._ended = True
+        self._changed.set()
 
     def send(self, number: signal.Signals) -> None:
         """A signal, if it still runs."""
@@ -155,10 +157,10 @@ class ProcessGroup:
 
     async def start(self, kind: str, count: int) -> None:
         """Start so many of a kind, and wait until all of them are ready. Raises ChildFailed."""
-        ready = [(child, child.next(READY)) for child in [await self._one(kind, slot) for slot in range(count)]]
+        started = [await self._one(kind, slot) for slot in range(count)]
         try:
-            for child, answer in ready:
-                await child.hear(READY, answer)
+            for child in started:
+                await child.hear(READY)
         except ChildFailed as failed:
             raise ChildFailed("\n".join([str(failed), *self.errors()])) from None
 
@@ -247,3 +249,58 @@ class ProcessGroup:
 def _without_settings() -> dict[str, str]:
     """The environment, without settings that would change what is tried."""
     return {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
+
+
+# --- the child's side
+
+
+class Parent:
+    """The process that has started this one."""
+
+    def __init__(self) -> None:
+        self.over = asyncio.Event()
+        """Set when it tells us to end, or is no more."""
+        self._words: asyncio.Queue[str | None] = asyncio.Queue()
+
+    async def listen(self) -> None:
+        """Read its words until their end."""
+        reader = asyncio.StreamReader()
+        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
+        async for line in reader:
+            self._words.put_nowait(line.decode().strip())
+        self._words.put_nowait(None)
+        self.over.set()
+
+    async def words(self) -> AsyncIterator[str]:
+        """Its words, until it tells us to end."""
+        while (word := await self._words.get()) is not None:
+            yield word
+
+
+def spec_of(kind: type[S]) -> S:
+    """The first line of the standard input; to be read before anything else is."""
+    return msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
+
+
+def run(main: Callable[[Parent], Awaitable[None]]) -> None:
+    """Run `main` until it returns. It has to end soon after `parent.over`."""
+    asyncio.run(_run(main))
+
+
+async def _run(main: Callable[[Parent], Awaitable[None]]) -> None:
+    parent = Parent()
+    listening = asyncio.create_task(parent.listen())
+    try:
+        await main(parent)
+    finally:
+        listening.cancel()
+
+
+def say(**values: object) -> None:
+    """Tell the parent values by words, in one line that outlives this process."""
+    os.write(1, msgspec.json.encode(values) + b"\n")
+
+
+def ready() -> None:
+    """Tell the parent that this process works."""
+    say(**{READY: True})

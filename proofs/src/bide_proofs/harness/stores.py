@@ -12,11 +12,21 @@ from bide.app import Bide
 from bide.cli.bench.redis_server import redis_server
 from bide.core.errors import StoreError, StoreMismatch
 from bide.core.records import State
+from bide.ports import HasSchema
+from bide.settings import Settings
+from bide.wiring import store_maker
 from bide_proofs.harness.command import PATIENCE
 
 LOOK = 0.25
 """Seconds from one look at a store to the next."""
 _REDIS = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+
+
+async def migrated(url: str) -> None:
+    """Make the tables of a store that has some, where they are missing or old."""
+    store = store_maker(url, Settings())()
+    if isinstance(store, HasSchema) and await store.plan():
+        await store.migrate()
 
 
 async def refuse_unless_empty(app: Bide, topics: Collection[str]) -> None:

@@ -13,49 +13,42 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bide.ports import HasSchema
-from bide.settings import Settings
-from bide.wiring import store_maker, without_secrets
+from bide.wiring import without_secrets
 from bide_proofs.harness.command import WrongByKind, add_seed, counts_of, parser_of, tried
 from bide_proofs.harness.processes import READY, Child, ChildSpec, ProcessGroup
-from bide_proofs.harness.stores import drained, refuse_unless_empty
+from bide_proofs.harness.stores import drained, migrated, refuse_unless_empty
 from bide_proofs.kill_in_transaction.child import TOPIC, Spec, app_on
-from bide_proofs.kill_in_transaction.databases import EFFECT, PLACED, database_of
-from bide_proofs.kill_in_transaction.judge import judge
+from bide_proofs.kill_in_transaction.tables import EFFECT, PLACED, Tables, judge
 
 CLIENT, WORKER = "client", "worker"
 
 
 async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
     """One run; the report, and what was wrong."""
-    store = store_maker(given.url, Settings())()
-    if isinstance(store, HasSchema):
-        await store.migrate()
     name = f"orders_{secrets.token_hex(4)}"
-    database = database_of(given.url, name)
-    await database.make()
+    tables = Tables(given.url, name)
+    await migrated(given.url)
+    await tables.make()
     try:
         async with app_on(given.url) as app:
             await refuse_unless_empty(app, [TOPIC])
         kills = Kills(given, name, folder)
-        placed, took = await kills.run()
+        try:
+            placed, took = await kills.run()
+        finally:
+            await kills.group.abandon()
         async with app_on(given.url) as app:
             left = [task.key async for task in app.find(topic=TOPIC)]
-        orders, effects = await database.numbers(PLACED), await database.numbers(EFFECT)
+        orders, effects = await tables.numbers(PLACED), await tables.numbers(EFFECT)
     finally:
         with suppress(Exception):
-            await database.drop()
+            await tables.drop()
     wrong = judge(kills.said, orders, effects, left, kills.group.wrong)
     report = {
-        "store": without_secrets(given.url),
-        "seed": given.seed,
-        "orders": given.orders,
-        "committed": len(orders),
-        "effects": len(effects),
-        "killed": kills.killed,
-        "seconds": {"placing": round(placed, 1), "all": round(took, 1)},
-        "wrong": counts_of(wrong),
-    }
+        "store": without_secrets(given.url), "seed": given.seed, "orders": given.orders, "committed": len(orders),
+        "effects": len(effects), "killed": kills.killed,
+        "seconds": {"placing": round(placed, 1), "all": round(took, 1)}, "wrong": counts_of(wrong),
+    }  # fmt: skip
     return report, wrong
 
 
@@ -86,24 +79,21 @@ class Kills:
     async def run(self) -> tuple[float, float]:
         """Until nothing waits any more; seconds until all was placed, and until then."""
         given, group, began = self._given, self.group, time.monotonic()
-        try:
-            await group.start(WORKER, given.workers)
-            await group.start(CLIENT, given.clients)
-            while clients := group.of(CLIENT):
-                every = given.every * self._chance.uniform(0.5, 1.5)
-                await asyncio.wait([client.over for client in clients], timeout=every)
-                await self._kill(self._chance.choice((CLIENT, WORKER)))
-            placed = time.monotonic() - began
-            draining = asyncio.create_task(drained(lambda: app_on(given.url), TOPIC))
-            # also while nothing but timers is left, and once where all was placed before anybody's turn came
-            for _ in range(2):
-                await self._kill(WORKER)
-                await asyncio.wait([draining], timeout=given.every)
-            await draining
-            await group.end(WORKER)
-            return placed, time.monotonic() - began
-        finally:
-            await group.abandon()
+        await group.start(WORKER, given.workers)
+        await group.start(CLIENT, given.clients)
+        while clients := group.of(CLIENT):
+            every = given.every * self._chance.uniform(0.5, 1.5)
+            await asyncio.wait([client.over for client in clients], timeout=every)
+            await self._kill(self._chance.choice((CLIENT, WORKER)))
+        placed = time.monotonic() - began
+        draining = asyncio.create_task(drained(lambda: app_on(given.url), TOPIC))
+        # also while nothing but timers is left, and once where all was placed before anybody's turn came
+        for _ in range(2):
+            await self._kill(WORKER)
+            await asyncio.wait([draining], timeout=given.every)
+        await draining
+        await group.end(WORKER)
+        return placed, time.monotonic() - began
 
     async def _kill(self, kind: str) -> None:
         """One of those who work already, so that all get on."""

@@ -13,9 +13,8 @@ from bide.app import Bide
 from bide.core.errors import StoreError
 from bide.core.tasks import Task
 from bide.settings import Settings
-from bide_proofs.harness.child import Parent, ready, run, say, spec_of
-from bide_proofs.kill_in_transaction.databases import EFFECT, PLACED, database_of
-from bide_proofs.kill_in_transaction.judge import BEGUN, COMMITTED, ROLLED_BACK
+from bide_proofs.harness.processes import Parent, ready, run, say, spec_of
+from bide_proofs.kill_in_transaction.tables import BEGUN, COMMITTED, EFFECT, PLACED, ROLLED_BACK, Tables
 
 TOPIC = "orders.close"
 LEASE = 2.0
@@ -42,12 +41,12 @@ def app_on(url: str) -> Bide:
 
 
 async def _work(spec: Spec, parent: Parent) -> None:
-    app, database = app_on(spec.url), database_of(spec.url, spec.tables)
+    app, tables = app_on(spec.url), Tables(spec.url, spec.tables)
 
     @app.handler(TOPIC)
     async def close(task: Task[Any]) -> None:
         async with task.transaction() as connection:
-            await database.write(connection, EFFECT, int(task.key))
+            await tables.write(connection, EFFECT, int(task.key))
 
     async with app, app.worker():
         ready()
@@ -55,27 +54,28 @@ async def _work(spec: Spec, parent: Parent) -> None:
 
 
 async def _place(spec: Spec, parent: Parent) -> None:
-    database, chance, left = database_of(spec.url, spec.tables), random.Random(), iter(spec.orders or ())
+    tables, chance, left = Tables(spec.url, spec.tables), random.Random(), iter(spec.orders or ())
+    execute, begins = tables.driver.execute, tables.driver.begins
 
     async def place(connection: Any) -> None:
         for number in left:
             say(order=(number, BEGUN))
-            await database.execute(connection, database.begins)
+            await execute(connection, begins)
             try:
-                await database.write(connection, PLACED, number)
+                await tables.write(connection, PLACED, number)
                 delay = timedelta(seconds=chance.uniform(0, _LONGEST_DELAY))
                 await app.using(connection).schedule(TOPIC, key=f"{number}", group=f"order-{number}", delay=delay)
             except StoreError:  # on SQLite others may write for long
-                await database.execute(connection, "ROLLBACK")
+                await execute(connection, "ROLLBACK")
                 say(order=(number, ROLLED_BACK))
                 continue
             commits = chance.random() < 0.5
-            await database.execute(connection, "COMMIT" if commits else "ROLLBACK")
+            await execute(connection, "COMMIT" if commits else "ROLLBACK")
             say(order=(number, COMMITTED if commits else ROLLED_BACK))
 
     async with app_on(spec.url) as app:
         ready()
-        await asyncio.gather(*[place(await database.connect()) for _ in range(_SIDE_BY_SIDE)])
+        await asyncio.gather(*[place(await tables.connect()) for _ in range(_SIDE_BY_SIDE)])
 
 
 if __name__ == "__main__":

@@ -10,20 +10,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-import msgspec
-
-from bide.ports import HasSchema
-from bide.settings import Settings
 from bide.testing.history.journal import read_all
-from bide.wiring import store_maker, without_secrets
+from bide.wiring import without_secrets
 from bide_proofs.harness.command import WrongByKind, counts_of, not_in_memory, parser_of, tried
-from bide_proofs.harness.stores import own_namespace
-from bide_proofs.kill_service.instance import GIVEN, Given
+from bide_proofs.harness.stores import migrated, own_namespace
+from bide_proofs.kill_service.instance import CONFIG, PORTS
 from bide_proofs.kill_service.judge import judge
 from bide_proofs.kill_service.receiver import Receiver
 from bide_proofs.servers.process import HOST, free_port
 from bide_proofs.torture.faults import KILL, WORKER
-from bide_proofs.torture.run import add_options, journals, plan_of, tortured
+from bide_proofs.torture.run import add_options, journals, tortured
 from bide_proofs.torture.server import Server
 from bide_proofs.torture.topics import TOPICS
 
@@ -49,15 +45,13 @@ class Services(Server):
         self._receiver = receiver
         self._folder = folder
         self._config = folder / "serve.toml"
-        self.environment = {GIVEN: msgspec.json.encode(Given(ports, str(self._config))).decode()}
+        self.environment = {PORTS: " ".join(map(str, ports)), CONFIG: str(self._config)}
         self._entered = AsyncExitStack()
 
     async def start(self) -> None:
         self.direct = self.worker_url = self._entered.enter_context(own_namespace(self.direct))
         await self._entered.enter_async_context(self._receiver)
-        store = store_maker(self.direct, Settings())()
-        if isinstance(store, HasSchema) and await store.plan():
-            await store.migrate()
+        await migrated(self.direct)
         place, secrets = f"{HOST}:{self._receiver.port}", self._folder / "secrets"
         secrets.write_text(self._receiver.secret + "\n", encoding="ascii")
         topics = [_TOPIC.format(topic=topic, place=place, secrets=secrets) for topic in TOPICS]
@@ -74,10 +68,7 @@ class Services(Server):
 async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
     """One run on the store that is given; the report, and what was wrong."""
     receiver = Receiver(given.seed)
-    plan = plan_of(
-        given, workers=COUNT, only=[f"{KILL} {WORKER}"], worker="bide_proofs.kill_service.instance", spare=1
-    )  # fmt: skip
-    report, checked = await tortured(Services(given.url, receiver, folder), plan, folder)
+    report, checked = await tortured(Services(given.url, receiver, folder), given, folder)
     wrong = {**checked, **judge(receiver.arrived, read_all(journals(folder)))}
     wrong["bad_delivery"] = receiver.bad
     effects = Counter(one.effect for one in receiver.arrived)
@@ -93,6 +84,9 @@ def main() -> int:
     parser = parser_of("kill_service", __doc__)
     parser.add_argument("url", help="a store that several processes can share, on this machine")
     add_options(parser, seconds=120, rate=200)
+    parser.set_defaults(
+        workers=COUNT, only=[f"{KILL} {WORKER}"], worker="bide_proofs.kill_service.instance", spare=1
+    )  # fmt: skip
     given = parser.parse_args()
     not_in_memory(parser, given.url)
     return tried("kill_service", lambda folder: run(given, folder))

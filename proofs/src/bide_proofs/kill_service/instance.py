@@ -6,37 +6,26 @@ import asyncio
 import os
 from collections.abc import Callable
 
-import msgspec
-
 from bide.core.instants import Millis
 from bide.service import serving
-from bide_proofs.harness.child import Parent, ready
+from bide_proofs.harness.processes import Parent, ready
 from bide_proofs.servers.process import HOST
 from bide_proofs.torture.child import Actor, main
 
-GIVEN = "KILL_SERVICE"
-"""The variable of the environment that holds `Given`, as JSON."""
+PORTS, CONFIG = "KILL_SERVICE_PORTS", "KILL_SERVICE_CONFIG"
+"""Variables of the environment: the ports of all instances, by slot, and the file with their settings."""
 _LOOK = 0.02
-
-
-class Given(msgspec.Struct, frozen=True):
-    """The settings of all instances."""
-
-    ports: list[int]
-    """By slot."""
-    config: str
 
 
 async def _serve(actor: Actor, parent: Parent) -> None:
     """Serve until the parent tells us to end; it is told once we can be called."""
-    given = msgspec.json.decode(os.environ[GIVEN], type=Given)
-    port = given.ports[int(actor.spec.name.partition("-")[2].partition(".")[0])]
+    port = int(os.environ[PORTS].split()[int(actor.spec.name.partition("-")[2].partition(".")[0])])
     drains: list[Callable[[str], object]] = []
 
     def begin(drain: Callable[[str], object], _: Millis) -> None:
         drains.append(drain)
 
-    config = serving.config_of(given.config, (), ())
+    config = serving.config_of(os.environ[CONFIG], (), ())
     instance = asyncio.create_task(
         serving.serve(actor.app, config, host=HOST, port=port, insecure=False, shown_store="", begin=begin)
     )

@@ -8,7 +8,6 @@ import random
 import secrets
 import time
 from collections import Counter
-from types import TracebackType
 from typing import Self
 
 import msgspec
@@ -49,9 +48,7 @@ class Receiver:
         self.port = self._runner.addresses[0][1]
         return self
 
-    async def __aexit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         await self._runner.cleanup()
 
     async def _receive(self, request: web.BaseRequest) -> web.StreamResponse:

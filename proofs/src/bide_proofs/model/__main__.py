@@ -6,8 +6,7 @@ import argparse
 import json
 import resource
 import sys
-from collections.abc import Iterable, Iterator
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator, Mapping
 
 from bide_proofs.model import INVARIANTS, MORE_VERBS, Bounds, Explorer, Found, Rules
 
@@ -30,18 +29,11 @@ _NEEDS = {
 """The defects that show in nothing smaller than this."""
 
 
-class Defect(NamedTuple):
-    """A model without one of its mechanisms, and what was found."""
-
-    rule: str
-    found: Found
-
-
-def defects(rules: Iterable[str] = Rules._fields) -> Iterator[Defect]:
-    """The model without each of its mechanisms in turn."""
+def defects(rules: Iterable[str] = Rules._fields) -> Iterator[tuple[str, Found]]:
+    """The model without each of its mechanisms in turn, and what was found."""
     for rule in rules:
         right = Rules._field_defaults[rule]
-        yield Defect(rule, Explorer(Rules(**{rule: not right}), _NEEDS.get(rule, _SMALL)).explore())
+        yield rule, Explorer(Rules(**{rule: not right}), _NEEDS.get(rule, _SMALL)).explore()
 
 
 def main() -> int:
@@ -57,9 +49,12 @@ def main() -> int:
     given = parser.parse_args()
     if given.without:
         return _show_defects(Rules._fields if "each" in given.without else given.without, given.json)
-    sizes = {given.size: SIZES[given.size]} if given.size else SIZES
+    return _show_sizes({given.size: SIZES[given.size]} if given.size else SIZES, given.json)
+
+
+def _show_sizes(sizes: Mapping[str, Bounds], as_json: bool) -> int:
     broken = False
-    if not given.json:
+    if not as_json:
         _say(*(f"  {invariant}" for invariant in INVARIANTS))
     for name, bounds in sizes.items():
         found = Explorer(Rules(), bounds).explore()
@@ -69,8 +64,8 @@ def main() -> int:
             f"{found.seconds:.0f} s of processor time; at most {found.lateness} instants late, of {bounds.latest}; "
             f"{found.broken or 'nothing broken'}"
         )
-        _show(found, {"size": name} if given.json else in_words)
-    if not given.json:
+        _show(found, {"size": name} if as_json else in_words)
+    if not as_json:
         _say(f"memory: {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024:,.0f} MB at most")
     return int(broken)
 

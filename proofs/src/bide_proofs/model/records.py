@@ -141,23 +141,6 @@ NOTHING = Effect()
 TICK = Effect(tick=True)
 
 
-class Move(NamedTuple):
-    """A step that one of them can take."""
-
-    told: str
-    """In words. `{me}` stands for who takes it."""
-    shared: Shared
-    part: Worker | Client | None
-    """Whoever takes it, afterwards; None: the store by itself."""
-    effect: Effect = NOTHING
-    helps: bool = False
-    """Whether it is taken when nothing goes wrong any more: see `explore.Explorer.lateness`."""
-    goal: bool = False
-    """A delivery by the live lease begins, or the task ends."""
-    broken: str = ""
-    """The invariant that it breaks."""
-
-
 class Verb(NamedTuple):
     """What a client may ask."""
 

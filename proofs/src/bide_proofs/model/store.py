@@ -17,11 +17,13 @@ from bide_proofs.model.records import (
     WAITING,
     Body,
     Bounds,
+    Client,
     Effect,
     Ref,
     Rules,
     Shared,
     Verb,
+    Worker,
 )
 
 _STATES = (ABSENT, WAITING, LEASED, DONE, CANCELLED, DEAD)
@@ -64,6 +66,23 @@ class Answer(NamedTuple):
     next_wake: int | None = None
 
 
+class Step(NamedTuple):
+    """A step that somebody can take."""
+
+    told: str
+    """In words. `{me}` stands for the actor."""
+    after: Answer
+    """The store afterwards."""
+    part: Worker | Client | None
+    """The actor afterwards; None: the store itself."""
+    helps: bool = False
+    """Whether it is taken when nothing goes wrong any more: see `explore`."""
+    goal: bool = False
+    """A delivery by the live lease begins, or the task ends."""
+    broken: str = ""
+    """The invariant that it breaks, where the answer does not say so."""
+
+
 class Store:
     """The store under these rules."""
 
@@ -83,22 +102,17 @@ class Store:
             word = "cancelled"
         elif word == "under_way" and verb.name == "move" and not rules.move_spares_leased:
             assert body is not None
-            changed = Body(WAITING, verb.delay, body.token)
-            return Answer("moved", shared._replace(body=changed, entry=verb.delay), self._telling(verb.delay))
+            moved = shared._replace(body=Body(WAITING, verb.delay, body.token), entry=verb.delay)
+            return Answer("moved", moved, Effect(wake_up=self._published(verb.delay)))
         if word in _BIRTHS:
-            raises = word == "created" or rules.replace_raises_token
-            return self._now(
-                shared, word, WAITING, verb.delay, raises=raises, born=True, anew=word == "created", owed=True
-            )
+            anew = word == "created"
+            raises = anew or rules.replace_raises_token
+            return self._now(shared, word, WAITING, verb.delay, raises=raises, born=True, anew=anew, owed=True)
         if word == "moved":
             return self._now(shared, word, WAITING, verb.delay)
         if word in ("cancelled", "cancelled_while_leased"):
             return self._now(shared, word, to, 0, called_off=word == "cancelled", owed=False)
         return Answer(word, shared)
-
-    def take_out(self, shared: Shared) -> Shared:
-        """The first half of a move in two steps: a defect."""
-        return shared._replace(body=None, entry=None)
 
     def lease(self, shared: Shared, left: int) -> Answer:
         """A request for a lease that its sender will believe to last for another `left`."""
@@ -115,23 +129,18 @@ class Store:
 
     def extend(self, shared: Shared, ref: Ref) -> Answer:
         """The lease `ref` shall last longer, by a whole one from now."""
-        holds = shared.body is not None and shared.state == LEASED and (
-            shared.body.token == ref.token or not self.rules.extend_checks_token
-        )  # fmt: skip
-        broken = _stale("extend", holds, ref, shared)
-        if not holds:
+        body = self._held(shared, ref, self.rules.extend_checks_token)
+        broken = _stale("extend", body is not None, ref, shared)
+        if body is None:
             return Answer("refused", shared, broken=broken)
-        assert shared.body is not None
-        kept = shared._replace(body=shared.body._replace(wake=self.bounds.lease), entry=self.bounds.lease)
-        return Answer("accepted", kept, broken=broken)
+        lease = self.bounds.lease
+        return Answer("accepted", shared._replace(body=body._replace(wake=lease), entry=lease), broken=broken)
 
     def settle(self, shared: Shared, ref: Ref, verdict: str, begun: bool) -> Answer:
         """The outcome of the lease `ref`."""
-        holds = shared.body is not None and shared.state == LEASED and (
-            shared.body.token == ref.token or not self.rules.checks_token
-        )  # fmt: skip
-        broken = _stale("settle", holds, ref, shared)
-        if not holds:
+        body = self._held(shared, ref, self.rules.checks_token)
+        broken = _stale("settle", body is not None, ref, shared)
+        if body is None:
             return Answer("refused", shared, broken=broken)
         if not begun and verdict != "defer":
             broken = broken or "P2: a task was settled that no handler had begun"
@@ -140,6 +149,12 @@ class Store:
         owed = None if to == WAITING or not ref.fresh else False
         quiet = not self.rules.tells_of_retry
         return self._now(shared, "accepted", to, wake, owed=owed, quiet=quiet)._replace(broken=broken)
+
+    @staticmethod
+    def _held(shared: Shared, ref: Ref, checks: bool) -> Body | None:
+        """The task, if this lease may change it."""
+        body = shared.body
+        return body if body and body.state == LEASED and (body.token == ref.token or not checks) else None
 
     def purge(self, shared: Shared) -> Shared | None:
         """What has ended and was kept for its time is forgotten; None: there is nothing of that."""
@@ -151,19 +166,9 @@ class Store:
         return shared._replace(body=None)
 
     def _now(
-        self,
-        shared: Shared,
-        word: str,
-        to: str,
-        wake: int,
-        *,
-        raises: bool = True,
-        born: bool = False,
-        anew: bool = False,
-        called_off: bool = False,
-        owed: bool | None = None,
-        quiet: bool = False,
-    ) -> Answer:
+        self, shared: Shared, word: str, to: str, wake: int, *, raises: bool = True, born: bool = False,
+        anew: bool = False, called_off: bool = False, owed: bool | None = None, quiet: bool = False,
+    ) -> Answer:  # fmt: skip
         """The task goes to another state, or to the same at another time. `owed`: what truly holds from now on."""
         rules, last = self.rules, shared.token
         token = last + 1 if raises else last
@@ -177,17 +182,17 @@ class Store:
             token = 1  # and everybody else's is counted down
         body: Body | None = Body(to, wake, token)
         entry: int | None = wake
-        if to not in (WAITING, LEASED):
+        lives = to in (WAITING, LEASED)
+        if not lives:
             body = Body(to, self.bounds.keep, token) if self.bounds.keep else None
             entry = shared.entry if rules.index_left_behind else None
-        tells = to in (WAITING, LEASED) and not quiet and wake < self.bounds.cap
         new = Shared(body, entry, token, shared.owed if owed is None else owed, shared.loose)
-        return Answer(
-            word, new, Effect(True, raised, born and rules.new_life_new_id, called_off, wake if tells else None), broken
-        )
+        wake_up = self._published(wake) if lives and not quiet else None
+        return Answer(word, new, Effect(True, raised, born and rules.new_life_new_id, called_off, wake_up), broken)
 
-    def _telling(self, wake: int) -> Effect:
-        return Effect(touched=False, wake_up=wake if wake < self.bounds.cap else None)
+    def _published(self, wake: int) -> int | None:
+        """The wake that others are told of: nobody sleeps past the cap."""
+        return wake if wake < self.bounds.cap else None
 
 
 def _stale(verb: str, accepted: bool, ref: Ref, shared: Shared) -> str:

@@ -12,7 +12,7 @@ from bide_proofs.servers.process import Guard, ServerFailed, give_to, until
 from bide_proofs.servers.server import ServerProcess
 
 _PAGE = 4_096
-_ROOM = 16 * _PAGE
+ROOM = 16 * _PAGE
 """Bytes left free on a full disk: the file system itself writes, too."""
 
 
@@ -59,15 +59,18 @@ class Disk:
             if done.returncode:
                 raise ServerFailed(f"{self.place} was in use when it was unmounted: {done.stderr.strip()}")
 
-    def fill(self) -> int:
-        """From now on it is full; how many bytes are on it. Raises ServerFailed if others write too fast for that."""
+    def fill(self, left: int = ROOM) -> int:
+        """From now on it is full, but for the bytes `left`; how many are on it.
+
+        Raises ServerFailed if others write too fast for that.
+        """
         used = 0
 
         def is_full() -> bool:
             nonlocal used
             found = os.statvfs(self.place)
             used = (found.f_blocks - found.f_bfree) * found.f_frsize
-            return not self._mount("-o", f"remount,size={used + _ROOM}").returncode
+            return not self._mount("-o", f"remount,size={used + left}").returncode
 
         until(is_full, f"{self.place} to be full", patience=2)
         return used

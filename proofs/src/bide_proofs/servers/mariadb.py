@@ -10,7 +10,7 @@ from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from bide_proofs.servers.process import HOST, program, until
-from bide_proofs.servers.server import ServerProcess, SeveralServers
+from bide_proofs.servers.server import SeveralServers, SqlServer
 
 PACKAGES = "mariadb-server"
 USER = "bide"
@@ -33,11 +33,10 @@ GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, ALTER, INDEX, PROCESS, LOCK 
 """Two users without passwords: `bide` may do everything with tables, and nothing while the server is read-only."""
 
 
-class MariaDbServer(ServerProcess):
+class MariaDbServer(SqlServer):
     """A server with its data and its log below `directory`, or in a temporary folder where we are root.
 
-    With `follows` it begins empty, replays everything from that server, and follows it until it is promoted; both
-    write a log of what they do, by GTID.
+    With `follows` it replays everything from that server; both write a log of what they do, by GTID.
 
     It writes at each commit and does not wait for the disk, so that what was committed survives a kill of the process
     and not one of the machine, unless `options` say {"innodb-flush-log-at-trx-commit": "1"}. `options` are those of
@@ -46,10 +45,6 @@ class MariaDbServer(ServerProcess):
 
     title = "MariaDB"
     account = "mysql"
-
-    def __init__(self, directory: Path, *, follows: MariaDbServer | None = None, **given: Any) -> None:
-        super().__init__(directory, **given)
-        self.follows = follows
 
     @property
     def url(self) -> str:
@@ -126,13 +121,8 @@ class MariaDbServer(ServerProcess):
         self.follows = None
 
     def ask(self, *statements: str) -> list[Any]:
-        """The rows of the last of an administrator's, all on one connection. Raises OSError where nobody answers."""
+        """As an administrator."""
         return ask(self.administrators_url, *statements)
-
-    def value(self, *statements: str) -> Any:
-        """The first value that the last of them finds."""
-        rows = self.ask(*statements)
-        return rows[0][0] if rows else None
 
 
 def connect(url: str) -> Any:

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from bide_proofs.servers.process import HOST, listens, program
-from bide_proofs.servers.server import ServerProcess
+from bide_proofs.servers.server import ServerProcess, SqlServer
 
 PACKAGES = "postgresql"
 USER = "bide"
@@ -27,10 +27,8 @@ def binary(name: str) -> str:
     return program(name, PACKAGES, *map(str, homes))
 
 
-class PostgresServer(ServerProcess):
+class PostgresServer(SqlServer):
     """A server with its data and its log below `directory`, or in a temporary folder where we are root.
-
-    With `follows` it begins as a copy of that server, which has to run, and follows it until it is promoted.
 
     It does not wait for the disk, so that what was committed survives a kill of the process and not one of the
     machine, unless `options` say `{"fsync": "on"}`. `options` are settings of postgresql.conf.
@@ -41,10 +39,6 @@ class PostgresServer(ServerProcess):
     halts_by = stops_by = signal.SIGINT
     installs: ClassVar[Sequence[str]] = ("--no-sync",)
     """Further words for initdb."""
-
-    def __init__(self, directory: Path, *, follows: PostgresServer | None = None, **given: Any) -> None:
-        super().__init__(directory, **given)
-        self.follows = follows
 
     @property
     def url(self) -> str:
@@ -91,13 +85,7 @@ class PostgresServer(ServerProcess):
         self.ask("SELECT pg_promote()")
 
     def ask(self, *statements: str) -> list[Any]:
-        """The rows of the last of them, all on one connection. Raises OSError where nobody answers."""
         return ask(self.url, *statements)
-
-    def value(self, *statements: str) -> Any:
-        """The first value that the last of them finds."""
-        rows = self.ask(*statements)
-        return rows[0][0] if rows else None
 
 
 def ask(url: str, *statements: str) -> list[Any]:
@@ -117,15 +105,14 @@ def ask(url: str, *statements: str) -> list[Any]:
 
 
 class PostgresPooler(ServerProcess):
-    """PgBouncer, which hands each transaction another of `connections` to the server that `url` names."""
+    """PgBouncer, which hands each transaction another of three connections to the server that `url` names."""
 
     title = "PgBouncer"
     account = "postgres"
 
-    def __init__(self, directory: Path, url: str, *, connections: int = 3) -> None:
+    def __init__(self, directory: Path, url: str) -> None:
         super().__init__(directory)
         self.target = urlsplit(url)
-        self.connections = connections
 
     @property
     def url(self) -> str:
@@ -140,7 +127,7 @@ class PostgresPooler(ServerProcess):
             f"[databases]\n* = host={self.target.hostname} port={self.target.port} user={self.target.username}\n"
             f"[pgbouncer]\nlisten_addr = {HOST}\nlisten_port = {self.port}\nunix_socket_dir =\nauth_type = any\n"
             "pool_mode = transaction\n"
-            f"default_pool_size = {self.connections}\nserver_round_robin = 1\nmax_client_conn = 200\n",
+            f"default_pool_size = 3\nserver_round_robin = 1\nmax_client_conn = 200\n",
             encoding="utf-8",
         )
         self._settings.chmod(0o644)

@@ -53,7 +53,7 @@ class Sentinel(RedisServer):
 
 
 class RedisSentinel(ReplicatedRedis):
-    """A master with `replicas` followers and three sentinels with a quorum of two, below `directory`.
+    """A master with two followers and three sentinels with a quorum of two, below `directory`.
 
     `options` are those of `RedisServer`, for the servers that hold data. When the master dies or hangs for longer than
     `down_after`, in milliseconds, another is master a second later. A server that comes back follows the present one.
@@ -65,15 +65,13 @@ class RedisSentinel(ReplicatedRedis):
         self,
         directory: Path,
         *,
-        replicas: int = 2,
         down_after: int = DOWN_AFTER,
         failover_timeout: int = FAILOVER_TIMEOUT,
         **options: Any,
     ) -> None:
         self.gives_up_after = down_after
         self.servers = [
-            self.server(directory / f"server-{number}", name=f"server {number}", **options)
-            for number in range(1, 2 + replicas)
+            self.server(directory / f"server-{number}", name=f"server {number}", **options) for number in (1, 2, 3)
         ]
         self.sentinels = [
             Sentinel(

@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Sequence
-from types import TracebackType
 from typing import Self
 
 Reply = str | int | None | list["Reply"]
 """A reply; bytes that are no UTF-8 are kept as surrogates, so that they can be sent as they came."""
 
 Word = str | int
+_PATIENCE = 60.0
 
 
 class Refused(OSError):
@@ -21,18 +21,16 @@ class Refused(OSError):
 
 
 class Connection:
-    """A connection to one server. Raises OSError when it breaks, or when nothing comes for `timeout` seconds."""
+    """A connection to one server. Raises OSError when it breaks, or when nothing comes for a minute."""
 
-    def __init__(self, host: str, port: int, *, timeout: float = 60.0) -> None:
-        self._socket = socket.create_connection((host, port), timeout)
+    def __init__(self, host: str, port: int) -> None:
+        self._socket = socket.create_connection((host, port), _PATIENCE)
         self._file = self._socket.makefile("rb")
 
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self._file.close()
         self._socket.close()
 

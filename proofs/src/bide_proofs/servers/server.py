@@ -10,8 +10,7 @@ import signal
 import tempfile
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import ClassVar, Self
+from typing import Any, ClassVar, Self
 
 from bide_proofs.servers.clock import ServerClock
 from bide_proofs.servers.process import (
@@ -55,9 +54,7 @@ class Running:
         self.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *failure: object) -> None:
         self.stop()
 
 
@@ -238,10 +235,14 @@ class ServerProcess(Running):
 
     def await_ready(self) -> float:
         """Wait until it answers. Returns the seconds that this took. Raises ServerFailed."""
-        for tries in range(1, _TRIES + 1):
+        tries = 1
+        while True:
             process = self._process
             assert process is not None, "launch it first"
-            took = self._until_answer_or_end(process)
+            try:
+                took = until(self._answers_or_has_ended, "an answer", patience=self.patience)
+            except ServerFailed as error:
+                raise process.failed(str(error)) from error
             if process.running:
                 self._chooses = False
                 return took
@@ -249,14 +250,11 @@ class ServerProcess(Running):
             self.kill()
             if tries == _TRIES or not self._may_try_again(str(failed)):
                 raise failed
+            tries += 1
             self.launch()
-        raise AssertionError("it has been started so often")
 
-    def _until_answer_or_end(self, process: Process) -> float:
-        try:
-            return until(lambda: not process.running or self.answers(), "an answer", patience=self.patience)
-        except ServerFailed as error:
-            raise process.failed(str(error)) from error
+    def _answers_or_has_ended(self) -> bool:
+        return not self.running or self.answers()
 
     def _may_try_again(self, said: str) -> bool:
         """True if another start may succeed, with another port if this one was taken."""
@@ -362,3 +360,21 @@ class ServerProcess(Running):
         assert pid in self.family()[1:], f"{pid} is no process of {self.name}"
         with contextlib.suppress(ProcessLookupError):  # it has ended since
             os.kill(pid, signal.SIGKILL)
+
+
+class SqlServer(ServerProcess):
+    """A database server, which may follow another: then it begins with the data of that, and follows it until it is
+    promoted."""
+
+    def __init__(self, directory: Path, *, follows: Self | None = None, **given: Any) -> None:
+        super().__init__(directory, **given)
+        self.follows = follows
+
+    def ask(self, *statements: str) -> list[Any]:
+        """The rows of the last of them, all on one connection. Raises OSError where nobody answers."""
+        raise NotImplementedError
+
+    def value(self, *statements: str) -> Any:
+        """The first value that the last of them finds."""
+        rows = self.ask(*statements)
+        return rows[0][0] if rows else None

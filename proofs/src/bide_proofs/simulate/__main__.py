@@ -131,9 +131,8 @@ def _tell(text: str) -> int:
     if not wrong:
         sys.stdout.write("nothing is wrong with this plan\n")
         return 0
-    small = shrunk(plan, wrong[0])
-    sys.stdout.write(story(small.plan, small.wrong) + "\n")
-    sys.stdout.write(f"\nthis plan, for --plan:\n{small.plan.text()}\n")
+    small, why = shrunk(plan, wrong[0])
+    sys.stdout.write(f"{story(small, why)}\n\nthis plan, for --plan:\n{small.text()}\n")
     return 1
 
 

@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from bide.core.instants import Millis
 from bide.core.records import Token
+from bide.testing.history import events as ev
 from bide.testing.history.check import PURGED_AFTER, Report, check
-from bide.testing.history.events import Asked, Asks, Began, Failed, Fault, Leased, Left, Settling
 from bide.testing.history.report import Violation
 from bide_proofs.simulate.outcomes import owed
 from bide_proofs.simulate.plan import ALONE, UNHANDLED, Plan, Storm, room_of
@@ -55,11 +55,11 @@ def _late(plan: Plan, played: Played) -> list[Violation]:
     lost: set[Token] = set()
     wrong = []
     for event in played.history:
-        if isinstance(event, Fault):  # one who dies in the calm does so by its handler
+        if isinstance(event, ev.Fault):  # one who dies in the calm does so by its handler
             broken = max(broken, event.at)
-        elif isinstance(event, Leased):
+        elif isinstance(event, ev.Leased):
             lost |= {held.task.token for held in event.tasks if held.task.losses}
-        elif isinstance(event, Began) and event.topic not in (ALONE, UNHANDLED) and event.token not in lost:
+        elif isinstance(event, ev.Began) and event.topic not in (ALONE, UNHANDLED) and event.token not in lost:
             late = event.clock - event.planned_at
             if event.at - late * 1_000_000 > broken + pause and late > may_take:
                 what = f"began {late} ms late though nothing was broken, and there was room for it"
@@ -86,7 +86,9 @@ def _busy(plan: Plan, played: Played) -> list[Violation]:
     """Whoever asked its store more often than it had reason to."""
     setup = plan.setup
     seconds = (setup.length - setup.calm) / 1000
-    work = sum(isinstance(event, (Settling, Asked)) and event.at > setup.calm * 1_000_000 for event in played.history)
+    work = sum(
+        isinstance(event, (ev.Settling, ev.Asked)) and event.at > setup.calm * 1_000_000 for event in played.history
+    )
     allowed = setup.shards * (seconds * (_PER_SECOND + 1000 / setup.cap + 3000 / setup.lease) + _PER_DELIVERY * work)
     plenty = f"within {seconds:.0f} s of calm; {allowed:.0f} is plenty"
     return [
@@ -97,11 +99,13 @@ def _busy(plan: Plan, played: Played) -> list[Violation]:
 
 
 def _refused(played: Played) -> list[Violation]:
-    schedules = {event.call for event in played.history if isinstance(event, Asked) and event.asks is Asks.SCHEDULE}
+    schedules = {
+        event.call for event in played.history if isinstance(event, ev.Asked) and event.asks is ev.Asks.SCHEDULE
+    }
     return [
         Violation("P9", "", "", "a full store refused something else than new work", [event])
         for event in played.history
-        if isinstance(event, Failed) and event.call not in schedules and event.error.startswith("StoreFull")
+        if isinstance(event, ev.Failed) and event.call not in schedules and event.error.startswith("StoreFull")
     ]
 
 
@@ -109,7 +113,7 @@ def _kept(played: Played) -> list[Violation]:
     """What should have been forgotten, by the terms that the processes go by and not by what they told the store."""
     wrong = []
     for event in played.history:
-        if isinstance(event, Left) and event.task.finished_at is not None:
+        if isinstance(event, ev.Left) and event.task.finished_at is not None:
             kept = event.clock - event.task.finished_at
             if kept > _LONGEST_KEPT + PURGED_AFTER:
                 what = f"it is left as {event.task.state}, {kept} ms after its end; {_LONGEST_KEPT} is the most"

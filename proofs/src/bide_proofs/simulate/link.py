@@ -9,6 +9,7 @@ same code as theirs (`bide.stores.server_time`).
 from __future__ import annotations
 
 import asyncio
+from collections import defaultdict
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import copy_context
 from random import Random
@@ -97,22 +98,18 @@ class _Turns:
 class _Asking:
     """One call, until it is answered or given up."""
 
-    __slots__ = ("answered", "sent", "value", "waits")
+    __slots__ = ("answered", "sent", "value", "woken")
 
     def __init__(self) -> None:
         self.answered = False
         self.sent = False
         """Whether it may have arrived."""
         self.value: Any = None
-        self.waits: asyncio.Future[None] | None = None
+        self.woken = asyncio.Event()
 
     def answer(self, value: Any) -> None:
         self.answered, self.value = True, value
-        self.wake()
-
-    def wake(self) -> None:
-        if self.waits is not None and not self.waits.done():
-            self.waits.set_result(None)
+        self.woken.set()
 
 
 class Link:
@@ -138,7 +135,7 @@ class Link:
         self._by_caller = by_caller
         self._full = full
         self._moment = moment
-        self._turns: dict[tuple[str, int], _Turns] = {}
+        self._turns: dict[tuple[str, int], _Turns] = defaultdict(_Turns)
         self._time = _SimulatedTime(self._loop, wall)
         self._subscriptions: list[Any] = []
         self.calls = 0
@@ -295,9 +292,7 @@ class Link:
 
     async def _ask(self, kind: str, place: int, work: Work, now: Millis | None) -> Any:
         """The answer, or the StoreError that it comes to. `now`: None for what changes nothing."""
-        turns = self._turns.get((kind, place))
-        if turns is None:
-            turns = self._turns[kind, place] = _Turns()
+        turns = self._turns[kind, place]
         if self._by_caller and now is not None:
             done = work
             caller_now = now
@@ -317,10 +312,10 @@ class Link:
                 pause = _RESEND
             else:
                 pause = _REFUSED
-            asking.waits = loop.create_future()
-            timer = loop.call_later(pause * (1 + self._chance.random()), asking.wake)
+            asking.woken.clear()
+            timer = loop.call_later(pause * (1 + self._chance.random()), asking.woken.set)
             try:
-                await asking.waits
+                await asking.woken.wait()
             finally:
                 timer.cancel()
             if asking.answered:
@@ -336,12 +331,8 @@ class Link:
         if not self._process.alive:
             return
         weather, chance, loop = self._weather, self._chance, self._loop
-        sent_at, life, caller, fresh = (
-            loop.time(),
-            shard.life,
-            f"{self._process.who} {kind}",
-            not (asking.sent and number),
-        )
+        sent_at, life, caller = loop.time(), shard.life, f"{self._process.who} {kind}"
+        fresh = not (asking.sent and number)
         asking.sent = True
         # by lot first, so that what is killed at this moment has drawn as many as what is not
         lost, twice, there = chance.random() < weather.loss, chance.random() < weather.twice, self._delay()

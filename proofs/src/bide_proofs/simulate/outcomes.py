@@ -17,22 +17,8 @@ from collections.abc import Callable, Iterator, Sequence
 
 from bide.core.instants import Millis
 from bide.core.records import Token, Topic, Verdict
-from bide.testing.history.events import (
-    Answered,
-    Asked,
-    Began,
-    Died,
-    Ended,
-    Event,
-    Extending,
-    Failed,
-    Fault,
-    Held,
-    Leased,
-    Leasing,
-    Settling,
-    Told,
-)
+from bide.testing.history import events as ev
+from bide.testing.history.events import Event
 from bide.testing.history.report import Violation
 
 Delivery = tuple[Topic, str, Token]
@@ -75,37 +61,39 @@ class _Seen:
 
     def __init__(self, history: Sequence[Event]) -> None:
         self.history = history
-        self.asks: dict[int, Asked | Leasing | Extending | Settling] = {
-            event.call: event for event in history if isinstance(event, Asked | Leasing | Extending | Settling)
+        self.asks: dict[int, ev.Asked | ev.Leasing | ev.Extending | ev.Settling] = {
+            event.call: event
+            for event in history
+            if isinstance(event, ev.Asked | ev.Leasing | ev.Extending | ev.Settling)
         }
         """Questions by the number of the call."""
         self.ends: dict[str, int] = {}
         """Those who died or were asked to end, and when."""
         for event in history:
-            if isinstance(event, Died):
+            if isinstance(event, ev.Died):
                 self.ends.setdefault(event.who, event.at)
-            elif isinstance(event, Fault) and event.what.endswith(_END):
+            elif isinstance(event, ev.Fault) and event.what.endswith(_END):
                 self.ends.setdefault(event.what.removesuffix(_END), event.at)
 
-    def leased(self) -> Iterator[tuple[Leased, Held]]:
+    def leased(self) -> Iterator[tuple[ev.Leased, ev.Held]]:
         """Each task that was given out, with the answer that it came in."""
         for event in self.history:
-            if isinstance(event, Leased):
+            if isinstance(event, ev.Leased):
                 for held in event.tasks:
                     yield event, held
 
 
-def _of(event: Began | Ended | Extending | Settling) -> Delivery:
+def _of(event: ev.Began | ev.Ended | ev.Extending | ev.Settling) -> Delivery:
     return event.topic, event.key, event.token
 
 
 def _undone(seen: _Seen) -> Iterator[Violation]:
     """Settled as done, and its handler had not said so."""
-    ended: dict[Delivery, Ended] = {}
+    ended: dict[Delivery, ev.Ended] = {}
     for event in seen.history:
-        if isinstance(event, Ended):
+        if isinstance(event, ev.Ended):
             ended[_of(event)] = event
-        elif isinstance(event, Settling) and event.verdict is Verdict.DONE:
+        elif isinstance(event, ev.Settling) and event.verdict is Verdict.DONE:
             end = ended.get(_of(event))
             if end is None:
                 what = f"settled as done, by token {event.token}, before its handler had ended"
@@ -117,11 +105,11 @@ def _undone(seen: _Seen) -> Iterator[Violation]:
 
 def _given_up(seen: _Seen) -> Iterator[Violation]:
     """Not settled in the end, though whoever had the outcome lived on."""
-    failed: dict[Delivery, tuple[Settling, Failed]] = {}
+    failed: dict[Delivery, tuple[ev.Settling, ev.Failed]] = {}
     for event in seen.history:
-        if isinstance(event, Settling):
+        if isinstance(event, ev.Settling):
             failed.pop(_of(event), None)
-        elif isinstance(event, Failed) and isinstance(asked := seen.asks.get(event.call), Settling):
+        elif isinstance(event, ev.Failed) and isinstance(asked := seen.asks.get(event.call), ev.Settling):
             failed[_of(asked)] = asked, event
     for ask, failure in failed.values():
         if seen.ends.get(ask.who, failure.at + 2 * _AGAIN) - failure.at > _AGAIN:
@@ -131,7 +119,7 @@ def _given_up(seen: _Seen) -> Iterator[Violation]:
 
 def _lost(seen: _Seen, calm: int) -> Iterator[Violation]:
     """Leased again, though its holder lived and nothing was broken."""
-    holders: dict[tuple[Topic, str], tuple[str, Leased]] = {}
+    holders: dict[tuple[Topic, str], tuple[str, ev.Leased]] = {}
     for event, held in seen.leased():
         before = holders.get((held.topic, held.key))
         if before is not None and held.task.losses and before[1].at > calm and before[0] not in seen.ends:
@@ -147,25 +135,25 @@ def _taken_from_itself(seen: _Seen) -> Iterator[Violation]:
     before it tells that part of the store anything more. Of a lease that it knows to be lost it has nothing to tell.
     """
     over: set[Delivery] = set()
-    ended: dict[Delivery, Ended] = {}
-    unsettled: dict[int, dict[Delivery, Ended]] = {}
+    ended: dict[Delivery, ev.Ended] = {}
+    unsettled: dict[int, dict[Delivery, ev.Ended]] = {}
     """What had ended, by the question for a lease that was asked then."""
     before: dict[tuple[Topic, str], Token] = {}
     refused: dict[str, int] = {}
     for event in seen.history:
-        if isinstance(event, Settling):
+        if isinstance(event, ev.Settling):
             over.add(_of(event))
             ended.pop(_of(event), None)
-        elif isinstance(event, Told) and not event.ok:
-            if isinstance(told := seen.asks[event.call], Extending):
+        elif isinstance(event, ev.Told) and not event.ok:
+            if isinstance(told := seen.asks[event.call], ev.Extending):
                 over.add(_of(told))
-        elif isinstance(event, Ended) and _of(event) not in over:
+        elif isinstance(event, ev.Ended) and _of(event) not in over:
             ended[_of(event)] = event
-        elif isinstance(event, Leasing):
+        elif isinstance(event, ev.Leasing):
             unsettled[event.call] = dict(ended)
-        elif isinstance(event, Failed) and isinstance(asked := seen.asks.get(event.call), Settling):
+        elif isinstance(event, ev.Failed) and isinstance(asked := seen.asks.get(event.call), ev.Settling):
             refused[asked.who] = event.at
-        elif isinstance(event, Leased):
+        elif isinstance(event, ev.Leased):
             leasing = seen.asks[event.call]
             since = refused.get(leasing.who, -_PAUSE) + _PAUSE
             prompt = event.at - leasing.at < _PROMPT
@@ -182,11 +170,11 @@ def _begun_too_late(seen: _Seen, lease: Millis) -> Iterator[Violation]:
     """Begun when its lease had run out, counted from when it was asked for; what was extended since is left out."""
     asks: dict[Delivery, Event] = {}
     for event in seen.history:
-        if isinstance(event, Leased):
+        if isinstance(event, ev.Leased):
             asks |= {(held.topic, held.key, held.task.token): seen.asks[event.call] for held in event.tasks}
-        elif isinstance(event, Extending):
+        elif isinstance(event, ev.Extending):
             asks.pop(_of(event), None)
-        elif isinstance(event, Began):
+        elif isinstance(event, ev.Began):
             ask = asks.get(_of(event))
             if ask is not None and event.at - ask.at > (lease + 1) * 1_000_000:
                 what = f"began {(event.at - ask.at) // 1_000_000} ms after its lease of {lease} ms was asked for"
@@ -201,7 +189,7 @@ def _past_deadlines(seen: _Seen) -> Iterator[Violation]:
         if held.task.deadline is not None and held.task.deadline < leased.clock
     }
     for event in seen.history:
-        if isinstance(event, Began) and _of(event) in past:
+        if isinstance(event, ev.Began) and _of(event) in past:
             what = "began though its deadline had passed when it was leased"
             yield Violation("P4", event.topic, event.key, what, [past[_of(event)], event])
 
@@ -213,25 +201,25 @@ def _waited(seen: _Seen, calm: int, room: Callable[[Topic], int], late: Millis) 
     ends: set[str] = set()
     lost = {held.task.token for _, held in seen.leased() if held.task.losses}
     for event in seen.history:
-        if isinstance(event, Leasing):
+        if isinstance(event, ev.Leasing):
             if event.who not in was_free:
                 was_free[event.who] = event.at
                 if event.who not in ends:
                     free[event.who] = event.at
-        elif isinstance(event, Leased):
+        elif isinstance(event, ev.Leased):
             if any(room(held.topic) == 1 for held in event.tasks):
                 who = seen.asks[event.call].who
                 was_free[who] = free.pop(who, event.at)
-        elif isinstance(event, Ended) and room(event.topic) == 1 and event.who not in ends:
+        elif isinstance(event, ev.Ended) and room(event.topic) == 1 and event.who not in ends:
             free[event.who] = event.at
-        elif isinstance(event, Died):
+        elif isinstance(event, ev.Died):
             free.pop(event.who, None)
-        elif isinstance(event, Fault):
+        elif isinstance(event, ev.Fault):
             calm = max(calm, event.at + 1_000_000_000)
             if event.what.endswith(_END):
                 ends.add(event.what.removesuffix(_END))
                 free.pop(event.what.removesuffix(_END), None)
-        elif isinstance(event, Began) and room(event.topic) == 1 and event.token not in lost:
+        elif isinstance(event, ev.Began) and room(event.topic) == 1 and event.token not in lost:
             due = event.at - (event.clock - event.planned_at) * 1_000_000
             since = max(due, calm, min((was_free[event.who], *free.values())))
             if event.at - since > late * 1_000_000:
@@ -243,11 +231,11 @@ def _too_many(seen: _Seen, room: Callable[[Topic], int]) -> Iterator[Violation]:
     """Asked for, though what runs already leaves no room for so many."""
     running: dict[tuple[str, Topic], set[Token]] = defaultdict(set)
     for event in seen.history:
-        if isinstance(event, Began):
+        if isinstance(event, ev.Began):
             running[event.who, event.topic].add(event.token)
-        elif isinstance(event, Ended):
+        elif isinstance(event, ev.Ended):
             running[event.who, event.topic].discard(event.token)
-        elif isinstance(event, Leasing):
+        elif isinstance(event, ev.Leasing):
             for topic, want in event.wants.items():
                 runs = len(running[event.who, topic])
                 if want + runs > room(topic):
@@ -259,14 +247,14 @@ def _spins(seen: _Seen) -> Iterator[Violation]:
     """Asked again and again within a moment, and given nothing, though nobody else asked for or ended anything."""
     empty: dict[str, list[Event]] = defaultdict(list)
     for event in seen.history:
-        if isinstance(event, Leasing):
+        if isinstance(event, ev.Leasing):
             asks = empty[event.who]
             asks.append(event)
             if len(asks) > _SPIN and asks[-1].at - asks[-1 - _SPIN].at < 1_000_000_000:
                 what = f"{event.who} leased {_SPIN} times within a second, and there was nothing to lease"
                 yield Violation("P11", "", "", what, asks[-_SPIN:])
                 return
-        elif not isinstance(event, Leased):
+        elif not isinstance(event, ev.Leased):
             empty.clear()
         elif event.tasks:
             empty.pop(seen.asks[event.call].who, None)
@@ -274,9 +262,9 @@ def _spins(seen: _Seen) -> Iterator[Violation]:
 
 def _unanswered(seen: _Seen, calm: int) -> Iterator[Violation]:
     """Neither answered nor said to have failed, though whoever asked lived on; or late, though nothing was broken."""
-    asked = {call: ask for call, ask in seen.asks.items() if isinstance(ask, Asked)}
+    asked = {call: ask for call, ask in seen.asks.items() if isinstance(ask, ev.Asked)}
     for event in seen.history:
-        if isinstance(event, Answered | Failed):
+        if isinstance(event, ev.Answered | ev.Failed):
             ask = asked.pop(event.call, None)
             if ask is not None and ask.at > calm and event.at - ask.at > _PATIENCE:
                 what = f"{ask.who} asked to {ask.asks} it, and was answered {(event.at - ask.at) // 1_000_000} ms later"

@@ -297,18 +297,19 @@ async def _answers(client: RecordedClient, step: Ask, token: Token | None) -> Se
             for place, one in enumerate(step.keys, 1)
         ]
         return [await client.schedule(new[0])] if len(new) == 1 else await client.schedule_many(new)
-    if step.verb == "move":
-        return [await client.reschedule(topic, key, delay=delay, if_token=token)]
-    if step.verb == "fire":
-        return [await client.fire_now(topic, key, if_token=token)]
-    if step.verb == "cancel":
-        return [await client.cancel(topic, key, if_token=token)]
-    if step.verb == "redrive":
-        return [await client.redrive(topic, key, delay=delay, if_token=token)]
-    if step.verb == "shift":
-        return await client.shift(step.group or "", delay)
-    if step.verb == "cancel_group":
-        return await client.cancel_group(step.group or "")
+    match step.verb:
+        case "move":
+            return [await client.reschedule(topic, key, delay=delay, if_token=token)]
+        case "fire":
+            return [await client.fire_now(topic, key, if_token=token)]
+        case "cancel":
+            return [await client.cancel(topic, key, if_token=token)]
+        case "redrive":
+            return [await client.redrive(topic, key, delay=delay, if_token=token)]
+        case "shift":
+            return await client.shift(step.group or "", delay)
+        case "cancel_group":
+            return await client.cancel_group(step.group or "")
     assert step.verb == "get"
     await client.get(topic, key)
     return []

@@ -17,23 +17,8 @@ import msgspec
 from msgspec.structs import replace
 
 from bide.testing.clock import FIRST_INSTANT
-from bide.testing.history.events import (
-    Answered,
-    Asked,
-    Began,
-    Died,
-    End,
-    Ended,
-    Event,
-    Extending,
-    Failed,
-    Fault,
-    Leased,
-    Leasing,
-    Left,
-    Settling,
-    Told,
-)
+from bide.testing.history import events as ev
+from bide.testing.history.events import Event
 from bide.testing.history.report import Violation, words
 from bide_proofs.simulate.judge import judged
 from bide_proofs.simulate.plan import Ask, Plan, Setup, Step
@@ -45,56 +30,39 @@ _LONG = re.compile(r"\b([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b|\b([0-9]{
 """A life, a token (microseconds), or an instant (milliseconds)."""
 
 
-class Shrunk:
-    """The smaller plan, what is wrong with it, and how many plays it took."""
+def shrunk(plan: Plan, wrong: Violation) -> tuple[Plan, Violation]:
+    """A smaller plan, and what is wrong with that. Some hundred plays: a minute or two."""
+    tries = 0
 
-    def __init__(self, plan: Plan, wrong: Violation) -> None:
-        self.plan = plan
-        self.wrong = wrong
-        self.tries = 0
-
-    def accept(self, steps: Sequence[Step]) -> bool:
-        """Whether these alone break the same promise; if so, they are the plan now."""
-        if self.tries >= _MOST_TRIES:
+    def fails(steps: Sequence[Step]) -> bool:
+        """True if these alone break the same promise; then they are the plan."""
+        nonlocal plan, wrong, tries
+        tries += 1
+        if tries > _MOST_TRIES:
             return False
-        self.tries += 1
-        plan = replace(self.plan, steps=list(steps))
-        for wrong in judged(plan, play(plan)).wrong:
-            if wrong.promise == self.wrong.promise:
-                self.plan, self.wrong = plan, wrong
-                return True
-        return False
+        smaller = replace(plan, steps=list(steps))
+        found = next((one for one in judged(smaller, play(smaller)).wrong if one.promise == wrong.promise), None)
+        if found is not None:
+            plan, wrong = smaller, found
+        return found is not None
 
-
-def shrunk(plan: Plan, wrong: Violation) -> Shrunk:
-    """Some hundred plays: a minute or two."""
-    small = Shrunk(plan, wrong)
-    about = [step for step in plan.steps if not isinstance(step, Ask) or _touches(step, wrong)]
     if wrong.topic:
-        small.accept(about)
-    small.accept([step for step in small.plan.steps if isinstance(step, Ask)])
-    _ddmin(small)
-    return small
+        fails([step for step in plan.steps if not isinstance(step, Ask) or _touches(step, wrong)])
+    fails([step for step in plan.steps if isinstance(step, Ask)])
+    size, smaller = max(len(plan.steps) // 2, 1), True
+    while smaller:
+        place, smaller = 0, size > 1
+        while place < len(plan.steps):
+            if fails(plan.steps[:place] + plan.steps[place + size :]):
+                smaller = True
+            else:
+                place += size
+        size = max(size // 2, 1)
+    return plan, wrong
 
 
 def _touches(ask: Ask, wrong: Violation) -> bool:
     return ask.topic == wrong.topic and (wrong.key.rstrip("n") in ask.keys or ask.verb in ("shift", "cancel_group"))
-
-
-def _ddmin(small: Shrunk) -> None:
-    size = max(len(small.plan.steps) // 2, 1)
-    while True:
-        place = 0
-        smaller = False
-        while place < len(small.plan.steps):
-            steps = small.plan.steps
-            if small.accept(steps[:place] + steps[place + size :]):
-                smaller = True
-            else:
-                place += size
-        if size == 1 and not smaller:
-            return
-        size = max(size // 2, 1)
 
 
 def story(plan: Plan, wrong: Violation) -> str:
@@ -133,24 +101,24 @@ def _said(step: Step) -> str:
 def _about(topic: str, key: str, history: Iterable[Event]) -> Iterator[Event]:
     """Those events that concern one task, or all if there is no topic."""
     calls: set[int] = set()
-    leasings: dict[int, Leasing] = {}
+    leasings: dict[int, ev.Leasing] = {}
     for event in history:
-        if not topic or isinstance(event, Fault | Died | End):
+        if not topic or isinstance(event, ev.Fault | ev.Died | ev.End):
             yield event
-        elif isinstance(event, Asked | Settling | Extending):
+        elif isinstance(event, ev.Asked | ev.Settling | ev.Extending):
             if (event.topic, event.key) == (topic, key):
                 calls.add(event.call)
                 yield event
-        elif isinstance(event, Began | Ended | Left):
+        elif isinstance(event, ev.Began | ev.Ended | ev.Left):
             if (event.topic, event.key) == (topic, key):
                 yield event
-        elif isinstance(event, Leasing):
+        elif isinstance(event, ev.Leasing):
             leasings[event.call] = event
-        elif isinstance(event, Leased):
+        elif isinstance(event, ev.Leased):
             if tasks := [held for held in event.tasks if (held.topic, held.key) == (topic, key)]:
                 yield leasings[event.call]
                 yield replace(event, tasks=tasks)
-        elif isinstance(event, Answered | Told | Failed) and event.call in calls:
+        elif isinstance(event, ev.Answered | ev.Told | ev.Failed) and event.call in calls:
             yield event
 
 

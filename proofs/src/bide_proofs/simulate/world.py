@@ -12,7 +12,8 @@ from random import Random
 from typing import Any
 
 from bide.core.errors import BideError
-from bide.testing.history.events import End, Event, Fault, Header, Left, encode, seen
+from bide.testing.history import events as ev
+from bide.testing.history.events import Event, encode, seen
 from bide_proofs.simulate.loop import SimulatedLoop, run_simulated
 from bide_proofs.simulate.plan import (
     TOPICS,
@@ -96,12 +97,12 @@ class World:
         return round(self.loop.time() * 1e9)
 
     def fault(self, what: str) -> None:
-        self.say(Fault(self.time_ns(), what))
+        self.say(ev.Fault(self.time_ns(), what))
 
     async def run(self) -> None:
         setup = self.plan.setup
         room, own_clock = sum(map(room_of, TOPICS)), not setup.by_caller
-        self.say(Header("simulated", 0, setup.cap, LOSSES, room=room, own_clock=own_clock))
+        self.say(ev.Header("simulated", 0, setup.cap, LOSSES, room=room, own_clock=own_clock))
         self.loop.set_exception_handler(self._defect)
         for slot in self.slots.values():
             slot.start()
@@ -121,8 +122,8 @@ class World:
             await asyncio.sleep(_LOOK)
         await asyncio.sleep(_LOOK)  # what was answered is noted by whoever asked
         for record in self.server.records():
-            self.say(Left(self.time_ns(), self.clock.now(), record.topic, record.key, seen(record)))
-        self.say(End(self.time_ns(), self.clock.now(), True))
+            self.say(ev.Left(self.time_ns(), self.clock.now(), record.topic, record.key, seen(record)))
+        self.say(ev.End(self.time_ns(), self.clock.now(), True))
 
     def _next(self, place: int) -> None:
         """Take the steps whose time has come, from this one on; then wait for the next."""
@@ -158,7 +159,7 @@ class World:
             self.loop.call_later(step.lasts / 1000, self._room)
         else:
             assert isinstance(step, Jump)
-            self.say(Fault(self.time_ns(), f"the store's clock jumps by {step.by} s", self.clock.now()))
+            self.say(ev.Fault(self.time_ns(), f"the store's clock jumps by {step.by} s", self.clock.now()))
             self.clock.jump(step.by)
 
     def _over(self, storm: Storm) -> None:

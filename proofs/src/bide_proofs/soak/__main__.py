@@ -13,10 +13,10 @@ from collections.abc import Mapping, Sequence
 from contextlib import AsyncExitStack
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median_high
 from typing import Any
 
 import msgspec
-from msgspec.structs import asdict
 
 from bide import __version__
 from bide.app import Bide
@@ -42,9 +42,10 @@ from bide_proofs.harness.processes import ChildFailed, ChildSpec, ProcessGroup
 from bide_proofs.harness.stores import LOOK, live_tasks
 from bide_proofs.servers.process import free_port
 from bide_proofs.servers.service import ServiceProcess
-from bide_proofs.soak import measure, slopes, worker
+from bide_proofs.soak import measure, worker
 from bide_proofs.soak.load import Load
 from bide_proofs.soak.remains import EVENTS, remains, too_much
+from bide_proofs.soak.slopes import GROWS, LEAST, judged
 from bide_proofs.soak.worker import FAILING, KEPT, ON_PURPOSE, Ids
 
 ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
@@ -65,7 +66,7 @@ class Soak:
         self._given = given
         self._place = place
         self._seconds = 60.0 * given.minutes
-        self._long = self._seconds >= slopes.LEAST
+        self._long = self._seconds >= LEAST
         self._keep = min(20.0, max(1.0, self._seconds / 10))
         self._samples = folder / "samples.jsonl"
         """Not in memory, which is what is looked at."""
@@ -76,7 +77,7 @@ class Soak:
         self._app = Bide(self._url, settings=Settings(keep_done=0, keep_cancelled=0))
         self._app.retain(KEPT, done=f"{self._keep}s", cancelled=f"{self._keep}s")
         self._app.retain(FAILING, dead=f"{self._keep}s")
-        self._load = Load(self._app, given.seed, 1000.0, int(given.soon * 1000))
+        self._load = Load(self._app, given.seed, int(given.soon * 1000))
 
     def _spec_of(self, kind: str, slot: int, name: str) -> ChildSpec:
         spec = worker.Spec(url=self._url, keep=self._keep, leak=self._given.leak)
@@ -84,32 +85,31 @@ class Soak:
 
     async def go(self) -> dict[str, Any]:
         """The report. Raises ChildFailed, ServerFailed."""
-        given, place, group, begun = self._given, self._place, self._group, datetime.now(UTC)
+        given, place, group, service, begun = self._given, self._place, self._group, self._service, datetime.now(UTC)
         async with Bide(place.url, settings=Settings(keep_done=0, keep_cancelled=0)) as app:
             await _fill_events(app)
         async with AsyncExitStack() as entered:
-            if self._service is not None:
-                self._service.store = place.url
-                entered.push_async_callback(asyncio.to_thread, self._service.stop)
-                await asyncio.to_thread(self._service.start)
+            if service is not None:
+                service.store = place.url
+                entered.push_async_callback(asyncio.to_thread, service.stop)
+                await asyncio.to_thread(service.start)
             entered.push_async_callback(group.abandon)
             async with self._app:
                 await group.start(WORKER, given.workers)
                 report = await self._soak()
                 await group.end(WORKER)
-            if self._service is not None:
-                if not self._service.running:
+            if service is not None:
+                if not service.running:
                     self.wrong["failed"].append("the service has ended by itself")
-                await asyncio.to_thread(self._service.halt)
+                await asyncio.to_thread(service.halt)
         self.wrong["failed"] += group.wrong
         left = await remains(place)
         minutes = (datetime.now(UTC) - begun).total_seconds() / 60
-        processes = group.started + 1 + (self._service is not None)
-        self.wrong["left"] += too_much(left, minutes=minutes, processes=processes)
-        what = {"store": place.kind} if self._service is None else {"store": "http", "behind": place.kind}
+        self.wrong["left"] += too_much(left, minutes=minutes, processes=group.started + 1 + (service is not None))
         machine = {"cpus": os.cpu_count() or 1, "python": platform.python_version(), "system": platform.system()}
         return {
-            **what, "version": __version__, "at": begun.isoformat(timespec="seconds"), "machine": machine,
+            **({"store": place.kind} if service is None else {"store": "http", "behind": place.kind}),
+            "version": __version__, "at": begun.isoformat(timespec="seconds"), "machine": machine,
             **report, "left": left, "wrong": counts_of(self.wrong),
         }  # fmt: skip
 
@@ -118,49 +118,36 @@ class Soak:
         given, load = self._given, self._load
         most = await self._maximum()
         rate = given.rate or max(1.0, rounded(most / 2))
-        load.at(rate)
         _say(f"{most:.0f} tasks a second at the most; {rate:.0f} from now on, for {self._seconds:.0f} s")
-        reached = await self._run()
-        drained = await self._drain()
-        forgotten = await self._forget()
+        reached = await self._run(rate)
+        drained, forgotten = await self._drain(), await self._forget()
         counted = await self._ask_all()
         missing = self._balance(counted)
         samples = [msgspec.json.decode(line) for line in self._samples.read_bytes().splitlines()]
+        slopes = judged(samples)
+        if self._long:
+            self.wrong["grows"] += [f"{name}: {slope}" for name, slope in slopes.items() if slope.verdict == GROWS]
+        late = {
+            part: rounded(median_high([one[name] for one in samples if name in one] or [0.0]))
+            for part, name in (("p50", "late_p50_ms"), ("p99", "late_p99_ms"))
+        }
+        sums = {name: sum(one[name] for one in counted) for name in ("begun", "early", "redelivered")}
         return {
             "seconds": round(self._seconds), "seed": given.seed, "workers": given.workers,
             "maximum_per_s": round(most), "rate_asked": rounded(rate), "rate": rounded(reached),
-            "load": dict(sorted(load.answers.items())), "deliveries": _sum(counted, "begun"),
+            "load": dict(sorted(load.answers.items())), "deliveries": sums["begun"],
             "verdicts": {verdict: sum(one["verdicts"][verdict] for one in counted) for verdict in Verdict},
-            "lost": max(0, missing), "duplicated": max(0, -missing), "early": _sum(counted, "early"),
-            "redelivered": _sum(counted, "redelivered"), "failed": load.failed,
+            "lost": max(0, missing), "duplicated": max(0, -missing), "early": sums["early"],
+            "redelivered": sums["redelivered"], "failed": load.failed,
             "drained_seconds": round(drained, 1), "forgotten_seconds": round(forgotten, 1),
-            "lateness_ms": {
-                **{part: rounded(_middle([one[name] for one in samples if name in one]))
-                   for part, name in (("p50", "late_p50_ms"), ("p99", "late_p99_ms"))},
-                "most": rounded(max(one["latest_ms"] for one in counted)),
-            },
-            "judged": self._long, "samples": len(samples), "slopes": self._slopes(samples),
+            "lateness_ms": {**late, "most": rounded(max(one["latest_ms"] for one in counted))},
+            "judged": self._long, "samples": len(samples),
+            "slopes": {name: slope.rounded() for name, slope in slopes.items()},
         }  # fmt: skip
-
-    def _slopes(self, samples: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """As they are written down."""
-        found = slopes.judged(samples)
-        if self._long:
-            self.wrong["grows"] += [
-                f"{name}: {rounded(one.per_minute)} a minute, from {rounded(one.first)} to {rounded(one.last)}"
-                for name, one in found.items()
-                if one.verdict == slopes.GROWS
-            ]
-        return {
-            name: {part: rounded(value) if isinstance(value, float) else value for part, value in asdict(one).items()}
-            for name, one in found.items()
-        }
 
     async def _ask_all(self) -> list[dict[str, Any]]:
         """Ask each worker for its counts. Raises ChildFailed where one has ended."""
-        counted: list[dict[str, Any]]
-        counted = await asyncio.gather(*(child.ask("look") for child in self._group.of(WORKER)))
-        return counted
+        return list(await asyncio.gather(*(child.ask("look") for child in self._group.of(WORKER))))
 
     async def _maximum(self) -> float:
         """Lives that are ended a second; the first third is not counted."""
@@ -169,24 +156,20 @@ class Soak:
         def ended() -> int:
             return sum(int(child.said.get("ended", 0)) for child in self._group.of(WORKER)) + load.cancelled.number
 
-        def under_way() -> int:
-            return load.begun.number - ended() - len(load.far)
-
-        flood = asyncio.create_task(load.flood(seconds, under_way, _UNDER_WAY))
+        flood = asyncio.create_task(load.flood(seconds, lambda: load.begun.number - ended() - load.far, _UNDER_WAY))
         await asyncio.sleep(seconds / 3)
         before, began = ended(), time.monotonic()
         await flood
         return (ended() - before) / (time.monotonic() - began)
 
-    async def _run(self) -> float:
+    async def _run(self, rate: float) -> float:
         """Tasks a second that were asked for."""
         await self._ask_all()  # whose lateness is of the flood
-        running = asyncio.create_task(self._load.run(self._seconds))
-        began, number = time.monotonic(), 0
+        running = asyncio.create_task(self._load.run(self._seconds, rate))
+        began = due = time.monotonic()
         with self._samples.open("wb") as file:
             while not running.done():
-                number += 1
-                due = began + number * self._given.every
+                due += self._given.every
                 await asyncio.wait([running], timeout=max(0.0, due - time.monotonic()))
                 if not running.done():
                     line = msgspec.json.encode(await self._look(time.monotonic() - began)) + b"\n"
@@ -204,15 +187,15 @@ class Soak:
         sample: dict[str, Any] = {
             "at": round(at, 3), "live": live, "remembered": known - live,
             "completed_per_s": 0.0 if before is None else (ended - before[1]) / (at - before[0]),
-            "client_blocks": sys.getallocatedblocks(), **_named("client", measure.process(os.getpid())),
             **await measure.store(self._place),
         }  # fmt: skip
+        processes = {"client": {"blocks": sys.getallocatedblocks(), **measure.process(os.getpid())}}
         for child, one in zip(self._group.of(WORKER), counted, strict=True):
-            sample |= _named(
-                f"worker-{child.slot + 1}", {"blocks": one["blocks"], **measure.process(child.process.pid)}
-            )
+            processes[f"worker-{child.slot + 1}"] = {"blocks": one["blocks"], **measure.process(child.process.pid)}
         if self._service is not None and self._service.running:
-            sample |= _named(SERVICE, measure.process(self._service.pid))
+            processes[SERVICE] = measure.process(self._service.pid)
+        for whose, figures in processes.items():
+            sample |= {f"{whose}_{name}": value for name, value in figures.items()}
         for name in ("late_p50_ms", "late_p99_ms"):
             if found := [one[name] for one in counted if name in one]:
                 sample[name] = max(found)
@@ -237,9 +220,8 @@ class Soak:
             if time.monotonic() > until:
                 self.wrong["left"].append(f"{kept} ended tasks are remembered longer than they should be")
                 break
-            if not self._long:
-                while await app.store.purge(now=app.clock.now(), limit=PAGE) == PAGE:
-                    pass
+            while not self._long and await app.store.purge(now=app.clock.now(), limit=PAGE) == PAGE:
+                pass
             await asyncio.sleep(LOOK)
         return time.monotonic() - began
 
@@ -248,18 +230,14 @@ class Soak:
         load, ended = self._load, self._load.cancelled
         for one in counted:
             ended += msgspec.convert(one["ended"], Ids)
-        missing = load.begun.number - ended.number
-        if missing > 0:
-            self.wrong["lost"].append(f"{load.begun.number} lives were begun, and {ended.number} ended")
-        elif missing < 0:
-            self.wrong["lost"].append(f"{ended.number} lives were ended, though only {load.begun.number} were begun")
-        elif load.begun.total != ended.total:
-            self.wrong["lost"].append(f"{ended.number} lives were begun and as many ended, but they are not the same")
-        if early := _sum(counted, "early"):
+        if load.begun != ended:
+            same = ", but they are not the same" if load.begun.number == ended.number else ""
+            self.wrong["lost"].append(f"{load.begun.number} lives were begun, and {ended.number} ended{same}")
+        if early := sum(one["early"] for one in counted):
             self.wrong["early"].append(f"{early} deliveries began before they were planned")
         if load.failed:
             self.wrong["failed"].append(f"{load.failed} calls failed, such as {'; '.join(load.errors)}")
-        return missing
+        return load.begun.number - ended.number
 
 
 async def _fill_events(app: Bide) -> None:
@@ -269,27 +247,14 @@ async def _fill_events(app: Bide) -> None:
         who = f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"  # as a worker is called
         for _ in range(EVENTS // 500):
             now = app.clock.now()
-            await store.record(
-                [
-                    Event(
-                        at=now, topic=FAILING, key=new_id(), id=new_id(), kind=EventKind.RETRY, attempt=1, who=who,
-                        what=ON_PURPOSE, was=now, wake_at=now + 200,
-                    )
-                    for _ in range(500)
-                ]
+            new = (
+                Event(
+                    at=now, topic=FAILING, key=new_id(), id=new_id(), kind=EventKind.RETRY, attempt=1, who=who,
+                    what=ON_PURPOSE, was=now, wake_at=now + 200,
+                )
+                for _ in range(500)
             )  # fmt: skip
-
-
-def _named(of: str, figures: Mapping[str, Any]) -> dict[str, Any]:
-    return {f"{of}_{name}": value for name, value in figures.items()}
-
-
-def _sum(counted: Sequence[Mapping[str, Any]], name: str) -> int:
-    return sum(one[name] for one in counted)
-
-
-def _middle(values: Sequence[float]) -> float:
-    return sorted(values)[len(values) // 2] if values else 0.0
+            await store.record(list(new))
 
 
 def _say(text: str) -> None:

@@ -2,8 +2,8 @@
 
 Of a hundred tasks sixty are due within seconds, some of them in a thread, thirty in an hour or two, and ten belong
 to a group. Of those due soon one in six is moved, fired or cancelled at a moment of its own, which may be just when it
-is leased; of those far off as many are moved to within seconds, fired or cancelled as come in, so that always the same
-number waits; of the groups most are shifted or cancelled as a whole; and of the dead some are redriven, the others
+is leased; each of those far off is moved to within seconds, fired or cancelled some seconds later, so that always the
+same number waits; of the groups most are shifted or cancelled as a whole; and of the dead some are redriven, the others
 left to be forgotten. It holds what waits to be changed, and nothing of what is over.
 """
 
@@ -15,6 +15,7 @@ import random
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Iterable, Sequence
+from typing import NamedTuple
 
 from bide.app import Bide
 from bide.core.answers import Answer
@@ -29,22 +30,32 @@ _HOUR = 3_600_000
 _TICK = 0.05
 _MOST = 2_000
 """Tasks of one tick: what could not be done in time is made up for, but not all at once."""
+_KINDS, _KIND_WEIGHTS = ("soon", "group", "far"), (60, 1, 30)
 _CHANGED = 1 / 6
 _GROUP = 10
-_FAR_SECONDS = 10
-"""So many seconds' worth of far-off tasks wait all along."""
+_FAR_SECONDS = 10.0
+"""After so long what is far off is changed."""
 _REDRIVEN = 0.004
 """Of the rate: fewer than die, so that some are left to be forgotten."""
-_TOPICS = (PLAIN, KEPT, FAILING, THREADED)
-_WEIGHTS = (70, 5, 20, 5)
+_TOPICS, _WEIGHTS = (PLAIN, KEPT, FAILING, THREADED), (70, 5, 20, 5)
 _ENDS = (Result.CANCELLED, Result.CANCELLED_WHILE_LEASED)
 _BEGINS = (Result.CREATED, Result.REDRIVEN)
+
+
+class _Change(NamedTuple):
+    """What is to become of a task or a group."""
+
+    at: float
+    verb: str
+    topic: str
+    key: str
+    far: bool = False
 
 
 class Load:
     """The calls to `app`, and its answers."""
 
-    def __init__(self, app: Bide, seed: int, rate: float, soon: int) -> None:
+    def __init__(self, app: Bide, seed: int, soon: int) -> None:
         """`soon`: milliseconds within which most are due."""
         self.begun = Ids()
         """Lives that an answer said had begun."""
@@ -55,24 +66,27 @@ class Load:
         self.failed = 0
         """Calls for a task that raised: none may, since nothing is broken here."""
         self.errors: list[str] = []
-        self.far: list[Ref] = []
+        self.far = 0
+        """Tasks that are far off."""
         self.asked = 0
         """Tasks that were asked for."""
         self._app = app
         self._chance = random.Random(seed)
-        self._rate = rate
-        self._later: list[tuple[float, str, str, str]] = []
-        """A heap of changes to come: when, verb, topic, and key or group."""
+        self._changes: list[_Change] = []
+        """A heap of those to come."""
         self._redriven = time.monotonic()
         self._soon = self._soon_asked = soon
 
     # --- how fast
 
-    async def run(self, seconds: float) -> float:
+    async def run(self, seconds: float, rate: float) -> float:
         """At the rate, for so long; how many tasks a second that came to. What is then missing is asked for."""
         began, before = time.monotonic(), self.asked
-        while (passed := time.monotonic() - began) < seconds or self.asked - before < int(seconds * self._rate):
-            await self._tick(min(_MOST, int(min(passed, seconds) * self._rate) - (self.asked - before)))
+        while (passed := time.monotonic() - began) < seconds or self.asked - before < int(seconds * rate):
+            await self._tick(min(_MOST, int(min(passed, seconds) * rate) - (self.asked - before)))
+            if time.monotonic() - self._redriven > 1:
+                self._redriven = time.monotonic()
+                await self._redrive(max(1, int(rate * _REDRIVEN)))
             await asyncio.sleep(max(0.0, _TICK - (time.monotonic() - began - passed)))
         return (self.asked - before) / (time.monotonic() - began)
 
@@ -87,67 +101,54 @@ class Load:
             await asyncio.sleep(0 if room > 0 else 0.005)
         self._soon = self._soon_asked
 
-    def at(self, rate: float) -> None:
-        """From now on."""
-        self._rate = rate
-
     async def finish(self) -> None:
-        """Ask for what is still to be asked for, and cancel what is far off."""
-        while self._later:
-            await self._tick(0)
-            await asyncio.sleep(_TICK)
-        while self.far:
-            some, self.far = self.far[:1000], self.far[1000:]
-            await self._ask("cancel", self._app.cancel_many(some), len(some))
+        """Change at once what is still to be changed."""
+        while self._changes:
+            some, self._changes = self._changes[:1000], self._changes[1000:]
+            await asyncio.gather(*self._changed(some))
 
     # --- a moment
 
     async def _tick(self, count: int) -> None:
-        now = time.monotonic()
-        work: list[Awaitable[None]] = []
+        now, due = time.monotonic(), []
+        while self._changes and self._changes[0].at <= now:
+            due.append(heapq.heappop(self._changes))
+        work = self._changed(due)
         if count > 0:
-            self.asked += count
-            work.append(self._begin(*self._new(count, now)))
-            work += self._changes_of_far()
-        while self._later and self._later[0][0] <= now:
-            _, verb, topic, key = heapq.heappop(self._later)
-            work.append(self._change(verb, topic, key))
-        if now - self._redriven > 1:
-            self._redriven = now
-            work.append(self._redrive())
+            work.append(self._begin(count, now))
         await asyncio.gather(*work)
 
-    def _new(self, count: int, now: float) -> tuple[list[NewTask], list[NewTask]]:
-        """Some tasks due soon, of which it is noted what is to become of them, and some far off."""
-        chance, tasks = self._chance, []
-        for _ in range(self._share(count * 0.6)):
-            [topic] = chance.choices(_TOPICS, _WEIGHTS)
-            delay = chance.randint(_SOONEST, self._soon)
-            task = self._app.new(topic, PAYLOAD, delay=f"{delay}ms")
-            tasks.append(task)
-            if chance.random() < _CHANGED:
-                # a quarter of them within 20 ms of the due time, where they race with the lease
-                moment = delay + chance.uniform(-20, 20) if chance.random() < 0.25 else chance.uniform(0, delay)
-                verb = chance.choice(("reschedule", "fire_now", "cancel"))
-                heapq.heappush(self._later, (now + max(0.0, moment) / 1000, verb, topic, task.key))
-        for _ in range(self._share(count * 0.1 / _GROUP)):
-            group = new_id()
-            delays = [chance.randint(self._soon // 2, self._soon) for _ in range(_GROUP)]
-            tasks += [self._app.new(PLAIN, PAYLOAD, group=group, delay=f"{delay}ms") for delay in delays]
-            verb = chance.choice(("cancel_group", "later", "earlier", ""))
-            if verb:
-                heapq.heappush(self._later, (now + chance.uniform(0, self._soon / 1000), verb, PLAIN, group))
-        hours = (chance.randint(_HOUR, 2 * _HOUR) for _ in range(count - len(tasks)))
-        return tasks, [self._app.new(PLAIN, PAYLOAD, delay=f"{delay}ms") for delay in hours]
-
-    async def _begin(self, soon: list[NewTask], far: list[NewTask]) -> None:
-        await self._schedule(soon + far)
-        # now that they are there: what is taken before would not be found, and would stay
-        self.far += [Ref(task.topic, task.key) for task in far]
-
-    def _share(self, wanted: float) -> int:
-        """So many on average."""
-        return int(wanted) + (self._chance.random() < wanted % 1)
+    async def _begin(self, count: int, now: float) -> None:
+        """Schedule so many tasks, or a few more, and note what is to become of them."""
+        chance, tasks, changes = self._chance, list[NewTask](), list[_Change]()
+        while len(tasks) < count:
+            [kind] = chance.choices(_KINDS, _KIND_WEIGHTS)
+            if kind == "soon":
+                [topic] = chance.choices(_TOPICS, _WEIGHTS)
+                delay = chance.randint(_SOONEST, self._soon)
+                tasks.append(self._app.new(topic, PAYLOAD, delay=f"{delay}ms"))
+                if chance.random() < _CHANGED:
+                    # a quarter of them within 20 ms of the due time, where they race with the lease
+                    moment = delay + chance.uniform(-20, 20) if chance.random() < 0.25 else chance.uniform(0, delay)
+                    verb = chance.choice(("reschedule", "fire_now", "cancel"))
+                    changes.append(_Change(now + moment / 1000, verb, topic, tasks[-1].key))
+            elif kind == "group":
+                group = new_id()
+                delays = [chance.randint(self._soon // 2, self._soon) for _ in range(_GROUP)]
+                tasks += [self._app.new(PLAIN, PAYLOAD, group=group, delay=f"{delay}ms") for delay in delays]
+                verb, moment = chance.choice(("cancel_group", "later", "earlier", "")), chance.uniform(0, self._soon)
+                if verb:
+                    changes.append(_Change(now + moment / 1000, verb, PLAIN, group))
+            else:
+                tasks.append(self._app.new(PLAIN, PAYLOAD, delay=f"{chance.randint(_HOUR, 2 * _HOUR)}ms"))
+                verb = chance.choice(("reschedule", "fire_now", "cancel", "cancel"))
+                changes.append(_Change(now + _FAR_SECONDS, verb, PLAIN, tasks[-1].key, far=True))
+        self.asked += len(tasks)
+        await self._schedule(tasks)
+        # now that they are there: what is changed before would not be found, and stay for an hour
+        for change in changes:
+            self.far += change.far
+            heapq.heappush(self._changes, change)
 
     async def _schedule(self, tasks: Sequence[NewTask]) -> None:
         """Half of the time in one call, else one by one at once, as many coroutines do it."""
@@ -156,49 +157,41 @@ class Load:
         else:
             await asyncio.gather(*(self._ask("schedule", self._app.schedule_new(task)) for task in tasks))
 
-    def _changes_of_far(self) -> list[Awaitable[None]]:
-        """Of what is far off, so much that the same number stays."""
-        app, too_many = self._app, len(self.far) - int(self._rate * 0.3 * _FAR_SECONDS)
-        by_verb: dict[int, list[Ref]] = {0: [], 1: [], 2: []}
-        for _ in range(max(0, too_many)):
-            by_verb[min(2, self._chance.randrange(4))].append(self._taken())
-        moved, fired, cancelled = by_verb.values()
-        moves = [(ref, self._soon_delay()) for ref in moved]
-        return [
-            self._ask(verb, call, len(some))
-            for verb, call, some in (
-                ("reschedule", app.reschedule_many(moves), moved),
-                ("fire_now", app.fire_many(fired), fired),
-                ("cancel", app.cancel_many(cancelled), cancelled),
-            )
-        ]
-
-    def _taken(self) -> Ref:
-        """One of what is far off, any of them."""
-        far, place = self.far, self._chance.randrange(len(self.far))
-        far[place], far[-1] = far[-1], far[place]
-        return far.pop()
-
-    async def _change(self, verb: str, topic: str, key: str) -> None:
-        app = self._app
-        if verb == "cancel":
-            await self._ask(verb, app.cancel(topic, key))
-        elif verb == "fire_now":
-            await self._ask(verb, app.fire_now(topic, key))
-        elif verb == "reschedule":
-            await self._ask(verb, app.reschedule(topic, key, delay=self._soon_delay()))
-        elif verb == "cancel_group":
-            await self._ask(verb, app.cancel_group(key), _GROUP)
-        else:
-            await self._ask("shift", app.shift(key, "500ms" if verb == "later" else "-500ms"), _GROUP)
+    def _changed(self, changes: Iterable[_Change]) -> list[Awaitable[None]]:
+        """Those of what is far off in one call for each verb, all others one by one."""
+        app, work = self._app, list[Awaitable[None]]()
+        together: dict[str, list[Ref]] = defaultdict(list)
+        for _, verb, topic, key, far in changes:
+            if far:
+                together[verb].append(Ref(topic, key))
+            elif verb == "cancel":
+                work.append(self._ask(verb, app.cancel(topic, key)))
+            elif verb == "fire_now":
+                work.append(self._ask(verb, app.fire_now(topic, key)))
+            elif verb == "reschedule":
+                work.append(self._ask(verb, app.reschedule(topic, key, delay=self._soon_delay())))
+            elif verb == "cancel_group":
+                work.append(self._ask(verb, app.cancel_group(key), _GROUP))
+            else:
+                work.append(self._ask("shift", app.shift(key, "500ms" if verb == "later" else "-500ms"), _GROUP))
+        for verb, refs in together.items():
+            self.far -= len(refs)
+            if verb == "cancel":
+                work.append(self._ask(verb, app.cancel_many(refs), len(refs)))
+            elif verb == "fire_now":
+                work.append(self._ask(verb, app.fire_many(refs), len(refs)))
+            else:
+                moves = [(ref, self._soon_delay()) for ref in refs]
+                work.append(self._ask(verb, app.reschedule_many(moves), len(refs)))
+        return work
 
     def _soon_delay(self) -> str:
         return f"{self._chance.randint(_SOONEST, self._soon)}ms"
 
-    async def _redrive(self) -> None:
+    async def _redrive(self, most: int) -> None:
         """Some of what is dead."""
         try:
-            most, found = max(1, int(self._rate * _REDRIVEN)), []
+            found = []
             async for task in self._app.find(topic=FAILING, state="dead", page=most):
                 found.append(Ref(task.topic, task.key))
                 if len(found) == most:

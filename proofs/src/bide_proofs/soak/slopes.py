@@ -24,7 +24,9 @@ from statistics import fmean, median
 from typing import Any, NamedTuple
 
 from msgspec import Struct
+from msgspec.structs import asdict
 
+from bide.cli.bench.plan import rounded
 from bide.engine.keeper import PURGE_EVERY
 
 FLAT, SETTLED, GROWS = "flat", "settled", "grows"
@@ -94,6 +96,13 @@ class Slope(Struct, frozen=True, kw_only=True):
     """Over the time that was looked at."""
     verdict: str
 
+    def rounded(self) -> dict[str, Any]:
+        """As it is written down."""
+        return {part: rounded(value) if isinstance(value, float) else value for part, value in asdict(self).items()}
+
+    def __str__(self) -> str:
+        return f"{rounded(self.per_minute)} a minute, from {rounded(self.first)} to {rounded(self.last)}"
+
 
 def judge(points: Sequence[tuple[float, float]], allowed: float, *, period: float = 0.0) -> Slope | None:
     """Of samples (seconds, value) in the order of time, the first fifth left out. None: too few to say anything.
@@ -105,7 +114,7 @@ def judge(points: Sequence[tuple[float, float]], allowed: float, *, period: floa
         return None
     begins = points[0][0] + WARM_UP * (points[-1][0] - points[0][0])
     after = [(at, value) for at, value in points if at >= begins]
-    kept = _together([(at / 60, value) for at, value in (_whole(after, period) if period else after)])
+    kept = [(at / 60, value) for at, value in _medians(after, period)]
     if len(kept) < _FEWEST or kept[-1][0] <= kept[0][0]:
         return None
     low, slope, high = interval(kept)
@@ -139,26 +148,20 @@ def interval(points: Sequence[tuple[float, float]]) -> tuple[float, float, float
     return slopes[at], median(slopes), slopes[-1 - at]
 
 
-def _whole(points: Sequence[tuple[float, float]], period: float) -> Sequence[tuple[float, float]]:
-    """One for each whole period, counted from the end."""
-    groups: dict[int, list[tuple[float, float]]] = {}
-    for at, value in points:
-        groups.setdefault(int((points[-1][0] - at) / period), []).append((at, value))
-    whole = int((points[-1][0] - points[0][0]) / period)
-    return [
-        (median(at for at, _ in groups[number]), median(value for _, value in groups[number]))
-        for number in range(whole - 1, -1, -1)
-        if number in groups
-    ]
-
-
-def _together(points: Sequence[tuple[float, float]]) -> Sequence[tuple[float, float]]:
-    """At most `_MOST` of them, each the median of some that follow each other."""
-    some = -(-len(points) // _MOST)
-    if some <= 1:
+def _medians(points: Sequence[tuple[float, float]], period: float) -> Sequence[tuple[float, float]]:
+    """One point for each whole period, counted from the end, and no more than `_MOST`; all if there is no period."""
+    span = points[-1][0] - points[0][0]
+    length = max(period, span / _MOST) if period or len(points) > _MOST else 0.0
+    if not length:
         return points
-    groups = [points[first : first + some] for first in range(0, len(points), some)]
-    return [(median(at for at, _ in group), median(value for _, value in group)) for group in groups]
+    groups: dict[int, list[tuple[float, float]]] = {}
+    for at, value in reversed(points):
+        groups.setdefault(int((points[-1][0] - at) / length), []).append((at, value))
+    return [
+        (median(at for at, _ in group), median(value for _, value in group))
+        for number, group in reversed(groups.items())
+        if number < int(span / length)
+    ]
 
 
 def judged(samples: Sequence[Mapping[str, Any]]) -> dict[str, Slope]:

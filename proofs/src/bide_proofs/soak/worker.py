@@ -17,8 +17,8 @@ from bide.core.outcomes import Dead, Defer, Retry
 from bide.core.records import Record, Settlement, Verdict
 from bide.core.tasks import Task
 from bide.settings import Settings
-from bide_proofs.harness.child import Parent, ready, run, say, spec_of
 from bide_proofs.harness.command import percentiles
+from bide_proofs.harness.processes import Parent, ready, run, say, spec_of
 
 PLAIN, KEPT, FAILING, THREADED = TOPICS = ("soak.plain", "soak.kept", "soak.failing", "soak.threaded")
 ON_PURPOSE = "the soak lets it fail"

@@ -8,7 +8,7 @@ from typing import Any
 
 from bide_proofs.harness.command import WrongByKind, not_in_memory, parser_of, tried
 from bide_proofs.torture.plain import server_at
-from bide_proofs.torture.run import add_options, plan_of, tortured
+from bide_proofs.torture.run import add_options, tortured
 from bide_proofs.torture.server import Server
 
 
@@ -32,13 +32,10 @@ def main() -> int:
         parser.error("give either a URL or --server")
     if given.url is not None:
         not_in_memory(parser, given.url)
-    plan = plan_of(
-        given, clients=given.clients, workers=given.workers, without=given.without, only=given.only
-    )  # fmt: skip
 
     async def run(folder: Path) -> tuple[dict[str, Any], WrongByKind]:
         server = server_at(given.url, folder) if given.server is None else _server_of(given.server, folder)
-        return await tortured(server, plan, folder)
+        return await tortured(server, given, folder)
 
     return tried("torture", run, results=given.results, keep=given.keep)
 

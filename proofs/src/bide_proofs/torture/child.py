@@ -18,7 +18,7 @@ import msgspec
 from bide.core.errors import StoreError, StoreMismatch
 from bide.testing.history.journal import Journal, Log
 from bide.testing.history.recording import RecordedClient, Recording
-from bide_proofs.harness.child import Parent, ready, run, spec_of
+from bide_proofs.harness.processes import Parent, ready, run, spec_of
 from bide_proofs.servers.clock import CLOCK_FILE
 from bide_proofs.torture.clock import SharedClock
 from bide_proofs.torture.load import CALLERS, Caller

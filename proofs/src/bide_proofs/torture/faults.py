@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import asyncio
 import random
 import threading
@@ -58,23 +59,20 @@ Lane = Callable[[Collection[str], random.Random], Awaitable[None]]
 
 
 class Faults:
-    """Lanes on one server, its proxies and the processes. `pace` divides the pauses between faults.
+    """Lanes on one server, its proxies, the processes, and the `wrong` clock that some of them have.
 
-    With `only` no other kinds are caused; those of `without` are not. Raises BadInput where none is left. `spare`
-    processes of a kind are always left at work by kills.
+    Of the options `pace` divides the pauses between faults; with `only` no other kinds are caused; those of `without`
+    are not; `spare` processes of a kind are always left at work by kills. Raises BadInput where no kind is left.
     """
 
     def __init__(
-        self, server: Server, group: ProcessGroup, log: FaultLog, *, seed: int, pace: float, wrong: ServerClock | None,
-        without: Collection[str] = (), only: Collection[str] = (), spare: int = 0,
-    ) -> None:  # fmt: skip
+        self, server: Server, group: ProcessGroup, log: FaultLog, plan: argparse.Namespace, wrong: ServerClock | None
+    ) -> None:
         self._server = server
         self._group = group
         self._log = log
-        self._pace = pace
         self._wrong = wrong
-        self._seed = seed
-        self._spare = spare
+        self._plan = plan
         self._over = False
         self._tasks: list[asyncio.Task[None]] = []
         self._killing: asyncio.Future[bool] | None = None
@@ -91,16 +89,18 @@ class Faults:
         self._lanes = [
             (name, lane, pauses, allowed)
             for name, lane, pauses, kinds in lanes
-            if (allowed := [kind for kind in kinds if kind not in without and (not only or kind in only)])
+            if (
+                allowed := [kind for kind in kinds if kind not in plan.without and (not plan.only or kind in plan.only)]
+            )
         ]
         if not self._lanes:
             known = sorted({kind for _, _, _, kinds in lanes for kind in kinds})
-            raise BadInput("--only", ", ".join(only), f"some of: {', '.join(known)}")
+            raise BadInput("--only", ", ".join(plan.only), f"some of: {', '.join(known)}")
 
     def start(self) -> None:
         """Begin; each lane goes on by itself."""
         for name, lane, pauses, kinds in self._lanes:
-            chance = random.Random(f"{self._seed}/{name}")
+            chance = random.Random(f"{self._plan.seed}/{name}")
             self._tasks.append(asyncio.create_task(self._go(lane, kinds, chance, pauses), name=name))
 
     async def stop(self) -> None:
@@ -128,7 +128,7 @@ class Faults:
 
     async def _go(self, lane: Lane, kinds: Collection[str], chance: random.Random, pauses: tuple[float, float]) -> None:
         while not self._over:  # a cancellation may get lost in a driver that is asked something just then
-            await asyncio.sleep(chance.uniform(*pauses) / self._pace)
+            await asyncio.sleep(chance.uniform(*pauses) / self._plan.pace)
             await lane(kinds, chance)
 
     async def _kills(self, kinds: Collection[str], chance: random.Random) -> None:
@@ -149,9 +149,9 @@ class Faults:
         shares = {kind: share for kind, share in _SHARES.items() if f"{what} {kind}" in kinds}
         [kind] = chance.choices(list(shares), list(shares.values()))
         children = self._group.of(kind)
-        if self._spare:
+        if self._plan.spare:
             children = [child for child in children if READY in child.said]
-            if len(children) <= self._spare:
+            if len(children) <= self._plan.spare:
                 return None
         return chance.choice(children) if children else None
 

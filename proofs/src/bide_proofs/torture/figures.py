@@ -5,7 +5,6 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
-from itertools import pairwise
 from typing import Any
 
 from bide.core.records import Result, Token
@@ -26,9 +25,8 @@ class Figures:
         self.scheduled = self.deliveries = self.again = 0
         """`again`: deliveries after a lease that had ended without an outcome."""
         self.lateness: list[float] = []
-        """Milliseconds from the wake to the first line of the handler, by the store's clock."""
-        self.lateness_again: list[float] = []
-        """The same of deliveries that follow a lost lease, from the wake of the first."""
+        """Milliseconds from the wake to the first line of the handler, by the store's clock; without those deliveries
+        that follow a lost lease."""
         self.moments: list[int] = []
         """When deliveries began."""
         self.failed: list[ev.Failed] = []
@@ -40,26 +38,13 @@ class Figures:
             self._take(event)
 
     def recovery(self, spans: Sequence[Span]) -> dict[str, dict[str, float]]:
-        """Of each kind of fault: seconds from its end to the next delivery, and the longest pause between two
-        deliveries of which it, or another at the same time, may be the cause."""
+        """Of each kind of fault: seconds from its end to the next delivery."""
         lengths: dict[str, list[float]] = defaultdict(list)
-        pauses: dict[str, float] = defaultdict(float)
-        for kind, begun, over in spans:
-            first, place = bisect_left(self.moments, begun), bisect_left(self.moments, over)
+        for kind, _, over in spans:
+            place = bisect_left(self.moments, over)
             if place < len(self.moments):
                 lengths[kind].append((self.moments[place] - over) / 1e9)
-            pauses[kind] = max(pauses[kind], _longest_pause(self.moments[max(0, first - 1) : place + 1]))
-        shown = {}
-        for kind, those in sorted(lengths.items()):
-            parts = percentiles(those)
-            shown[kind] = {"p50": parts["p50"], "most": parts["most"], "longest_pause": pauses[kind]}
-        return shown
-
-    def silence(self, spans: Sequence[Span]) -> dict[str, Any]:
-        """The longest time between two deliveries, in seconds, and what went on meanwhile."""
-        before, after = max(pairwise(self.moments), key=lambda pair: pair[1] - pair[0], default=(0, 0))
-        meanwhile = Counter(kind for kind, begun, over in spans if begun < after and over > before)
-        return {"seconds": round((after - before) / 1e9, 2), "meanwhile": dict(sorted(meanwhile.items()))}
+        return {kind: percentiles(those) for kind, those in sorted(lengths.items())}
 
     def load(self) -> dict[str, Any]:
         """Counts of calls, answers, deliveries and outcomes."""
@@ -92,8 +77,8 @@ class Figures:
         elif isinstance(event, ev.Began):
             self.deliveries += 1
             self.moments.append(event.at)
-            again = (event.topic, event.key, event.token) in self._after_loss
-            (self.lateness_again if again else self.lateness).append(event.clock - event.planned_at)
+            if (event.topic, event.key, event.token) not in self._after_loss:
+                self.lateness.append(event.clock - event.planned_at)
 
     def _failed(self, event: ev.Failed) -> None:
         asked = self._asked.pop(event.call, None)
@@ -102,7 +87,3 @@ class Figures:
         self.verbs[asked.asks]["unknown" if event.unknown else "failed"] += 1
         if not event.error.startswith("CancelledError"):  # by its own caller
             self.failed.append(event)
-
-
-def _longest_pause(moments: Sequence[int]) -> float:
-    return round(max((after - before for before, after in pairwise(moments)), default=0) / 1e9, 2)

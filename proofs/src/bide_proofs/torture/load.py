@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.names import new_id
-from bide.core.records import NewTask, Record, Token
+from bide.core.records import NewTask, Token
 from bide.testing.history.recording import RecordedClient
 from bide_proofs.torture.clock import SharedClock
 from bide_proofs.torture.topics import DYING, FAILING, TOPICS, WEIGHTS
@@ -39,7 +39,7 @@ class Caller:
         self._chance = chance
         self._farthest = farthest
         self._tokens: dict[tuple[str, str], Token] = {}
-        verbs: Mapping[Callable[[], Awaitable[object]], int] = {
+        verbs: Mapping[Callable[[], Awaitable[list[Any]]], int] = {
             self._schedule: 42, self._schedule_many: 4, self._reschedule: 10, self._fire: 8, self._cancel: 9,
             self._redrive: 8, self._get: 8, self._shift: 2, self._cancel_group: 1,
         }  # fmt: skip
@@ -56,53 +56,47 @@ class Caller:
             # it is in the history, and the next one is asked all the same, as by people
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(patience):
-                    await verb()
+                    self._remember(await verb())
 
-    # the verbs
+    # the verbs; what they answer is remembered
 
-    async def _schedule(self) -> None:
-        self._remember(await self._client.schedule(self._new()))
+    async def _schedule(self) -> list[Any]:
+        return [await self._client.schedule(self._new())]
 
-    async def _schedule_many(self) -> None:
-        answers: list[Any]
+    async def _schedule_many(self) -> list[Any]:
         try:
-            answers = await self._client.schedule_many([self._new() for _ in range(self._chance.randint(2, 10))])
+            return list(await self._client.schedule_many([self._new() for _ in range(self._chance.randint(2, 10))]))
         except PartlyFailed as partly:
-            answers = list(partly.answers)
-        for answer in answers:
-            self._remember(answer)
+            return list(partly.answers)
 
-    async def _reschedule(self) -> None:
+    async def _reschedule(self) -> list[Any]:
         (topic, key), options = self._aim()
         delay = self._delay()
         when: dict[str, Any] = {"delay": delay} if self._chance.random() < 0.7 else {"at": self._at(delay)}
-        self._remember(await self._client.reschedule(topic, key, **when, **options))
+        return [await self._client.reschedule(topic, key, **when, **options)]
 
-    async def _fire(self) -> None:
+    async def _fire(self) -> list[Any]:
         (topic, key), options = self._aim()
-        self._remember(await self._client.fire_now(topic, key, **options))
+        return [await self._client.fire_now(topic, key, **options)]
 
-    async def _cancel(self) -> None:
+    async def _cancel(self) -> list[Any]:
         (topic, key), options = self._aim()
-        self._remember(await self._client.cancel(topic, key, **options))
+        return [await self._client.cancel(topic, key, **options)]
 
-    async def _redrive(self) -> None:
+    async def _redrive(self) -> list[Any]:
         topic, key = self._pair(self._chance.choice((DYING, DYING, FAILING)))
         delay = timedelta(milliseconds=self._chance.choice((0, 50, 700)))
-        self._remember(await self._client.redrive(topic, key, delay=delay))
+        return [await self._client.redrive(topic, key, delay=delay)]
 
-    async def _get(self) -> None:
-        task = await self._client.get(*self._pair())
-        if task is not None:
-            self._remember_record(task.record)
+    async def _get(self) -> list[Any]:
+        return [await self._client.get(*self._pair())]
 
-    async def _shift(self) -> None:
-        for answer in await self._client.shift(self._group(), timedelta(seconds=self._chance.uniform(-4, 4))):
-            self._remember(answer)
+    async def _shift(self) -> list[Any]:
+        return list(await self._client.shift(self._group(), timedelta(seconds=self._chance.uniform(-4, 4))))
 
-    async def _cancel_group(self) -> None:
+    async def _cancel_group(self) -> list[Any]:
         [topic] = self._chance.choices(TOPICS, WEIGHTS)
-        await self._client.cancel_group(self._group(), topic=topic)
+        return list(await self._client.cancel_group(self._group(), topic=topic))
 
     # what they are about
 
@@ -147,12 +141,11 @@ class Caller:
         pair, token = self._chance.choice(list(self._tokens.items()))
         return pair, {"if_token": token} if self._chance.random() < 0.3 else {}
 
-    def _remember(self, answer: Any) -> None:
-        record = getattr(answer, "record", None)
-        if record is not None:
-            self._remember_record(record)
-
-    def _remember_record(self, record: Record) -> None:
-        self._tokens[record.topic, record.key] = record.token
-        if len(self._tokens) > 50:
-            self._tokens.pop(next(iter(self._tokens)))
+    def _remember(self, answers: Sequence[Any]) -> None:
+        """The newest tokens of fifty tasks; an answer may be an error, or nothing."""
+        for answer in answers:
+            record = getattr(answer, "record", None)
+            if record is not None:
+                self._tokens[record.topic, record.key] = record.token
+                if len(self._tokens) > 50:
+                    self._tokens.pop(next(iter(self._tokens)))

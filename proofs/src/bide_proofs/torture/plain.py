@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import errno
-import os
 import random
 import sqlite3
 import subprocess
 import sys
 from collections.abc import Mapping
 from contextlib import AsyncExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, unquote, urlsplit, urlunsplit
@@ -17,8 +16,8 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 from bide.testing.proxy import FaultProxy
 from bide.wiring import without_secrets
 from bide_proofs.harness.stores import own_namespace
-from bide_proofs.servers.disk import Disk
-from bide_proofs.torture.server import CLOCK, DISK, FAILOVER, FARTHEST, OOM, RESTART, Server, Trouble, Wait
+from bide_proofs.servers.disk import ROOM, Disk
+from bide_proofs.torture.server import FARTHEST, Common, Server, Trouble, Wait
 
 _SIZE = 48 * 1024 * 1024
 """Bytes of the filesystem that is filled."""
@@ -57,15 +56,20 @@ class SqliteFile(Server):
         if self._own:
             self._disk.make()
             refused = self._disk.refused
-        no_disk = {DISK: refused} if refused else {}
-        self.cannot = {**dict.fromkeys((*_THROUGH_PROXIES, RESTART, FAILOVER, OOM), _NO_SERVER), **no_disk}
+        without_server = (*_THROUGH_PROXIES, Common.RESTART, Common.FAILOVER, Common.OOM)
+        self.cannot = dict.fromkeys(without_server, _NO_SERVER)
+        if refused:
+            self.cannot[Common.DISK] = refused
         self.direct = f"sqlite:///{quote(self._file)}"
         self.urls = (self.direct,)
 
     def troubles(self) -> Mapping[str, Trouble]:
-        troubles: dict[str, Trouble] = {"another process holds the write lock": self._locked, CLOCK: self._jump}
+        troubles: dict[str, Trouble] = {"another process holds the write lock": self._locked, Common.CLOCK: self._jump}
         if self._disk.mounted:
-            troubles |= {"disk nearly full": self._nearly_full, DISK: self._full}
+            troubles |= {
+                "disk nearly full": partial(self._full, _BELOW_RESERVE),
+                Common.DISK: partial(self._full, ROOM),
+            }
         return troubles
 
     async def stop(self) -> None:
@@ -78,24 +82,15 @@ class SqliteFile(Server):
             "filesystem": f"tmpfs of {_SIZE >> 20} MiB" if self._disk.mounted else "that of the path",
         }
 
-    def _nearly_full(self, chance: random.Random, wait: Wait) -> str:
-        ballast, seconds = self._disk.place / "ballast", chance.uniform(1, 4)
+    def _full(self, left: int, chance: random.Random, wait: Wait) -> str:
+        """Leave the disk so few bytes for a while."""
+        seconds = chance.uniform(0.5, 4)
         try:
-            _write_until(ballast, _BELOW_RESERVE)
-            left = _left(ballast)
-            wait(seconds)
-        finally:
-            ballast.unlink(missing_ok=True)
-        return f"the disk had {left} bytes left for {seconds:.1f} s"
-
-    def _full(self, chance: random.Random, wait: Wait) -> str:
-        seconds = chance.uniform(0.5, 3)
-        try:
-            used = self._disk.fill()
+            used = self._disk.fill(left)
             wait(seconds)
         finally:
             self._disk.free()
-        return f"the disk was full for {seconds:.1f} s with {used} bytes on it"
+        return f"the disk was full for {seconds:.1f} s but for {left} bytes, with {used} on it"
 
     def _locked(self, chance: random.Random, wait: Wait) -> str:
         seconds = chance.uniform(0.2, 8)
@@ -118,24 +113,6 @@ class SqliteFile(Server):
         return f"the clock of every process went from {before:+.1f} s to {self.ahead:+.1f} s"
 
 
-def _write_until(ballast: Path, left: int) -> None:
-    """Fill the filesystem until so many bytes are free on it."""
-    with ballast.open("ab", buffering=0) as file:
-        while (excess := _left(ballast) - left) > 0:
-            try:
-                file.write(bytes(min(excess, 1 << 20)))
-            except OSError as error:
-                if error.errno == errno.ENOSPC:
-                    return
-                raise
-
-
-def _left(file: Path) -> int:
-    """Bytes that are free on the filesystem of a file."""
-    found = os.statvfs(file.parent)
-    return found.f_bavail * found.f_frsize
-
-
 class SomebodysServer(Server):
     """A server that runs already, with a proxy before it; it is not stopped, filled or told another time."""
 
@@ -143,7 +120,9 @@ class SomebodysServer(Server):
         super().__init__(url)
         self.name = urlsplit(url).scheme
         self.gives_back = self.name == "redis+cluster"
-        self.cannot = dict.fromkeys((RESTART, FAILOVER, DISK, OOM, CLOCK), "the server is somebody else's")
+        self.cannot = dict.fromkeys(
+            (Common.RESTART, Common.FAILOVER, Common.DISK, Common.OOM, Common.CLOCK), "the server is somebody else's"
+        )
         self._entered = AsyncExitStack()
 
     async def start(self) -> None:

@@ -6,6 +6,7 @@ import asyncio
 import random
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from enum import StrEnum
 from typing import Any, TypeAlias, TypeVar
 
 from bide.testing.proxy import FaultProxy
@@ -18,11 +19,22 @@ Trouble: TypeAlias = Callable[[random.Random, Wait], str]
 it did. It blocks, and so runs on a thread beside the event loop of the proxies. What it raises ends the run: it is a
 mistake of the harness."""
 
-KILL, RESTART, STILL, FAILOVER, HAND_OVER, MEMORY, CROWDED, DISK, CLOCK, OOM = (
-    "kill -9 of the server", "server restart", "SIGSTOP of the server", "failover", "hand-over", "memory full",
-    "too many connections", "disk full", "clock jump", "OOM",
-)  # fmt: skip
-"""The names of troubles that more than one kind of store has."""
+
+class Common(StrEnum):
+    """Troubles that more than one kind of store has."""
+
+    KILL = "kill -9 of the server"
+    RESTART = "server restart"
+    STILL = "SIGSTOP of the server"
+    FAILOVER = "failover"
+    HAND_OVER = "hand-over"
+    MEMORY = "memory full"
+    CROWDED = "too many connections"
+    DISK = "disk full"
+    CLOCK = "clock jump"
+    OOM = "OOM"
+
+
 FARTHEST = 2.0
 """Seconds by which a store's clock is set wrong at most, either way."""
 
@@ -52,7 +64,7 @@ class Server:
         self.proxies: Sequence[FaultProxy] = ()
         """Whose connections may be reset, held, delayed, throttled and robbed of replies. Empty where nothing goes over
         TCP."""
-        self.cannot: Mapping[str, str] = {}
+        self.cannot: dict[str, str] = {}
         """Troubles that the server cannot have here, with the reason, for the report."""
         self.environment: Mapping[str, str] = {}
         """Of clients and workers, besides the run's own."""

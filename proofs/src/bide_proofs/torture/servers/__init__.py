@@ -15,8 +15,7 @@ from bide_proofs.torture.servers.http import TorturedService
 from bide_proofs.torture.servers.mariadb import TorturedMariaDb
 from bide_proofs.torture.servers.postgres import TorturedPostgres
 from bide_proofs.torture.servers.redis import TorturedRedis
-from bide_proofs.torture.servers.redis_cluster import TorturedCluster
-from bide_proofs.torture.servers.redis_sentinel import TorturedSentinel
+from bide_proofs.torture.servers.redis_replicas import TorturedCluster, TorturedSentinel
 
 _KINDS: Mapping[str, Callable[[Path], Server]] = {
     "sqlite": SqliteFile,
@@ -26,7 +25,6 @@ _KINDS: Mapping[str, Callable[[Path], Server]] = {
     "postgres": TorturedPostgres,
     "mariadb": TorturedMariaDb,
     "http": lambda folder: TorturedService(folder, TorturedRedis(folder / "store")),
-    "http-postgres": lambda folder: TorturedService(folder, TorturedPostgres(folder / "store")),
 }
 
 

@@ -17,9 +17,10 @@ from bide_proofs.torture.servers.private import PrivateServer, befalls, killed, 
 class TorturedService(PrivateServer):
     """Over `store`, which is started, tortured and stopped with them."""
 
+    name = "http"
+
     def __init__(self, folder: Path, store: PrivateServer) -> None:
         super().__init__(folder)
-        self.name = "http" if store.name == "redis" else f"http-{store.name}"
         self.store = store
         self.clock = store.clock
         self.instances = [ServiceProcess(folder / f"instance-{number}", name=f"instance {number}") for number in (1, 2)]

@@ -4,22 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import random
 import shutil
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any, ClassVar
 
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.mariadb import ADMINISTRATOR, BINARY_LOG, DATABASE, PACKAGES, USER, MariaDbServer, connect
 from bide_proofs.servers.process import HOST, ServerFailed, program, until
-from bide_proofs.torture.server import OOM, Wait
-from bide_proofs.torture.servers.pair import CONNECTIONS, TorturedPair
-from bide_proofs.torture.servers.private import CROWDED_FOR, KILLED_FOR_MEMORY
+from bide_proofs.torture.server import Common
+from bide_proofs.torture.servers.private import CONNECTIONS, KILLED_FOR_MEMORY, TorturedPair
 
-_FEWEST = 10
-"""The fewest connections that MariaDB can be told to take."""
 _WAIT = 3_000
 """Milliseconds for which a commit waits for the replica; then none does until that is there again. Without an end
 MariaDB 10.11 can stand still for ever: a replica that comes back while a commit waits for it is not let in before its
@@ -50,6 +46,16 @@ class _Server(OnDisk, MariaDbServer):
     def fill(self) -> None:
         super().fill()
         self.make_disk()
+
+    def stranger(self) -> AbstractContextManager[Any]:
+        return closing(connect(self.administrators_url))
+
+    def throw_out(self, stranger: Any) -> None:
+        with stranger.cursor() as cursor:
+            cursor.execute(f"SELECT id FROM information_schema.processlist WHERE user = '{USER}'")
+            for (client,) in cursor.fetchall():
+                with contextlib.suppress(Exception):  # it has gone by itself since
+                    cursor.execute(f"KILL {client}")
 
     def discard(self) -> None:
         self.remove_disk()
@@ -129,7 +135,7 @@ class TorturedMariaDb(TorturedPair):
         f"a primary and a replica, each behind a proxy, replication not; {CONNECTIONS} connections; only "
         "the tables are on the disk that can be full"
     )
-    lacks: ClassVar[Mapping[str, str]] = {OOM: KILLED_FOR_MEMORY}
+    lacks: ClassVar[Mapping[str, str]] = {Common.OOM: KILLED_FOR_MEMORY}
 
     def options(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
         return {**_OPTIONS, "server-id": "1"}, {**_OPTIONS, "server-id": "2"}
@@ -146,24 +152,3 @@ class TorturedMariaDb(TorturedPair):
     def run(self) -> None:
         super().run()
         self.version = f"MariaDB {self.primary.value('SELECT VERSION()')}"
-
-    def crowded(self, chance: random.Random, wait: Wait) -> str:
-        lasts, node = chance.uniform(*CROWDED_FOR), self.primary
-        with ExitStack() as open_to_us:
-
-            def another() -> Any:
-                return open_to_us.enter_context(closing(connect(node.administrators_url)))
-
-            there = node.ask(f"SELECT id FROM information_schema.processlist WHERE user = '{USER}'")
-            administrator = another().cursor()
-            for _ in range(_FEWEST):
-                another()
-            try:
-                administrator.execute(f"SET GLOBAL max_connections = {_FEWEST}")
-                for (client,) in there:
-                    with contextlib.suppress(Exception):  # it has gone by itself since
-                        administrator.execute(f"KILL {client}")
-                wait(lasts)
-            finally:
-                administrator.execute(f"SET GLOBAL max_connections = {CONNECTIONS}")
-        return f"threw all clients out, and let strangers have all {_FEWEST} connections for {lasts:.1f} s"

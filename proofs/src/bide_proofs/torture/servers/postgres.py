@@ -6,17 +6,19 @@ import asyncio
 import contextlib
 import random
 import shutil
-import time
 from collections.abc import Mapping
-from contextlib import ExitStack, closing
+from contextlib import AbstractContextManager, closing
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.postgres import DATABASE, USER, PostgresServer
 from bide_proofs.servers.process import HOST, until
-from bide_proofs.torture.server import OOM, Trouble, Wait
-from bide_proofs.torture.servers.pair import CONNECTIONS, TorturedPair
-from bide_proofs.torture.servers.private import CROWDED_FOR
+from bide_proofs.torture.server import Common, Trouble, Wait
+from bide_proofs.torture.servers.private import CONNECTIONS, TorturedPair
+
+if TYPE_CHECKING:
+    import psycopg
 
 _STRANGER = "stranger"
 _OTHERS = (
@@ -69,6 +71,17 @@ class _Server(OnDisk, PostgresServer):
         with contextlib.suppress(OSError, psycopg.Error):  # it is to be refused, and may end the server
             self.ask("SELECT pg_switch_wal()", "CREATE TABLE one_more ()", "DROP TABLE one_more")
 
+    def stranger(self) -> AbstractContextManager[psycopg.Connection]:
+        import psycopg
+
+        try:
+            return closing(psycopg.connect(f"{self.url}?application_name={_STRANGER}", autocommit=True))
+        except psycopg.OperationalError as error:
+            raise OSError(str(error)) from error
+
+    def throw_out(self, stranger: psycopg.Connection) -> None:
+        stranger.execute(_OTHERS)
+
     def discard(self) -> None:
         shutil.rmtree(self.data, ignore_errors=True)
 
@@ -110,7 +123,7 @@ class TorturedPostgres(TorturedPair):
         self.version = f"PostgreSQL {self.primary.value('SHOW server_version')}"
 
     def troubles_of_kind(self) -> Mapping[str, Trouble]:
-        return {**super().troubles_of_kind(), OOM: self._one_killed}
+        return {**super().troubles_of_kind(), Common.OOM: self._one_killed}
 
     def _one_killed(self, chance: random.Random, wait: Wait) -> str:
         """Kill one of its processes, as the kernel does without memory. All others end, and it recovers."""
@@ -122,28 +135,3 @@ class TorturedPostgres(TorturedPair):
         node.kill_one(chance.choice(there))
         wait(chance.uniform(0.5, 1.5))
         return f"killed one of the {len(there)} processes of {node.name} that serve clients"
-
-    def crowded(self, chance: random.Random, wait: Wait) -> str:
-        import psycopg
-
-        lasts, strangers, ends = chance.uniform(*CROWDED_FOR), 0, 0.0
-        with ExitStack() as open_to_us:
-
-            def another() -> psycopg.Connection:
-                url = f"{self.primary.url}?application_name={_STRANGER}"
-                return open_to_us.enter_context(closing(psycopg.connect(url, autocommit=True)))
-
-            first = another()
-            while not ends or time.monotonic() < ends:
-                try:
-                    another()
-                    strangers += 1
-                except psycopg.OperationalError as error:
-                    if "too many clients" not in str(error) and "connection slots" not in str(error):
-                        raise
-                    # full, of them and of clients: whose places the next ones are quicker to take, or not
-                    first.execute(_OTHERS)
-                    ends = ends or time.monotonic() + lasts
-                    if wait(0.02):
-                        break
-        return f"threw all clients out, and let {strangers} strangers take the connections for {lasts:.1f} s"

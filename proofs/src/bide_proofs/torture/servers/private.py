@@ -1,9 +1,11 @@
-"""The base of all private servers under torture, and the troubles that most of them can have."""
+"""The bases of all private servers under torture, and the troubles that most of them can have."""
 
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -11,14 +13,16 @@ from bide.testing.proxy import FaultProxy
 from bide_proofs.servers.clock import ServerClock
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.process import HOST, ServerMissing
-from bide_proofs.servers.server import Running, ServerProcess
-from bide_proofs.torture.server import CLOCK, DISK, FARTHEST, Server, Trouble, Wait, in_thread
+from bide_proofs.servers.server import Running, ServerProcess, stop_all
+from bide_proofs.torture.server import FARTHEST, Common, Server, Trouble, Wait, in_thread
 
 KILLED_FOR_MEMORY = "the kernel's killer sends the process SIGKILL, as 'kill -9 of the server' does"
-"""Why servers of one process have no trouble OOM beside KILL."""
+"""Why servers of one process have no trouble OOM beside Common.KILL."""
+CONNECTIONS = 150
+"""As many as each server takes that can be crowded."""
 LONGEST_AWAY = 2.0
 """Seconds that a dead server is left dead."""
-CROWDED_FOR = (0.5, 2.0)
+_CROWDED_FOR = (0.5, 2.0)
 FULL_FOR = (1.0, 4.0)
 _STILL = (0.2, 5.0)
 _JUMPED = (1.0, 4.0)
@@ -60,7 +64,7 @@ class PrivateServer(Server):
         await in_thread(self.run)
         await self.open()
         no_disk = next((node.disk.refused for node in self.nodes if node.disk.refused), "")
-        found = {CLOCK: self._no_clock, DISK: no_disk, **self.lacks}
+        found = {Common.CLOCK: self._no_clock, Common.DISK: no_disk, **self.lacks}
         self.cannot = {name: reason for name, reason in found.items() if reason}
 
     def run(self) -> None:
@@ -91,7 +95,7 @@ class PrivateServer(Server):
             await in_thread(self.end)
 
     def troubles(self) -> Mapping[str, Trouble]:
-        there = {**self.troubles_of_kind(), CLOCK: self._clock_set}
+        there = {**self.troubles_of_kind(), Common.CLOCK: self._clock_set}
         return {name: trouble for name, trouble in there.items() if name not in self.cannot}
 
     def troubles_of_kind(self) -> Mapping[str, Trouble]:
@@ -151,6 +155,28 @@ def stood_still(node: ServerProcess, chance: random.Random, wait: Wait) -> str:
     return f"let {node.name} stand still for {lasts:.1f} s"
 
 
+def crowded(node: Any, chance: random.Random, wait: Wait) -> str:
+    """Throw all clients out, and let strangers take every connection.
+
+    `node.stranger()` opens a connection, and raises OSError where there is none left; `node.throw_out(stranger)` ends
+    those of clients by way of it.
+    """
+    lasts, strangers, ends = chance.uniform(*_CROWDED_FOR), 0, 0.0
+    with ExitStack() as open_to_us:
+        first = open_to_us.enter_context(node.stranger())
+        while not ends or time.monotonic() < ends:
+            try:
+                open_to_us.enter_context(node.stranger())
+                strangers += 1
+            except OSError:
+                # full, of them and of clients: whose places the next ones are quicker to take, or not
+                node.throw_out(first)
+                ends = ends or time.monotonic() + lasts
+                if wait(0.02):
+                    break
+    return f"threw all clients out, and let {strangers} strangers take the connections for {lasts:.1f} s"
+
+
 def disk_full(node: OnDisk, chance: random.Random, wait: Wait) -> str:
     """Fill its disk for a while. If it ended over this, start it again, as a person would."""
     lasts, used, ended = chance.uniform(*FULL_FOR), 0, False
@@ -165,3 +191,82 @@ def disk_full(node: OnDisk, chance: random.Random, wait: Wait) -> str:
         node.has_room()
     end = ", over which it ended, and was started again" if ended else ""
     return f"let the disk of {node.name} be full for {lasts:.1f} s with {used / 1e6:.1f} MB on it{end}"
+
+
+class TorturedPair(PrivateServer):
+    """A primary, and one that has every commit before it is answered, so that a failover loses none. Both are behind
+    proxies; they replicate past them."""
+
+    node: ClassVar[Any]
+    """The kind of server, of which one may follow the other: it is `OnDisk`, has `follows` and `promote` as a server of
+    its kind has, a `discard` that lets its next start be its first, and an `await_follower(other)`, from whose end on
+    the other has every commit that is answered, and all that was before."""
+    follower: ClassVar[str]
+    """The word for the server that follows."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.primary, self.standby = (
+            self.node(folder / f"server-{number}", clock=self.clock, options=options, name=f"server {number}")
+            for number, options in enumerate(self.options(), start=1)
+        )
+        self.nodes = [self.primary, self.standby]
+        self.standby.follows = self.primary
+
+    def options(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """The options of the first and of the second server."""
+        raise NotImplementedError
+
+    def url(self, *ports: int) -> str:
+        """The URL of the one that may be written to, by way of these ports."""
+        raise NotImplementedError
+
+    def migrate(self, url: str) -> None:
+        """Make bide's tables."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        self.primary.start()
+        self.migrate(self.primary.url)
+        self.standby.start()
+        self.primary.await_follower(self.standby)
+
+    async def open(self) -> None:
+        ports = [node.port for node in self.nodes]
+        self.direct = self.url(*ports)
+        self.urls = (self.url(*[(await self.proxy(port)).port for port in ports]),)
+
+    def end(self) -> None:
+        # the standby first: a primary that ends in order waits for it
+        stop_all((self.standby, self.primary))
+
+    def troubles_of_kind(self) -> Mapping[str, Trouble]:
+        def primary(chance: random.Random) -> Any:
+            return self.primary
+
+        return {
+            Common.KILL: befalls(primary, killed),
+            f"kill -9 of the {self.follower}": befalls(lambda _: self.standby, killed),
+            Common.RESTART: befalls(primary, restarted),
+            Common.STILL: befalls(primary, stood_still),
+            Common.FAILOVER: self._failover,
+            Common.CROWDED: befalls(primary, crowded),
+            Common.DISK: befalls(primary, disk_full),
+        }
+
+    def _failover(self, chance: random.Random, wait: Wait) -> str:
+        """Kill the primary for good, promote the other, and make a new one in the old one's place."""
+        old, new, away = self.primary, self.standby, chance.uniform(0, LONGEST_AWAY / 2)
+        # one that was killed has forgotten what it had heard and not done, and asks for it again
+        old.await_follower(new)
+        try:
+            old.kill()
+            wait(away)
+        finally:
+            new.promote()
+            self.primary, self.standby = new, old
+            old.discard()
+            old.follows = new
+            old.start()
+            new.await_follower(old)
+        return f"killed {old.name} for good, promoted {new.name} after {away:.1f} s, and made the other its follower"
