@@ -149,8 +149,7 @@ class AsPublished(GoingRound):
     skips: ClassVar[Mapping[str, str]] = {"cost": "its operations are those of S13-B"}
 
     def timer_of(self, start: Millis) -> Ring[Any]:
-        slots = round(float(self.setting.options.get("lap", SLOTS)))
-        return self.ring(slots=slots, step=self.setting.span(1), start=start)
+        return self.ring(slots=round(self.setting.asked("lap", SLOTS)), step=self.setting.span(1), start=start)
 
     def ring(self, *, slots: int, step: float, start: Millis) -> Ring[Any]:
         return PublishedRing(slots=slots, step=step, start=start, clock=now)

@@ -28,6 +28,7 @@ requests, retries within one process.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Any, Generic
@@ -146,9 +147,8 @@ class Ticking(GoingRound):
         return TickingWheel(buckets=buckets, start=start)
 
     async def schedule(self, items: Sequence[Item]) -> None:
-        limit = int(self.setting.options.get("pending", 0))
-        if limit and len(self.timer) + len(items) > limit:
-            raise RuntimeError(f"{len(self.timer)} tasks are waiting, of {limit} that may")
+        if len(self.timer) + len(items) > self.setting.asked("pending", math.inf):
+            raise RuntimeError(f"{len(self.timer)} tasks are waiting, and no more may")
         await super().schedule(items)
 
 
