@@ -15,9 +15,8 @@ from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,6 +38,11 @@ class Call(NamedTuple):
     """None: it never was, or with an error."""
     done: bool
     """True if the answer says that it was done."""
+
+    @property
+    def sets(self) -> int | None:
+        """The time in force from it on, in nanoseconds; None: it shall not happen."""
+        return None if self.verb == "cancel" else self.begun if self.verb == "fire_now" else (self.due or 0) * _MS
 
 
 class Firing(NamedTuple):
@@ -104,70 +108,52 @@ def read(paths: Iterable[Path]) -> tuple[list[Call], list[Firing]]:
     return sorted(calls, key=lambda call: call.begun), sorted(firings, key=lambda firing: firing.at)
 
 
-@dataclass(slots=True)
-class Version:
-    """The time in force for a key from a call on, or that there is none.
-
-    A firing belongs to the version in force at its time; while a call is under way, to the one before or after it,
-    whichever it fits. A call that was never answered may have been done or not, so that nothing is held against a
-    strategy for it.
-    """
-
-    called: int
-    answered: int | None
-    """None: nobody knows whether it came to be."""
-    due: int | None
-    """Nanoseconds; None: it shall not happen."""
-    fired: int = 0
-
-
 def judge(calls: Iterable[Call], firings: Iterable[Firing], *, until: int) -> Figures:
     """The firings that had to be, those that there were, and those that should not have been.
 
-    `until`, in nanoseconds: what is due later need not have fired. `calls` in the order in which they began.
+    `until`, in nanoseconds: what is due later need not have fired. `calls` in the order in which they began. A call
+    that was never answered may have been done or not, so that nothing is held against a strategy for it.
     """
-    versions: dict[str, list[Version]] = defaultdict(list)
-    for call in calls:
-        if call.answered is None or call.done:  # else nothing was done, as the answer says
-            due = None if call.verb == "cancel" else call.begun if call.verb == "fire_now" else (call.due or 0) * _MS
-            versions[call.key].append(Version(call.begun, call.answered, due))
-    duplicated = early = revived = 0
+    by_key: dict[str, list[Call]] = defaultdict(list)
+    for one in calls:
+        if one.answered is None or one.done:  # else nothing was done, as the answer says
+            by_key[one.key].append(one)
+    fired: Counter[Call] = Counter()
+    early = revived = 0
     late: list[float] = []
     for firing in sorted(firings, key=lambda one: one.at):
-        version = _in_force(versions.get(firing.key, ()), firing.at)
-        if version is None or version.due is None:
+        call = _in_force(by_key.get(firing.key, ()), firing.at, fired)
+        if call is None or call.sets is None:
             revived += 1
             continue
-        early += firing.at < version.due
-        if not version.fired:
-            late.append((firing.at - version.due) / _MS)
-        version.fired += 1
-        duplicated += version.fired > 1
-    owed = [ones[-1] for ones in versions.values() if _must_fire(ones[-1], until)]
-    fired = sum(1 for version in owed if version.fired)
+        early += firing.at < call.sets
+        if call not in fired:
+            late.append((firing.at - call.sets) / _MS)
+        fired[call] += 1
+    owed = [
+        one for *_, one in by_key.values() if one.answered is not None and one.sets is not None and one.sets <= until
+    ]
+    done = sum(one in fired for one in owed)
     return Figures(
-        scheduled=sum(1 for ones in versions.values() if ones[0].answered is not None),
-        expected=len(owed), fired=fired, lost=len(owed) - fired,
-        duplicated=duplicated, early=early, revived=revived, late=curve(late),
+        scheduled=sum(1 for ones in by_key.values() if ones[0].answered is not None),
+        expected=len(owed), fired=done, lost=len(owed) - done,
+        duplicated=fired.total() - len(fired), early=early, revived=revived, late=curve(late),
     )  # fmt: skip
 
 
-def _in_force(versions: Sequence[Version], at: int) -> Version | None:
-    """The version that a firing at this time belongs to; None if there was none yet."""
-    chosen: Version | None = None
-    for version in versions:
-        if version.called > at:
+def _in_force(calls: Sequence[Call], at: int, fired: Container[Call]) -> Call | None:
+    """The call whose time a firing belongs to; None if there was none yet.
+
+    While a call is under way the one before it may count as well: the one that the firing fits.
+    """
+    chosen: Call | None = None
+    for one in calls:
+        if one.begun > at:
             break
-        settled = version.answered is not None and version.answered <= at
-        # while its call is under way the one before it may count as well: the one that the firing fits
-        if settled or chosen is None or chosen.fired or chosen.due is None or at < chosen.due:
-            chosen = version
+        settled = one.answered is not None and one.answered <= at
+        if settled or chosen is None or chosen in fired or chosen.sets is None or at < chosen.sets:
+            chosen = one
     return chosen
-
-
-def _must_fire(last: Version, until: int) -> bool:
-    """True if a firing of a key's last version is owed; of one that nobody knows of, none is."""
-    return last.answered is not None and last.due is not None and last.due <= until
 
 
 def curve(late: Sequence[float]) -> Sequence[float]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -226,10 +227,9 @@ class Trial:
 
     async def counts(self) -> dict[str, float]:
         """The counts of the strategy's living processes, added up, and what it has left on the servers."""
-        total: dict[str, float] = {}
+        total: Counter[str] = Counter()
         for used in await self.usages():
-            for name, value in used["counts"].items():
-                total[name] = total.get(name, 0) + value
+            total.update(used["counts"])
         return {**total, **await self.owner.left()}
 
     async def unharmed(self) -> None:
