@@ -31,6 +31,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Generic
 
 from bide.core.instants import Millis
@@ -43,16 +44,14 @@ BUCKETS = 512
 _FILED_PER_TICK = 100_000
 
 
+@dataclass(slots=True, eq=False)
 class Timeout(Generic[Thing]):
     """An entry. `bucket` is None until it is filed."""
 
-    __slots__ = ("at", "bucket", "item", "rounds")
-
-    def __init__(self, item: Thing, at: Millis) -> None:
-        self.item = item
-        self.at = at
-        self.rounds = 0
-        self.bucket: dict[Timeout[Thing], None] | None = None
+    item: Thing
+    at: Millis
+    rounds: int = 0
+    bucket: dict[Timeout[Thing], None] | None = None
 
 
 class TickingWheel(Laps[Thing]):
