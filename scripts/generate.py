@@ -13,7 +13,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Callable, Mapping
-from functools import cache
+from functools import cache, partial
 from pathlib import Path
 
 from bide.core import lifecycle
@@ -22,7 +22,7 @@ from bide.core.lifecycle import TABLE
 from bide.core.records import State
 from bide.settings import describe
 from bide_lab.report.document import Document
-from bide_lab.report.findings import FAMILIES, Family
+from bide_lab.report.findings import FAMILIES
 from bide_proofs.reliability import Results
 from bide_proofs.simulate.mutants.trial import table as mutants_table
 
@@ -78,26 +78,21 @@ def lab() -> Document:
 
 def lab_parts() -> dict[str, Callable[[], str]]:
     """Those of all strategies, and for each family its cards and its figures, the latter in Chinese too."""
+    parts: dict[str, Callable[[], str]] = {"lab-way": lambda: lab().way()}
+    names = {"known": "flaws", "ahead": "ahead", "picks": "picks"}
+    names |= {family.name: f"{family.name}-measured" for family in FAMILIES}
+    for section, name in names.items():
+        parts[f"lab-{name}"] = partial(_measured, section)
+        parts[f"lab-{name}-zh"] = partial(_measured, section, chinese=True)
+    return parts | {f"lab-{family.name}-cards": partial(_cards, family.name) for family in FAMILIES}
 
-    def of_family(family: Family) -> dict[str, Callable[[], str]]:
-        return {
-            f"lab-{family.name}-cards": lambda: lab().cards(family),
-            f"lab-{family.name}-measured": lambda: lab().measured(family),
-            f"lab-{family.name}-measured-zh": lambda: lab().measured(family, chinese=True),
-        }
 
-    parts: dict[str, Callable[[], str]] = {
-        "lab-way": lambda: lab().way(),
-        "lab-flaws": lambda: lab().text().flaws() + "\n",
-        "lab-flaws-zh": lambda: lab().text(chinese=True).flaws() + "\n",
-        "lab-picks": lambda: lab().text().picks() + "\n",
-        "lab-picks-zh": lambda: lab().text(chinese=True).picks() + "\n",
-        "lab-ahead": lambda: lab().text().ahead() + "\n",
-        "lab-ahead-zh": lambda: lab().text(chinese=True).ahead() + "\n",
-    }
-    for family in FAMILIES:
-        parts |= of_family(family)
-    return parts
+def _measured(section: str, *, chinese: bool = False) -> str:
+    return lab().measured(section, chinese=chinese)
+
+
+def _cards(family: str) -> str:
+    return lab().cards(family)
 
 
 @cache

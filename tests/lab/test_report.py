@@ -16,10 +16,10 @@ from bide_lab.figures import Result
 from bide_lab.report import charts, findings
 from bide_lab.report import page as pages
 from bide_lab.report.charts import DARK, LIGHT, alone, pictures, write_pictures
+from bide_lab.report.content import ahead, cell_table
 from bide_lab.report.document import Document, markdown
 from bide_lab.report.findings import FAMILIES, NOT_ASKED, OWN, Findings, Row, family_of
 from bide_lab.report.page import page, write_report
-from bide_lab.report.tables import cell_table
 from bide_lab.running import ResultsFile
 from bide_lab.strategies import catalogue, s09_delay_levels, s13_ring
 
@@ -81,11 +81,11 @@ def test_the_best_of_bides_rows_is_what_others_have_to_beat() -> None:
 
 def test_where_nobody_is_ahead_it_says_why() -> None:
     alone = [result("S12", "steady", made(late=late(1, 2)))]
-    assert "not measured" in findings.findings(alone).nobody_ahead
+    assert "not measured" in ahead(findings.findings(alone))
     both = findings.findings([*alone, result("bide-redis", "steady", made(late=late(0.1, 0.2)))])
-    assert both.nobody_ahead == "Nowhere in this run."
-    assert both.nobody_ahead in markdown(both)
-    assert both.nobody_ahead in page(both, [])
+    assert ahead(both) == "Nowhere in this run."
+    assert "Nowhere in this run." in markdown(both)
+    assert "Nowhere in this run." in page(both, [])
 
 
 def test_figures_that_were_taken_in_another_way_are_not_compared() -> None:

@@ -13,7 +13,7 @@ from tests.lab.playing import FAR, Company, Effects, named, setting_of
 from tests.waiting import not_before, pause
 
 from bide_lab.strategies.s12_heap_wait import HeapWait
-from bide_lab.strategies.s13_ring import AsPublished, Counted, PublishedRing, Ring, as_counted, as_published
+from bide_lab.strategies.s13_ring import AsPublished, Counted, Ring, place
 from bide_lab.strategies.s14_hashed_wheel import Exact, Ticking, TickingWheel
 from bide_lab.strategies.s15_hierarchical_wheel import HierarchicalWheels
 from bide_lab.strategies.s16_idle_ring import IdleConnections, LazyRing, TimerEach, WholeScan
@@ -42,9 +42,9 @@ async def test_what_is_not_there_is_not_changed(strategy: type[Strategy], tmp_pa
 
 
 def test_a_published_ring_lets_a_whole_lap_pass_for_a_delay_of_a_lap() -> None:
-    assert as_published(3610, 3600) == as_counted(3610, 3600) == (10, 1)
-    assert as_published(3600, 3600) == (0, 1)
-    assert as_counted(3600, 3600) == (0, 0)
+    for published, of_a_lap in ((True, (0, 1)), (False, (0, 0))):
+        assert place(3610, 3600, published=published) == (10, 1)
+        assert place(3600, 3600, published=published) == of_a_lap
 
 
 @pytest.mark.parametrize("counted", [True, False])
@@ -54,9 +54,7 @@ def test_the_boundary_between_adding_and_ticking(counted: bool) -> None:
     def clock() -> int:
         return present
 
-    ring: Ring[str] = (
-        Ring(slots=60, step=1, start=0) if counted else PublishedRing(slots=60, step=1, start=0, clock=clock)
-    )
+    ring: Ring[str] = Ring(slots=60, step=1, start=0, clock=None if counted else clock)
     present = 900  # in the middle of a step
     ring.add("in 3 s", 3_900)
     ring.add("in a lap", 60_900)

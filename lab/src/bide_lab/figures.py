@@ -30,8 +30,6 @@ class Figures(msgspec.Struct, kw_only=True, omit_defaults=True):
     """Firings after a cancel that was answered."""
     late: Sequence[float] = ()
     """Lateness at each of `SHARES`."""
-    completed_per_s: float | None = None
-    """First firings, from the first to the last of a burst."""
     schedules_per_s: float | None = None
     client_cpu_pct: float | None = None
     """Of one processor, all of the strategy's own processes."""

@@ -5,20 +5,18 @@ system call, of half a microsecond.
 
     > 17 schedule k1 1763800000000 1763799998000000000      a call was begun: number, verb, key, due, at
     < 17 ok 1763799998001000000                             and answered: ok, late (too late) or failed
-    ! k1 1763800000000 1763800000002000000 4711             an effect, over at once: key, due, at, process
-    ~ k2 1763800000000 1763800000002000000 4711             one that takes time has begun
-    . k2 1763800000000 1763800000012000000 4711             and is done
+    ! k1 1763800000000 1763800000002000000                  an effect is done: key, due, and when it began
 
-Times of `at` are nanoseconds, `due` milliseconds; `-` stands for no due time.
+Times of `at` are nanoseconds, `due` milliseconds; `-` stands for no due time. An effect whose process dies before it is
+done has not been.
 """
 
 from __future__ import annotations
 
 import os
 import time
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from collections import Counter, defaultdict
+from collections.abc import Container, Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,17 +39,19 @@ class Call(NamedTuple):
     done: bool
     """True if the answer says that it was done."""
 
+    @property
+    def sets(self) -> int | None:
+        """The time in force from it on, in nanoseconds; None: it shall not happen."""
+        return None if self.verb == "cancel" else self.begun if self.verb == "fire_now" else (self.due or 0) * _MS
+
 
 class Firing(NamedTuple):
-    """One effect."""
+    """One effect that was done."""
 
     key: str
     due: int
     at: int
-    process: int
-    begun: bool = True
-    done: bool = True
-    """One that takes time is two firings: begun, and done unless its process died meanwhile."""
+    """When it began."""
 
 
 class Journal:
@@ -60,7 +60,6 @@ class Journal:
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND, 0o600)
         self._number = 0
-        self._effects = {sign: f"{sign} %b %d %d {os.getpid()}\n".encode() for sign in "!~."}
 
     def begun(self, verb: str, keys: Iterable[tuple[str, int | None]]) -> list[int]:
         """A call for several keys is begun; the numbers to answer by."""
@@ -75,8 +74,8 @@ class Journal:
         at = time.time_ns()
         os.write(self._file, "".join(f"< {number} {word} {at}\n" for number in numbers).encode())
 
-    def effect(self, key: str, due: int, sign: str = "!") -> None:
-        os.write(self._file, self._effects[sign] % (key.encode(), due, time.time_ns()))
+    def effect(self, key: str, due: int, at: int) -> None:
+        os.write(self._file, b"! %b %d %d\n" % (key.encode(), due, at))
 
     def close(self) -> None:
         os.close(self._file)
@@ -98,9 +97,8 @@ def read(paths: Iterable[Path]) -> tuple[list[Call], list[Firing]]:
         begun: dict[str, Call] = {}
         for line in whole_lines(path).decode().splitlines():
             kind, *words = line.split()
-            if kind in "!~.":
-                times = int(words[1]), int(words[2]), int(words[3])
-                firings.append(Firing(words[0], *times, begun=kind != ".", done=kind != "~"))
+            if kind == "!":
+                firings.append(Firing(words[0], int(words[1]), int(words[2])))
             elif kind == ">":
                 due = None if words[3] == "-" else int(words[3])
                 begun[words[0]] = Call(words[1], words[2], due, int(words[4]), None, False)
@@ -110,81 +108,52 @@ def read(paths: Iterable[Path]) -> tuple[list[Call], list[Firing]]:
     return sorted(calls, key=lambda call: call.begun), sorted(firings, key=lambda firing: firing.at)
 
 
-@dataclass(slots=True)
-class Version:
-    """The time in force for a key from a call on, or that there is none.
-
-    A firing belongs to the version in force at its time; while a call is under way, to the one before or after it,
-    whichever it fits. A call that was never answered may have been done or not, so that nothing is held against a
-    strategy for it.
-    """
-
-    called: int
-    answered: int | None
-    """None: nobody knows whether it came to be."""
-    due: int | None
-    """Nanoseconds; None: it shall not happen."""
-    begun: int = 0
-    done: int = 0
-
-
 def judge(calls: Iterable[Call], firings: Iterable[Firing], *, until: int) -> Figures:
     """The firings that had to be, those that there were, and those that should not have been.
 
-    `until`, in nanoseconds: what is due later need not have fired. `calls` in the order in which they began.
+    `until`, in nanoseconds: what is due later need not have fired. `calls` in the order in which they began. A call
+    that was never answered may have been done or not, so that nothing is held against a strategy for it.
     """
-    versions: dict[str, list[Version]] = defaultdict(list)
-    for call in calls:
-        if call.answered is None or call.done:  # else nothing was done, as the answer says
-            due = None if call.verb == "cancel" else call.begun if call.verb == "fire_now" else (call.due or 0) * _MS
-            versions[call.key].append(Version(call.begun, call.answered, due))
-    duplicated = early = revived = first = last = 0
+    by_key: dict[str, list[Call]] = defaultdict(list)
+    for one in calls:
+        if one.answered is None or one.done:  # else nothing was done, as the answer says
+            by_key[one.key].append(one)
+    fired: Counter[Call] = Counter()
+    early = revived = 0
     late: list[float] = []
-    under_way: dict[tuple[str, int], Version] = {}
     for firing in sorted(firings, key=lambda one: one.at):
-        key = firing.key, firing.process
-        version = _in_force(versions.get(firing.key, ()), firing.at) if firing.begun else under_way.pop(key)
-        if version is None or version.due is None:
+        call = _in_force(by_key.get(firing.key, ()), firing.at, fired)
+        if call is None or call.sets is None:
             revived += 1
-            version = Version(firing.at, firing.at, None)
-        elif firing.begun:
-            early += firing.at < version.due
-            version.begun += 1
-            if version.begun == 1:
-                late.append((firing.at - version.due) / _MS)
-        if firing.done:
-            version.done += 1
-            duplicated += version.done > 1
-            if version.done == 1:
-                first, last = first or firing.at, firing.at
-        else:
-            under_way[key] = version
-    owed = [ones[-1] for ones in versions.values() if _must_fire(ones[-1], until)]
-    fired = sum(1 for version in owed if version.done)
+            continue
+        early += firing.at < call.sets
+        if call not in fired:
+            late.append((firing.at - call.sets) / _MS)
+        fired[call] += 1
+    owed = [
+        one for *_, one in by_key.values() if one.answered is not None and one.sets is not None and one.sets <= until
+    ]
+    done = sum(one in fired for one in owed)
     return Figures(
-        scheduled=sum(1 for ones in versions.values() if ones[0].answered is not None),
-        expected=len(owed), fired=fired, lost=len(owed) - fired,
-        duplicated=duplicated, early=early, revived=revived,
-        late=curve(late), completed_per_s=round(fired / max((last - first) / 1e9, 1e-9), 1) if fired > 1 else None,
+        scheduled=sum(1 for ones in by_key.values() if ones[0].answered is not None),
+        expected=len(owed), fired=done, lost=len(owed) - done,
+        duplicated=fired.total() - len(fired), early=early, revived=revived, late=curve(late),
     )  # fmt: skip
 
 
-def _in_force(versions: Sequence[Version], at: int) -> Version | None:
-    """The version that a firing at this time belongs to; None if there was none yet."""
-    chosen: Version | None = None
-    for version in versions:
-        if version.called > at:
+def _in_force(calls: Sequence[Call], at: int, fired: Container[Call]) -> Call | None:
+    """The call whose time a firing belongs to; None if there was none yet.
+
+    While a call is under way the one before it may count as well: the one that the firing fits.
+    """
+    chosen: Call | None = None
+    for one in calls:
+        if one.begun > at:
             break
-        settled = version.answered is not None and version.answered <= at
-        # while its call is under way the one before it may count as well: the one that the firing fits
-        if settled or chosen is None or chosen.done or chosen.due is None or at < chosen.due:
-            chosen = version
+        settled = one.answered is not None and one.answered <= at
+        if settled or chosen is None or chosen in fired or chosen.sets is None or at < chosen.sets:
+            chosen = one
     return chosen
-
-
-def _must_fire(last: Version, until: int) -> bool:
-    """True if a firing of a key's last version is owed; of one that nobody knows of, none is."""
-    return last.answered is not None and last.due is not None and last.due <= until
 
 
 def curve(late: Sequence[float]) -> Sequence[float]:

@@ -1,6 +1,6 @@
 """The processes of a cell: clients of a strategy and its consumers, which do what the process of the lab orders.
 
-An order is a line of JSON on a child's standard input, whose end means stop, and names a method of `Child` with its
+An order is a line of JSON on a child's standard input, whose end means stop, and names a method of `Part` with its
 arguments; each is answered by a line of JSON.
 """
 
@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import gc
 import math
-import os
 import pkgutil
 import resource
 import sys
@@ -22,10 +21,11 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bide.cli.bench import workers as bench
+from bide.cli.bench.server import resident_bytes
+from bide.cli.bench.workers import BenchFault, Child
 from bide_lab.journal import Journal
 from bide_lab.strategies import chosen
-from bide_lab.strategy import Item, Setting, Unsupported, now
+from bide_lab.strategy import Item, Setting, now
 
 _PATIENCE = 30.0
 """Seconds for a process to begin."""
@@ -37,10 +37,6 @@ _BATCH = 500
 """Tasks that are scheduled at once when very many are."""
 _LINE = 1 << 26
 """Bytes of an order or an answer at most."""
-
-
-class LabFault(Exception):
-    """A cell could not be played: says what went wrong, and in which process."""
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
@@ -73,115 +69,93 @@ class Step(NamedTuple):
     """Keys, and when they are to be due."""
 
 
-class Process:
-    """A child, as the process of the lab sees it."""
+class Process(Child):
+    """A child, as the process of the lab sees it. An order raises `BenchFault` if it ended by itself."""
 
-    def __init__(self, spec: Spec, child: bench.Child) -> None:
-        self.spec = spec
-        self.killed = False
-        self._child = child
-        self._turn = asyncio.Lock()
+    spec: Spec
+    killed = False
+    _turn: asyncio.Lock
 
     @classmethod
-    async def start(cls, spec: Spec, *, log: Path) -> Process:
-        """It runs and is connected. Raises `LabFault`."""
-        child = await bench.Child.start(
-            f"the process {spec.name}", sys.executable, "-P", "-c",
-            f"from {__name__} import main; main()", msgspec.json.encode(spec, enc_hook=str).decode(), errors=log,
+    async def begin(cls, spec: Spec, *, log: Path) -> Process:
+        """It runs and is connected. Raises `BenchFault`."""
+        process = await cls.start(
+            f"the process {spec.name}", sys.executable, "-P", "-c", f"from {__name__} import main; main()",
+            msgspec.json.encode(spec, enc_hook=str).decode(), errors=log,
         )  # fmt: skip
-        process = cls(spec, child)
+        process.spec, process._turn = spec, asyncio.Lock()
         try:
-            await process._answer(within=_PATIENCE)
+            await process.receive_any(within=_PATIENCE)
         except BaseException:
             await process.stop()
             raise
         return process
 
+    async def order(self, do: str, **arguments: Any) -> dict[str, Any]:
+        """The answer of a method of `Part`; empty if the child was killed."""
+        async with self._turn:
+            if not self.killed:
+                self.send(msgspec.json.encode([do, arguments]).decode())
+                try:
+                    return await self.receive_any(within=math.inf)
+                except BenchFault:
+                    if not self.killed:
+                        raise
+            return {}
+
     async def play(
         self, begin: int, steps: Sequence[Step], *, callers: int = 256, may_fail: bool = False
     ) -> dict[str, Any]:
-        """Make the calls, each at its time or as soon after it as a caller is free.
-
-        The `seconds` that they took in all, and how many `failed`. Raises `LabFault` if one did and none `may_fail`,
-        or if the process ended meanwhile and was not killed.
-        """
-        answer = await self._ask("play", begin=begin, steps=steps, callers=callers)
+        """See `Part.play`. Raises `BenchFault` if a call failed and none `may_fail`."""
+        answer = await self.order("play", begin=begin, steps=steps, callers=callers)
         if answer.get("failed") and not may_fail:
-            raise LabFault(f"{answer['failed']} calls failed, the first with {answer['failure']}")
+            raise BenchFault(f"{answer['failed']} calls failed, the first with {answer['failure']}")
         return answer
 
-    async def fill(self, count: int, *, ahead: int) -> float:
-        """Schedule so many tasks, which no journal tells of, due in `ahead` milliseconds; the seconds that it took.
-
-        They are made in the child, so that its memory grows by them and not by an order for them.
-        """
-        return float((await self._ask("fill", count=count, ahead=ahead))["seconds"])
-
     async def usage(self, *, collect: bool = False) -> dict[str, Any]:
-        """`at`, `cpu` in seconds, `resident` bytes, `threads`, the last `failure` of its consumer, `counts`.
-
-        `collect`: garbage is collected before, which costs it processor time.
-        """
-        return await self._ask("usage", collect=collect)
+        """See `Part.usage`."""
+        return await self.order("usage", collect=collect)
 
     async def measure(self, function: Callable[..., Awaitable[Any]], *arguments: Any) -> dict[str, Any]:
         """The figures of `function(strategy, *arguments)`, called in the child."""
-        return await self._ask(
-            "measure", function=f"{function.__module__}:{function.__qualname__}", arguments=arguments
-        )
-
-    async def _ask(self, do: str, **arguments: Any) -> dict[str, Any]:
-        """Empty if it was killed."""
-        async with self._turn:
-            if self.killed:
-                return {}
-            self._child.send(msgspec.json.encode([do, arguments]).decode())
-            return await self._answer()
-
-    async def _answer(self, within: float = math.inf) -> dict[str, Any]:
-        try:
-            return await self._child.receive_any(within=within)
-        except bench.BenchFault as error:
-            if self.killed:
-                return {}
-            raise LabFault(str(error)) from None
+        name = f"{function.__module__}:{function.__qualname__}"
+        return await self.order("measure", function=name, arguments=arguments)
 
     def kill(self) -> None:
         """SIGKILL: it has no chance to do anything more."""
         self.killed = True
-        self._child.kill()
+        super().kill()
 
-    async def stop(self) -> None:
+    async def stop(self, *, within: float = _GRACE) -> None:
         """It ends in order; if it does not, by SIGKILL."""
-        with suppress(bench.BenchFault):
-            await self._child.stop(within=_GRACE)
+        with suppress(BenchFault):
+            await super().stop(within=within)
 
 
 class Recorded:
-    """The effect: written down when it begins, and when it is done if that takes time."""
+    """The effect, which is written down when it is done."""
 
     def __init__(self, spec: Spec, journal: Journal) -> None:
         self._spec = spec
-        self._effect = journal.effect
+        self._journal = journal
 
     async def __call__(self, key: str, due: int) -> None:
-        if seconds := self._begun(key, due):
+        at = time.time_ns()
+        if seconds := self._seconds(key):
             await asyncio.sleep(seconds)
-            self._effect(key, due, ".")
+        self._journal.effect(key, due, at)
 
     def blocking(self, key: str, due: int) -> None:
-        if seconds := self._begun(key, due):
+        at = time.time_ns()
+        if seconds := self._seconds(key):
             time.sleep(seconds)
-            self._effect(key, due, ".")
+        self._journal.effect(key, due, at)
 
-    def _begun(self, key: str, due: int) -> float:
-        """The seconds that it takes from now on."""
-        seconds = self._spec.slow if self._spec.slow and key.startswith("slow") else self._spec.seconds
-        self._effect(key, due, "~" if seconds else "!")
-        return seconds
+    def _seconds(self, key: str) -> float:
+        return self._spec.slow if self._spec.slow and key.startswith("slow") else self._spec.seconds
 
 
-class Child:
+class Part:
     """One process's strategy, and the orders that it is given."""
 
     def __init__(self, spec: Spec) -> None:
@@ -234,6 +208,10 @@ class Child:
                     await self._strategy.open()
 
     async def play(self, begin: int, steps: Sequence[Step], callers: int) -> dict[str, Any]:
+        """Make the calls, each at its time or as soon after it as a caller is free.
+
+        The `seconds` that they took in all, and how many `failed`.
+        """
         left = iter(steps)
         failures: list[str] = []
         began = time.time_ns()
@@ -252,25 +230,25 @@ class Child:
         return {"seconds": (time.time_ns() - began) / 1e9, "failed": len(failures), "failure": "".join(failures[:1])}
 
     async def _call(self, verb: str, items: Sequence[tuple[str, int | None]]) -> None:
-        strategy = self._strategy
-        if verb in strategy.cannot:
-            raise Unsupported(strategy.cannot[verb])
+        strategy, asked = self._strategy, [Item(key, due or 0) for key, due in items]
         numbers = self._journal.begun(verb, items)
         word = "failed"
         try:
             if verb == "schedule":
-                await strategy.schedule([Item(key, due or 0) for key, due in items])
+                await strategy.schedule(asked)
                 word = "ok"
             else:
-                [(key, due)] = items
-                done = await (
-                    strategy.reschedule(Item(key, due or 0)) if verb == "reschedule" else getattr(strategy, verb)(key)
-                )
+                [item] = asked
+                done = await (strategy.reschedule(item) if verb == "reschedule" else getattr(strategy, verb)(item.key))
                 word = "ok" if done else "late"
         finally:
             self._journal.answered(numbers, word)
 
     async def fill(self, count: int, ahead: int) -> dict[str, Any]:
+        """Schedule so many tasks, which no journal tells of, due in `ahead` milliseconds; the `seconds` that it took.
+
+        They are made here, so that this memory grows by them and not by an order for them.
+        """
         due, began = now() + ahead, time.monotonic()
         for begin in range(0, count, _BATCH):
             numbers = range(begin, min(count, begin + _BATCH))
@@ -281,6 +259,10 @@ class Child:
         return await pkgutil.resolve_name(function)(self._strategy, *arguments)
 
     async def usage(self, collect: bool) -> dict[str, Any]:
+        """`at`, `cpu` in seconds, `resident` bytes, `threads`, the last `failure` of the consumer, `counts`.
+
+        `collect`: garbage is collected before, which costs processor time.
+        """
         if collect:
             gc.collect()
         return {
@@ -297,12 +279,11 @@ def processor_seconds() -> float:
 
 def resident() -> int:
     """Bytes of this process that are in memory now."""
-    pages = int(Path("/proc/self/statm").read_text(encoding="ascii").split()[1])
-    return pages * os.sysconf("SC_PAGE_SIZE")
+    return resident_bytes(Path("/proc/self"))
 
 
 def main() -> None:
     """In a child."""
     with suppress(KeyboardInterrupt):
         spec = msgspec.json.decode(sys.argv[1], type=Spec, dec_hook=lambda kind, given: kind(given))
-        asyncio.run(Child(spec).run())
+        asyncio.run(Part(spec).run())

@@ -42,7 +42,7 @@ class Effect(Protocol):
     async def __call__(self, key: str, due: int) -> None:
         """Do it. `due` is the time that this firing was meant for, as the strategy knows it.
 
-        Takes as long as the workload says (see `Trial.start`), and is written down when it begins.
+        Takes as long as the workload says (see `Trial.start`), and is written down when it is done.
         """
         ...
 
@@ -69,6 +69,10 @@ class Setting:
     def span(self, seconds: float) -> float:
         """Seconds that `seconds` of the strategy's own periods take here."""
         return seconds * self.minute / 60
+
+    def asked(self, option: str, instead: float) -> float:
+        """A number that a workload requests; `instead` if it does not."""
+        return float(self.options.get(option, instead))
 
 
 class Flaw(NamedTuple):
@@ -110,6 +114,15 @@ def when(name: str, words: str, *, over: float = 0) -> Callable[[Figures], str]:
 
 NEVER_DONE = when("lost", "{lost} of {expected} tasks never done")
 DONE_TWICE = when("duplicated", "{duplicated} of {expected} tasks done twice")
+
+
+def held_up(seen: Figures) -> str:
+    """How late the quick tasks were behind slow ones; empty if that was no more than a machine is slow at times."""
+    slow, late, many = seen.counts.get("slow_ms", 0), seen.p50 or 0, seen.counts.get("slow", 0)
+    if not slow or late < slow / 4:
+        return ""
+    tasks = f"{many:.0f} tasks" if many else "one task"
+    return f"behind {tasks} of {slow / 1000:.1f} s half of the others were {late:,.0f} ms late"
 
 
 class Strategy:
@@ -222,10 +235,10 @@ async def together(*parts: Coroutine[Any, Any, object]) -> None:
 
 
 async def poll(seconds: float, look: Callable[[], Awaitable[object]]) -> NoReturn:
-    """Call `look` again and again, with a pause after each time."""
+    """Call `look` again and again, with a pause unless it answers that there is more."""
     while True:
-        await look()
-        await asyncio.sleep(seconds)
+        if not await look():
+            await asyncio.sleep(seconds)
 
 
 async def each_period(seconds: float, work: Callable[[], Awaitable[object]]) -> NoReturn:

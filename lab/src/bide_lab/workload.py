@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
@@ -12,10 +13,11 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
+from bide.cli.bench.workers import BenchFault
 from bide.testing.proxy import Act, Chunk, FaultProxy
 from bide_lab import journal
 from bide_lab.figures import Figures
-from bide_lab.processes import LabFault, Process, Spec, Step
+from bide_lab.processes import Process, Spec, Step
 from bide_lab.strategies import source_of
 from bide_lab.strategy import Setting, Strategy, now
 
@@ -132,6 +134,12 @@ class Trial:
         """
         return [await self._start(role, seconds=seconds, slow=slow) for role in self.strategy.roles]
 
+    async def ready(self, *, sets: int = 1, lead: int = 0, **effects: float) -> tuple[Process, int]:
+        """Start `sets` of consumers (`effects`: see `start`) and a client; and when its play begins, in `lead` ms."""
+        for _ in range(sets):
+            await self.start(**effects)
+        return await self.client(), now() + lead
+
     async def client(self) -> Process:
         """A process that calls the verbs."""
         return self.processes[-1] if self.strategy.in_process else await self.alone()
@@ -146,7 +154,7 @@ class Trial:
             strategy=self.strategy.name, source=source_of(self.strategy), setting=self.setting,
             journal=folder / f"journal-{number}", role=role, **effects,
         )  # fmt: skip
-        process = await Process.start(spec, log=folder / f"log-{number}")
+        process = await Process.begin(spec, log=folder / f"log-{number}")
         self.processes.append(process)
         return process
 
@@ -154,7 +162,7 @@ class Trial:
         """Tasks that were done so far, in all processes, those that are gone too; a repeated one counts once."""
         for path in (process.spec.journal for process in self.processes):
             whole = journal.whole_lines(path, since=self._read_to.get(path, 0))
-            self._fired.update(line.split(b" ", 2)[1] for line in whole.splitlines() if line[:1] in b"!.")
+            self._fired.update(line.split(b" ", 2)[1] for line in whole.splitlines() if line[:1] == b"!")
             self._read_to[path] = self._read_to.get(path, 0) + len(whole)
         return len(self._fired)
 
@@ -185,7 +193,7 @@ class Trial:
         """The outcome of tasks that are due by `end` (seconds since the epoch), with all counts; `more`: seconds that
         the tasks may take besides.
 
-        Raises `LabFault` if a consumer failed though nothing was done to anybody.
+        Raises `BenchFault` if a consumer failed though nothing was done to anybody.
         """
         figures = await self.outcome(count, by=end + self.patience + more, until=end, rest=rest)
         await self.unharmed()
@@ -201,10 +209,7 @@ class Trial:
         `fires` tasks are due, the last of them `last` milliseconds from when steps count, which is in `lead`
         milliseconds. `sets`: so many consumers of each role; `effects`: see `start`.
         """
-        for _ in range(sets):
-            await self.start(**effects)
-        client = await self.client()
-        begin = now() + lead
+        client, begin = await self.ready(sets=sets, lead=lead, **effects)
         await client.play(begin, steps, callers=callers)
         return await self.finish(fires, end=max((begin + last) / 1000, time.time()), more=more)
 
@@ -222,17 +227,16 @@ class Trial:
 
     async def counts(self) -> dict[str, float]:
         """The counts of the strategy's living processes, added up, and what it has left on the servers."""
-        total: dict[str, float] = {}
+        total: Counter[str] = Counter()
         for used in await self.usages():
-            for name, value in used["counts"].items():
-                total[name] = total.get(name, 0) + value
+            total.update(used["counts"])
         return {**total, **await self.owner.left()}
 
     async def unharmed(self) -> None:
-        """Raises `LabFault` if a consumer failed."""
+        """Raises `BenchFault` if a consumer failed."""
         for process in self.processes:
             if not process.killed and (failure := (await process.usage())["failure"]):
-                raise LabFault(f"{process.spec.name} failed: {failure}")
+                raise BenchFault(f"{process.spec.name} failed: {failure}")
 
 
 class Play(Protocol):
@@ -244,7 +248,7 @@ class Play(Protocol):
     __name__: str
 
     async def __call__(self, trial: Trial, *, quick: bool) -> Figures:
-        """`quick`: a small one, in a few seconds. Raises `LabFault` if it could not be played."""
+        """`quick`: a small one, in a few seconds. Raises `BenchFault` if it could not be played."""
         ...
 
 
@@ -294,19 +298,9 @@ def workload(**traits: Any) -> Callable[[Play], Workload]:
     return lambda play: Workload(play, **traits)
 
 
-def within(why: str) -> Reason:
-    """For the workloads that make no sense for a strategy within one process."""
-    return lambda strategy: why if strategy.in_process else ""
-
-
-def serverless(why: str) -> Reason:
-    """For those that make no sense without a server."""
-    return lambda strategy: "" if strategy.needs else why
-
-
-def without(attribute: str, why: str) -> Reason:
-    """For those that need an attribute which is not false."""
-    return lambda strategy: "" if getattr(strategy, attribute, None) else why
+def unless(fits: Callable[[type[Strategy]], object], why: str) -> Reason:
+    """For a workload that makes sense where `fits` is true."""
+    return lambda strategy: "" if fits(strategy) else why
 
 
 def processor_share(before: Sequence[Mapping[str, Any]], after: Sequence[Mapping[str, Any]]) -> float:

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
+from typing import assert_never
 
-from bide_lab.report import tables
 from bide_lab.report.charts import Picture, pictures, write_pictures
-from bide_lab.report.findings import NOT_ASKED, NOT_SEEN, Family, Findings, findings
+from bide_lab.report.content import Block, Bullets, Drawing, Part, Section, Table, sections, ways
+from bide_lab.report.findings import NOT_ASKED, NOT_SEEN, Findings, findings
 from bide_lab.running import ResultsFile
-from bide_lab.strategies import PARTS
 
+TITLE = "Delayed tasks, measured"
 CHINESE: Mapping[str, str] = {
     "strategy": "策略", "known for": "已知缺陷", "workload": "负载", "seen here": "这里看到的",
     "counted besides": "另外的计数", "situation": "情形", "pick": "选择", "measured": "测得", "or": "或者",
@@ -25,7 +27,6 @@ CHINESE: Mapping[str, str] = {
     "bide was not measured in this run, so nothing can be said.": "这次运行没有测量 bide，无从比较。",
 }  # fmt: skip
 """Heads of tables, and the words for what was not seen, in Chinese; all else stays as it was measured."""
-
 _CAPTIONS = {
     "How late, under a steady load": "平稳负载下的延迟", "Tasks fired a second, in a burst": "突发时每秒触发的任务",
     "Processor time while nothing is due": "没有任务到期时的处理器时间",
@@ -36,64 +37,10 @@ _CAPTIONS = {
 """Parts of captions."""
 
 
-class Text:
-    """The findings in Markdown, part by part, in English or Chinese."""
-
-    def __init__(self, found: Findings, *, chinese: bool = False) -> None:
-        self.found = found
-        self._chinese = chinese
-
-    def flaws(self) -> str:
-        """The flaws of each strategy, and what was seen of them."""
-        return self._table(tables.flaw_table(self.found.rows))
-
-    def ahead(self) -> str:
-        """Where others are ahead of bide, or that they nowhere are."""
-        return self._words(self.found.nobody_ahead) or self._table(tables.ahead_table(self.found))
-
-    def picks(self) -> str:
-        """Which to pick when."""
-        return self._table(tables.picks_table(self.found, chinese=self._chinese))
-
-    def family(self, family: Family) -> Iterator[str]:
-        """The tables of a family, and the reasons for all that was not measured and for the verbs that it has not."""
-        rows = self.found.of(family)
-        for given in (tables.measure_table(self.found, family), tables.counted_table(rows)):
-            if given is not None:
-                yield self._table(given)
-        if left_out := tables.not_measured(rows):
-            yield bullets([f"{', '.join(names)}: {self._words(why)}" for why, names in left_out])
-        if missing := tables.missing_verbs(rows):
-            words = "{1} 没有 {0}：{2}" if self._chinese else "no {0} in {1}: {2}"
-            yield bullets([
-                words.format(", ".join(f"`{verb}`" for verb in one.verbs), ", ".join(one.names), one.why)
-                for one in missing
-            ])  # fmt: skip
-
-    def caption(self, picture: Picture) -> str:
-        text = picture.caption
-        for english, other in _CAPTIONS.items() if self._chinese else ():
-            text = text.replace(english, other)
-        return text
-
-    def _words(self, text: str) -> str:
-        return CHINESE.get(text, text) if self._chinese else text
-
-    def _table(self, given: tables.Table) -> str:
-        lines = [[self._words(one) for one in line] for line in given.lines]
-        return table(tables.Table([self._words(one) for one in given.heads], lines, given.right))
-
-
-def markdown(found: Findings) -> str:
-    """The tables of a report as a file that reads well as plain text."""
-    text = Text(found)
-    parts = ["# Delayed tasks, measured", *tables.ways(found.results)]
-    parts += ["## What each is known for", text.flaws()]
-    parts += ["## Where another is ahead of bide", text.ahead()]
-    parts += ["## Which to pick when", text.picks()]
-    for family in found.families:
-        parts += [f"## {family.title}", family.about, *text.family(family)]
-    return "\n\n".join([*parts, "## Every cell", table(tables.cell_table(found.rows))]) + "\n"
+def markdown(found: Findings, drawn: Sequence[Picture] = ()) -> str:
+    """A report as a file that reads well as plain text."""
+    parts = [Part(one.title, [one.about, *one.blocks]) for one in sections(found, drawn)]
+    return written([f"# {TITLE}", *ways(found.results), *parts], level=2)
 
 
 class Document:
@@ -107,26 +54,20 @@ class Document:
 
     def way(self) -> str:
         """How it was measured."""
-        return "\n\n".join(tables.ways(self.found.results)) + "\n"
+        return written(ways(self.found.results))
 
-    def text(self, *, chinese: bool = False) -> Text:
-        return Text(self.found, chinese=chinese)
+    def cards(self, name: str) -> str:
+        """The idea of a family, and the card of each of its files."""
+        section = self._section(name)
+        return written([section.about, *(one for one in section.blocks if isinstance(one, Part))])
 
-    def cards(self, family: Family) -> str:
-        """The idea of the family, and the card of each of its files."""
-        parts = [family.about]
-        for card, rows in tables.cards_of(self.found.of(family)):
-            parts += [f"### {card.title}", bullets([f"`{row.name}`: {row.strategy.title}" for row in rows])]
-            parts.append(f"```text\n{card.drawing}\n```")
-            parts += [f"**{name}.** {card.parts[name]}" for name in PARTS]
-        return "\n\n".join(parts) + "\n"
+    def measured(self, name: str, *, chinese: bool = False) -> str:
+        """All else of a section: tables, lists, and pictures."""
+        blocks = [one for one in self._section(name, chinese).blocks if not isinstance(one, Part)]
+        return written(map(_in_chinese, blocks) if chinese else blocks, folder=f"{self.folder.name}/")
 
-    def measured(self, family: Family, *, chinese: bool = False) -> str:
-        """Pictures and tables of a family."""
-        text = self.text(chinese=chinese)
-        drawn = [f"![{text.caption(one)}]({self.folder.name}/{one.name}.svg)"
-                 for one in self.pictures if one.family is family]  # fmt: skip
-        return "\n\n".join([*(["\n".join(drawn)] if drawn else []), *text.family(family)]) + "\n"
+    def _section(self, name: str, chinese: bool = False) -> Section:
+        return next(one for one in sections(self.found, self.pictures, chinese=chinese) if one.name == name)
 
     def stale_pictures(self) -> list[Path]:
         """Those that are missing, are of other results, or are of none of these."""
@@ -140,12 +81,54 @@ class Document:
         return write_pictures(self.pictures, self.folder, self.note)
 
 
-def bullets(lines: Sequence[str]) -> str:
-    return "\n".join(f"- {line}" for line in lines)
+def _in_chinese(block: Block) -> Block:
+    """Its words that are in `CHINESE`."""
+    if isinstance(block, str):
+        return CHINESE.get(block, block)
+    if isinstance(block, Table):
+        heads, *lines = ([CHINESE.get(one, one) for one in line] for line in [block.heads, *block.lines])
+        return block._replace(heads=heads, lines=lines)
+    if isinstance(block, Bullets):
+        parts = [line.partition(": ") for line in block.lines]
+        return Bullets([f"{names}{colon}{CHINESE.get(why, why)}" for names, colon, why in parts])
+    if isinstance(block, Picture):
+        caption = block.caption
+        for english, other in _CAPTIONS.items():
+            caption = caption.replace(english, other)
+        return replace(block, caption=caption)
+    return block
 
 
-def table(given: tables.Table) -> str:
-    """A Markdown table, the first column bold."""
+def written(blocks: Iterable[Block], *, level: int = 3, folder: str = "") -> str:
+    """Markdown. `level`: that of headings; `folder`: where the pictures are. Those in a row stand in one paragraph."""
+    text = ""
+    before: Block = ""
+    for block in blocks:
+        beside = isinstance(block, Picture) and isinstance(before, Picture)
+        text += ("\n" if beside else "\n\n" if text else "") + _markdown(block, level, folder)
+        before = block
+    return text + "\n"
+
+
+def _markdown(block: Block, level: int, folder: str) -> str:
+    match block:
+        case str():
+            return block
+        case Bullets(lines):
+            return "\n".join(f"- {line}" for line in lines)
+        case Drawing(text):
+            return f"```text\n{text}\n```"
+        case Part(title, blocks):
+            return written([f"{'#' * level} {title}", *blocks], level=level + 1).removesuffix("\n")
+        case Table():
+            return _table(block)
+        case Picture():
+            return f"![{block.caption}]({folder}{block.name}.svg)"
+    assert_never(block)
+
+
+def _table(given: Table) -> str:
+    """The first column is bold."""
     rules = ["---:" if number in given.right else "---" for number in range(len(given.heads))]
     lines = [[f"**{line[0]}**", *line[1:]] for line in given.lines]
     body = [" | ".join(one.replace("|", "\\|") for one in line) for line in [given.heads, *lines]]

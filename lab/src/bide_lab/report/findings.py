@@ -191,14 +191,6 @@ class Findings:
     def of(self, family: Family) -> list[Row]:
         return [row for row in self.rows if row.family is family]
 
-    @property
-    def nobody_ahead(self) -> str:
-        """Why no row is ahead of bide; empty if one is."""
-        if self.better:
-            return ""
-        measured = any(row.measured for row in self.bide)
-        return "Nowhere in this run." if measured else "bide was not measured in this run, so nothing can be said."
-
     def reference(self, family: Family) -> Row | None:
         """The row of bide's that a family's pictures hold it against: on the servers that the family uses, if it was.
 

@@ -3,24 +3,17 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from importlib.resources import files
+from itertools import groupby
 from pathlib import Path
-from typing import NamedTuple
+from typing import NamedTuple, assert_never
 
-from bide_lab.report import tables
 from bide_lab.report.charts import Picture, colours, pictures, write_pictures
-from bide_lab.report.document import markdown
-from bide_lab.report.findings import Family, Findings
-from bide_lab.strategies import PARTS, Card
-
-TITLE = "Delayed tasks, measured"
-_AHEAD = "For each measure the best row of bide's, then every strategy that did better than that."
-_PICKS = (
-    "What <code>bide lab choose</code> answers in a few situations: the first is picked, the others would do too. Its "
-    "rules go by servers, verbs, precision, flaws and figures; no strategy is named in them."
-)
+from bide_lab.report.content import Block, Bullets, Drawing, Part, Section, Table, sections, ways
+from bide_lab.report.document import TITLE, markdown
+from bide_lab.report.findings import Findings
 
 
 class Written(NamedTuple):
@@ -37,27 +30,14 @@ def write_report(found: Findings, folder: Path) -> Written:
     folder.mkdir(parents=True, exist_ok=True)
     written = Written(folder / "report.html", folder / "report.md", write_pictures(drawn, folder))
     written.page.write_text(page(found, drawn), encoding="utf-8")
-    written.tables.write_text(markdown(found), encoding="utf-8")
+    written.tables.write_text(markdown(found, drawn), encoding="utf-8")
     return written
 
 
 def page(found: Findings, drawn: Sequence[Picture]) -> str:
     """The whole page."""
-    links = [("known", "Known for"), ("ahead", "Ahead of bide"), ("picks", "Which to pick")]
-    links += [*((one.name, one.title) for one in found.families), ("cells", "Every cell")]
-    nav = "".join(f'<li><a href="#{name}">{escape(title)}</a></li>' for name, title in links)
-    families = "".join(
-        _section(one.name, one.title, escape(one.about), "".join(_family(found, one, drawn))) for one in found.families
-    )
-    ahead = [
-        [escape(title), escape(ours), f"ahead: {escape(theirs)}"]
-        for title, ours, theirs in tables.ahead_table(found).lines
-    ]
-    picks = [
-        [escape(situation), f"<b>{escape(pick)}</b><br><small>{escape(measured)}</small>",
-         "" if others == tables.EMPTY else f"or {escape(others)}"]
-        for situation, pick, measured, others in tables.picks_table(found).lines
-    ]  # fmt: skip
+    shown = sections(found, drawn)
+    nav = "".join(f'<li><a href="#{one.name}">{escape(one.title)}</a></li>' for one in shown)
     light, dark = colours(":root")
     return f"""<!doctype html>
 <html lang="en">
@@ -75,16 +55,12 @@ def page(found: Findings, drawn: Sequence[Picture]) -> str:
 <body>
 <header><div>
 <h1>{TITLE}</h1>
-{"".join(f'<p class="way">{escape(one)}</p>' for one in tables.ways(found.results))}
+{_html(ways(found.results))}
 </div></header>
 <nav aria-label="Sections"><ul>{nav}</ul></nav>
 <main>
 {_glance(found)}
-{_section("known", "What each is known for, and what was seen of it", "", _known(found))}
-{_section("ahead", "Where another is ahead of bide", found.nobody_ahead or _AHEAD, _list(ahead, "known said"))}
-{_section("picks", "Which to pick when", _PICKS, _list(picks, "known said"))}
-{families}
-{_section("cells", "Every cell", "Times in milliseconds; what a cell took, in seconds.", "".join(_cells(found)))}
+{"".join(map(_section, shown))}
 <footer>Drawn from a results file by <code>bide lab report</code>; what is said here is computed from its figures. A
 median or p99 is one that was measured, the nearest rank. The line between the points of a curve is only to guide the
 eye.</footer>
@@ -94,15 +70,8 @@ eye.</footer>
 """
 
 
-def _section(name: str, title: str, about: str, body: str) -> str:
-    told = f"<p>{about}</p>" if about else ""
-    return f'<section id="{name}"><h2>{escape(title)}</h2>{told}\n{body}</section>\n'
-
-
-def _list(lines: Iterable[Sequence[str]], kind: str) -> str:
-    """Lines of a few parts, which stand side by side where there is room; nothing without a line."""
-    told = "".join(f"<li>{''.join(f'<span>{part}</span>' for part in line)}</li>" for line in lines)
-    return f'<ul class="{kind}">{told}</ul>' if told else ""
+def _section(one: Section) -> str:
+    return f'<section id="{one.name}"><h2>{escape(one.title)}</h2>\n{_html([one.about, *one.blocks])}</section>\n'
 
 
 def _glance(found: Findings) -> str:
@@ -117,79 +86,57 @@ def _glance(found: Findings) -> str:
     return f'<ul class="glance">{"".join(f"<li><b>{value}</b> {what}</li>" for value, what in boxes)}</ul>'
 
 
-def _known(found: Findings) -> str:
-    parts = []
-    for family in found.families:
-        lines = []
-        for row in found.of(family):
-            for number, one in enumerate(row.flaws):
-                seen = f'<b class="seen">{escape(one.seen)}</b>' if one.seen else f"<i>{escape(one.why_not)}</i>"
-                named = f"<b>{escape(row.name)}</b>" if number == 0 else ""
-                lines.append([named, f"{escape(one.text)} <small>({escape(one.workload)})</small>", seen])
-        if lines:
-            parts.append(f"<h3>{escape(family.title)}</h3>{_list(lines, 'known')}")
-    return "".join(parts)
+def _html(blocks: Iterable[Block]) -> str:
+    """Pictures in a row stand in one grid."""
+    text = []
+    for drawn, some in groupby(blocks, lambda block: isinstance(block, Picture)):
+        html = "\n".join(map(_block, some))
+        text.append(f'<div class="pictures">{html}</div>' if drawn else html)
+    return "\n".join(text)
 
 
-def _family(found: Findings, family: Family, drawn: Sequence[Picture]) -> Iterator[str]:
-    rows = found.of(family)
-    figures = [f"<figure><figcaption>{escape(one.caption)}</figcaption>{one.svg()}</figure>"
-               for one in drawn if one.family is family]  # fmt: skip
-    if figures:
-        yield f'<div class="pictures">{"".join(figures)}</div>'
-    if (measured := tables.measure_table(found, family)) is not None:
-        yield _table(measured, marked={row.name for row in found.bide} if family.name != "bide" else ())
-    if (counted := tables.counted_table(rows)) is not None:
-        yield _details("What was counted besides", "", _table(counted))
-    if left_out := tables.not_measured(rows):
-        lines = [[f"<b>{escape(', '.join(names))}</b>: {escape(why)}"] for why, names in left_out]
-        yield f"<h3>Not measured</h3>{_list(lines, 'plain')}"
-    if missing := tables.missing_verbs(rows):
-        lines = [[f"{', '.join(f'<code>{verb}</code>' for verb in one.verbs)} in "
-                  f"<b>{escape(', '.join(one.names))}</b>: {escape(one.why)}"] for one in missing]  # fmt: skip
-        yield f"<h3>Verbs that are not there</h3>{_list(lines, 'plain')}"
-    for card, variants in tables.cards_of(rows):
-        yield _details(card.title, ", ".join(row.name for row in variants), _card(card))
+def _block(block: Block) -> str:
+    match block:
+        case str():
+            return f"<p>{_prose(block)}</p>"
+        case Bullets(lines):
+            return f"<ul>{''.join(f'<li>{_prose(line)}</li>' for line in lines)}</ul>"
+        case Drawing(text):
+            return f"<pre>{escape(text)}</pre>"
+        case Part(title, blocks):
+            return _folded(title, _html(blocks))
+        case Table():
+            return _folded(block.folded, _table(block)) if block.folded else _table(block)
+        case Picture():
+            return f"<figure><figcaption>{escape(block.caption)}</figcaption>{block.svg()}</figure>"
+    assert_never(block)
 
 
-def _details(title: str, small: str, body: str) -> str:
-    """Folded away until it is wanted."""
-    told = f" <small>{escape(small)}</small>" if small else ""
-    return f"<details><summary>{escape(title)}{told}</summary><div>{body}</div></details>"
+def _prose(text: str) -> str:
+    code = re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
+    return re.sub(r"\*\*([^*]+)\*\*", r"<b>\1</b>", code)
 
 
-def _card(card: Card) -> str:
-    """Within its paragraphs, what stands between backticks is code."""
-    prose = {part: re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(card.parts[part])) for part in PARTS}
-    told = "".join(f"<dt>{part}</dt><dd>{text}</dd>" for part, text in prose.items())
-    return f"<pre>{escape(card.drawing)}</pre><dl>{told}</dl>"
+def _folded(title: str, body: str) -> str:
+    return f"<details><summary>{escape(title)}</summary><div>{body}</div></details>"
 
 
-def _cells(found: Findings) -> Iterator[str]:
-    for family in found.families:
-        table = tables.cell_table(found.of(family))
-        if table.lines:
-            yield _details(family.title, str(len(table.lines)), _table(table))
+def _table(given: Table) -> str:
+    def row(tags: str, line: Sequence[str]) -> str:
+        first, *rest = line
+        cells = (f"<{tags}{_kind(text, number, given)}>{escape(text)}</{tags}>" for number, text in enumerate(rest, 1))
+        marked = ' class="bide"' if first in given.marked else ""
+        return f"<tr{marked}><th{_kind(first, 0, given)}>{escape(first)}</th>{''.join(cells)}</tr>"
 
-
-def _table(given: tables.Table, marked: Collection[str] = ()) -> str:
-    """`marked`: the strategies whose lines stand out."""
-    heads = "".join(_cell("th", text, number, given, ' scope="col"') for number, text in enumerate(given.heads))
-    lines = []
-    for line in given.lines:
-        cells = "".join(_cell("td", text, number, given) for number, text in enumerate(line) if number)
-        row = ' class="bide"' if line[0] in marked else ""
-        lines.append(f'<tr{row}><th scope="row">{escape(line[0])}</th>{cells}</tr>')
+    body = "".join(row("td", line) for line in given.lines)
     return (
-        f'<div class="wide" tabindex="0"><table><thead><tr>{heads}</tr></thead><tbody>{"".join(lines)}</tbody></table>'
+        f'<div class="wide" tabindex="0"><table><thead>{row("th", given.heads)}</thead><tbody>{body}</tbody></table>'
         "</div>"
     )
 
 
-def _cell(tag: str, text: str, number: int, given: tables.Table, more: str = "") -> str:
-    titled = number == 1 and not given.heads[1]  # what the names mean: left out where there is no room
-    kind = (
-        "title" if titled else "right" if number in given.right else "words" if tag == "td" and len(text) > 24 else ""
-    )
-    named = f' class="{kind}"' if kind else ""
-    return f"<{tag}{more}{named}>{escape(text)}</{tag}>"
+def _kind(text: str, number: int, given: Table) -> str:
+    """The class of a cell. What the names mean, in a column without a head, is left out where there is no room."""
+    title = number == 1 and not given.heads[1]
+    kind = "title" if title else "right" if number in given.right else "words" if len(text) > 24 else ""
+    return f' class="{kind}"' if kind else ""

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import sqlite3
 import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from contextlib import closing, suppress
-from pathlib import Path
+from contextlib import suppress
 from typing import Any, NamedTuple
 
+from bide_lab.servers.stores import sqlite_file
 from bide_lab.strategy import Item, Setting, Strategy, now
 
 _WINDOW = 50
@@ -138,7 +137,11 @@ class WithRows(Strategy):
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._lock = threading.Lock()
-        self._rows = self.closing.enter_context(closing(_row_file(setting.folder)))
+        self._rows = sqlite_file(self, "rows.db")
+        self._rows.execute(
+            "CREATE TABLE IF NOT EXISTS task "
+            "(key TEXT PRIMARY KEY, due INTEGER NOT NULL, status TEXT NOT NULL DEFAULT 'scheduled') WITHOUT ROWID"
+        )
 
     async def send_for(self, item: Item, *, at_once: bool = False) -> None:
         """Send the message for this time of the task; `at_once`, where its time has come."""
@@ -182,14 +185,3 @@ class WithRows(Strategy):
     def _change(self, what: str, *values: Any) -> bool:
         with self._lock:
             return self._rows.execute(f"UPDATE task {what} AND status = 'scheduled'", values).rowcount == 1
-
-
-def _row_file(folder: Path) -> sqlite3.Connection:
-    file = sqlite3.connect(folder / "rows.db", timeout=10.0, isolation_level=None, check_same_thread=False)
-    file.execute("PRAGMA journal_mode = WAL")
-    file.execute("PRAGMA synchronous = NORMAL")
-    file.execute(
-        "CREATE TABLE IF NOT EXISTS task "
-        "(key TEXT PRIMARY KEY, due INTEGER NOT NULL, status TEXT NOT NULL DEFAULT 'scheduled') WITHOUT ROWID"
-    )
-    return file

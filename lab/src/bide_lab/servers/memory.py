@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 from bide.core.instants import Millis
 from bide.ports import Timer
 from bide.timers import drive
-from bide_lab.figures import Figures
 from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, now, when
 
 Thing = TypeVar("Thing", bound=Hashable)
@@ -25,29 +24,22 @@ class Waiting:
     due: int
 
 
-class Counting(Generic[Thing]):
+class Counting:
     """A timer that counts how often it is asked what is due, and how often for nothing."""
 
-    def __init__(self, timer: Timer[Thing]) -> None:
+    def __init__(self, timer: Timer[Waiting]) -> None:
         self._timer = timer
-        self.add = timer.add
-        self.cancel = timer.cancel
-        self.move = timer.move
-        self.next_deadline = timer.next_deadline
         self.looks = 0
         self.vain_looks = 0
 
-    def advance(self, now: Millis) -> list[Thing]:
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._timer, name)
+
+    def advance(self, now: Millis) -> list[Waiting]:
         due = self._timer.advance(now)
         self.looks += 1
         self.vain_looks += not due
         return due
-
-    def __len__(self) -> int:
-        return len(self._timer)
-
-    def __contains__(self, item: object) -> bool:
-        return item in self._timer
 
 
 GONE = Flaw(
@@ -74,7 +66,7 @@ class InMemory(Strategy):
         super().__init__(setting)
         self._tasks: dict[str, Waiting] = {}
         self.timer: Any = self.timer_of(now())
-        self._counting = Counting[Waiting](self.timer)
+        self._counting: Any = Counting(self.timer)
         self._drive = drive(self._counting, self.fire, longest_sleep=threading.TIMEOUT_MAX)
 
     def timer_of(self, start: Millis) -> Timer[Any]:
@@ -156,13 +148,3 @@ class GoingRound(InMemory):
 
     def counts(self) -> Mapping[str, float]:
         return {**super().counts(), "visits": self.timer.visits, "vain_visits": self.timer.vain_visits}
-
-
-def held_up(seen: Figures) -> str:
-    """How late the quick tasks were behind slow ones; empty if that was no more than a machine is slow at times."""
-    slow, late = seen.counts.get("slow_ms", 0), seen.p50 or 0
-    if not slow or late < slow / 4:
-        return ""
-    many = seen.counts.get("slow", 0)
-    tasks = f"{many:.0f} tasks" if many else "one task"
-    return f"behind {tasks} of {slow / 1000:.1f} s half of the others were {late:,.0f} ms late"

@@ -46,7 +46,7 @@ _WINDOW = 300.0
 """Seconds of strategy time."""
 _PAGE = 100
 
-Page = Sequence[Sequence[int | str]]
+Page = Sequence[Sequence[Any]]
 
 
 class Serial(MysqlStrategy):
@@ -125,20 +125,14 @@ class Serial(MysqlStrategy):
         return await self.rows(statement, *values)
 
     async def publish_all(self, blog: str, page: Page, effect: Effect) -> None:
+        """Each is published when it is committed; if the effect fails, or we do, the next scan meets it again."""
+        publish = f"UPDATE {blog} SET status = %s, actual = %s WHERE id = %s AND status = %s AND expected = %s"
         for key, expected in page:
-            published = await self.publish(blog, str(key), int(expected), effect)
-            self.counted["published" if published else "looked_at_in_vain"] += 1
-
-    async def publish(self, blog: str, key: str, expected: int, effect: Effect) -> bool:
-        """It is published when this is committed; if the effect fails, or we do, the next scan meets it again."""
-        async with self.transaction() as cursor:
-            mine: int = await cursor.execute(
-                f"UPDATE {blog} SET status = %s, actual = %s WHERE id = %s AND status = %s AND expected = %s",
-                (_PUBLISHED, now(), key, _SCHEDULED, expected),
-            )
-            if mine:
-                await effect(key, expected)
-        return bool(mine)
+            async with self.transaction() as cursor:
+                mine = await cursor.execute(publish, (_PUBLISHED, now(), key, _SCHEDULED, expected))
+                if mine:
+                    await effect(key, expected)
+            self.counted["published" if mine else "looked_at_in_vain"] += 1
 
 
 class Parallel(Serial):

@@ -29,9 +29,9 @@ from __future__ import annotations
 
 import sqlite3
 from collections.abc import Sequence
-from contextlib import closing
 from typing import ClassVar
 
+from bide_lab.servers.stores import sqlite_file
 from bide_lab.strategy import Effect, Flaw, Item, Strategy, each_period, now, when
 
 _WAIT = 48 * 3_600_000
@@ -50,17 +50,13 @@ class _CronBatch(Strategy):
     database: sqlite3.Connection
 
     async def open(self) -> None:
-        file = sqlite3.connect(self.setting.folder / "shop.db", isolation_level=None, timeout=10)
-        self.database = self.closing.enter_context(closing(file))
-        self.database.execute("PRAGMA journal_mode = wal")
-        self.database.execute("PRAGMA synchronous = normal")
+        self.database = sqlite_file(self, "shop.db")
 
     async def prepare(self) -> None:
         self.sql("CREATE TABLE orders (id TEXT PRIMARY KEY, finish_time INTEGER, status INTEGER, stars INTEGER)")
         self.sql("CREATE INDEX to_rate ON orders (status, finish_time)")
 
     def sql(self, statement: str, *values: int | str) -> sqlite3.Cursor:
-        """Statements here take microseconds: a thread for each would cost more than it saves."""
         return self.database.execute(statement, values)
 
     async def schedule(self, items: Sequence[Item]) -> None:

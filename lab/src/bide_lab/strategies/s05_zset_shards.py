@@ -140,7 +140,8 @@ class HashedShards(RedisStrategy):
             return
         renewed = time.monotonic()
         while True:
-            await self._move(shard)
+            while await self._move(shard):
+                pass
             if time.monotonic() - renewed > _LOCK / 4:
                 if not await self._renew(keys=[lock], args=[self._me, milliseconds]):
                     break
@@ -148,25 +149,25 @@ class HashedShards(RedisStrategy):
             await asyncio.sleep(_PERIOD)
         del self.counted[f"waiting_{shard}"]
 
-    async def _move(self, shard: int) -> None:
-        """Queue what is due, then take it out: who dies in between has it queued twice, and a worker finds no body."""
-        while True:
-            ask = self.redis.pipeline(transaction=False)
-            ask.zrangebyscore(self._shard(shard), 0, now(), start=0, num=_PAGE)
-            ask.zcard(self._shard(shard))
-            found, self.counted[f"waiting_{shard}"] = await ask.execute()
-            if found:
-                await self.redis.rpush(self._queue, *found)
-                self.counted[f"waiting_{shard}"] -= await self.redis.zrem(self._shard(shard), *found)
-            if len(found) < _PAGE:
-                return
+    async def _move(self, shard: int) -> bool:
+        """Queue what is due, then take it out: who dies in between has it queued twice, and a worker finds no body.
+
+        Answers whether there may be more.
+        """
+        ask = self.redis.pipeline(transaction=False)
+        ask.zrangebyscore(self._shard(shard), 0, now(), start=0, num=_PAGE)
+        ask.zcard(self._shard(shard))
+        found, self.counted[f"waiting_{shard}"] = await ask.execute()
+        if found:
+            await self.redis.rpush(self._queue, *found)
+            self.counted[f"waiting_{shard}"] -= await self.redis.zrem(self._shard(shard), *found)
+        return len(found) == _PAGE
 
     async def _work(self, effect: Effect) -> None:
-        while True:
-            _, key = await self.redis.blpop([self._queue], 0)
-            body = await self.redis.getdel(self.key(f"body:{key.decode()}"))
+        async for key in self.popped(self._queue):
+            body = await self.redis.getdel(self.key(f"body:{key}"))
             if body is not None:
-                await effect(key.decode(), int(body.split()[1]))
+                await effect(key, int(body.split()[1]))
 
 
 class WeightedShards(HashedShards):

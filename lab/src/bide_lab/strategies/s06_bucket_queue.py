@@ -66,8 +66,7 @@ class BucketAndReady(RedisStrategy):
     async def open(self) -> None:
         await super().open()
         self._ready = self.key(f"ready:{_TOPIC}")
-        asked = self.setting.options.get("hold")
-        self._time_to_run = float(asked) if asked else self.setting.span(_TIME_TO_RUN)
+        self._time_to_run = self.setting.asked("hold", self.setting.span(_TIME_TO_RUN))
 
     def _job(self, key: str) -> str:
         return self.key(f"job:{key}")
@@ -131,8 +130,7 @@ class BucketAndReady(RedisStrategy):
             await move.execute()
 
     async def _work(self, effect: Effect) -> None:
-        while True:
-            key = (await self.redis.blpop([self._ready], 0))[1].decode()
+        async for key in self.popped(self._ready):
             due = await self.redis.hget(self._job(key), "due")
             if due is None:  # deleted while it was ready
                 await self.redis.delete(self._job(key))

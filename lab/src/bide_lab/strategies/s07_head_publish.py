@@ -123,7 +123,7 @@ class HeadPublish(RedisStrategy):
         return found
 
     async def run(self, role: str, effect: Effect) -> None:
-        popped: asyncio.Queue[bytes] = asyncio.Queue()
+        popped: asyncio.Queue[str] = asyncio.Queue()
         self._head = None
         consumers = (self._do(popped, effect) for _ in range(_THREADS))
         await together(self._listen(), self._transfer(), self._take(popped), *consumers)
@@ -150,12 +150,12 @@ class HeadPublish(RedisStrategy):
             if head:
                 self._know(int(head))
 
-    async def _take(self, popped: asyncio.Queue[bytes]) -> None:
+    async def _take(self, popped: asyncio.Queue[str]) -> None:
         """Pop, and hand over to the executor at once."""
-        while True:
-            popped.put_nowait((await self.redis.blpop([self._queue], 0))[1])
+        async for member in self.popped(self._queue):
+            popped.put_nowait(member)
 
-    async def _do(self, popped: asyncio.Queue[bytes], effect: Effect) -> None:
+    async def _do(self, popped: asyncio.Queue[str], effect: Effect) -> None:
         while True:
-            due, _, key = (await popped.get()).decode().partition(" ")
+            due, _, key = (await popped.get()).partition(" ")
             await effect(key, int(due))

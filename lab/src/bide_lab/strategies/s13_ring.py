@@ -40,40 +40,38 @@ _NANOSECONDS = 1_000_000
 """In a millisecond."""
 
 
-def as_published(steps: int, slots: int) -> tuple[int, int]:
+def place(steps: int, slots: int, *, published: bool) -> tuple[int, int]:
     """Slots on from the hand, and laps to let pass, of a delay in steps.
 
-    >>> as_published(3610, 3600), as_published(3600, 3600)
-    ((10, 1), (0, 1))
+    Counted, a whole lap is no lap to let pass: the hand comes to its own slot after all others.
+
+    >>> place(3610, 3600, published=True), place(3600, 3600, published=True), place(3600, 3600, published=False)
+    ((10, 1), (0, 1), (0, 0))
     """
-    return steps % slots, steps // slots
-
-
-def as_counted(steps: int, slots: int) -> tuple[int, int]:
-    """The same, where a whole lap is no lap to let pass: the hand comes to its own slot after all others.
-
-    >>> as_counted(3610, 3600), as_counted(3600, 3600)
-    ((10, 1), (0, 0))
-    """
-    return steps % slots, (steps - 1) // slots
+    return steps % slots, (steps if published else steps - 1) // slots
 
 
 class Ring(Laps[Thing]):
-    """A timer that counts in steps of `step` seconds from `start` on; never early, up to a step late."""
+    """A timer that counts in steps of `step` seconds from `start` on; never early, up to a step late.
 
-    def __init__(self, *, slots: int, step: float, start: Millis) -> None:
+    With a `clock`, as published: it counts from where the hand is, as if it had only just come there.
+    """
+
+    def __init__(self, *, slots: int, step: float, start: Millis, clock: Callable[[], Millis] | None = None) -> None:
         super().__init__()
         self._slots: list[dict[Thing, int]] = [{} for _ in range(slots)]
         """In each its tasks, and the laps left to them; `waiting` has the slot of each task."""
         self._step = round(step * 1e9)
         self._start = start
+        self._clock = clock
         self._hand = 0
         """Steps made, in all laps."""
 
     def _place(self, at: Millis) -> tuple[int, int]:
         """Slots on from the hand, and laps to let pass."""
-        last = -((self._start - at) * _NANOSECONDS // self._step)  # the first step that is not before `at`
-        return as_counted(max(1, last - self._hand), len(self._slots))
+        since, made = (self._start, self._hand) if self._clock is None else (self._clock(), 0)
+        last = -((since - at) * _NANOSECONDS // self._step)  # the first step that is not before `at`
+        return place(max(1, last - made), len(self._slots), published=self._clock is not None)
 
     def add(self, item: Thing, at: Millis) -> None:
         self.cancel(item)
@@ -112,18 +110,6 @@ class Ring(Laps[Thing]):
         return self._start - (-(self._hand + 1) * self._step // _NANOSECONDS)
 
 
-class PublishedRing(Ring[Thing]):
-    """Counts from where the hand is, as if it had only just come there."""
-
-    def __init__(self, *, slots: int, step: float, start: Millis, clock: Callable[[], Millis]) -> None:
-        super().__init__(slots=slots, step=step, start=start)
-        self._clock = clock
-
-    def _place(self, at: Millis) -> tuple[int, int]:
-        steps = -((self._clock() - at) * _NANOSECONDS // self._step)
-        return as_published(max(1, steps), len(self._slots))
-
-
 class AsPublished(GoingRound):
     """Slot and laps counted from where the hand is at that moment.
 
@@ -147,13 +133,11 @@ class AsPublished(GoingRound):
         VISITED,
     )  # fmt: skip
     skips: ClassVar[Mapping[str, str]] = {"cost": "its operations are those of S13-B"}
+    published: ClassVar[bool] = True
 
     def timer_of(self, start: Millis) -> Ring[Any]:
-        slots = round(float(self.setting.options.get("lap", SLOTS)))
-        return self.ring(slots=slots, step=self.setting.span(1), start=start)
-
-    def ring(self, *, slots: int, step: float, start: Millis) -> Ring[Any]:
-        return PublishedRing(slots=slots, step=step, start=start, clock=now)
+        slots = round(self.setting.asked("lap", SLOTS))
+        return Ring(slots=slots, step=self.setting.span(1), start=start, clock=now if self.published else None)
 
 
 class Counted(AsPublished):
@@ -164,6 +148,4 @@ class Counted(AsPublished):
     shows = ("steady", "idle", "cost")
     flaws = (VISITED, GONE)
     skips: ClassVar[Mapping[str, str]] = {}
-
-    def ring(self, *, slots: int, step: float, start: Millis) -> Ring[Any]:
-        return Ring(slots=slots, step=step, start=start)
+    published = False

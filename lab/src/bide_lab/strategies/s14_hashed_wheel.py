@@ -28,8 +28,10 @@ requests, retries within one process.
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Generic
 
 from bide.core.instants import Millis
@@ -42,16 +44,14 @@ BUCKETS = 512
 _FILED_PER_TICK = 100_000
 
 
+@dataclass(slots=True, eq=False)
 class Timeout(Generic[Thing]):
     """An entry. `bucket` is None until it is filed."""
 
-    __slots__ = ("at", "bucket", "item", "rounds")
-
-    def __init__(self, item: Thing, at: Millis) -> None:
-        self.item = item
-        self.at = at
-        self.rounds = 0
-        self.bucket: dict[Timeout[Thing], None] | None = None
+    item: Thing
+    at: Millis
+    rounds: int = 0
+    bucket: dict[Timeout[Thing], None] | None = None
 
 
 class TickingWheel(Laps[Thing]):
@@ -146,9 +146,8 @@ class Ticking(GoingRound):
         return TickingWheel(buckets=buckets, start=start)
 
     async def schedule(self, items: Sequence[Item]) -> None:
-        limit = int(self.setting.options.get("pending", 0))
-        if limit and len(self.timer) + len(items) > limit:
-            raise RuntimeError(f"{len(self.timer)} tasks are waiting, of {limit} that may")
+        if len(self.timer) + len(items) > self.setting.asked("pending", math.inf):
+            raise RuntimeError(f"{len(self.timer)} tasks are waiting, and no more may")
         await super().schedule(items)
 
 

@@ -92,8 +92,7 @@ class InMemoryEta(RedisStrategy):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        asked = setting.options.get("hold")
-        self._visible = float(asked) if asked else setting.span(_VISIBLE)
+        self._visible = setting.asked("hold", setting.span(_VISIBLE))
         self._heap: list[tuple[int, int, Message]] = []
         self._order = count()
         self._earlier = asyncio.Event()

@@ -35,7 +35,6 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any, ClassVar
 
 from bide_lab.servers.stores import PostgresStrategy, postgres_pool
@@ -129,13 +128,14 @@ class NoCare(_Orders, PostgresStrategy):
             raise NoTimer(f"{len(items)} timers were not set: {error}") from error
 
     async def run(self, role: str, effect: Effect) -> None:
-        while True:
+        async def look() -> bool:
             found = await self.redis.zrangebyscore(self.timers, 0, now(), start=0, num=_PAGE, withscores=True)
             for key, due in found:
                 if await self.redis.zrem(self.timers, key):
                     await effect(key.decode(), int(due))
-            if len(found) < _PAGE:
-                await asyncio.sleep(_PERIOD)
+            return len(found) == _PAGE
+
+        await poll(_PERIOD, look)
 
 
 class Sync(NoCare):
@@ -146,16 +146,16 @@ class Sync(NoCare):
 
     async def schedule(self, items: Sequence[Item]) -> None:
         await self.place(self.pool, items)
-        for _ in range(_TRIES - 1):
-            with suppress(NoTimer):
-                return await self.set_timers(items)
+        for left in reversed(range(_TRIES)):
+            try:
+                await self.set_timers(items)
+                break
+            except NoTimer:
+                if not left:
+                    keys = [item.key for item in items]
+                    await self.pool.execute(f"DELETE FROM {self.orders} WHERE id = ANY($1::text[])", keys)
+                    raise
             await asyncio.sleep(_PAUSE)
-        try:
-            await self.set_timers(items)
-        except NoTimer:
-            keys = [item.key for item in items]
-            await self.pool.execute(f"DELETE FROM {self.orders} WHERE id = ANY($1::text[])", keys)
-            raise
 
 
 class Async(NoCare):
@@ -242,12 +242,10 @@ class Outbox(NoCare):
     async def run(self, role: str, effect: Effect) -> None:
         if role == "poller":
             await super().run(role, effect)
-        while True:
-            if await self.relay() < _PAGE:
-                await asyncio.sleep(_PERIOD)
+        await poll(_PERIOD, self.relay)
 
     async def relay(self) -> int:
-        """If we die before the commit they are relayed again: the same members at the same scores."""
+        """How many it was. If we die before the commit they are relayed again: the same members at the same scores."""
         async with self.pool.acquire() as connection, connection.transaction():
             lines = await connection.fetch(
                 f"DELETE FROM {self.outbox} WHERE line IN (SELECT line FROM {self.outbox} "

@@ -10,11 +10,17 @@ from collections.abc import Mapping
 from bide_lab.figures import Figures
 from bide_lab.journal import Call, judge, whole_lines
 from bide_lab.processes import Process, Step
-from bide_lab.strategy import Strategy, now
-from bide_lab.workload import Trial, batches, keys_of, serverless, steps_at, within, without, workload
+from bide_lab.strategy import now
+from bide_lab.workload import Reason, Trial, batches, keys_of, steps_at, unless, workload
 
-_ONE_PROCESS = within("it is one process")
-_WITH_ITS_CLIENT = within("it is one process with its client: see restarted")
+
+def _within(why: str) -> Reason:
+    """For what makes no sense for a strategy within one process."""
+    return unless(lambda strategy: not strategy.in_process, why)
+
+
+_ONE_PROCESS = _within("it is one process")
+_WITH_ITS_CLIENT = _within("it is one process with its client: see restarted")
 _HOLD = 1.5
 """Seconds that a consumer may hold a task, where that can be asked for."""
 
@@ -47,16 +53,16 @@ async def killed(trial: Trial, *, quick: bool) -> Figures:
     )  # fmt: skip
 
 
-@workload(for_all=True, alone=False, relayed=True, senseless=serverless("it has no connections"))
+@workload(
+    for_all=True, alone=False, relayed=True, senseless=unless(lambda strategy: strategy.needs, "it has no connections")
+)
 async def cut(trial: Trial, *, quick: bool) -> Figures:
     """every connection is reset in the middle of 200 tasks a second.
 
     Calls that fail are not repeated.
     """
     count, rate, ahead = 400, 200.0, 1_000
-    await trial.start()
-    client = await trial.client()
-    begin = now() + 200
+    client, begin = await trial.ready(lead=200)
     playing = asyncio.create_task(client.play(begin, steps_at(rate, keys_of(count), ahead=ahead), may_fail=True))
     await asyncio.sleep(0.2 + count / rate / 2)
     for relay in trial.relays:
@@ -98,11 +104,10 @@ async def away(trial: Trial, *, quick: bool) -> Figures:
     return await trial.outcome(count, by=back + trial.patience, until=due, away_seconds=round(back - due, 2))
 
 
-def _on_a_server(strategy: type[Strategy]) -> str:
-    return "" if strategy.in_process else "its tasks are on a server: see killed"
+_IN_MEMORY = unless(lambda strategy: strategy.in_process, "its tasks are on a server: see killed")
 
 
-@workload(for_all=True, alone=False, senseless=_on_a_server)
+@workload(for_all=True, alone=False, senseless=_IN_MEMORY)
 async def restarted(trial: Trial, *, quick: bool) -> Figures:
     """the process ends with 500 tasks waiting, and is started again.
 
@@ -127,9 +132,7 @@ async def failover(trial: Trial, *, quick: bool) -> Figures:
     trial.option(hold=str(_HOLD))
     count, rate, ahead = (150, 100.0, 500) if quick else (500, 100.0, 1_000)
     first = await trial.start()
-    await trial.start()
-    client = await trial.client()
-    begin = now() + 200
+    client, begin = await trial.ready(lead=200)
     playing = asyncio.create_task(client.play(begin, steps_at(rate, keys_of(count), ahead=ahead)))
     await asyncio.sleep(begin / 1000 + count / rate * 2 / 3 - time.time())
     fired = trial.fired()
@@ -142,7 +145,7 @@ async def failover(trial: Trial, *, quick: bool) -> Figures:
     return figures
 
 
-@workload(alone=False, senseless=without("time_out", "nothing is given out again after a time-out"))
+@workload(alone=False, senseless=unless(lambda one: one.time_out, "nothing is given out again after a time-out"))
 async def beyond(trial: Trial, *, quick: bool) -> Figures:
     """100 tasks due in 2.5 s, where whoever holds one for 1 s has it given out again."""
     time_out = 1.0
@@ -154,11 +157,10 @@ async def beyond(trial: Trial, *, quick: bool) -> Figures:
     return figures
 
 
-def _without_subscription(strategy: type[Strategy]) -> str:
-    return "" if {"redis", "postgres"} & set(strategy.needs) else "it has no subscription"
+_SUBSCRIBED = unless(lambda strategy: {"redis", "postgres"} & set(strategy.needs), "it has no subscription")
 
 
-@workload(alone=False, relayed=True, senseless=_without_subscription)
+@workload(alone=False, relayed=True, senseless=_SUBSCRIBED)
 async def deaf(trial: Trial, *, quick: bool) -> Figures:
     """subscriptions go silent, unnoticed; then 100 tasks come due, then the consumers are started again.
 
@@ -199,7 +201,7 @@ _PER_SECOND = 3_000
 """Tasks that a strategy is given a second for, since many of them come due at once."""
 
 
-@workload(alone=False, senseless=within("it is one process: see restarted"))
+@workload(alone=False, senseless=_within("it is one process: see restarted"))
 async def writer(trial: Trial, *, quick: bool) -> Figures:
     """clients are killed -9 while they schedule; what they had committed has to fire.
 

@@ -21,8 +21,7 @@ async def steady(trial: Trial, *, quick: bool) -> Figures:
     Lateness is measured by it.
     """
     count, ahead, rate = (200, 1_000, 200.0) if quick else (2_000, 2_000, 200.0)
-    await trial.start()
-    client = await trial.client()
+    client, _ = await trial.ready()
     before, begin = await trial.usages(), now() + 200
     await client.play(begin, steps_at(rate, keys_of(count), ahead=ahead))
     figures = await trial.finish(count, end=begin / 1000 + count / rate + ahead / 1000)
@@ -38,9 +37,7 @@ async def burst(trial: Trial, *, quick: bool) -> Figures:
     """
     count = trial.bearable(1_000 if quick else 5_000)
     ahead = 1_500 if quick else 5_000
-    await trial.start()
-    client = await trial.client()
-    begin = now()
+    client, begin = await trial.ready()
     answer = await client.play(begin, batches([(key, ahead) for key in keys_of(count)]), callers=4)
     figures = await trial.finish(count, end=(begin + ahead) / 1000, more=count / 100)
     figures.schedules_per_s = round(count / answer["seconds"], 1)
@@ -57,9 +54,7 @@ async def horizon(trial: Trial, *, quick: bool) -> Figures:
     chance = random.Random(7)
     keys = keys_of(trial.bearable(count))
     due = [round(1_000 * (_YEAR / 1_000) ** chance.random()) for _ in keys]
-    await trial.start()
-    client = await trial.client()
-    begin = now()
+    client, begin = await trial.ready()
     await client.play(begin, batches(list(zip(keys, due, strict=True))), callers=4)
     end = begin / 1000 + seconds
     near = sum(1 for one in due if one <= seconds * 1000)
@@ -164,9 +159,7 @@ async def relay(trial: Trial, *, quick: bool) -> Figures:
             key, at = f"d{seconds}-{number}", number * spread // each
             steps.append(Step(at, "schedule", [(key, at + round(trial.setting.span(seconds) * 1000))]))
             length_of[key] = seconds
-    await trial.start()
-    client = await trial.client()
-    begin = now()
+    client, begin = await trial.ready()
     await client.play(begin, steps)
     for number in range(_MOVES):
         due = 2 * HOUR + number * 60_000
@@ -194,9 +187,7 @@ async def head(trial: Trial, *, quick: bool) -> Figures:
     """one task due late, scheduled ahead of 100 that are due soon."""
     short, long = (300, 3_000) if quick else (1_000, 20_000)
     keys = keys_of(100, "short")
-    await trial.start()
-    client = await trial.client()
-    begin = now() + 100
+    client, begin = await trial.ready(lead=100)
     steps = [Step(0, "schedule", [("long", long)])]
     steps += [Step(50 + 2 * at, "schedule", [(key, 50 + 2 * at + short)]) for at, key in enumerate(keys)]
     # one caller at a time, so that the long one is there before the others
@@ -212,7 +203,7 @@ async def head(trial: Trial, *, quick: bool) -> Figures:
 
 
 def lateness(trial: Trial) -> list[tuple[str, float]]:
-    """The key of each effect that was begun, and by how many milliseconds it was late for its first due time."""
+    """The key of each effect, and by how many milliseconds it was late for its first due time."""
     calls, firings = trial.written()
     due = {call.key: call.due for call in calls if call.verb == "schedule" and call.due}
-    return [(one.key, one.at / 1e6 - due[one.key]) for one in firings if one.begun]
+    return [(one.key, one.at / 1e6 - due[one.key]) for one in firings]

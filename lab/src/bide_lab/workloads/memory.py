@@ -7,6 +7,7 @@ import gc
 import random
 import time
 from collections import deque
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from statistics import median
@@ -20,7 +21,7 @@ from bide_lab.figures import Figures
 from bide_lab.journal import curve
 from bide_lab.processes import Step, processor_seconds, resident
 from bide_lab.strategy import now
-from bide_lab.workload import HOUR, Trial, batches, keys_of, processor_share, without, workload
+from bide_lab.workload import HOUR, Trial, batches, keys_of, processor_share, unless, workload
 
 _ROUNDS = 15
 _BATCH = 1_000
@@ -36,7 +37,12 @@ _STEPS = 66_000
 """Milliseconds that are gone through one by one: more than one bucket of the hierarchical wheel's third level."""
 
 
-@workload(for_all=True, senseless=without("timer_of", "it has no structure in memory that could be measured alone"))
+@workload(
+    for_all=True,
+    senseless=unless(
+        lambda one: hasattr(one, "timer_of"), "it has no structure in memory that could be measured alone"
+    ),
+)
 async def cost(trial: Trial, *, quick: bool) -> Figures:
     """nanoseconds of insert, cancel and advance, and bytes, with 1,000 to 10,000,000 tasks waiting.
 
@@ -108,7 +114,7 @@ def _longest(one: Contestant, present: int) -> tuple[int, int]:
     return most, came
 
 
-@workload(alone=False, senseless=without("has_laps", "it has no laps"))
+@workload(alone=False, senseless=unless(lambda one: hasattr(one, "has_laps"), "it has no laps"))
 async def laps(trial: Trial, *, quick: bool) -> Figures:
     """5,000 tasks due in an hour on a ring that goes round in a minute of strategy time, and some in one lap."""
     far, near, turns = (5_000, 50, 2.5) if quick else (100_000, 1_000, 5.0)
@@ -140,7 +146,7 @@ _CONNECTIONS = 10_000
 """Quick or not: with a time-out of half a second more would be more packets than one process can send."""
 
 
-@workload(senseless=without("touch", "it has no connections to touch"))
+@workload(senseless=unless(lambda one: hasattr(one, "touch"), "it has no connections to touch"))
 async def touch(trial: Trial, *, quick: bool) -> Figures:
     """10,000 connections with a packet each per half time-out; what a packet costs, and who is called idle when.
 
@@ -154,80 +160,74 @@ async def touch(trial: Trial, *, quick: bool) -> Figures:
 
 async def touched(strategy: Any, connections: int) -> Figures:
     """Play `touch` on it, in real time."""
-    return await _Traffic(strategy, connections).play()
+    traffic = _Traffic(round(strategy.time_out_after * 1e9), connections)
+    memory = resident()
+    gc.freeze()
+    running = asyncio.create_task(strategy.run("worker", traffic))
+    await asyncio.sleep(0)
+    began, spent = time.monotonic_ns(), processor_seconds()
+    costs = await traffic.send(strategy.touch, began)
+    spent, took = processor_seconds() - spent, (time.monotonic_ns() - began) / 1e9
+    grown = resident() - memory
+    counts = {"packets_per_s": round(traffic.sent / took), "touch_ns": rounded(median(costs)), **strategy.counts()}
+    running.cancel()
+    await asyncio.gather(running, return_exceptions=True)
+    late = [ones[0] for ones in traffic.called.values()]
+    silent = traffic.silent
+    fired = sum(uid in traffic.called for uid in silent)
+    return Figures(
+        scheduled=connections, expected=len(silent), fired=fired, lost=len(silent) - fired,
+        duplicated=sum(len(traffic.called.get(uid, "1")) - 1 for uid in silent),
+        early=sum(one < 0 for one in late), late=curve(late), client_cpu_pct=round(spent / took * 100, 2),
+        client_bytes_per_task=round(max(0, grown) / connections, 1), counts=counts,
+    )  # fmt: skip
 
 
 class _Traffic:
-    """All connections, and which of them still send."""
+    """All connections, and which of them still send; and the effect, which is called for those that are idle."""
 
-    def __init__(self, strategy: Any, connections: int) -> None:
-        self._strategy = strategy
-        self._after = round(strategy.time_out_after * 1e9)
+    def __init__(self, time_out: int, connections: int) -> None:
+        """`time_out` in nanoseconds."""
+        self._after = time_out
         self._uids = keys_of(connections, "c")
         random.Random(connections).shuffle(self._uids)
         # a tenth fall silent, evenly over two time-outs, the first when all have sent once
-        silent = self._uids[::10]
-        self._silent = {uid: round((0.5 + 2 * number / len(silent)) * self._after) for number, uid in enumerate(silent)}
+        some = self._uids[::10]
+        self.silent = {uid: round((0.5 + 2 * number / len(some)) * time_out) for number, uid in enumerate(some)}
         self._last = dict.fromkeys(self._uids, 0)
-        self._called: dict[str, list[float]] = {}
+        self.called: dict[str, list[float]] = {}
         """By connection: how late it was called idle, in milliseconds, each time."""
-        self._costs: list[float] = []
-        self._sent = 0
+        self.sent = 0
 
     async def __call__(self, key: str, due: int) -> None:
-        """The effect."""
         late = (time.monotonic_ns() - self._last[key] - self._after) / 1e6
-        self._called.setdefault(key, []).append(late)
+        self.called.setdefault(key, []).append(late)
 
-    def blocking(self, key: str, due: int) -> None:
-        raise NotImplementedError("connections that are served on an event loop are closed there")
+    async def send(self, touch: Callable[[str], None], began: int) -> list[float]:
+        """Round and round, as many as are due by now; each connection once in half a time-out.
 
-    async def play(self) -> Figures:
-        strategy = self._strategy
-        memory = resident()
-        gc.freeze()
-        running = asyncio.create_task(strategy.run("worker", self))
-        await asyncio.sleep(0)
-        began, spent = time.monotonic_ns(), processor_seconds()
-        await self._send(began, until=began + round(3.7 * self._after))
-        spent, took = processor_seconds() - spent, (time.monotonic_ns() - began) / 1e9
-        grown = resident() - memory
-        counts = dict(strategy.counts())
-        running.cancel()
-        await asyncio.gather(running, return_exceptions=True)
-        late = [ones[0] for ones in self._called.values()]
-        fired = sum(uid in self._called for uid in self._silent)
-        return Figures(
-            scheduled=len(self._uids), expected=len(self._silent), fired=fired, lost=len(self._silent) - fired,
-            duplicated=sum(len(self._called.get(uid, "1")) - 1 for uid in self._silent),
-            early=sum(one < 0 for one in late), late=curve(late), client_cpu_pct=round(spent / took * 100, 2),
-            client_bytes_per_task=round(max(0, grown) / len(self._uids), 1),
-            counts={
-                "packets_per_s": round(self._sent / took), "touch_ns": rounded(median(self._costs)), **counts,
-            },
-        )  # fmt: skip
-
-    async def _send(self, began: int, *, until: int) -> None:
-        """Round and round, as many as are due by now; each connection once in half a time-out."""
-        turns, touch = deque(self._uids), self._strategy.touch
+        Nanoseconds of a touch, on average of each batch.
+        """
+        turns, costs, turn = deque(self._uids), [], 0.0
         per_packet = self._after / 2 / len(turns)
-        turn = 0.0
+        until = began + round(3.7 * self._after)
         last = until + _SLACK
         while (present := time.monotonic_ns()) < until or (
-            present < last and not self._silent.keys() <= self._called.keys()
+            present < last and not self.silent.keys() <= self.called.keys()
         ):
             batch = []
             while turn < present - began:
                 turn += per_packet
                 uid = turns[0]
                 turns.rotate(-1)
-                if self._silent.get(uid, last) > turn:
+                if self.silent.get(uid, last) > turn:
                     batch.append(uid)
             first = time.perf_counter_ns()
             for uid in batch:
                 touch(uid)
             if batch:
-                self._costs.append((time.perf_counter_ns() - first) / len(batch))
+                costs.append((time.perf_counter_ns() - first) / len(batch))
             self._last.update(dict.fromkeys(batch, present))
-            self._sent += len(batch)
+            self.sent += len(batch)
             await asyncio.sleep(0.001)
+        return costs

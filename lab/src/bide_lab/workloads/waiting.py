@@ -5,13 +5,13 @@ from __future__ import annotations
 import asyncio
 import os
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from statistics import median
 from urllib.parse import urlsplit
 
-from bide.cli.bench.server import family, spent, stat
+from bide.cli.bench.server import family, resident_bytes, spent, stat
 from bide_lab.figures import Figures
 from bide_lab.processes import Step
 from bide_lab.strategy import VERBS, Strategy, now
@@ -26,20 +26,20 @@ async def idle(trial: Trial, *, quick: bool) -> Figures:
     """
     count, seconds = (10_000, 1.5) if quick else (100_000, 5.0)
     count = trial.bearable(count)
-    await trial.start()
-    client = await trial.client()
+    client, _ = await trial.ready()
     # the consumers, or the servers, hold what waits; a client beside them holds nothing
     holders = trial.processes if trial.strategy.in_process else trial.processes[:-1]
     await asyncio.sleep(0.5)
-    servers = ServerUse(trial.server_urls)
-    empty, bytes_before = [await one.usage(collect=True) for one in holders], await servers.size()
-    took = await client.fill(count, ahead=HOUR)
+    urls = trial.server_urls
+    servers = servers_of(urls)
+    empty, bytes_before = [await one.usage(collect=True) for one in holders], await held_by(servers, urls)
+    took = (await client.order("fill", count=count, ahead=HOUR))["seconds"]
     await asyncio.sleep(1.5)  # what was begun is finished, on the servers too
-    bytes_after, filled = await servers.size(), [await one.usage(collect=True) for one in holders]
-    before, cpu_before = [await one.usage() for one in holders], servers.cpu()
+    bytes_after, filled = await held_by(servers, urls), [await one.usage(collect=True) for one in holders]
+    before, cpu_before = [await one.usage() for one in holders], spent_by(servers)
     sent_before, began = trial.to_servers, time.monotonic()
     await asyncio.sleep(seconds)
-    after, cpu_after = [await one.usage() for one in holders], servers.cpu()
+    after, cpu_after = [await one.usage() for one in holders], spent_by(servers)
     sent, lasted = trial.to_servers - sent_before, time.monotonic() - began
     await trial.unharmed()
     figures = trial.judged()
@@ -75,8 +75,7 @@ async def trips(trial: Trial, *, quick: bool) -> Figures:
     ahead, seconds = 50, 1.0
     each = ahead / 1000 + trial.strategy.period + trial.setting.span(trial.strategy.precision or 0.0)
     count = max(5, min(20 if quick else 100, int((5 if quick else 20) / each)))
-    await trial.start()
-    client = await trial.client()
+    client, _ = await trial.ready()
     await asyncio.sleep(0.5)
     sent = trial.to_servers
     await asyncio.sleep(seconds)
@@ -97,8 +96,7 @@ async def trips(trial: Trial, *, quick: bool) -> Figures:
 async def verbs(trial: Trial, *, quick: bool) -> Figures:
     """one call at a time: microseconds of each verb."""
     count = 50 if quick else 200
-    await trial.start()
-    client = await trial.client()
+    client, _ = await trial.ready()
     costs: dict[str, float | str] = dict(trial.strategy.cannot)
     for verb in [verb for verb in VERBS if verb not in trial.strategy.cannot]:
         keys = keys_of(count, "f" if verb == "fire_now" else "k")
@@ -121,40 +119,20 @@ _LISTENS = "0A"
 """The state of a listening socket in /proc/net/tcp."""
 
 
-class ServerUse:
-    """All servers of a cell together, found by the ports that they listen on.
+def spent_by(servers: Sequence[Path] | None) -> float | None:
+    """Seconds of processor time so far, of the servers and their children; None where one is not to be seen."""
+    try:
+        return None if servers is None else sum(map(_spent, servers))
+    except OSError:
+        return None
 
-    None where one is not to be seen: on another machine, or somebody else's.
-    """
 
-    def __init__(self, urls: Mapping[str, str]) -> None:
-        self._urls = urls
-        ports = {port for url in urls.values() if (port := urlsplit(url).port)}
-        found = _listeners(ports)
-        self._processes = [Path("/proc") / str(pid) for pid in sorted(set(found.values()))]
-        self._whole = set(found) == ports
-
-    def cpu(self) -> float | None:
-        """Seconds of processor time so far, of the servers and their children."""
-        try:
-            return sum(_spent(place) for place in self._processes) if self._whole else None
-        except OSError:
-            return None
-
-    async def size(self) -> int | None:
-        """Bytes that they hold: in memory, or for a database in its tables; None where one does not say."""
-        sizes = [await _size(kind, url) for kind, url in self._urls.items()]
-        known = [size for size in sizes if size is not None]
-        if len(known) == len(sizes):
-            return sum(known)
-        return self._resident() if set(self._urls) == {"rabbitmq"} and self._whole else None
-
-    def _resident(self) -> int:
-        pages = 0
-        for process in self._processes:
-            with suppress(OSError):
-                pages += int((process / "statm").read_text(encoding="ascii").split()[1])
-        return pages * os.sysconf("SC_PAGE_SIZE")
+async def held_by(servers: Sequence[Path] | None, urls: Mapping[str, str]) -> int | None:
+    """Bytes that they hold: in memory, or for a database in its tables; None where one does not say."""
+    if set(urls) == {"rabbitmq"}:
+        return None if servers is None else sum(map(resident_bytes, servers))
+    sizes = [await _size(kind, url) for kind, url in urls.items()]
+    return None if None in sizes else sum(filter(None, sizes))
 
 
 def _spent(process: Path) -> float:
@@ -185,22 +163,22 @@ async def _size(kind: str, url: str) -> int | None:
     return None
 
 
-def _listeners(ports: set[int]) -> dict[int, int]:
-    """By port: the process that listens there, the eldest if several share the socket."""
+def servers_of(urls: Mapping[str, str]) -> list[Path] | None:
+    """The processes that listen on the ports of the URLs, as `/proc/7`; the eldest, where several share the socket.
+
+    None where one is not to be seen: on another machine, or somebody else's.
+    """
+    ports = {port for url in urls.values() if (port := urlsplit(url).port)}
     sockets: dict[str, int] = {}
     for table in ("/proc/net/tcp", "/proc/net/tcp6"):
         with suppress(OSError):
-            for line in Path(table).read_text(encoding="ascii").splitlines()[1:]:
-                words = line.split()
-                port = int(words[1].rpartition(":")[2], 16)
-                if words[3] == _LISTENS and port in ports:
-                    sockets[f"socket:[{words[9]}]"] = port
-    found: dict[int, int] = {}
-    for process in Path("/proc").glob("[0-9]*"):
+            for words in map(str.split, Path(table).read_text(encoding="ascii").splitlines()[1:]):
+                if words[3] == _LISTENS:
+                    sockets[f"socket:[{words[9]}]"] = int(words[1].rpartition(":")[2], 16)
+    found: dict[int, Path] = {}
+    for process in sorted(Path("/proc").glob("[0-9]*"), key=lambda place: int(place.name)):
         with suppress(OSError):
             for descriptor in (process / "fd").iterdir():
                 with suppress(OSError):
-                    port = sockets.get(os.readlink(descriptor), 0)
-                    if port and int(process.name) < found.get(port, 1 << 62):
-                        found[port] = int(process.name)
-    return found
+                    found.setdefault(sockets.get(os.readlink(descriptor), 0), process)
+    return sorted({found[port] for port in ports}) if ports <= found.keys() else None

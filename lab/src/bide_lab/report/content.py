@@ -1,15 +1,20 @@
-"""The tables and sentences of a report as plain text: each renderer makes of them what its format has."""
+"""The content of a report as blocks, which `document` makes Markdown of, and `page` HTML.
+
+In paragraphs and lines of a list, what stands between backticks is code, and between double asterisks bold; cells of
+tables are plain text.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from datetime import datetime
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from bide_lab.choose import Twice, Wishes, choose, late_words
 from bide_lab.figures import BY_NAME, Figures, Measure, Result, figure
+from bide_lab.report.charts import Picture
 from bide_lab.report.findings import NOT_WAITED_FOR, Family, Findings, Row
-from bide_lab.strategies import Card
+from bide_lab.strategies import PARTS, Card
 from bide_lab.strategy import VERBS
 
 COLUMNS = tuple(
@@ -24,12 +29,49 @@ EMPTY = "·"
 
 
 class Table(NamedTuple):
-    """Cells are plain text; the first of each line names a strategy."""
+    """Cells are plain text; the first of each line names what it is about."""
 
     heads: Sequence[str]
     lines: Sequence[Sequence[str]]
     right: frozenset[int] = frozenset()
     """The columns whose values stand to the right."""
+    folded: str = ""
+    """On a page it is folded away under this title."""
+    marked: frozenset[str] = frozenset()
+    """The first cells of lines that stand out."""
+
+
+class Bullets(NamedTuple):
+    """A list of short lines."""
+
+    lines: Sequence[str]
+
+
+class Drawing(NamedTuple):
+    """Plain characters whose places matter."""
+
+    text: str
+
+
+class Part(NamedTuple):
+    """A heading, and the blocks below it; on a page they are folded away."""
+
+    title: str
+    blocks: Sequence[Block]
+
+
+class Section(NamedTuple):
+    """The blocks on one subject."""
+
+    name: str
+    """One word."""
+    title: str
+    about: str
+    blocks: Sequence[Block]
+
+
+Block: TypeAlias = str | Table | Bullets | Drawing | Part | Picture
+"""A string is a paragraph."""
 
 
 def measure_table(found: Findings, family: Family) -> Table | None:
@@ -45,7 +87,8 @@ def measure_table(found: Findings, family: Family) -> Table | None:
         [row.name, row.strategy.title, *(_or_empty(row.value(measure)) for measure in shown)]
         for row in [*rows, *beside]
     ]
-    return Table(heads, lines, frozenset(range(2, len(heads))))
+    marked = frozenset(row.name for row in found.bide) if family.name != "bide" else frozenset()
+    return Table(heads, lines, frozenset(range(2, len(heads))), marked=marked)
 
 
 def _head(measure: Measure) -> str:
@@ -61,7 +104,8 @@ def counted_table(rows: Iterable[Row]) -> Table | None:
     """Further counts of strategies and workloads: hops, visits, bytes; None if there are none."""
     lines = [[row.name, name, besides] for row in rows for name, seen in row.measured.items()
              if (besides := _besides(seen))]  # fmt: skip
-    return Table(["strategy", "workload", "counted besides"], lines) if lines else None
+    heads = ["strategy", "workload", "counted besides"]
+    return Table(heads, lines, folded="What was counted besides") if lines else None
 
 
 def flaw_table(rows: Iterable[Row]) -> Table:
@@ -70,8 +114,11 @@ def flaw_table(rows: Iterable[Row]) -> Table:
     return Table(["strategy", "known for", "workload", "seen here"], lines)
 
 
-def ahead_table(found: Findings) -> Table:
-    """A line for each measure: bide's best row, and whoever is ahead of that."""
+def ahead(found: Findings) -> str | Table:
+    """A line for each measure: bide's best row, and whoever is ahead of that; or that nobody is on any."""
+    if not found.better:
+        bide = any(row.measured for row in found.bide)
+        return "Nowhere in this run." if bide else "bide was not measured in this run, so nothing can be said."
     lines = [
         [one.measure.title, f"{one.measure.words(one.value)} ({one.bide})",
          ", ".join(f"{name} {one.measure.words(value)}" for name, value in one.ahead)]
@@ -84,7 +131,7 @@ def cell_table(rows: Iterable[Row]) -> Table:
     """Every cell of the results, one line each; times in milliseconds, and what the cell took in seconds."""
     heads = ["strategy", "workload", "fired", "lost", "twice", "early", "late p50", "p99", "most", "took s", "besides"]
     lines = [[row.name, result.workload, *_cell_words(result)] for row in rows for result in row.results.values()]
-    return Table(heads, lines, frozenset(range(2, 10)))
+    return Table(heads, lines, frozenset(range(2, 10)), folded=f"{len(lines)} cells")
 
 
 def _cell_words(result: Result) -> list[str]:
@@ -106,43 +153,38 @@ def _besides(seen: Figures) -> str:
     return ", ".join(f"{name.replace('_', ' ')} {figure(value)}" for name, value in {**extra, **seen.counts}.items())
 
 
-class Missing(NamedTuple):
-    """Verbs that some strategies have not, all for one reason."""
-
-    verbs: Sequence[str]
-    why: str
-    names: Sequence[str]
-
-
-def missing_verbs(rows: Iterable[Row]) -> list[Missing]:
+def missing_verbs(rows: Iterable[Row], *, chinese: bool = False) -> list[str]:
     """Every verb that a strategy has not, those with the same reason and the same strategies together."""
-    found: dict[tuple[str, str], list[str]] = {}
+    words = "{names} 没有 {verbs}：{why}" if chinese else "no {verbs} in {names}: {why}"
+    names: dict[tuple[str, str], list[str]] = {}
     for row in rows:
-        for verb in VERBS:
-            if verb in row.strategy.cannot:
-                found.setdefault((row.strategy.cannot[verb], verb), []).append(row.name)
-    together: dict[tuple[str, tuple[str, ...]], list[str]] = {}
-    for (why, verb), names in found.items():
-        together.setdefault((why, tuple(names)), []).append(verb)
-    return [Missing(verbs, why, names) for (why, names), verbs in together.items()]
+        for verb in filter(row.strategy.cannot.__contains__, VERBS):
+            names.setdefault((row.strategy.cannot[verb], verb), []).append(row.name)
+    verbs: dict[tuple[str, str], list[str]] = {}
+    for (why, verb), some in names.items():
+        verbs.setdefault((why, ", ".join(some)), []).append(f"`{verb}`")
+    return [words.format(verbs=", ".join(some), names=them, why=why) for (why, them), some in verbs.items()]
 
 
-def not_measured(rows: Iterable[Row]) -> list[tuple[str, list[str]]]:
+def not_measured(rows: Iterable[Row]) -> list[str]:
     """Each reason, with all strategies of which nothing was measured for it."""
     found: dict[str, list[str]] = {}
     for row in rows:
         if row.why_not:
             found.setdefault(row.why_not, []).append(row.name)
-    return list(found.items())
+    return [f"{', '.join(names)}: {why}" for why, names in found.items()]
 
 
-def cards_of(rows: Iterable[Row]) -> list[tuple[Card, list[Row]]]:
-    """The card of each file, and the variants that share it."""
-    found: dict[str, tuple[Card, list[Row]]] = {}
+def card_parts(rows: Iterable[Row]) -> list[Part]:
+    """The card of each file, with the variants that share it."""
+    found: dict[str, tuple[Card, list[str]]] = {}
     for row in rows:
         if row.card is not None:
-            found.setdefault(row.card.title, (row.card, []))[1].append(row)
-    return list(found.values())
+            found.setdefault(row.card.title, (row.card, []))[1].append(f"`{row.name}`: {row.strategy.title}")
+    return [
+        Part(title, [Bullets(variants), Drawing(card.drawing), *(f"**{name}.** {card.parts[name]}" for name in PARTS)])
+        for title, (card, variants) in found.items()
+    ]
 
 
 _REDIS, _POSTGRES, _MYSQL = (frozenset({kind}) for kind in ("redis", "postgres", "mysql"))
@@ -219,3 +261,28 @@ def machine_words(result: Result) -> str:
     parts += [str(machine[name]) for name in ("processor", "system") if machine.get(name)]
     parts += [f"Python {machine['python']}"] if machine.get("python") else []
     return ", ".join(parts) or "a machine that was not noted"
+
+
+def sections(found: Findings, drawn: Sequence[Picture] = (), *, chinese: bool = False) -> list[Section]:
+    """The whole report, but for how it was measured: see `ways`. Of a family its pictures, tables, lists and cards."""
+    families = []
+    for one in found.families:
+        rows = found.of(one)
+        tables = filter(None, (measure_table(found, one), counted_table(rows)))
+        lists = [Bullets(lines) for lines in (not_measured(rows), missing_verbs(rows, chinese=chinese)) if lines]
+        pictures = (picture for picture in drawn if picture.family is one)
+        families.append(Section(one.name, one.title, one.about, [*pictures, *tables, *lists, *card_parts(rows)]))
+    return [
+        Section("known", "What each is known for", "What was seen of each flaw in these measurements.",
+                [flaw_table(found.rows)]),
+        Section("ahead", "Where another is ahead of bide",
+                "For each measure the best row of bide's, then every strategy that did better than that.",
+                [ahead(found)]),
+        Section("picks", "Which to pick when",
+                "What `bide lab choose` answers in a few situations: the first is picked, the others would do too. Its "
+                "rules go by servers, verbs, precision, flaws and figures; no strategy is named in them.",
+                [picks_table(found, chinese=chinese)]),
+        *families,
+        Section("cells", "Every cell", "Times in milliseconds; what a cell took, in seconds.",
+                [cell_table(found.rows)]),
+    ]  # fmt: skip
