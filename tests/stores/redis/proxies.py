@@ -49,8 +49,8 @@ class Proxies:
         ours = {(HOST, proxy.port) for proxy in self.each.values()}
         make = topology.make_connection
 
-        def led(address: Address, host: str | None = None, port: int = 0, **options: Any) -> Any:
-            if not ours.issuperset(address.hosts) or (host or HOST, port or address.hosts[0][1]) in ours:
+        def led(address: Address, host: str, port: int, **options: Any) -> Any:
+            if not ours.issuperset(address.hosts) or (host, port) in ours:
                 return make(address, host, port, **options)
             return make(address, HOST, self.each[port].port, **options)
 

@@ -60,8 +60,7 @@ async def test_nobody_connects_once_the_store_is_closed(shared_url: str, open_st
     store = await open_store(shared_url)
     nodes = store._open().nodes
     await store.close()
-    forgotten: dict[str, Any] = {"_link": None, "_links": {}}
-    vars(nodes).update(forgotten)
+    nodes._links.clear()
     with pytest.raises(NotSent):
         await (await nodes.link(0)).ask([("PING",)])
 

@@ -382,13 +382,15 @@ async def test_a_call_that_is_cancelled_beside_a_lost_connection_gives_its_turns
     for steps in range(12):
         await put(store, *(new(f"{key}") for key in range(40)))
         call = asyncio.create_task(put(store, *(new(f"{key}") for key in range(40))))
-        await until(lambda: not all(turn.free for turn in turns), "the call to be on its way")
+        await until(lambda: any(turn.locked() for turn in turns), "the call to be on its way")
         drops = [asyncio.create_task(link.drop("lost by the test")) for link in await nodes.masters()]
         for _ in range(steps):
             await asyncio.sleep(0)
         call.cancel()
         await asyncio.gather(call, *drops, return_exceptions=True)
-        await until(lambda: all(turn.free for turn in turns), f"every turn, cancelled {steps} steps after the loss")
+        await until(
+            lambda: not any(turn.locked() for turn in turns), f"every turn, cancelled {steps} steps after the loss"
+        )
 
 
 @pytest.mark.parametrize("deployment", ["single"])  # it never gets to a server
@@ -399,7 +401,7 @@ async def test_a_call_that_cannot_be_written_gives_its_turn_back(through: Opens)
     for shard, refused in enumerate(("\ud800", 1.5j)):
         with pytest.raises((UnicodeEncodeError, TypeError)):
             await caller.run([Call(shard, [], [refused])], lambda place, reply: None)  # type: ignore[list-item]
-    assert all(turn.free for turn in caller._turns)
+    assert not any(turn.locked() for turn in caller._turns)
 
 
 async def test_two_hundred_callers_on_a_line_that_breaks_all_the_time(through: Opens, proxies: Proxies) -> None:

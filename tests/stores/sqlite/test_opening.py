@@ -22,7 +22,7 @@ from tests.waiting import PATIENCE, until
 from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
 from bide.core.records import Filter, Ref
 from bide.stores.sqlite import SqliteStore, connection, database
-from bide.stores.sqlite.database import Database
+from bide.stores.sqlite.database import OpenFile
 from bide.testing.store_suite.acts import listed, look, new, put_one
 
 
@@ -252,12 +252,12 @@ async def test_it_says_what_it_is(store: SqliteStore, path: str) -> None:
 async def test_an_opening_that_is_cancelled_leaves_no_thread(path: str, monkeypatch: pytest.MonkeyPatch) -> None:
     made = threading.Event()
 
-    class Noted(Database):
-        def __init__(self, settings: Any) -> None:
-            super().__init__(settings)
+    class Noted(OpenFile):
+        def __init__(self, settings: Any, *, is_store: bool) -> None:
+            super().__init__(settings, is_store=is_store)
             made.set()
 
-    monkeypatch.setattr("bide.stores.sqlite.store.Database", Noted)
+    monkeypatch.setattr(database, "OpenFile", Noted)
     opening = asyncio.ensure_future(SqliteStore(path).open())
     await asyncio.sleep(0)
     opening.cancel()

@@ -7,26 +7,26 @@ still; the only operation of the store that is not flat), then kept up with ever
 it has cost more than making it again would, with nobody having looked meanwhile. A page of 100 takes 25 to 60
 microseconds from 10^3 to 10^6 tasks.
 
-A page goes on after the last entry shown, whether or not that is still there.
+How a filter is read from them is what all stores with such indexes share: see `sql.reading`.
 """
 
 from __future__ import annotations
 
-import heapq
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from itertools import pairwise
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import islice, pairwise, takewhile
 from typing import Any, TypeAlias
 
-from bide.core.instants import LAST_INSTANT, Millis
-from bide.core.names import RESERVED_TOPICS
-from bide.core.records import Filter, Record, State
-from bide.stores.cursors import Place
+from bide.core.instants import Millis
+from bide.core.records import Record, State, Topic
+from bide.stores.memory.lines import TopicTasks
 from bide.stores.sorted_chunks import SortedChunks
+from bide.stores.sql.reading import Located, Reads
 
 Entry: TypeAlias = tuple[Any, ...]
-"""By name: (topic, key). By group: (group, topic, key). By time: (topic, wake_at or finished_at, key)."""
+"""By name: (topic, key). By group: (group, topic, key). By time: (topic, wake_at or finished_at, token, key)."""
 
-NAMES, GROUPS, LIVE = "name", "group", "live"
+NAMES, GROUPS = "name", "group"
 _PATIENCE = 100_000
 """A listing is kept at least for so many transitions that nobody looked at."""
 
@@ -39,24 +39,8 @@ def entry_of(kind: str, record: Record) -> Entry | None:
         return None if record.group is None else (record.group, record.topic, record.key)
     if record.state.value != kind:
         return None
-    return record.topic, record.finished_at if record.finished_at is not None else record.wake_at, record.key
-
-
-def kind_of(where: Filter) -> str:
-    """Which listing serves a filter, and so gives the order."""
-    if where.group is not None:
-        return GROUPS
-    if where.state is not None:
-        return where.state.value
-    return NAMES if where.wake_from is None and where.wake_before is None else LIVE
-
-
-def entry_after(place: Place, where: Filter) -> Entry:
-    """Where in the filter's listing a page goes on."""
-    kind = kind_of(where)
-    if kind == NAMES:
-        return place.topic, place.key
-    return (where.group, place.topic, place.key) if kind == GROUPS else (place.topic, place.instant, place.key)
+    time = record.finished_at if record.finished_at is not None else record.wake_at
+    return record.topic, time, record.token, record.key
 
 
 class Listings:
@@ -99,26 +83,6 @@ class Listings:
             self._kept[kind] = SortedChunks(entry for entry in entries if entry is not None)
         return self._kept[kind]
 
-    def entries(self, where: Filter, after: Entry | None) -> Iterator[Entry]:
-        """The entries of the filter's listing after `after`, in order; a group's still have to be sifted."""
-        found = self._entries(where, after)
-        if where.topic is not None or where.group is not None:
-            return found
-        return (entry for entry in found if entry[0] not in RESERVED_TOPICS)
-
-    def _entries(self, where: Filter, after: Entry | None) -> Iterator[Entry]:
-        kind = kind_of(where)
-        if kind == NAMES:
-            return _within(self.listing(NAMES), () if where.topic is None else (where.topic,), after)
-        if kind == GROUPS:
-            prefix = (where.group,) if where.topic is None else (where.group, where.topic)
-            return _within(self.listing(GROUPS), prefix, after)
-        states = [State.WAITING, State.LEASED] if where.state is None else [where.state]
-        ranged = where.wake_from is not None or where.wake_before is not None
-        if where.state is not None and not where.state.live and ranged:
-            return iter(())
-        return heapq.merge(*(_ranged(self.listing(state.value), where, after) for state in states))
-
     def forecast(self, topic: str, edges: Sequence[Millis]) -> list[int]:
         """How many of the topic wait in each interval. O(edges x (log n + n / 1000))."""
         waiting = self.listing(State.WAITING.value)
@@ -126,28 +90,33 @@ class Listings:
         return [max(later - earlier, 0) for earlier, later in pairwise(ranks)]
 
 
-def _within(listing: SortedChunks[Entry], prefix: Entry, after: Entry | None) -> Iterator[Entry]:
-    length = len(prefix)
-    for entry in listing.after(prefix if after is None else after):
-        if entry[:length] != prefix:
-            return
-        yield entry
+class MemoryReads(Reads):
+    """By listings; nothing here waits. A token tells equal times apart."""
 
+    def __init__(self, listings: Listings, topics: Mapping[Topic, TopicTasks]) -> None:
+        self._listings = listings
+        self._topics = topics
+        self._names = sorted(topics)
 
-def _ranged(listing: SortedChunks[Entry], where: Filter, after: Entry | None) -> Iterator[Entry]:
-    """The entries within the wake range, topic by topic: O(log n) for each topic, and one for each entry shown."""
-    topic, low, high = where.topic, where.wake_from, where.wake_before
-    bound: Entry = after if after is not None else () if topic is None else (topic,)
-    skipped = True
-    while skipped:
-        skipped = False
-        for entry in listing.after(bound):
-            if topic is not None and entry[0] != topic:
-                return
-            if low is not None and entry[1] < low:
-                bound, skipped = (entry[0], low), True
-                break
-            if high is not None and entry[1] >= high:
-                bound, skipped = (entry[0], LAST_INSTANT + 1), True
-                break
-            yield entry
+    async def next_topic(self, after: Topic, group: str | None) -> Topic | None:
+        if group is None:
+            names = self._names[bisect_right(self._names, after) :][:1]
+        else:
+            # no name has a NUL in it, so this lies behind every entry of `after`
+            entries = self._listings.listing(GROUPS).after((group, f"{after}\0"))
+            names = [entry[1] for entry in islice(entries, 1) if entry[0] == group]
+        return names[0] if names else None
+
+    async def by_name(self, topic: Topic, after: str, group: str | None, most: int) -> list[Located]:
+        kind, prefix = (NAMES, (topic,)) if group is None else (GROUPS, (group, topic))
+        entries = self._listings.listing(kind).after((*prefix, after))
+        found = takewhile(lambda entry: entry[:-1] == prefix, islice(entries, most))
+        return [(0, self._topics[topic].records[key]) for *_, key in found]
+
+    async def by_time(
+        self, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, most: int
+    ) -> list[Located]:
+        instant, token = after
+        entries = self._listings.listing(state.value).after((topic, instant, token + 1))
+        found = takewhile(lambda entry: entry[0] == topic and entry[1] < before, islice(entries, most))
+        return [(token, self._topics[topic].records[key]) for _, _, token, key in found]

@@ -48,10 +48,11 @@ from bide.core.records import (
     Topic,
 )
 from bide.ports import COUNTED, Heard
-from bide.stores.cursors import place_of, read_cursor, write_cursor
+from bide.stores.cursors import read_cursor
 from bide.stores.listeners import Listener, Listeners
 from bide.stores.memory.lines import MakeTimer, TopicTasks
-from bide.stores.memory.listings import GROUPS, NAMES, Entry, Listings, entry_after, kind_of
+from bide.stores.memory.listings import Listings, MemoryReads
+from bide.stores.sql.reading import read_page
 
 _log = logging.getLogger("bide.memory")
 _WAITING, _LEASED = State.WAITING, State.LEASED
@@ -153,12 +154,9 @@ class MemoryStore:
     async def find(self, where: Filter, page: Page) -> Found:
         self._check_open()
         place = read_cursor(page.cursor, where)
-        after = None if page.cursor is None else entry_after(place, where)
-        shown = list(islice(self._shown(where, after), max(page.limit, 0) + 1))
-        records = shown[: page.limit]
-        if len(shown) <= page.limit:
-            return Found(records, None)
-        return Found(records, write_cursor(place_of(place.order, records[-1], 0)) if records else page.cursor)
+        if page.limit <= 0:
+            return Found([], page.cursor)
+        return await read_page(MemoryReads(self._listings, self._topics), where, place, page.limit)
 
     async def tally(
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
@@ -347,14 +345,6 @@ class MemoryStore:
 
     def _everything(self) -> Iterator[Record]:
         return chain.from_iterable(topic.records.values() for topic in self._topics.values())
-
-    def _shown(self, where: Filter, after: Entry | None) -> Iterator[Record]:
-        kind = kind_of(where)
-        for entry in self._listings.entries(where, after):
-            topic, key = (entry[0], entry[2]) if kind not in (NAMES, GROUPS) else entry[-2:]
-            record = self._topics[topic].records[key]
-            if kind != GROUPS or where.admits(record):
-                yield record
 
     def _end(self, topic: TopicTasks, old: Record, ended: Record, now: Millis) -> None:
         """Remember `ended` until its time, or forget it at once."""

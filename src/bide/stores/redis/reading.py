@@ -88,7 +88,7 @@ class Reader:
         try:
             got = await link.ask([asked[place][1] for place in places])
         except (NotSent, Lost) as error:
-            await self._look_again(link)
+            await self._look_again()
             return error
         problem = None
         for place, reply in zip(places, got, strict=True):
@@ -106,7 +106,7 @@ class Reader:
             if elsewhere := where_to_ask(reply):
                 _, there = await self._nodes.at(*elsewhere).ask([("ASKING",), command])
                 if word == "MOVED":  # for good, and not for this one call
-                    await self._look_again(link)
+                    await self._look_again()
                 return _NOTHING if isinstance(there, ResponseError) else there
             if word == "NOSCRIPT":
                 await link.ask([("SCRIPT", "LOAD", _SCRIPTS[str(command[1])])])
@@ -114,14 +114,14 @@ class Reader:
         except (NotSent, Lost):
             return _NOTHING
         if word in ELSEWHERE:
-            await self._look_again(link)
+            await self._look_again()
         elif word not in WAIT:
             raise refusal(reply, self.layout.namespace)
         return _NOTHING
 
-    async def _look_again(self, link: Link) -> None:
+    async def _look_again(self) -> None:
         try:
-            await self._nodes.look_again(link)
+            await self._nodes.look_again()
         except NotSent:
             return  # the next round meets it, too
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha1
 from importlib.resources import files
@@ -76,37 +75,6 @@ class Call(NamedTuple):
     arguments: Sequence[str | bytes | int]
 
 
-class Turn:
-    """The turn to call one shard. Handed on directly, so that `free` means that it can be had without waiting."""
-
-    __slots__ = ("_waiting", "free")
-
-    def __init__(self) -> None:
-        self.free = True
-        self._waiting: deque[asyncio.Future[None]] = deque()
-
-    async def wait(self) -> None:
-        if self.free:
-            self.free = False
-            return
-        mine = asyncio.get_running_loop().create_future()
-        self._waiting.append(mine)
-        try:
-            await mine
-        except asyncio.CancelledError:
-            if mine.done() and not mine.cancelled():
-                self.release()
-            raise
-
-    def release(self) -> None:
-        while self._waiting:
-            following = self._waiting.popleft()
-            if not following.done():
-                following.set_result(None)
-                return
-        self.free = True
-
-
 class _Sent(Struct, eq=False):
     """A call on its way."""
 
@@ -115,7 +83,7 @@ class _Sent(Struct, eq=False):
     command: Command
     at: float
     answer: asyncio.Future[list[Any]]
-    turn: Turn
+    turn: asyncio.Semaphore
     released: bool = False
 
     def give_back(self, task: asyncio.Task[None]) -> None:
@@ -153,7 +121,8 @@ class ScriptClient:
         self._wait: Command | None = ("WAIT", wait_replicas, int(wait_for * 1000)) if wait_replicas else None
         self._replicas = wait_replicas
         self._numbers = [0] * layout.shards
-        self._turns = [Turn() for _ in range(layout.shards)]
+        self._turns = [asyncio.Semaphore(1) for _ in range(layout.shards)]
+        """Handed on directly, so that one that is not locked can be had without waiting."""
         self.resent = 0
         """Calls that had to be sent more than once."""
 
@@ -169,13 +138,13 @@ class ScriptClient:
         try:
             for place, call in enumerate(calls):
                 turn = self._turns[call.shard]
-                link = self._nodes.ready(call.shard) if turn.free and self._wait is None else None
+                link = self._nodes.ready(call.shard) if not (turn.locked() or self._wait) else None
                 if link is None:
                     slow.append(loop.create_task(self._one(place, call, now, read), name="bide call"))
                     continue
                 command = self._command(call, now)
                 answer = link.post([command])  # before the turn is taken: it may refuse an argument
-                turn.free = False
+                await turn.acquire()  # at once, being free
                 sent.append(_Sent(place, call, command, self._time.clock(), answer, turn))
                 if link.plenty:
                     await link.flush()
@@ -208,7 +177,7 @@ class ScriptClient:
     async def _one(self, place: int, call: Call, now: str, read: Read) -> None:
         """When its turn has come, with all the patience there is."""
         turn = self._turns[call.shard]
-        await turn.wait()
+        await turn.acquire()
         try:
             reply = await self._insist(call, self._command(call, now))
         finally:
@@ -301,7 +270,7 @@ class ScriptClient:
                 pause = min(pause * 2, _LONGEST_PAUSE)
             if isinstance(reply, (NotSent, Lost)) or (isinstance(reply, ResponseError) and word_of(reply) in ELSEWHERE):
                 try:
-                    await self._nodes.look_again(link)
+                    await self._nodes.look_again()
                 except (NotSent, StoreUnavailable) as error:
                     if self._time.clock() > ends:
                         return OutcomeUnknown(str(error)) if sent else StoreUnavailable(str(error))

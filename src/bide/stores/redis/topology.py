@@ -1,6 +1,6 @@
 """Which server to ask: the one there is, the master that Sentinel names, or the one that has a shard's slot.
 
-Each answers `link(shard)`, and is told with `look_again` when a server said that it is the wrong one, or was lost.
+Callers ask for `link(shard)`, and for `look_again` when a server said that it is the wrong one, or was lost.
 """
 
 from __future__ import annotations
@@ -29,30 +29,63 @@ else:  # one that reads it out of its package's metadata for every connection, w
 _log = logging.getLogger("bide.redis")
 
 
+Server = tuple[str, int]
+"""Host and port; a socket's path and 0."""
+
+
 class Nodes(ABC):
-    """The servers of one store."""
+    """The servers of one store, and a link to each that was needed so far."""
 
     def __init__(self, address: Address, patience: float) -> None:
         self._address = address
         self._patience = patience
+        self._links: dict[Server, Link] = {}
+        self._looking = asyncio.Lock()
+        self._looked = 0
         self._closed = False
         """For a call that looks for its server after `close`: it never connects."""
 
     @abstractmethod
-    async def link(self, shard: int | None) -> Link:
-        """To the server that has the shard (None: what belongs to the whole namespace). Raises NotSent."""
+    def _where(self, shard: int | None) -> Server | None:
+        """The server that has the shard (None: what belongs to the whole namespace), as far as known."""
 
     @abstractmethod
+    async def _look(self) -> None:
+        """Find out who has what now. Raises NotSent, StoreUnavailable."""
+
+    async def look_again(self) -> None:
+        """A link led to the wrong server, or to none: look, once for all who ask at the same time."""
+        looked = self._looked
+        async with self._looking:
+            if looked == self._looked:
+                await self._look()
+                self._looked += 1
+
+    async def _found(self, shard: int | None) -> Server:
+        where = self._where(shard)
+        if where is None:
+            await self.look_again()
+            where = self._where(shard)
+            if where is None:
+                raise NotSent(f"{self._address.shown}: no server serves the slot of shard {shard}")
+        return where
+
+    async def link(self, shard: int | None) -> Link:
+        """To the server that has the shard. Raises NotSent, StoreUnavailable."""
+        return self.at(*await self._found(shard))
+
     def ready(self, shard: int) -> Link | None:
         """The same, if it is known and connected."""
+        where = self._where(shard)
+        link = None if where is None else self._links.get(where)
+        return link if link is not None and link.ready else None
 
-    @abstractmethod
-    async def look_again(self, link: Link | None) -> None:
-        """That link led to the wrong server, or to none: find out who has what now."""
-
-    @abstractmethod
     def at(self, host: str, port: int) -> Link:
-        """To one server by its address, for the one call that is to be asked there."""
+        """To one server by its address: also for a call that is to be asked there for once."""
+        link = self._links.get((host, port))
+        if link is None:
+            link = self._links[host, port] = self._link_to(host, port)
+        return link
 
     def part_of(self, shard: int) -> int:
         """Shards with the same number fail together; others do not wait for them."""
@@ -62,17 +95,20 @@ class Nodes(ABC):
         """One link to every server that holds data."""
         return [await self.link(None)]
 
-    @abstractmethod
-    def connection(self, shard: int | None) -> AbstractConnection:
+    async def connection(self, shard: int | None) -> AbstractConnection:
         """A connection of one's own to where `link` leads, not yet connected: for a subscription."""
+        return make_connection(self._address, *await self._found(shard))
 
-    @abstractmethod
-    async def close(self) -> None: ...
+    async def close(self) -> None:
+        self._closed = True
+        for link in list(self._links.values()):
+            await link.close()
 
     def _link_to(self, host: str, port: int, *, to_look: bool = False, for_sentinel: bool = False) -> Link:
         """A new link to a server; `to_look`: for one question, whose answer is not waited for as long."""
+        name = f"{host}:{port}" if port else host
         return Link(
-            f"{'sentinel ' if for_sentinel else ''}{host}:{port}",
+            f"sentinel {name}" if for_sentinel else name,
             lambda: make_connection(self._address, host, port, for_sentinel=for_sentinel),
             patience=min(1.0, self._patience) if to_look else self._patience,
             closed=self._closed,
@@ -87,9 +123,7 @@ def nodes_of(address: Address, layout: Layout, *, patience: float) -> Nodes:
     return OneNode(address, patience)
 
 
-def make_connection(
-    address: Address, host: str | None = None, port: int = 0, *, for_sentinel: bool = False
-) -> AbstractConnection:
+def make_connection(address: Address, host: str, port: int, *, for_sentinel: bool = False) -> AbstractConnection:
     """A connection that is not yet connected. Answers in bytes; no timeouts of its own, the link has them."""
     options: dict[str, Any] = {
         "db": 0 if for_sentinel or address.kind == "cluster" else address.db,
@@ -107,60 +141,26 @@ def make_connection(
     kind = SSLConnection if address.tls else Connection
     if address.tls:
         options |= address.tls_options
-    return kind(host=host or address.hosts[0][0], port=port or address.hosts[0][1], socket_keepalive=True, **options)
+    return kind(host=host, port=port, socket_keepalive=True, **options)
 
 
 class OneNode(Nodes):
-    """One server."""
+    """One server. There is no other to look for; one that became a replica may be made a master again."""
 
-    def __init__(self, address: Address, patience: float) -> None:
-        super().__init__(address, patience)
-        self._link = Link(address.shown, lambda: make_connection(address), patience=patience)
+    def _where(self, shard: int | None) -> Server:
+        return self._address.hosts[0] if self._address.path is None else (self._address.path, 0)
 
-    async def link(self, shard: int | None) -> Link:
-        return self._link
-
-    def ready(self, shard: int) -> Link | None:
-        return self._link if self._link.ready else None
-
-    async def look_again(self, link: Link | None) -> None:
-        """There is no other; a server that became a replica may be made a master again."""
-
-    def at(self, host: str, port: int) -> Link:
-        return self._link
-
-    def connection(self, shard: int | None) -> AbstractConnection:
-        return make_connection(self._address)
-
-    async def close(self) -> None:
-        await self._link.close()
+    async def _look(self) -> None:
+        return
 
 
 class SentinelNodes(Nodes):
     """The master that a majority of Sentinels agrees on: asked for at the start, and whenever it is lost or demoted."""
 
-    def __init__(self, address: Address, patience: float) -> None:
-        super().__init__(address, patience)
-        self._master: tuple[str, int] | None = None
-        self._link: Link | None = None
-        self._looking: asyncio.Lock = asyncio.Lock()
-        self._old: list[Link] = []
+    _master: Server | None = None
 
-    async def link(self, shard: int | None) -> Link:
-        if self._link is None:
-            async with self._looking:
-                if self._link is None:
-                    await self._look()
-        assert self._link is not None
-        return self._link
-
-    def ready(self, shard: int) -> Link | None:
-        return self._link if self._link is not None and self._link.ready else None
-
-    async def look_again(self, link: Link | None) -> None:
-        async with self._looking:
-            if link is self._link or link is None:
-                await self._look()
+    def _where(self, shard: int | None) -> Server | None:
+        return self._master
 
     async def _look(self) -> None:
         """Ask each Sentinel in turn, until one answers."""
@@ -174,17 +174,15 @@ class SentinelNodes(Nodes):
             if found is None:
                 troubles.append(f"{host}:{port} knows no service {self._address.service!r}")
                 continue
-            if found != self._master or self._link is None:  # else it is the same, and may be in use
+            if found != self._master:  # else it may be in use
                 _log.info("the master of %s is %s:%d", self._address.service, *found)
-                if self._link is not None:
-                    await self._link.drop("another server is the master now")
-                    self._old.append(self._link)
-                self._master = found
-                self._link = self._link_to(*found)
+                before, self._master = self._master, found
+                if before is not None:
+                    await self.at(*before).drop("another server is the master now")
             return
         raise NotSent(f"no Sentinel names a master: {'; '.join(troubles)}")
 
-    async def _ask(self, host: str, port: int) -> tuple[str, int] | None:
+    async def _ask(self, host: str, port: int) -> Server | None:
         link = self._link_to(host, port, to_look=True, for_sentinel=True)
         try:
             [reply] = await link.ask([("SENTINEL", "get-master-addr-by-name", self._address.service)])
@@ -194,20 +192,6 @@ class SentinelNodes(Nodes):
             raise NotSent(f"sentinel {host}:{port}: {reply}")
         return None if reply is None else (reply[0].decode(), int(reply[1]))
 
-    def at(self, host: str, port: int) -> Link:
-        assert self._link is not None
-        return self._link
-
-    def connection(self, shard: int | None) -> AbstractConnection:
-        if self._master is None:
-            raise NotSent("the master is not known yet")
-        return make_connection(self._address, *self._master)
-
-    async def close(self) -> None:
-        self._closed = True
-        for link in (*self._old, *([self._link] if self._link else ())):
-            await link.close()
-
 
 class ClusterNodes(Nodes):
     """The masters of a Cluster, each with the slots it serves now."""
@@ -216,41 +200,14 @@ class ClusterNodes(Nodes):
         super().__init__(address, patience)
         self._slots = [key_slot(tag.encode()) for tag in layout.tags]
         self._common = key_slot(f"{{{layout.namespace}}}:".encode())
-        self._links: dict[tuple[str, int], Link] = {}
-        self._owner: dict[int, tuple[str, int]] = {}
-        self._seeds = list(address.hosts)
-        self._looking = asyncio.Lock()
-        self._looked = 0
+        self._owner: dict[int, Server] = {}
 
-    def _where(self, shard: int | None) -> tuple[str, int] | None:
+    def _where(self, shard: int | None) -> Server | None:
         return self._owner.get(self._common if shard is None else self._slots[shard])
-
-    async def link(self, shard: int | None) -> Link:
-        where = self._where(shard)
-        if where is None:
-            await self._look_since(self._looked)
-            where = self._where(shard)
-            if where is None:
-                raise NotSent(f"{self._address.shown}: no server serves the slot of shard {shard}")
-        return self.at(*where)
-
-    def ready(self, shard: int) -> Link | None:
-        where = self._owner.get(self._slots[shard])
-        link = None if where is None else self._links.get(where)
-        return link if link is not None and link.ready else None
-
-    async def look_again(self, link: Link | None) -> None:
-        await self._look_since(self._looked)
-
-    async def _look_since(self, looked: int) -> None:
-        """Once for all who ask at the same time."""
-        async with self._looking:
-            if looked == self._looked:
-                await self._look()
 
     async def _look(self) -> None:
         troubles = []
-        for host, port in dict.fromkeys([*self._owner.values(), *self._seeds]):
+        for host, port in dict.fromkeys([*self._owner.values(), *self._address.hosts]):
             link = self._link_to(host, port, to_look=True)
             try:
                 [reply] = await link.ask([("CLUSTER", "SLOTS")])
@@ -267,31 +224,12 @@ class ClusterNodes(Nodes):
                 where = (master[0].decode() or host, int(master[1]))
                 owner.update({slot: where for slot in wanted if first <= slot <= last})
             self._owner = owner
-            self._looked += 1
             return
         raise NotSent(f"no server of the Cluster answers: {'; '.join(troubles)}")
-
-    def at(self, host: str, port: int) -> Link:
-        link = self._links.get((host, port))
-        if link is None:
-            link = self._links[host, port] = self._link_to(host, port)
-        return link
 
     def part_of(self, shard: int) -> int:
         return hash(self._owner.get(self._slots[shard], shard))
 
     async def masters(self) -> list[Link]:
-        if not self._owner:
-            await self._look_since(self._looked)
+        await self._found(None)
         return [self.at(*where) for where in dict.fromkeys(self._owner.values())]
-
-    def connection(self, shard: int | None) -> AbstractConnection:
-        where = self._where(shard)
-        if where is None:
-            raise NotSent(f"no server serves the slot of shard {shard}")
-        return make_connection(self._address, *where)
-
-    async def close(self) -> None:
-        self._closed = True
-        for link in list(self._links.values()):
-            await link.close()

@@ -77,13 +77,12 @@ class Subscriber:
             except (RedisError, OSError, NotSent, Lost, StoreUnavailable, TimeoutError) as error:
                 _log.info("the subscription ended (%s); another is made", said(error))
                 try:
-                    await self._nodes.look_again(None)
+                    await self._nodes.look_again()
                 except (NotSent, Lost, StoreUnavailable) as away:
                     _log.info("and no server is to be had: %s", away)
 
     async def _listen(self) -> None:
-        await self._nodes.link(self._shard)  # so that it is known where
-        connection = self._nodes.connection(self._shard)
+        connection = await self._nodes.connection(self._shard)
         watching: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(ECHO_EVERY):

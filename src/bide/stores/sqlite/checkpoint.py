@@ -2,7 +2,8 @@
 
 SQLite's own way is that whoever commits past a thousand pages also checkpoints: some commit then takes tens of
 milliseconds. Here the writer only counts, and wakes this thread. What it does (PASSIVE) hinders nobody; but a writer
-that never pauses also never lets the WAL start over, so past a size the writer is asked for a short stop (`RESTART`).
+that never pauses also never lets the WAL start over, so past a size this thread takes the lock, and with that makes a
+short stop (`RESTART`), for the little that was written meanwhile.
 
 SQLite before 3.51.3 has a race there (see `resets_safely`), for checkpoints that start when nothing is left
 to write back. Such a one is never started: on these versions a commit of one row comes right before each checkpoint,
@@ -41,7 +42,7 @@ def resets_safely(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -
 
 
 class Checkpointer:
-    """Owns a connection for checkpoints. `committed` is called by the writer's thread alone."""
+    """Owns a connection for checkpoints; whoever commits says so by `committed`."""
 
     def __init__(
         self, path: str, connection: sqlite3.Connection, lock: WriteLock, *, mark_first: bool | None = None
@@ -62,52 +63,25 @@ class Checkpointer:
         self._pages_per_change = 1.0
         self._wal_pages = 0
         """Pages in the WAL when it was last looked at."""
-        self._behind = False
-        """True if the last checkpoint could not keep up."""
         self._thread = threading.Thread(target=self._run, name=f"bide checkpoints of {path}", daemon=True)
         self._thread.start()
 
-    def committed(self, changes: int) -> bool:
-        """`changes` rows were written and committed; whether the writer is now to make a stop."""
+    def committed(self, changes: int) -> None:
+        """So many rows were committed. Now and then a count is lost, when two threads commit: it is a guess anyhow."""
         if changes == 0:
-            return False
+            return
         self._changes += changes
         self._commits += 1
         if self._busy or self._changes * self._pages_per_change + _OF_A_COMMIT * self._commits < self._kick_pages:
-            return False
-        if self._behind and self._wal_pages * PAGE > self._stop_bytes:
-            # What the other thread has just left over is little: a stop of milliseconds.
-            self._behind = False
-            self._changes = self._commits = self._wal_pages = 0
-            return True
+            return
         self._busy = True
         self._kick.release()
-        return False
-
-    def others_committed(self, changes: int) -> None:
-        """Rows were written by a transaction outside the writer. Now and then a count is lost: it is a guess anyhow."""
-        self._changes += changes
 
     def stop(self) -> None:
         """End the thread. Blocks."""
         self._closing = True
         self._kick.release()
         self._thread.join()
-
-    def _mark(self) -> bool:
-        try:
-            self._lock.acquire()
-        except StoreUnavailable:
-            return False
-        try:
-            patiently(self._connection, QUERIES["mark_checkpoint"], patience=0.1)
-        except sqlite3.OperationalError as error:
-            if is_busy(error):
-                return False
-            raise
-        finally:
-            self._lock.release()
-        return True
 
     def _run(self) -> None:
         while True:
@@ -116,21 +90,38 @@ class Checkpointer:
                 return
             try:
                 self._checkpoint()
-            except sqlite3.Error:
-                # Whatever it is (a full disk, say), the next commit meets it too, and somebody there is told.
-                self._changes = self._commits = 0
+            except StoreUnavailable:  # an open transaction: the next commit asks again
+                pass
+            except sqlite3.Error as error:
+                if not is_busy(error):
+                    # Whatever it is (a full disk, say), the next commit meets it too, and somebody there is told.
+                    self._changes = self._commits = 0
             self._busy = False
 
     def _checkpoint(self) -> None:
         changes, commits = self._changes, self._commits
-        if self._mark_first and not self._mark():
-            return  # somebody else is writing: the next commit asks again
-        busy, pages, written = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        if self._mark_first:
+            with self._lock:
+                self._mark()
+        _, pages, written = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
         new = pages - self._wal_pages if pages >= self._wal_pages else pages
         if changes:
             measured = max(new - _OF_A_COMMIT * commits, 0) / changes
             self._pages_per_change = max(0.01, (self._pages_per_change + measured) / 2)
         self._wal_pages = pages
-        self._behind = bool(busy) or written < pages or self._changes > changes
         self._changes -= changes
         self._commits -= commits
+        if pages * PAGE > self._stop_bytes and (written < pages or self._changes):
+            with self._lock:
+                self._restart()
+
+    def _mark(self) -> None:
+        patiently(self._connection, QUERIES["mark_checkpoint"], patience=0.1)
+
+    def _restart(self) -> None:
+        """Let the WAL start over. Where another process still reads in it, it grows on till later."""
+        if self._mark_first:
+            self._mark()
+        busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+        if not busy:
+            self._changes = self._commits = self._wal_pages = 0

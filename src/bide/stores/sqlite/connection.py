@@ -23,7 +23,7 @@ PATIENCE = 5.0
 
 PAGE = 4096
 STOP_BYTES = 64 * 1024 * 1024
-"""Size of the WAL past which the writer makes a stop for it to start over, and to which its file is then cut."""
+"""Size of the WAL past which writers stop for it to start over, and to which its file is then cut."""
 
 _FIRST_SLEEP, _LONGEST_SLEEP = 0.0002, 0.005
 
@@ -113,6 +113,12 @@ class WriteLock:
 
     def release(self) -> None:
         self._write.release()
+
+    def __enter__(self) -> None:
+        self.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self.release()
 
 
 class SharedFile:

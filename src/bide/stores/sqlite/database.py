@@ -11,22 +11,13 @@ import os
 import sqlite3
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
-from typing import TypeVar, TypeVarTuple
+from functools import partial
 
 from msgspec import Struct
 
 from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
-from bide.core.instants import Millis
-from bide.core.records import Topic
 from bide.stores.sqlite.checkpoint import Checkpointer
-from bide.stores.sqlite.connection import (
-    SharedFile,
-    connect,
-    create_private,
-    enter,
-    patiently,
-    refuse_other_libraries,
-)
+from bide.stores.sqlite.connection import connect, create_private, enter, patiently, refuse_other_libraries
 from bide.stores.sqlite.disk_reserve import DiskReserve
 from bide.stores.sqlite.errors import lost_part, translate
 from bide.stores.sqlite.operations import Fault
@@ -34,9 +25,6 @@ from bide.stores.sqlite.rows import QUERIES, SCHEMA
 from bide.stores.sqlite.threads import Reader, Writer
 from bide.stores.sqlite.transactions import Transactions
 from bide.stores.sqlite.watch import Notifier
-
-F = TypeVar("F", bound="OpenFile")
-Ts = TypeVarTuple("Ts")
 
 VERSION = 1
 """Of the schema that this code reads and writes."""
@@ -53,14 +41,14 @@ _CHECKPOINT_PAGES = 1000
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """How a store's file is to be opened; checked here, once."""
+    """How a file is to be opened; checked here, once."""
 
     path: str
     synchronous: str
-    disk_reserve: int
-    events_kept: int
-    watch: str
-    fault: Fault | None
+    disk_reserve: int = 0
+    events_kept: int = 0
+    watch: str = "poll"
+    fault: Fault | None = None
 
     def __post_init__(self) -> None:
         if not self.path or self.path.startswith(":memory:") or self.path.startswith("file:"):
@@ -76,43 +64,57 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 class OpenFile:
-    """Everything that is there between open and close. Constructing it opens the file, and blocks."""
+    """A file from open to close: its connections, and the threads that own them. Making one opens the file, and blocks.
 
-    reader: Reader
-    writer: Writer
-    notifier: Notifier
-    reserve: DiskReserve
-    transactions: Transactions
+    `is_store`: it holds bide's tables, which are made if need be. Else it is there already, opened for tables of
+    somebody else's, and keeps whatever journal mode it has.
+    """
 
-    def __init__(self, path: str, *, own_tables: bool = True) -> None:
-        """`own_tables`: whether errors are about tables of bide's."""
-        self.path = path
+    def __init__(self, settings: Settings, *, is_store: bool = True) -> None:
+        path = self.path = os.path.abspath(settings.path)
         self._process = os.getpid()
         self._closing = ExitStack()
         try:
             refuse_other_libraries(path)
-            self._open()
+            if is_store:
+                _make(path)
+            elif not os.path.exists(path):
+                raise StoreUnavailable(f"{path}: there is no such file; a table to be watched has to be there first")
+            pages = 0 if is_store else _CHECKPOINT_PAGES
+            writing = self._connect(_WRITER_CACHE_KIB, pages)
+            if is_store:
+                _keep_a_log(writing, path)
+            shared = enter(path, settings.synchronous)
+            self._closing.callback(shared.leave)
+            if is_store:
+                prepare(writing, path)
+                writing.execute("PRAGMA busy_timeout = 0")  # from here on the waiting is ours: see `patiently`
+            reading = self._connect(_READER_CACHE_KIB, pages)
+            self.checkpointer = None
+            if is_store:
+                self.checkpointer = Checkpointer(path, self._connect(_CHECKPOINT_CACHE_KIB, pages), shared.lock)
+                self._closing.callback(self.checkpointer.stop)
+            committed = None if self.checkpointer is None else self.checkpointer.committed
+            self.reserve = DiskReserve(path, settings.disk_reserve, shared.identity[1:] if is_store else None)
+            self.notifier = Notifier(path, settings.watch, writing, shared.lock)
+            self._closing.callback(self.notifier.close)
+            self.transactions = Transactions(
+                path, shared, self.reserve, self.notifier,
+                fault=settings.fault, committed=committed, checkpoint_pages=pages,
+            )  # fmt: skip
+            self._closing.callback(self.transactions.close)
+            self.writer = Writer(path, writing, shared, self.notifier, fault=settings.fault, committed=committed)
+            self._closing.callback(self.writer.stop)
+            self.reader = Reader(path, reading)
+            self._closing.callback(self.reader.stop)
         except Exception as error:
             self._closing.close()
-            raise translate(error, path, own=own_tables) from error
+            raise translate(error, path, own=is_store) from error
 
-    def _open(self) -> None:
-        raise NotImplementedError
-
-    def _connect(self, cache_kib: int, checkpoint_pages: int = 0) -> sqlite3.Connection:
+    def _connect(self, cache_kib: int, checkpoint_pages: int) -> sqlite3.Connection:
         connection = connect(self.path, cache_kib=cache_kib, checkpoint_pages=checkpoint_pages)
         self._closing.callback(connection.close)
         return connection
-
-    def _enter(self, synchronous: str) -> SharedFile:
-        shared = enter(self.path, synchronous)
-        self._closing.callback(shared.leave)
-        return shared
-
-    def _stop_at_close(self) -> None:
-        """The threads, each before those that it uses."""
-        for stop in (self.reader.stop, self.writer.stop, self.transactions.close, self.notifier.close):
-            self._closing.callback(stop)
 
     @property
     def ours(self) -> bool:
@@ -120,80 +122,29 @@ class OpenFile:
         return os.getpid() == self._process
 
     def close(self) -> None:
-        """Let the threads finish, then close the connections. Blocks; a second call does nothing."""
+        """Let the threads finish, each before those that it uses, then close the connections. Blocks; a second call
+        does nothing."""
         self._closing.close()
 
 
-class Database(OpenFile):
-    """The file of a store."""
+def _make(path: str) -> None:
+    folder = os.path.dirname(path)
+    if not os.path.isdir(folder):
+        raise StoreUnavailable(f"{path}: the folder {folder} does not exist; create it first")
+    create_private(path)
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
-        super().__init__(os.path.abspath(settings.path))
 
-    def _open(self) -> None:
-        settings = self._settings
-        folder = os.path.dirname(self.path)
-        if not os.path.isdir(folder):
-            raise StoreUnavailable(f"{self.path}: the folder {folder} does not exist; create it first")
-        create_private(self.path)
-        writing = self._connect(_WRITER_CACHE_KIB)
-        mode = patiently(writing, "PRAGMA journal_mode = WAL")[0]
-        if mode != "wal":
-            raise StoreUnavailable(
-                f"{self.path}: SQLite cannot keep a write-ahead log there (it says {mode!r}); use a local disk"
-            )
-        shared = self._enter(settings.synchronous)
-        prepare(writing, self.path)
-        writing.execute("PRAGMA busy_timeout = 0")  # from here on the waiting is ours: see `patiently`
-        reading = self._connect(_READER_CACHE_KIB)
-        self.checkpointer = Checkpointer(self.path, self._connect(_CHECKPOINT_CACHE_KIB), shared.lock)
-        self._closing.callback(self.checkpointer.stop)
-        self.reserve = DiskReserve(self.path, settings.disk_reserve, shared.identity[1:])
-        self.notifier = Notifier(self.path, settings.watch, writing, shared.lock)
-        self.reader = Reader(self.path, reading)
-        self.writer = Writer(
-            self.path,
-            writing,
-            shared,
-            self.notifier,
-            fault=settings.fault,
-            need_stop=self.checkpointer.committed,
+def _keep_a_log(connection: sqlite3.Connection, path: str) -> None:
+    mode = patiently(connection, "PRAGMA journal_mode = WAL")[0]
+    if mode != "wal":
+        raise StoreUnavailable(
+            f"{path}: SQLite cannot keep a write-ahead log there (it says {mode!r}); use a local disk"
         )
-        self.transactions = Transactions(
-            self.path, shared, self.reserve, fault=settings.fault, committed=self._transaction_committed
-        )
-        self._stop_at_close()
-
-    def _transaction_committed(self, changes: int, wakes: Mapping[Topic, Millis]) -> None:
-        self.checkpointer.others_committed(changes)
-        if wakes:
-            self.notifier.tell(wakes)
 
 
-class _OwnedByNobody(OpenFile):
-    """A file that is nobody's store, opened for its own tables; it keeps whatever journal mode it has."""
-
-    def __init__(self, path: str, synchronous: str) -> None:
-        self._synchronous = synchronous
-        if not os.path.exists(path):
-            raise StoreUnavailable(f"{path}: there is no such file; a table to be watched has to be there first")
-        super().__init__(path, own_tables=False)
-
-    def _open(self) -> None:
-        reading, writing = (self._connect(_READER_CACHE_KIB, _CHECKPOINT_PAGES) for _ in range(2))
-        shared = self._enter(self._synchronous)
-        self.reserve = DiskReserve(self.path, 0)
-        self.notifier = Notifier(self.path, "poll", writing, shared.lock)
-        self.reader = Reader(self.path, reading)
-        self.writer = Writer(self.path, writing, shared, self.notifier)
-        self.transactions = Transactions(self.path, shared, self.reserve, checkpoint_pages=_CHECKPOINT_PAGES)
-        self._stop_at_close()
-
-
-async def open_in_thread(kind: Callable[[*Ts], F], *arguments: *Ts) -> F:
+async def open_in_thread(settings: Settings, *, is_store: bool = True) -> OpenFile:
     """Open a file; if the caller is cancelled meanwhile, it is closed again."""
-    opening = asyncio.get_running_loop().run_in_executor(None, kind, *arguments)
+    opening = asyncio.get_running_loop().run_in_executor(None, partial(OpenFile, settings, is_store=is_store))
     try:
         return await asyncio.shield(opening)
     except asyncio.CancelledError:
@@ -201,7 +152,7 @@ async def open_in_thread(kind: Callable[[*Ts], F], *arguments: *Ts) -> F:
         raise
 
 
-def _close_unwanted(opening: asyncio.Future[F]) -> None:
+def _close_unwanted(opening: asyncio.Future[OpenFile]) -> None:
     if opening.cancelled() or opening.exception() is not None:
         return
     try:
@@ -215,7 +166,7 @@ class StoreFile:
 
     is_store = True
 
-    def __init__(self, path: str, opened: Callable[[], Database]) -> None:
+    def __init__(self, path: str, opened: Callable[[], OpenFile]) -> None:
         self.path = path
         self._opened = opened
 
@@ -236,8 +187,8 @@ class TableFile:
     is_store = False
 
     def __init__(self, path: str, *, synchronous: str = "full") -> None:
-        self.path = os.path.abspath(path)
-        self._synchronous = synchronous
+        self._settings = Settings(path=os.path.abspath(path), synchronous=synchronous)
+        self.path = self._settings.path
         self._tables: set[object] = set()
         self._turn = asyncio.Lock()
         self._opened: OpenFile | None = None
@@ -251,7 +202,7 @@ class TableFile:
     async def open(self, table: object) -> None:
         async with self._turn:
             if self._opened is None:
-                self._opened = await open_in_thread(_OwnedByNobody, self.path, self._synchronous)
+                self._opened = await open_in_thread(self._settings, is_store=False)
             self._tables.add(table)
 
     async def close(self, table: object) -> None:

@@ -8,10 +8,11 @@ comes first, and its count of rows says whether it was right.
 from __future__ import annotations
 
 import sqlite3
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar, TypeVarTuple
 
 from msgspec import structs
 
@@ -21,24 +22,30 @@ from bide.core.instants import Millis
 from bide.core.lifecycle import next_token
 from bide.core.records import (
     Change,
+    Filter,
+    Found,
     Lease,
     Leased,
     Move,
     NewTask,
+    Page,
     Record,
+    Ref,
     Settlement,
     State,
     Token,
     Topic,
     Verdict,
 )
+from bide.stores.sqlite import reading
+from bide.stores.sqlite.disk_reserve import DiskReserve
 from bide.stores.sqlite.errors import lost_part
 from bide.stores.sqlite.rows import (
     AT,
     FEW,
     QUERIES,
     ROW,
-    Found,
+    ByName,
     Row,
     by_name,
     by_names,
@@ -49,6 +56,11 @@ from bide.stores.sqlite.rows import (
     values_of,
 )
 
+A = TypeVar("A")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
+Write: TypeAlias = Callable[["UnitOfWork", Sequence[A], Millis], list[T]]
+"""One verb for a batch, at some time, in an open transaction."""
 Fault: TypeAlias = Callable[[str], None]
 """Called with the name of a point between two statements; a test kills the process there.
 
@@ -292,6 +304,38 @@ def purge(work: UnitOfWork, now: Millis, limit: int) -> int:
     return work.cursor.execute(QUERIES["purge"], (now, limit)).rowcount if limit > 0 else 0
 
 
+class Verbs(ABC):
+    """The verbs that a store and somebody's transaction on its file have in common."""
+
+    @property
+    @abstractmethod
+    def _reserve(self) -> DiskReserve: ...
+
+    @abstractmethod
+    async def _write(self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: bool = False) -> list[T]:
+        """Run one verb, unless nothing is `asked`."""
+
+    @abstractmethod
+    async def _read(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> T: ...
+
+    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
+        if tasks:
+            self._reserve.check(tasks)
+        return await self._write(add, tasks, now, adding=True)
+
+    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
+        return await self._write(change, changes, now)
+
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        return await self._write(settle, outcomes, now)
+
+    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
+        return await self._read(reading.get, refs)
+
+    async def find(self, where: Filter, page: Page) -> Found:
+        return await self._read(reading.find, where, page)
+
+
 class _Writes:
     """The writes of one operation, gathered so that each kind goes out as one pass.
 
@@ -302,7 +346,7 @@ class _Writes:
 
     def __init__(self, work: UnitOfWork, asked: Sequence[Change] | Sequence[Settlement] | Sequence[NewTask]) -> None:
         self._work = work
-        self._found: Found = {}
+        self._found: ByName = {}
         if len(asked) > FEW:
             self._found = by_names(work.cursor, [(one.topic, one.key) for one in asked])
         self._moved: list[tuple[Any, ...]] = []

@@ -34,7 +34,7 @@ SCHEMA = tuple(read_statements((_HERE / "schema.sql").read_text("utf-8")))
 
 Row: TypeAlias = Sequence[Any]
 """A row of `{record}`: the fields of a Record in order, the state as its code, then the row's number."""
-Found: TypeAlias = dict[tuple[Topic, str], tuple[int, Record]]
+ByName: TypeAlias = dict[tuple[Topic, str], tuple[int, Record]]
 """By name: the row's number and the record."""
 
 ROW = 20
@@ -162,7 +162,7 @@ def read_tasks(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...]) -
     return [(row[ROW], mended(row) if flaw_in(row) else record_of(row)) for row in rows]
 
 
-def by_names(cursor: sqlite3.Cursor, names: Iterable[tuple[Topic, str]]) -> Found:
+def by_names(cursor: sqlite3.Cursor, names: Iterable[tuple[Topic, str]]) -> ByName:
     """Those of `names` that are there, all of a topic in one statement.
 
     Each statement that is run, and each row that is stepped to, lets go of the interpreter's lock and takes it again,

@@ -4,41 +4,33 @@ from __future__ import annotations
 
 import asyncio
 import os
+import sqlite3
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from typing import TypeVar, TypeVarTuple
 
-from bide.core.answers import Answer
 from bide.core.errors import StoreUnavailable
 from bide.core.events import Event
 from bide.core.instants import Millis
-from bide.core.records import (
-    Change,
-    Filter,
-    Found,
-    Lease,
-    Leased,
-    NewTask,
-    Page,
-    Record,
-    Ref,
-    Settlement,
-    Tally,
-    Topic,
-)
+from bide.core.records import Lease, Leased, Ref, Tally, Topic
 from bide.core.table_source import TableSource
 from bide.ports import COUNTED, Finding
 from bide.stores.sqlite import diagnosis, event_log, operations, reading
-from bide.stores.sqlite.database import VERSION, Database, Settings, StoreFile, open_in_thread, version_of_file
-from bide.stores.sqlite.operations import Fault
+from bide.stores.sqlite.database import VERSION, OpenFile, Settings, StoreFile, open_in_thread, version_of_file
+from bide.stores.sqlite.disk_reserve import DiskReserve
+from bide.stores.sqlite.operations import Fault, Verbs, Write
 from bide.stores.sqlite.table import SqliteTable
 from bide.stores.sqlite.transactions import JoinedVerbs
 from bide.stores.sqlite.watch import Listener
 
+A = TypeVar("A")
+T = TypeVar("T")
+Ts = TypeVarTuple("Ts")
 DISK_RESERVE = 16 * 1024 * 1024
 EVENTS_KEPT = 10_000
 
 
-class SqliteStore:
+class SqliteStore(Verbs):
     """Tasks in a SQLite file, which may hold other tables too and be shared by several processes.
 
     `synchronous` "full" makes every acknowledged task survive a power cut; "normal" leaves the newest of them to one,
@@ -65,7 +57,7 @@ class SqliteStore:
             watch=watch,
             fault=fault,
         )
-        self._database: Database | None = None
+        self._database: OpenFile | None = None
 
     def __repr__(self) -> str:
         return f"<SqliteStore {self._settings.path} {'open' if self._database else 'closed'}>"
@@ -73,7 +65,7 @@ class SqliteStore:
     async def open(self) -> None:
         """Open the file; create it and its schema if need be. Raises StoreMismatch, StoreUnavailable, StoreCorrupt."""
         if self._database is None:
-            self._database = await open_in_thread(Database, self._settings)
+            self._database = await open_in_thread(self._settings)
 
     async def close(self) -> None:
         """Finish what was begun, write the WAL back and let go of the file. A second close does nothing."""
@@ -84,7 +76,7 @@ class SqliteStore:
             except RuntimeError:  # the interpreter is on its way out and starts no more threads
                 database.close()
 
-    def _open(self) -> Database:
+    def _open(self) -> OpenFile:
         database = self._database
         if database is None:
             raise StoreUnavailable(f"{self._settings.path}: the store is not open")
@@ -95,29 +87,23 @@ class SqliteStore:
             )
         return database
 
-    # The nine operations of ports.Store
+    # The nine operations of ports.Store, without those of `Verbs`
 
-    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        database = self._open()
-        if not tasks:
-            return []
-        database.reserve.check(tasks)
-        return await database.writer.submit(operations.add, tasks, now, adding=True)
+    @property
+    def _reserve(self) -> DiskReserve:
+        return self._open().reserve
 
-    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
+    async def _write(self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: bool = False) -> list[T]:
         writer = self._open().writer
-        return await writer.submit(operations.change, changes, now) if changes else []
+        return await writer.submit(call, asked, now, adding=adding) if asked else []
 
-    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
-        return await self._open().reader.submit(reading.get, refs)
-
-    async def find(self, where: Filter, page: Page) -> Found:
-        return await self._open().reader.submit(reading.find, where, page)
+    async def _read(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> T:
+        return await self._open().reader.submit(call, *arguments)
 
     async def tally(
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
     ) -> Tally:
-        return await self._open().reader.submit(reading.tally, edges, upto, topics)
+        return await self._read(reading.tally, edges, upto, topics)
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         return await self._open().writer.submit(operations.lease, wants, now, until, holder, durable=False)
@@ -125,10 +111,6 @@ class SqliteStore:
     async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
         writer = self._open().writer
         return await writer.submit(operations.extend, leases, until, durable=False) if leases else []
-
-    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
-        writer = self._open().writer
-        return await writer.submit(operations.settle, outcomes, now) if outcomes else []
 
     async def purge(self, *, now: Millis, limit: int) -> int:
         return await self._open().writer.submit(operations.purge, now, limit)
@@ -183,8 +165,7 @@ class SqliteStore:
 
     async def diagnose(self) -> list[Finding]:
         """Look at the library, the file, its schema and its disk. Reads through files up to 256 MiB."""
-        database = self._open()
-        return await database.reader.submit(diagnosis.diagnose, database.path, self._settings.disk_reserve)
+        return await self._read(diagnosis.diagnose, self._open().path, self._settings.disk_reserve)
 
     # Shares
 
@@ -200,4 +181,4 @@ class SqliteStore:
             await self._open().writer.submit(event_log.record, events, self._settings.events_kept)
 
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
-        return await self._open().reader.submit(event_log.events, ref, limit, self._settings.events_kept)
+        return await self._read(event_log.events, ref, limit, self._settings.events_kept)

@@ -118,7 +118,7 @@ class Reader(_Thread):
 class Writer(_Thread):
     """Owns the write connection. `submit` may be called from any event loop.
 
-    `need_stop` is told of the rows of each commit, and says when the WAL is to start over.
+    `committed` is called with the number of rows after each commit.
     """
 
     def __init__(
@@ -129,14 +129,14 @@ class Writer(_Thread):
         notifier: Notifier,
         *,
         fault: Fault | None = None,
-        need_stop: Callable[[int], bool] = lambda changes: False,
+        committed: Callable[[int], None] | None = None,
     ) -> None:
         self._lock = file.lock
         self._durable = file.synchronous.upper()
         self._synchronous = ""
         self._notifier = notifier
         self._fault = fault
-        self._need_stop = need_stop
+        self._committed = committed
         super().__init__(path, connection, "writer")
 
     async def submit(
@@ -164,8 +164,8 @@ class Writer(_Thread):
                     for operation in group:
                         operation.error = OutcomeUnknown(f"{self._path}: {error}")
                 _hand_back(group)
-                if self._need_stop(self._connection.total_changes - before):
-                    self._make_stop()
+                if self._committed is not None:
+                    self._committed(self._connection.total_changes - before)
 
     def _commit(self, group: list[Operation]) -> None:
         """Run the group as one transaction; or, when that fails, each of it alone.
@@ -225,17 +225,6 @@ class Writer(_Thread):
         if work.wakes:
             self._notifier.tell(work.wakes)
         return None
-
-    def _make_stop(self) -> None:
-        """Let the WAL start over: see `checkpoint`. Where another process still reads in it, it grows on till later."""
-        if not self._lock.try_acquire():
-            return
-        try:
-            self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
-        except sqlite3.Error:  # locked by another process, or the disk is full: whoever writes next is told
-            return
-        finally:
-            self._lock.release()
 
 
 def _hand_back(group: list[Operation]) -> None:

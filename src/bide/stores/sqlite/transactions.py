@@ -16,22 +16,22 @@ import random
 import sqlite3
 import threading
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
-from bide.core.answers import Answer
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.instants import Millis
-from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
+from bide.core.records import Topic
 from bide.stores.driver_adapters import Borrowed, borrowed, pause
-from bide.stores.sqlite import operations, reading
 from bide.stores.sqlite.connection import PATIENCE, SharedFile, connect, patiently
 from bide.stores.sqlite.disk_reserve import DiskReserve
 from bide.stores.sqlite.errors import is_busy, translate
-from bide.stores.sqlite.operations import Fault, UnitOfWork
+from bide.stores.sqlite.operations import Fault, UnitOfWork, Verbs, Write
+from bide.stores.sqlite.watch import Notifier
 
+A = TypeVar("A")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 _MARK = "bide_joined"
@@ -43,7 +43,7 @@ _OF_A_SESSION = frozenset({
 """Statements whose effect outlives a transaction, and is not for the next borrower."""
 
 
-class JoinedVerbs:
+class JoinedVerbs(Verbs):
     """The verbs on one connection. Each is done whole or not at all, and leaves the transaction around it as it is."""
 
     def __init__(self, connection: sqlite3.Connection, file: Transactions) -> None:
@@ -58,25 +58,14 @@ class JoinedVerbs:
         """The connection, for statements of your own."""
         return self._connection
 
-    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        self._file.reserve.check(tasks)
-        return await self._write(operations.add, tasks, now, adding=True) if tasks else []
+    @property
+    def _reserve(self) -> DiskReserve:
+        return self._file.reserve
 
-    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
-        return await self._write(operations.change, changes, now) if changes else []
-
-    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
-        return await self._write(operations.settle, outcomes, now) if outcomes else []
-
-    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
-        return await self._read(reading.get, refs)
-
-    async def find(self, where: Filter, page: Page) -> Found:
-        return await self._read(reading.find, where, page)
-
-    async def _write(self, call: Callable[[UnitOfWork, *Ts], T], *arguments: *Ts, adding: bool = False) -> T:
-        """Run one verb in the open transaction."""
-        return self._plainly(lambda cursor: self._in_savepoint(cursor, call, *arguments), adding=adding)
+    async def _write(self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: bool = False) -> list[T]:
+        if not asked:
+            return []
+        return self._plainly(lambda cursor: self._in_savepoint(cursor, call, asked, now), adding=adding)
 
     async def _read(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> T:
         return self._plainly(lambda cursor: call(cursor, *arguments))
@@ -103,11 +92,11 @@ class JoinedVerbs:
                 ) from error
             raise translate(error, self._path, adding=adding) from error
 
-    def _in_savepoint(self, cursor: sqlite3.Cursor, call: Callable[[UnitOfWork, *Ts], T], *arguments: *Ts) -> T:
+    def _in_savepoint(self, cursor: sqlite3.Cursor, call: Write[A, T], asked: Sequence[A], now: Millis) -> list[T]:
         work = UnitOfWork(cursor, fault=self._file.fault, listening=True)
         cursor.execute("SAVEPOINT bide_verb")
         try:
-            result = call(work, *arguments)
+            result = call(work, asked, now)
             work.finish()
         except BaseException:
             if self._connection.in_transaction:
@@ -243,23 +232,25 @@ class Lane:
 
 
 class Transactions:
-    """The transactions of all event loops. `committed` is told of the rows and the wakes of each that was committed."""
+    """The transactions of all event loops. `committed` is called with the number of rows after each commit."""
 
     def __init__(
         self,
         path: str,
         shared: SharedFile,
         reserve: DiskReserve,
+        notifier: Notifier,
         *,
-        fault: Fault | None = None,
-        committed: Callable[[int, Mapping[Topic, Millis]], None] = lambda changes, wakes: None,
-        checkpoint_pages: int = 0,
+        fault: Fault | None,
+        committed: Callable[[int], None] | None,
+        checkpoint_pages: int,
     ) -> None:
         self.path = path
         self.shared = shared
         self.reserve = reserve
         self.fault = fault
         self.checkpoint_pages = checkpoint_pages
+        self._notifier = notifier
         self._committed = committed
         self._guard = threading.Lock()
         self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
@@ -285,7 +276,10 @@ class Transactions:
                 finally:
                     joined.over = True
                 await lane.run(lane.commit)
-                self._committed(connection.total_changes - changes, joined.wakes)
+                if self._committed is not None:
+                    self._committed(connection.total_changes - changes)
+                if joined.wakes:
+                    self._notifier.tell(joined.wakes)
             finally:
                 lane.owner = None
                 if not lane.closed:
@@ -341,13 +335,13 @@ class CallersConnection(JoinedVerbs):
         await self._find_connection()
         return await super()._read(call, *arguments)
 
-    async def _write(self, call: Callable[[UnitOfWork, *Ts], T], *arguments: *Ts, adding: bool = False) -> T:
+    async def _write(self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: bool = False) -> list[T]:
         connection = await self._find_connection()
-        if connection.in_transaction:
-            return await super()._write(call, *arguments, adding=adding)
+        if connection.in_transaction or not asked:
+            return await super()._write(call, asked, now, adding=adding)
         await self._begin()
         try:
-            result = await super()._write(call, *arguments, adding=adding)
+            result = await super()._write(call, asked, now, adding=adding)
             if connection.isolation_level is None and getattr(connection, "autocommit", True) is not False:
                 self._plainly(lambda cursor: cursor.execute("COMMIT"), adding=adding)
             return result
