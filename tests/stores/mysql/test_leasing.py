@@ -11,13 +11,15 @@ from tests.stores.mysql.test_keeping import ask
 from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import until
 
+from bide import Bide, Task
 from bide.core import lifecycle
 from bide.core.records import In, Record
 from bide.stores.mysql import MySqlStore
 from bide.stores.mysql.address import address_of
-from bide.stores.mysql.dialect import connect
+from bide.stores.mysql.dialect import Connection, connect
 from bide.stores.mysql.lease_batches import BatchKey, LeaseBatch, LeasedRows, Settling
-from bide.testing.store_suite.acts import HOUR, MINUTE, NOW, done, lease, new, put, take
+from bide.stores.sql.leasing import POLL
+from bide.testing.store_suite.acts import HOUR, MINUTE, NOW, done, lease, new, put, put_one, take
 
 
 async def long_due(url: str, store: MySqlStore, count: int) -> None:
@@ -34,6 +36,44 @@ async def test_one_instant_is_leased_part_by_part(url: str, open_store: OpensSto
         keys += [one.key for one in (await lease(store, 100, lasts=HOUR)).tasks]
     assert keys == [f"{number:03}" for number in range(300)]
     assert (await lease(store, 100)).tasks == []
+
+
+async def test_a_worker_polls_by_one_packet_that_only_reads(
+    url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = await open_store(url, clock="server")
+    await put(store, new(due=In(HOUR)))
+    await lease(store)
+    sent: list[str] = []
+    ask_server = Connection.ask
+
+    async def ask_and_note(connection: Connection, packet: Any, *rest: Any) -> Any:
+        sent.append(str(packet))
+        return await ask_server(connection, packet, *rest)
+
+    monkeypatch.setattr(Connection, "ask", ask_and_note)
+    for _ in range(10):
+        polled = await lease(store)
+        assert polled.again_by is not None
+        assert polled.again_by <= polled.now + POLL
+    assert len(sent) == 10
+    assert not any(word in packet for packet in sent for word in ("UPDATE", "BEGIN"))
+
+
+async def test_a_worker_that_has_nothing_to_do_finds_what_another_process_schedules(
+    url: str, open_store: OpensStore
+) -> None:
+    app, other = Bide(MySqlStore(url), max_sleep="1h"), await open_store(url, clock="server")
+    handled: list[str] = []
+
+    @app.handler("t")
+    async def handle(task: Task[Any]) -> None:
+        handled.append(task.key)
+
+    async with app, app.worker():
+        for count in (1, 2):  # the second finds a worker that sleeps
+            await put_one(other, new(str(count), due=In(0)))
+            await until(lambda: len(handled) == count, "the task to be done")  # noqa: B023 - awaited at once
 
 
 async def test_what_was_locked_when_its_instant_was_passed_comes_with_a_thorough_look(

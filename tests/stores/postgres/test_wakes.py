@@ -15,7 +15,7 @@ from bide.stores.postgres import wakes
 from bide.stores.postgres.address import address_of
 from bide.stores.postgres.queries import Names
 from bide.stores.postgres.wakes import Telling
-from bide.stores.sql.store import POLL
+from bide.stores.sql.leasing import POLL
 from bide.testing.proxy import FaultProxy
 from bide.testing.store_suite.acts import DAY, NOW, lease, new, put, put_one
 

@@ -6,7 +6,6 @@ due, unless that is known (`Expected`). So a worker that polls costs the server 
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -32,7 +31,7 @@ from bide.stores.mysql.lease_batches import (
     write_batches,
 )
 from bide.stores.mysql.queries import AT, CODES, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting, these
-from bide.stores.sql.leasing import LATER, Leasing
+from bide.stores.sql.leasing import LATER, POLL, Leasing
 from bide.stores.sql.scan_position import SLACK, ScanFloors
 
 _MOST = 1_000_000
@@ -85,8 +84,8 @@ class Expected:
 class MySqlLeasing(Leasing):
     """See `sql.leasing`."""
 
-    def __init__(self, runtime: Any, *, slack: Millis) -> None:
-        super().__init__(runtime, ScanFloors(used=runtime.by_server, slack=slack))
+    def __init__(self, runtime: Any) -> None:
+        super().__init__(runtime, ScanFloors(used=runtime.by_server, slack=POLL))
         self.bounds = Depths(used=runtime.by_server, beside=self.look_in_background)
         self.leased = lease_batches.LeasedRows()
         self._expected = Expected()
@@ -98,18 +97,15 @@ class MySqlLeasing(Leasing):
     async def lease(
         self, wants: Mapping[Topic, int], now: Millis | None, about: Millis, lasts: Millis, holder: str
     ) -> Leased:
-        sent = asyncio.get_running_loop().time()
         wanted = sum(max(want, 0) for want in wants.values())
         if wanted and not self._expected.is_due(about):
             leased, due = await self._look(wants, now, about)
             if not due:
                 self._expected.became(leased.next_wake)
-                self._runtime.notifications.looked(wants, sent)
                 return leased
         leased = await super().lease(wants, now, about, lasts, holder)
         if wanted:
             self._expected.became(0 if len(leased.tasks) >= wanted else leased.next_wake)
-        self._runtime.notifications.looked(wants, sent)
         return leased
 
     async def _take(

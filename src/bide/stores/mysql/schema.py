@@ -22,10 +22,10 @@ from bide.ports import Finding
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.dialect import MYSQL, Connection
 from bide.stores.mysql.journaled_connection import Call
-from bide.stores.mysql.poller import POLL
 from bide.stores.mysql.queries import Names, Template, queries_of
 from bide.stores.server_time import ServerTime
 from bide.stores.sql.journaled_connection import Reader
+from bide.stores.sql.leasing import POLL
 from bide.stores.sql.schema import PATIENCE, SqlSchema
 
 _BOOK = """CREATE TABLE IF NOT EXISTS {migration} (
@@ -91,7 +91,7 @@ async def diagnose(connection: Reader, address: Address, time: ServerTime) -> li
             _durability(int(flush), int(synced), logs=bool(int(logged))),
             _log(str(kind), logs=bool(int(logged))),
             _packet(connection),
-            Finding(True, f"nobody is told of others' commits here: each process looks for them every {POLL} ms"),
+            Finding(True, f"nobody is told of others' commits here: each worker looks for them every {POLL} ms"),
             await _oldest(connection),
             time.finding(),
         ]

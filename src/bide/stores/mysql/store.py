@@ -4,8 +4,8 @@
 reads when nothing is due; whatever has to look at a task first (moving, cancelling, a conflict, Retry) is one
 transaction of two. A process has a connection for each kind of call, opened when first used.
 
-Nothing in MySQL tells others of a commit, so while somebody listens a `poller` looks five times a second, for all in
-this process. Workers sleep exactly until what they have seen, or have heard of from it or from their own process.
+Nothing in MySQL tells others of a commit, so each worker polls: five times a second, by one packet that only reads. It
+sleeps exactly until what it has seen, or what its own process has written.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ from bide.stores.mysql.dialect import MYSQL, meaning
 from bide.stores.mysql.joined import MySqlVerbs, Transactions, identity_of
 from bide.stores.mysql.journaled_connection import Call, MySqlConnection
 from bide.stores.mysql.leasing import MySqlLeasing
-from bide.stores.mysql.poller import POLL, Poller
 from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.reading import MySqlReads
 from bide.stores.mysql.schema import SCHEMA, diagnose
@@ -106,13 +105,12 @@ class MySqlRuntime(Runtime):
         self.joined_queries = queries_of(address.schema, address.prefix)
         self.locked: dict[Name, int] = {}
         """The tasks that somebody keeps locked, and how many calls about each are tried again."""
-        self.leasing = MySqlLeasing(self, slack=POLL)
+        self.leasing = MySqlLeasing(self)
         self.operations = Operations(
             add=partial(adding.add, conflicts=Conflicts()), change=operations.change,
             settle=partial(operations.settle, leased=self.leasing.leased), extend=operations.extend,
             purge=operations.purge, forget_callers=operations.forget_callers, get=reading.get, tally=reading.tally,
         )  # fmt: skip
-        self.notifications = Poller(self)
 
     def _connection(self, name: str, **options: Any) -> MySqlConnection:
         return MySqlConnection(name, self.address, **options)

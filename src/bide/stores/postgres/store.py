@@ -7,13 +7,13 @@ one for each kind of call and one that listens, opened when first used, and up t
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.ports import Finding
+from bide.ports import Finding, Heard, Listening
 from bide.stores.batches import AT_ONCE, Conflicts
 from bide.stores.postgres import adding, operations, reading
 from bide.stores.postgres.address import Address
@@ -68,6 +68,17 @@ class PostgresRuntime(Runtime):
 
             await self.connections["read"].read(work)
             self._raised = max(now, self._raised)
+
+    @property
+    def polls(self) -> bool:
+        return bool(self.listeners) and not self.notifications.hears
+
+    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
+        return await self.notifications.listen(topics, heard)
+
+    async def close(self) -> None:
+        await self.notifications.close()
+        await super().close()
 
     def messages(self, wakes: Mapping[Topic, Millis], about: Millis, *, joined: bool = False) -> list[str]:
         return self._telling.messages(wakes, about, joined=joined)

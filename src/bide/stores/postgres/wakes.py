@@ -102,10 +102,6 @@ class Subscription:
         self._subscribed = asyncio.Event()
         self._echoed = asyncio.Event()
 
-    def misses(self, topics: Collection[Topic]) -> bool:
-        """True if somebody listens who may hear nothing: then workers have to poll."""
-        return bool(self._runtime.listeners) and not self.hears
-
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
         listener: Listener = self._runtime.listeners.listen(topics, heard)
         try:

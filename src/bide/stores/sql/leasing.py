@@ -15,6 +15,8 @@ from bide.stores.sql.scan_position import ScanFloors
 
 LATER: Millis = 20
 """When to look again at what somebody keeps locked for longer, as an open transaction of the application's may."""
+POLL: Millis = 200
+"""How often a worker looks while nothing tells it of what others schedule."""
 _PAUSES = (0.001, 0.002, 0.004, 0.008)
 """Seconds between looks at what others have locked: a verb takes a few round trips."""
 

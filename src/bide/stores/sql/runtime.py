@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from typing import Any, ClassVar, NamedTuple, TypeVar
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.ports import Finding
+from bide.ports import Finding, Heard, Listening
 from bide.stores.batches import slices
 from bide.stores.listeners import Listeners
 from bide.stores.server_time import ServerTime
@@ -57,8 +57,6 @@ class Runtime(ABC):
     """The statements in a transaction of the caller's."""
     operations: Operations
     leasing: Leasing
-    notifications: Any
-    """Hears of tasks that other processes schedule, or finds them."""
 
     def __init__(self, address: Any, *, by_server: bool, patience: float, silence: float) -> None:
         self.address = address
@@ -107,7 +105,6 @@ class Runtime(ABC):
         return asyncio.run_coroutine_threadsafe(work, self.loop).result()
 
     async def close(self) -> None:
-        await self.notifications.close()
         await self.leasing.close()
         await self.held.close()
         await self.transactions.close()
@@ -115,6 +112,15 @@ class Runtime(ABC):
             await connection.close()
 
     # --- what a dialect may do otherwise
+
+    @property
+    def polls(self) -> bool:
+        """True if workers have to poll, since they may not be notified of what other processes schedule."""
+        return True
+
+    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
+        """Notify of earlier wakes, of this process's writing at least."""
+        return self.listeners.listen(topics, heard)
 
     async def ready(self, now: Millis) -> None:  # noqa: B027 - most need nothing
         """Before the first call that goes by `now`."""

@@ -19,6 +19,7 @@ from bide.ports import COUNTED, Clock, Finding, Heard, Joined, Listening, Table
 from bide.stores.batches import merge_earliest, slices
 from bide.stores.driver_adapters import borrowed
 from bide.stores.server_time import StoreClock
+from bide.stores.sql.leasing import POLL
 from bide.stores.sql.locked_rows import together
 from bide.stores.sql.reading import find
 from bide.stores.sql.runtime import Runtime
@@ -26,8 +27,6 @@ from bide.stores.sql.schema import SqlSchema
 
 EVENTS_KEPT = 10_000
 LONGEST_PATIENCE = 45.0
-POLL: Millis = 200
-"""How often a worker looks while nobody tells it of what others schedule."""
 _AT_FIRST = 3.0
 """Seconds that opening waits for a server that cannot be reached."""
 _SHORT = 0.2
@@ -179,7 +178,7 @@ class SqlStore(ABC):
         runtime = self._open()
         await runtime.ready(now)
         leased = await runtime.leasing.lease(wants, runtime.now(now), runtime.about(now), until - now, holder)
-        if runtime.by_server and runtime.notifications.misses(wants):
+        if runtime.by_server and runtime.polls:
             return Leased(leased.tasks, leased.next_wake, leased.now, leased.now + POLL)
         return leased
 
@@ -231,8 +230,7 @@ class SqlStore(ABC):
     # --- Notifies, Shares, KeepsEvents
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
-        listening: Listening = await self._open().notifications.listen(topics, heard)
-        return listening
+        return await self._open().listen(topics, heard)
 
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
