@@ -18,13 +18,12 @@ from bide.core.records import At, NewTask, Topic
 from bide.core.retry import RetryPolicy, policy
 from bide.core.table_source import TableSource
 from bide.core.tasks import Task
-from bide.engine.app_worker import AppWorker
 from bide.engine.arguments import RouteOptions, TaskOptions, refuse_unknown
 from bide.engine.client import Client
 from bide.engine.sync import SyncClient
 from bide.engine.tables import TableLoop
 from bide.engine.watch import Watch
-from bide.engine.worker import Observer
+from bide.engine.worker import AppWorker, Observer
 from bide.ports import Clock, DueRow, Route, Sink, Store, SystemClock, Table, WatchesTables
 from bide.settings import Settings
 from bide.sinks.handlers import PythonHandler
@@ -301,7 +300,8 @@ class Bide(Client):
                     "topics", topic, f"topics that have a handler: {', '.join(sorted(self.routes)) or 'none'}"
                 )
         chosen = self.routes if topics is None else {topic: self.routes[topic] for topic in topics}
-        return AppWorker(self, chosen, observe, name, tables=self.table_loops if topics is None else None)
+        tables = self.table_loops if topics is None else list[TableLoop]
+        return AppWorker(self, chosen, tables=tables, observe=observe, name=name)
 
     def trace(self) -> None:
         """Trace with OpenTelemetry what this app schedules and delivers from now on. Raises MissingExtra.

@@ -20,8 +20,8 @@ from bide.engine.acting import acting_as
 from bide.engine.desk import Desk
 from bide.engine.kept import Kept
 from bide.engine.pauses import EVERY, Pauses
-from bide.engine.verdicts import TopicPolicy
 from bide.engine.worker import Worker
+from bide.ports import Policy
 
 
 def handled(app: Bide, topic: str, *, takes: float = 0.0, world: World) -> list[str]:
@@ -241,7 +241,7 @@ def test_run_once_heeds_it(virtual: Tell) -> None:
         async with app:
             await app.pause("t")
             await app.schedule("t", key="k", delay="0s")
-            tested = Worker(app.store, app.routes, clock=app.clock, terms=app.terms, recorder=app.recorder)
+            tested = Worker(app, app.routes)
             assert await tested.run_once() == (0, None)
             assert seen == []
 
@@ -270,9 +270,7 @@ def test_a_lease_that_ends_is_not_given_out_again_while_it_is_paused(virtual: Te
 def test_consumers_at_the_desk_wait(virtual: Tell) -> None:
     async def story(world: World) -> None:
         async with world.app() as app:
-            default = TopicPolicy(policy(None), 10)
-            desk = Desk(app.store, clock=app.clock, terms=app.terms, recorder=app.recorder, policy_of=lambda _: default)
-            end = app.heed(desk.held_back)
+            desk = Desk(app, policy_of=lambda _: Policy(policy(None)))
             await desk.start()
             await app.pause("t")
             await app.schedule("t", key="k", delay="0s")
@@ -304,7 +302,6 @@ def test_consumers_at_the_desk_wait(virtual: Tell) -> None:
             await app.resume("t")
             assert [record.key for record in await waits] == ["k"]
             assert world.elapsed - before <= 10
-            end()
             await desk.close()
 
     virtual(story)
@@ -380,7 +377,7 @@ def test_while_pauses_cannot_be_read_what_was_known_holds(virtual: Tell, caplog:
                 await world.until(lambda: seen == ["k"])
 
     virtual(story)
-    assert "pauses cannot be read, trying again in 2 s" in caplog.text
+    assert "reading the pauses failed, trying again in 2 s" in caplog.text
 
 
 @stores("memory", "sqlite", "redis", "postgres")

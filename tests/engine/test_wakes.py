@@ -10,8 +10,8 @@ from tests.waiting import elapse
 from bide import Task
 from bide.core.retry import policy
 from bide.engine.desk import Desk
-from bide.engine.verdicts import TopicPolicy
 from bide.engine.waker import Waker
+from bide.ports import Policy
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Tell, World
@@ -72,10 +72,7 @@ def test_the_desk_counts_its_sleeps_too(virtual: Tell) -> None:
         world.store.deaf = True
         app = world.app(max_sleep="10s")
         async with app:
-            desk = Desk(
-                app.store, clock=app.clock, terms=app.terms, recorder=app.recorder,
-                policy_of=lambda _: TopicPolicy(policy(None), 10),
-            )  # fmt: skip
+            desk = Desk(app, policy_of=lambda _: Policy(policy(None)))
             await desk.start()
             leasing = asyncio.ensure_future(desk.lease({"post": 1}, holder="me", lease_for=10_000, wait=60))
             await world.pause(1)

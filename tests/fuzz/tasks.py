@@ -18,13 +18,14 @@ from bide.core.retry import FOREVER, PRESETS
 from bide.core.tasks import Task
 from bide.engine.joining import inherited_headers, set_running
 from bide.engine.terms import Retention
-from bide.engine.verdicts import TopicPolicy, settlement, unfit
+from bide.engine.verdicts import settlement, unfit
+from bide.ports import Policy
 from bide.service.schemas import detail_shape, one_line, task_shape
 from bide.sinks.trace_headers import trace_headers
 from bide.testing.clock import FIRST_INSTANT as NOW
 from bide.testing.clock import ManualClock
 
-POLICY = TopicPolicy(PRESETS["default"], 10)
+POLICY = Policy(PRESETS["default"])
 SOUND = Record(
     topic="t", key="k", id=new_id(), group=None, state=State.WAITING, due_at=NOW, wake_at=NOW, planned_at=NOW,
     attempt=1, failures=0, losses=0, token=NOW * 1_000, holder=None, payload=b"{}", options=b"", deadline=None,

@@ -16,9 +16,8 @@ from tests.waiting import PATIENCE, elapse
 from bide import Bide, Dead, Defer, Done, Fixed, Retry, SetupError, StoreFull, StoreUnavailable, Task
 from bide.core.records import Lease, State, Verdict
 from bide.core.retry import policy
-from bide.engine.settler import Settling
-from bide.engine.verdicts import TopicPolicy
-from bide.ports import AnswersApart, KeepsEvents, Notifies, Parted, Shares, Store, TellsTime
+from bide.engine.desk import Desk
+from bide.ports import AnswersApart, KeepsEvents, Notifies, Parted, Policy, Shares, Store, TellsTime
 from bide.service.metrics import Metrics
 from bide.service.metrics.measures import OPERATIONS, Few, Series, time_calls
 from bide.stores.memory import MemoryStore
@@ -136,17 +135,14 @@ async def test_what_is_handed_out_to_others_counts_too(measured: Measured) -> No
 
 async def test_outcomes_of_consumers_elsewhere_count_once_the_store_has_them(measured: Measured) -> None:
     app = measured.app
-    settling = Settling(
-        app.store, clock=app.clock, terms=app.terms, recorder=app.recorder, settled=measured.metrics.settled,
-        policy_of=lambda _: TopicPolicy(policy(None), 10),
-    )  # fmt: skip
+    desk = Desk(app, settled=measured.metrics.settled, policy_of=lambda _: Policy(policy(None)))
     for key in "abc":
         await app.schedule("post", key=key, delay="0s")
     now = app.clock.now()
     leased = await app.store.lease({"post": 3}, now=now, until=now + 60_000, holder="me")
     first, second, third = (Lease(one.topic, one.key, one.token) for one in leased.tasks)
     late = Lease(third.topic, third.key, third.token - 1)
-    assert await settling.settle([(first, Done()), (second, Retry()), (late, Done())], who="me") == [True, True, False]
+    assert await desk.settle([(first, Done()), (second, Retry()), (late, Done())], who="me") == [True, True, False]
     await measured.scrape()
     assert measured("bide_outcomes_total", topic="post", verdict="done") == 1
     assert measured("bide_outcomes_total", topic="post", verdict="retry") == 1

@@ -40,7 +40,6 @@ class Client(ClientVerbs):
         self.carrier: Carrier | None = None
         self._make_store = make_store
         self._home = Home(self._begin)
-        self._heeding = []
 
     # --- open and close
 
@@ -61,7 +60,6 @@ class Client(ClientVerbs):
             instrument.opening(store)
         await store.open()
         self.clock = (store.clock() if isinstance(store, TellsTime) else None) or self._own_clock
-        self._heeding.clear()  # of the process that this one was forked from
         return Session(store, self.clock, self.actor, history=self.terms.history)
 
     def substitute(self, make_store: Callable[[], Store], clock: Clock) -> tuple[Callable[[], Store], Clock]:
@@ -117,7 +115,7 @@ class JoinedClient(ClientVerbs):
     def __init__(self, client: Client, connection: object) -> None:
         self.terms, self.clock, self.actor, self.carrier = client.terms, client.clock, client.actor, client.carrier
         self._client = client
-        self._check_payload, self._heeding = client._check_payload, client._heeding
+        self._check_payload = client._check_payload
         store = client.store
         if not isinstance(store, JoinsTransaction):
             raise SetupError(

@@ -1,4 +1,4 @@
-"""Leases for consumers that are not of this process: each asks, and waits at the desk until something is due for it.
+"""The desk for consumers that are not of this process: each waits until something is due for it, and settles it.
 
 However many wait, there is one loop, the same as a worker's (`leasing`): it asks the store for all of them together,
 and hands out what it gets to those who have waited longest. So a thousand that wait cost what one worker costs. What
@@ -16,14 +16,14 @@ from typing import Any
 from bide.core.errors import StoreError
 from bide.core.events import EventKind
 from bide.core.instants import Millis
-from bide.core.records import Record, Settlement, Topic, Verdict
-from bide.engine.history import History
-from bide.engine.lanes import log_defect
+from bide.core.outcomes import Done, Outcome
+from bide.core.records import Lease, Record, Ref, Settlement, State, Topic, Verdict
+from bide.engine.background import begin
+from bide.engine.client import Client
 from bide.engine.leasing import LeaseLoop
-from bide.engine.recorder import Recorder
-from bide.engine.terms import Terms
-from bide.engine.verdicts import Policy, given_back
-from bide.ports import Clock, Listening, Notifies, Store
+from bide.engine.route_registry import RouteSettings
+from bide.engine.verdicts import given_back, settlement
+from bide.ports import Listening, Notifies, Policy
 
 _log = logging.getLogger("bide.desk")
 _MOST = 10_000
@@ -103,25 +103,29 @@ class _Group:
 
 
 class Desk(LeaseLoop):
-    """`lease` waits for what is due. Make it in the running loop, `start` it, and `close` it before the store."""
+    """`lease` waits for what is due, `extend` keeps it, and `settle` ends it by the policy of its topic.
+
+    Make it in the running loop, `start` it, and `close` it before the client. `started` and `settled` are called for
+    each lease that is handed out and each outcome that was accepted. `may_note`: whether this caller may write one more
+    line into the log of events, which all share.
+    """
 
     _log = _log
 
     def __init__(
         self,
-        store: Store,
+        client: Client,
         *,
-        clock: Clock,
-        terms: Terms,
-        recorder: Recorder,
         policy_of: Callable[[Topic], Policy],
-        started: Callable[[Record, Millis], None] | None = None,
-        history: History | None = None,
+        started: Callable[[Record, Millis], None] = lambda record, now: None,
+        settled: Callable[[Topic, Verdict], None] = lambda topic, verdict: None,
+        may_note: Callable[[str], object] = lambda who: True,
     ) -> None:
-        super().__init__(store, clock, terms, recorder)
+        super().__init__(client)
         self._policy_of = policy_of
         self._started = started
-        self._history = history
+        self._settled = settled
+        self._may_note = may_note
         self._loop = asyncio.get_running_loop()
         self._groups: dict[tuple[str, Millis], _Group] = {}
         self._listening: dict[Topic, asyncio.Task[Listening]] = {}
@@ -132,9 +136,10 @@ class Desk(LeaseLoop):
         self.waiting = 0
         """How many wait now."""
 
-    async def start(self) -> None:
-        """Begin to look."""
+    async def start(self, routes: Sequence[RouteSettings] = ()) -> None:
+        """Begin to lease; `routes`: how the topics are worked on that are left to consumers, to be announced."""
         self._start_leasing()
+        self._announce(routes)
 
     async def close(self) -> None:
         """Everybody who waits gets what there is: nothing."""
@@ -179,6 +184,49 @@ class Desk(LeaseLoop):
         """These were not begun: due again at once, counting nothing."""
         if records:
             self._settle_later([given_back(record) for record in records], "given back")
+
+    async def extend(self, leases: Sequence[Lease], length: Millis) -> list[bool]:
+        """Keep these for a length from now; false where the lease was gone. Raises StoreError."""
+        now = self.clock.now()
+        return await self.store.extend(leases, now=now, until=now + self.clock.span(length))
+
+    async def settle(self, ended: Sequence[tuple[Lease, Outcome]], *, who: str) -> list[bool]:
+        """Record how these leases ended; false where the lease was gone, and nothing changed. Raises StoreError.
+
+        A plain Done needs no look at the task; what the policy decides (when to try again, whether it is too late)
+        does, so the tasks of such outcomes are read first, all in one call.
+        """
+        looked_up = [place for place, (_, outcome) in enumerate(ended) if not _plain(outcome)]
+        refs = [Ref(ended[place][0].topic, ended[place][0].key) for place in looked_up]
+        found = dict(zip(looked_up, await self.store.get(refs), strict=True)) if refs else {}
+        sent: list[tuple[int, Settlement, Record | None]] = []
+        for place, (lease, outcome) in enumerate(ended):
+            record, retention = found.get(place), self.terms.retention_of(lease.topic)
+            if _plain(outcome):
+                keep = retention.keep_until(State.DONE, self.clock.now())
+                sent.append((place, Settlement(*lease, Verdict.DONE, None, keep), None))
+            elif record is not None and record.token == lease.token and record.state is State.LEASED:
+                told = settlement(record, outcome, self._policy_of(lease.topic), retention, self.clock)
+                sent.append((place, told, record))
+        settled = [False] * len(ended)
+        if not sent:
+            return settled
+        accepted = await self.store.settle([told for _, told, _ in sent], now=self.clock.now())
+        for (place, told, record), ok in zip(sent, accepted, strict=True):
+            settled[place] = ok
+            if ok:
+                self._settled(told.topic, told.verdict)
+                self._history.ended(told.topic, told.verdict)
+                if record is not None and told.verdict in (Verdict.RETRY, Verdict.DEAD):
+                    self._note_failure(record, told, who)
+        return settled
+
+    def _note_failure(self, record: Record, told: Settlement, who: str) -> None:
+        if self._may_note(who):
+            kind = EventKind.RETRY if told.verdict is Verdict.RETRY else EventKind.DEAD
+            self._note(kind, record, told.why, who, told.wake)
+        else:
+            self._recorder.dropped += 1
 
     # --- the loop
 
@@ -227,10 +275,8 @@ class Desk(LeaseLoop):
                 continue
             group.hand(record, waiting)
             got[id(waiting)] = waiting
-            if self._started is not None:
-                self._started(record, now)
-            if self._history is not None:
-                self._history.began(record.topic, (record.planned_at,), now)
+            self._started(record, now)
+            self._history.began(record.topic, (record.planned_at,), now)
         for waiting in got.values():
             self._answer(group, waiting)
         self.give_back(left)
@@ -261,10 +307,9 @@ class Desk(LeaseLoop):
         self._later(settle())
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
-        task = self._loop.create_task(work, name="bide desk, in the background")
+        task = begin(work, "desk, in the background")
         self._afterwards.add(task)
         task.add_done_callback(self._afterwards.discard)
-        task.add_done_callback(log_defect)
 
     # --- wake-ups
 
@@ -305,3 +350,7 @@ class Desk(LeaseLoop):
             await asyncio.wait(ending)
         heard = [one.result() for one in ending if not one.cancelled() and one.exception() is None]
         await asyncio.gather(*(one.close() for one in heard), return_exceptions=True)
+
+
+def _plain(outcome: Outcome) -> bool:
+    return isinstance(outcome, Done) and outcome.again is None

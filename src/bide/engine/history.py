@@ -11,7 +11,6 @@ Lateness is counted in buckets that grow with it, each an eighth of its octave w
 
 from __future__ import annotations
 
-import asyncio
 import logging
 from collections import Counter
 from collections.abc import Iterable, Sequence
@@ -23,8 +22,8 @@ from bide.core.errors import StoreCorrupt, StoreError
 from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC, new_id
 from bide.core.records import Topic, Verdict
+from bide.engine.background import Soon
 from bide.engine.kept import Kept
-from bide.engine.lanes import log_defect
 from bide.ports import Clock, Served, Store
 from bide.ports.wire import UNREADABLE
 
@@ -144,7 +143,6 @@ class History:
     def __init__(self, store: Store, clock: Clock, *, told: bool = True) -> None:
         self._kept = Kept(store, clock, SHOWN_TOPIC)
         self._clock = clock
-        self._loop = asyncio.get_running_loop()
         self._told = told and not isinstance(store, Served)
         self._id = new_id()
         self._fresh: dict[Topic, _Fresh] = {}
@@ -152,8 +150,7 @@ class History:
         self._rows: dict[int, Row] = {}
         """By minute: that which is under way, and those that could not be written."""
         self._unwritten: set[int] = set()
-        self._due: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._soon = Soon(self.flush, _EVERY, "history")
         self._swept = -1
         self._failing = False
 
@@ -191,13 +188,8 @@ class History:
     # --- write
 
     def _write_soon(self) -> None:
-        if self._due is None and self._told:
-            self._due = self._loop.call_later(_EVERY, self._write)
-
-    def _write(self) -> None:
-        self._due = None
-        self._task = self._loop.create_task(self.flush(), name="bide history")
-        self._task.add_done_callback(log_defect)
+        if self._told:
+            self._soon.ask()
 
     async def flush(self) -> None:
         """Write what was counted. What cannot be written now goes with a later one."""
@@ -244,14 +236,9 @@ class History:
 
     async def close(self) -> None:
         """Write what is left; not for schedules alone, so that a short program ends without a call more."""
-        if self._due is not None:
-            self._due.cancel()
-        if self._task is not None:
-            await asyncio.wait([self._task])
+        await self._soon.close()
         if self._fresh or self._unwritten:
             await self.flush()
-        if self._due is not None:
-            self._due.cancel()
 
 
 async def rows_between(store: Store, clock: Clock, first: int, last: int) -> dict[int, Row]:

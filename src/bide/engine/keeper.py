@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import Millis
 from bide.core.lifecycle import holds
 from bide.core.records import Topic
+from bide.engine.background import repeat
 from bide.engine.lanes import Delivery
 from bide.engine.settler import Settler
 from bide.ports import Clock, Shares, Store
@@ -49,6 +50,8 @@ class Keeper:
         self._held = held
         self._lost = lost
         self._asked_at = asyncio.get_running_loop().time()
+        self._due_at = 0.0
+        """When leases are to be extended next."""
         self.blocked = 0
         """How often the event loop was found blocked for longer than a lease."""
 
@@ -69,24 +72,24 @@ class Keeper:
         if settler.behind(by):
             await settler.catch_up(by)
 
-    async def run(self) -> None:
-        loop = asyncio.get_running_loop()
-        lease = self._lease / 1000
-        pause = lease / 3
-        while True:
-            expected = loop.time() + pause
-            await asyncio.sleep(pause)
-            behind = loop.time() - expected
-            if behind > lease - pause:
-                self.blocked += 1
-                _log.warning(
-                    "the event loop was blocked for %.1f s, longer than a lease: a handler computes without awaiting; "
-                    "make it a plain function, so that it runs in a thread", behind,
-                )  # fmt: skip
-            try:
-                await self.extend()
-            except Exception:  # noqa: BLE001 - a keeper outlives its defects, loudly
-                _log.exception("a defect stopped the extension of leases; trying again in %.2f s", pause)
+    async def extend_for_ever(self) -> None:
+        third = self._lease / 3000
+        self._due_at = asyncio.get_running_loop().time() + third
+        await repeat("the extension of leases", self._extend_in_time, third, log=_log, first_after=third)
+
+    async def _extend_in_time(self) -> None:
+        loop, third = asyncio.get_running_loop(), self._lease / 3000
+        behind = loop.time() - self._due_at
+        if behind > 2 * third:
+            self.blocked += 1
+            _log.warning(
+                "the event loop was blocked for %.1f s, longer than a lease: a handler computes without awaiting; "
+                "make it a plain function, so that it runs in a thread", behind,
+            )  # fmt: skip
+        try:
+            await self.extend()
+        finally:
+            self._due_at = loop.time() + third
 
     async def extend(self) -> None:
         """One call for everything that is held now; and one look at what its handler has extended for longer."""
@@ -137,8 +140,7 @@ class Keeper:
     # --- purge and presence
 
     async def purge_for_ever(self) -> None:
-        await asyncio.sleep(PURGE_EVERY * random.random())
-        await self._repeat("purging", self.purge, PURGE_EVERY)
+        await repeat("purging", self.purge, PURGE_EVERY, log=_log, first_after=PURGE_EVERY * random.random())
 
     async def purge(self) -> None:
         """Forget the ended tasks whose retention has passed, a page at a time."""
@@ -148,7 +150,7 @@ class Keeper:
 
     async def announce_for_ever(self) -> None:
         if isinstance(self._store, Shares):
-            await self._repeat("announcing this worker", self._announce, ANNOUNCE_EVERY)
+            await repeat("announcing this worker", self._announce, ANNOUNCE_EVERY, log=_log)
 
     async def leave(self) -> None:
         """Say that this worker has gone."""
@@ -162,13 +164,3 @@ class Keeper:
             now = self._clock.now()
             topics, until = ([], now) if gone else (self._topics, now + PRESENCE)
             await self._store.announce(self._holder, topics, until, now=now)
-
-    async def _repeat(self, what: str, once: Callable[[], Awaitable[None]], pause: float) -> None:
-        while True:
-            try:
-                await once()
-            except StoreError as error:
-                _log.warning("%s failed, trying again in %.0f s: %s", what, pause, error)
-            except Exception:  # noqa: BLE001 - a keeper outlives its defects, loudly
-                _log.exception("a defect stopped %s; trying again in %.0f s", what, pause)
-            await asyncio.sleep(pause)

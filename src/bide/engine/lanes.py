@@ -25,6 +25,7 @@ from bide.core.instants import Length, Millis, When, duration
 from bide.core.outcomes import Done, Outcome
 from bide.core.records import Lease, Record
 from bide.core.tasks import Task
+from bide.engine.background import log_defect
 from bide.engine.joining import joining, set_running
 from bide.engine.verdicts import completion
 from bide.ports import JoinsTransaction, Route
@@ -279,9 +280,3 @@ def _is_current(task: asyncio.Task[Any]) -> bool:
         return asyncio.current_task() is task
     except RuntimeError:  # no loop runs
         return False
-
-
-def log_defect(task: asyncio.Task[Any]) -> None:
-    """For `add_done_callback`: a task that a defect has ended says so at once, and not when it is collected."""
-    if not task.cancelled() and isinstance(error := task.exception(), Exception):
-        _log.error("a defect has ended the task %r", task.get_name(), exc_info=error)

@@ -10,40 +10,39 @@ from __future__ import annotations
 import asyncio
 import logging
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from bide.core.errors import StoreError
 from bide.core.events import EventKind
 from bide.core.instants import Millis
 from bide.core.records import Due, Leased, Record, Settlement, Topic
+from bide.engine.background import begin
 from bide.engine.capacity import lease_in_turn
-from bide.engine.lanes import log_defect
+from bide.engine.client import Client
 from bide.engine.pauses import HeldBack
-from bide.engine.recorder import Recorder
-from bide.engine.terms import Terms
-from bide.engine.verdicts import Policy, dead, given_back, unfit
+from bide.engine.route_registry import RouteSettings, announce_for_ever
+from bide.engine.verdicts import dead, given_back, unfit
 from bide.engine.waker import Waker
-from bide.ports import Clock, Store
+from bide.ports import Policy
 
 _PAUSE_AFTER_ERROR = 0.25
 
 
 class LeaseLoop(ABC):
-    """The loop of a holder of leases: a `_turn` whenever there is something to wake for and it `_wants` anything."""
+    """The loop of a holder of leases: a `_turn` whenever there is something to wake for and it `_wants` anything.
+
+    It leases from the store of an open client, which is to stay open, and heeds that client's pauses at once.
+    """
 
     _log: logging.Logger
 
-    def __init__(
-        self, store: Store, clock: Clock, terms: Terms, recorder: Recorder, *, of: Collection[Topic] = ()
-    ) -> None:
-        self.store = store
-        self.clock = clock
-        self.terms = terms
-        self._recorder = recorder
-        self._waker = Waker(clock, terms.cap)
+    def __init__(self, client: Client, *, of: Collection[Topic] = ()) -> None:
+        self.store, self.clock, self.terms = client.store, client.clock, client.terms
+        self._recorder, self._history, self._heeding = client.recorder, client.history, client.heeding
+        self._waker = Waker(self.clock, self.terms.cap)
         self.wakes = self._waker.wakes
-        self.held_back = HeldBack(store, clock, self._waker.kick, of=of)
+        self.held_back = HeldBack(self.store, self.clock, self._waker.kick, of=of)
         self._stopping = False
         self._loops: list[asyncio.Task[None]] = []
 
@@ -60,17 +59,23 @@ class LeaseLoop(ABC):
 
     def _start_leasing(self) -> None:
         """To be called once the store is subscribed to."""
-        for name, loop in (("leasing", self._lease_for_ever()), ("pauses", self.held_back.look_for_ever())):
-            self._loops.append(asyncio.get_running_loop().create_task(loop, name=f"bide {name}"))
-            self._loops[-1].add_done_callback(log_defect)
+        self._heeding.append(self.held_back)
+        self._loops += begin(self._lease_for_ever(), "leasing"), begin(self.held_back.look_for_ever(), "pauses")
+
+    def _announce(self, routes: Sequence[RouteSettings]) -> None:
+        """Let people see how the topics are worked on, as long as the loop runs."""
+        self._loops.append(begin(announce_for_ever(self.store, self.clock, self.terms, routes), "routes"))
 
     async def _stop_leasing(self) -> None:
         """After the turn that is under way."""
         self._stopping = True
         self._waker.kick()
+        if self.held_back in self._heeding:
+            self._heeding.remove(self.held_back)
         if self._loops:
             await asyncio.wait(self._loops[:1])
-            self._loops[1].cancel()
+            for loop in self._loops[1:]:
+                loop.cancel()
             await asyncio.wait(self._loops)
         self._waker.close()
 

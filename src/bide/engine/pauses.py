@@ -19,9 +19,8 @@ from bide.core.errors import StoreError
 from bide.core.instants import instant_text
 from bide.core.names import check_topic
 from bide.core.records import Pause, Topic
-from bide.engine.acting import acting
+from bide.engine.background import repeat
 from bide.engine.kept import Kept
-from bide.engine.session import Session
 from bide.ports import Clock, Served, Store, Verbs
 
 _log = logging.getLogger("bide.pauses")
@@ -95,19 +94,17 @@ class HeldBack:
             self._known = True
 
     async def again(self) -> None:
-        """Read now, after a pause or a resume in this process. Raises StoreError."""
-        if not self._served:
+        """Read now, after a pause or a resume in this process. Where the store is away, it is seen later."""
+        if self._served:
+            return
+        try:
             await self._read()
+        except StoreError as error:
+            _log.warning("reading the pauses failed, trying again in %g s: %s", EVERY, error)
 
     async def look_for_ever(self) -> None:
-        while not self._served:
-            await asyncio.sleep(EVERY)
-            try:
-                await self._read()
-            except StoreError as error:
-                _log.warning("pauses cannot be read, trying again in %.0f s: %s", EVERY, error)
-            except Exception:  # noqa: BLE001 - who leases outlives their defects, loudly
-                _log.exception("a defect stopped a look at pauses; trying again in %.0f s", EVERY)
+        if not self._served:
+            await repeat("reading the pauses", self._read, EVERY, log=_log, first_after=EVERY)
 
     async def _read(self) -> None:
         async with self._turn:
@@ -122,69 +119,6 @@ class HeldBack:
             elif pause is None and topic in before:
                 _log.info("%s is resumed", topic)
         self._changed()
-
-
-class PauseVerbs:
-    """The verbs of a `Client` for whole topics."""
-
-    clock: Clock
-    actor: str | None
-    _heeding: list[HeldBack]
-    """Those who lease in this process with this client's store."""
-
-    @property
-    def _session(self) -> Session:
-        raise NotImplementedError
-
-    async def pause(self, topic: str, *, who: str | None = None) -> bool:
-        """Hold the tasks of `topic` back until it is resumed: True, or False if it was paused already.
-
-        New tasks are taken as ever, and what runs goes on. No worker, consumer or webhook gets a task of it any more:
-        in this process at once, elsewhere within two seconds. It survives every restart. `who` is told with it; this
-        client's actor unless given. Raises BadInput, StoreError.
-        """
-        paused = await Pauses(self._session.verbs, self.clock).pause(topic, who=self._asks(who))
-        await self._heed()
-        return paused
-
-    async def resume(self, topic: str, *, who: str | None = None) -> bool:
-        """Let the tasks of `topic` go out again, what is overdue at once: True, or False if it was not paused."""
-        resumed = await Pauses(self._session.verbs, self.clock).resume(topic, who=self._asks(who))
-        await self._heed()
-        return resumed
-
-    async def paused(self) -> dict[Topic, Pause]:
-        """The topics that are paused now, each with since when (milliseconds since the epoch) and by whom. One call."""
-        return dict(sorted((await Pauses(self._session.verbs, self.clock).all()).items()))
-
-    @property
-    def known_pauses(self) -> Mapping[Topic, Pause]:
-        """The pauses as the workers of this process know them: at most two seconds old; empty without one. No I/O."""
-        return self._heeding[0].topics if self._heeding else {}
-
-    def heed(self, held_back: HeldBack) -> Callable[[], None]:
-        """Let `held_back` read them at once when this client pauses or resumes; what is returned ends it."""
-        self._heeding.append(held_back)
-
-        def ended() -> None:
-            if held_back in self._heeding:
-                self._heeding.remove(held_back)
-
-        return ended
-
-    def _asks(self, who: str | None) -> str | None:
-        acts = acting()
-        return who or (self.actor if acts is None else acts.who)
-
-    async def _heed(self) -> None:
-        """It is done; who cannot see it now sees it two seconds later."""
-        if self._session.joined() is not None:
-            return  # not yet committed
-        for held_back in list(self._heeding):
-            try:
-                await held_back.again()
-            except StoreError as error:
-                _log.warning("pauses cannot be read, trying again in %.0f s: %s", EVERY, error)
 
 
 def _name(topic: Topic) -> str:

@@ -11,7 +11,7 @@ from bide.core.events import Event, EventKind, event_of
 from bide.core.instants import Millis
 from bide.core.records import Due, Record
 from bide.engine.acting import to_the_end
-from bide.engine.lanes import log_defect
+from bide.engine.background import Soon
 from bide.ports import KeepsEvents, Store
 
 _log = logging.getLogger("bide.recorder")
@@ -25,8 +25,7 @@ class Recorder:
     def __init__(self, store: Store) -> None:
         self._store = store if isinstance(store, KeepsEvents) else None
         self._events: deque[Event] = deque(maxlen=_MOST)
-        self._due: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
+        self._soon = Soon(self.flush, _PAUSE, "recorder")
         self._writing = asyncio.Lock()
         self.dropped = 0
 
@@ -43,13 +42,7 @@ class Recorder:
         if len(self._events) == _MOST:
             self.dropped += 1
         self._events.append(event)
-        if self._due is None:
-            self._due = asyncio.get_running_loop().call_later(_PAUSE, self._write)
-
-    def _write(self) -> None:
-        self._due = None
-        self._task = asyncio.get_running_loop().create_task(self.flush(), name="bide recorder")
-        self._task.add_done_callback(log_defect)
+        self._soon.ask()
 
     async def flush(self) -> None:
         """Everything noted until now is in the store when this returns, whoever writes it; or it was dropped."""
@@ -69,8 +62,5 @@ class Recorder:
                 _log.warning("%d events were not recorded: %s", len(batch), error)
 
     async def close(self) -> None:
-        if self._due is not None:
-            self._due.cancel()
-        if self._task is not None:
-            await asyncio.wait([self._task])
+        await self._soon.close()
         await self.flush()

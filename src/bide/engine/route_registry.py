@@ -6,9 +6,9 @@ day. Equal ones of many workers are one row: it is named by its topic and its ha
 
 from __future__ import annotations
 
-import asyncio
 import logging
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
+from functools import partial
 from hashlib import blake2b
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -16,15 +16,14 @@ import msgspec
 from msgspec import Struct
 from msgspec.structs import replace
 
-from bide.core.errors import StoreError
 from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC, new_id
 from bide.core.records import At, Filter, NewTask, State, Topic
 from bide.core.retry import FOREVER, Growing, RetryPolicy, Rungs
+from bide.engine.background import repeat
 from bide.engine.kept import Kept
 from bide.engine.terms import Terms
-from bide.engine.verdicts import Policy
-from bide.ports import Clock, Route, Served, Store, Verbs
+from bide.ports import Clock, Policy, Route, Served, Store, Verbs
 
 _log = logging.getLogger("bide.routes")
 EVERY = 3_600.0
@@ -112,31 +111,11 @@ def settings_of_consumers(topic: Topic, policy: Policy, terms: Terms) -> RouteSe
     )  # fmt: skip
 
 
-class RouteAnnouncer:
-    """Announces `routes` now and every hour, until it is ended. Begins in the running loop."""
-
-    def __init__(self, store: Store, clock: Clock, terms: Terms, routes: Iterable[RouteSettings]) -> None:
-        self._store = store
-        self._clock = clock
-        self._routes = list(routes)
-        self._task: asyncio.Task[None] | None = None
-        if self._routes and terms.history and not isinstance(store, Served):
-            self._task = asyncio.get_running_loop().create_task(self._announce_for_ever(), name="bide routes")
-
-    async def _announce_for_ever(self) -> None:
-        while True:
-            try:
-                await announce(self._store, self._clock, self._routes)
-            except StoreError as error:
-                _log.warning("the routes could not be told, trying again in %.0f s: %s", _AGAIN, error)
-                await asyncio.sleep(_AGAIN)
-                continue
-            await asyncio.sleep(EVERY)
-
-    async def end(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.wait([self._task])
+async def announce_for_ever(store: Store, clock: Clock, terms: Terms, routes: Sequence[RouteSettings]) -> None:
+    """Announce `routes` now and every hour, unless a service does so, or this process is to write down nothing."""
+    if routes and terms.history and not isinstance(store, Served):
+        once = partial(announce, store, clock, routes)
+        await repeat("announcing the routes", once, EVERY, log=_log, after_error=_AGAIN)
 
 
 async def announce(store: Verbs, clock: Clock, routes: Sequence[RouteSettings]) -> None:

@@ -15,6 +15,7 @@ from bide.engine.acting import acting, to_the_end
 from bide.engine.batcher import Batcher
 from bide.engine.history import History
 from bide.engine.joining import joined_to, stays_here
+from bide.engine.pauses import HeldBack
 from bide.engine.recorder import Recorder
 from bide.ports import AnswersApart, Clock, Joined, Parted, Store, Verbs
 
@@ -48,6 +49,7 @@ class Session:
         self._adds: dict[int, Batcher[NewTask, Answer]] = {}
         self._changes: dict[int, Batcher[Change, Answer]] = {}
         self._own: Joined | None = None
+        self.heeding: list[HeldBack] = []
 
     def through(self, joined: Joined) -> Session:
         """The same way for the verbs that take part in `joined`, wherever they are called."""

@@ -1,4 +1,4 @@
-"""Tells the store how deliveries ended: those of this process, in batches, and those of consumers elsewhere.
+"""Tells the store in batches how the deliveries of this process ended.
 
 One batch is under way at a time (for each part of a store that has several, so that none waits for one that is away);
 what ends meanwhile goes with the next. As long as there is nothing else to do, an outcome goes out at the end of this
@@ -18,15 +18,9 @@ from collections.abc import Callable, Sequence
 from functools import partial
 
 from bide.core.errors import PartlyFailed, StoreError
-from bide.core.events import EventKind
-from bide.core.instants import Millis
-from bide.core.outcomes import Done, Outcome
-from bide.core.records import Lease, Record, Ref, Settlement, State, Topic, Verdict
-from bide.engine.history import History
-from bide.engine.lanes import Delivery, log_defect
-from bide.engine.recorder import Recorder
-from bide.engine.terms import Terms
-from bide.engine.verdicts import Policy, settlement
+from bide.core.records import Settlement
+from bide.engine.background import begin
+from bide.engine.lanes import Delivery
 from bide.ports import AnswersApart, Clock, Parted, Store
 
 _log = logging.getLogger("bide.settler")
@@ -128,12 +122,11 @@ class _Outbox:
         self._sending = self._earliest
         if not self._outbox:
             self._earliest = math.inf
-        self._task = self._loop.create_task(self._send(batch), name="bide settler")
+        self._task = begin(self._send(batch), "settler")
         self._task.add_done_callback(self._sent)
 
     def _sent(self, task: asyncio.Task[None]) -> None:
         """However it ended: also if it was cancelled before its first step."""
-        log_defect(task)
         self._task, self._sending = None, math.inf
         self._told_all(failing=False)
         if self._outbox:
@@ -233,79 +226,3 @@ class _Outbox:
             else:
                 await asyncio.wait(self._late)
         self._closing = False
-
-
-class Settling:
-    """Tells the store how deliveries elsewhere ended, by the policy of a worker's own.
-
-    A plain Done needs no look at the task; what the policy decides (when to try again, whether it is too late) does, so
-    the tasks of such outcomes are read first, all in one call. `settled` is called for each outcome that was accepted.
-    `may_note`: whether this caller may write one more line into the log of events, which all share.
-    """
-
-    def __init__(
-        self,
-        store: Store,
-        *,
-        clock: Clock,
-        terms: Terms,
-        recorder: Recorder,
-        policy_of: Callable[[Topic], Policy],
-        settled: Callable[[Topic, Verdict], None] | None = None,
-        history: History | None = None,
-        may_note: Callable[[str], object] = lambda who: True,
-    ) -> None:
-        self._store = store
-        self._clock = clock
-        self._terms = terms
-        self._recorder = recorder
-        self._policy_of = policy_of
-        self._settled = settled
-        self._history = history
-        self._may_note = may_note
-
-    async def settle(self, ended: Sequence[tuple[Lease, Outcome]], *, who: str) -> list[bool]:
-        """Record how these leases ended; false where the lease was gone, and nothing changed. Raises StoreError."""
-        looked_up = [place for place, (_, outcome) in enumerate(ended) if not _plain(outcome)]
-        refs = [Ref(ended[place][0].topic, ended[place][0].key) for place in looked_up]
-        found = dict(zip(looked_up, await self._store.get(refs), strict=True)) if refs else {}
-        sent: list[tuple[int, Settlement, Record | None]] = []
-        for place, (lease, outcome) in enumerate(ended):
-            record = found.get(place)
-            if _plain(outcome):
-                keep = self._terms.retention_of(lease.topic).keep_until(State.DONE, self._clock.now())
-                sent.append((place, Settlement(*lease, Verdict.DONE, None, keep), None))
-            elif record is not None and record.token == lease.token and record.state is State.LEASED:
-                told = settlement(
-                    record, outcome, self._policy_of(lease.topic), self._terms.retention_of(lease.topic), self._clock
-                )
-                sent.append((place, told, record))
-        settled = [False] * len(ended)
-        if not sent:
-            return settled
-        accepted = await self._store.settle([told for _, told, _ in sent], now=self._clock.now())
-        for (place, told, record), ok in zip(sent, accepted, strict=True):
-            settled[place] = ok
-            if ok and self._settled is not None:
-                self._settled(told.topic, told.verdict)
-            if ok and self._history is not None:
-                self._history.ended(told.topic, told.verdict)
-            if ok and record is not None and told.verdict in (Verdict.RETRY, Verdict.DEAD):
-                self._note(record, told, who)
-        return settled
-
-    async def extend(self, leases: Sequence[Lease], length: Millis) -> list[bool]:
-        """Keep these for a length from now; false where the lease was gone. Raises StoreError."""
-        now = self._clock.now()
-        return await self._store.extend(leases, now=now, until=now + self._clock.span(length))
-
-    def _note(self, record: Record, told: Settlement, who: str) -> None:
-        if not self._may_note(who):
-            self._recorder.dropped += 1
-            return
-        kind = EventKind.RETRY if told.verdict is Verdict.RETRY else EventKind.DEAD
-        self._recorder.delivered(record, kind, told.why, at=self._clock.now(), who=who, wake=told.wake)
-
-
-def _plain(outcome: Outcome) -> bool:
-    return isinstance(outcome, Done) and outcome.again is None

@@ -6,6 +6,7 @@ one store call. Inside a joined transaction they go straight to it. An answer co
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Never, Unpack
@@ -26,6 +27,7 @@ from bide.core.records import (
     Move,
     NewTask,
     Page,
+    Pause,
     Record,
     Ref,
     Tally,
@@ -34,6 +36,7 @@ from bide.core.records import (
 )
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
+from bide.engine.acting import acting
 from bide.engine.arguments import (
     TaskOptions,
     check_past,
@@ -53,12 +56,13 @@ from bide.engine.arguments import (
 )
 from bide.engine.groups import over_group
 from bide.engine.joining import inherited_headers
-from bide.engine.pauses import PauseVerbs
+from bide.engine.pauses import HeldBack, Pauses
+from bide.engine.session import Session
 from bide.engine.terms import Terms
 from bide.ports import COUNTED, Carrier, Clock, KeepsEvents, Store
 
 
-class ClientVerbs(PauseVerbs):
+class ClientVerbs(ABC):
     """The verbs, by way of `_session`, which each kind of client has its own of."""
 
     terms: Terms
@@ -67,6 +71,11 @@ class ClientVerbs(PauseVerbs):
     carrier: Carrier | None
     _check_payload: Callable[[str, object], None]
     """Raises BadPayload if it is known what this topic's handler takes, and the payload is not that."""
+
+    @property
+    @abstractmethod
+    def _session(self) -> Session:
+        """The open session. Raises NotOpen, SetupError."""
 
     @property
     def store(self) -> Store:
@@ -228,6 +237,52 @@ class ClientVerbs(PauseVerbs):
             return self._cancel(record.topic, record.key, record.token)
 
         return await self._over_group(group, topic, cancel)
+
+    # --- pauses
+
+    async def pause(self, topic: str, *, who: str | None = None) -> bool:
+        """Hold the tasks of `topic` back until it is resumed: True, or False if it was paused already.
+
+        New tasks are taken as ever, and what runs goes on. No worker, consumer or webhook gets a task of it any more:
+        in this process at once, elsewhere within two seconds. It survives every restart. `who` is told with it; this
+        client's actor unless given. Raises BadInput, StoreError.
+        """
+        paused = await self._pauses.pause(topic, who=self._asks(who))
+        await self._reread_pauses()
+        return paused
+
+    async def resume(self, topic: str, *, who: str | None = None) -> bool:
+        """Let the tasks of `topic` go out again, what is overdue at once: True, or False if it was not paused."""
+        resumed = await self._pauses.resume(topic, who=self._asks(who))
+        await self._reread_pauses()
+        return resumed
+
+    async def paused(self) -> dict[Topic, Pause]:
+        """The topics that are paused now, each with since when (milliseconds since the epoch) and by whom. One call."""
+        return dict(sorted((await self._pauses.all()).items()))
+
+    @property
+    def known_pauses(self) -> Mapping[Topic, Pause]:
+        """The pauses as the workers of this process know them: at most two seconds old; empty without one. No I/O."""
+        return self.heeding[0].topics if self.heeding else {}
+
+    @property
+    def heeding(self) -> list[HeldBack]:
+        """The pauses as each worker of this process knows them: they read them again when this client changes any."""
+        return self._session.heeding
+
+    @property
+    def _pauses(self) -> Pauses:
+        return Pauses(self._session.verbs, self.clock)
+
+    def _asks(self, who: str | None) -> str | None:
+        acts = acting()
+        return who or (self.actor if acts is None else acts.who)
+
+    async def _reread_pauses(self) -> None:
+        if self._session.joined() is None:  # else it is not yet committed
+            for held_back in list(self.heeding):
+                await held_back.again()
 
     # --- look
 

@@ -11,39 +11,17 @@ from itertools import dropwhile
 from linecache import getline, lazycache
 from traceback import walk_tb
 from types import FrameType
-from typing import Protocol
 
-from msgspec import DecodeError, Struct
+from msgspec import DecodeError
 
 from bide.core.instants import Millis, instant_text
 from bide.core.names import new_id
 from bide.core.options import decode_options
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import In, Record, Settlement, State, Verdict, uncut
-from bide.core.retry import RetryPolicy
 from bide.core.texts import LONGEST_TEXT, TRACE, error_text, storable
 from bide.engine.terms import Retention
-from bide.ports import Clock
-
-
-class Policy(Protocol):
-    """The policy of a topic: a `Route` has it."""
-
-    @property
-    def retry(self) -> RetryPolicy: ...
-
-    @property
-    def losses(self) -> int:
-        """Leases in a row that may end unsettled before the task is dead."""
-        ...
-
-
-class TopicPolicy(Struct, frozen=True):
-    """The policy of a topic that nobody in this process handles."""
-
-    retry: RetryPolicy
-    losses: int
-
+from bide.ports import Clock, Policy
 
 _LOST, _OVER = "holder lost: ", "deadline: not after "
 UNDELIVERED = (_LOST, _OVER)

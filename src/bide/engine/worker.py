@@ -10,7 +10,9 @@ import logging
 import os
 import socket
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
 from typing import Self
 
 from msgspec import Struct
@@ -20,18 +22,18 @@ from bide.core.instants import Millis
 from bide.core.names import new_id
 from bide.core.outcomes import Outcome, Retry
 from bide.core.records import Record, Settlement, Topic, Verdict
+from bide.engine.background import begin
 from bide.engine.capacity import wants
-from bide.engine.history import History
+from bide.engine.client import Client
 from bide.engine.hooks import Hooks, as_dead
 from bide.engine.keeper import Keeper
-from bide.engine.lanes import Delivery, Lanes, log_defect
+from bide.engine.lanes import Delivery, Lanes
 from bide.engine.leasing import LeaseLoop
-from bide.engine.recorder import Recorder
+from bide.engine.route_registry import settings_of
 from bide.engine.settler import Settler
-from bide.engine.table_loops import TableLoop, TableLoops
-from bide.engine.terms import Terms
+from bide.engine.tables import TableLoop
 from bide.engine.verdicts import given_back, settlement
-from bide.ports import Clock, Listening, Notifies, Route, Store
+from bide.ports import Listening, Notifies, Route
 
 _log = logging.getLogger("bide.worker")
 _STOPPED = "the worker has stopped, and what waits goes on waiting"
@@ -62,29 +64,30 @@ class Worker(LeaseLoop):
 
     def __init__(
         self,
-        store: Store,
+        client: Client,
         routes: Mapping[Topic, Route],
         *,
-        clock: Clock,
-        terms: Terms,
-        recorder: Recorder,
-        history: History | None = None,
         observe: Observer | None = None,
         name: str | None = None,
-        tables: Iterable[TableLoop] = (),
+        tables: Sequence[TableLoop] = (),
     ) -> None:
+        self._routes = routes
+        for instrument in client.instruments:
+            routes = {topic: instrument.route(route) for topic, route in routes.items()}
         self._lanes = {
             topic: Lanes(route, self._ended, self._freed, self._time_out, self._hand_back)
             for topic, route in routes.items()
         }
-        super().__init__(store, clock, terms, recorder, of=self._lanes)
+        super().__init__(client, of=self._lanes)
         self.holder = name or f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"
         self.stats = Stats()
-        self.tables = TableLoops(tables)
-        self._history = history
-        self._observe = observe
-        self._settler = Settler(store, clock, self._told, self._has_backlog)
-        self._keeper = Keeper(store, clock, terms.lease, self.holder, self._lanes, self._held, self._lose)
+        self.tables = tables
+        self._instruments = client.instruments
+        self._observers = [one.observe for one in self._instruments] + ([] if observe is None else [observe])
+        self._settler = Settler(self.store, self.clock, self._told, self._has_backlog)
+        self._keeper = Keeper(
+            self.store, self.clock, self.terms.lease, self.holder, self._lanes, self._held, self._lose
+        )
         self._listening: Listening | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._hooks = Hooks()
@@ -107,18 +110,22 @@ class Worker(LeaseLoop):
 
     async def start(self) -> None:
         """Subscribe, then begin to lease. Raises SetupError for a table that cannot be watched."""
-        await self.tables.start()
+        for table in self.tables:
+            await table.start()
         if isinstance(self.store, Notifies):
             self._listening = await self.store.listen(list(self._lanes), self._heard)
         if self._lanes:
             self._start_leasing()
-        for name, work in (
-            ("keeper", self._keeper.run()),
-            ("purge", self._keeper.purge_for_ever()),
-            ("presence", self._keeper.announce_for_ever()),
-        ):
-            self._tasks.append(asyncio.get_running_loop().create_task(work, name=f"bide {name}"))
-            self._tasks[-1].add_done_callback(log_defect)
+        keeper = self._keeper
+        self._tasks.append(begin(keeper.extend_for_ever(), "keeper"))
+        self._tasks.append(begin(keeper.purge_for_ever(), "purge"))
+        self._tasks.append(begin(keeper.announce_for_ever(), "presence"))
+        if self._lanes:
+            self._announce([settings_of(route, self.terms) for route in self._routes.values()])
+        for instrument in self._instruments:
+            instrument.working(self.wakes)
+            for table in self.tables:
+                instrument.watching(table.watch.name, table.stats)
 
     async def stop(self, *, grace: Millis | None = None) -> None:
         """Drain: lease no more, give back what no handler has seen, let the running end, cancel them after `grace`.
@@ -133,7 +140,8 @@ class Worker(LeaseLoop):
         for lanes in self._lanes.values():
             self._hand_back(lanes.take_unstarted())
         ends = (self.terms.grace if grace is None else grace) / 1000
-        await asyncio.gather(self.tables.stop(ends), *(lanes.idle(ends) for lanes in self._lanes.values()))
+        tables = (table.stop(ends) for table in self.tables)
+        await asyncio.gather(*tables, *(lanes.idle(ends) for lanes in self._lanes.values()))
         await asyncio.gather(*(lanes.close() for lanes in self._lanes.values()))
         await self._settler.drain()
         for emptied in self._emptied:
@@ -151,10 +159,14 @@ class Worker(LeaseLoop):
         RuntimeError if the worker stops before.
         """
         fired = -1
-        while fired != self.tables.fired:
-            await self.tables.until_empty()
-            fired = self.tables.fired  # a task may write a row, and a row schedule a task
+        while fired != self._rows_fired:
+            await asyncio.gather(*(table.until_empty() for table in self.tables))
+            fired = self._rows_fired  # a task may write a row, and a row schedule a task
             await self._until_no_task()
+
+    @property
+    def _rows_fired(self) -> int:
+        return sum(table.stats.fired for table in self.tables)
 
     async def _until_no_task(self) -> None:
         if self._stopping:
@@ -214,9 +226,8 @@ class Worker(LeaseLoop):
         by_topic = defaultdict[Topic, list[Delivery]](list)
         for record in leased.tasks:
             by_topic[record.topic].append(Delivery(record, self, expires, leased.now))
-        if self._history is not None:
-            for topic, deliveries in by_topic.items():
-                self._history.began(topic, [one.record.planned_at for one in deliveries], leased.now)
+        for topic, deliveries in by_topic.items():
+            self._history.began(topic, [one.record.planned_at for one in deliveries], leased.now)
         for topic, count in asked.items():
             lanes, deliveries = self._lanes[topic], by_topic.get(topic, [])
             fit = [delivery for delivery in deliveries if self._fit(delivery, lanes.route, leased.now)]
@@ -323,8 +334,7 @@ class Worker(LeaseLoop):
             _log.info("%s/%s: outcome refused, the lease was gone", record.topic, record.key)
             return
         verdict = told.verdict
-        if self._history is not None:
-            self._history.ended(record.topic, verdict)
+        self._history.ended(record.topic, verdict)
         if verdict is Verdict.DONE:
             self.stats.done += 1
         elif verdict is Verdict.RETRY:
@@ -339,8 +349,8 @@ class Worker(LeaseLoop):
             self._note(EventKind.DEAD, record, told.why, self.holder)
             task = delivery.now_as(as_dead(record, told, self.clock.now()))
             self._hooks.call(self._lanes[record.topic].route.on_dead, task)
-        if self._observe is not None:
-            self._observe(record, told)
+        for observe in self._observers:
+            observe(record, told)
         if self._emptied:
             self._waker.kick()
 
@@ -349,3 +359,33 @@ class Worker(LeaseLoop):
         for delivery in deliveries:
             delivery.over = True
             self._settler.put(delivery, given_back(delivery.record))
+
+
+class AppWorker:
+    """A worker with its client: opens that if it is not open, and lends itself as the running `Worker`."""
+
+    def __init__(
+        self,
+        client: Client,
+        routes: Mapping[Topic, Route],
+        *,
+        tables: Callable[[], Sequence[TableLoop]],
+        observe: Observer | None,
+        name: str | None,
+    ) -> None:
+        self._client = client
+        self._make = partial(Worker, client, dict(routes), observe=observe, name=name)
+        self._tables = tables
+        self._entered: AsyncExitStack
+
+    async def __aenter__(self) -> Worker:
+        async with AsyncExitStack() as entered:
+            await entered.enter_async_context(self._client)
+            worker = self._make(tables=self._tables())
+            entered.push_async_callback(worker.stop)  # also of what has started before something else could not
+            await worker.start()
+            self._entered = entered.pop_all()
+        return worker
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._entered.aclose()

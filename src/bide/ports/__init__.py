@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bide.ports.instruments import Carrier, Instrument, TableStats, Wakes
 from bide.ports.schema import Diagnoses, Finding, HasSchema
-from bide.ports.sinks import Route, Sink
+from bide.ports.sinks import Policy, Route, Sink
 from bide.ports.store import (
     COUNTED,
     AnswersApart,
@@ -42,6 +42,7 @@ __all__ = [
     "Listening",
     "Notifies",
     "Parted",
+    "Policy",
     "Raced",
     "Route",
     "RowRefused",

@@ -20,15 +20,20 @@ class Sink(Protocol):
     async def deliver(self, task: Task[Any]) -> Outcome | None: ...
 
 
-class Route(Struct, frozen=True, kw_only=True):
+class Policy(Struct, frozen=True):
+    """How the failures of a topic's deliveries are judged."""
+
+    retry: RetryPolicy
+    losses: int = 10
+    """Leases in a row that may end unsettled before the task is dead ("holder lost")."""
+
+
+class Route(Policy, frozen=True, kw_only=True):
     """How one topic is worked on."""
 
     topic: Topic
     sink: Sink
-    retry: RetryPolicy
     concurrency: int
     """Deliveries of this topic at once in one worker process."""
     timeout: Millis | None = None
-    losses: int = 10
-    """Leases in a row that may end unsettled before the task is dead ("holder lost")."""
     on_dead: Sequence[Callable[[Task[Any]], Any]] = ()

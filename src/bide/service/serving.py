@@ -27,12 +27,11 @@ from bide.core.retry import policy
 from bide.engine.desk import Desk
 from bide.engine.kept import Kept
 from bide.engine.presence import WakeChannel
-from bide.engine.route_registry import RouteAnnouncer, RouteSettings, settings_of_consumers
-from bide.engine.settler import Settling
-from bide.engine.verdicts import Policy, TopicPolicy
+from bide.engine.route_registry import RouteSettings, settings_of_consumers
 from bide.engine.worker import Worker
 from bide.insight.minute_log import LastDay
 from bide.insight.overview import Overviews
+from bide.ports import Policy
 from bide.service.access import Access, check_start, is_loopback, networks_of
 from bide.service.audit import Rates
 from bide.service.authz import Tokens
@@ -71,7 +70,7 @@ class Serving:
         self._stores: StoreCalls
         self._stack = AsyncExitStack()
         self._policies: dict[Topic, Policy] = {}
-        self._default = TopicPolicy(policy(None), app.settings.losses)
+        self._default = Policy(policy(None), app.settings.losses)
         self._sinks: list[AbstractAsyncContextManager[object]] = []
         post = None
         if any(one.webhook is not None for one in config.topics.values()):
@@ -84,7 +83,7 @@ class Serving:
             self.metrics.reserve(topic)
             where = f"topics.{topic}"
             retry = one.policy(where)
-            self._policies[topic] = TopicPolicy(retry, one.losses or app.settings.losses)
+            self._policies[topic] = Policy(retry, one.losses or app.settings.losses)
             if one.webhook is not None and post is not None:
                 per_task = one.webhook == PER_TASK
                 sink = post.sink(
@@ -126,18 +125,16 @@ class Serving:
         for sink in self._sinks:
             await stack.enter_async_context(sink)
         self._desk = Desk(
-            app.store, clock=app.clock, terms=app.terms, recorder=app.recorder, policy_of=self.policy_of,
-            started=self.metrics.started, history=app.history,
+            app, policy_of=self.policy_of, started=self.metrics.started, settled=self.metrics.settled,
+            may_note=Rates().take,
         )  # fmt: skip
-        stack.callback(app.heed(self._desk.held_back))
         await self._desk.held_back.first()
         self._worker = await stack.enter_async_context(app.worker(name=self.instance))
         for instrument in (self.metrics, self._channel):
             instrument.working(self._desk.wakes)
         self.metrics.polls = lambda: self._desk.waiting
-        await self._desk.start()
+        await self._desk.start(self._told_consumers())
         stack.push_async_callback(self._desk.close)
-        stack.push_async_callback(RouteAnnouncer(app.store, app.clock, app.terms, self._told_consumers()).end)
         self._following = Following(app)
         self.metrics.streams = lambda: self._following.listeners
         stack.push_async_callback(self._following.close)
@@ -146,23 +143,13 @@ class Serving:
         stack.push_async_callback(access.close)
         self._stores = stores = StoreCalls(app, held_back=self._desk.held_back)
         stack.push_async_callback(stores.close)
-        settling = Settling(
-            app.store,
-            clock=app.clock,
-            terms=app.terms,
-            recorder=app.recorder,
-            policy_of=self.policy_of,
-            settled=self.metrics.settled,
-            history=app.history,
-            may_note=Rates().take,
-        )
         health = Health(app)
         overviews, day = Overviews(app), LastDay(app)
         stack.push_async_callback(overviews.close)
         stack.push_async_callback(day.close)
         site = Site(Shared(app, health, self.policy_of, self.instance, self._channel, access, overviews, day))
         stack.push_async_callback(site.close)
-        consuming = Consuming(self._desk, settling, instance=self.instance, lease=app.terms.lease)
+        consuming = Consuming(self._desk, instance=self.instance, lease=app.terms.lease)
         self.service = Service(
             app, access, consuming, self._following, stores, health=health, metrics=self.metrics, site=site,
             proxies=self._proxies,

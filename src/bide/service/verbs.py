@@ -21,7 +21,6 @@ from bide.core.records import Cancel, Change, Count, Lease, Move, NewTask, Page,
 from bide.engine.arguments import conflict_of, filter_of, new_cancel, new_fire, new_move, new_redrive
 from bide.engine.client import Client
 from bide.engine.desk import Desk
-from bide.engine.settler import Settling
 from bide.ports.remote import LONGEST_LEASE, SHORTEST_LEASE
 from bide.service import schemas
 from bide.service.audit import note_pause
@@ -328,9 +327,8 @@ def _each(request: Request, batch: Sequence[Any], verb: Verb, make: Callable[[An
 class Consuming:
     """Each method is a call of the contract, for consumers in any language."""
 
-    def __init__(self, desk: Desk, settling: Settling, *, instance: str, lease: Millis) -> None:
+    def __init__(self, desk: Desk, *, instance: str, lease: Millis) -> None:
         self._desk = desk
-        self._settling = settling
         self._instance = instance
         self._lease = lease
 
@@ -358,13 +356,13 @@ class Consuming:
                 ended.append((Lease(check_topic(ask.topic), check_name("key", ask.key), ask.token), _outcome(ask)))
             except BadInput as error:
                 raise bad_input(error, f"[{place}].") from None
-        return reply(SettledShape(await self._settling.settle(ended, who=request.caller.name)))
+        return reply(SettledShape(await self._desk.settle(ended, who=request.caller.name)))
 
     async def extend(self, request: Request) -> Reply:
         ask: schemas.Extend = asked(request, "extend")
         request.caller.check_all(Verb.WORK, [one.topic for one in ask.leases])
         leases = [Lease(check_topic(one.topic), check_name("key", one.key), one.token) for one in ask.leases]
-        return reply(ExtendedShape(await self._settling.extend(leases, self._length(ask.lease_for))))
+        return reply(ExtendedShape(await self._desk.extend(leases, self._length(ask.lease_for))))
 
     def _length(self, given: str | None) -> Millis:
         return self._lease if given is None else _bounded(given, "lease_for", SHORTEST_LEASE, LONGEST_LEASE)

@@ -110,14 +110,7 @@ class TimeMachine:
 
     async def _until(self, end: Millis) -> list[Fired]:
         self._fired = []
-        worker = Worker(
-            self._store,
-            self._app.routes,
-            clock=self._clock,
-            terms=self._app.terms,
-            recorder=self._app.recorder,
-            observe=self._saw,
-        )
+        worker = Worker(self._app, self._app.routes, observe=self._saw)
         try:
             while True:
                 leased, wake = await worker.run_once()

@@ -24,7 +24,7 @@ from bide.cli.bench import worker as worker_module
 from bide.cli.bench.plan import Limit, Plan, in_batches, random_keys
 from bide.cli.bench.server import stat
 from bide.cli.bench.worker import PAYLOAD, Count, Log, Settled, Spec, Start, Timers, Work, make_app, read_log
-from bide.engine.app_worker import AppWorker
+from bide.engine.worker import AppWorker
 
 PATIENCE = 30.0
 NANOSECONDS = 1_000_000

@@ -18,10 +18,10 @@ from bide.core.records import Filter, Ref, State, Topic
 from bide.engine.arguments import STATES, filter_of
 from bide.engine.client import Client
 from bide.engine.presence import WakeChannel
-from bide.engine.verdicts import Policy
 from bide.insight.bulk import Seen
 from bide.insight.minute_log import LastDay
 from bide.insight.overview import Overviews
+from bide.ports import Policy
 from bide.service.access import Access
 from bide.service.authz import Caller
 from bide.service.console.i18n import Phrases, language_of, zone_of

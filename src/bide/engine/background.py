@@ -1,0 +1,79 @@
+"""Work in the background: tasks whose defects are logged at once, work that repeats, and work that is done soon."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Awaitable, Callable, Coroutine
+from typing import Any
+
+from bide.core.errors import StoreError
+
+_log = logging.getLogger("bide.worker")
+
+
+def log_defect(task: asyncio.Task[Any]) -> None:
+    """For `add_done_callback`: log the defect that has ended a task now, and not when the task is collected."""
+    if not task.cancelled() and isinstance(error := task.exception(), Exception):
+        _log.error("a defect has ended the task %r", task.get_name(), exc_info=error)
+
+
+def begin(work: Coroutine[Any, Any, None], name: str) -> asyncio.Task[None]:
+    """Run `work` in the background of the running loop."""
+    task = asyncio.get_running_loop().create_task(work, name=f"bide {name}")
+    task.add_done_callback(log_defect)
+    return task
+
+
+async def repeat(
+    what: str,
+    once: Callable[[], Awaitable[object]],
+    every: float,
+    *,
+    log: logging.Logger,
+    first_after: float = 0.0,
+    after_error: float | None = None,
+) -> None:
+    """Do `once` every so many seconds until cancelled. It outlives errors of the store and defects, and logs them."""
+    again = every if after_error is None else after_error
+    if first_after:
+        await asyncio.sleep(first_after)
+    while True:
+        try:
+            await once()
+        except StoreError as error:
+            log.warning("%s failed, trying again in %g s: %s", what, again, error)
+            await asyncio.sleep(again)
+        except Exception:
+            log.exception("a defect stopped %s; trying again in %g s", what, again)
+            await asyncio.sleep(again)
+        else:
+            await asyncio.sleep(every)
+
+
+class Soon:
+    """Does `work` in the background, so many seconds after it was first asked to: one run for all who ask meanwhile."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], pause: float, name: str) -> None:
+        self._work = work
+        self._pause = pause
+        self._name = name
+        self._due: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def ask(self) -> None:
+        if self._due is None and not self._closed:
+            self._due = asyncio.get_running_loop().call_later(self._pause, self._run)
+
+    def _run(self) -> None:
+        self._due = None
+        self._task = begin(self._work(), self._name)
+
+    async def close(self) -> None:
+        """Begin it no more, and wait for the run that is under way."""
+        self._closed = True
+        if self._due is not None:
+            self._due.cancel()
+        if self._task is not None:
+            await asyncio.wait([self._task])
