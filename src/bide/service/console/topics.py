@@ -18,7 +18,8 @@ from bide.core.records import Count, State, Topic
 from bide.engine.history import Past
 from bide.engine.route_registry import Announced, RouteSettings, settings_of_consumers
 from bide.insight.minute_log import QUARTER, Quarter
-from bide.insight.topics import Topics, TopicSeen, TopicStory
+from bide.insight.overview import TopicSeen
+from bide.insight.topics import Topics, TopicStory
 from bide.service.authz import Verb
 from bide.service.console.page_request import Answer, Page, Route, Shared, Visit
 from bide.service.console.rendering import address, topic_address
@@ -157,7 +158,7 @@ def _of_state(state: State) -> Callable[[TopicSeen], float]:
 COLUMNS: Mapping[str, tuple[str, Callable[[TopicSeen], Any]]] = {
     "topic": ("Topic", lambda one: one.topic),
     "waiting": ("Pending", _of_state(State.WAITING)),
-    "due": ("Due now", lambda one: one.due.number),
+    "due": ("Due now", lambda one: one.due.count.number),
     "oldest": ("Oldest due", lambda one: -(one.oldest or 2**62)),
     "leased": ("Leased", _of_state(State.LEASED)),
     "dead": ("Dead", _of_state(State.DEAD)),
