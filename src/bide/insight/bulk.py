@@ -211,10 +211,6 @@ class Meant(NamedTuple):
         """True for a life that began before the request, as far as clocks can tell."""
         return record.created_at <= self.asked_at + _SLACK
 
-    def change_of(self, record: Record, token: Token) -> Change:
-        """The change to ask of the store for this task, provided that it still has `token`."""
-        return change_of(self.bulk, record, token, self.client)
-
     async def total(self, *, until: float | None = None) -> tuple[Count, frozenset[Topic]]:
         """How many they are, and of which topics; exact where an index counts them, else up to 10,000.
 

@@ -68,10 +68,6 @@ class Topics:
             self._day.quarters(topic),
         )
 
-    async def changed(self) -> None:
-        """Show a pause or a resume that has just happened in what is seen next. Raises StoreError."""
-        await self._overviews.changed()
-
     async def close(self) -> None:
         """Let no query go on."""
         await self._routes.close()

@@ -176,6 +176,7 @@ class TopicsPage(Page):
     def __init__(self, shared: Shared) -> None:
         self._app = shared.app
         self._policy_of = shared.policy_of
+        self._overviews = shared.overviews
         self._topics = Topics(shared.app, shared.overviews, shared.day)
         routes: Mapping[Route, Answer] = {
             ("GET", "/topics"): self._list,
@@ -204,7 +205,7 @@ class TopicsPage(Page):
         visit.caller.check(Verb.READ, topic)
         story = await self._topics.one(topic)
         if _unknown(story):  # it may have come since the last look
-            await self._topics.changed()
+            await self._overviews.changed()
             story = await self._topics.one(topic)
         routes = story.routes or ([] if _unknown(story) else [self._by_policy(topic)])
         drawn = [(told, drawn_ladder(told.route)) for told in routes]
@@ -227,7 +228,7 @@ class TopicsPage(Page):
         visit.caller.check(Verb.ADMIN, topic)
         changed = await set_paused(self._app, topic, visit.caller.name, paused=paused)
         done = _DONE[paused, changed]
-        await self._topics.changed()
+        await self._overviews.changed()
         listed = visit.given("from") == "list" or not visit.caller.may(Verb.READ, topic)
         if listed:
             return visit.goto(address("/topics", sort=visit.given("sort"), done=done, of=topic))
