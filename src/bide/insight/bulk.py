@@ -36,6 +36,8 @@ _WALKED = 10_000
 _COUNTED = 1_000_000
 """Up to so many an index counts for a preview: a tenth of a second where that has to walk."""
 _LEASED = 1_000
+_SHOWN = 10
+"""Tasks that a preview shows."""
 _PATIENCE = 0.8
 """Seconds that looking at tasks one by one may take, for a page that somebody waits for."""
 
@@ -308,24 +310,24 @@ class Preview(NamedTuple):
     """Of those that were chosen: those that are not there any more, or not as they were seen."""
 
 
-async def preview(client: Client, bulk: Bulk, may: May, *, sample: int = 10) -> Preview:
+async def preview(client: Client, bulk: Bulk, may: May) -> Preview:
     """Count them and show some. Costs two pages of a list and a tally, or the reading of up to 10,000 tasks."""
     if bulk.chosen:
-        return await _preview_chosen(client, bulk, sample)
+        return await _preview_chosen(client, bulk)
     meant = Meant(client, bulk, may, client.clock.now())
     until = asyncio.get_running_loop().time() + _PATIENCE
     shown: list[Record] = []
     walk = Walk(meant, limit=_FIRST_PAGE)
-    while not walk.over and len(shown) < sample and walk.looked < _WALKED // 10:
+    while not walk.over and len(shown) < _SHOWN and walk.looked < _WALKED // 10:
         shown += await walk.page()
     count, topics = await meant.total(until=until)
     leased = Count(0)
     if meant.where.state not in (State.DEAD, State.WAITING):
         leased, _ = await meant.leased(until=until)
-    return Preview(count, leased, shown[:sample], topics | {record.topic for record in shown[:sample]})
+    return Preview(count, leased, shown[:_SHOWN], topics | {record.topic for record in shown[:_SHOWN]})
 
 
-async def _preview_chosen(client: Client, bulk: Bulk, sample: int) -> Preview:
+async def _preview_chosen(client: Client, bulk: Bulk) -> Preview:
     there: list[Record] = []
     gone: list[Seen] = []
     for place in range(0, len(bulk.chosen), _FIRST_PAGE):
@@ -337,4 +339,4 @@ async def _preview_chosen(client: Client, bulk: Bulk, sample: int) -> Preview:
                 there.append(replace(record, payload=b"", options=b""))
     leased = sum(record.state is State.LEASED for record in there)
     topics = frozenset(record.topic for record in there)
-    return Preview(Count(len(there)), Count(leased), there[:sample], topics, gone)
+    return Preview(Count(len(there)), Count(leased), there[:_SHOWN], topics, gone)

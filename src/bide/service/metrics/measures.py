@@ -37,6 +37,8 @@ from bide.ports import AnswersApart, Store, SystemClock, TellsTime
 from bide.service.health import reach, skew_of
 
 OTHER = "other"
+_ABSENT = 3_600.0
+"""Seconds after which a label that was not there gives its place to another."""
 Values: TypeAlias = tuple[str, ...]
 One = TypeVar("One")
 
@@ -112,14 +114,13 @@ class Histogram(Family[Series]):
 class Few:
     """Keeps the values of one label few: so many are themselves, all others are "other".
 
-    Those that are `reserved` always are; the first of the others, until they have been absent for `absent` seconds.
+    Those that are `reserved` always are; the first of the others, until they have been absent for an hour.
     """
 
-    __slots__ = ("_absent", "_clock", "_most", "_reserved", "known")
+    __slots__ = ("_clock", "_most", "_reserved", "known")
 
-    def __init__(self, most: int, *, absent: float = 3_600.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, most: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
-        self._absent = absent
         self._clock = clock
         self._reserved: set[str] = set()
         self.known: dict[str, float] = {}
@@ -142,7 +143,7 @@ class Few:
 
     def free(self) -> list[str]:
         """Those that have been absent for long enough, which are known no more."""
-        before = self._clock() - self._absent
+        before = self._clock() - _ABSENT
         gone = [one for one, at in self.known.items() if at <= before and one not in self._reserved]
         for one in gone:
             del self.known[one]
