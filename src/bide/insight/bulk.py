@@ -214,15 +214,13 @@ class Meant(NamedTuple):
         return record.created_at <= self.asked_at + _SLACK
 
     async def total(self, *, until: float | None = None) -> tuple[Count, frozenset[Topic]]:
-        """How many they are, and of which topics; exact where an index counts them, else up to 10,000.
+        """How many match, and of which topics; exact where an index counts them, else up to 10,000.
 
         `until`: the time of the loop at which looking at them one by one ends.
         """
         client, bulk = self.client, self.bulk
         if until is None:
             until = asyncio.get_running_loop().time() + _PATIENCE
-        if bulk.chosen:
-            return Count(len(bulk.chosen)), frozenset(seen.ref.topic for seen in bulk.chosen)
         where = self.where
         if where.group is not None or bulk.error is not None or bulk.untouched_since is not None:
             return await self._walked(_WALKED, until)

@@ -15,7 +15,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from itertools import accumulate
 from operator import add
 from time import perf_counter
@@ -161,23 +161,22 @@ ERRORS = ("StoreUnavailable", "StoreFull", "StoreCorrupt", "StoreMismatch", "Out
 DEFECT = "defect"
 """Whatever else is raised: no store should."""
 
-Took = Callable[[float], None]
-Failed = Callable[[BaseException], None]
 
-
-def time_calls(store: Store, watch: Callable[[str], tuple[Took, Failed]]) -> None:
-    """Have each call of `store` timed: `watch(operation)` gives who is told of the seconds, and of the error."""
+def time_calls(store: Store, observe: Callable[[str, float, Exception | None], None]) -> None:
+    """Have each call of `store` observed: its operation, how many seconds it took, and its error."""
     apart = isinstance(store, AnswersApart)
     for operation in OPERATIONS:
         name = _APART.get(operation, operation) if apart else operation
         try:
-            setattr(store, name, timed(getattr(store, name), *watch(operation)))
+            setattr(store, name, timed(getattr(store, name), partial(observe, operation)))
         except AttributeError:
             _log.warning("the calls of %s are not timed: its class has __slots__", type(store).__name__)
             return
 
 
-def timed(call: Callable[P, Awaitable[R]], took: Took, failed: Failed) -> Callable[P, Awaitable[R]]:
+def timed(
+    call: Callable[P, Awaitable[R]], observe: Callable[[float, Exception | None], None]
+) -> Callable[P, Awaitable[R]]:
     """`call`, timed. One that is cancelled is not counted."""
 
     @wraps(call)
@@ -186,10 +185,9 @@ def timed(call: Callable[P, Awaitable[R]], took: Took, failed: Failed) -> Callab
         try:
             answer = await call(*args, **kwargs)
         except Exception as error:
-            took(perf_counter() - began)
-            failed(error)
+            observe(perf_counter() - began, error)
             raise
-        took(perf_counter() - began)
+        observe(perf_counter() - began, None)
         return answer
 
     return timed_call
