@@ -110,7 +110,7 @@ async def check_busy(app: Bide) -> None:
     assert all_of_it.oldest_due[0] == "due"
     assert began - 1_000 <= all_of_it.oldest_due[1] <= app.clock.now()
     assert [(one.topic, one.due.count.number, one.workers) for one in all_of_it.topics] == [
-        ("due", 3, 0), ("later", 0, 0), ("broken", 0, 1), ("held", 0, 1),
+        ("due", 3, []), ("later", 0, []), ("broken", 0, ["w1"]), ("held", 0, ["w1"]),
     ]  # fmt: skip
     [worker, consumer] = all_of_it.holders
     assert (worker.name, worker.announced, set(worker.topics)) == ("w1", True, {"held", "broken"})

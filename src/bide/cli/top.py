@@ -24,7 +24,7 @@ from bide.core.errors import BadInput, StoreError
 from bide.core.instants import Millis, duration, duration_text, instant_text
 from bide.core.records import Count
 from bide.insight.minute_log import Flow
-from bide.insight.overview import Figure, Holder, OfTopic, Overview, Overviews
+from bide.insight.overview import Figure, Holder, Overview, Overviews, TopicSeen
 from bide.service.schemas import paused_shape
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def _warnings(seen: Overview, width: int) -> list[Text]:
     return lines
 
 
-def _names(topics: Sequence[OfTopic]) -> str:
+def _names(topics: Sequence[TopicSeen]) -> str:
     return ", ".join(f"{printable(one.topic)} {count_words(one.due.count)}" for one in topics[:10])
 
 
@@ -217,14 +217,14 @@ def _hour(begun: Sequence[int], width: int) -> Text:
     return _line((head, "dim"), (picture, "cyan"), (f" at most {most:,} a minute", "dim"), width=width)
 
 
-def _topic(one: OfTopic) -> list[Text]:
+def _topic(one: TopicSeen) -> list[Text]:
     name = Text(printable(one.topic))
     if one.pause is not None:
         name.append(" paused", "yellow")
     return [
         name, Text(*_counted(one.due.count, "due")), Text(count_words(one.pending.count)),
         Text(*_counted(one.leased, "leased")), Text(*_counted(one.dead, "dead")),
-        Text("–" if one.workers is None else f"{one.workers:,}", "red" if one.workers == 0 else ""),
+        Text("–" if one.workers is None else f"{len(one.workers):,}", "red" if one.workers == [] else ""),
     ]  # fmt: skip
 
 
@@ -336,7 +336,7 @@ def _shape(seen: Overview, checks: Sequence[Check], store: str) -> dict[str, Any
                 "leased": _count_shape(one.leased),
                 "dead": _count_shape(one.dead),
                 "paused": None if one.pause is None else paused_shape(one.pause),
-                "workers": one.workers,
+                "workers": None if one.workers is None else len(one.workers),
             }
             for one in seen.topics
         ],
@@ -356,7 +356,7 @@ def _shape(seen: Overview, checks: Sequence[Check], store: str) -> dict[str, Any
     }
 
 
-def _topics(those: Iterable[OfTopic]) -> list[str]:
+def _topics(those: Iterable[TopicSeen]) -> list[str]:
     return [one.topic for one in those]
 
 

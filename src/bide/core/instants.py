@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import TypeAlias
@@ -163,3 +164,19 @@ def _scaled(number: str, unit: str) -> int | Fraction:
     """`number` of `unit` in milliseconds, exactly: a float would make 0.1 s early."""
     scale = _UNITS[unit]
     return Fraction(number) * scale if "." in number else int(number) * scale
+
+
+def length_parts(millis: Millis, names: Sequence[str]) -> list[str]:
+    """A length of a second or more in its two largest units, to the nearest second: ["14m", "3s"], or ["4.2s"].
+
+    `names`: of days, hours, minutes and seconds.
+    """
+    if millis < 10_000:
+        return [f"{millis // 100 / 10:g}{names[3]}"]
+    left = millis + 500  # what was asked for in 15m is not "in 14m 59s"
+    counts: list[int] = []
+    for size in (86_400_000, 3_600_000, 60_000, 1_000):
+        count, left = divmod(left, size)
+        counts.append(count)
+    first = next(place for place, count in enumerate(counts) if count)
+    return [f"{counts[place]}{names[place]}" for place in range(first, min(first + 2, 4)) if counts[place]]

@@ -36,6 +36,8 @@ _WALKED = 10_000
 _COUNTED = 1_000_000
 """Up to so many an index counts for a preview: a tenth of a second where that has to walk."""
 _LEASED = 1_000
+_SHOWN = 10
+"""Tasks that a preview shows."""
 _PATIENCE = 0.8
 """Seconds that looking at tasks one by one may take, for a page that somebody waits for."""
 
@@ -211,20 +213,14 @@ class Meant(NamedTuple):
         """True for a life that began before the request, as far as clocks can tell."""
         return record.created_at <= self.asked_at + _SLACK
 
-    def change_of(self, record: Record, token: Token) -> Change:
-        """The change to ask of the store for this task, provided that it still has `token`."""
-        return change_of(self.bulk, record, token, self.client)
-
     async def total(self, *, until: float | None = None) -> tuple[Count, frozenset[Topic]]:
-        """How many they are, and of which topics; exact where an index counts them, else up to 10,000.
+        """How many match, and of which topics; exact where an index counts them, else up to 10,000.
 
         `until`: the time of the loop at which looking at them one by one ends.
         """
         client, bulk = self.client, self.bulk
         if until is None:
             until = asyncio.get_running_loop().time() + _PATIENCE
-        if bulk.chosen:
-            return Count(len(bulk.chosen)), frozenset(seen.ref.topic for seen in bulk.chosen)
         where = self.where
         if where.group is not None or bulk.error is not None or bulk.untouched_since is not None:
             return await self._walked(_WALKED, until)
@@ -312,24 +308,24 @@ class Preview(NamedTuple):
     """Of those that were chosen: those that are not there any more, or not as they were seen."""
 
 
-async def preview(client: Client, bulk: Bulk, may: May, *, sample: int = 10) -> Preview:
+async def preview(client: Client, bulk: Bulk, may: May) -> Preview:
     """Count them and show some. Costs two pages of a list and a tally, or the reading of up to 10,000 tasks."""
     if bulk.chosen:
-        return await _preview_chosen(client, bulk, sample)
+        return await _preview_chosen(client, bulk)
     meant = Meant(client, bulk, may, client.clock.now())
     until = asyncio.get_running_loop().time() + _PATIENCE
     shown: list[Record] = []
     walk = Walk(meant, limit=_FIRST_PAGE)
-    while not walk.over and len(shown) < sample and walk.looked < _WALKED // 10:
+    while not walk.over and len(shown) < _SHOWN and walk.looked < _WALKED // 10:
         shown += await walk.page()
     count, topics = await meant.total(until=until)
     leased = Count(0)
     if meant.where.state not in (State.DEAD, State.WAITING):
         leased, _ = await meant.leased(until=until)
-    return Preview(count, leased, shown[:sample], topics | {record.topic for record in shown[:sample]})
+    return Preview(count, leased, shown[:_SHOWN], topics | {record.topic for record in shown[:_SHOWN]})
 
 
-async def _preview_chosen(client: Client, bulk: Bulk, sample: int) -> Preview:
+async def _preview_chosen(client: Client, bulk: Bulk) -> Preview:
     there: list[Record] = []
     gone: list[Seen] = []
     for place in range(0, len(bulk.chosen), _FIRST_PAGE):
@@ -341,4 +337,4 @@ async def _preview_chosen(client: Client, bulk: Bulk, sample: int) -> Preview:
                 there.append(replace(record, payload=b"", options=b""))
     leased = sum(record.state is State.LEASED for record in there)
     topics = frozenset(record.topic for record in there)
-    return Preview(Count(len(there)), Count(leased), there[:sample], topics, gone)
+    return Preview(Count(len(there)), Count(leased), there[:_SHOWN], topics, gone)

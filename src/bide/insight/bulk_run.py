@@ -21,10 +21,10 @@ from bide.core.answers import Answer
 from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError, StoreUnavailable
 from bide.core.events import EventKind
 from bide.core.instants import Millis
-from bide.core.records import Change, Filter, Record, Ref, Result, State, Token
+from bide.core.records import Change, Record, Ref, Result, State, Token
 from bide.engine.acting import acting
 from bide.engine.session import verb_of
-from bide.insight.bulk import FAILED, PAGE, UNKNOWN, Bulk, BulkVerb, Meant, Missed, Seen, Walk
+from bide.insight.bulk import FAILED, PAGE, UNKNOWN, Bulk, BulkVerb, Meant, Missed, Seen, Walk, change_of
 
 T = TypeVar("T")
 Still: TypeAlias = Callable[[], Awaitable[object]]
@@ -188,26 +188,42 @@ class Run:
         await self._change(there)
 
     async def _change(self, left: Sequence[tuple[Record, Token]]) -> None:
-        """Change these. Where all that match are meant, one that others changed meanwhile is changed as it is now."""
-        where = self._bulk.where
-        for attempt in range(_TRIES):
+        """Change these; what the store was away for is sent again. Where all that match are meant, one that others
+        changed meanwhile is changed as it is now. Raises StoreUnavailable where the store stays away for all."""
+        tries, again, counted = _TRIES, self._patience(), False
+        while left:
             stale: list[tuple[Record, Token]] = []
-            answers = await self._send([self.meant.change_of(one, token) for one, token in left])
+            away: list[tuple[Record, Token, StoreUnavailable]] = []
+            answers = await self._send([change_of(self._bulk, *one, self._client) for one in left])
             for (record, token), answer in zip(left, answers, strict=True):
-                now = answer.record if isinstance(answer, Answer) else None
-                if where is not None and isinstance(answer, Answer) and now is not None:
-                    again = answer.result is Result.STALE_TOKEN and attempt + 1 < _TRIES
-                    if again and self.meant.admits(now):
-                        stale.append((now, now.token))
-                        continue
-                    self._remember(where, record, now)
-                await self._tell(record.ref, token, answer)
-            if not stale:
-                return
-            left = stale
+                if isinstance(answer, StoreUnavailable):
+                    away.append((record, token, answer))
+                elif tries > 1 and (now := self._changed_meanwhile(answer)) is not None:
+                    stale.append((now, now.token))
+                else:
+                    counted = True
+                    self._remember(record, answer)
+                    await self._tell(record.ref, token, answer)
+            if away and not await again():
+                if not counted and not stale:
+                    raise away[0][2]
+                for record, token, error in away:
+                    await self._tell(record.ref, token, error)
+                away = []
+            tries -= bool(stale)
+            left = stale + [(record, token) for record, token, _ in away]
 
-    def _remember(self, where: Filter, before: Record, now: Record) -> None:
-        """`now` if the walk could come upon it again."""
+    def _changed_meanwhile(self, answer: Answer | StoreError) -> Record | None:
+        """The task as others have changed it, where it is still one of all that match."""
+        if self._bulk.where is None or not isinstance(answer, Answer) or answer.result is not Result.STALE_TOKEN:
+            return None
+        return answer.record if answer.record is not None and self.meant.admits(answer.record) else None
+
+    def _remember(self, before: Record, answer: Answer | StoreError) -> None:
+        """The task as it is now, if the walk could come upon it again."""
+        where, now = self._bulk.where, answer.record if isinstance(answer, Answer) else None
+        if where is None or now is None:
+            return
         if self._bulk.verb is BulkVerb.REDRIVE:
             # it may die again while its old death would still have counted
             ahead = self.meant.began_before(now)
@@ -258,49 +274,25 @@ class Run:
 
     # --- the store
 
-    async def _send(self, changes: Sequence[Change]) -> list[Answer | StoreError]:
-        """An answer for each, or why there is none. What a store that is away has not done is sent again.
-
-        Raises StoreUnavailable where it stays away for all of them.
-        """
-        found: list[Answer | StoreError] = [StoreUnavailable("not sent")] * len(changes)
-        left = list(range(len(changes)))
-        again = self._patience()
-        while left:
-            answers: Sequence[object]
-            try:
-                answers = await self._change_many([changes[place] for place in left])
-            except PartlyFailed as partly:
-                answers = partly.answers
-            except (StoreUnavailable, OutcomeUnknown) as error:
-                answers = [error] * len(left)
-            for place, answer in zip(left, answers, strict=True):
-                assert isinstance(answer, (Answer, StoreError))
-                found[place] = answer
-            left = [place for place in left if isinstance(found[place], StoreUnavailable)]
-            if left and not await again():
-                break
-        if left and len(left) == len(changes):
-            raise next(one for one in found if isinstance(one, StoreUnavailable))
-        return found
-
-    async def _change_many(self, changes: Sequence[Change]) -> Sequence[Answer]:
-        """In one call; beyond those that are noted, in a context in which nobody acts."""
+    async def _send(self, changes: Sequence[Change]) -> Sequence[Answer | StoreError]:
+        """An answer for each, or why there is none."""
         acts = acting()
-        if acts is None or self.progress.looked < MOST_NOTED:
-            return await self._client.change_many(changes)
-        found: Sequence[object] = ()
+        changing = self._client.change_many(changes)
+        answers: Sequence[object]
         try:
-            answered = await self._loop.create_task(self._client.change_many(changes), context=Context())
-            found = answered
-            return answered
+            if acts is None or self.progress.looked < MOST_NOTED:
+                return await changing
+            # beyond those that are noted, in a context in which nobody acts
+            answers = await self._loop.create_task(changing, context=Context())
         except PartlyFailed as partly:
-            found = partly.answers
-            raise
-        finally:
-            answers = [one for one in found if isinstance(one, Answer)]
-            if acts.told is not None and answers:
-                acts.told(verb_of(changes[0]), answers, acts.who)
+            answers = partly.answers
+        except (StoreUnavailable, OutcomeUnknown) as error:
+            return [error] * len(changes)
+        if acts is not None and acts.told is not None and self.progress.looked >= MOST_NOTED:
+            done = [one for one in answers if isinstance(one, Answer)]
+            if done:
+                acts.told(verb_of(changes[0]), done, acts.who)
+        return [one for one in answers if isinstance(one, Answer | StoreError)]
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
         """Ask again where the store is away. Raises StoreUnavailable where it stays so."""

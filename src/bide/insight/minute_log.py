@@ -1,8 +1,8 @@
 """The history by the minute, read once and kept: what went through within the last minute, hour and day.
 
 The history (`engine.history`) has a row for each minute. That of the running minute is written again every two seconds;
-one that is over hardly changes any more. So a page that asks again and again reads the last two or four, and all of
-them once in a while, for what was written late. A day of ten busy topics takes some fifteen megabytes.
+one that is over hardly changes any more. So a page that asks again and again reads the last few, and all of them once
+in a while, for what was written late.
 """
 
 from __future__ import annotations
@@ -22,58 +22,13 @@ from bide.insight.cached_query import CachedQuery
 from bide.ports import Clock, Store
 
 May = Callable[[Topic], bool]
-_AT_ONCE = 60
-"""Minutes that are read in one go, so that nobody waits long for the event loop."""
-
-
-class MinuteLog:
-    """The rows of the last `minutes`, of which the last `changing` are read again each time, and all after `afresh`.
-
-    Belongs to one event loop; one `read` is under way at a time.
-    """
-
-    def __init__(self, store: Store, clock: Clock, minutes: int, *, changing: int, afresh: Millis) -> None:
-        self.rows: dict[int, Row] = {}
-        """By minute of the epoch; those in which nothing happened are left out."""
-        self.latest: int | None = None
-        """The minute of the last `read`."""
-        self._store = store
-        self._clock = clock
-        self._minutes = minutes
-        self._changing = changing
-        self._afresh = afresh
-        self._whole_at: Millis = 0
-
-    async def read(self, now: Millis) -> bool:
-        """See what has happened until `now`; whether older minutes than those that change may be others now.
-
-        O(rows of the minutes that change, and of those since the last `read`). Raises StoreError; SetupError where a
-        service refuses it to a token that may not read every topic.
-        """
-        minute = now // MINUTE
-        oldest = first = max(minute - self._minutes + 1, 0)
-        before = self.latest
-        whole = before is None or not 0 <= now - self._whole_at < self._afresh
-        if before is not None and not whole:
-            first = max(oldest, min(before, minute) - self._changing + 1)
-        found: dict[int, Row] = {}
-        for start in range(first, minute + 1, _AT_ONCE):
-            found |= await rows_between(self._store, self._clock, start, min(start + _AT_ONCE - 1, minute))
-        self.rows = {one: row for one, row in self.rows.items() if oldest <= one < first} | found
-        self.latest = minute
-        if whole:
-            self._whole_at = now
-        return whole or before != minute
-
-    def row(self, minute: int) -> Row:
-        """All that happened in a minute. Not to be changed."""
-        return self.rows.get(minute) or Row()
-
 
 # --- the last minute, and the last hour
 
 MINUTES = 60
 """How many are looked back at."""
+_AFRESH: Millis = 5 * MINUTE
+"""After how long all of them are read again, for what was written late."""
 _NEARLY: Millis = 58_000
 """The row that was seen so long ago is the beginning of the last minute."""
 
@@ -145,21 +100,33 @@ class Throughput:
     """
 
     def __init__(self, store: Store, clock: Clock) -> None:
+        self._store = store
         self._clock = clock
-        self._log = MinuteLog(store, clock, MINUTES, changing=2, afresh=5 * MINUTE)
+        self._rows: dict[int, Row] = {}
+        """By minute of the epoch; those in which nothing happened are left out."""
+        self._whole_at: Millis = 0
         self._seen: deque[_Seen] = deque()
         self._older = Row()
         """The sum of the minutes before the last."""
 
     async def look(self) -> Recent:
-        """O(rows of two minutes); the first look, and one every five minutes, reads the hour. Raises StoreError."""
+        """O(rows of two minutes); the first look, and one every five minutes, reads the hour.
+
+        Raises StoreError; SetupError where a service refuses it to a token that may not read every topic.
+        """
         now = self._clock.now()
         minute = now // MINUTE
-        log = self._log
-        changed = await log.read(now)
-        rows = [log.row(one) for one in range(minute - MINUTES + 1, minute + 1)]
-        if changed:
+        oldest = max(minute - MINUTES + 1, 0)
+        before = self._seen[-1].minute if self._seen else None
+        whole = before is None or not 0 <= now - self._whole_at < _AFRESH
+        first = oldest if before is None or whole else max(oldest, min(before, minute) - 1)
+        found = await rows_between(self._store, self._clock, first, minute)
+        self._rows = {one: row for one, row in self._rows.items() if oldest <= one < first} | found
+        rows = [self._rows.get(one) or Row() for one in range(minute - MINUTES + 1, minute + 1)]
+        if whole or before != minute:
             self._older = together(rows[:-2])
+        if whole:
+            self._whole_at = now
         last, this = rows[-2:]
         self._seen.append(_Seen(now, minute, this))
         while self._seen[0].minute < minute - 1 or self._seen[0].at > now:
@@ -206,6 +173,9 @@ def _less(row: Row, before: Row) -> Row:
 QUARTER: Millis = 15 * MINUTE
 QUARTERS = 96
 """Of an hour: a day."""
+_IN_QUARTER = QUARTER // MINUTE
+_LATEST: Millis = 4 * MINUTE
+"""Rows so old may still be written."""
 _EVERY = 5.0
 _SHARE = 0.01
 _WAITED = bucket_of(1_000)
@@ -236,41 +206,77 @@ class Quarter(NamedTuple):
     past: Past
 
 
+class _Minute(Struct, gc=False):
+    """What is kept of the deliveries of one topic in one minute: a tenth of its row."""
+
+    begun: int
+    done: int
+    ended: int
+    waited: int
+    """Deliveries that had to wait for their turn."""
+    planned_from: int
+    """The earliest minute that one of them was planned for."""
+
+
+def _minute_of(minute: int, past: Past) -> _Minute:
+    waited = sum(number for bucket, number in past.late.items() if bucket >= _WAITED)
+    return _Minute(past.begun, past.done, past.ended, waited, min(past.planned, default=minute))
+
+
 class LastDay:
     """The last day as it happened: what was planned, what was done, and how fast it can go.
 
-    Of an open client's store; belongs to its event loop. Nothing is known before the first `look` has ended.
+    Of an open client's store; belongs to its event loop. Nothing is known before the first `look` has ended. Rows are
+    kept as their sums by the quarter of an hour, and of each minute a few numbers, which takes less than half of what
+    the rows would: of a day of ten busy topics some megabytes.
     """
 
     def __init__(self, client: Client) -> None:
-        self._clock = client.clock
-        self._log = MinuteLog(
-            client.store, client.clock, QUARTERS * QUARTER // MINUTE + 1, changing=4, afresh=15 * MINUTE
-        )
+        self._client = client
         self._query: CachedQuery[None] = CachedQuery(self.read, every=_EVERY, share=_SHARE)
+        self._quarters: dict[int, Row] = {}
+        """By quarter of an hour of the epoch."""
+        self._minutes: dict[int, dict[Topic, _Minute]] = {}
         self._planned: dict[int, dict[Topic, int]] = {}
         """Deliveries by the minute that they were planned for, whenever they began."""
         self._fastest: dict[Hashable, Fastest | None] = {}
+        self._read_at: Millis | None = None
+        self._whole_at: Millis = 0
 
     @property
     def whole(self) -> bool:
         """True once the day is known; before that, nothing of it is."""
-        return self._log.latest is not None
+        return self._read_at is not None
 
     async def look(self) -> None:
         """See that what is known here is new enough. O(what happened since; at first in a day). Raises StoreError."""
         await self._query.get()
 
     async def read(self) -> None:
-        """Look now."""
-        await self._log.read(self._clock.now())
+        """Read the quarter that runs, and the one before it while that may still change; all at first and every quarter
+        of an hour, for what was written late."""
+        now, before = self._client.clock.now(), self._read_at
+        oldest, last = max(now // QUARTER - QUARTERS, 0), now // QUARTER
+        whole = before is None or not 0 <= now - self._whole_at < QUARTER
+        first = oldest if before is None or whole else max(oldest, (min(before, now) - _LATEST) // QUARTER)
+        for quarter in range(first, last + 1):
+            minutes = range(quarter * _IN_QUARTER, (quarter + 1) * _IN_QUARTER)
+            rows = await rows_between(self._client.store, self._client.clock, minutes[0], minutes[-1])
+            self._quarters[quarter] = together(rows.values())
+            for minute, row in rows.items():
+                self._minutes[minute] = {topic: _minute_of(minute, past) for topic, past in row.topics.items()}
+        self._quarters = {one: row for one, row in self._quarters.items() if oldest <= one <= last}
+        self._minutes = {one: its for one, its in self._minutes.items() if oldest <= one // _IN_QUARTER <= last}
         self._planned = {}
-        for row in self._log.rows.values():
+        for row in self._quarters.values():
             for topic, past in row.topics.items():
                 for minute, number in past.planned.items():
                     its = self._planned.setdefault(minute, {})
                     its[topic] = its.get(topic, 0) + number
         self._fastest.clear()
+        self._read_at = now
+        if whole:
+            self._whole_at = now
 
     async def close(self) -> None:
         """Let no query go on."""
@@ -284,24 +290,20 @@ class LastDay:
             if not 0 <= place < len(planned):
                 continue
             planned[place] += sum(number for topic, number in self._planned.get(minute, {}).items() if admits(topic))
-            done[place] += sum(past.done for past in self._of(minute, admits))
+            done[place] += sum(one.done for one in self._of(minute, admits))
         return [PastInterval(*both) for both in zip(planned, done, strict=True)]
 
     def quarters(self, topic: Topic) -> Sequence[Quarter]:
-        """A day of one topic by quarters of an hour, the oldest first, the running one last. O(minutes of a day)."""
-        if self._log.latest is None:
+        """A day of one topic by quarters of an hour, the oldest first, the running one last."""
+        if self._read_at is None:
             return ()
-        last = self._log.latest * MINUTE // QUARTER
-        found = [Quarter(one * QUARTER, Past()) for one in range(last - QUARTERS + 1, last + 1)]
-        for minute, row in self._log.rows.items():
-            place, past = minute * MINUTE // QUARTER - last - 1, row.topics.get(topic)
-            if past is not None and place >= -QUARTERS:
-                found[place].past.add(past)
-        return found
+        last = self._read_at // QUARTER
+        rows = [(one, self._quarters.get(one) or Row()) for one in range(last - QUARTERS + 1, last + 1)]
+        return [Quarter(one * QUARTER, row.topics.get(topic) or Past()) for one, row in rows]
 
     def topics(self) -> set[Topic]:
         """All of which something happened."""
-        return {topic for row in self._log.rows.values() for topic in row.topics}
+        return {topic for row in self._quarters.values() for topic in row.topics}
 
     def fastest(self, whose: Hashable, admits: May) -> Fastest | None:
         """The fastest minute throughout which tasks had to wait; None where there was no such minute.
@@ -312,26 +314,18 @@ class LastDay:
         """
         if whose not in self._fastest:
             best: Fastest | None = None
-            for minute in self._log.rows:
+            for minute in self._minutes:
                 mine, after = self._of(minute, admits), self._of(minute + 1, admits)
-                rate = sum(past.ended for past in mine) / 60
+                rate = sum(one.ended for one in mine) / 60
                 if (
                     rate > (0 if best is None else best.rate)
-                    and 10 * sum(map(_waited, mine)) >= 9 * sum(past.begun for past in mine)
-                    and _planned_before(minute, mine)
-                    and _planned_before(minute + 1, after)
+                    and 10 * sum(one.waited for one in mine) >= 9 * sum(one.begun for one in mine)
+                    and any(one.planned_from < minute for one in mine)
+                    and any(one.planned_from <= minute for one in after)
                 ):
                     best = Fastest(rate, minute * MINUTE)
             self._fastest[whose] = best
         return self._fastest[whose]
 
-    def _of(self, minute: int, admits: May) -> list[Past]:
-        return [past for topic, past in self._log.row(minute).topics.items() if admits(topic)]
-
-
-def _planned_before(minute: int, pasts: Sequence[Past]) -> bool:
-    return any(one < minute for past in pasts for one in past.planned)
-
-
-def _waited(past: Past) -> int:
-    return sum(number for bucket, number in past.late.items() if bucket >= _WAITED)
+    def _of(self, minute: int, admits: May) -> list[_Minute]:
+        return [one for topic, one in self._minutes.get(minute, {}).items() if admits(topic)]

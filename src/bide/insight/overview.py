@@ -24,6 +24,7 @@ from bide.core.errors import SetupError
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
 from bide.core.records import Count, Filter, Page, Pause, State, Tally, Topic, summed
 from bide.engine.client import Client
+from bide.engine.history import MINUTE, Past
 from bide.engine.presence import Held, Holding, Presence
 from bide.insight.cached_query import CachedQuery
 from bide.insight.minute_log import Flow, May, Recent, Throughput
@@ -55,18 +56,50 @@ class Figure(Struct, frozen=True):
     at: Millis
 
 
-class OfTopic(Struct, frozen=True, kw_only=True):
+class TopicSeen(Struct, frozen=True, kw_only=True):
     """One topic."""
 
     topic: Topic
+    counts: Mapping[State, Count]
     pending: Figure
     due: Figure
     """Of the pending, those whose time has come."""
-    leased: Count
-    dead: Count
+    oldest: Millis | None
+    """Since when the oldest of these is due; None: none is, or it was not looked for."""
+    hour: Past | None
+    """Its deliveries within the last hour; None: that is not to be had."""
+    hour_span: Millis
+    workers: Sequence[str] | None
+    """Those alive; None: the store cannot tell."""
     pause: Pause | None
-    workers: int | None
-    """How many say that they live and work on it; None: that is not known."""
+
+    @property
+    def leased(self) -> Count:
+        return self.counts[State.LEASED]
+
+    @property
+    def dead(self) -> Count:
+        return self.counts[State.DEAD]
+
+    @property
+    def late(self) -> Millis | None:
+        """The lateness that 99 of 100 deliveries of the last hour did not pass."""
+        return None if self.hour is None else self.hour.lateness(0.99)
+
+    @property
+    def failed(self) -> int:
+        """Deliveries of the last hour that failed: tried again later, or dead."""
+        return 0 if self.hour is None else self.hour.failed
+
+    def per_minute(self, number: int) -> float:
+        """So many of the last hour, by the minute."""
+        return number * MINUTE / max(self.hour_span, 1)
+
+    @property
+    def abandoned(self) -> bool:
+        """Nobody works on it: no worker is alive for it, and within the hour nobody began anything."""
+        began = self.hour is not None and self.hour.begun > 0
+        return self.workers is not None and not self.workers and not began and not self.leased.number
 
 
 class Holder(Struct, frozen=True, kw_only=True):
@@ -109,7 +142,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     """The topic that went out latest within the last minute, by the 99th percentile."""
     by_minute: Sequence[int]
     """Deliveries that began in each minute of the last hour, the running one last."""
-    topics: Sequence[OfTopic]
+    topics: Sequence[TopicSeen]
     """Those with most due first, then with most pending."""
     holders: Sequence[Holder]
     """Workers by name, then who holds something without being one."""
@@ -117,7 +150,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     """True if the store tells which workers live."""
     holding_whole: bool
     """True if all that is leased was looked at for `holders`."""
-    unworked: Sequence[OfTopic]
+    unworked: Sequence[TopicSeen]
     """Topics, not paused, with a task that has been due for seconds, on which no worker works, and of which nothing is
     held or was delivered within the last minute."""
 
@@ -127,7 +160,7 @@ class Overview(Struct, frozen=True, kw_only=True):
         return not (self.pending.count.number or self.leased.number or self.dead.number or self.ended)
 
     @property
-    def held_back(self) -> Sequence[OfTopic]:
+    def held_back(self) -> Sequence[TopicSeen]:
         """Paused topics with due tasks."""
         return [one for one in self.topics if one.pause is not None and one.due.count.number]
 
@@ -164,10 +197,37 @@ class Snapshot(NamedTuple):
     """Since when the oldest task of a topic is due."""
     holding: Holding
 
+    def names(self) -> set[Topic]:
+        """The topics that have tasks, or are paused."""
+        return {topic for topic, _ in self.counts.tally.counts} | set(self.pauses)
+
+    def topics(self, names: Iterable[Topic]) -> list[TopicSeen]:
+        """These topics, in the order given. O(topics + workers)."""
+        counts, recent = self.counts, self.recent
+        workers: defaultdict[Topic, list[str]] = defaultdict(list)
+        for holder, its in sorted((self.workers or {}).items()):
+            for topic in its:
+                workers[topic].append(holder)
+        return [
+            TopicSeen(
+                topic=topic,
+                counts={state: counts.of(topic, state) for state in State},
+                pending=self._figure(topic, counts.of(topic, State.WAITING), Counted.pending),
+                due=self._figure(topic, counts.due(topic), Counted.due),
+                oldest=self.oldest.get(topic),
+                hour=None if recent is None else recent.hour.topics.get(topic) or Past(),
+                hour_span=0 if recent is None else recent.hour_span,
+                workers=None if self.workers is None else workers[topic],
+                pause=self.pauses.get(topic),
+            )
+            for topic in names
+        ]
+
     def overview(self, may: May | None = None) -> Overview:
         """Of the topics that somebody may see; None: of all. O(topics + holders)."""
         recent = self.recent
-        topics = self._topics(may)
+        topics = self.topics(topic for topic in self.names() if may is None or may(topic))
+        topics.sort(key=lambda one: (-one.due.count.number, -one.pending.count.number, one.topic))
         oldest = [(since, topic) for topic, since in self.oldest.items() if may is None or may(topic)]
         return Overview(
             at=self.at,
@@ -175,7 +235,7 @@ class Snapshot(NamedTuple):
             due=_together((one.due for one in topics), self.counts.at),
             leased=summed(one.leased for one in topics),
             dead=summed(one.dead for one in topics),
-            ended=sum(self.counts.of(one.topic, state).number for one in topics for state in _ENDED),
+            ended=sum(one.counts[state].number for one in topics for state in _ENDED),
             oldest_due=(min(oldest)[1], min(oldest)[0]) if oldest else None,
             minute=None if recent is None else recent.last_minute(may),
             hour=None if recent is None else recent.last_hour(may),
@@ -187,28 +247,6 @@ class Snapshot(NamedTuple):
             holding_whole=self.holding.whole,
             unworked=[one for one in topics if self._is_unworked(one)],
         )
-
-    def _topics(self, may: May | None) -> list[OfTopic]:
-        counts = self.counts
-        workers: defaultdict[Topic, int] = defaultdict(int)
-        for topics in (self.workers or {}).values():
-            for topic in topics:
-                workers[topic] += 1
-        found = [
-            OfTopic(
-                topic=topic,
-                pending=self._figure(topic, counts.of(topic, State.WAITING), Counted.pending),
-                due=self._figure(topic, counts.due(topic), Counted.due),
-                leased=counts.of(topic, State.LEASED),
-                dead=counts.of(topic, State.DEAD),
-                pause=self.pauses.get(topic),
-                workers=None if self.workers is None else workers[topic],
-            )
-            for topic in {topic for topic, _ in counts.tally.counts} | set(self.pauses)
-            if may is None or may(topic)
-        ]
-        found.sort(key=lambda one: (-one.due.count.number, -one.pending.count.number, one.topic))
-        return found
 
     def _figure(self, topic: Topic, quick: Count, of: Callable[[Counted, Topic], Count]) -> Figure:
         """The count that stopped, or the older one that went on."""
@@ -232,11 +270,10 @@ class Snapshot(NamedTuple):
                 found.append(Holder(name=name, topics=topics, announced=name in workers, held=its))
         return found
 
-    def _is_unworked(self, one: OfTopic) -> bool:
-        since = self.oldest.get(one.topic)
-        if one.pause is not None or one.workers != 0 or one.leased.number or not one.due.count.number:
+    def _is_unworked(self, one: TopicSeen) -> bool:
+        if one.pause is not None or one.workers is None or one.workers or one.leased.number:
             return False
-        if since is None or self.at - since < _SETTLED:
+        if one.oldest is None or self.at - one.oldest < _SETTLED:
             return False
         return self.recent is None or one.topic not in self.recent.minute.topics
 

@@ -139,13 +139,12 @@ class Rates:
 
     MOST, A_SECOND = 2_000, 20.0
 
-    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        self._clock = clock
+    def __init__(self) -> None:
         self._all: dict[str, Bucket] = {}
 
     def take(self, who: str, wanted: int = 1) -> int:
         """How many of the wanted there are."""
-        now = self._clock()
+        now = time.monotonic()
         return self._all.setdefault(who, Bucket(self.MOST, self.A_SECOND, now)).take(now, wanted)
 
 

@@ -126,17 +126,17 @@ def matches(parts: Sequence[str], topic: str) -> bool:
     return True
 
 
-def check_pattern(value: object, field: str = "topic") -> str:
+def check_pattern(value: object) -> str:
     """`value`, if it can be a topic pattern. Raises BadInput."""
     accepted = f'a topic, in which * stands for any characters, such as "order.*": 1 to {LONGEST_NAME} bytes of text'
     if not isinstance(value, str):
-        raise BadInput(field, value, accepted)
+        raise BadInput("topic", value, accepted)
     try:
-        text = check_name(field, value)
+        text = check_name("topic", value)
     except BadInput:
-        raise BadInput(field, value, accepted) from None
+        raise BadInput("topic", value, accepted) from None
     if text in RESERVED_TOPICS:
-        raise BadInput(field, value, "a topic of your own: this one holds what is bide's own")
+        raise BadInput("topic", value, "a topic of your own: this one holds what is bide's own")
     return text
 
 

@@ -15,6 +15,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
+from bide.core.texts import printable
+
 LEVELS = ("debug", "info", "warning", "error")
 AUDIT = "bide.audit"
 """The logger with a line for each change by a caller; it is written at every level."""
@@ -73,13 +75,6 @@ class Lines(logging.Formatter):
         if exception:
             lines += ["    " + printable(line) for line in _cut(exception).split("\n")]
         return "\n".join(lines)
-
-
-def printable(text: str) -> str:
-    """`text` with every character that does not print as its escape: line breaks, controls, lone surrogates."""
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
 
 
 def _time(record: logging.LogRecord) -> str:

@@ -75,7 +75,7 @@ def bad_input(error: BadInput, prefix: str = "") -> Problem:
     )  # fmt: skip
 
 
-def shown_value(value: object, limit: int = 200) -> str | int | float | bool | None:
+def shown_value(value: object) -> str | int | float | bool | None:
     """A value as an answer may repeat it."""
     if value is None or isinstance(value, bool | int | float):
         return value
@@ -84,7 +84,7 @@ def shown_value(value: object, limit: int = 200) -> str | int | float | bool | N
     except Exception:  # noqa: BLE001 - what cannot show itself is named by its type
         text = f"a {type(value).__name__}"
     text = text.encode(errors="replace").decode()
-    return text if len(text) <= limit else f"{text[: limit - 1]}…"
+    return text if len(text) <= 200 else f"{text[:199]}…"
 
 
 _LENGTHS = frozenset({"by", "deadline", "delay", "lease_for", "wait"})

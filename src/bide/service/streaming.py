@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import zlib
+from collections import deque
 from collections.abc import AsyncGenerator, Callable, Collection
-from typing import TypeAlias
+from itertools import islice
 
 import msgspec
 
@@ -20,115 +21,111 @@ from bide.engine.client import Client
 from bide.service.schemas import event_shape
 
 _EVERY = 0.5
-"""Seconds between two looks at the log, while somebody listens."""
+"""Seconds between two polls of the log, while somebody listens."""
 _HEARTBEAT = 15.0
 _PAGE = 1_000
 _LOG = 10_000
 """Lines that stores keep: so far back is looked for the last one that is known."""
-_MOST_WAITING = 2 * _LOG
-"""Events that a listener may be behind, before it is told of a gap."""
-
+_MOST_KEPT = 2 * _LOG
+"""Lines that a listener may be behind, before it is told of a gap."""
 _GAP = b"event: gap\ndata: {}\n\n"
 
 _encode = msgspec.json.encode
-_Told: TypeAlias = tuple[str, Event | None] | None
-"""An event with its id; without the event: some were lost. None: it is over."""
 
 
 class Following:
-    """Looks at the log once for all who listen. Belongs to the running loop."""
+    """Polls the log once for all listeners, each of which keeps its own place in it. Belongs to the running loop."""
 
     def __init__(self, client: Client) -> None:
+        self.listeners = 0
         self._client = client
-        self._listeners: set[asyncio.Queue[_Told]] = set()
-        self._looking: asyncio.Task[None] | None = None
-        self._seen: list[tuple[str, Event]] = []
+        self._known: set[str] = set()
+        """The ids of the last poll."""
+        self._lines: deque[bytes | tuple[str, Event]] = deque(maxlen=_MOST_KEPT)
+        """The new events of each poll with their ids, and a gap where some were lost."""
+        self._end = 0
+        """The number of the next of these lines."""
+        self._more = asyncio.Event()
+        self._polling: asyncio.Task[None] | None = None
         self._closing = False
-
-    @property
-    def listeners(self) -> int:
-        return len(self._listeners)
 
     async def stream(self, last: str | None, admits: Callable[[Event], bool]) -> AsyncGenerator[bytes, None]:
         """The events after `last` that are admitted, then those to come; a comment every 15 s.
 
         What is noted once this has returned is in the stream. Raises StoreError.
         """
-        queue: asyncio.Queue[_Told] = asyncio.Queue(_MOST_WAITING)
-        self._listeners.add(queue)  # before the log is read, so that nothing falls in between
+        place = self._end  # before the log is read, so that nothing falls in between
+        self.listeners += 1
         try:
             log = await self._log(None if last is None else {last})
         except BaseException:
-            self._listeners.discard(queue)
+            self.listeners -= 1
             raise
-        if self._looking is None or self._looking.done():
-            self._seen = log
-            self._looking = asyncio.get_running_loop().create_task(self._look(), name="bide events")
-        return self._parts(queue, log, last, admits)
+        if self._polling is None or self._polling.done():
+            self._known = {id for id, _ in log}
+            self._polling = asyncio.get_running_loop().create_task(self._poll(), name="bide events")
+        return self._parts(place, log, last, admits)
 
     async def _parts(
-        self,
-        queue: asyncio.Queue[_Told],
-        log: list[tuple[str, Event]],
-        last: str | None,
-        admits: Callable[[Event], bool],
+        self, place: int, log: list[tuple[str, Event]], last: str | None, admits: Callable[[Event], bool]
     ) -> AsyncGenerator[bytes, None]:
-        told = {id for id, _ in log}
+        ids = [id for id, _ in log]
+        told = set(ids)
         try:
             yield b": bide events\nretry: 1000\n\n"
             if last is not None:
-                ids = [id for id, _ in log]
-                if last in ids:
-                    log = log[ids.index(last) + 1 :]
-                else:
+                if last not in told:
                     yield _GAP
-                for id, event in log:
+                for id, event in log[ids.index(last) + 1 if last in told else 0 :]:
                     if admits(event):
                         yield _written(id, event)
             while not self._closing:
-                try:
-                    async with asyncio.timeout(_HEARTBEAT):
-                        got = await queue.get()
-                except TimeoutError:
-                    yield b": still here\n\n"
-                    continue
-                if got is None:
-                    return
-                id, event_or_gap = got
-                if event_or_gap is None:
+                first, more = self._end - len(self._lines), self._more
+                if place < first:
                     yield _GAP
-                elif id not in told and admits(event_or_gap):
-                    yield _written(id, event_or_gap)
+                lines = list(islice(self._lines, max(place - first, 0), None))
+                place = self._end
+                for line in lines:
+                    if isinstance(line, bytes):
+                        yield line
+                    elif line[0] not in told and admits(line[1]):
+                        yield _written(*line)
+                if place == self._end:
+                    try:
+                        async with asyncio.timeout(_HEARTBEAT):
+                            await more.wait()
+                    except TimeoutError:
+                        yield b": still here\n\n"
         finally:
-            self._listeners.discard(queue)
+            self.listeners -= 1
 
     async def close(self) -> None:
         """End all streams."""
         self._closing = True
-        for queue in list(self._listeners):
-            _put(queue, None)
-        if self._looking is not None:
-            self._looking.cancel()
-            await asyncio.wait([self._looking])
+        self._more.set()
+        if self._polling is not None:
+            self._polling.cancel()
+            await asyncio.wait([self._polling])
 
-    async def _look(self) -> None:
+    async def _poll(self) -> None:
         """While somebody listens."""
         while True:
             await asyncio.sleep(_EVERY)
-            if not self._listeners:
+            if not self.listeners:
                 return
-            known = {id for id, _ in self._seen}
             try:
-                log = await self._log(known)
+                log = await self._log(self._known)
             except StoreError:
                 continue  # the heartbeat goes on, and so does the log once the store is back
-            fresh: list[_Told] = [one for one in log if one[0] not in known]
-            if known and len(fresh) == len(log) >= _LOG:
-                fresh.insert(0, ("", None))  # the log has lost what came before
-            self._seen = log
-            for queue in list(self._listeners):
-                for one in fresh:
-                    _put(queue, one)
+            fresh: list[bytes | tuple[str, Event]] = [line for line in log if line[0] not in self._known]
+            if self._known and len(fresh) == len(log) >= _LOG:
+                fresh.insert(0, _GAP)  # the log has lost what came before
+            self._known = {id for id, _ in log}
+            if fresh:
+                self._lines.extend(fresh)
+                self._end += len(fresh)
+                self._more.set()
+                self._more = asyncio.Event()
 
     async def _log(self, known: Collection[str] | None) -> list[tuple[str, Event]]:
         """The newest of the log, oldest first, each with its id; so many that one of `known` is among them, if any is.
@@ -150,13 +147,3 @@ def _id(event: Event) -> str:
 
 def _written(id: str, event: Event) -> bytes:
     return b"id: %b\nevent: %b\ndata: %b\n\n" % (id.encode(), event.kind.value.encode(), _encode(event_shape(event)))
-
-
-def _put(queue: asyncio.Queue[_Told], one: _Told) -> None:
-    """Append; a listener that is too far behind loses its stream, and comes back with the last id that it saw."""
-    try:
-        queue.put_nowait(one)
-    except asyncio.QueueFull:
-        while not queue.empty():
-            queue.get_nowait()
-        queue.put_nowait(None)

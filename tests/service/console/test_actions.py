@@ -25,7 +25,7 @@ from bide.insight.bulk import Bulk, BulkVerb
 from bide.insight.bulk_run import BulkState, Progress
 from bide.insight.bulks import KEPT, LOST_AFTER
 from bide.service.authz import Verb
-from bide.service.console.actions import NAMES, REASONS
+from bide.service.console.actions import ACTIONS, REASONS
 from bide.service.console.i18n import translations
 from bide.service.console.page_request import inside
 from bide.service.console.rendering import ref_field
@@ -410,7 +410,7 @@ def test_rights_hold_for_each_task(tmp_path: Path, visit: Visit) -> None:
 
 
 def test_in_chinese(one: Running, visit: Visit, topic: str) -> None:
-    assert {*NAMES.values(), *REASONS.values(), *REASONS} <= set(translations("zh"))
+    assert {*(one.name for one in ACTIONS.values()), *REASONS.values(), *REASONS} <= set(translations("zh"))
     chinese = visit(one, language="zh-CN")
     fill(one, topic, 2)
     page = chinese.send([("verb", "cancel"), ("scope", "matching"), ("topic", topic)])

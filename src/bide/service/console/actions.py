@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from datetime import timedelta
 from functools import partial
+from typing import NamedTuple
 
 from bide.core.errors import BadInput
 from bide.core.instants import Millis, duration
@@ -30,24 +31,23 @@ from bide.service.console.page_request import (
 from bide.service.console.rendering import address, task_address
 from bide.service.replies import Reply
 
-VERBS = {
-    BulkVerb.CANCEL: Verb.CANCEL,
-    BulkVerb.MOVE: Verb.RESCHEDULE,
-    BulkVerb.SHIFT: Verb.SHIFT,
-    BulkVerb.FIRE: Verb.FIRE,
-    BulkVerb.REDRIVE: Verb.REDRIVE,
+
+class Action(NamedTuple):
+    """A change as the console offers it."""
+
+    name: str
+    access: Verb
+    states: tuple[str, ...]
+    """Of the tasks that allow it; `due` is a filter of the list of tasks."""
+
+
+ACTIONS: Mapping[BulkVerb, Action] = {
+    BulkVerb.CANCEL: Action("Cancel", Verb.CANCEL, ("due", State.WAITING, State.LEASED)),
+    BulkVerb.MOVE: Action("Move", Verb.RESCHEDULE, ("due", State.WAITING)),
+    BulkVerb.SHIFT: Action("Shift", Verb.SHIFT, ("due", State.WAITING)),
+    BulkVerb.FIRE: Action("Fire now", Verb.FIRE, (State.WAITING,)),
+    BulkVerb.REDRIVE: Action("Redrive", Verb.REDRIVE, (State.DEAD,)),
 }
-"""The access that each needs."""
-_POSSIBLE: Mapping[str, tuple[BulkVerb, ...]] = {
-    "": tuple(BulkVerb),
-    "due": (BulkVerb.MOVE, BulkVerb.SHIFT, BulkVerb.CANCEL),
-    State.WAITING: (BulkVerb.MOVE, BulkVerb.SHIFT, BulkVerb.FIRE, BulkVerb.CANCEL),
-    State.LEASED: (BulkVerb.CANCEL,),
-    State.DONE: (),
-    State.CANCELLED: (),
-    State.DEAD: (BulkVerb.REDRIVE,),
-}
-"""The changes that tasks of a state allow; `due` and no state are filters of the list of tasks, too."""
 _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 Field = tuple[str, str]
 
@@ -60,16 +60,16 @@ def read_bulk(visit: Visit) -> Bulk:
         seen = tuple(chosen(visit))
         if not seen:
             raise BadInput("tasks", "none", "at least one: tick some in the list, or choose all that match")
-        for needed in (Verb.READ, VERBS[verb]):
+        for needed in (Verb.READ, ACTIONS[verb].access):
             visit.caller.check_all(needed, [one.ref.topic for one in seen])
         where = None
     elif scope == "matching":
         seen, where = (), filter_given(visit)
         if where.topic is not None:
             visit.caller.check(Verb.READ, where.topic)
-            visit.caller.check(VERBS[verb], where.topic)
+            visit.caller.check(ACTIONS[verb].access, where.topic)
         else:
-            visit.caller.check_somewhere(VERBS[verb])
+            visit.caller.check_somewhere(ACTIONS[verb].access)
     else:
         raise BadInput("scope", scope, "chosen or matching")
     return Bulk(
@@ -83,15 +83,17 @@ def read_bulk(visit: Visit) -> Bulk:
 
 
 def possible(visit: Visit, state: str, topics: Sequence[str]) -> frozenset[str]:
-    """The changes that the viewer may make to tasks of this state, of any of these topics."""
+    """The changes that the viewer may make to tasks of this state (empty: of any), of any of these topics."""
     return frozenset(
-        verb for verb in _POSSIBLE.get(state, ()) if any(visit.caller.may(VERBS[verb], topic) for topic in topics)
+        verb
+        for verb, action in ACTIONS.items()
+        if (not state or state in action.states) and any(visit.caller.may(action.access, topic) for topic in topics)
     )
 
 
 def may_of(visit: Visit, verb: BulkVerb) -> May:
     """Return a function that tells whether the viewer may do this to tasks of a topic."""
-    caller, needed = visit.caller, VERBS[verb]
+    caller, needed = visit.caller, ACTIONS[verb].access
     return lambda topic: caller.may(needed, topic) and caller.may(Verb.READ, topic)
 
 
@@ -132,13 +134,6 @@ _STEADY = 100
 """Tasks per second that are proposed for sending more than so many dead ones again."""
 _SHOWN = 100
 """Of what was not done as asked, on the page; more on demand."""
-NAMES = {
-    BulkVerb.CANCEL: "Cancel",
-    BulkVerb.MOVE: "Move",
-    BulkVerb.SHIFT: "Shift",
-    BulkVerb.FIRE: "Fire now",
-    BulkVerb.REDRIVE: "Redrive",
-}
 REASONS = {
     "under_way": "it is being delivered, or waits to be: it was left alone",
     "stale_token": "somebody has changed it since: it was left as it is",
@@ -205,9 +200,9 @@ class ActionsPage(Page):
             possible = record.state is State.DEAD if bulk.verb is BulkVerb.REDRIVE else record.state.live
             again = [one for one in fields_of(visit, bulk) if one[0] != "ref"] if possible else None
         return visit.page(
-            "change_answer.html", status=200 if answer.ok else 409, verb=NAMES[bulk.verb], ref=ref, answer=answer,
-            record=record, reason=REASONS.get(result.value, ""), seen_at=token // 1000, since=since, again=again,
-            back=back, where=task_address(*ref), paused=paused, ago=ago,
+            "change_answer.html", status=200 if answer.ok else 409, verb=ACTIONS[bulk.verb].name, ref=ref,
+            answer=answer, record=record, reason=REASONS.get(result.value, ""), seen_at=token // 1000, since=since,
+            again=again, back=back, where=task_address(*ref), paused=paused, ago=ago,
         )  # fmt: skip
 
     async def _preview(self, visit: Visit, bulk: Bulk) -> Reply:
@@ -217,7 +212,7 @@ class ActionsPage(Page):
         if pace is None and bulk.verb is BulkVerb.REDRIVE and seen.meant.number > _STEADY:
             pace = _STEADY
         return visit.page(
-            "change_preview.html", bulk=bulk, verb=NAMES[bulk.verb], seen=seen, scope=_scope(bulk),
+            "change_preview.html", bulk=bulk, verb=ACTIONS[bulk.verb].name, seen=seen, scope=_scope(bulk),
             sample=[(record, wake_after(bulk, record, now)) for record in seen.sample], pace=pace,
             paused=sorted(seen.topics & paused.keys()), fields=list(fields_of(visit, bulk)), id=read_id(""),
             back=inside(visit.given("back"), ""), later=bulk.by is not None and bulk.by > 0,
@@ -229,14 +224,14 @@ class ActionsPage(Page):
         visit.caller.check_somewhere(Verb.READ)
         shown = [one for one in await self._bulks.all() if _may_see(visit, one)]
         rows = [(one, self._state(one), _scope(one.bulk)) for one in shown[:200]]
-        return visit.page("changes.html", rows=rows, names=NAMES)
+        return visit.page("changes.html", rows=rows, actions=ACTIONS)
 
     async def _stop(self, visit: Visit) -> Reply:
         progress = await self._known(visit)
         if progress is None:
             return visit.page("change_gone.html", status=404)
         if progress.identity != visit.caller.id:
-            visit.caller.check(VERBS[progress.bulk.verb], _topic(progress.bulk))
+            visit.caller.check(ACTIONS[progress.bulk.verb].access, _topic(progress.bulk))
         if not progress.state.over:
             await self._bulks.stop(progress.id, who=visit.caller.name)
         return visit.goto(f"/changes/{progress.id}")
@@ -258,7 +253,7 @@ class ActionsPage(Page):
         every = bool(visit.given("all"))
         rate, left = _rate(progress, progress.alive_at if state == "lost" else now)
         return visit.page(
-            template, progress=progress, bulk=progress.bulk, verb=NAMES[progress.bulk.verb], state=state,
+            template, progress=progress, bulk=progress.bulk, verb=ACTIONS[progress.bulk.verb].name, state=state,
             over=progress.state.over or state == "lost", scope=_scope(progress.bulk), rate=rate, left=left,
             counts=sorted(progress.counts.items(), key=lambda one: -one[1]), reasons=REASONS,
             missed=missed if every else missed[:_SHOWN], more=max(0, len(missed) - _SHOWN) if not every else 0,

@@ -75,8 +75,9 @@ class Site:
         }
         found: list[tuple[Route, Handler]]
         found = [(("GET", path), partial(_static, file)) for path, file in statics().files.items()]
-        found += [(route, partial(self._open, door)) for route, door in doors.items()]
-        found += [(route, partial(self._answer, answer)) for one in self._pages for route, answer in one.routes.items()]
+        found += [(route, partial(self._answer, door, True)) for route, door in doors.items()]
+        pages = [entry for one in self._pages for entry in one.routes.items()]
+        found += [(route, partial(self._answer, answer, False)) for route, answer in pages]
         self._routes = Routes([(*route, handler) for route, handler in found])
         self._complaints = Bucket(1, 1.0, time.monotonic())
         """One a second: while the store is away every open page asks again and again."""
@@ -106,16 +107,6 @@ class Site:
         return _with(self._trouble(Visit(request, self._client), 404, "There is no such page", ""), _SAFE)
 
     # --- pages for everybody
-
-    async def _open(self, door: Answer, _: Iterable[bytes], request: Request) -> Reply:
-        visit = Visit(request, self._client)
-
-        async def answered() -> Reply:
-            await request.read(OPEN_LIMIT)
-            async with asyncio.timeout(PATIENCE):
-                return await door(visit)
-
-        return _with(await self._in_any_case(visit, answered()), _SAFE)
 
     async def _login_page(self, visit: Visit) -> Reply:
         where = inside(visit.exact("next"))
@@ -147,13 +138,18 @@ class Site:
         cookie = f"{LANGUAGE_COOKIE}={language}; Max-Age={_YEAR}; Path=/; SameSite=Lax"
         return visit.goto(inside(visit.exact("next")), cookie)
 
-    # --- pages of somebody who is known
+    # --- the way of a request
 
-    async def _answer(self, answer: Answer, parts: Iterable[bytes], request: Request) -> Reply:
+    async def _answer(self, answer: Answer, for_all: bool, parts: Iterable[bytes], request: Request) -> Reply:
+        """The page; unless it is `for_all`, once it is known who asks for it."""
         visit = Visit(request, self._client)
         headers = dict(_SAFE)
 
         async def answered() -> Reply:
+            if for_all:
+                await request.read(OPEN_LIMIT)
+                async with asyncio.timeout(PATIENCE):
+                    return await answer(visit)
             async with asyncio.timeout(PATIENCE):
                 visit.session, begun = await self._session(request)
                 request.caller = visit.caller

@@ -77,10 +77,9 @@ class _Kept(msgspec.Struct, frozen=True, array_like=True):
 class Sessions:
     """Begins, checks and ends them. Belongs to the event loop in which `client` is open."""
 
-    def __init__(self, client: Client, access: Access, *, lasts: Millis = LASTS) -> None:
+    def __init__(self, client: Client, access: Access) -> None:
         self._client = client
         self._access = access
-        self._lasts = lasts
         self._known: OrderedDict[str, tuple[float, _Kept]] = OrderedDict()
         """By name, with the time of the loop until which no store has to be asked."""
         self._begun: dict[str, Bucket] = {}
@@ -93,19 +92,19 @@ class Sessions:
         if not self._begun.setdefault(caller.id, Bucket(*_OFTEN, now)).take(now):
             raise Unauthorized("too many sessions were begun with this token; wait a minute")
         secret = secrets.token_urlsafe(32)
-        kept = _Kept(caller.id, self._client.clock.now() + self._lasts)
+        kept = _Kept(caller.id, self._client.clock.now() + LASTS)
         fresh_until = asyncio.get_running_loop().time() + FRESH
         try:
             await self._store.put(_name(secret), msgspec.msgpack.encode(kept), until=kept.expires_at)
         except StoreFull:  # a full store still drains: this instance alone knows of the session
-            fresh_until += self._lasts / 1000
+            fresh_until += LASTS / 1000
         self._remember(_name(secret), fresh_until, kept)
         return _session(caller, f"2.{caller.id}.{secret}", kept.expires_at)
 
     async def begin_anonymous(self) -> Session:
         """Begin a session without a token, where that is allowed; for its `csrf`. Raises Unauthorized."""
         caller = await self._access.caller_of(None)
-        return _session(caller, f"2.{ANONYMOUS}.{secrets.token_urlsafe(32)}", self._client.clock.now() + self._lasts)
+        return _session(caller, f"2.{ANONYMOUS}.{secrets.token_urlsafe(32)}", self._client.clock.now() + LASTS)
 
     async def of(self, cookie: str | None) -> Session:
         """The session of this cookie. Raises Unauthorized where there is none, it has ended, or its token has."""
@@ -118,7 +117,7 @@ class Sessions:
         caller = await self._access.caller_by_id(id)  # before the store is asked: guessing costs it nothing
         now = self._client.clock.now()
         if id == ANONYMOUS:
-            return _session(caller, cookie, now + self._lasts)
+            return _session(caller, cookie, now + LASTS)
         kept = await self._look_up(_name(secret))
         if kept is None or kept.token != id:
             raise Unauthorized(_UNKNOWN)

@@ -18,7 +18,8 @@ from bide.core.records import Count, State, Topic
 from bide.engine.history import Past
 from bide.engine.route_registry import Announced, RouteSettings, settings_of_consumers
 from bide.insight.minute_log import QUARTER, Quarter
-from bide.insight.topics import Topics, TopicSeen, TopicStory
+from bide.insight.overview import TopicSeen
+from bide.insight.topics import Topics, TopicStory
 from bide.service.authz import Verb
 from bide.service.console.page_request import Answer, Page, Route, Shared, Visit
 from bide.service.console.rendering import address, topic_address
@@ -157,7 +158,7 @@ def _of_state(state: State) -> Callable[[TopicSeen], float]:
 COLUMNS: Mapping[str, tuple[str, Callable[[TopicSeen], Any]]] = {
     "topic": ("Topic", lambda one: one.topic),
     "waiting": ("Pending", _of_state(State.WAITING)),
-    "due": ("Due now", lambda one: one.due.number),
+    "due": ("Due now", lambda one: one.due.count.number),
     "oldest": ("Oldest due", lambda one: -(one.oldest or 2**62)),
     "leased": ("Leased", _of_state(State.LEASED)),
     "dead": ("Dead", _of_state(State.DEAD)),
@@ -175,6 +176,7 @@ class TopicsPage(Page):
     def __init__(self, shared: Shared) -> None:
         self._app = shared.app
         self._policy_of = shared.policy_of
+        self._overviews = shared.overviews
         self._topics = Topics(shared.app, shared.overviews, shared.day)
         routes: Mapping[Route, Answer] = {
             ("GET", "/topics"): self._list,
@@ -203,7 +205,7 @@ class TopicsPage(Page):
         visit.caller.check(Verb.READ, topic)
         story = await self._topics.one(topic)
         if _unknown(story):  # it may have come since the last look
-            await self._topics.changed()
+            await self._overviews.changed()
             story = await self._topics.one(topic)
         routes = story.routes or ([] if _unknown(story) else [self._by_policy(topic)])
         drawn = [(told, drawn_ladder(told.route)) for told in routes]
@@ -226,7 +228,7 @@ class TopicsPage(Page):
         visit.caller.check(Verb.ADMIN, topic)
         changed = await set_paused(self._app, topic, visit.caller.name, paused=paused)
         done = _DONE[paused, changed]
-        await self._topics.changed()
+        await self._overviews.changed()
         listed = visit.given("from") == "list" or not visit.caller.may(Verb.READ, topic)
         if listed:
             return visit.goto(address("/topics", sort=visit.given("sort"), done=done, of=topic))

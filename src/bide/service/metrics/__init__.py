@@ -26,14 +26,12 @@ from bide.service.metrics.measures import (
     ERRORS,
     OPERATIONS,
     OTHER,
-    Failed,
     Family,
     Few,
     Histogram,
     Looking,
     Numbers,
     Series,
-    Took,
     Values,
     by_label,
     kind_of,
@@ -150,6 +148,7 @@ class Metrics(Instrument):
         self._requests: Numbers = named["bide_http_requests_total"]
         self._request_seconds: Histogram = named["bide_http_request_seconds"]
         for operation in OPERATIONS:
+            self._store_seconds.series(operation)
             for error in (*ERRORS, DEFECT):
                 self._store_errors.add(operation, error, by=0)
         self.polls: Callable[[], int] = lambda: 0
@@ -169,15 +168,13 @@ class Metrics(Instrument):
         """See `Instrument.opening`. A store that is opened again is timed once."""
         if not any(one is store for one in self._stores):
             self._stores.append(store)
-            time_calls(store, self._watch)
+            time_calls(store, self._called)
 
-    def _watch(self, operation: str) -> tuple[Took, Failed]:
-        def failed(error: BaseException) -> None:
-            kind = kind_of(error)
-            if kind is not None:
-                self._store_errors.add(operation, kind)
-
-        return self._store_seconds.series(operation).observe, failed
+    def _called(self, operation: str, seconds: float, error: Exception | None) -> None:
+        self._store_seconds.series(operation).observe(seconds)
+        kind = None if error is None else kind_of(error)
+        if kind is not None:
+            self._store_errors.add(operation, kind)
 
     def route(self, route: Route) -> Route:
         """`route`, whose deliveries' lateness is measured."""

@@ -15,7 +15,7 @@ import logging
 import time
 from bisect import bisect_left
 from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
-from functools import cached_property, wraps
+from functools import cached_property, partial, wraps
 from itertools import accumulate
 from operator import add
 from time import perf_counter
@@ -37,6 +37,8 @@ from bide.ports import AnswersApart, Store, SystemClock, TellsTime
 from bide.service.health import reach, skew_of
 
 OTHER = "other"
+_ABSENT = 3_600.0
+"""Seconds after which a label that was not there gives its place to another."""
 Values: TypeAlias = tuple[str, ...]
 One = TypeVar("One")
 
@@ -112,14 +114,13 @@ class Histogram(Family[Series]):
 class Few:
     """Keeps the values of one label few: so many are themselves, all others are "other".
 
-    Those that are `reserved` always are; the first of the others, until they have been absent for `absent` seconds.
+    Those that are `reserved` always are; the first of the others, until they have been absent for an hour.
     """
 
-    __slots__ = ("_absent", "_clock", "_most", "_reserved", "known")
+    __slots__ = ("_clock", "_most", "_reserved", "known")
 
-    def __init__(self, most: int, *, absent: float = 3_600.0, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, most: int, *, clock: Callable[[], float] = time.monotonic) -> None:
         self._most = most
-        self._absent = absent
         self._clock = clock
         self._reserved: set[str] = set()
         self.known: dict[str, float] = {}
@@ -142,7 +143,7 @@ class Few:
 
     def free(self) -> list[str]:
         """Those that have been absent for long enough, which are known no more."""
-        before = self._clock() - self._absent
+        before = self._clock() - _ABSENT
         gone = [one for one, at in self.known.items() if at <= before and one not in self._reserved]
         for one in gone:
             del self.known[one]
@@ -160,23 +161,22 @@ ERRORS = ("StoreUnavailable", "StoreFull", "StoreCorrupt", "StoreMismatch", "Out
 DEFECT = "defect"
 """Whatever else is raised: no store should."""
 
-Took = Callable[[float], None]
-Failed = Callable[[BaseException], None]
 
-
-def time_calls(store: Store, watch: Callable[[str], tuple[Took, Failed]]) -> None:
-    """Have each call of `store` timed: `watch(operation)` gives who is told of the seconds, and of the error."""
+def time_calls(store: Store, observe: Callable[[str, float, Exception | None], None]) -> None:
+    """Have each call of `store` observed: its operation, how many seconds it took, and its error."""
     apart = isinstance(store, AnswersApart)
     for operation in OPERATIONS:
         name = _APART.get(operation, operation) if apart else operation
         try:
-            setattr(store, name, timed(getattr(store, name), *watch(operation)))
+            setattr(store, name, timed(getattr(store, name), partial(observe, operation)))
         except AttributeError:
             _log.warning("the calls of %s are not timed: its class has __slots__", type(store).__name__)
             return
 
 
-def timed(call: Callable[P, Awaitable[R]], took: Took, failed: Failed) -> Callable[P, Awaitable[R]]:
+def timed(
+    call: Callable[P, Awaitable[R]], observe: Callable[[float, Exception | None], None]
+) -> Callable[P, Awaitable[R]]:
     """`call`, timed. One that is cancelled is not counted."""
 
     @wraps(call)
@@ -185,10 +185,9 @@ def timed(call: Callable[P, Awaitable[R]], took: Took, failed: Failed) -> Callab
         try:
             answer = await call(*args, **kwargs)
         except Exception as error:
-            took(perf_counter() - began)
-            failed(error)
+            observe(perf_counter() - began, error)
             raise
-        took(perf_counter() - began)
+        observe(perf_counter() - began, None)
         return answer
 
     return timed_call

@@ -12,6 +12,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from bide.core.outcomes import Dead, Outcome, Retry
+from bide.core.texts import printable
 
 EXCERPT = 500
 """Bytes of an answer that are kept for people to read."""
@@ -102,10 +103,7 @@ def inert(answered: bytes | str) -> str:
     """
     if isinstance(answered, str):  # a header, whose bytes that are no UTF-8 are lone surrogates
         answered = answered.encode(errors="surrogateescape")
-    text = answered[:EXCERPT].decode("utf-8", "replace")
-    if text.isprintable():
-        return text
-    return "".join(one if one.isprintable() else one.encode("unicode_escape").decode("ascii") for one in text)
+    return printable(answered[:EXCERPT].decode("utf-8", "replace"))
 
 
 def _named(status: int) -> str:
