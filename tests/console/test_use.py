@@ -188,17 +188,6 @@ def test_a_topic_is_paused_and_resumed_by_keyboard(visits: Visits, api: Api, axe
         assert [task["key"] for task in api.lease(topic, wait="60s")] == ["now"]
 
 
-def test_tasks_are_changed_without_scripts_too(visits: Visits, api: Api, topic: str) -> None:
-    with visits(scripts=False) as visitor:
-        page = visitor.goto(f"/tasks?topic={topic}")
-        page.get_by_role("checkbox", name="k1").check()
-        page.get_by_role("checkbox", name="k2").check()
-        page.get_by_role("button", name="Cancel").click()
-        page.get_by_role("button", name="Cancel: 2 tasks").click()
-        ended(page)
-        assert {key for key, task in tasks(api, topic).items() if task["state"] == "cancelled"} == {"k1", "k2"}
-
-
 def test_an_open_page_keeps_itself_fresh(visits: Visits, api: Api, topic: str) -> None:
     with visits() as visitor:
         page = visitor.goto("/topics")

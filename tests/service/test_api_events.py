@@ -15,6 +15,8 @@ from tests.service.calling import Api, Running, at, running
 from tests.service.conftest import KEPT
 from tests.waiting import PATIENCE, wait_until
 
+from bide import Bide
+from bide.core.events import Event, EventKind
 from bide.service import streaming
 
 
@@ -162,6 +164,22 @@ def test_more_than_the_log_keeps_is_a_gap(topic: str, monkeypatch: pytest.Monkey
         assert stream.next()[1] == "gap"
         assert [stream.next()[1] for _ in range(5)] == ["change"] * 5
         api.close()
+
+
+async def test_a_listener_that_is_too_far_behind_has_a_gap_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(streaming, "_MOST_KEPT", 3)
+    async with Bide("memory:") as app:
+        following = streaming.Following(app)
+        parts = await following.stream(None, lambda _: True)
+        assert (await anext(parts)).startswith(b": bide events")
+        store: Any = app.store
+        await store.record([Event(at=1, topic="t", key=str(key), id="", kind=EventKind.CHANGE) for key in range(5)])
+        told = [await anext(parts) for _ in range(4)]
+        assert told[0].startswith(b"event: gap")
+        assert [json.loads(one.rpartition(b"data: ")[2])["key"] for one in told[1:]] == ["2", "3", "4"]
+        await following.close()
+        with pytest.raises(StopAsyncIteration):
+            await anext(parts)
 
 
 def test_a_query_that_cannot_be(plain: Api) -> None:

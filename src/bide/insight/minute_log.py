@@ -207,7 +207,7 @@ class Quarter(NamedTuple):
 
 
 class _Minute(Struct, gc=False):
-    """What is kept of the deliveries of one topic in one minute: a tenth of its row."""
+    """Deliveries of one topic in one minute, in a tenth of the memory of its row."""
 
     begun: int
     done: int

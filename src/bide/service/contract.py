@@ -281,7 +281,7 @@ def contents() -> dict[str, Any]:
 
 
 def _refine(components: dict[str, Any]) -> None:
-    """What types cannot say: which fields go together."""
+    """Add which fields go together, which types cannot say."""
     for name in (schemas.Schedule.__name__, schemas.ScheduleItem.__name__):
         components[name] |= {**_ONE_DUE, **_NOT_BOTH_PAYLOADS}
     for name in (schemas.Move.__name__, schemas.MoveItem.__name__):

@@ -339,7 +339,7 @@ def task_shape(record: Record, *, withheld: bool = False, alone: bool = False) -
 
 
 def detail_shape(record: Record) -> DetailShape:
-    """What `show` adds to the task."""
+    """Describe what `bide show` adds to the task."""
     shape = DetailShape(
         record.failures, record.losses, record.holder, _optional(record.deadline), _optional(record.keep_until)
     )
@@ -351,7 +351,7 @@ def detail_shape(record: Record) -> DetailShape:
 
 
 def answer_shape(answer: Answer, *, paused: Container[Topic] = (), withheld: bool = False) -> AnswerShape:
-    """What a verb answered. `paused`: topics whose live tasks wait, whatever their time; the answer says so."""
+    """The answer of a verb. `paused`: topics whose live tasks wait, whatever their time; the answer says so."""
     record = answer.record
     if record is None:
         return AnswerShape(answer.result.value, None)

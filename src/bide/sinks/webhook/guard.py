@@ -39,6 +39,9 @@ _URL = re.compile(
 )
 """Stricter than the standards, so that no two parsers can read a URL of it as going to two hosts."""
 _HOST_AND_PORT = re.compile(rf"{_HOST}:(?P<port>[0-9]{{1,5}})", re.ASCII | re.IGNORECASE)
+_ENDS_IN_A_NUMBER = re.compile(r"(?:^|\.)(?:[0-9]+|0x[0-9a-f]*)\.?$", re.ASCII | re.IGNORECASE)
+"""No name but an IPv4 address, as the C library may read it: 2130706433, 0177.1, 0x7f.0.0.1. The rule is that of the
+URL standard (https://url.spec.whatwg.org/#ends-in-a-number-checker)."""
 _LONGEST_HOST = 253
 _NOT_IN_REST = frozenset('#\\"<>^`{|}')
 _PORTS = {"http": 80, "https": 443}
@@ -159,10 +162,8 @@ class Guard:
         """True for an address of an allowed network. Raises BadInput for an address that must not be called."""
         address = literal(name.strip("[]"))
         if address is None:
-            number = number_form(name)
-            if number is not None or name.startswith("["):
-                meant = f" (this one would be {number})" if number else ""
-                raise BadInput(field, shown, f"a name, or an IP address in its usual form{meant}")
+            if name.startswith("[") or _ENDS_IN_A_NUMBER.search(name):
+                raise BadInput(field, shown, "a name, or an IP address in its usual form")
             if name.removesuffix(".").rpartition(".")[2] == "localhost":
                 raise BadInput(field, shown, f"a public host; this is this machine itself{_HOW_TO_ALLOW}")
             return False
@@ -257,39 +258,5 @@ def literal(host: str) -> Address | None:
     """The address that `host` is, in its usual form (IPv6 without brackets); None for a name or another form."""
     try:
         return ip_address(host)
-    except ValueError:
-        return None
-
-
-def number_form(host: str) -> IPv4Address | str | None:
-    """The IPv4 address that the C library may read in what is not written as one: 2130706433, 0177.1, 0x7f.0.0.1.
-
-    Its address, or "" if it is a number and no address; None for a name. A host is a number if its last label is one,
-    as the URL standard has it (https://url.spec.whatwg.org/#ends-in-a-number-checker).
-    """
-    labels = host.removesuffix(".").split(".")
-    if _number(labels[-1]) is None and not labels[-1].isdigit():
-        return None
-    numbers = [_number(label) for label in labels]
-    if len(numbers) > 4:
-        return ""
-    value = 0
-    for place, number in enumerate(numbers):
-        last = place == len(numbers) - 1
-        if number is None or number >= (256 ** (5 - len(numbers)) if last else 256):
-            return ""
-        value += number if last else number << (24 - 8 * place)
-    return IPv4Address(value)
-
-
-def _number(label: str) -> int | None:
-    """A part of an IPv4 address in the notations of `inet_aton`: decimal, 0octal, 0xhexadecimal."""
-    digits, base = label, 10
-    if label[:2] in ("0x", "0X"):
-        digits, base = label[2:] or "0", 16
-    elif len(label) > 1 and label[0] == "0":
-        digits, base = label[1:], 8
-    try:
-        return int(digits, base) if digits.isascii() and digits.isalnum() else None
     except ValueError:
         return None

@@ -11,7 +11,7 @@ from datetime import timedelta
 from functools import lru_cache
 from importlib.metadata import PackageNotFoundError, version
 from io import BytesIO
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import aiohttp
 from aiohttp.abc import AbstractResolver
@@ -47,7 +47,7 @@ _log = logging.getLogger("bide.webhooks")
 URL_HEADER = "webhook"
 """The header of a task that names its URL, where the route is per task."""
 _SLOTS_PER_HOST = 5
-_NOTHING_TOLD: Mapping[str, str] = {}
+_NO_HEADERS: Mapping[str, str] = {}
 _LARGE = 2**20
 """Bytes; aiohttp wants larger bodies as a file, so that it can send them in parts."""
 _KEEP_ALIVE = 4.0
@@ -179,6 +179,16 @@ class WebhookPost:
         return new_session(connector)
 
 
+class _Ended(NamedTuple):
+    """How one delivery ended."""
+
+    target: Target | None
+    outcome: Outcome | None
+    status: int | None = None
+    begin: bytes = b""
+    """Of the answer."""
+
+
 class WebhookSink:
     """Posts the payload to a URL. Made by `WebhookPost.sink`.
 
@@ -219,42 +229,51 @@ class WebhookSink:
         return "webhook", "" if self._target is None else self._target.host
 
     async def deliver(self, task: Task[Any]) -> Outcome | None:
-        record, began, post = task.record, time.perf_counter(), self._post
-        hosts = post.hosts
+        began, post = time.perf_counter(), self._post
+        ended = await self._deliver(task)
+        if post.observe is not None:
+            record, outcome = task.record, ended.outcome
+            post.tell(
+                WebhookResult(
+                    topic=record.topic, key=record.key, id=record.id, attempt=record.attempt,
+                    host=None if ended.target is None else ended.target.host, status=ended.status,
+                    seconds=time.perf_counter() - began, outcome=_WORDS[type(outcome)], excerpt=inert(ended.begin),
+                    why=outcome.why if isinstance(outcome, Retry | Dead) else None,
+                )
+            )  # fmt: skip
+        return ended.outcome
+
+    async def _deliver(self, task: Task[Any]) -> _Ended:
+        hosts = self._post.hosts
         try:
-            target = self._target or self._own_target(record)
+            target = self._target or self._own_target(task.record)
         except BadInput as error:
-            return self._over(record, began, None, Dead(inert(str(error).encode())))
+            return _Ended(None, Dead(inert(str(error).encode())))
         place = hosts.enter(target.host) or await hosts.wait(target.host)
         if place is None:
-            pause = timedelta(seconds=hosts.pause(target.host))
-            return self._over(record, began, target, Defer(pause))
+            return _Ended(target, Defer(timedelta(seconds=hosts.pause(target.host))))
         answered: bool | None = None
-        status, told, begin, way = 0, _NOTHING_TOLD, b"", Way()
+        status, headers, begin, way = 0, _NO_HEADERS, b"", Way()
         try:
             response = await self._send(task, target, way)
             answered = True
-            status, told = response.status, response.headers
+            status, headers = response.status, response.headers
             begin = await beginning_of(response)
         except aiohttp.ClientResponseError as error:  # the status decides, also where the rest cannot be read
             answered = way.status is not None
             if way.status is None:
-                return self._over(record, began, target, Retry(what_failed(error, target.host, 0, 0)))
+                return _Ended(target, Retry(what_failed(error, target.host, 0, 0)))
             status = way.status
         except (aiohttp.ClientError, OSError) as error:
             answered = False
-            why = what_failed(error, target.host, self._connect, self._total)
-            return self._over(record, began, target, Retry(why))
+            return _Ended(target, Retry(what_failed(error, target.host, self._connect, self._total)))
         finally:
             place.leave(answered)
         if 200 <= status < 300:
-            if post.observe is not None:
-                self._over(record, began, target, None, status, inert(begin))
-            return None
-        excerpt = inert(begin)
-        asked, where, date = told.get("Retry-After"), told.get("Location"), told.get("Date")
-        outcome = outcome_of(status, asked, where, excerpt, post.now(), date)
-        return self._over(record, began, target, outcome, status, excerpt)
+            return _Ended(target, None, status, begin)
+        asked, where, date = headers.get("Retry-After"), headers.get("Location"), headers.get("Date")
+        outcome = outcome_of(status, asked, where, inert(begin), self._post.now(), date)
+        return _Ended(target, outcome, status, begin)
 
     def _own_target(self, record: Record) -> Target:
         try:
@@ -317,27 +336,6 @@ class WebhookSink:
             headers["webhook-signature"] = self._signer.signature(record.id, timestamp, payload)
             headers["bide-signature"] = self._signer.signature_of(headers)
         return headers | well_formed(trace_headers(task))
-
-    def _over(
-        self,
-        record: Record,
-        began: float,
-        target: Target | None,
-        outcome: Outcome | None,
-        status: int | None = None,
-        excerpt: str = "",
-    ) -> Outcome | None:
-        """Tell the observer, if there is one, and give back the outcome."""
-        if self._post.observe is not None:
-            self._post.tell(
-                WebhookResult(
-                    topic=record.topic, key=record.key, id=record.id, attempt=record.attempt,
-                    host=None if target is None else target.host, status=status, seconds=time.perf_counter() - began,
-                    outcome=_WORDS[type(outcome)], excerpt=excerpt,
-                    why=outcome.why if isinstance(outcome, Retry | Dead) else None,
-                )
-            )  # fmt: skip
-        return outcome
 
     def __repr__(self) -> str:
         return f"<WebhookSink to {'where each task says' if self._target is None else self._target.host}>"
