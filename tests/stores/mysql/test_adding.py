@@ -9,11 +9,12 @@ from unittest.mock import Mock
 import pytest
 from tests.stores.sql.fixtures import OpensStore
 
+from bide.core.errors import PartlyFailed, StoreUnavailable
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Due, Filter, In, NewTask, OnConflict, Ref, Result
 from bide.stores.mysql import MySqlStore, adding, queries
 from bide.testing.proxy import Act, FaultProxy
-from bide.testing.store_suite.acts import HOUR, listed, new, put, see
+from bide.testing.store_suite.acts import HOUR, NOW, listed, new, put, see
 
 Opens = Callable[..., Awaitable[MySqlStore]]
 MANY = 600
@@ -162,3 +163,16 @@ async def test_where_an_insert_does_not_answer_its_tokens_are_read(
     assert len(set(await put(store, *tasks))) == count, "replaced, each with a higher token"
     for record in records:
         assert (await see(store, record)).token > record.token
+
+
+async def test_a_task_that_makes_too_large_a_packet_fails_alone(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url)
+    large = new("large", payload=b"x" * 200_000)
+    store._open().connections["read"].largest = 100_000
+    with pytest.raises(PartlyFailed) as failed:
+        await store.add([new("a"), large, new("b")], now=NOW)
+    first, refused, last = failed.value.answers
+    assert (first.result, last.result) == (Result.CREATED, Result.CREATED)
+    assert isinstance(refused, StoreUnavailable)
+    with pytest.raises(StoreUnavailable, match="max_allowed_packet is 100000"):
+        await store.add([large], now=NOW)

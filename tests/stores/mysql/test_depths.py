@@ -1,11 +1,11 @@
-"""Under an old snapshot thorough looks begin where nothing is missed for long, and whole ones are made beside."""
+"""Under an old snapshot thorough looks begin where little is missed, and whole ones are made in the background."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bide.stores.mysql import depths
 from bide.stores.mysql.depths import BACK, Depth, Depths
+from bide.stores.sql import scan_position
 from bide.stores.sql.scan_position import SLACK
 from bide.testing.store_suite.acts import NOW
 
@@ -13,12 +13,16 @@ WHOLE = Depth({"t": 0}, {"t": 0}, {"t": 0}, True, True)
 
 
 class Known(Depths):
-    """With a stopwatch that is set by hand, and a note of what was begun beside."""
+    """With a stopwatch that is set by hand, and a note of what was begun in the background."""
 
     def __init__(self) -> None:
         self.seconds = 100.0
         self.begun: list[Sequence[str]] = []
-        super().__init__(used=True, beside=self.begun.append, clock=lambda: self.seconds)
+        super().__init__(used=True, background=self._begin, clock=lambda: self.seconds)
+
+    def _begin(self, topics: Sequence[str]) -> bool:
+        self.begun.append(topics)
+        return True
 
     def look(self, at: int, *, took: float = 0.001, waiting: int | None = None, lost: int | None = None) -> Depth:
         depth = self.reach(["t"], [NOW - 7], thorough=True)
@@ -47,12 +51,12 @@ def test_after_a_dear_one_a_look_begins_a_little_before_the_last() -> None:
     assert known.look(NOW + 32_000).waiting == {"t": NOW + 3}
 
 
-def test_whole_ones_are_made_beside() -> None:
+def test_whole_ones_are_made_in_the_background() -> None:
     known = Known()
     known.look(NOW, took=0.02)
     known.look(NOW + 1_000)
     assert known.begun == []
-    known.seconds += 0.02 * depths.SHARE
+    known.seconds += 0.02 * scan_position.SHARE
     known.look(NOW + 40_000)
     assert known.begun == [["t"]]
     known.found({"t": (NOW + 5, NOW + 6)}, 0.02)
@@ -72,12 +76,3 @@ def test_with_another_connection_or_an_earlier_clock_nothing_is_known() -> None:
     assert known.look(NOW + 2_000, took=0.02).whole
     assert not known.look(NOW).whole
     assert known.look(NOW + 1).whole, "the clock was set back"
-
-
-def test_a_whole_look_that_was_cut_short_may_take_longer() -> None:
-    known = Known()
-    for took, patience in ((10.0, 20.0), (20.0, 40.0), (0.001, 40.0), (400.0, 600.0)):
-        known.failed(WHOLE, took)
-        assert known.patience == patience
-    known.look(NOW, took=90.0)
-    assert known.patience == 0.0

@@ -7,11 +7,12 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import pytest
-from tests.servers.fixtures import not_installed
+from tests.servers.fixtures import StartsMariaDb, not_installed
 from tests.stores.certificates import certify
 from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.errors import StoreUnavailable
+from bide.stores.mysql import MySqlStore
 from bide.testing.store_suite.acts import done, put_one, settle, take
 from bide_proofs.servers.mariadb import MariaDbServer
 from bide_proofs.servers.process import ServerMissing
@@ -72,3 +73,9 @@ async def test_who_is_not_vouched_for_is_refused(
         certify(other)
     with pytest.raises(StoreUnavailable, match=said):
         await open_store(f"{server.url}{query.format(folder)}", patience=0.3)
+
+
+async def test_a_server_without_tls_is_refused_where_that_is_wanted(mariadb_server: StartsMariaDb) -> None:
+    store = MySqlStore(f"{mariadb_server(options={'skip-ssl': '1'}).url}?ssl_mode=required", patience=0.2)
+    with pytest.raises(StoreUnavailable, match=r"TLS|SSL"):
+        await store.open()

@@ -47,7 +47,7 @@ def begins(asked: Asked) -> bool:
 
 def dear(clock: Clock, beside: Callable[[Asked], bool] = begins) -> Bounds:
     """After a whole look that took 20 ms, and another before which it was read who writes: nobody."""
-    known = Bounds(used=True, beside=beside, clock=clock)
+    known = Bounds(used=True, background=beside, clock=clock)
     assert known.reach(["t"], [NOW]) == WHOLE
     known.looked(["t"], 0.02, NOW, WHOLE, LASTS)
     assert known.watching
@@ -60,7 +60,7 @@ def dear(clock: Clock, beside: Callable[[Asked], bool] = begins) -> Bounds:
 
 
 def test_as_long_as_a_whole_look_is_cheap_each_is_one(clock: Clock) -> None:
-    known = Bounds(used=True, beside=begins, clock=clock)
+    known = Bounds(used=True, background=begins, clock=clock)
     for _ in range(3):
         clock.seconds += 1
         assert known.reach(["t"], [NOW]) == WHOLE
@@ -100,13 +100,13 @@ def test_whole_looks_are_made_beside_and_lower_the_bounds(clock: Clock) -> None:
     known = dear(clock, beside)
     later(known, 2)
     assert not begun
-    clock.seconds += 0.02 * bounds.SHARE
+    clock.seconds += 0.02 * scan_position.SHARE
     later(known, 3)
     later(known, 4)
     assert begun == [Asked(["t", "u"], NOW + 3_000)], "one at a time"
     known.found(begun[0], NOW + 1_500, 0.02)
     assert later(known, 5).waiting == [NOW + 1_500, NOW + 1_500], "also where there was no bound"
-    clock.seconds += 0.02 * bounds.SHARE
+    clock.seconds += 0.02 * scan_position.SHARE
     later(known, 6)
     known.lost_sight(begun[1])
     later(known, 7)
@@ -145,7 +145,7 @@ def test_what_was_left_keeps_the_bound_back(clock: Clock) -> None:
 
 
 def test_who_wrote_before_the_first_reading_makes_no_look_dearer(clock: Clock) -> None:
-    known = Bounds(used=True, beside=begins, clock=clock)
+    known = Bounds(used=True, background=begins, clock=clock)
     known.looked(["t"], 0.02, NOW, WHOLE, LASTS)
     known.read(NOW + 1_000, ["9/9"])
     reach = known.reach(["t"], [NOW + 900])
@@ -172,7 +172,7 @@ def test_with_another_connection_a_look_is_whole(clock: Clock) -> None:
 
 
 def test_where_it_is_not_used_every_look_is_whole(clock: Clock) -> None:
-    known = Bounds(used=False, beside=begins, clock=clock)
+    known = Bounds(used=False, background=begins, clock=clock)
     for _ in range(3):
         assert known.reach(["t"], [NOW]) == WHOLE
         known.looked(["t"], 0.5, NOW, WHOLE, LASTS)
@@ -198,7 +198,7 @@ async def snapshot(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
 def always_dear(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any whole look is too dear for another; and each look is thorough."""
     monkeypatch.setattr(bounds, "DEAR", 0.0)
-    monkeypatch.setattr(bounds, "SHARE", 1_000_000_000)
+    monkeypatch.setattr(scan_position, "SHARE", 1_000_000_000)
     monkeypatch.setattr(scan_position, "THOROUGH", 0.0)
 
 
@@ -272,11 +272,11 @@ async def test_no_look_touches_what_has_died_under_a_snapshot(
 
 
 def test_a_whole_look_that_was_cut_short_may_take_longer(clock: Clock) -> None:
-    known = Bounds(used=True, beside=begins, clock=clock)
-    known.failed(10.0, Reach([NOW], [NOW], [NOW], False))
+    known = Bounds(used=True, background=begins, clock=clock)
+    known.failed(10.0, whole=False)
     assert known.patience == 0.0
     for took, patience in ((10.0, 20.0), (20.0, 40.0), (0.001, 40.0), (400.0, 600.0)):
-        known.failed(took, WHOLE)
+        known.failed(took, whole=True)
         known.on(object())
         assert known.reach(["t"], [NOW]) == WHOLE
         assert known.patience == patience

@@ -1,13 +1,17 @@
-"""A new connection: what the driver asks about types, it asks once in a process."""
+"""A new connection: the driver asks about types once in a process; one that is given up is closed."""
 
 from __future__ import annotations
 
+import asyncio
+import gc
 from collections.abc import Collection
 from typing import Any
 
 import asyncpg
 import pytest
+from tests.waiting import until
 
+from bide.core.names import new_id
 from bide.stores.postgres.address import address_of
 from bide.stores.postgres.dialect import connect
 
@@ -53,3 +57,25 @@ async def test_types_of_somebodys_own_are_asked_about_each_time(url: str, asked:
             assert len(asked) == 1
         finally:
             await connection.close()
+
+
+async def test_a_connection_that_is_given_up_while_it_gets_its_settings_is_closed(url: str) -> None:
+    """One that is left open is told of when it is collected, as a ResourceWarning, and those are errors here."""
+    address, name = address_of(url), f"slow {new_id()}"
+    watching = await asyncpg.connect(address.dsn)
+    try:
+        slow = {"application_name": f"'{name}'; SELECT pg_sleep(600)"}
+        connecting = asyncio.create_task(connect(address, within=60, session=slow))
+        sleeping = "SELECT count(*) FROM pg_stat_activity WHERE wait_event = 'PgSleep' AND query ~ $1"
+        await until(lambda: watching.fetchval(sleeping, name), "the settings to take long")
+        assert not connecting.done()
+        connecting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await connecting
+        del connecting
+        gc.collect()
+        await watching.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE application_name = $1", name
+        )
+    finally:
+        await watching.close()

@@ -91,4 +91,4 @@ async def test_a_transaction_of_our_own_leaves_no_lock_and_no_place_behind(
     for point in each_await():
         await point.cancel(work())
         await put(store, new("k"))  # else it would wait for a lock
-        assert store._open().transactions._places._value == MOST, point
+        assert store._open().transactions.slots._value == MOST, point

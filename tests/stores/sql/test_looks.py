@@ -27,7 +27,7 @@ CALLS: dict[str, Any] = {"postgres": PostgresCall, "mysql": MySqlCall}
 @pytest.fixture
 def rarely_whole(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LIMITS[database.name], "DEAR", 0.0)
-    monkeypatch.setattr(LIMITS[database.name], "SHARE", 1_000_000_000)
+    monkeypatch.setattr(scan_position, "SHARE", 1_000_000_000)
     monkeypatch.setattr(scan_position, "THOROUGH", 0.0)
     monkeypatch.setattr(depths, "BACK", 10 * MINUTE)  # how long a transaction may be open in MySQL to be found so
 
@@ -91,7 +91,7 @@ async def test_a_lost_lease_is_found(url: str, open_store: OpensStore, rarely_wh
 async def test_what_lies_further_back_is_found_beside(
     database: Database, url: str, open_store: OpensStore, rarely_whole: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(LIMITS[database.name], "SHARE", 1)
+    monkeypatch.setattr(scan_position, "SHARE", 1)
     monkeypatch.setattr(depths, "BACK", 5_000)
     store = await open_store(url, clock="server")
     await find_nothing(store)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any
 
 from asyncmy.errors import MySQLError
@@ -21,7 +22,7 @@ from bide.stores.mysql.operations import MySqlBatch, look_up
 from bide.stores.mysql.queries import Code, returns_tokens, tuples
 from bide.stores.sql.dialect import Again, Taken
 from bide.stores.sql.journaled_connection import Runs
-from bide.stores.sql.operations import NO_ANSWERS, Places, Tell, answers_of, encode
+from bide.stores.sql.operations import NO_ANSWERS, Places, Tell, answers_of, decide_added
 
 _MANY = 32
 """Tasks from which on it is worth another round trip to read the clock, since expressions take time to be read."""
@@ -73,7 +74,12 @@ async def add(
         with suppress(Taken):
             return await _add_new(connection, batch, now)
     batch.tell()
-    answers = await _add_looking(connection, tasks, batch.parts, now)
+
+    async def decided_before(row: Repeated, call: Call) -> list[Answer]:
+        return await _complete(call, tasks, answers_of(row.answer or NO_ANSWERS), row)
+
+    begin = partial(_AddingBatch, tasks=tasks, now=now)
+    answers: list[Answer] = await decide_added(connection, tasks, tell, begin, kept_of=decided_before)
     if conflicts is not None:
         taken = [new for new, answer in zip(tasks, answers, strict=True) if answer.result is not Result.CREATED]
         conflicts.met(tasks, taken)
@@ -102,26 +108,22 @@ async def _add_new(connection: Runs, batch: _Batch, now: Millis | None) -> list[
 
     async def insert(call: Call) -> list[Answer]:
         opened = [*call.begin(now, len(tasks)), *([call.write("first_token")] if now is None else [])]
-        if now is not None or len(tasks) < _MANY or not call.utc:
-            batch.look()
-            places = batch.places
-            statements = [*opened, call.write("clock"), *_insertion(call, [tasks[place] for place in places], now)]
-            statements += call.pass_gate(_highest(call, now))
-            [[(there, _)], tokens] = await call.timed(*statements, commits=True, meanwhile=batch.tell)
-            return _created([None] * len(tasks), tasks, places, there, tokens)
-        [[(there, micros, first)]] = await call.timed(*opened, call.write("clock_and_token"), meanwhile=batch.look)
+        if now is None and len(tasks) >= _MANY and call.utc:
+            [[(there, micros, first)]] = await call.timed(*opened, call.write("clock_and_token"), meanwhile=batch.look)
+            if first <= micros:
+                return await _insert_many(call, batch, there)
+            opened = []  # the clock was set back: tokens go on from the last
+        batch.look()
         places = batch.places
-        if first > micros:  # the clock was set back
-            statements = _insertion(call, [tasks[place] for place in places], now)
-            statements += call.pass_gate(_highest(call, now))
-            [tokens] = await call.send(*statements, commits=True, meanwhile=batch.tell)
-            return _created([None] * len(tasks), tasks, places, there, tokens)
-        return await _insert_many(call, batch, there)
+        statements = [*opened, call.write("clock"), *_insertion(call, [tasks[place] for place in places], now)]
+        statements += call.pass_gate(_highest(call, now))
+        [[(there, _)], tokens] = await call.timed(*statements, commits=True, meanwhile=batch.tell)
+        return _created([None] * len(tasks), tasks, places, there, tokens)
 
     async def inserted(row: Repeated, call: Call) -> list[Answer]:
         return await _complete(call, tasks, [None] * len(tasks), row)
 
-    return await connection.run(insert, inserted, past=insert, adding=True)
+    return await connection.run(insert, inserted, locked="report", adding=True)
 
 
 async def _insert_many(call: Call, batch: _Batch, there: Millis) -> list[Answer]:
@@ -261,53 +263,39 @@ async def _complete(
     return completed
 
 
-async def _add_looking(
-    connection: Runs, tasks: Sequence[NewTask], parts: list[Places], now: Millis | None
-) -> list[Answer]:
-    """Some keys may be taken, or come twice: look first, under locks, and take those through the lifecycle."""
+class _AddingBatch(MySqlBatch):
+    """What is not there is inserted by the packet that writes the rest."""
 
-    async def decide(call: Call) -> list[Answer]:
-        decided: list[Any] = [None] * len(tasks)
-        created: set[int] = set()
-        batch = MySqlBatch(call, now, len(tasks))
+    def __init__(self, call: Call, tasks: Sequence[NewTask], now: Millis | None) -> None:
+        super().__init__(call, now, len(tasks))
         if now is None:
-            batch.begin.append(call.write("first_token"))
-        for number, part in enumerate(parts):
-            free: Places = []
-            for place, found in zip(part, await batch.lock([tasks[place] for place in part]), strict=True):
-                if found.record is None:
-                    free.append(place)
-                    continue
-                answer = lifecycle.schedule(tasks[place], found.record, batch.there, found.token)
-                decided[place] = answer
-                if answer.result in lifecycle.ADDED and answer.record is not None:
-                    batch.replace(found, answer.record)
-            statements = batch.statements()
-            if free:
-                statements += _insertion(call, [tasks[place] for place in free], now)
-                created.update(free)
-            last = number == len(parts) - 1
-            if last:
-                kept = [None if place in created else answer for place, answer in enumerate(decided)]
-                above = Code(b"GREATEST(%d, %b)" % (batch.highest, _highest(call, now)))
-                statements += call.pass_gate(above, encode(kept))
-            if statements:
-                answers = await _sent(call, statements, commits=last)
-                if free:
-                    _created(decided, tasks, free, batch.there, answers[0])
-        return decided
+            self.begin.append(call.write("first_token"))
+        self._tasks = tasks
+        self._now = now
+        self._free: Places = []
+        self._answers: list[Any] = []
 
-    async def decided_before(row: Repeated, call: Call) -> list[Answer]:
-        return await _complete(call, tasks, answers_of(row.answer or NO_ANSWERS), row)
+    async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
+        self._free, self._answers = places, answers
+        return []
 
-    return await connection.run(decide, decided_before, past=decide, adding=True)
+    def statements(self) -> list[bytes]:
+        statements = super().statements()
+        if self._free:
+            statements += _insertion(self.call, [self._tasks[place] for place in self._free], self._now)
+        return statements
 
+    def above(self) -> Code:
+        return Code(b"GREATEST(%d, %b)" % (self.highest, _highest(self.call, self._now)))
 
-async def _sent(call: Call, statements: Sequence[bytes], *, commits: bool) -> Any:
-    """Send; somebody may have inserted meanwhile what was not there: then all is looked at again."""
-    try:
-        return await call.send(*statements, commits=commits)
-    except (MySQLError, Taken) as error:
-        if isinstance(meaning(error, ""), Taken):
-            raise Again("a key was taken meanwhile") from error
-        raise
+    async def send(self, statements: Sequence[bytes], *, commits: bool = False) -> None:
+        """Somebody may have inserted meanwhile what was not there: then all is looked at again."""
+        try:
+            answers = await self.call.send(*statements, commits=commits)
+        except (MySQLError, Taken) as error:
+            if isinstance(meaning(error, ""), Taken):
+                raise Again("a key was taken meanwhile") from error
+            raise
+        if self._free:
+            _created(self._answers, self._tasks, self._free, self.there, answers[0])
+            self._free = []

@@ -125,7 +125,7 @@ _LOOK = "SELECT @@max_allowed_packet, @@read_only"
 class Connection:
     """One connection of the driver's."""
 
-    __slots__ = ("driver", "largest", "made_at", "mariadb", "place", "read_only")
+    __slots__ = ("driver", "largest", "made_at", "mariadb", "name", "number", "place", "read_only")
 
     def __init__(self, driver: Any) -> None:
         self.driver = driver
@@ -136,6 +136,7 @@ class Connection:
         """True if it was, when the connection was made: then it is a replica, and may be behind."""
         self.mariadb = True
         self.place: Sequence[Any] = ()
+        self.name, self.number = "", 0
 
     async def ask(self, packet: bytes | str, meanwhile: Callable[[], object] | None = None) -> list[Rows]:
         """The rows of each statement of a packet that has any. Raises the driver's MySQLError, Broken.

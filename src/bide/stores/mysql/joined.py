@@ -21,7 +21,7 @@ from bide.stores.mysql.lease_batches import Settling
 from bide.stores.mysql.queries import THERE_ANYWHERE, Code, Template, in_hexadecimal
 from bide.stores.sql.dialect import Fewer, Taken
 from bide.stores.sql.joined import JoinedVerbs, Known, Nobody, RunsItself, Whole, Work, ended
-from bide.stores.sql.transactions import Lent, OwnTransactions
+from bide.stores.sql.transactions import OwnTransactions
 
 T = TypeVar("T")
 _DRIVERS = ("asyncmy", "aiomysql", "pymysql", "MySQLdb")
@@ -197,24 +197,24 @@ _IN_TRANSACTION = 1
 class Transactions(OwnTransactions):
     """On asyncmy's connections."""
 
-    async def _connect(self, name: str) -> Lent:
-        return Lent(await connect(self._address, within=self._silence, plain=True), name)
+    async def _connect(self) -> Connection:
+        return await connect(self.address, within=self._silence, plain=True)
 
-    async def _begin(self, lent: Lent) -> None:
-        lent.connection.check_writable(self._address.shown)
-        await lent.connection.begin()
+    async def _begin(self, connection: Connection) -> None:
+        connection.check_writable(self.address.shown)
+        await connection.begin()
 
-    async def _mark(self, lent: Lent) -> None:
-        if lent.connection.usable and not lent.connection.driver.server_status & _IN_TRANSACTION:
-            raise ended(self._address.shown)
+    async def _mark(self, connection: Connection) -> None:
+        if connection.usable and not connection.driver.server_status & _IN_TRANSACTION:
+            raise ended(self.address.shown)
         kept = self._runtime.joined_queries["keep_transaction"].write(
-            in_hexadecimal, me=lent.name, number=lent.number, there=Code(THERE_ANYWHERE.encode())
+            in_hexadecimal, me=connection.name, number=connection.number, there=Code(THERE_ANYWHERE.encode())
         )
-        await lent.connection.ask(kept)
+        await connection.ask(kept)
 
-    async def _marked(self, lent: Lent) -> int:
+    async def _marked(self, connection: Connection) -> int:
         async def look(call: Call) -> int:
-            [rows] = await call.send(call.write("repeated", me=lent.name))
+            [rows] = await call.send(call.write("repeated", me=connection.name))
             return int(rows[0][0]) if rows else 0
 
         return int(await self._keep.repeat(look))

@@ -38,18 +38,16 @@ class Repeated(NamedTuple):
 class Call(NumberedCall):
     """One call on its way: packets of statements, with values written into those of `queries.sql`."""
 
-    __slots__ = ("_ahead", "again")
+    __slots__ = ("_ahead",)
     utc = True
     """True if the time zone of the connection is UTC."""
     quote: Quote = staticmethod(quoted)
     there = Code(THERE.encode())
     packed = staticmethod(msgspec.json.encode)
 
-    def __init__(self, *of: Any, again: bool = False) -> None:
+    def __init__(self, *of: Any) -> None:
         super().__init__(*of)
         self._ahead: tuple[bytes, ...] = ()
-        self.again = again
-        """True if an earlier sending may be done, or under way: then also what changes nothing passes the gate."""
 
     def write(self, query: str, **values: Any) -> bytes:
         """A named query with its values."""
@@ -181,13 +179,11 @@ class MySqlConnection(JournaledConnection[Call]):
         aging = connection.read_only and len(self._address.hosts) > 1
         return connection.usable and not (aging and time.monotonic() - connection.made_at >= _SECOND_BEST)
 
-    def _call(self, connection: Connection, limit: asyncio.Timeout, *, again: bool, numbered: bool) -> Call:
-        call = Call(self, connection, self.queries_on(connection), limit, again=again)
-        call.sent = not numbered  # nobody says which of its statements commits
-        return call
+    def _call(self, connection: Connection, limit: asyncio.Timeout) -> Call:
+        return Call(self, connection, self.queries_on(connection), limit)
 
-    async def _prepare(self, call: Call, *, again: bool) -> Repeated | None:
-        return await self._look_back(call) if again else None
+    async def _prepare(self, call: Call) -> Repeated | None:
+        return await self._look_back(call) if call.again else None
 
     def _kept(self, row: Any) -> Repeated:
         return Repeated(*row[1:])

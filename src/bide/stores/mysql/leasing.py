@@ -16,7 +16,7 @@ from bide.core import lifecycle
 from bide.core.instants import Millis
 from bide.core.records import Leased, Record, State, Topic
 from bide.stores.mysql import lease_batches
-from bide.stores.mysql.depths import LONGEST, Depth, Depths, everything
+from bide.stores.mysql.depths import Depth, Depths, everything
 from bide.stores.mysql.dialect import Rows
 from bide.stores.mysql.journaled_connection import Call, MySqlConnection, Repeated
 from bide.stores.mysql.lease_batches import (
@@ -32,7 +32,7 @@ from bide.stores.mysql.lease_batches import (
 )
 from bide.stores.mysql.queries import AT, CODES, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting, these
 from bide.stores.sql.leasing import LATER, POLL, Leasing
-from bide.stores.sql.scan_position import SLACK, ScanFloors
+from bide.stores.sql.scan_position import LONGEST, SLACK, ScanFloors
 
 _MOST = 1_000_000
 _WAITING = CODES[State.WAITING]
@@ -86,7 +86,7 @@ class MySqlLeasing(Leasing):
 
     def __init__(self, runtime: Any) -> None:
         super().__init__(runtime, ScanFloors(used=runtime.by_server, slack=POLL))
-        self.bounds = Depths(used=runtime.by_server, beside=self.look_in_background)
+        self.bounds = Depths(used=runtime.by_server, background=self.look_in_background)
         self.leased = lease_batches.LeasedRows()
         self._expected = Expected()
 
@@ -134,9 +134,9 @@ class MySqlLeasing(Leasing):
                     lease = {"micros": micros, "until": there + lasts, "holder": filled(holder)}
                     statements.insert(0, call.write("lease_tasks", these=rows, **lease))
                 room = [topic for topic, count in counts.items() if count <= 0 or len(found[topic]) < count]
-                heads = _heads(call, room, depth)
+                asked = _ask_heads(call, room, depth)
                 end = call.ending()
-                if dues or call.again:
+                if dues or call.again:  # an earlier sending may have leased something
                     end = call.pass_gate(max(tokens, default=0), _encode(pairs))
                 tasks: list[Record] = []
 
@@ -147,17 +147,19 @@ class MySqlLeasing(Leasing):
                     self.leased.leased(numbers, tasks, _batches(numbers, batches))  # if undone, nobody settles them
 
                 answers = await call.send(
-                    *statements, *heads, *end, commits=bool(dues) or call.again, meanwhile=make_records
+                    *statements, *asked, *end, commits=bool(dues) or call.again, meanwhile=make_records
                 )
             except BaseException:
                 floors.failed(topics)
-                bounds.failed(depth, time.monotonic() - began)
+                bounds.failed(time.monotonic() - began, whole=depth.whole)
                 raise
-            wake, ends, skipped = _next_wake(room, counts, answers, there, thorough=depth.thorough)
+            heads = _read_heads(room, answers, depth)
+            wake, ends, skipped = _next_wake(heads, counts, there)
             if any(found.get(topic) for topic in room):
                 wake = there + lasts if wake is None else min(wake, there + lasts)
             if depth.thorough:
-                self._looked(depth, took, room, answers, there, ends)
+                floors.ends(ends)
+                self._looked(depth, took, heads, there)
                 for topic in counts.keys() - set(room):
                     bounds.left(topic, found[topic][-1][AT], expired.get(topic))
             wake = floors.sleep(wake, there, thorough=depth.thorough)
@@ -221,15 +223,11 @@ class MySqlLeasing(Leasing):
             call.allow(bounds.patience)
         return depth
 
-    def _looked(
-        self, depth: Depth, took: float, topics: list[Topic], answers: list[Rows], there: Millis, ends: Millis | None
-    ) -> None:
+    def _looked(self, depth: Depth, took: float, heads: Mapping[Topic, Heads], there: Millis) -> None:
         """Note a thorough look, and what it has left of those topics whose next wake was asked for."""
-        self.floors.ends(ends)
         self.bounds.looked(depth, took, there)
-        first = [rows[0][0] if rows and rows[0][0] <= there else None for rows in answers]
-        for place, topic in enumerate(topics):
-            self.bounds.left(topic, first[2 * place], first[2 * place + 1])
+        for topic, first in heads.items():
+            self.bounds.left(topic, *[at if at is not None and at <= there else None for at in first])
 
     def _note(
         self, counts: Mapping[Topic, int], room: list[Topic], found: Mapping[Topic, list[Row]], there: Millis
@@ -252,17 +250,19 @@ class MySqlLeasing(Leasing):
 
         async def work(call: Call) -> tuple[Leased, bool]:
             depth, began = self._depth(call, topics, about), time.monotonic()
-            heads = _heads(call, topics, depth._replace(head=depth.waiting))  # nothing else looks there
+            asked = _ask_heads(call, topics, depth._replace(head=depth.waiting))  # nothing else looks there
             try:
-                answers = await call.timed(call.look_at_clock(now), *heads)
+                answers = await call.timed(call.look_at_clock(now), *asked)
             except BaseException:
                 floors.failed(topics)
-                bounds.failed(depth, time.monotonic() - began)
+                bounds.failed(time.monotonic() - began, whole=depth.whole)
                 raise
             [[(there, _)], *found] = answers
-            wake, ends, due = _next_wake(topics, wants, found, there, thorough=depth.thorough)
+            heads = _read_heads(topics, found, depth)
+            wake, ends, due = _next_wake(heads, wants, there)
             if depth.thorough:
-                self._looked(depth, time.monotonic() - began, topics, found, there, ends)
+                floors.ends(ends)
+                self._looked(depth, time.monotonic() - began, heads, there)
             wake = floors.sleep(wake, there, thorough=depth.thorough)
             if due:
                 floors.failed(topics)  # the look that follows is to be as thorough
@@ -276,10 +276,9 @@ class MySqlLeasing(Leasing):
         async def work(call: Call) -> None:
             call.allow(LONGEST)
             began = time.monotonic()
-            answers = await call.send(*_heads(call, topics, everything(topics)))
-            first = [rows[0][0] if rows else None for rows in answers]
-            heads = {topic: (first[2 * place], first[2 * place + 1]) for place, topic in enumerate(topics)}
-            self.bounds.found(heads, time.monotonic() - began)
+            whole = everything(topics)
+            answers = await call.send(*_ask_heads(call, topics, whole))
+            self.bounds.found(_read_heads(topics, answers, whole), time.monotonic() - began)
 
         await connection.read(work)
 
@@ -319,7 +318,11 @@ def _wake(row: Row) -> Millis:
     return at
 
 
-def _heads(call: Call, topics: Sequence[Topic], depth: Depth) -> list[bytes]:
+Heads = tuple[Millis | None, Millis | None]
+"""When the first task of a topic wakes, and when its first lease ends; None: there is none, or it is not known."""
+
+
+def _ask_heads(call: Call, topics: Sequence[Topic], depth: Depth) -> list[bytes]:
     statements = []
     for topic in topics:
         statements.append(call.write("waiting_head", topic=topic, floor=depth.head[topic]))
@@ -328,19 +331,23 @@ def _heads(call: Call, topics: Sequence[Topic], depth: Depth) -> list[bytes]:
     return statements
 
 
+def _read_heads(topics: Sequence[Topic], answers: list[Rows], depth: Depth) -> dict[Topic, Heads]:
+    first = iter([rows[0][0] if rows else None for rows in answers])
+    return {topic: (next(first), next(first) if depth.thorough else None) for topic in topics}
+
+
 def _next_wake(
-    topics: list[Topic], counts: Mapping[Topic, int], answers: list[Rows], there: Millis, *, thorough: bool
+    heads: Mapping[Topic, Heads], counts: Mapping[Topic, int], there: Millis
 ) -> tuple[Millis | None, Millis | None, bool]:
     """The earliest of what waits, and of what is leased; and whether one is due that somebody else has locked."""
     wakes: list[Millis] = []
     ends: list[Millis] = []
     skipped = False
-    each = 1 + thorough
-    for place, rows in enumerate(answers):
-        for (at,) in rows:
-            if at > there or counts[topics[place // each]] <= 0:
-                (ends if place % each else wakes).append(at)
-            else:
+    for topic, first in heads.items():
+        for at, known in zip(first, (wakes, ends), strict=True):
+            if at is not None and (at > there or counts[topic] <= 0):
+                known.append(at)
+            elif at is not None:
                 skipped = True
     if skipped:
         wakes.append(there + LATER)

@@ -6,7 +6,8 @@ decided here, see `sql.operations`: one transaction of two round trips, in which
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any, TypeVar
 
@@ -16,7 +17,7 @@ from bide.core.records import Change, Lease, Record, Settlement, State, Token, T
 from bide.stores.batches import Named
 from bide.stores.mysql.journaled_connection import Call, MySqlConnection, Repeated
 from bide.stores.mysql.lease_batches import BatchKey, LeasedRows, Settling, delete_batches
-from bide.stores.mysql.queries import ROW, held, listed, record_of, settled_values, table_of_pairs, these, tuples
+from bide.stores.mysql.queries import ROW, Code, held, listed, record_of, settled_values, table_of_pairs, these, tuples
 from bide.stores.sql.dialect import Fewer
 from bide.stores.sql.journaled_connection import Runs
 from bide.stores.sql.operations import Batch, Found, Tell, decide_changes, decide_settlements
@@ -45,29 +46,34 @@ def by_topic(pairs: Iterable[tuple[Topic, T]]) -> list[tuple[Topic, list[T]]]:
     return [(topic, sorted(found[topic])) for topic in sorted(found)]
 
 
+_WRITES: Mapping[str, Callable[..., Code]] = {
+    "put_tasks": tuples,
+    "replace_tasks": tuples,
+    "forget_tasks": lambda rows, quote: these(sorted(rows)),
+    "keep_tasks": lambda rows, quote: tuples(sorted(rows)),
+    "leave_groups": lambda rows, quote: listed(sorted(rows)),
+    "join_groups": tuples,
+}
+"""The queries that write what a batch has gathered, in the order in which they go, and how their rows are written."""
+
+
 class MySqlBatch(Batch):
     """See `sql.operations`. `emptied`: batches that end with it."""
 
-    def __init__(
-        self, call: Call, now: Millis | None, most: int, emptied: Sequence[BatchKey] = (), *, past: bool = False
-    ) -> None:
+    def __init__(self, call: Call, now: Millis | None, most: int, emptied: Sequence[BatchKey] = ()) -> None:
         """`most`: how many tokens above the clock may be given out."""
-        self._call = call
+        self.call = call
         self.begin = call.begin(now, most)
         """The statements that open the transaction, until it is open."""
         self._emptied = emptied
         self.highest: Token = 0
         """The highest token that was given out."""
-        self._put: list[tuple[Any, ...]] = []
-        self._replaced: list[tuple[Any, ...]] = []
-        self._forgotten: list[int] = []
-        self._kept: list[tuple[Millis, int]] = []
-        self._leaving: list[int] = []
-        self._joining: list[tuple[int, str, str, str]] = []
+        self._rows: dict[str, list[Any]] = defaultdict(list)
+        """What is to be written, by query."""
         self.waiting: list[Record] = []
 
     async def lock(self, asked: Sequence[Named]) -> list[Found]:
-        call = self._call
+        call = self.call
         statements = [*self.begin, call.write("clock"), *_about(call, "lock_tasks", asked)]
         self.begin = []
         [[(self.there, micros)], *answers] = await call.timed(*statements)
@@ -80,59 +86,53 @@ class MySqlBatch(Batch):
         return found
 
     def replace(self, found: Found, record: Record) -> None:
-        """Write a new life, with a payload and a group of its own."""
+        """Write a new life of a task, with a payload and a group of its own."""
         assert found.record is not None
         row = found.row
-        self._replaced.append((*settled_values(row, record), record.options, record.payload, record.group))
+        self._rows["replace_tasks"].append((*settled_values(row, record), record.options, record.payload, record.group))
         self.waiting.append(record)
         if record.group != found.record.group:
             if found.record.group is not None:
-                self._leaving.append(row)
+                self._rows["leave_groups"].append(row)
             if record.group is not None:
-                self._joining.append((row, record.group, record.topic, record.key))
+                self._rows["join_groups"].append((row, record.group, record.topic, record.key))
 
     def put_or_forget(self, found: Found, record: Record, *, moved: bool = False) -> None:
         row = found.row
         if record.keep_until is not None and record.keep_until <= self.there:
-            self._forgotten.append(row)
+            self._rows["forget_tasks"].append(row)
             if record.group is not None:
-                self._leaving.append(row)
+                self._rows["leave_groups"].append(row)
             return
-        self._put.append((*settled_values(row, record), b"", b""))
+        self._rows["put_tasks"].append((*settled_values(row, record), b"", b""))
         if record.keep_until is not None:
-            self._kept.append((record.keep_until, row))
+            self._rows["keep_tasks"].append((record.keep_until, row))
         if record.state is State.WAITING:
             self.waiting.append(record)
 
     def statements(self) -> list[bytes]:
         """The statements that write what was gathered, which is forgotten by that."""
-        call, written = self._call, []
-        if self._put:
-            written.append(call.write("put_tasks", rows=tuples(self._put, call.quote)))
-        if self._replaced:
-            written.append(call.write("replace_tasks", rows=tuples(self._replaced, call.quote)))
-        if self._forgotten:
-            written.append(call.write("forget_tasks", these=these(sorted(self._forgotten))))
-        if self._kept:
-            written.append(call.write("keep_tasks", rows=tuples(sorted(self._kept))))
-        if self._leaving:
-            written.append(call.write("leave_groups", rows=listed(sorted(self._leaving))))
-        if self._joining:
-            written.append(call.write("join_groups", rows=tuples(self._joining, call.quote)))
-        self._put, self._replaced, self._forgotten = [], [], []
-        self._kept, self._leaving, self._joining = [], [], []
-        return written
+        call, gathered = self.call, self._rows
+        self._rows = defaultdict(list)
+        written = {query: write(gathered[query], call.quote) for query, write in _WRITES.items() if query in gathered}
+        return [call.write(query, rows=rows, these=rows) for query, rows in written.items()]
 
     async def flush(self) -> None:
         if statements := self.statements():
-            await self._call.send(*statements)
+            await self.send(statements)
 
     async def finish(self, answer: bytes, wakes: Mapping[Topic, Millis], tell: Tell) -> None:
-        call = self._call
         statements = self.statements()
         tell(wakes)
-        statements += [*delete_batches(call, self._emptied), *call.pass_gate(self.highest, answer)]
-        await call.send(*statements, commits=True)
+        statements += [*delete_batches(self.call, self._emptied), *self.call.pass_gate(self.above(), answer)]
+        await self.send(statements, commits=True)
+
+    def above(self) -> Token | Code:
+        """No token that this call has given out is higher."""
+        return self.highest
+
+    async def send(self, statements: Sequence[bytes], *, commits: bool = False) -> None:
+        await self.call.send(*statements, commits=commits)
 
 
 # --- change and settle
@@ -192,7 +192,7 @@ async def _settle_done(connection: Runs, known: Settling, now: Millis | None) ->
     async def deleted(row: Repeated, call: Call) -> list[bool]:
         return [True] * count
 
-    answers = await connection.run(delete, deleted, past=delete)
+    answers = await connection.run(delete, deleted, locked="report")
     known.settled()
     return answers
 
@@ -219,7 +219,7 @@ async def extend(connection: MySqlConnection, leases: Sequence[Lease], now: Mill
             for topic, key, token in rows
         }
 
-    held = await connection.repeat(work, past=work)
+    held = await connection.repeat(work, locked="report")
     return [tuple(lease) in held for lease in leases]
 
 

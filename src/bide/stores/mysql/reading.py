@@ -1,78 +1,61 @@
-"""The operations that only read. A page and a tally are read in one snapshot: what moves meanwhile is seen once."""
+"""The operations that only read."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
-from itertools import pairwise
 
 from bide.core.instants import Millis
 from bide.core.records import Count, Filter, Record, Ref, State, Tally, Topic
 from bide.ports import COUNTED
-from bide.stores.mysql.journaled_connection import Call
 from bide.stores.mysql.lease_batches import under_way
 from bide.stores.mysql.operations import look_up
 from bide.stores.mysql.queries import CODES, ROW, STATES, record_of, these
-from bide.stores.sql.journaled_connection import Reader
-from bide.stores.sql.reading import LATEST, Located, Reads, by_wake_at, count_of, topics_from
+from bide.stores.sql.reading import LATEST, Located, ServerReads, by_wake_at, count_of, topics_from
 
 _ENDED = [state for state in STATES if not state.live]
 
 
-async def get(connection: Reader, refs: Sequence[Ref]) -> list[Record | None]:
-    """Each task by its name. O(log n) per task."""
+class MySqlReads(ServerReads):
+    _record_of, _row = record_of, ROW
 
-    async def work(call: Call) -> list[Record | None]:
-        found = {record.ref: record for record in await look_up(call, refs)}
+    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
+        found = {record.ref: record for record in await look_up(self._call, refs)}
         return [found.get(Ref(*ref)) for ref in refs]
 
-    return await connection.read(work)
-
-
-async def tally(connection: Reader, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None) -> Tally:
-    """Counts by topic and state, and of each interval up to `upto`; O(topics x COUNTED) and what is under way."""
-
-    async def work(call: Call) -> Tally:
+    async def tally(self, spans: Sequence[tuple[Millis, Millis]], upto: int, only: Collection[Topic] | None) -> Tally:
+        """O(topics x COUNTED) and what is under way."""
         counts: dict[tuple[Topic, State], Count] = {}
         forecast: dict[Topic, list[Count]] = {}
-        await call.begin_snapshot()
-        spans = [] if edges is None else list(pairwise(edges))
-        named = [topic async for topic in topics_from(MySqlReads(call), Filter(), "")] if only is None else only
-        for topic in named:
-            states, intervals = await _counted(call, topic, spans, upto)
+        for topic in [topic async for topic in topics_from(self, Filter(), "")] if only is None else only:
+            states, intervals = await self._counted(topic, spans, upto)
             counts.update({(topic, state): count for state, count in states.items() if count.number})
             if spans and states[State.WAITING].number:
                 forecast[topic] = intervals
-        await call.commit()
         return Tally(counts, forecast)
 
-    return await connection.read(work)
+    async def _counted(
+        self, topic: Topic, spans: Sequence[tuple[Millis, Millis]], upto: int
+    ) -> tuple[dict[State, Count], list[Count]]:
+        """How many are in each state, and how many wait in each interval.
 
-
-async def _counted(
-    call: Call, topic: Topic, spans: Sequence[tuple[Millis, Millis]], upto: int
-) -> tuple[dict[State, Count], list[Count]]:
-    """How many are in each state, and how many wait in each interval.
-
-    What is leased is counted one by one, and is not among what waits, where it lies.
-    """
-    held = await under_way(call, topic)
-    intervals = [(0, LATEST, COUNTED), *[(low, high, upto) for low, high in spans]]
-    asked, among = [], []
-    for low, high, most in intervals:
-        among.append(sum(low <= one.at < high for one in held))
-        asked.append(call.write("count_living", topic=topic, low=low, high=high, most=among[-1] + most + 1))
-    asked += [call.write("count_ended", topic=topic, state=CODES[state], most=COUNTED + 1) for state in _ENDED]
-    numbers = [number for ((number,),) in await call.send(*asked)]
-    waiting = [
-        count_of(number - leased, most) for number, leased, (_, _, most) in zip(numbers, among, intervals, strict=False)
-    ]
-    ended = [count_of(number, COUNTED) for number in numbers[len(intervals) :]]
-    states = {State.WAITING: waiting[0], State.LEASED: count_of(len(held), COUNTED)}
-    return {**states, **dict(zip(_ENDED, ended, strict=True))}, waiting[1:]
-
-
-class MySqlReads(Reads):
-    _record_of, _row = record_of, ROW
+        What is leased is counted one by one, and is not among what waits, where it lies.
+        """
+        call = self._call
+        held = await under_way(call, topic)
+        intervals = [(0, LATEST, COUNTED), *[(low, high, upto) for low, high in spans]]
+        asked, among = [], []
+        for low, high, most in intervals:
+            among.append(sum(low <= one.at < high for one in held))
+            asked.append(call.write("count_living", topic=topic, low=low, high=high, most=among[-1] + most + 1))
+        asked += [call.write("count_ended", topic=topic, state=CODES[state], most=COUNTED + 1) for state in _ENDED]
+        numbers = [number for ((number,),) in await call.send(*asked)]
+        waiting = [
+            count_of(number - leased, most)
+            for number, leased, (_, _, most) in zip(numbers, among, intervals, strict=False)
+        ]
+        ended = [count_of(number, COUNTED) for number in numbers[len(intervals) :]]
+        states = {State.WAITING: waiting[0], State.LEASED: count_of(len(held), COUNTED)}
+        return {**states, **dict(zip(_ENDED, ended, strict=True))}, waiting[1:]
 
     async def by_time(
         self, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, most: int

@@ -21,10 +21,9 @@ from bide.core.errors import StoreUnavailable
 from bide.ports import Finding
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.dialect import MYSQL, Connection
-from bide.stores.mysql.journaled_connection import Call
+from bide.stores.mysql.journaled_connection import Call, MySqlConnection
 from bide.stores.mysql.queries import Names, Template, queries_of
 from bide.stores.server_time import ServerTime
-from bide.stores.sql.journaled_connection import Reader
 from bide.stores.sql.leasing import POLL
 from bide.stores.sql.schema import PATIENCE, SqlSchema
 
@@ -76,7 +75,7 @@ _LONG = 600
 _PACKET = 4 * 1024 * 1024
 
 
-async def diagnose(connection: Reader, address: Address, time: ServerTime) -> list[Finding]:
+async def diagnose(connection: MySqlConnection, address: Address, time: ServerTime) -> list[Finding]:
     """Each look is one small query."""
 
     async def work(call: Call) -> list[Finding]:

@@ -12,16 +12,17 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
-from bide.core.errors import PartlyFailed, StoreError, StoreUnavailable
+from bide.core.errors import StoreError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import NewTask, Topic
 from bide.ports import Finding
 from bide.stores.batches import Conflicts, Named, slices
-from bide.stores.mysql import adding, operations, reading
+from bide.stores.mysql import adding, operations
 from bide.stores.mysql.address import Address
 from bide.stores.mysql.dialect import MYSQL, meaning
 from bide.stores.mysql.joined import MySqlVerbs, Transactions, identity_of
@@ -32,7 +33,8 @@ from bide.stores.mysql.reading import MySqlReads
 from bide.stores.mysql.schema import SCHEMA, diagnose
 from bide.stores.mysql.table import MySqlTable
 from bide.stores.sql.dialect import Locked
-from bide.stores.sql.locked_rows import Ask, RowLocked, is_among, together
+from bide.stores.sql.locked_rows import Ask, RowLocked, is_among
+from bide.stores.sql.operations import HELD
 from bide.stores.sql.runtime import Operations, Runtime
 from bide.stores.sql.store import SqlStore
 
@@ -109,7 +111,7 @@ class MySqlRuntime(Runtime):
         self.operations = Operations(
             add=partial(adding.add, conflicts=Conflicts()), change=operations.change,
             settle=partial(operations.settle, leased=self.leasing.leased), extend=operations.extend,
-            purge=operations.purge, forget_callers=operations.forget_callers, get=reading.get, tally=reading.tally,
+            purge=operations.purge, forget_callers=operations.forget_callers,
         )  # fmt: skip
 
     def _connection(self, name: str, **options: Any) -> MySqlConnection:
@@ -122,7 +124,10 @@ class MySqlRuntime(Runtime):
         return slices(asked, WITH_ERRORS if errors else AT_ONCE)
 
     async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
-        return await _go_past(self.connections[kind], self.connections["held"], part, ask, known=self.locked)
+        """A new task that makes too large a packet fails alone."""
+        connections = self.connections
+        failed = too_large(part, connections["read"].largest) if kind == "add" else {}
+        return await _go_past(connections[kind], connections["held"], part, ask, failed=failed, locked=set(self.locked))
 
     def tried_again(self, asked: Sequence[Any], answers: list[Any], ask: Ask, *, patience: float) -> list[Any]:
         if not is_among(RowLocked, answers):
@@ -130,7 +135,7 @@ class MySqlRuntime(Runtime):
         names = [(one.topic, one.key) for one, answer in zip(asked, answers, strict=True) if type(answer) is RowLocked]
 
         async def past(connection: MySqlConnection, part: Sequence[Any]) -> list[Any]:
-            return await _go_past(connection, connection, part, ask, waiting=False)
+            return await _go_past(connection, connection, part, ask, locked=await _find_locked(connection, part))
 
         apart = super().tried_again(asked, answers, past, patience=patience)
         for name, future in zip(names, [one for one in apart if isinstance(one, asyncio.Future)], strict=True):
@@ -181,44 +186,34 @@ async def _go_past(
     asked: Sequence[Any],
     ask: Ask,
     *,
-    known: Collection[Name] = (),
-    waiting: bool = True,
+    locked: set[Name],
+    failed: Mapping[int, StoreError] = MappingProxyType({}),
 ) -> list[Any]:
     """The answers of `ask`, and RowLocked for each that is locked.
 
-    `known`: those that are, and need not be tried. Not `waiting`: each is looked at first, on the connection `probe`.
+    `locked`: those that are known to be, and need not be tried. `failed`: the places of those that need not either, and
+    why. Which ones of a batch are locked is looked up on the connection `probe`.
     """
-    answers: list[Any] = [None] * len(asked)
-    left = list(range(len(asked)))
-    locked = {(one.topic, one.key) for one in asked} & set(known) if known else set()
-    ends = time.monotonic() + connection.patience
-    while left:
-        if not waiting or locked:
-            if not waiting:
-                locked = await _find_locked(probe, [asked[place] for place in left])
-            for place in left:
-                if (asked[place].topic, asked[place].key) in locked:
-                    answers[place] = RowLocked("an open transaction of somebody else's keeps the task locked")
-            left = [place for place in left if answers[place] is None]
-            if not left:
-                break
+    answers: list[Any] = [failed.get(place, HELD) for place in range(len(asked))]
+    ends, looked_up = time.monotonic() + connection.patience, False
+    while True:
+        left = [place for place, one in enumerate(asked) if place not in failed and (one.topic, one.key) not in locked]
+        part = asked if len(left) == len(asked) else [asked[place] for place in left]
         try:
-            if len(left) == len(asked):
-                return await ask(connection, asked)
-            for place, answer in zip(left, await ask(connection, [asked[place] for place in left]), strict=True):
-                answers[place] = answer
-            break
+            found = await ask(connection, part) if left else []
         except RowLocked as error:
-            if not waiting and time.monotonic() >= ends:
+            if looked_up and time.monotonic() >= ends:
                 raise StoreUnavailable(str(error)) from error
-            waiting, locked = False, set()
+            locked |= await _find_locked(probe, part)
+            looked_up = True
+            continue
         except StoreError as error:
             if len(left) == len(asked):
                 raise
-            for place in left:
-                answers[place] = error
-            break
-    return answers
+            found = [error] * len(left)
+        for place, answer in zip(left, found, strict=True):
+            answers[place] = answer
+        return answers
 
 
 async def _find_locked(connection: MySqlConnection, asked: Sequence[Named]) -> set[Name]:
@@ -254,23 +249,3 @@ class MySqlStore(SqlStore):
     _runtime = MySqlRuntime
     _schema = SCHEMA
     _tables = MySqlTable.each
-
-    async def _write(self, kind: str, asked: Sequence[Any], now: Millis) -> list[Any]:
-        """A new task that makes too large a packet fails alone."""
-        problems = too_large(asked, self._open().connections["read"].largest) if kind == "add" else {}
-        if not problems:
-            return await super()._write(kind, asked, now)
-        if len(problems) == len(asked):
-            raise problems[0]
-        fine = [place for place in range(len(asked)) if place not in problems]
-        added: Sequence[object]
-        try:
-            added = await together(await super()._write(kind, [asked[place] for place in fine], now))
-        except PartlyFailed as error:
-            added = error.answers
-        except StoreError as error:
-            added = [error] * len(fine)
-        answers: list[Any] = [problems.get(place) for place in range(len(asked))]
-        for place, answer in zip(fine, added, strict=True):
-            answers[place] = answer
-        raise PartlyFailed(answers)

@@ -154,7 +154,7 @@ class MySqlTable(ServerTable):
             return ()
         return [(identity, identity in still) for identity in ids] + [(None, False)] * (count - len(ids))
 
-    async def _undo(self, connection: Connection, transaction: None, error: BaseException) -> bool:
+    async def _undo(self, connection: Connection, error: BaseException) -> bool:
         if isinstance(error, Exception):  # else a statement may be under way
             with suppress(*MYSQL.away):
                 async with asyncio.timeout(SOON):
@@ -162,7 +162,7 @@ class MySqlTable(ServerTable):
                     return True
         return False
 
-    async def _commit(self, connection: Connection, transaction: None, rows: Sequence[DueRow]) -> None:
+    async def _commit(self, connection: Connection, rows: Sequence[DueRow]) -> None:
         try:
             await connection.ask("RELEASE SAVEPOINT bide_row; COMMIT")
         except MySQLError as error:

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any
 
 from msgspec import Struct
 
 from bide.core import lifecycle
 from bide.core.answers import Answer
-from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import At, NewTask, Topic
 from bide.stores.batches import Conflicts, rounds, wakes_of
 from bide.stores.postgres.journaled_connection import Call, Row
 from bide.stores.postgres.operations import PostgresBatch
 from bide.stores.postgres.queries import packed
-from bide.stores.sql.dialect import Shut, Taken
+from bide.stores.sql.dialect import Taken
 from bide.stores.sql.journaled_connection import Runs
 from bide.stores.sql.locked_rows import RowLocked
-from bide.stores.sql.operations import HELD, Places, Tell, answers_of, encode
+from bide.stores.sql.operations import HELD, Places, Tell, decide_added, rest_of
 
 _TRIES = 16
 """How often a batch comes upon something locked before the rest of it counts as locked: half a second."""
@@ -41,7 +41,7 @@ async def add(
     rest: Places = []
     adding = _Adding(connection, tasks, now, tell(wakes_of(tasks, about)), conflicts, answers, rest)
     first, *later = rounds(tasks)
-    try:
+    with rest_of(answers):
         await adding.apart(adding.insert, first)
         rest += [place for part in later for place in part]
         locked = {(tasks[place].topic, tasks[place].key) for place, one in enumerate(answers) if one is HELD}
@@ -50,10 +50,6 @@ async def add(
             rest.remove(place)
         if rest:
             await adding.apart(adding.look_first, rest)
-    except StoreError as error:
-        if all(answer is None for answer in answers):
-            raise
-        raise PartlyFailed([error if answer is None else answer for answer in answers]) from error
     return answers
 
 
@@ -99,19 +95,17 @@ class _Adding(Struct):
         form = "insert_tasks" if conflicts is None or conflicts.likely(news) else "insert_tasks_all_new"
 
         async def insert(call: Call) -> None:
-            rows = await call.timed(form, self.now, call.caller, call.number, *arguments, self.said)
-            if not rows:
-                raise Shut
-            self.rest += _inserted(tasks, places, rows[0], self.answers)
+            [row] = await call.numbered(form, self.now, *arguments, self.said)
+            self.rest += _inserted(tasks, places, row, self.answers)
 
         async def inserted(row: Row, call: Call) -> None:
             self.rest += _inserted(tasks, places, row, self.answers)
 
         try:
-            await self.connection.run(insert, inserted, past=insert, adding=True)
+            await self.connection.run(insert, inserted, locked="report", adding=True)
         except Taken:
             form = "insert_tasks"
-            await self.connection.run(insert, inserted, past=insert, adding=True)
+            await self.connection.run(insert, inserted, locked="report", adding=True)
         if conflicts is not None:
             conflicts.met(news, [tasks[place] for place in self.rest])
 
@@ -120,41 +114,20 @@ class _Adding(Struct):
         places.sort()
         asked = [self.tasks[place] for place in places]
 
-        async def decide(call: Call, *, past: bool = False) -> list[Answer | None]:
-            decided: list[Any] = [None] * len(asked)
-            batch = PostgresBatch(call, self.now, past=past)
-            for part in rounds(asked):
-                left = part
-                while left:
-                    free = []
-                    for place, found in zip(left, await batch.lock([asked[place] for place in left]), strict=True):
-                        if found.held:
-                            continue
-                        if found.record is None:  # it ended meanwhile, and nothing is in the way any more
-                            free.append(place)
-                            continue
-                        answer = decided[place] = lifecycle.schedule(
-                            asked[place], found.record, batch.there, found.token
-                        )
-                        if answer.result in lifecycle.ADDED and answer.record is not None:
-                            batch.put(answer.record)
-                    await batch.flush()
-                    left = free
-                    if free:
-                        [one] = await call.timed("insert_tasks", self.now, None, None, *_insertion(asked, free), [])
-                        left = _inserted(asked, free, one, decided)
-            await batch.finish(encode(decided), {}, lambda wakes: self.said)
-            return decided
-
-        async def decide_past(call: Call) -> list[Answer | None]:
-            return await decide(call, past=True)
-
-        async def decided_before(row: Row, call: Call) -> list[Answer | None]:
-            return answers_of(row["answer"])
-
-        decided = await self.connection.run(decide, decided_before, past=decide_past, adding=True)
+        decided = await decide_added(
+            self.connection, asked, lambda wakes: self.said, partial(_Batch, now=self.now), locked="pass"
+        )
         for place, answer in zip(places, decided, strict=True):
-            self.answers[place] = HELD if answer is None else answer
+            self.answers[place] = answer
+
+
+class _Batch(PostgresBatch):
+    """Inserts what ended meanwhile, so that nothing is in the way any more."""
+
+    async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
+        await self.flush()
+        [row] = await self.call.timed("insert_tasks", self.now, None, None, *_insertion(tasks, places), [])
+        return _inserted(tasks, places, row, answers)
 
 
 _OFTEN_ALIKE = (0, 3, 7)

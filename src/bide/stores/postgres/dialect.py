@@ -120,6 +120,10 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
     _known: ClassVar[tuple[frozenset[int], Any]] = frozenset(), ()
     settings = ""
     """Statements that make those that it was opened with."""
+    begun: Any
+    """The driver's transaction for a handler, who may have savepoints in it: `conn.transaction()`."""
+    name: str
+    number: int
     pooled = False
     """True if a proxy stands between, so that the session is nobody's."""
 
@@ -133,6 +137,11 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
 
     async def ask(self, statement: str) -> None:
         await self.execute(statement)
+
+    async def begin(self) -> None:
+        """Begin a transaction for a handler."""
+        self.begun = self.transaction(isolation="read_committed")
+        await self.begun.start()
 
     async def rollback(self) -> None:
         if self.is_in_transaction():

@@ -21,7 +21,7 @@ from bide.stores.postgres.dialect import by_code, connect, meaning, said
 from bide.stores.postgres.journaled_connection import CALLS_OF_A_ROW, Call
 from bide.stores.sql.dialect import Lost
 from bide.stores.sql.joined import JoinedVerbs, Known, Nobody, RunsItself, Whole, ended
-from bide.stores.sql.transactions import Lent, OwnTransactions
+from bide.stores.sql.transactions import OwnTransactions
 
 SAMPLES: Sequence[Any] = (
     ["a\u00e9", None], [1 << 62, None], [True, False], [b"\x00\xff", None], "a\u00e9", b"\x00\xff", -1,
@@ -121,39 +121,30 @@ _SESSION = {
 _CONSTRAINT: type[Exception] = asyncpg.IntegrityConstraintViolationError
 
 
-class _Lent(Lent):
-    def __init__(self, connection: Any, name: str) -> None:
-        super().__init__(connection, name)
-        self.first_name = name
-        self.transaction: Any = None
-        """The driver's own, so that a handler may have savepoints in it: `conn.transaction()`."""
-
-
 class Transactions(OwnTransactions):
     """On asyncpg's connections."""
 
-    async def _connect(self, name: str) -> _Lent:
-        return _Lent(await connect(self._address, within=self._silence, session=_SESSION), name)
+    async def _connect(self) -> Any:
+        return await connect(self.address, within=self._silence, session=_SESSION)
 
-    async def _begin(self, lent: _Lent) -> None:
-        if (
-            lent.number % CALLS_OF_A_ROW == 0
-        ):  # see `journaled_connection`; the row before it is forgotten in ten minutes
-            lent.name = f"{lent.first_name}.{lent.number}"
-        lent.transaction = lent.connection.transaction(isolation="read_committed")
-        await lent.transaction.start()
-        await lent.connection.execute(f"SET LOCAL bide.transaction = '{lent.number}'")
+    async def _begin(self, connection: Any) -> None:
+        number = connection.number
+        if number % CALLS_OF_A_ROW == 0:  # see `journaled_connection`; the row before it is forgotten in ten minutes
+            connection.name = f"{connection.name.partition('.')[0]}.{number}"
+        await connection.begin()
+        await connection.execute(f"SET LOCAL bide.transaction = '{number}'")
 
-    async def _mark(self, lent: _Lent) -> None:
-        if not await lent.connection.fetch(self._runtime.joined_queries["keep_transaction"], lent.name, lent.number):
-            raise ended(self._address.shown)
+    async def _mark(self, connection: Any) -> None:
+        keep = self._runtime.joined_queries["keep_transaction"]
+        if not await connection.fetch(keep, connection.name, connection.number):
+            raise ended(self.address.shown)
 
-    async def _commit(self, lent: _Lent) -> None:
-        await lent.transaction.commit()
+    async def _commit(self, connection: Any) -> None:
+        await connection.begun.commit()
 
-    async def _marked(self, lent: _Lent) -> int:
+    async def _marked(self, connection: Any) -> int:
         async def look(call: Call) -> int:
-            [(number,)] = await call.fetch("was_kept", lent.name)
+            [(number,)] = await call.fetch("was_kept", connection.name)
             return int(number)
 
         return int(await self._keep.read(look))
@@ -163,13 +154,13 @@ class Transactions(OwnTransactions):
             return error  # a constraint of the handler's tables that the commit looks at: as any other error of theirs
         if isinstance(error, asyncpg.InFailedSQLTransactionError):
             return SetupError(
-                f"{self._address.shown}: a statement inside failed, so the transaction cannot be committed; "
+                f"{self.address.shown}: a statement inside failed, so the transaction cannot be committed; "
                 "let its error out of the block, or put the statement into a savepoint (`conn.transaction()`)"
             )
         return super()._refused(error, found)
 
-    async def _rollback(self, lent: _Lent) -> None:
-        if lent.connection.is_in_transaction():
-            await lent.transaction.rollback()
+    async def _rollback(self, connection: Any) -> None:
+        if connection.is_in_transaction():
+            await connection.begun.rollback()
         else:  # somebody ended it, and the driver does not know
-            lent.connection.terminate()
+            connection.terminate()

@@ -12,8 +12,10 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from bide.core.instants import Millis
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.dialect import PLANNER, POSTGRES, SESSION, connect
+from bide.stores.sql.dialect import Shut
 from bide.stores.sql.journaled_connection import JournaledConnection, NumberedCall
 
 CALLS_OF_A_ROW = 256
@@ -57,6 +59,13 @@ class Call(NumberedCall):
         rows = await self.fetch(query, *arguments)
         if rows and self._of.time is not None:
             self._of.time.saw(rows[0]["micros"], sent, time.monotonic())
+        return rows
+
+    async def numbered(self, query: str, now: Millis | None, *arguments: Any) -> list[Any]:
+        """The same, of a query that passes the gate. Raises Shut."""
+        rows = await self.timed(query, now, self.caller, self.number, *arguments)
+        if not rows:
+            raise Shut
         return rows
 
     async def ask(self, query: str, **values: Any) -> list[Any]:
@@ -105,10 +114,10 @@ class PostgresConnection(JournaledConnection[Call]):
     async def _connect(self) -> Any:
         return await connect(self._address, within=self._silence, session=_SESSION)
 
-    def _call(self, connection: Any, limit: asyncio.Timeout, *, again: bool, numbered: bool) -> Call:
+    def _call(self, connection: Any, limit: asyncio.Timeout) -> Call:
         return Call(self, connection, self.queries, limit)
 
-    async def _prepare(self, call: Call, *, again: bool) -> Any:
+    async def _prepare(self, call: Call) -> Any:
         """Now and then, go on with another row."""
         if self.number > self._renew_at:
             name = f"{self._first_name}.{self.number}"

@@ -8,12 +8,11 @@ from typing import Any
 
 from bide.core.instants import Millis
 from bide.core.records import Leased, Record, Topic
-from bide.stores.postgres.bounds import LONGEST, SOON, Asked, Bounds, Reach
+from bide.stores.postgres.bounds import SOON, Asked, Bounds, Reach
 from bide.stores.postgres.journaled_connection import Call, PostgresConnection, Row
 from bide.stores.postgres.queries import MOST, WOKE, record_of
-from bide.stores.sql.dialect import Shut
 from bide.stores.sql.leasing import LATER, Leasing
-from bide.stores.sql.scan_position import SLACK, ScanFloors
+from bide.stores.sql.scan_position import LONGEST, SLACK, ScanFloors
 
 _BEFORE = 5
 """Columns in front of the record's: now, micros, wake, ends, skipped."""
@@ -29,7 +28,7 @@ class PostgresLeasing(Leasing):
     def __init__(self, runtime: Any) -> None:
         pooled = runtime.address.pooled
         super().__init__(runtime, ScanFloors(used=runtime.by_server, slack=SLACK if pooled else _SLACK))
-        self.bounds = Bounds(used=runtime.by_server and not pooled, beside=self.look_in_background)
+        self.bounds = Bounds(used=runtime.by_server and not pooled, background=self.look_in_background)
 
     async def _take(
         self, wants: Mapping[Topic, int], now: Millis | None, about: Millis, lasts: Millis, holder: str
@@ -44,27 +43,19 @@ class PostgresLeasing(Leasing):
             began, reach = time.monotonic(), None
             try:
                 if not thorough and len(topics) == 1 and floors.plenty(topics[0]):
-                    rows = await call.timed(
-                        f"lease_more_{form}", now, call.caller, call.number, topics[0], counts[0], lasts, holder,
-                        since[0],
-                    )  # fmt: skip
-                    if not rows:
-                        raise Shut
+                    rows = await call.numbered(f"lease_more_{form}", now, topics[0], counts[0], lasts, holder, since[0])
                     return self._taken_more(rows, topics[0], counts[0]), False
                 reach = await self._reach(call, topics, since, thorough=thorough)
                 began = time.monotonic()
-                rows = await call.timed(
-                    f"lease_{form}", now, call.caller, call.number, topics, counts, lasts, holder, reach.waiting,
-                    thorough, reach.lost, reach.ends, SOON,
+                rows = await call.numbered(
+                    f"lease_{form}", now, topics, counts, lasts, holder, reach.waiting, thorough, reach.lost,
+                    reach.ends, SOON,
                 )  # fmt: skip
             except BaseException:
                 floors.failed(topics)
                 if reach is not None:
-                    bounds.failed(time.monotonic() - began, reach)
+                    bounds.failed(time.monotonic() - began, whole=reach.whole)
                 raise
-            if not rows:
-                floors.failed(topics)
-                raise Shut
             if thorough:
                 bounds.looked(topics, time.monotonic() - began, rows[0]["now"], reach, lasts)
             return self._taken(rows, dict(zip(topics, counts, strict=True)), thorough=thorough)
@@ -147,7 +138,7 @@ class PostgresLeasing(Leasing):
                 [row] = await call.timed("look_for_wake", *asked)
             except BaseException:
                 floors.failed(topics)
-                bounds.failed(time.monotonic() - began, reach)
+                bounds.failed(time.monotonic() - began, whole=reach.whole)
                 raise
             if thorough:
                 bounds.looked(topics, time.monotonic() - began, row["now"], reach)

@@ -15,27 +15,25 @@ from typing import Any
 import msgspec
 
 from bide.core.answers import Answer
-from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import At, Change, Lease, Move, Record, Result, Settlement, State, Token, Topic, Verdict
 from bide.stores.batches import AT_ONCE, Named, rounds, wakes_of
 from bide.stores.postgres.journaled_connection import Call, PostgresConnection
 from bide.stores.postgres.queries import BYTES, columns, once, packed, record_of, values_of
 from bide.stores.sql.dialect import Shut
-from bide.stores.sql.journaled_connection import Runs
+from bide.stores.sql.journaled_connection import OnLocked, Runs
 from bide.stores.sql.locked_rows import RowLocked
-from bide.stores.sql.operations import HELD, Batch, Found, Places, Tell, decide_changes, decide_settlements
+from bide.stores.sql.operations import HELD, Batch, Found, Places, Tell, decide_changes, decide_settlements, rest_of
 
 _LEASE_COLUMNS = 3
 
 
 class PostgresBatch(Batch):
-    """See `sql.operations`. `past`: it passes over what others have locked."""
+    """See `sql.operations`."""
 
-    def __init__(self, call: Call, now: Millis | None, *, past: bool = False) -> None:
-        self._call = call
-        self._now = now
-        self._query = "lock_tasks_past" if past else "lock_tasks"
+    def __init__(self, call: Call, now: Millis | None) -> None:
+        self.call = call
+        self.now = now
         self._gate: tuple[Any, Any] | None = None
         self._locked: set[tuple[Topic, str]] = set()
         self._put: list[tuple[Any, ...]] = []
@@ -44,27 +42,30 @@ class PostgresBatch(Batch):
         self.waiting: list[Record] = []
 
     async def lock(self, asked: Sequence[Named]) -> list[Found]:
-        call = self._call
+        call = self.call
         if self._gate is None:
             await call.begin()
             self._gate = call.caller, call.number
         topics, keys = [one.topic for one in asked], [one.key for one in asked]
-        rows = await call.timed(self._query, self._now, *self._gate, topics, keys)
+        query = "lock_tasks_past" if call.past else "lock_tasks"
+        rows = await call.timed(query, self.now, *self._gate, topics, keys)
         if not rows:
             raise Shut
         self._gate = None, None
         self.there = rows[0]["now"]
         found = []
         for one, row in zip(asked, rows, strict=True):
-            held = self._query == "lock_tasks_past" and (row["held"] or (one.topic, one.key) in self._locked)
+            held = call.past and (row["held"] or (one.topic, one.key) in self._locked)
             if held:  # nor what comes later of the same task
                 self._locked.add((one.topic, one.key))
             there = not held and row["topic"] is not None
             found.append(Found(record_of(row, 3) if there else None, row["new_token"], held=held))
         return found
 
-    def put(self, record: Record) -> None:
-        """Write a whole task."""
+    def replace(self, found: Found, record: Record) -> None:
+        self._write_whole(record)
+
+    def _write_whole(self, record: Record) -> None:
         self._put.append(values_of(record))
         if record.state is State.WAITING:
             self.waiting.append(record)
@@ -77,21 +78,21 @@ class PostgresBatch(Batch):
         elif record.keep_until is not None and record.keep_until <= self.there:
             self._forgotten.append((record.topic, record.key))
         else:
-            self.put(record)
+            self._write_whole(record)
 
     async def flush(self) -> None:
         if self._put or self._moved or self._forgotten:
             await self._write(None, None, None, [])
 
     async def finish(self, answer: bytes, wakes: Mapping[Topic, Millis], tell: Tell) -> None:
-        await self._write(self._call.number, self.there, answer, tell(wakes))
-        await self._call.commit()
+        await self._write(self.call.number, self.there, answer, tell(wakes))
+        await self.call.commit()
 
     async def _write(self, number: int | None, now: Millis | None, answer: bytes | None, said: list[str]) -> None:
         """Write what was gathered; with an `answer`, the call is over."""
-        await self._call.fetch(
+        await self.call.fetch(
             "write_tasks", *columns(self._put, 20), *columns(self._moved, 6), *columns(self._forgotten, 2),
-            self._call.caller, number, now, answer, said,
+            self.call.caller, number, now, answer, said,
         )  # fmt: skip
         self._put, self._moved, self._forgotten = [], [], []
 
@@ -106,24 +107,20 @@ async def change(
     begin = partial(PostgresBatch, now=now)
     moves = [one for one in changes if type(one) is Move]
     if len(moves) < len(changes):
-        return await decide_changes(connection, changes, tell, begin, passes=True)
+        return await decide_changes(connection, changes, tell, begin, locked="pass")
     answers: list[Any] = [None] * len(moves)
-    locked = connection.passes
-    if not locked:
+    locked: OnLocked = "pass"
+    if not connection.passes:
         said = tell(wakes_of(moves, about))
         try:
             await move(connection, moves, answers, now, said)
         except RowLocked:  # not done: one of them was locked for longer than a lock is waited for
-            locked, tell = True, lambda wakes: said  # which counts as told, and was not
+            locked, tell = "pass at once", lambda wakes: said  # which counts as told, and was not
     rest = [place for place, answer in enumerate(answers) if answer is None]
     if rest:
-        try:
+        with rest_of(answers):
             left = [moves[place] for place in rest]
-            decided = await decide_changes(connection, left, tell, begin, passes=True, passing=locked)
-        except StoreError as error:
-            if len(rest) == len(answers):
-                raise
-            raise PartlyFailed([error if answer is None else answer for answer in answers]) from error
+            decided = await decide_changes(connection, left, tell, begin, locked=locked)
         for place, answer in zip(rest, decided, strict=True):
             answers[place] = answer
     return answers
@@ -134,7 +131,7 @@ async def settle(
 ) -> list[Any]:
     """Record how leases ended. All plain Done: one conditional delete; a batch of both kinds: one of each."""
     plain = [one.verdict is Verdict.DONE and one.wake is None and one.keep_until <= about for one in outcomes]
-    settled: list[Any] = [False] * len(outcomes)
+    settled: list[Any] = [None] * len(outcomes)
     done = [place for place, yes in enumerate(plain) if yes]
     other = [place for place, yes in enumerate(plain) if not yes]
     names = {(outcomes[place].topic, outcomes[place].key) for place in done}
@@ -142,49 +139,37 @@ async def settle(
         done, other = [], list(range(len(outcomes)))  # one task both ways: what comes first counts
     if done:
         await _settle_done(connection, outcomes, done, now, settled)
-    if not other:
-        return settled
-
-    begin = partial(PostgresBatch, now=now)
-    asked = [outcomes[place] for place in other]
-    try:
-        truths = await decide_settlements(connection, asked, tell, begin, passes=True)
-    except StoreError as error:
-        if not done:
-            raise
-        left = set(other)
-        raise PartlyFailed([error if place in left else yes for place, yes in enumerate(settled)]) from error
-    for place, yes in zip(other, truths, strict=True):
-        settled[place] = yes
+    if other:
+        with rest_of(settled):
+            left, begin = [outcomes[place] for place in other], partial(PostgresBatch, now=now)
+            decided = await decide_settlements(connection, left, tell, begin, locked="pass")
+        for place, yes in zip(other, decided, strict=True):
+            settled[place] = yes
     return settled
 
 
 async def _settle_done(
     connection: Runs, outcomes: Sequence[Settlement], places: Places, now: Millis | None, settled: list[Any]
 ) -> None:
-    """Set True in `settled` for those that were still held, and HELD for those that somebody has locked."""
+    """Note in `settled` whether each was still held, and HELD for those that somebody has locked."""
     leases: dict[tuple[Topic, str, Token], int] = {}
     for place in places:
         one = outcomes[place]
+        settled[place] = False
         leases.setdefault((one.topic, one.key, one.token), place)  # the second of two settles nothing
     asked = sorted(leases)
     arguments = columns(asked, _LEASE_COLUMNS)
     arguments[0] = once(arguments[0])
 
-    async def delete(call: Call, query: str = "settle_done") -> Any:
-        rows = await call.timed(query, now, call.caller, call.number, *arguments)
-        if not rows:
-            raise Shut
-        passed_over = rows[0]["held"] if query == "settle_done_past" else None
-        return rows[0], [asked[number - 1] for number in passed_over or ()]
-
-    async def delete_past(call: Call) -> Any:
-        return await delete(call, "settle_done_past")
+    async def delete(call: Call) -> Any:
+        [row] = await call.numbered("settle_done_past" if call.past else "settle_done", now, *arguments)
+        passed_over = row["held"] if call.past else None
+        return row, [asked[number - 1] for number in passed_over or ()]
 
     async def deleted(row: Any, call: Call) -> Any:
         return row, None  # what was passed over is forgotten: all that is left is asked for again
 
-    row, locked = await connection.run(delete, deleted, past=delete_past)
+    row, locked = await connection.run(delete, deleted, locked="pass")
     tokens = row["tokens"] or ()
     held: Collection[Any] = leases
     if len(tokens) < len(asked):
@@ -204,20 +189,15 @@ async def extend(
     """Keep each lease for so long from now on."""
     asked = sorted(set(leases))
     arguments = columns(asked, _LEASE_COLUMNS)
-    locked: set[Lease] = set()
 
-    async def work(call: Call) -> set[Lease]:
-        rows = await call.timed("extend_leases", now, lasts, *arguments)
-        return {Lease(row["topic"], row["key"], row["token"]) for row in rows}
+    async def work(call: Call) -> dict[Lease, Any]:
+        rows = await call.timed("extend_leases_past" if call.past else "extend_leases", now, lasts, *arguments)
+        return {
+            Lease(row["topic"], row["key"], row["token"]): HELD if call.past and row["held"] else True for row in rows
+        }
 
-    async def work_past(call: Call) -> set[Lease]:
-        rows = await call.timed("extend_leases_past", now, lasts, *arguments)
-        found = [(Lease(row["topic"], row["key"], row["token"]), row["held"]) for row in rows]
-        locked.update(lease for lease, held in found if held)
-        return {lease for lease, held in found if not held}
-
-    held = await connection.repeat(work, past=work_past)
-    return [HELD if lease in locked else lease in held for lease in leases]
+    extended = await connection.repeat(work, locked="pass")
+    return [extended.get(lease, False) for lease in leases]
 
 
 _OFTEN_ALIKE = (0, 3)
@@ -242,15 +222,12 @@ async def move(
                 answers[places[place - 1]] = Answer(Result.MOVED, record_of(row, start + 2), was)
 
     async def update(call: Call) -> None:
-        rows = await call.timed("move_tasks", now, call.caller, call.number, *arguments, said)
-        if not rows:
-            raise Shut
-        answered(rows, 3)
+        answered(await call.numbered("move_tasks", now, *arguments, said), 3)
 
     async def updated(row: Any, call: Call) -> None:
         answered(_moves_kept(row["answer"]))
 
-    await connection.run(update, updated, past=update)
+    await connection.run(update, updated, locked="report")
 
 
 def _arguments(moves: Sequence[Move], places: Sequence[int]) -> list[list[Any]]:

@@ -15,7 +15,7 @@ from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.ports import Finding, Heard, Listening
 from bide.stores.batches import AT_ONCE, Conflicts
-from bide.stores.postgres import adding, operations, reading
+from bide.stores.postgres import adding, operations
 from bide.stores.postgres.address import Address
 from bide.stores.postgres.dialect import POSTGRES
 from bide.stores.postgres.joined import SAMPLES, PostgresVerbs, Transactions
@@ -49,7 +49,7 @@ class PostgresRuntime(Runtime):
         self.operations = Operations(
             add=partial(adding.add, conflicts=Conflicts()), change=operations.change, settle=operations.settle,
             extend=operations.extend, purge=operations.Purging(used=self.by_server).purge,
-            forget_callers=operations.forget_callers, get=reading.get, tally=reading.tally,
+            forget_callers=operations.forget_callers,
         )  # fmt: skip
         channel = Names(address.schema, address.prefix).channel
         self.notifications = Subscription(self, channel, patience=silence)
@@ -125,4 +125,4 @@ class PostgresStore(SqlStore):
     _tables = PostgresTable.each
 
     def __init__(self, url: str, *, cap: Millis = 60_000, **options: Any) -> None:
-        super().__init__(url, own={"cap": cap}, **options)
+        super().__init__(url, cap=cap, **options)

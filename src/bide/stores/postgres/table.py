@@ -50,10 +50,8 @@ class PostgresTableConnections(TableConnections):
                 self._listening = asyncio.get_running_loop().create_task(self._listen_on(), name="bide echo")
         return connection
 
-    async def _begin(self, connection: Any) -> Any:
-        transaction = connection.transaction(isolation="read_committed")
-        await transaction.start()
-        return transaction
+    async def _begin(self, connection: Any) -> None:
+        await connection.begin()
 
     async def close(self, user: object) -> None:
         if self._listening is not None and self._users <= {user}:
@@ -174,18 +172,18 @@ class PostgresTable(ServerTable):
         await connection.execute(_THEIRS, timeout=SILENCE)
         return changed
 
-    async def _undo(self, connection: Any, transaction: Any, error: BaseException) -> bool:
+    async def _undo(self, connection: Any, error: BaseException) -> bool:
         with suppress(*AWAY):
             async with asyncio.timeout(SOON):
-                await transaction.rollback()
+                await connection.begun.rollback()
                 return True
         return False
 
-    async def _commit(self, connection: Any, transaction: Any, rows: Sequence[DueRow]) -> None:
+    async def _commit(self, connection: Any, rows: Sequence[DueRow]) -> None:
         if not connection.is_in_transaction():
             raise SetupError("the handler ended the transaction of its row; leave that to the end of it")
         with self._refusing(rows):
-            await transaction.commit()
+            await connection.begun.commit()
 
     # --- examine
 

@@ -1,15 +1,6 @@
 """The traits of one kind of server: its connections, and the meaning of its errors.
 
-Errors are told apart by what is to be done about them:
-
-Lost          it was sent, and the answer did not come: only the caller's row tells whether it was done
-NotSent       there is no connection, or nothing that writes at its end: trying again is safe
-Again         it was refused and undone for what others did meanwhile: the same batch once more
-Locked        the same, since others keep a row of it locked: the others of the batch without it
-Shut          the gate is: this call was done before, or its caller has no row yet
-Taken         it was refused and undone, since a key that was to be new is there
-Fewer         it was refused and undone, since not all of the rows were as they were thought to be
-(a StoreError) it will not be done, for the reason that it says
+Errors are told apart by what is to be done about them; a StoreError means that it will not be done, and says why.
 """
 
 from __future__ import annotations
@@ -26,6 +17,10 @@ class Connection(Protocol):
 
     driver: Any
     """The driver's own connection."""
+    name: str
+    """Of its row among the callers, while handlers' transactions are on it."""
+    number: int
+    """The handlers' transactions on it so far."""
 
     @property
     def usable(self) -> bool:
@@ -72,19 +67,19 @@ Code = TypeVar("Code")
 
 
 class NotSent(Exception):
-    """Nothing was done, and it may pass."""
+    """There is no connection, or nothing that writes at its end: trying again is safe."""
 
 
 class Lost(Exception):
-    """The connection broke, or nothing came in time, after it was sent."""
+    """It was sent, and the answer did not come: only the caller's row tells whether it was done."""
 
 
 class Again(Exception):
-    """Undone by the server, because of others: try again."""
+    """Refused and undone for what others did meanwhile: the same batch once more."""
 
 
 class Locked(Again):
-    """Undone by the server: somebody has kept a row locked for longer than our connections wait for one."""
+    """The same, since others have kept a row locked for longer than we wait: the others of the batch without it."""
 
 
 class Shut(Exception):
@@ -92,11 +87,11 @@ class Shut(Exception):
 
 
 class Taken(Exception):
-    """A key that was to be new is there already."""
+    """Refused and undone, since a key that was to be new is there."""
 
 
 class Fewer(Exception):
-    """Not all of the rows were as they were thought to be."""
+    """Refused and undone, since not all of the rows were as they were thought to be."""
 
 
 OURS = (BideError, NotSent, Lost, Again, Shut, Taken, Fewer)

@@ -88,7 +88,11 @@ class JoinedVerbs(ABC):
         return await self._write(type(self)._settle, outcomes, now)
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
-        return [one for part in slices(refs, self._at_once) for one in await self._runtime.operations.get(self, part)]
+        async def work(call: Any) -> list[Record | None]:
+            reads = self._runtime.reads(call)
+            return [one for part in slices(refs, self._at_once) for one in await reads.get(part)]
+
+        return await self.read(work) if refs else []
 
     async def find(self, where: Filter, page: Page) -> Found:
         return await find(self, self._runtime.reads, where, page)

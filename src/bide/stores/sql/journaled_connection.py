@@ -16,7 +16,7 @@ import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from bide.core.errors import OutcomeUnknown, StoreMismatch, StoreUnavailable
 from bide.stores.batches import refused_later
@@ -28,6 +28,10 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 T = TypeVar("T")
 Work = Callable[[Any], Awaitable[T]]
 """The work of a call."""
+OnLocked = Literal["wait", "report", "pass", "pass at once"]
+"""How a call treats rows that others have locked for longer than our connections wait: it is sent again until patience
+is over; raises RowLocked; or its work is done anew with `call.past` set, which passes over them (from the first, if it
+is known that there are such rows)."""
 Repeated = Callable[[Any, Any], Awaitable[T]]
 """Makes the answer of a call that was done before, from its row and another call."""
 
@@ -37,23 +41,17 @@ class Runs(Protocol):
 
     @property
     def passes(self) -> bool:
-        """True if it waits for nobody: rows that others have locked are passed over from the first."""
+        """True if it waits for nobody: what may pass over locked rows does so from the first."""
 
     async def run(
-        self, work: Work[T], repeated: Repeated[T], *, past: Work[T] | None = None, adding: bool = False
+        self, work: Work[T], repeated: Repeated[T], *, locked: OnLocked = "wait", adding: bool = False
     ) -> T: ...
-
-
-class Reader(Protocol):
-    """Carries out what only reads: a connection, or the transaction of somebody else's."""
-
-    async def read(self, work: Work[T]) -> T: ...
 
 
 class NumberedCall(ABC):
     """One call on its way: the connection, and what the gate is told."""
 
-    __slots__ = ("_limit", "_of", "connection", "number", "queries", "sent")
+    __slots__ = ("_limit", "_of", "again", "connection", "number", "past", "queries", "sent")
 
     def __init__(self, of: Any, connection: Any, queries: Any, limit: asyncio.Timeout | None = None) -> None:
         """`of`: the JournaledConnection. `limit`: when it is taken for lost."""
@@ -62,6 +60,10 @@ class NumberedCall(ABC):
         self.connection = connection
         self.number: int = of.number
         self.queries = queries
+        self.again = False
+        """True if an earlier sending may be done, or under way."""
+        self.past = False
+        """True if it is to pass over rows that others have locked."""
         self.sent = False
         """True once something was sent that may be done although no answer came: within a transaction only its end."""
 
@@ -126,45 +128,39 @@ class JournaledConnection(ABC, Generic[C]):
         self._connection: Any = None
         self._closed = False
 
-    async def run(
-        self, work: Work[T], repeated: Repeated[T], *, past: Work[T] | None = None, adding: bool = False
-    ) -> T:
+    async def run(self, work: Work[T], repeated: Repeated[T], *, locked: OnLocked = "wait", adding: bool = False) -> T:
         """`work`, once. If it was done by a sending whose answer was lost, `repeated` makes its answer.
 
-        `past` is the same passing over what others have locked, for when something is; it has the same number, since
-        of the first form nothing was done. Raises what the dialect says an error means, of which Taken and Fewer are
-        left to the caller; RowLocked, where also `past` (which may be `work` itself) came upon something locked;
-        StoreUnavailable: not done; OutcomeUnknown.
+        Raises what the dialect says an error means, of which Taken and Fewer are left to the caller; RowLocked (see
+        OnLocked); StoreUnavailable: not done; OutcomeUnknown.
         """
         async with self._turn:
             self.number += 1
-            return await self._insist(work, repeated, past, adding=adding)
+            return await self._insist(work, repeated, locked, adding=adding)
 
     async def read(self, work: Work[T]) -> T:
         """`work` that only reads, or leaves nothing that anybody sees. Raises StoreUnavailable: no answer."""
         async with self._turn:
             return await self._insist(work, None, writes=False)
 
-    async def repeat(self, work: Work[T], *, past: Work[T] | None = None) -> T:
+    async def repeat(self, work: Work[T], *, locked: OnLocked = "wait") -> T:
         """`work` that writes, or reads what is to be true of the primary, and may be done twice without harm.
 
         Else as `run`.
         """
         async with self._turn:
-            return await self._insist(work, None, past)
+            return await self._insist(work, None, locked)
 
     async def _insist(
         self,
         work: Work[T],
         repeated: Repeated[T] | None,
-        past: Work[T] | None = None,
+        locked: OnLocked = "wait",
         *,
         adding: bool = False,
         writes: bool = True,
     ) -> T:
-        passing = past is not None and (past is work or self.passes)
-        if past is not None and passing:
-            work = past
+        past = locked == "pass at once" or (locked == "pass" and self.passes)
         ends = time.monotonic() + self.patience
         pause, maybe = _FIRST_PAUSE, False
         while True:
@@ -172,37 +168,24 @@ class JournaledConnection(ABC, Generic[C]):
             try:
                 connection = await self._connected(writes=writes)
                 async with asyncio.timeout(self._silence) as limit:
-                    call = self._call(connection, limit, again=maybe, numbered=repeated is not None)
-                    if repeated is not None and (row := await self._prepare(call, again=maybe)) is not None:
-                        return await repeated(row, call)
-                    try:
-                        return await work(call)
-                    except Exception as error:
-                        found = self._meaning(error, call, adding=adding)
-                        if repeated is None or not isinstance(found, (Shut, Taken, Fewer) if maybe else Shut):
-                            raise
-                        await self._undo()
-                        call.undone()
-                        if (row := await self._look_back(call)) is not None:
-                            return await repeated(row, call)
-                        if not isinstance(found, Shut):
-                            raise
-                    if maybe and self._introduced:  # nobody heard of it for ten minutes, and its row was forgotten
-                        raise OutcomeUnknown(f"{self._address.shown}: what became of a call is no longer known")
-                    maybe = False  # to those without a row the gate is shut
-                    await self._introduce(call)
-                    continue
+                    call = self._call(connection, limit)
+                    call.again, call.past = maybe, past
+                    if repeated is not None:
+                        return await self._once(call, work, repeated, adding=adding)
+                    call.sent = True  # nobody says which of its statements commits
+                    return await work(call)
             except Exception as error:
                 why = self._meaning(error, call, adding=adding)
+                maybe = maybe if call is None else call.again
                 if isinstance(why, Lost | NotSent):
                     # refused: whatever was in front of the refusal is undone
                     maybe = maybe or (isinstance(why, Lost) and call is not None and call.sent)
                     self._drop()
                 else:
                     await self._undo()
-                    if isinstance(why, Locked) and past is not None:
-                        if not passing:
-                            work, passing = past, True
+                    if isinstance(why, Locked) and locked != "wait":
+                        if locked == "pass" and not past:
+                            past = True  # with the same number, since nothing was done
                             continue
                         if not maybe:
                             raise RowLocked(str(why)) from error
@@ -216,6 +199,28 @@ class JournaledConnection(ABC, Generic[C]):
                 self._drop()  # the statement may be under way still, and a transaction open
                 raise
             pause = await self._wait(ends, pause, why, unknown=maybe and writes)
+
+    async def _once(self, call: C, work: Work[T], repeated: Repeated[T], *, adding: bool) -> T:
+        """`work`, unless an earlier sending has done it: then `repeated` makes its answer."""
+        while True:
+            if (row := await self._prepare(call)) is not None:
+                return await repeated(row, call)
+            try:
+                return await work(call)
+            except Exception as error:
+                found = self._meaning(error, call, adding=adding)
+                if not isinstance(found, (Shut, Taken, Fewer) if call.again else Shut):
+                    raise
+                await self._undo()
+                call.undone()
+                if (row := await self._look_back(call)) is not None:
+                    return await repeated(row, call)
+                if not isinstance(found, Shut):
+                    raise
+            if call.again and self._introduced:  # nobody heard of it for ten minutes, and its row was forgotten
+                raise OutcomeUnknown(f"{self._address.shown}: what became of a call is no longer known")
+            call.again = False  # to those without a row the gate is shut
+            await self._introduce(call)
 
     async def _wait(self, ends: float, pause: float, why: Exception, *, unknown: bool) -> float:
         """Let some time pass before it is sent again; the next pause. Raises OutcomeUnknown, StoreUnavailable."""
@@ -290,11 +295,9 @@ class JournaledConnection(ABC, Generic[C]):
     @abstractmethod
     async def _connect(self) -> Any: ...
     @abstractmethod
-    def _call(self, connection: Any, limit: asyncio.Timeout, *, again: bool, numbered: bool) -> C:
-        """`again`: an earlier sending may be done. Not `numbered`: it may be done twice, and no gate tells."""
-
+    def _call(self, connection: Any, limit: asyncio.Timeout) -> C: ...
     @abstractmethod
-    async def _prepare(self, call: C, *, again: bool) -> Any:
+    async def _prepare(self, call: C) -> Any:
         """Do what comes before the work of a numbered call; return the call's row if it is found to be done already."""
 
     def _kept(self, row: Any) -> Any:

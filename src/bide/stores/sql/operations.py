@@ -8,7 +8,8 @@ several times in a batch is taken in rounds, within that transaction.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -16,10 +17,11 @@ import msgspec
 
 from bide.core import lifecycle
 from bide.core.answers import Answer
+from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import Millis
-from bide.core.records import Change, Move, Record, Settlement, Token, Topic
+from bide.core.records import Change, Move, NewTask, Record, Settlement, Token, Topic
 from bide.stores.batches import Named, earliest, rounds
-from bide.stores.sql.journaled_connection import Runs
+from bide.stores.sql.journaled_connection import OnLocked, Repeated, Runs
 from bide.stores.sql.locked_rows import RowLocked
 
 Places = list[int]
@@ -33,6 +35,17 @@ encode = msgspec.msgpack.encode
 answers_of = msgspec.msgpack.Decoder(list[Answer | None]).decode
 """None: passed over, since it was locked."""
 _truths_of = msgspec.msgpack.Decoder(list[bool | None]).decode
+
+
+@contextmanager
+def rest_of(answers: list[Any]) -> Iterator[None]:
+    """Raises PartlyFailed where some of a batch was answered before the rest of it failed."""
+    try:
+        yield
+    except StoreError as error:
+        if all(answer is None for answer in answers):
+            raise
+        raise PartlyFailed([error if answer is None else answer for answer in answers]) from error
 
 
 class Found(NamedTuple):
@@ -63,6 +76,17 @@ class Batch(ABC):
     def put_or_forget(self, found: Found, record: Record, *, moved: bool = False) -> None:
         """Write a transition, which leaves payload, options and group as they are. `moved`: it is a move."""
 
+    def replace(self, found: Found, record: Record) -> None:
+        """Write a new life of a task."""
+        raise NotImplementedError
+
+    async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
+        """Insert those in these places, which were not there, and fill in their answers by the end of the batch.
+
+        The places of those that somebody else has inserted meanwhile.
+        """
+        raise NotImplementedError
+
     @abstractmethod
     async def flush(self) -> None:
         """Write what was gathered."""
@@ -70,6 +94,14 @@ class Batch(ABC):
     @abstractmethod
     async def finish(self, answer: bytes, wakes: Mapping[Topic, Millis], tell: Tell) -> None:
         """Write the rest, keep the answer for a caller whose connection breaks now, and commit."""
+
+
+def _schedule(asked: NewTask, found: Found, batch: Batch) -> Answer:
+    """Schedule a task whose key is there."""
+    answer = lifecycle.schedule(asked, found.record, batch.there, found.token)
+    if answer.result in lifecycle.ADDED and answer.record is not None:
+        batch.replace(found, answer.record)
+    return answer
 
 
 def _change(asked: Change, found: Found, batch: Batch) -> Answer:
@@ -97,42 +129,45 @@ async def _decide(
     *,
     decide: Callable[[Any, Found, Batch], Any],
     kept: Callable[[bytes], list[Any]],
-    passes: bool = False,
-    passing: bool = False,
+    kept_of: Repeated[list[Any]] | None = None,
+    locked: OnLocked = "report",
+    adding: bool = False,
 ) -> list[Any]:
     """Decide each of a batch, and write what was decided; HELD in the place of each that was passed over.
 
-    `begin` makes the Batch of a call. `kept` reads the answers of a call that was done before. `passes`: it can pass
-    over what others have locked. `passing`: it does so from the first, since that was waited for already.
+    `begin` makes the Batch of a call. `kept` reads the answers of a call that was done before; or `kept_of` does, where
+    they do not tell everything. `adding`: what is not there is inserted.
     """
     parts = rounds(asked)
 
-    async def work(call: Any, *, past: bool = False) -> list[Any]:
+    async def work(call: Any) -> list[Any]:
         decided: list[Any] = [None] * len(asked)
-        batch = begin(call, past=past)
-        for number, part in enumerate(parts):
-            if number > 0:
+        batch = begin(call)
+        for left in parts:
+            while left:
                 await batch.flush()
-            for place, found in zip(part, await batch.lock([asked[place] for place in part]), strict=True):
-                if not found.held:
-                    decided[place] = decide(asked[place], found, batch)
+                free: Places = []
+                for place, found in zip(left, await batch.lock([asked[place] for place in left]), strict=True):
+                    if adding and found.record is None and not found.held:
+                        free.append(place)
+                    elif not found.held:
+                        decided[place] = decide(asked[place], found, batch)
+                left = await batch.insert(asked, free, decided) if free else free
         wakes: dict[Topic, Millis] = {}
         for record in batch.waiting:
             earliest(wakes, record.topic, record.wake_at)
         await batch.finish(encode(decided), wakes, tell)
         return decided
 
-    async def work_past(call: Any) -> list[Any]:
-        return await work(call, past=True)
-
     async def repeated(row: Sequence[Any], call: Any) -> list[Any]:
         return kept(row[-1] or NO_ANSWERS)
 
-    first, past = work_past if passing else work, work_past if passes else work
-    decided: list[Any] = await connection.run(first, repeated, past=past)
+    decided: list[Any] = await connection.run(work, kept_of or repeated, locked=locked, adding=adding)
     return [HELD if one is None else one for one in decided]
 
 
+decide_added = partial(_decide, decide=_schedule, kept=answers_of, adding=True)
+"""Schedule, where some keys may be taken or come twice."""
 decide_changes = partial(_decide, decide=_change, kept=answers_of)
 """Move, cancel, redrive."""
 decide_settlements = partial(_decide, decide=_settle, kept=_truths_of)

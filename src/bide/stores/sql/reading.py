@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Coroutine, Iterable, Sequence
 from heapq import merge
 from typing import Any, ClassVar, TypeVar
 
 from bide.core.instants import Millis
 from bide.core.names import RESERVED_TOPICS
-from bide.core.records import Count, Filter, Found, Page, Record, State, Topic
+from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
 from bide.stores.cursors import Place, place_of, read_cursor, write_cursor
 
 T = TypeVar("T")
@@ -56,20 +56,37 @@ class Reads(ABC):
         """One state by its time, and by row among equal times, from behind that place."""
 
 
-async def find(connection: Any, reads: type[Reads], where: Filter, page: Page) -> Found:
-    """One page, each from the index that has its order; O(log n) per task, and one seek per topic passed."""
-    place = read_cursor(page.cursor, where)
+class ServerReads(Reads):
+    """All that is read on a database server, by the queries of one call."""
 
-    async def work(call: Any) -> Found:
-        if page.limit <= 0:
-            return Found([], page.cursor)
+    @abstractmethod
+    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
+        """Each task by its name. O(log n) per task."""
+
+    @abstractmethod
+    async def tally(self, spans: Sequence[tuple[Millis, Millis]], upto: int, only: Collection[Topic] | None) -> Tally:
+        """Counts by topic and state, and of each interval up to `upto`."""
+
+
+async def in_snapshot(connection: Any, read: Callable[[Any], Awaitable[T]]) -> T:
+    """What is read in one snapshot: what moves meanwhile is seen once."""
+
+    async def work(call: Any) -> T:
         await call.begin_snapshot()
-        found = await read_page(reads(call), where, place, page.limit)
+        found = await read(call)
         await call.commit()
         return found
 
-    found: Found = await connection.read(work)
+    found: T = await connection.read(work)
     return found
+
+
+async def find(connection: Any, reads: type[Reads], where: Filter, page: Page) -> Found:
+    """One page, each from the index that has its order; O(log n) per task, and one seek per topic passed."""
+    place = read_cursor(page.cursor, where)
+    if page.limit <= 0:
+        return Found([], page.cursor)
+    return await in_snapshot(connection, lambda call: read_page(reads(call), where, place, page.limit))
 
 
 def at_once(steps: Coroutine[Any, Any, T]) -> T:

@@ -19,7 +19,7 @@ from bide.stores.sql.dialect import Dialect
 from bide.stores.sql.joined import JoinedVerbs, Known
 from bide.stores.sql.leasing import Leasing
 from bide.stores.sql.locked_rows import Ask, LockedRows
-from bide.stores.sql.reading import Reads
+from bide.stores.sql.reading import ServerReads
 from bide.stores.sql.transactions import OwnTransactions
 
 KINDS = ("add", "change", "settle", "lease", "extend", "held", "read", "keep", "whole")
@@ -39,15 +39,13 @@ class Operations(NamedTuple):
     """Forget ended tasks; how many it was."""
     forget_callers: Operation
     """Forget callers that nobody has heard of for long, those that are named excepted."""
-    get: Operation
-    tally: Operation
 
 
 class Runtime(ABC):
     """Made when the store is opened, let go of when it is closed. Belongs to one event loop."""
 
     dialect: ClassVar[Dialect]
-    reads: ClassVar[type[Reads]]
+    reads: ClassVar[type[ServerReads]]
     at_once: ClassVar[int]
     """Tasks in one statement."""
     _transactions: ClassVar[type[OwnTransactions]]

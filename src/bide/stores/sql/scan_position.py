@@ -14,7 +14,8 @@ look after that is thorough too: a lost lease is noticed when it ends.
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
@@ -106,3 +107,70 @@ class ScanFloors:
         """A look did not come to its end."""
         for topic in topics:
             self._looked.pop(topic, None)
+
+
+# --- thorough looks while somebody holds an old snapshot
+
+SHARE = 20
+"""An expensive look is followed by no other whole one for this many times as long as it took."""
+LONGEST = 600.0
+"""Seconds that a whole look may take at most."""
+
+
+class WholeLooks:
+    """Where thorough looks begin. Belongs to the one connection that leases.
+
+    A thorough look is a whole one, from the very start, as long as that is cheap. While somebody holds an old snapshot
+    it is not: nothing that has died since is removed, and each look steps over all of it. So then whole looks are made
+    in the background, on a connection of their own, and for no more than a small part of the time: they only say where
+    there is something. And a thorough look begins at a bound, of which each server has its own.
+
+    A crash of the server may undo the newest commits, and tasks lie at their old place; so with another connection
+    nothing is known, and the first look is a whole one. One that is not over in the time that a call may take may take
+    twice as long the next time: a worker that begins to work under an old snapshot begins late.
+    """
+
+    __slots__ = ("_background", "_bounds", "_clock", "_connection", "_used", "_whole_at", "patience")
+
+    def __init__(
+        self, *, used: bool, background: Callable[[Any], bool], clock: Callable[[], float] = time.monotonic
+    ) -> None:
+        """`used` false: each is a whole one, where the clock may leap, or a crash may be hidden from us.
+
+        `background` begins a whole look, and says whether it could.
+        """
+        self._used = used
+        self._background = background
+        self._clock = clock
+        self._connection: object = None
+        self._whole_at: float | None = None
+        """From when on the next whole look may be made in the background; None: nothing is known, the next is one."""
+        self._bounds: dict[Topic, Millis] = {}
+        """From where on to look for what waits."""
+        self.patience = 0.0
+        """Seconds that a whole look may take, if that is more than a call may."""
+
+    def on(self, connection: object) -> None:
+        """Note which connection looks."""
+        if connection is not self._connection:
+            self._connection = connection
+            self._forget()
+
+    def failed(self, took: float, *, whole: bool) -> None:
+        """A look came to nothing after so many seconds; if it was a whole one, the next may take longer."""
+        if whole:
+            self.patience = min(max(self.patience, 2 * took), LONGEST)
+
+    def told(self, wakes: Mapping[Topic, Millis]) -> None:
+        """Something wakes then."""
+        for topic, wake in wakes.items():
+            if wake < self._bounds.get(topic, 0):
+                self._bounds[topic] = wake
+
+    def _wait(self, took: float) -> None:
+        """A whole look took so long: note when the next may be made."""
+        self._whole_at = self._clock() + took * SHARE
+
+    def _forget(self) -> None:
+        self._whole_at = None
+        self._bounds.clear()

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, contextmanager, suppress
 from functools import cache
@@ -21,10 +21,10 @@ from bide.core.records import NewTask
 from bide.core.table_source import TableSource
 from bide.ports import Clock, DueRow, Finding, Head, Joined, Raced, Taken
 from bide.stores.server_time import ServerTime, StoreClock
-from bide.stores.sql.dialect import Again, Dialect, Lost, NotSent
+from bide.stores.sql.dialect import Again, Lost, NotSent
 from bide.stores.sql.table import Give, Rows, WatchedTable
 from bide.stores.sql.table_times import TableTimes
-from bide.stores.sql.transactions import Idle
+from bide.stores.sql.transactions import Pool
 
 T = TypeVar("T")
 SILENCE = 30.0
@@ -37,30 +37,28 @@ _MOST_DOUBTED = 100
 """Texts of errors for which a table was examined anew, and found as it was."""
 
 
-class TableConnections(ABC):
-    """Open while a table, a `user`, is: of one source there may be many. At most `most` are kept, a minute each."""
-
-    dialect: ClassVar[Dialect]
+class TableConnections(Pool):
+    """Open while a table, a `user`, is: of one source there may be many."""
 
     def __init__(self, address: Any, source: TableSource, most: int) -> None:
-        self.address = address
-        self._most = most
-        self.slots = asyncio.Semaphore(most)
-        """Held while a transaction is open."""
+        super().__init__(address, most)
         self.turn = asyncio.Lock()
         """Held while the one that looks is used."""
         self.time = ServerTime()
         self._looking: Any = None
         self.answered = 0.0
         """When the one that looks was last used, by the steady clock."""
-        self._idle: Idle[Any] = Idle(lambda connection: connection.drop())
         self._users: set[object] = set()
 
     @abstractmethod
     async def _connect(self, *, looking: bool) -> Any: ...
     @abstractmethod
-    async def _begin(self, connection: Any) -> Any:
-        """Begin a transaction; what the driver has for it."""
+    async def _begin(self, connection: Any) -> None:
+        """Begin a transaction."""
+
+    @property
+    def _is_open(self) -> bool:
+        return bool(self._users)
 
     def open(self, user: object) -> None:
         self._users.add(user)
@@ -69,13 +67,13 @@ class TableConnections(ABC):
         self._users.discard(user)
         if self._users:
             return
-        left = [one for one in (self._looking, *self._idle.take_all()) if one is not None]
+        left = [one for one in (self._looking, *self._take_all()) if one is not None]
         self._looking = None
-        await asyncio.gather(*(self._tried(one, one.end(within=SOON)) for one in left), return_exceptions=True)
+        await asyncio.gather(*(self._tried(one, one.end(within=SOON), SOON) for one in left), return_exceptions=True)
 
     async def looker(self) -> Any:
         """The connection that looks; a new one if the last broke."""
-        if not self._users:
+        if not self._is_open:
             raise StoreUnavailable(f"{self.address.shown}: not open")
         looking = self._looking
         if looking is not None and looking.usable and time.monotonic() - self.answered > ECHO:
@@ -88,41 +86,25 @@ class TableConnections(ABC):
     async def _echo(self, connection: Any) -> None:
         """See whether it answers; if not, it is not usable any more."""
         with suppress(*self.dialect.away):
-            await self._tried(connection, connection.ask("SELECT 1"))
+            await self._tried(connection, connection.ask("SELECT 1"), SOON)
 
-    async def begun(self) -> tuple[Any, Any]:
-        """A connection, and the transaction that has just begun on it."""
+    async def begun(self) -> Any:
+        """A connection on which a transaction has just begun."""
         while True:
-            if not self._users:
-                raise StoreUnavailable(f"{self.address.shown}: not open")
-            idle = self._idle.take()
-            connection = await self._connect(looking=False) if idle is None else idle
+            kept = self._take()
+            connection = await self._connect(looking=False) if kept is None else kept
             try:
-                within = SILENCE if idle is None else SOON
-                return connection, await self._tried(connection, self._begin(connection), within)
+                await self._tried(connection, self._begin(connection), SILENCE if kept is None else SOON)
+                return connection
             except self.dialect.away:
-                if idle is None:
+                if kept is None:
                     raise
-                self._idle.drop_all()
+                for one in self._take_all():  # dead as well, for they have been idle for longer
+                    one.drop()
 
     async def give_back(self, connection: Any, *, lent: bool) -> None:
         """Keep it for later. `lent`: a handler had it."""
-        if lent and connection.usable:
-            with suppress(*self.dialect.away):
-                await self._tried(connection, connection.reset())
-        if not self._users or not connection.usable or len(self._idle) >= self._most:
-            connection.drop()
-            return
-        self._idle.keep(connection)
-
-    async def _tried(self, connection: Any, doing: Awaitable[T], within: float | None = None) -> T:
-        """Let go of the connection if it cannot be done in time."""
-        try:
-            async with asyncio.timeout(SOON if within is None else within):
-                return await doing
-        except BaseException:
-            connection.drop()
-            raise
+        await self._give_back(connection, reset=lent, within=SOON)
 
 
 class ServerTable(WatchedTable):
@@ -193,11 +175,11 @@ class ServerTable(WatchedTable):
         return await self._ask(connection, text, values)
 
     @abstractmethod
-    async def _commit(self, connection: Any, transaction: Any, rows: Sequence[DueRow]) -> None:
+    async def _commit(self, connection: Any, rows: Sequence[DueRow]) -> None:
         """Raises SetupError where the handler has ended the transaction."""
 
     @abstractmethod
-    async def _undo(self, connection: Any, transaction: Any, error: BaseException) -> bool:
+    async def _undo(self, connection: Any, error: BaseException) -> bool:
         """Undo what is not committed; whether the connection is of use."""
 
     # --- open
@@ -341,7 +323,7 @@ class ServerTable(WatchedTable):
         """Rows that are due, or the one whose id is `dead`, changed; `lent` to a handler."""
         async with self._connections.slots:
             with self._ours():
-                connection, transaction = await self._connections.begun()
+                connection = await self._connections.begun()
             usable = False
             try:
                 try:
@@ -349,11 +331,11 @@ class ServerTable(WatchedTable):
                     driver = connection.driver
                     yield Taken(rows, driver, None if self._using is None else self._using(driver))
                 except BaseException as error:
-                    usable = await self._undo(connection, transaction, error)
+                    usable = await self._undo(connection, error)
                     raise
                 with self._ours():
                     async with asyncio.timeout(SILENCE):
-                        await self._commit(connection, transaction, rows)
+                        await self._commit(connection, rows)
                 usable = True
             finally:
                 if usable:

@@ -6,6 +6,7 @@ import asyncio
 from abc import ABC
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from itertools import pairwise
 from typing import Any, ClassVar, Literal
 
 from bide.core.answers import Answer
@@ -16,12 +17,12 @@ from bide.core.records import Change, Filter, Found, Lease, Leased, NewTask, Pag
 from bide.core.table_source import TableSource
 from bide.core.texts import storable
 from bide.ports import COUNTED, Clock, Finding, Heard, Joined, Listening, Table
-from bide.stores.batches import merge_earliest, slices
+from bide.stores.batches import gathered, merge_earliest, slices
 from bide.stores.driver_adapters import borrowed
 from bide.stores.server_time import StoreClock
 from bide.stores.sql.leasing import POLL
-from bide.stores.sql.locked_rows import together
-from bide.stores.sql.reading import find
+from bide.stores.sql.locked_rows import is_among, together
+from bide.stores.sql.reading import find, in_snapshot
 from bide.stores.sql.runtime import Runtime
 from bide.stores.sql.schema import SqlSchema
 
@@ -48,7 +49,7 @@ class SqlStore(ABC):
         patience: float = 10.0,
         silence: float = 10.0,
         events_kept: int = EVENTS_KEPT,
-        own: Mapping[str, Any] | None = None,
+        **own: Any,
     ) -> None:
         """`own`: options of the server's Runtime."""
         self._address: Any = self._schema.dialect.address_of(url)
@@ -59,7 +60,7 @@ class SqlStore(ABC):
             raise BadInput("patience", patience, f"seconds above 0, at most {LONGEST_PATIENCE}")
         self._clock: Literal["server", "caller"] = clock
         self._patience = patience
-        self._options = {"by_server": clock == "server", "silence": silence, **(own or {})}
+        self._options = {"by_server": clock == "server", "silence": silence, **own}
         self._events_kept = events_kept
         self._opened: Runtime | None = None
         self._changing = asyncio.Lock()
@@ -170,7 +171,8 @@ class SqlStore(ABC):
                     raise
                 rest = StoreUnavailable(f"not tried, after another part of the batch had failed: {error}")
                 raise PartlyFailed([*answers, *([rest] * (len(asked) - len(answers)))]) from error
-        return runtime.tried_again(asked, answers, write, patience=self._patience)
+        answers = runtime.tried_again(asked, answers, write, patience=self._patience)
+        return gathered(await together(answers)) if is_among(StoreError, answers) else answers
 
     # --- workers
 
@@ -195,7 +197,7 @@ class SqlStore(ABC):
         runtime = self._open()
         found: list[Record | None] = []
         for part in slices(refs, runtime.at_once):
-            found += await runtime.operations.get(runtime.connections["read"], part)
+            found += await runtime.connections["read"].read(lambda call, part=part: runtime.reads(call).get(part))
         return found
 
     async def find(self, where: Filter, page: Page) -> Found:
@@ -206,8 +208,10 @@ class SqlStore(ABC):
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
     ) -> Tally:
         runtime = self._open()
-        tally: Tally = await runtime.operations.tally(runtime.connections["read"], edges, upto, topics)
-        return tally
+        spans = [] if edges is None else list(pairwise(edges))
+        return await in_snapshot(
+            runtime.connections["read"], lambda call: runtime.reads(call).tally(spans, upto, topics)
+        )
 
     # --- JoinsTransaction
 
