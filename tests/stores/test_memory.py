@@ -175,19 +175,19 @@ def test_a_listing_is_made_when_somebody_looks_and_dropped_when_nobody_does() ->
     records = {str(number): _record(str(number), number) for number in range(10)}
     listings = Listings(records.values, patience=50)
     listings.note(None, _record("unseen", 1))
-    assert NAMES not in listings
+    assert NAMES not in listings._kept
     assert len(listings.listing(NAMES)) == 10
     for number in range(70):
         listings.note(None, _record(f"new {number}", number))
         listings.note(_record(f"new {number}", number), None)
         listings.listing(NAMES)
-    assert NAMES in listings, "it is looked at"
+    assert NAMES in listings._kept, "it is looked at"
     for number in range(70):
         listings.note(None, _record(f"new {number}", number))
-    assert NAMES in listings, "it has grown, and would cost more to make again"
+    assert NAMES in listings._kept, "it has grown, and would cost more to make again"
     for number in range(70):
         listings.note(_record(f"new {number}", number), None)
-    assert NAMES not in listings
+    assert NAMES not in listings._kept
     assert not listings
 
 

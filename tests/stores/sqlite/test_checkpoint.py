@@ -103,8 +103,7 @@ async def test_a_long_load_leaves_a_short_wal_and_one_file(tmp_path: Path) -> No
     await store.open()
     for batch in range(12):
         await put(store, *(new(f"{batch} {number}", payload=bytes(4_000)) for number in range(500)))
-    assert store._database is not None
-    checkpointer = store._database.checkpointer
+    checkpointer = store._open().checkpointer
     assert checkpointer is not None
     await until(lambda: not checkpointer._busy, "the checkpoint")
     assert os.stat(path).st_size > 6_000 * 4_000 / 2

@@ -63,8 +63,7 @@ async def test_when_the_file_may_not_grow_new_work_is_refused_whole_and_the_old_
     store: SqliteStore,
 ) -> None:
     await put(store, *(new(str(number)) for number in range(20)))
-    assert store._database is not None
-    writing = store._database.writer._connection
+    writing = store._open().writer._connection
     pages = writing.execute("PRAGMA page_count").fetchone()[0]
     writing.execute(f"PRAGMA max_page_count = {pages}")
     with pytest.raises(StoreFull, match="no room for new tasks"):
@@ -86,8 +85,7 @@ async def test_below_the_reserve_new_work_is_refused_and_the_old_still_drains(
     await put_one(store)
     monkeypatch.setattr(disk_reserve, "free_bytes", lambda folder: 1_000_000)
     monkeypatch.setattr(disk_reserve, "_EVERY", 0.0)
-    assert store._database is not None
-    store._database.reserve._look_again = 0.0
+    store._open().reserve._look_again = 0.0
     with pytest.raises(StoreFull, match="1000000 bytes free"):  # and the WAL needs room too
         await store.add([new("more")], now=NOW)
     with pytest.raises(StoreFull):
@@ -161,8 +159,7 @@ async def test_a_file_that_was_removed_takes_no_new_work(
 
 
 async def test_a_rollback_that_fails_is_an_error_and_not_the_end_of_the_writer(store: SqliteStore) -> None:
-    database = store._database
-    assert database is not None
+    database = store._open()
 
     def deny(action: int, what: str | None, *_: object) -> int:
         refused = action == sqlite3.SQLITE_TRANSACTION and what == "ROLLBACK"

@@ -6,12 +6,12 @@ import pytest
 
 from bide.core.events import Event, EventKind
 from bide.core.records import Count, State
-from bide.stores.sqlite import SqliteStore, reading
+from bide.stores.sqlite import SqliteStore, rows
 from bide.testing.store_suite.acts import NOW, counted, new, put
 
 
 async def test_counting_stops_at_the_limit(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(reading, "COUNTED", 5)
+    monkeypatch.setattr(rows, "COUNTED", 5)
     await put(store, *(new(str(number)) for number in range(6)), *(new(str(number), topic="u") for number in range(5)))
     tally = await store.tally([NOW - 1, NOW, NOW + 1], upto=5)
     assert counted(tally, "t", State.WAITING) == Count(5, exact=False)
@@ -30,9 +30,8 @@ async def test_the_log_keeps_what_it_is_told_to(path: str) -> None:
         await store.record([event(number)])
     kept = await store.events(limit=1_000)
     assert [one.key for one in kept] == [str(number) for number in range(99, 89, -1)]
-    assert store._database is not None
-    rows = store._database.writer._connection.execute("SELECT count(*) FROM bide_event").fetchone()[0]
-    assert rows <= 11, "and the file keeps a tenth more at most"
+    lines = store._open().writer._connection.execute("SELECT count(*) FROM bide_event").fetchone()[0]
+    assert lines <= 11, "and the file keeps a tenth more at most"
     assert await store.events(limit=0) == []
     await store.close()
 

@@ -67,13 +67,12 @@ async def test_another_clients_commit_is_told_once_and_ones_own_head_not_again(p
 
 
 async def test_the_watcher_comes_and_goes_with_its_listeners(store: SqliteStore) -> None:
-    assert store._database is not None
-    assert store._database.notifier._watcher is None
+    assert store._open().notifier._watcher is None
     first = await store.listen(["t"], lambda topic, wake: None)
-    watcher = store._database.notifier._watcher
+    watcher = store._open().notifier._watcher
     assert watcher is not None
     second = await store.listen(["u"], lambda topic, wake: None)
-    assert store._database.notifier._watcher is watcher
+    assert store._open().notifier._watcher is watcher
     await first.close()
     assert not watcher._stopping
     await second.close()

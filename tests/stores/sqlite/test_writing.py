@@ -25,11 +25,10 @@ async def points_of(path: str) -> tuple[SqliteStore, list[str]]:
 
 async def test_what_waits_together_is_committed_together(path: str) -> None:
     store, points = await points_of(path)
-    assert store._database is not None
-    store._database.writer._lock.acquire()  # the writer is kept waiting with the first of them in its hands
+    store._open().writer._lock.acquire()  # the writer is kept waiting with the first of them in its hands
     calls = [asyncio.create_task(put_one(store, new(str(number)))) for number in range(100)]
     await asyncio.sleep(0)
-    store._database.writer._lock.release()
+    store._open().writer._lock.release()
     await asyncio.gather(*calls)
     assert points.count("after commit") <= 2
     assert points.count("add:inserted") == 100
@@ -38,13 +37,12 @@ async def test_what_waits_together_is_committed_together(path: str) -> None:
 
 async def test_only_the_one_that_fails_gets_the_error(path: str) -> None:
     store, _ = await points_of(path)
-    assert store._database is not None
-    store._database.writer._lock.acquire()
+    store._open().writer._lock.acquire()
     calls = [
         asyncio.create_task(store.add([new("a" if number != 7 else "lone \ud800")], now=NOW)) for number in range(20)
     ]
     await asyncio.sleep(0)
-    store._database.writer._lock.release()
+    store._open().writer._lock.release()
     answers = await asyncio.gather(*calls, return_exceptions=True)
     assert [number for number, answer in enumerate(answers) if isinstance(answer, BaseException)] == [7]
     assert isinstance(answers[7], BadInput)
@@ -102,8 +100,7 @@ async def test_a_move_writes_all_that_a_move_may_change(store: SqliteStore) -> N
 
 async def test_a_lease_alone_does_not_wait_for_the_disk(store: SqliteStore) -> None:
     await put_one(store)
-    assert store._database is not None
-    writing = store._database.writer._connection
+    writing = store._open().writer._connection
 
     def durability() -> int:
         found: int = writing.execute("PRAGMA synchronous").fetchone()[0]
@@ -123,14 +120,13 @@ async def test_a_lease_alone_does_not_wait_for_the_disk(store: SqliteStore) -> N
 
 async def test_a_group_with_a_new_task_among_leases_waits_for_the_disk(path: str) -> None:
     store, points = await points_of(path)
-    assert store._database is not None
-    store._database.writer._lock.acquire()
+    store._open().writer._lock.acquire()
     calls = [asyncio.create_task(call) for call in (*(lease(store) for _ in range(9)), put_one(store))]
     await asyncio.sleep(0)
-    store._database.writer._lock.release()
+    store._open().writer._lock.release()
     await asyncio.gather(*calls)
     assert points.count("after commit") <= 2, "the last leases and the new task are one group"
-    assert store._database.writer._connection.execute("PRAGMA synchronous").fetchone() == (2,)
+    assert store._open().writer._connection.execute("PRAGMA synchronous").fetchone() == (2,)
     await store.close()
 
 
@@ -138,8 +134,7 @@ async def test_normal_is_normal(path: str) -> None:
     store = SqliteStore(path, synchronous="normal")
     await store.open()
     await put_one(store)
-    assert store._database is not None
-    assert store._database.writer._connection.execute("PRAGMA synchronous").fetchone() == (1,)
+    assert store._open().writer._connection.execute("PRAGMA synchronous").fetchone() == (1,)
     await store.close()
 
 

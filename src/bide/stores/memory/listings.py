@@ -55,9 +55,6 @@ class Listings:
     def __bool__(self) -> bool:
         return bool(self._kept)
 
-    def __contains__(self, kind: object) -> bool:
-        return kind in self._kept
-
     def note(self, old: Record | None, new: Record | None) -> None:
         """A record became another. O(log n) for each listing kept."""
         for kind in tuple(self._kept):

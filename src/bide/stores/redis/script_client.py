@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha1
 from importlib.resources import files
@@ -84,10 +85,6 @@ class _Sent(Struct, eq=False):
     at: float
     answer: asyncio.Future[list[Any]]
     turn: asyncio.Semaphore
-    released: bool = False
-
-    def give_back(self, task: asyncio.Task[None]) -> None:
-        self.turn.release()
 
 
 Read = Callable[[int, Any], None]
@@ -132,7 +129,8 @@ class ScriptClient:
         `calls` may be made while the first of them are on their way already: the server works meanwhile, and so does
         `read` while it works on the last. `now`: the caller's time, where the store goes by that.
         """
-        sent: list[_Sent] = []
+        sent: deque[_Sent] = deque()
+        """Those whose turns are still to be given back here."""
         slow: list[asyncio.Task[None]] = []
         loop = asyncio.get_running_loop()
         try:
@@ -148,20 +146,21 @@ class ScriptClient:
                 sent.append(_Sent(place, call, command, self._time.clock(), answer, turn))
                 if link.plenty:
                     await link.flush()
-            for one in sent:
+            while sent:
+                one = sent[0]
                 try:
                     [reply] = await one.answer
                 except Lost as lost:
                     reply = lost
+                sent.popleft()
                 if type(reply) is list:
-                    self._time.saw(reply[0], one.at, self._time.clock())
                     one.turn.release()
-                    one.released = True
+                    self._time.saw(reply[0], one.at, self._time.clock())
                     read(one.place, reply)
                 else:
                     task = loop.create_task(self._go_on(one, reply, read), name="bide call")
-                    task.add_done_callback(one.give_back)  # one that is cancelled before it begins has no `finally`
-                    one.released = True
+                    # by a callback: a task that is cancelled before it begins has no `finally`
+                    task.add_done_callback(lambda _, turn=one.turn: turn.release())  # type: ignore[misc]
                     slow.append(task)
             if slow:
                 await asyncio.gather(*slow)
@@ -171,17 +170,12 @@ class ScriptClient:
             raise
         finally:
             for one in sent:
-                if not one.released:
-                    one.turn.release()
+                one.turn.release()
 
     async def _one(self, place: int, call: Call, now: str, read: Read) -> None:
         """When its turn has come, with all the patience there is."""
-        turn = self._turns[call.shard]
-        await turn.acquire()
-        try:
+        async with self._turns[call.shard]:
             reply = await self._insist(call, self._command(call, now))
-        finally:
-            turn.release()
         read(place, reply)
 
     async def _go_on(self, sent: _Sent, first: Any, read: Read) -> None:

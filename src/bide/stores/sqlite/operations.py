@@ -37,7 +37,6 @@ from bide.core.records import (
     Topic,
     Verdict,
 )
-from bide.stores.sqlite import reading
 from bide.stores.sqlite.disk_reserve import DiskReserve
 from bide.stores.sqlite.errors import lost_part
 from bide.stores.sqlite.rows import (
@@ -49,7 +48,9 @@ from bide.stores.sqlite.rows import (
     Row,
     by_name,
     by_names,
+    find_tasks,
     flaw_in,
+    get_tasks,
     mended,
     read_rows,
     record_of,
@@ -330,10 +331,10 @@ class Verbs(ABC):
         return await self._write(settle, outcomes, now)
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
-        return await self._read(reading.get, refs)
+        return await self._read(get_tasks, refs)
 
     async def find(self, where: Filter, page: Page) -> Found:
-        return await self._read(reading.find, where, page)
+        return await self._read(find_tasks, where, page)
 
 
 class _Writes:

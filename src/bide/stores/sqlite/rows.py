@@ -1,4 +1,4 @@
-"""Rows of tasks: the statements that read and write them, between a row and its Record, and rows that are damaged.
+"""Rows of tasks: between a row and its Record, rows that are damaged, and the operations that only read.
 
 SQLite stores whatever bytes it was given as text; `sqlite3` refuses the whole result when one of them is not UTF-8.
 Such a row never stops the others: its text is read as bytes instead, and escaped. Damage to the pages of the file is
@@ -8,16 +8,21 @@ another matter: SQLite reports it, and it stays an error.
 from __future__ import annotations
 
 import sqlite3
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from functools import lru_cache
+from itertools import pairwise
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
 import msgspec
 
-from bide.core.records import Record, State, Topic
+from bide.core.instants import Millis
+from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
+from bide.ports import COUNTED
+from bide.stores.cursors import read_cursor
 from bide.stores.named_queries import read_queries, read_statements
+from bide.stores.sql.reading import Located, Reads, at_once, count_of, read_page
 from bide.stores.sqlite.errors import code_of
 
 RECORD_COLUMNS = (
@@ -34,7 +39,7 @@ SCHEMA = tuple(read_statements((_HERE / "schema.sql").read_text("utf-8")))
 
 Row: TypeAlias = Sequence[Any]
 """A row of `{record}`: the fields of a Record in order, the state as its code, then the row's number."""
-ByName: TypeAlias = dict[tuple[Topic, str], tuple[int, Record]]
+ByName: TypeAlias = dict[tuple[Topic, str], Located]
 """By name: the row's number and the record."""
 
 ROW = 20
@@ -156,7 +161,7 @@ def _text_or_bytes(raw: bytes) -> str | bytes:
         return raw
 
 
-def read_tasks(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...]) -> list[tuple[int, Record]]:
+def read_tasks(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...]) -> list[Located]:
     """The tasks of a `{record}` query, each with its row's number; mended if need be."""
     rows = read_rows(cursor, query, arguments)
     return [(row[ROW], mended(row) if flaw_in(row) else record_of(row)) for row in rows]
@@ -178,7 +183,75 @@ def by_names(cursor: sqlite3.Cursor, names: Iterable[tuple[Topic, str]]) -> ByNa
     }
 
 
-def by_name(cursor: sqlite3.Cursor, topic: Topic, key: str) -> tuple[int, Record] | None:
+def by_name(cursor: sqlite3.Cursor, topic: Topic, key: str) -> Located | None:
     """One task and its row's number."""
     found = read_tasks(cursor, QUERIES["task_by_name"], (topic, key))
     return found[0] if found else None
+
+
+# --- the operations that only read: each in one transaction of the reader, so that it sees one state of the file
+
+
+def get_tasks(cursor: sqlite3.Cursor, refs: Sequence[Ref]) -> list[Record | None]:
+    """Each task by its name. O(log n) per task."""
+    known = by_names(cursor, refs) if len(refs) > FEW else {}
+    found = (known.get(ref) or by_name(cursor, *ref) for ref in refs)
+    return [None if one is None else one[1] for one in found]
+
+
+def tally_tasks(
+    cursor: sqlite3.Cursor, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None
+) -> Tally:
+    """Counts by topic and state; O(topics x COUNTED) at worst, and of each interval up to `upto`, whatever waits."""
+    counts: dict[tuple[Topic, State], Count] = {}
+    forecast: dict[Topic, list[Count]] = {}
+    # all topics by a loose scan: one seek each
+    named = [topic for (topic,) in cursor.execute(QUERIES["topics"])] if only is None else only
+    for topic in named:
+        for code, state in enumerate(STATES):
+            count = _count(cursor, QUERIES["count_state"], (topic, code), COUNTED)
+            if count.number:
+                counts[topic, state] = count
+        if edges is not None and len(edges) > 1 and (topic, State.WAITING) in counts:
+            forecast[topic] = [
+                _count(cursor, QUERIES["count_waiting_between"], (topic, low, high), upto)
+                for low, high in pairwise(edges)
+            ]
+    return Tally(counts, forecast)
+
+
+def _count(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...], upto: int) -> Count:
+    (number,) = cursor.execute(query, (*arguments, upto + 1)).fetchone()
+    return count_of(number, upto)
+
+
+def find_tasks(cursor: sqlite3.Cursor, where: Filter, page: Page) -> Found:
+    """One page, each from the index that has its order; O(log n) per task, and one seek per topic passed."""
+    place = read_cursor(page.cursor, where)
+    if page.limit <= 0:
+        return Found([], page.cursor)
+    return at_once(read_page(SqliteReads(cursor), where, place, page.limit))
+
+
+class SqliteReads(Reads):
+    """By a cursor, which never waits: `at_once` runs it."""
+
+    async def next_topic(self, after: Topic, group: str | None) -> Topic | None:
+        query, place = ("next_topic", (after,)) if group is None else ("next_topic_of_group", (group, after))
+        topic: Topic | None = self._call.execute(QUERIES[query], place).fetchone()[0]
+        return topic
+
+    async def by_name(self, topic: Topic, after: str, group: str | None, most: int) -> list[Located]:
+        if group is None:
+            return read_tasks(self._call, QUERIES["page_by_name"], (topic, after, most))
+        return read_tasks(self._call, QUERIES["page_by_group"], (group, topic, after, most))
+
+    async def by_time(
+        self, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, most: int
+    ) -> list[Located]:
+        instant, row = after
+        same = read_tasks(self._call, QUERIES["page_at_instant"], (topic, CODES[state], instant, row, most))
+        if len(same) == most or instant >= before:
+            return same if instant < before else []
+        later = (topic, CODES[state], instant, before, most - len(same))
+        return same + read_tasks(self._call, QUERIES["page_after_instant"], later)

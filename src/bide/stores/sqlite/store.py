@@ -15,10 +15,11 @@ from bide.core.instants import Millis
 from bide.core.records import Lease, Leased, Ref, Tally, Topic
 from bide.core.table_source import TableSource
 from bide.ports import COUNTED, Finding
-from bide.stores.sqlite import diagnosis, event_log, operations, reading
+from bide.stores.sqlite import diagnosis, event_log, operations
 from bide.stores.sqlite.database import VERSION, OpenFile, Settings, StoreFile, open_in_thread, version_of_file
 from bide.stores.sqlite.disk_reserve import DiskReserve
 from bide.stores.sqlite.operations import Fault, Verbs, Write
+from bide.stores.sqlite.rows import tally_tasks
 from bide.stores.sqlite.table import SqliteTable
 from bide.stores.sqlite.transactions import JoinedVerbs
 from bide.stores.sqlite.watch import Listener
@@ -103,7 +104,7 @@ class SqliteStore(Verbs):
     async def tally(
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
     ) -> Tally:
-        return await self._read(reading.tally, edges, upto, topics)
+        return await self._read(tally_tasks, edges, upto, topics)
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         return await self._open().writer.submit(operations.lease, wants, now, until, holder, durable=False)

@@ -172,40 +172,37 @@ class Writer(_Thread):
 
         Not when it could not even begin: running each operation alone would only wait as long again.
         """
-        error = self._begin(any(operation.durable for operation in group))
-        begun = error is None
-        if error is None:
-            error = self._transaction(group)
-        if error is not None and begun and len(group) > 1:
-            for operation in group:
-                self._commit([operation])
-        elif error is not None:
-            for operation in group:
-                operation.error = translate(error, self._path, adding=operation.adding)
-
-    def _begin(self, durable: bool) -> Exception | None:
-        """Take the lock, and begin; what kept that from being done."""
-        connection = self._connection
+        begun = False
         try:
-            self._lock.acquire()
-        except StoreUnavailable as error:
-            return error
-        try:
-            if connection.in_transaction:  # it could not be rolled back
-                connection.execute("ROLLBACK")
-            # Losing a lease to a power cut is as if its holder had died: a lease alone does not wait for the disk.
-            wanted = self._durable if durable else "NORMAL"
-            if wanted != self._synchronous:
-                connection.execute(f"PRAGMA synchronous = {wanted}")
-                self._synchronous = wanted
-            patiently(connection, "BEGIN IMMEDIATE")
+            with self._lock:
+                self._begin(any(operation.durable for operation in group))
+                begun = True
+                work = self._transaction(group)
         except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
-            self._lock.release()
-            return error
-        return None
+            if begun and len(group) > 1:
+                for operation in group:
+                    self._commit([operation])
+            else:
+                for operation in group:
+                    operation.error = translate(error, self._path, adding=operation.adding)
+            return
+        work.point("after commit")
+        if work.wakes:
+            self._notifier.tell(work.wakes)
 
-    def _transaction(self, group: list[Operation]) -> Exception | None:
-        """Run the group and commit, or roll back; let go of the lock."""
+    def _begin(self, durable: bool) -> None:
+        connection = self._connection
+        if connection.in_transaction:  # it could not be rolled back
+            connection.execute("ROLLBACK")
+        # Losing a lease to a power cut is as if its holder had died: a lease alone does not wait for the disk.
+        wanted = self._durable if durable else "NORMAL"
+        if wanted != self._synchronous:
+            connection.execute(f"PRAGMA synchronous = {wanted}")
+            self._synchronous = wanted
+        patiently(connection, "BEGIN IMMEDIATE")
+
+    def _transaction(self, group: list[Operation]) -> UnitOfWork:
+        """Run the group and commit, or roll back."""
         connection = self._connection
         try:
             work = UnitOfWork(connection.cursor(), fault=self._fault, listening=bool(self._notifier))
@@ -214,17 +211,11 @@ class Writer(_Thread):
             work.finish()
             work.point("before commit")
             connection.execute("COMMIT")
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
-            # a full disk has rolled back already
-            if connection.in_transaction:
+        except Exception:
+            if connection.in_transaction:  # a full disk has rolled back already
                 connection.execute("ROLLBACK")
-            return error
-        finally:
-            self._lock.release()
-        work.point("after commit")
-        if work.wakes:
-            self._notifier.tell(work.wakes)
-        return None
+            raise
+        return work
 
 
 def _hand_back(group: list[Operation]) -> None:

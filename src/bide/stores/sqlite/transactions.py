@@ -24,6 +24,7 @@ from typing import Any, NoReturn, TypeVar, TypeVarTuple
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import Topic
+from bide.stores.batches import merge_earliest
 from bide.stores.driver_adapters import Borrowed, borrowed, pause
 from bide.stores.sqlite.connection import PATIENCE, SharedFile, connect, patiently
 from bide.stores.sqlite.disk_reserve import DiskReserve
@@ -104,8 +105,7 @@ class JoinedVerbs(Verbs):
                 cursor.execute("RELEASE bide_verb")
             raise
         cursor.execute("RELEASE bide_verb")
-        for topic, wake_at in (work.wakes or {}).items():
-            self.wakes[topic] = min(wake_at, self.wakes.get(topic, wake_at))
+        merge_earliest(self.wakes, work.wakes or {})
         return result
 
 
