@@ -119,16 +119,10 @@ TABLE: Mapping[Verb, Mapping[State | None, Cell]] = {
     Verb.DEAD: _held(_S.DEAD),
 }  # fmt: skip
 
-_SCHEDULE = {
-    OnConflict.REPLACE: Verb.REPLACE,
-    OnConflict.KEEP: Verb.KEEP,
-    OnConflict.EARLIEST: Verb.EARLIEST,
-    OnConflict.LATEST: Verb.LATEST,
-    OnConflict.REFUSE: Verb.REFUSE,
-}
+_SCHEDULE = {choice: Verb(f"schedule {choice.value}") for choice in OnConflict}
+_SETTLE = {verdict: Verb(f"settle {verdict.value}") for verdict in Verdict}
 _CREATED, _WAITING = Result.CREATED, State.WAITING
 """Named once: looking up a member takes as long as making a record."""
-_SETTLE = {Verdict.DONE: Verb.DONE, Verdict.RETRY: Verb.RETRY, Verdict.DEFER: Verb.DEFER, Verdict.DEAD: Verb.DEAD}
 
 
 def next_token(last: Token, now: Millis) -> Token:

@@ -6,7 +6,7 @@ is changed twice by one call, however often it has to look again. What has left 
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 from bide.core.answers import Answer
 from bide.core.errors import PartlyFailed, StoreError
@@ -28,40 +28,26 @@ async def over_group(
     Raises PartlyFailed, with the answers so far and the error behind them, when something was answered before an error.
     """
     answers: list[Answer] = []
+    cursor: str | None = None
     try:
-        async for some in _answered(verbs, where, make, change):
-            answers += some
+        while True:
+            found = await verbs.find(where, Page(limit=_PAGE, cursor=cursor))
+            live = [record for record in found.tasks if record.state.live]
+            for again in reversed(range(_TRIES)):
+                if not live:
+                    break
+                stale: list[Ref] = []
+                for answer in await change([make(record) for record in live]):
+                    if answer.result is Result.STALE_TOKEN and answer.record is not None and again:
+                        stale.append(answer.record.ref)
+                    else:
+                        answers.append(answer)
+                seen = await verbs.get(stale) if stale else []
+                live = [one for one in seen if one is not None and one.state.live and one.group == where.group]
+            cursor = found.cursor
+            if cursor is None:
+                return answers
     except StoreError as error:
         if not answers:
             raise
         raise PartlyFailed([*answers, *(error.answers if isinstance(error, PartlyFailed) else [error])]) from error
-    return answers
-
-
-async def _answered(
-    verbs: Verbs,
-    where: Filter,
-    make: Callable[[Record], Change],
-    change: Callable[[Sequence[Change]], Awaitable[Sequence[Answer]]],
-) -> AsyncIterator[list[Answer]]:
-    """The answers of each store call."""
-    cursor: str | None = None
-    while True:
-        found = await verbs.find(where, Page(limit=_PAGE, cursor=cursor))
-        live = [record for record in found.tasks if record.state.live]
-        for again in reversed(range(_TRIES)):
-            if not live:
-                break
-            final: list[Answer] = []
-            stale: list[Ref] = []
-            for answer in await change([make(record) for record in live]):
-                if answer.result is Result.STALE_TOKEN and answer.record is not None and again:
-                    stale.append(answer.record.ref)
-                else:
-                    final.append(answer)
-            yield final
-            seen = await verbs.get(stale) if stale else []
-            live = [one for one in seen if one is not None and one.state.live and one.group == where.group]
-        cursor = found.cursor
-        if cursor is None:
-            return

@@ -8,10 +8,6 @@ import logging
 from collections.abc import Callable, Iterable
 from typing import Any
 
-import msgspec
-
-from bide.core.instants import Millis
-from bide.core.records import Record, Settlement, State
 from bide.core.tasks import Task
 from bide.core.texts import text_of
 
@@ -34,14 +30,6 @@ class Hooks:
     async def ended(self) -> None:
         """Wait for those that run now."""
         await asyncio.gather(*self._running, return_exceptions=True)
-
-
-def as_dead(record: Record, told: Settlement, now: Millis) -> Record:
-    """`record` as it is once the store has accepted its death."""
-    return msgspec.structs.replace(
-        record, state=State.DEAD, error=told.error, holder=None, keep_until=told.keep_until, finished_at=now,
-        failures=record.failures + told.failed,
-    )  # fmt: skip
 
 
 async def _run(hook: Callable[[Any], Any], dead: Any) -> None:

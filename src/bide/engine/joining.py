@@ -86,9 +86,9 @@ def leave(joined: Joined) -> None:
 
 
 @contextmanager
-def joining(store: Store, joined: Joined, *, here: bool = False) -> Iterator[None]:
+def joining(store: Store, joined: Joined) -> Iterator[None]:
     """Within this block the verbs of this coroutine take part in `joined`."""
-    enter(store, joined, here=here)
+    enter(store, joined)
     try:
         yield
     finally:

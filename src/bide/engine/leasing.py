@@ -14,7 +14,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 
 from bide.core.errors import StoreError
-from bide.core.events import EventKind
+from bide.core.events import EventKind, event_of
 from bide.core.instants import Millis
 from bide.core.records import Due, Leased, Record, Settlement, Topic
 from bide.engine.background import begin
@@ -120,7 +120,10 @@ class LeaseLoop(ABC):
         return None if why is None else dead(record, why, self.terms.retention_of(record.topic), now)
 
     def _note(self, kind: EventKind, record: Record, what: str, holder: str, wake: Due | None = None) -> None:
-        self._recorder.delivered(record, kind, what, at=self.clock.now(), who=holder, wake=wake)
+        """Write down in the log of events how a delivery of `record` ended, to wake then."""
+        at, began = self.clock.now(), None if kind is EventKind.LOSS else record.started_at
+        wake_at = None if wake is None else wake.resolve(at)
+        self._recorder.note(event_of(record, kind, at=at, who=holder, what=what, was=began, wake_at=wake_at))
 
     def _hear(self, topic: Topic, wake: Millis) -> None:
         """A notification of the store."""

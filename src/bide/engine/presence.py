@@ -12,7 +12,7 @@ from bide.core.errors import BadInput, SetupError
 from bide.core.names import new_id
 from bide.core.records import Filter, Page, State, Topic
 from bide.engine.client import Client
-from bide.ports import Instrument, Notifies, Shares, Wakes
+from bide.ports import Instrument, Shares, Wakes
 
 MOST_HELD = 1_000
 """Leased tasks that one look goes through."""
@@ -80,11 +80,6 @@ class WakeChannel(Instrument):
             None if heard_at is None else now - heard_at, missed,
             self._missed_at is not None and now - self._missed_at < _LATELY,
         )  # fmt: skip
-
-
-def notifies(client: Client) -> bool:
-    """Whether the store of an open client tells of earlier wakes."""
-    return isinstance(client.store, Notifies)
 
 
 class Presence:

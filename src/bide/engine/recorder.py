@@ -7,9 +7,7 @@ import logging
 from collections import deque
 
 from bide.core.errors import StoreError
-from bide.core.events import Event, EventKind, event_of
-from bide.core.instants import Millis
-from bide.core.records import Due, Record
+from bide.core.events import Event
 from bide.engine.acting import to_the_end
 from bide.engine.background import Soon
 from bide.ports import KeepsEvents, Store
@@ -28,12 +26,6 @@ class Recorder:
         self._soon = Soon(self.flush, _PAUSE, "recorder")
         self._writing = asyncio.Lock()
         self.dropped = 0
-
-    def delivered(self, record: Record, kind: EventKind, what: str, *, at: Millis, who: str, wake: Due | None) -> None:
-        """Note how a delivery of `record` ended: at this time, to wake then."""
-        began = None if kind is EventKind.LOSS else record.started_at
-        wake_at = None if wake is None else wake.resolve(at)
-        self.note(event_of(record, kind, at=at, who=who, what=what, was=began, wake_at=wake_at))
 
     def note(self, event: Event) -> None:
         """Remember `event`; it is written within some 50 ms."""

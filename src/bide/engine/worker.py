@@ -17,6 +17,7 @@ from typing import Self
 
 from msgspec import Struct
 
+from bide.core import lifecycle
 from bide.core.events import EventKind
 from bide.core.instants import Millis
 from bide.core.names import new_id
@@ -25,7 +26,7 @@ from bide.core.records import Record, Settlement, Topic, Verdict
 from bide.engine.background import begin
 from bide.engine.capacity import wants
 from bide.engine.client import Client
-from bide.engine.hooks import Hooks, as_dead
+from bide.engine.hooks import Hooks
 from bide.engine.keeper import Keeper
 from bide.engine.lanes import Delivery, Lanes
 from bide.engine.leasing import LeaseLoop
@@ -347,7 +348,7 @@ class Worker(LeaseLoop):
             self.stats.dead += 1
             _log.error("%s/%s, attempt %d, is dead: %s", record.topic, record.key, record.attempt, told.why)
             self._note(EventKind.DEAD, record, told.why, self.holder)
-            task = delivery.now_as(as_dead(record, told, self.clock.now()))
+            task = delivery.now_as(lifecycle.settle(told, record, self.clock.now(), record.token))
             self._hooks.call(self._lanes[record.topic].route.on_dead, task)
         for observe in self._observers:
             observe(record, told)

@@ -84,9 +84,6 @@ class StoreMachine(RuleBasedStateMachine):
     """Whether it follows a lease that is extended, or over; else it may be when that lease would have ended."""
     exact_order: ClassVar[bool] = True
 
-    def make_model(self) -> Store:
-        return MemoryStore()
-
     def make_subject(self) -> Store:
         raise NotImplementedError
 
@@ -94,7 +91,7 @@ class StoreMachine(RuleBasedStateMachine):
         super().__init__()
         self.runner = asyncio.Runner()
         self.wait = self.runner.get_loop().run_until_complete  # `run` would set SIGINT's handler before each call
-        self.model, self.subject = self.make_model(), self.make_subject()
+        self.model, self.subject = MemoryStore(), self.make_subject()
         self.now: Millis = FIRST_INSTANT
         self.lives = 0
         self.tokens: dict[Ref, list[Tokens]] = {}
@@ -355,7 +352,6 @@ def counts(tally: Tally) -> dict[tuple[str, State], Count]:
 def play(
     make_subject: Callable[[], Store],
     *,
-    make_model: Callable[[], Store] = MemoryStore,
     games: int = 100,
     moves: int = 100,
     exact_wakes: bool = True,
@@ -365,9 +361,6 @@ def play(
     """Play so many games of at most so many moves; how many moves were compared. Fails at the first difference."""
 
     class Game(StoreMachine):
-        def make_model(self) -> Store:
-            return make_model()
-
         def make_subject(self) -> Store:
             return make_subject()
 

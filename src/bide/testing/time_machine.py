@@ -12,7 +12,7 @@ from msgspec import Struct
 from bide.app import Bide
 from bide.core.errors import BadInput
 from bide.core.instants import Length, Millis, When, as_datetime, duration, instant
-from bide.core.records import Filter, Page, Record, Settlement, State, Topic, Verdict
+from bide.core.records import Record, Settlement, Topic, Verdict
 from bide.core.tasks import Task
 from bide.engine.tables import TableLoop
 from bide.engine.worker import Worker
@@ -99,14 +99,8 @@ class TimeMachine:
 
     async def waiting(self, topic: str | None = None) -> Sequence[Task[Any]]:
         """What has not fired yet, the earliest first."""
-        tasks: list[Record] = []
-        cursor: str | None = None
-        while True:
-            found = await self._store.find(Filter(topic=topic, state=State.WAITING), Page(cursor=cursor))
-            tasks += found.tasks
-            cursor = found.cursor
-            if cursor is None:
-                return [Task[Any](record) for record in sorted(tasks, key=lambda record: record.wake_at)]
+        found = [task async for task in self._app.find(topic=topic, state="waiting")]
+        return sorted(found, key=lambda task: task.record.wake_at)
 
     async def _until(self, end: Millis) -> list[Fired]:
         self._fired = []

@@ -55,7 +55,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "group-verb-goes-by-the-key", "P5", "A task that has left the group is changed all the same.",
-        groups._answered, " and one.group == where.group", "",
+        groups.over_group, " and one.group == where.group", "",
     ),
     Mutant(
         "leases-before-it-settles", "P3", "A worker that stood still leases before it has settled what has ended.",
