@@ -18,10 +18,10 @@ from bench.http_console import filled, open_overview, page_times
 from bench.service import Actor, Instance, actor, serving, wrk
 
 from bide.app import Bide
-from bide.cli.bench.place import place_of
+from bide.cli.bench.places import place_of
 from bide.cli.bench.plan import in_batches
+from bide.cli.bench.processes import BenchFault
 from bide.cli.bench.worker import paced
-from bide.cli.bench.workers import BenchFault
 from bide.core.instants import as_datetime
 
 TOPIC = "bench.http"
@@ -50,7 +50,7 @@ class Plan:
 @asynccontextmanager
 async def _empty_store(plan: Plan) -> AsyncIterator[str]:
     """The URL of a part of the store that is ours alone. Raises BenchFault where it is not."""
-    with place_of(plan.store) as place:
+    async with place_of(plan.store) as place:
         if not place.shared:
             raise BenchFault(f"{place.kind}: no other process can see such a store; give sqlite: or one on a server")
         if not place.owned:

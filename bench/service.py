@@ -17,7 +17,7 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from bide.cli.bench.workers import PATIENCE, BenchFault, Child, environment
+from bide.cli.bench.processes import PATIENCE, BenchFault, Child, environment
 
 ROOT = Path(__file__).resolve().parent.parent
 _TAIL = 2_000

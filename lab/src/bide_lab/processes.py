@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bide.cli.bench import workers as bench
+from bide.cli.bench import processes as bench
 from bide_lab.journal import Journal
 from bide_lab.strategies import chosen
 from bide_lab.strategy import Item, Setting, Unsupported, now

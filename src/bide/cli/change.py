@@ -25,7 +25,7 @@ from bide.cli.output import (
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BideError, PartlyFailed
 from bide.core.names import check_topic
-from bide.core.records import Pause, Ref, Result, State, Topic
+from bide.core.records import Pause, Ref, Result, State, Topic, summed
 from bide.service.schemas import answer_shape
 
 _if_token = click.option(
@@ -209,8 +209,9 @@ async def _redrive_all(app: Bide, context: Context, topic: str | None, delay: st
     """Page by page. What dies again while this runs is left alone, or a broken handler would keep it going for ever."""
     begun = app.clock.now()
     counts = (await app.tally()).counts
-    dead = [count for (of, state), count in counts.items() if state is State.DEAD and topic in (None, of)]
-    number, exact = sum(count.number for count in dead), all(count.exact for count in dead)
+    number, exact = summed(
+        count for (of, state), count in counts.items() if state is State.DEAD and topic in (None, of)
+    )
     if not number:
         if not context.json:
             click.echo("nothing is dead" + ("" if topic is None else f" in topic {topic}"))

@@ -21,11 +21,9 @@ import msgspec
 from bide.app import Bide
 from bide.core.answers import Answer
 from bide.core.errors import BideError
-from bide.core.instants import Millis, as_datetime, instant_text
+from bide.core.instants import Millis, as_datetime, instant_text, rough_text
 from bide.core.records import Count, Pause, Record, Result, State, Topic
 from bide.service.schemas import one_line
-
-_UNITS = (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000))
 
 WORDS: dict[Result, str] = {
     Result.CREATED: "created",
@@ -48,21 +46,9 @@ def current_millis() -> Millis:
 
 
 def length_words(millis: Millis) -> str:
-    """The two largest units of a length: "14m 3s", "2d 4h", "4.2s"; a person needs no more."""
+    """A length for a person: "250ms", "4.2s", "14m 3s"."""
     millis = abs(millis)
-    if millis < 1_000:
-        return f"{millis}ms"
-    if millis < 10_000:
-        return f"{millis // 100 / 10:g}s"
-    millis += 500  # to the nearest second: what was asked for in 15m is not "in 14m 59s"
-    parts: list[tuple[int, str]] = []
-    for unit, size in _UNITS:
-        count, millis = divmod(millis, size)
-        if count or parts:
-            parts.append((count, unit))
-        if len(parts) == 2:
-            break
-    return " ".join(f"{count}{unit}" for count, unit in parts if count)
+    return f"{millis}ms" if millis < 1_000 else rough_text(millis)
 
 
 def relative_words(at: Millis, now: Millis) -> str:

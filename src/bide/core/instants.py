@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import TypeAlias
@@ -132,6 +133,19 @@ def duration_text(millis: Millis) -> str:
         if count:
             parts.append(f"{count}{unit}")
     return sign + "".join(parts)
+
+
+def rough_text(millis: Millis, units: Sequence[str] = ("d", "h", "m", "s"), between: str = " ") -> str:
+    """The two largest units of a length of a second or more, for a person: "14m 3s", "2d 4h", "4.2s"."""
+    if millis < 10_000:
+        return f"{millis // 100 / 10:g}{units[3]}"
+    rest = millis + 500  # to the nearest second: what was asked for in 15m is not "in 14m 59s"
+    parts: list[str] = []
+    for unit, size in zip(units, ("d", "h", "m", "s"), strict=True):
+        count, rest = divmod(rest, _UNITS[size])
+        if count or parts:
+            parts.append(f"{count}{unit}" if count else "")
+    return between.join(part for part in parts[:2] if part)
 
 
 @functools.lru_cache(maxsize=512)

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from urllib.parse import urlsplit
 
-from bide.cli.bench.server import family, spent, stat
+from bide.cli.bench.processes import spent_by_family
 from bide_lab.figures import Figures
 from bide_lab.processes import Step
 from bide_lab.strategy import VERBS, Strategy, now
@@ -137,7 +137,7 @@ class ServerUse:
     def cpu(self) -> float | None:
         """Seconds of processor time so far, of the servers and their children."""
         try:
-            return sum(_spent(place) for place in self._processes) if self._whole else None
+            return sum(spent_by_family(place) for place in self._processes) if self._whole else None
         except OSError:
             return None
 
@@ -155,16 +155,6 @@ class ServerUse:
             with suppress(OSError):
                 pages += int((process / "statm").read_text(encoding="ascii").split()[1])
         return pages * os.sysconf("SC_PAGE_SIZE")
-
-
-def _spent(process: Path) -> float:
-    """Seconds of all threads that it and its children have now, and those of children that have ended."""
-    total = stat(process).waited
-    for place in family(process):
-        for thread in (place / "task").glob("*"):
-            with suppress(OSError):  # it ended a moment ago
-                total += spent(thread)
-    return total
 
 
 async def _size(kind: str, url: str) -> int | None:

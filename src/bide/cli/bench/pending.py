@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import asyncio
 import random
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -23,8 +22,9 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from bide.app import Bide
+from bide.cli.bench.place import HOUR, Load
 from bide.cli.bench.plan import Limit, Plan, Report, in_batches, rounded
-from bide.cli.bench.server import HOUR, Load, Server, Stopwatch, Watch, resident_bytes
+from bide.cli.bench.processes import resident_bytes
 from bide.cli.bench.sql_server import POSTGRES
 from bide.cli.bench.worker import PAYLOAD, Spec, Work
 from bide.cli.bench.workers import fill, stage, worker_process
@@ -63,33 +63,28 @@ async def idle(plan: Plan, limit: Limit) -> Report:
     be seen on this machine, `server_cpu_pct` is null.
     """
     count, work, place = plan.count(100_000), Work(topic="bench.idle"), plan.place
-    with tempfile.TemporaryDirectory(prefix="bide-bench-log-") as directory:
-        spec = Spec(
-            store=place.url, works=(work,), log=f"{directory}/worker.log", loop=plan.loop, history=plan.history,
-            pending=0 if place.shared else count,
-        )  # fmt: skip
-        if place.shared:
-            async with stage(plan) as on:
-                await fill(on.app, work.topic, count, plan=plan, delay="1h")
-                if not place.owned:  # the end of the stage removes the tasks
-                    return Report(fields=await _watch(plan, spec))
-        return Report(fields=await _watch(plan, spec))
+    spec = Spec(
+        store=place.url, works=(work,), loop=plan.loop, history=plan.history, pending=0 if place.shared else count
+    )
+    if place.shared:
+        async with stage(plan) as on:
+            await fill(on.app, work.topic, count, plan=plan, delay="1h")
+            if not place.owned:  # the end of the stage removes the tasks
+                return Report(fields=await _watch(plan, spec))
+    return Report(fields=await _watch(plan, spec))
 
 
 async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:
-    server = plan.place.server
-    alone = await _alone(plan, server) if server else (None, 0.0)
-    worker = await worker_process(spec)
-    try:
+    place = plan.place
+    alone = await _alone(plan)
+    async with worker_process(spec) as worker:
         worker.send("go")
         await worker.receive("working")
         await asyncio.sleep(SETTLING)
-        before, load_before = await worker.ask("usage"), server.load() if server else None
+        before, load_before = await worker.ask("usage"), await place.load()
         await _pass_time(plan, "watching an idle worker")
-        load_after, resident = server.load() if server else None, resident_bytes(Path(f"/proc/{worker.pid}"))
+        load_after, resident = await place.load(), resident_bytes(Path(f"/proc/{worker.pid}"))
         after = await worker.ask("usage")
-    finally:
-        await worker.stop()
     seconds = (after["at"] - before["at"]) / 1e9
     server_cpu: float | None = 0.0
     calls = (after["calls"] - before["calls"]) / seconds
@@ -105,12 +100,17 @@ async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:
     }
 
 
-async def _alone(plan: Plan, server: Server) -> tuple[float | None, float]:
+async def _alone(plan: Plan) -> tuple[float | None, float]:
     """The load of the server with nobody connected: its replicas, for example, ask it too."""
+    if not plan.place.on_server:
+        return None, 0.0
     await asyncio.sleep(SETTLING)
-    before = server.load()
+    before = await plan.place.load()
     await _pass_time(plan, "watching the server alone")
-    return _rates(before, server.load())
+    after = await plan.place.load()
+    assert before is not None
+    assert after is not None
+    return _rates(before, after)
 
 
 def _rates(before: Load, after: Load) -> tuple[float | None, float]:
@@ -159,9 +159,7 @@ class _Growing:
     def __init__(self, app: Bide, plan: Plan) -> None:
         self._store = app.store
         self._plan = plan
-        server = plan.place.server
-        self._server = server
-        self._watch: Watch = Stopwatch() if server is None else server.watch()
+        self._place = plan.place
         self._size = 0
         self._random = random.Random(1)
         self._notified = asyncio.Event()
@@ -170,7 +168,7 @@ class _Growing:
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
         """As a worker does before it leases: a store on a server may ask for heads only after a notification."""
-        if self._server is None or not isinstance(self._store, Notifies):
+        if not self._place.on_server or not isinstance(self._store, Notifies):
             yield
             return
         listening = await self._store.listen([LEASED], lambda topic, wake: self._notified.set())
@@ -196,7 +194,7 @@ class _Growing:
         store, taken, times = self._store, {name: list[float]() for name in OPERATIONS}, _WARM_UP + REPETITIONS
         self._notified.clear()
         await store.add([self._task(LEASED, f"due-{number}", _now()) for number in range(times)], now=_now())
-        if self._server is not None:
+        if self._place.on_server:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._notified.wait(), _NOTIFYING)
             await asyncio.sleep(_NOTIFYING / 10)  # the rest of the notifications
@@ -223,12 +221,12 @@ class _Growing:
                 break
         if len(held) != times or not all(await store.settle(held, now=_now())):
             self.faults.append(f"at {size} tasks {len(held)} of {times} leases were given and settled")
-        return {name: rounded(median_grouped(each[_WARM_UP:], self._watch.step)) for name, each in taken.items()}
+        return {name: rounded(median_grouped(each[_WARM_UP:], self._place.step)) for name, each in taken.items()}
 
     async def _timed(self, times: list[float], call: Coroutine[Any, Any, T]) -> T:
-        self._watch.start()
+        stop = await self._place.measure()
         answer = await call
-        times.append(self._watch.stop())
+        times.append(stop())
         return answer
 
     def _task(self, topic: str, key: str, due: int) -> NewTask:
@@ -237,9 +235,9 @@ class _Growing:
     async def _ask(self, times: list[float], until: Millis) -> Leased:
         """Ask for the next wake. A store on a server may know it from notifications, so a fresh one is asked."""
         asking = {TOPIC: 0}
-        if self._server is None or not self._server.remembers_heads:
+        if not self._place.remembers_heads:
             return await self._timed(times, self._store.lease(asking, now=_now(), until=until, holder="b"))
-        fresh = store_maker(self._plan.place.url, Settings())()
+        fresh = store_maker(self._place.url, Settings())()
         await fresh.open()
         try:
             return await self._timed(times, fresh.lease(asking, now=_now(), until=until, holder="b"))

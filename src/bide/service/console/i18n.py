@@ -10,14 +10,11 @@ from importlib.resources import files
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from bide.core.errors import BadInput
-from bide.core.instants import Millis, as_datetime, check_instant, duration, instant
+from bide.core.instants import Millis, as_datetime, check_instant, duration, instant, rough_text
 from bide.core.records import Count
 
 LANGUAGES = ("en", "zh")
-_UNITS = {
-    "en": (("d", 86_400_000), ("h", 3_600_000), ("m", 60_000), ("s", 1_000)),
-    "zh": (("天", 86_400_000), ("小时", 3_600_000), ("分", 60_000), ("秒", 1_000)),
-}
+_UNITS = {"en": ("d", "h", "m", "s"), "zh": ("天", "小时", "分", "秒")}
 _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+\-]*(/[A-Za-z0-9_+\-]+){0,2}")
 _CHOICE = re.compile(
     r"[ \t]*([A-Za-z]{1,8})(?:-[A-Za-z0-9-]{1,40})?[ \t]*(?:;[ \t]*[qQ]=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)[ \t]*)?"
@@ -110,18 +107,7 @@ class Phrases:
         space = " " if self.language == "en" else ""
         if millis < 1_000:
             return f"{sign}{millis} {'ms' if self.language == 'en' else '毫秒'}"
-        units = _UNITS[self.language]
-        if millis < 10_000:
-            return f"{sign}{millis // 100 / 10:g}{units[3][0]}"
-        millis += 500
-        parts: list[str] = []
-        for unit, size in units:
-            count, millis = divmod(millis, size)
-            if count or parts:
-                parts.append(f"{count}{unit}" if count else "")
-            if len(parts) == 2:
-                break
-        return sign + space.join(part for part in parts if part)
+        return f"{sign}{rough_text(millis, _UNITS[self.language], space)}"
 
     def relative(self, at: Millis) -> str:
         """ "in 14m 3s", "3.2s ago", "now"."""
