@@ -133,8 +133,6 @@ async def test_the_server_tells_what_it_did(redis_url: str, client: Redis) -> No
             client.eval("for i = 1, 10000 do redis.call('TIME') end", 0)
         spent, after = place.busy().since(busy), await place.load()
     assert spent > 0
-    assert after.cpu is not None
-    assert load.cpu is not None
     assert after.cpu > load.cpu
     assert after.requests - load.requests >= 10
 

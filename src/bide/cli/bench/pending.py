@@ -11,6 +11,7 @@ the store, where they can be seen, and else a stopwatch less the time of a `SELE
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
@@ -22,7 +23,7 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from bide.app import Bide
-from bide.cli.bench.place import HOUR, Load
+from bide.cli.bench.place import HOUR
 from bide.cli.bench.plan import Limit, Plan, Report, in_batches, rounded
 from bide.cli.bench.processes import resident_bytes
 from bide.cli.bench.sql_server import POSTGRES
@@ -76,54 +77,37 @@ async def idle(plan: Plan, limit: Limit) -> Report:
 
 async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:
     place = plan.place
-    alone = await _alone(plan)
+    cpu_alone, requests_alone = 0.0, 0.0
+    if place.on_server:  # with nobody connected: its replicas, for example, ask it too
+        await asyncio.sleep(SETTLING)
+        cpu_alone, requests_alone = await _load(plan, "watching the server alone")
     async with worker_process(spec) as worker:
         worker.send("go")
         await worker.receive("working")
         await asyncio.sleep(SETTLING)
-        before, load_before = await worker.ask("usage"), await place.load()
-        await _pass_time(plan, "watching an idle worker")
-        load_after, resident = await place.load(), resident_bytes(Path(f"/proc/{worker.pid}"))
+        before = await worker.ask("usage")
+        cpu, requests = await _load(plan, "watching an idle worker")
+        resident = resident_bytes(Path(f"/proc/{worker.pid}"))
         after = await worker.ask("usage")
     seconds = (after["at"] - before["at"]) / 1e9
-    server_cpu: float | None = 0.0
-    calls = (after["calls"] - before["calls"]) / seconds
-    if load_before and load_after:
-        busy, requests = _rates(load_before, load_after)
-        server_cpu = None if busy is None or alone[0] is None else max(0.0, busy - alone[0])
-        calls = max(0.0, requests - alone[1])
+    calls = requests - requests_alone if place.on_server else (after["calls"] - before["calls"]) / seconds
     return {
         "worker_cpu_pct": rounded((after["cpu"] - before["cpu"]) / 1e9 / seconds * 100),
-        "server_cpu_pct": None if server_cpu is None else rounded(server_cpu),
+        "server_cpu_pct": None if math.isnan(cpu) else rounded(max(0.0, cpu - cpu_alone)),
         "worker_rss_mb": rounded(resident / 2**20),
-        "calls_per_s": rounded(calls),
+        "calls_per_s": rounded(max(0.0, calls)),
     }
 
 
-async def _alone(plan: Plan) -> tuple[float | None, float]:
-    """The load of the server with nobody connected: its replicas, for example, ask it too."""
-    if not plan.place.on_server:
-        return None, 0.0
-    await asyncio.sleep(SETTLING)
+async def _load(plan: Plan, what: str) -> tuple[float, float]:
+    """Percent of a processor that the server takes for some seconds (NaN: nothing tells), and requests a second."""
     before = await plan.place.load()
-    await _pass_time(plan, "watching the server alone")
-    after = await plan.place.load()
-    assert before is not None
-    assert after is not None
-    return _rates(before, after)
-
-
-def _rates(before: Load, after: Load) -> tuple[float | None, float]:
-    """Percent of a processor (None where the server does not show it), and requests a second."""
-    seconds = after.at - before.at
-    cpu = None if after.cpu is None or before.cpu is None else (after.cpu - before.cpu) / seconds * 100
-    return cpu, (after.requests - before.requests) / seconds
-
-
-async def _pass_time(plan: Plan, what: str) -> None:
     for tenth in range(10):
         plan.progress(what, tenth, 10)
         await asyncio.sleep(SECONDS / 10)
+    after = await plan.place.load()
+    seconds = after.at - before.at
+    return (after.cpu - before.cpu) / seconds * 100, (after.requests - before.requests) / seconds
 
 
 async def scale(plan: Plan, limit: Limit) -> Report:

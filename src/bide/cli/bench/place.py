@@ -30,8 +30,8 @@ class Load(NamedTuple):
 
     at: float
     """Seconds of a monotonic clock."""
-    cpu: float | None
-    """Seconds of processor time; None where nothing tells."""
+    cpu: float
+    """Seconds of processor time; NaN where nothing tells."""
     requests: int
     """Requests that it has served; each kind of server counts its own unit."""
 
@@ -66,9 +66,9 @@ class Place(ABC):
         """Begin to measure how long one operation keeps the store busy, while it works for nobody else."""
         return stopwatch()
 
-    async def load(self) -> Load | None:
-        """None where there is no server."""
-        return None
+    async def load(self) -> Load:
+        """Nothing where there is no server."""
+        return Load(time.monotonic(), 0.0, 0)
 
     async def health(self) -> Mapping[str, int]:
         """Figures that grow in long use: bytes, and rows that are dead and not yet removed."""

@@ -9,8 +9,8 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import Collection, Mapping
-from contextlib import nullcontext, suppress
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
@@ -42,6 +42,8 @@ class Child:
         """The last number that it reported as `settled`: outcomes that the store has accepted."""
         self.log_lines: list[bytes] = []
         """The lines that it wrote with parts of its log."""
+        self.began: Any = None
+        """What it said when it was ready, if that was waited for."""
         self._what = what
         self._process = process
         self._errors = errors
@@ -66,6 +68,19 @@ class Child:
                 stderr=file, cwd=cwd, env=environment() if env is None else env, start_new_session=True, limit=2**26,
             )  # fmt: skip
         return cls(what, process, errors)
+
+    @classmethod
+    @asynccontextmanager
+    async def running(
+        cls, what: str, *command: str, ready: str, within: float = PATIENCE, cwd: Path | None = None
+    ) -> AsyncIterator[Self]:
+        """One that talks, from when it has said `ready` until it is stopped. Raises BenchFault."""
+        child = await cls.start(what, *command, cwd=cwd)
+        try:
+            child.began = await child.receive(ready, within=within)
+            yield child
+        finally:
+            await child.stop()
 
     @property
     def returncode(self) -> int | None:

@@ -6,6 +6,7 @@ What MySQL tells of its insides needs the right PROCESS.
 
 from __future__ import annotations
 
+import math
 import time
 from abc import abstractmethod
 from collections.abc import AsyncIterator, Mapping, Sequence
@@ -93,7 +94,7 @@ class SqlServer(Place):
     async def load(self) -> Load:
         """Processor time of the whole server, where it can be seen, and requests by its own count."""
         at = time.monotonic()
-        return Load(at, None if self.process is None else self._used(self.process), await self.requests())
+        return Load(at, math.nan if self.process is None else self._used(self.process), await self.requests())
 
     def _used(self, process: Path) -> float:
         """Seconds of processor time of the whole server. Raises OSError."""

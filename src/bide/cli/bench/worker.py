@@ -160,13 +160,12 @@ class Count(Log):
 
     def __init__(self) -> None:
         super().__init__()
-        self._begun = self._accepted = self._early = 0
+        self._accepted = self._early = 0
         self._late: list[float] = []
 
     def handler(self, work: Work) -> Callable[[Task[bytes]], Coroutine[Any, Any, None]]:
         async def counting(task: Task[bytes]) -> None:
             late = time.time_ns() / 1_000_000 - task.record.planned_at
-            self._begun += 1
             self._early += late < 0
             self._late.append(late)
 
@@ -181,7 +180,7 @@ class Count(Log):
 
     def figures(self) -> dict[str, Any]:
         """Percentiles are null where there was nothing."""
-        said: dict[str, Any] = {"started": self._begun, "accepted": self._accepted, "early": self._early}
+        said: dict[str, Any] = {"accepted": self._accepted, "early": self._early}
         for name, times in (("lease", sorted(self.leases)), ("late", sorted(self._late))):
             for part in (50, 99):
                 said[f"{name}_p{part}_ms"] = percentile(times, part / 100) if times else None

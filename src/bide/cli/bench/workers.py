@@ -96,15 +96,10 @@ Workers = LocalWorker | ProcessGroup
 """The workers of one run; both have the same methods."""
 
 
-@asynccontextmanager
-async def child(what: str, spec: Spec | Timers, *, within: float = PATIENCE) -> AsyncIterator[Child]:
-    """A process that runs worker.py and is ready. Raises BenchFault."""
-    started = await Child.start(what, sys.executable, "-P", worker_module.__file__, msgspec.json.encode(spec).decode())
-    try:
-        await started.receive("ready", within=within)
-        yield started
-    finally:
-        await started.stop()
+def child(what: str, spec: Spec | Timers, *, within: float = PATIENCE) -> AbstractAsyncContextManager[Child]:
+    """A process that runs worker.py and is ready."""
+    order = msgspec.json.encode(spec).decode()
+    return Child.running(what, sys.executable, "-P", worker_module.__file__, order, ready="ready", within=within)
 
 
 def worker_process(spec: Spec) -> AbstractAsyncContextManager[Child]:
