@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from bide.cli.bench.plan import machine, rounded
-from bide.cli.bench.workers import BenchFault
+from bide.cli.bench.processes import BenchFault
 from bide.core.errors import BideError
 
 

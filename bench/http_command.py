@@ -10,7 +10,7 @@ from pathlib import Path
 from bench.command import Figure, Found, parser, positive, print_line, run, say, show_table, whole
 from bench.http_workloads import WORKLOADS, Plan
 
-from bide.cli.bench.workers import BenchFault
+from bide.cli.bench.processes import BenchFault
 from bide.core.errors import BideError
 
 _PROG = "bench/http.py"

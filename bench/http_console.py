@@ -18,7 +18,7 @@ from bench.service import Instance
 
 from bide import Bide, NewTask
 from bide.cli.bench.plan import in_batches
-from bide.cli.bench.workers import BenchFault
+from bide.cli.bench.processes import BenchFault
 from bide.core.instants import as_datetime
 
 TOPICS = (

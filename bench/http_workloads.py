@@ -15,13 +15,13 @@ from typing import Any
 from bench.command import Found, say
 from bench.http_actors import payload_of
 from bench.http_console import filled, open_overview, page_times
-from bench.service import Actor, Instance, actor, serving, wrk
+from bench.service import Instance, actor, serving, wrk
 
 from bide.app import Bide
-from bide.cli.bench.place import place_of
+from bide.cli.bench.places import place_of
 from bide.cli.bench.plan import in_batches
+from bide.cli.bench.processes import BenchFault, Child
 from bide.cli.bench.worker import paced
-from bide.cli.bench.workers import BenchFault
 from bide.core.instants import as_datetime
 
 TOPIC = "bench.http"
@@ -50,7 +50,7 @@ class Plan:
 @asynccontextmanager
 async def _empty_store(plan: Plan) -> AsyncIterator[str]:
     """The URL of a part of the store that is ours alone. Raises BenchFault where it is not."""
-    with place_of(plan.store) as place:
+    async with place_of(plan.store) as place:
         if not place.shared:
             raise BenchFault(f"{place.kind}: no other process can see such a store; give sqlite: or one on a server")
         if not place.owned:
@@ -126,7 +126,7 @@ async def _pace(plan: Plan, instance: Instance, found: Found, *topics: str) -> i
     return count
 
 
-async def _until(count: int, who: Actor, within: float) -> None:
+async def _until(count: int, who: Child, within: float) -> None:
     """Wait until so many were seen, or for so long."""
     ends = time.monotonic() + within
     while await who.ask("count") < count and time.monotonic() < ends:  # noqa: ASYNC110 - another process's
@@ -182,7 +182,7 @@ def _config(plan: Plan, receivers: Mapping[str, str]) -> str:
     return "\n".join(parts) + "\n"
 
 
-def _hook(receiver: Actor) -> str:
+def _hook(receiver: Child) -> str:
     return f"http://127.0.0.1:{receiver.began['port']}/hook"
 
 

@@ -10,14 +10,14 @@ import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 import msgspec
 
-from bide.cli.bench.workers import PATIENCE, BenchFault, Child, environment
+from bide.cli.bench.processes import PATIENCE, BenchFault, Child, environment
 
 ROOT = Path(__file__).resolve().parent.parent
 _TAIL = 2_000
@@ -91,23 +91,10 @@ def _wrong_in(log: Path) -> str:
     return ""
 
 
-class Actor(Child):
-    """A process of `bench.http_actors`: it does its part, and answers words."""
-
-    began: dict[str, Any]
-    """Its first answer, when it was ready."""
-
-
-@asynccontextmanager
-async def actor(role: str, **given: Any) -> AsyncIterator[Actor]:
-    """A process that plays `role`, ready; ended at the end."""
-    command = (sys.executable, "-m", "bench.http_actors", role, msgspec.json.encode(given).decode())
-    one = await Actor.start(f"the process that is to {role}", *command, cwd=ROOT)
-    try:
-        one.began = await one.receive("began")
-        yield one
-    finally:
-        await one.stop()
+def actor(role: str, **given: Any) -> AbstractAsyncContextManager[Child]:
+    """A process of `bench.http_actors` that plays `role` and is ready: it does its part, and answers words."""
+    words = (sys.executable, "-m", "bench.http_actors", role, msgspec.json.encode(given).decode())
+    return Child.running(f"the process that is to {role}", *words, ready="began", cwd=ROOT)
 
 
 async def wrk(script: str, url: str, *words: str, connections: int, seconds: float) -> Mapping[str, Any]:

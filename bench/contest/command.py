@@ -18,12 +18,12 @@ from bench.contest.environments import Environment, default_place, environment_o
 from bench.contest.figures import Figures, middle, ratio
 from bench.contest.report import show
 from bench.contest.servers import Server, servers_of
-from bench.contest.stage import Player
-from bench.contest.workloads import COMPARED, WORKLOADS, Run
+from bench.contest.stage import Run
+from bench.contest.workloads import COMPARED, WORKLOADS
 
 from bide._version import __version__
 from bide.cli.bench.plan import machine
-from bide.cli.bench.workers import BenchFault
+from bide.cli.bench.processes import BenchFault
 
 _PROG = "bench/peers.py"
 _NAMESPACE = "bench-peers"
@@ -133,11 +133,11 @@ async def _rounds(
 ) -> None:
     async def play(contestant: Contestant, workload: str, kind: str) -> Figures:
         server = servers[kind]
-        player = Player(
+        run = Run(
             contestant=contestant, environment=environments[contestant.name], server=server, loop=options.loop,
             url=f"{server.url}?namespace={_NAMESPACE}" if contestant is BIDE and kind == "redis" else server.url,
+            directory=directory, count=options.n, rate=options.rate, seconds=options.seconds,
         )  # fmt: skip
-        run = Run(player=player, directory=directory, count=options.n, rate=options.rate, seconds=options.seconds)
         figures = await WORKLOADS[workload](run)
         say(f"{workload}: {contestant.name}: {', '.join(f'{key} {value}' for key, value in figures.items())}")
         return figures

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from bench.contest.contestants import BIDE, Contestant, pins
 
-from bide.cli.bench.workers import BenchFault
+from bide.cli.bench.processes import BenchFault
 
 _PATIENCE = 600.0
 _STAMP = ".installed"

@@ -12,7 +12,7 @@ from typing import Any
 
 from redis import Redis
 
-from bide.cli.bench.workers import BenchFault
+from bide.cli.bench.processes import BenchFault
 from bide_proofs.servers.postgres import PostgresServer, ask
 from bide_proofs.servers.process import ServerFailed, ServerMissing
 from bide_proofs.servers.redis import RedisServer

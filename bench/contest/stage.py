@@ -16,7 +16,7 @@ from bench.contest.contestants import ROOT, Contestant
 from bench.contest.environments import Environment, carry_out
 from bench.contest.servers import Server
 
-from bide.cli.bench.workers import PATIENCE, BenchFault, Child
+from bide.cli.bench.processes import PATIENCE, BenchFault, Child
 
 _ORDER = 300.0
 """Seconds after which an order is given up: so every run is bounded in time."""
@@ -28,15 +28,19 @@ _KEPT = ("X", "Y", "PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "LD_LIBRARY
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Player:
-    """A contestant that is ready to be measured."""
+class Run:
+    """One run of one contestant: what is asked of it, and where. `count` tasks for `schedule` and `burst`."""
 
     contestant: Contestant
     environment: Environment
     url: str
     """The URL that its library is given."""
     server: Server
-    loop: str = "asyncio"
+    loop: str
+    directory: Path
+    count: int
+    rate: float
+    seconds: float
 
 
 class Producer(Child):
@@ -125,26 +129,25 @@ class Stage:
 
 
 @asynccontextmanager
-async def stage(
-    player: Player, directory: Path, *, workers: int, lease: int | None = None, seconds: float = 0.0
-) -> AsyncIterator[Stage]:
+async def stage(run: Run, *, workers: int, lease: int | None = None, seconds: float = 0.0) -> AsyncIterator[Stage]:
     """Set up on an empty database, and taken down whatever happens. Raises BenchFault."""
-    player.server.empty()
+    run.server.empty()
+    directory = run.directory
     variables = {name: os.environ[name] for name in _KEPT if name in os.environ}
-    variables |= {"PYTHONPATH": str(ROOT), "BENCH_URL": player.url, "BENCH_LOOP": player.contestant.loop(player.loop)}
-    variables |= {"BENCH_SECONDS": str(seconds), **player.environment.variables}
+    variables |= {"PYTHONPATH": str(ROOT), "BENCH_URL": run.url, "BENCH_LOOP": run.contestant.loop(run.loop)}
+    variables |= {"BENCH_SECONDS": str(seconds), **run.environment.variables}
     if lease is not None:
         variables["BENCH_LEASE"] = str(lease)
-    interpreter, errors = player.environment.interpreter, directory / f"{time.time_ns()}"
-    if player.server.kind == "postgres":
-        carry_out("making its tables", interpreter, *player.contestant.setup, cwd=directory, env=variables)
+    interpreter, errors = run.environment.interpreter, directory / f"{time.time_ns()}"
+    if run.server.kind == "postgres":
+        carry_out("making its tables", interpreter, *run.contestant.setup, cwd=directory, env=variables)
     crew: list[Worker] = []
     producer: Producer | None = None
     try:
         for number in range(workers):
             log = Log(Path(f"{errors}-{number}.log"))
-            own = {**variables, **player.contestant.variables, "BENCH_LOG": str(log.path)}
-            command = player.contestant.command(player.loop, sleepy=seconds > 0)
+            own = {**variables, **run.contestant.variables, "BENCH_LOG": str(log.path)}
+            command = run.contestant.command(run.loop, sleepy=seconds > 0)
             worker = await Worker.start(
                 *("a worker", interpreter, *command), cwd=directory, env=own, errors=Path(f"{errors}-{number}.err"),
                 talks=False,
@@ -152,7 +155,7 @@ async def stage(
             worker.log = log
             crew.append(worker)
         producer = await Producer.start(
-            *("the process that schedules", interpreter, *player.contestant.producer), cwd=directory, env=variables,
+            *("the process that schedules", interpreter, *run.contestant.producer), cwd=directory, env=variables,
             errors=Path(f"{errors}.err"),
         )  # fmt: skip
         producer.bulk = (await producer.receive_any())["bulk"]

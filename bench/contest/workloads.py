@@ -5,16 +5,14 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass
-from pathlib import Path
 
 from bench.contest.figures import Figures, Seen, examine
-from bench.contest.stage import Player, stage
+from bench.contest.stage import Run, stage
 from bench.contest.tasks import text
 
 from bide.cli.bench.plan import rounded
+from bide.cli.bench.processes import BenchFault
 from bide.cli.bench.worker import percentile
-from bide.cli.bench.workers import BenchFault
 
 _HOUR = 3_600_000
 _AHEAD = 2_000
@@ -30,22 +28,11 @@ _SLOWEST = 100
 """Tasks a second below which a run is given up."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Run:
-    """The orders of one run, and its place. `count` tasks for `schedule` and `burst`."""
-
-    player: Player
-    directory: Path
-    count: int
-    rate: float
-    seconds: float
-
-
 async def schedule(run: Run) -> Figures:
     """`count` tasks due in an hour: a call each from many callers, then in bulk where there is such a call."""
     rates: dict[str, float | None] = {}
     for way in ("concurrent", "bulk"):
-        async with stage(run.player, run.directory, workers=0) as on:
+        async with stage(run, workers=0) as on:
             if way == "bulk" and not on.producer.bulk:
                 rates["bulk_per_s"] = None
                 continue
@@ -56,7 +43,7 @@ async def schedule(run: Run) -> Figures:
 
 async def burst(run: Run) -> Figures:
     """`count` tasks due at one instant (a whole second, which is as fine as some can say), one worker."""
-    async with stage(run.player, run.directory, workers=1) as on:
+    async with stage(run, workers=1) as on:
         due = (_now() + 3_000 + run.count) // 1000 * 1000  # the slowest schedule 3,000 a second
         way = "bulk" if on.producer.bulk else "concurrent"
         answer = await on.producer.order(way, count=run.count, due=due, spread=0)
@@ -78,7 +65,7 @@ async def burst(run: Run) -> Figures:
 async def lateness(run: Run) -> Figures:
     """`rate` tasks a second for some seconds, each due two seconds after it is scheduled, one worker."""
     count = int(run.rate * run.seconds)
-    async with stage(run.player, run.directory, workers=1) as on:
+    async with stage(run, workers=1) as on:
         await on.producer.order("pace", count=count, rate=run.rate, ahead=_AHEAD)
         await on.wait(count, within=30 + _AHEAD / 1000)
         seen = examine(count, on.lines())
@@ -93,7 +80,7 @@ async def lateness(run: Run) -> Figures:
 
 async def crash(run: Run) -> Figures:
     """Tasks due in 3 to 6 seconds, two workers, `kill -9` for one at work at 4; then a minute's patience."""
-    async with stage(run.player, run.directory, workers=2, lease=LEASE, seconds=_CRASH_SECONDS) as on:
+    async with stage(run, workers=2, lease=LEASE, seconds=_CRASH_SECONDS) as on:
         begun = _now()
         way = "bulk" if on.producer.bulk else "concurrent"
         due, spread = begun + 3_000, 3_000
@@ -105,7 +92,7 @@ async def crash(run: Run) -> Figures:
         await on.wait(_CRASHED, within=2 + _CRASH_BOUND, ended=True)
         seen = examine(_CRASHED, on.lines(), sleeping=True)
         undone = {text(number, due + (number - 1) * spread // _CRASHED) for number in seen.undone}
-        kept = run.player.server.holds(undone)
+        kept = run.server.holds(undone)
     return {
         "unfired": len(seen.missing),
         "undone": len(undone),

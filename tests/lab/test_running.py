@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from tests.lab.playing import setting_of
 
-from bide.cli.bench.workers import BenchFault
+from bide.cli.bench.processes import BenchFault
 from bide.core.errors import BadInput
 from bide_lab.figures import Result
 from bide_lab.processes import Step

@@ -21,8 +21,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bide.cli.bench.server import resident_bytes
-from bide.cli.bench.workers import BenchFault, Child
+from bide.cli.bench.processes import BenchFault, Child, resident_bytes
 from bide_lab.journal import Journal
 from bide_lab.strategies import chosen
 from bide_lab.strategy import Item, Setting, now

@@ -17,7 +17,7 @@ from uuid import uuid4
 import msgspec
 
 from bide._version import __version__
-from bide.cli.bench.workers import BenchFault
+from bide.cli.bench.processes import BenchFault
 from bide.core.errors import BadInput, BideError
 from bide_lab.figures import Figures, Result
 from bide_lab.strategy import Setting, Strategy

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
-from bide.cli.bench.workers import BenchFault
+from bide.cli.bench.processes import BenchFault
 from bide.testing.proxy import Act, Chunk, FaultProxy
 from bide_lab import journal
 from bide_lab.figures import Figures

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable, Coroutine, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 import click
 
@@ -25,7 +25,7 @@ from bide.cli.output import (
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BideError, PartlyFailed
 from bide.core.names import check_topic
-from bide.core.records import Pause, Ref, Result, State, Topic
+from bide.core.records import Pause, Ref, Result, State, Topic, summed
 from bide.service.schemas import answer_shape
 
 _if_token = click.option(
@@ -63,27 +63,20 @@ def fire(context: Context, topic: str, key: str, if_token: int | None) -> Exit:
     return _one(context, topic, key, lambda app: app.fire_now(topic, key, if_token=if_token))
 
 
-class _Given(NamedTuple):
-    """The arguments of a command for one task, by TOPIC KEY, or for many, by an option."""
-
-    topic: str | None
-    key: str | None
-    only: str | None
-    if_token: int | None
-
-    def check_many(self, option: str, beside: str) -> None:
-        """Raises BadInput for what does not go with the option for many."""
-        field, value = ("TOPIC", self.topic) if self.topic is not None else ("--if-token", self.if_token)
+def _refuse_beside(option: str, others: str, topic: str | None, if_token: int | None) -> None:
+    """Raises BadInput for what names a single task, beside the option for many."""
+    for field, value in (("TOPIC", topic), ("--if-token", if_token)):
         if value is not None:
-            raise BadInput(field, value, f"nothing beside {option} but {beside}")
+            raise BadInput(field, value, f"nothing beside {option} but {others}")
 
-    def one(self, option: str, whole: str, done: str) -> Ref:
-        """The one task. Raises BadInput unless it is named, and nothing that is for many is given."""
-        if self.only is not None:
-            raise BadInput("--topic", self.only, f"together with {option} only; a single task is {done} by TOPIC KEY")
-        if self.topic is None or self.key is None:
-            raise BadInput("KEY" if self.topic else "TOPIC, KEY", None, f"which task: TOPIC KEY, or {whole}")
-        return Ref(self.topic, self.key)
+
+def _single(topic: str | None, key: str | None, only: str | None, *, option: str, whole: str, done: str) -> Ref:
+    """The one task. Raises BadInput unless it is named, and nothing that is for many is given."""
+    if only is not None:
+        raise BadInput("--topic", only, f"together with {option} only; a single task is {done} by TOPIC KEY")
+    if topic is None or key is None:
+        raise BadInput("KEY" if topic else "TOPIC, KEY", None, f"which task: TOPIC KEY, or {whole}")
+    return Ref(topic, key)
 
 
 @click.command()
@@ -107,11 +100,10 @@ def cancel(
     `cancelled` means that no delivery starts afterwards; `cancelled_while_leased` that one is running, and no other
     follows.
     """
-    given = _Given(topic, key, only, if_token)
     if group is not None:
-        given.check_many("--group", "--topic")
+        _refuse_beside("--group", "--topic", topic, if_token)
         return _group(context, group, only, "cancel", lambda app: app.cancel_group(group, topic=only))
-    ref = given.one("--group", "--group GROUP", "cancelled")
+    ref = _single(topic, key, only, option="--group", whole="--group GROUP", done="cancelled")
     return _one(context, *ref, lambda app: app.cancel(*ref, if_token=if_token))
 
 
@@ -147,11 +139,10 @@ def redrive(
     if_token: int | None,
 ) -> Exit:
     """Send a dead task again, as a new life: TOPIC KEY, or --all-dead."""
-    given = _Given(topic, key, only, if_token)
     if all_dead:
-        given.check_many("--all-dead", "--topic, --delay and --yes")
+        _refuse_beside("--all-dead", "--topic, --delay and --yes", topic, if_token)
         return context.open(lambda app: _redrive_all(app, context, only, delay, yes))
-    ref = given.one("--all-dead", "--all-dead", "redriven")
+    ref = _single(topic, key, only, option="--all-dead", whole="--all-dead", done="redriven")
     return _one(context, *ref, lambda app: app.redrive(*ref, delay=delay, if_token=if_token))
 
 
@@ -209,8 +200,9 @@ async def _redrive_all(app: Bide, context: Context, topic: str | None, delay: st
     """Page by page. What dies again while this runs is left alone, or a broken handler would keep it going for ever."""
     begun = app.clock.now()
     counts = (await app.tally()).counts
-    dead = [count for (of, state), count in counts.items() if state is State.DEAD and topic in (None, of)]
-    number, exact = sum(count.number for count in dead), all(count.exact for count in dead)
+    number, exact = summed(
+        count for (of, state), count in counts.items() if state is State.DEAD and topic in (None, of)
+    )
     if not number:
         if not context.json:
             click.echo("nothing is dead" + ("" if topic is None else f" in topic {topic}"))

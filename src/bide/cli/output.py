@@ -21,7 +21,7 @@ import msgspec
 from bide.app import Bide
 from bide.core.answers import Answer
 from bide.core.errors import BideError
-from bide.core.instants import Millis, as_datetime, instant_text, length_parts
+from bide.core.instants import Millis, as_datetime, instant_text, rough_text
 from bide.core.records import Count, Pause, Record, Result, State, Topic
 from bide.service.schemas import one_line
 
@@ -46,11 +46,9 @@ def current_millis() -> Millis:
 
 
 def length_words(millis: Millis) -> str:
-    """The two largest units of a length: "14m 3s", "2d 4h", "4.2s"; a person needs no more."""
+    """A length for a person: "250ms", "4.2s", "14m 3s"."""
     millis = abs(millis)
-    if millis < 1_000:
-        return f"{millis}ms"
-    return " ".join(length_parts(millis, "dhms"))
+    return f"{millis}ms" if millis < 1_000 else rough_text(millis)
 
 
 def relative_words(at: Millis, now: Millis) -> str:

@@ -24,7 +24,7 @@ from bide.cli.output import (
 )
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime, duration, duration_text, instant_text
-from bide.core.records import Count, Pause, Record, Result, State, Tally, Topic
+from bide.core.records import Count, Pause, Record, Result, State, Tally, Topic, summed
 from bide.engine.arguments import due_of
 from bide.insight.story import Attempt, Story, story
 from bide.service.schemas import detail_shape, event_shape, task_shape
@@ -265,21 +265,17 @@ def _only(found: Tally, topic: str | None) -> Tally:
 
 
 def _tally_shape(found: Tally, edges: list[Millis]) -> dict[str, Any]:
-    def number(count: Count) -> dict[str, Any]:
-        return {"number": count.number, "exact": count.exact}
-
     return {
         "at": instant_text(edges[1]),
         "counts": [
-            {"topic": topic, "state": state.value, **number(count)}
+            {"topic": topic, "state": state.value, **count._asdict()}
             for (topic, state), count in sorted(found.counts.items())
         ],
-        "due": [{"topic": topic, **number(counts[0])} for topic, counts in sorted(found.forecast.items())],
+        "due": [{"topic": topic, **counts[0]._asdict()} for topic, counts in sorted(found.forecast.items())],
         "forecast": [
-            {"topic": topic, "from": instant_text(edges[place]), "until": instant_text(edges[place + 1]), **number(one)}
+            {"topic": topic, "from": instant_text(since), "until": instant_text(until), **count._asdict()}
             for topic, counts in sorted(found.forecast.items())
-            for place, one in enumerate(counts)
-            if place > 0
+            for since, until, count in zip(edges[1:], edges[2:], counts[1:], strict=False)
         ],
     }
 
@@ -317,10 +313,7 @@ def _print_forecast(found: Tally, edges: list[Millis]) -> None:
 
     printer = console()
     sums = [
-        Count(
-            sum(counts[place].number for counts in found.forecast.values() if place < len(counts)),
-            all(counts[place].exact for counts in found.forecast.values() if place < len(counts)),
-        )
+        summed(counts[place] for counts in found.forecast.values() if place < len(counts))
         for place in range(1, len(edges) - 1)
     ]
     most = max((count.number for count in sums), default=0)

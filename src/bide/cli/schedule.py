@@ -87,18 +87,14 @@ _decoder = msgspec.json.Decoder(_Listed)
 @click.pass_obj
 def schedule(
     context: Context,
+    /,
     topic: str | None,
     payload: str | None,
-    key: str | None,
-    group: str | None,
-    delay: str | None,
-    at: str | None,
-    on_conflict: str,
-    retry: str | None,
-    deadline: str | None,
     raw: bool,
     many: str | None,
     first: int | None,
+    on_conflict: str,
+    **given: Any,
 ) -> Exit:
     """Register something to happen at a time.
 
@@ -109,9 +105,7 @@ def schedule(
     "on_conflict", "retry", "deadline", "headers"}; 1,000 lines make one transaction.
     """
     if many is not None:
-        alone = {"payload": payload, "--key": key, "--at": at, "--delay": delay, "--group": group,
-                 "--deadline": deadline, "--retry": retry}  # fmt: skip
-        for option, value in alone.items():
+        for option, value in {"payload": payload, **{f"--{name}": value for name, value in given.items()}}.items():
             if value is not None:
                 raise BadInput(option, value, "nothing beside --many: each line says it for itself")
         return _schedule_lines(context, many, topic, first or 1)
@@ -122,12 +116,9 @@ def schedule(
     data = _read_payload(payload, raw=raw)
 
     async def work(app: Bide) -> Exit:
-        answer = await app.schedule(
-            topic, data, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
-            deadline=deadline,
-        )  # fmt: skip
+        answer = await app.schedule(topic, data, on_conflict=on_conflict, **given)
         paused = await pauses_about(app, [answer])
-        context.say(answer_shape(answer, paused=paused), answer_words(answer, topic, key or "", paused=paused))
+        context.say(answer_shape(answer, paused=paused), answer_words(answer, topic, given["key"] or "", paused=paused))
         return Exit.DONE if answer.ok else Exit.NOT_DONE
 
     return context.open(work, make=True)

@@ -6,13 +6,17 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import click
-from rich.console import Group
+from rich.columns import Columns
+from rich.console import Group, RenderableType
 from rich.live import Live
+from rich.segment import Segment, SegmentLines
+from rich.style import Style
+from rich.table import Table
 from rich.text import Text
 
 from bide.app import Bide
@@ -37,6 +41,10 @@ _LEVELS = {"ok": ("●", "green"), "warning": ("▲", "yellow"), "failed": ("■
 _TOPICS = 5
 _MOST_ROWS = 53
 """Of each table where there is no window to fill."""
+_NUMBER = 9
+"""Cells of a column of numbers, with the space to the next."""
+_NAMES = {"topic", "who works", "works on"}
+_Lines: TypeAlias = list[list[Segment]]
 _OLD: Millis = 3_000
 """A count that is older says so."""
 
@@ -118,35 +126,46 @@ class Screen:
             printer = console()
             printer.print(self._drawing(*printer.size, ""))
 
-    def _drawing(self, width: int, height: int, failed: str) -> Group:
+    def _drawing(self, width: int, height: int, failed: str) -> RenderableType:
         if self._drawn is None:
-            return Group(_line(("bide top", "bold"), (f"  {failed}", "bold red"), width=width))
+            return Text.assemble(("bide top", "bold"), (f"  {failed}", "bold red"))
         return self.draw(*self._drawn, width, height, failed)
 
-    def draw(self, seen: Overview, checks: Sequence[Check], width: int, height: int | None, failed: str = "") -> Group:
+    def draw(
+        self, seen: Overview, checks: Sequence[Check], width: int, height: int | None, failed: str = ""
+    ) -> RenderableType:
         """Lines no longer than `width`, and no more than `height` of them (one is left for the cursor)."""
+        printer = console()
+        options = printer.options.update(width=width, height=None, no_wrap=True, overflow="ellipsis")
+
+        def lines_of(*parts: RenderableType) -> _Lines:
+            return printer.render_lines(Group(*parts), options, pad=False)
+
         note = (failed, "bold red") if failed else (self._store, "dim")
-        above = [_head(seen, note, width), *_figures(seen, width), *_warnings(seen, width), _health(checks, width)]
-        if any(seen.by_minute):
-            above.append(_hour(seen.by_minute, width))
+        above = lines_of(
+            _head(seen, note, width), "", _figures(seen, width), "", *_warnings(seen), _health(checks),
+            *([_hour(seen.by_minute, width)] if any(seen.by_minute) else []),
+        )  # fmt: skip
         heads = ("topic", "due", "pending", "leased", "dead", "workers")
-        topics = _table(heads, (12, 12, 8, 8, 8), [*map(_topic, seen.topics)], width)
-        workers = _table(("who works", "holds", "lost", "works on"), (8, 6, 30), [*map(_holder, seen.holders)], width)
-        if not seen.holders and seen.holders_known:
-            workers = [Text(), _line(("no worker is alive: what comes due waits", "yellow"), width=width)]
+        topics = lines_of("", _table(heads, [*map(_topic, seen.topics)], width)) if seen.topics else []
+        workers = lines_of("", _table(("who works", "holds", "lost", "works on"), [*map(_holder, seen.holders)], width))
+        if not seen.holders:
+            absent = lines_of("", Text("no worker is alive: what comes due waits", "yellow"))
+            workers = absent if seen.holders_known else []
         room = None if height is None else max(height - 1 - len(above), 0)
         lines = [*above, *_fitted(topics, workers, room)]
-        return Group(*(lines if height is None else lines[: height - 1]))
+        return SegmentLines(lines if height is None else lines[: height - 1], new_lines=True)
 
 
 def _head(seen: Overview, note: tuple[str, str], width: int) -> Text:
-    left = _line(("bide top", "bold"), (f"  {printable(note[0])}", note[1]), width=width)
+    left = Text.assemble(("bide top", "bold"), (f"  {printable(note[0])}", note[1]))
+    left.truncate(width, overflow="ellipsis")
     right = local_words(seen.at)
     gap = width - left.cell_len - len(right)
     return left if gap < 2 else Text.assemble(left, " " * gap, (right, "dim"))
 
 
-def _figures(seen: Overview, width: int) -> list[Text]:
+def _figures(seen: Overview, width: int) -> Columns:
     """Names, numbers and remarks, in columns of one width."""
     flow, oldest = seen.minute, seen.oldest_due
     p50, p99 = (None, None) if flow is None else (flow.past.lateness(0.5), flow.past.lateness(0.99))
@@ -169,44 +188,35 @@ def _figures(seen: Overview, width: int) -> list[Text]:
             "red" if flow is not None and flow.failed else "dim", "",
         ),
     ]  # fmt: skip
-    in_row = max(1, min(len(cells), width // 10))
-    each = min(16, width // in_row)
-    lines = [Text()]
-    for first in range(0, len(cells), in_row):
-        names, numbers, remarks = (Text(no_wrap=True, overflow="crop") for _ in range(3))
-        for name, number, style, remark in cells[first : first + in_row]:
-            names.append_text(_cell(Text(name, "dim"), each))
-            numbers.append_text(_cell(Text(number, style), each))
-            remarks.append_text(_cell(Text(remark, "dim"), each))
-        lines += [_cut(line, width) for line in (names, numbers, remarks)]
-    return [*lines, Text()]
+    texts = [
+        Text.assemble((name, "dim"), "\n", (number, style), "\n", (remark, "dim"))
+        for name, number, style, remark in cells
+    ]
+    each = min(16, width // max(1, min(len(cells), width // 10)))
+    return Columns(texts, width=each - 1, padding=(0, 1, 0, 0))
 
 
-def _warnings(seen: Overview, width: int) -> list[Text]:
-    lines = []
+def _warnings(seen: Overview) -> Iterator[Text]:
     if seen.minute is None:
-        words = "the last minute and hour are not shown: the token may not read every topic"
-        lines.append(_line((words, "yellow"), width=width))
+        yield Text("the last minute and hour are not shown: the token may not read every topic", "yellow")
     if seen.held_back:
-        words = _names(seen.held_back)
-        lines.append(_line(("paused, with tasks due: ", "bold yellow"), (words, "yellow"), width=width))
+        yield Text.assemble(("paused, with tasks due: ", "bold yellow"), (_names(seen.held_back), "yellow"))
     if seen.unworked:
-        lines.append(_line(("nobody works on: ", "bold red"), (_names(seen.unworked), "red"), width=width))
+        yield Text.assemble(("nobody works on: ", "bold red"), (_names(seen.unworked), "red"))
     if seen.empty:
-        lines.append(_line(("no task is here: bide schedule TOPIC PAYLOAD --delay 1m", "dim"), width=width))
-    return lines
+        yield Text("no task is here: bide schedule TOPIC PAYLOAD --delay 1m", "dim")
 
 
 def _names(topics: Sequence[TopicSeen]) -> str:
     return ", ".join(f"{printable(one.topic)} {count_words(one.due.count)}" for one in topics[:10])
 
 
-def _health(checks: Sequence[Check], width: int) -> Text:
-    parts: list[tuple[str, str]] = []
+def _health(checks: Sequence[Check]) -> Text:
+    line = Text()
     for check in checks:
         mark, style = _LEVELS[check.level.value]
-        parts += [(f"{mark} ", style), (f"{check.name} ", "bold"), (f"{check.what}   ", "dim")]
-    return _line(*parts, width=width)
+        line.append(f"{mark} ", style).append(f"{check.name} ", "bold").append(f"{check.what}   ", "dim")
+    return line
 
 
 def _hour(begun: Sequence[int], width: int) -> Text:
@@ -214,7 +224,7 @@ def _hour(begun: Sequence[int], width: int) -> Text:
     head, most = "deliveries, last hour ", max(begun)
     shown = begun[-max(1, min(len(begun), width - len(head) - 24)) :]
     picture = "".join(_BLOCKS[-(-number * (len(_BLOCKS) - 1) // most)] for number in shown)
-    return _line((head, "dim"), (picture, "cyan"), (f" at most {most:,} a minute", "dim"), width=width)
+    return Text.assemble((head, "dim"), (picture, "cyan"), (f" at most {most:,} a minute", "dim"))
 
 
 def _topic(one: TopicSeen) -> list[Text]:
@@ -236,28 +246,23 @@ def _holder(one: Holder) -> list[Text]:
     ]  # fmt: skip
 
 
-def _table(heads: Sequence[str], widths: Sequence[int], rows: Sequence[Sequence[Text]], width: int) -> list[Text]:
-    """An empty line, heads and rows. The first column takes what the others leave; texts are at the left."""
-    if not rows:
-        return []
-    first = width - sum(widths) - len(widths)
-    if first < 12:  # a narrow window keeps the first columns
-        return _table(heads[:-1], widths[:-1], [row[:-1] for row in rows], width) if widths else []
-    known = max(len(heads[0]), *(row[0].cell_len for row in rows)) + 1
-    all_widths = [min(first, max(known, 12)), *widths]
-    if heads[-1] == "works on":
-        all_widths[-1] += first - all_widths[0]
-    lines = [Text()]
-    for row in ([Text(head, "bold") for head in heads], *rows):
-        line = Text(no_wrap=True, overflow="crop")
-        for place, (cell, its) in enumerate(zip(row, all_widths, strict=True)):
-            right = place > 0 and heads[place] != "works on"
-            line.append_text(_cell(cell, its, right=right)).append(" " if place + 1 < len(row) else "")
-        lines.append(line)
-    return lines
+def _table(heads: Sequence[str], rows: Sequence[Sequence[Text]], width: int) -> Table:
+    """Names at the left, which share what the numbers leave. A narrow window has the first columns."""
+    heads = heads[: max(1, (width - 12) // _NUMBER + 1)]
+    names = sum(head in _NAMES for head in heads)
+    each = (width - _NUMBER * (len(heads) - names)) // names - 1
+    table = Table(box=None, padding=(0, 1, 0, 0), pad_edge=False, header_style="bold")
+    for head in heads:
+        if head in _NAMES:
+            table.add_column(head, no_wrap=True, overflow="ellipsis", min_width=min(11, each), max_width=each)
+        else:
+            table.add_column(head, no_wrap=True, overflow="ellipsis", justify="right", width=_NUMBER - 1)
+    for row in rows:
+        table.add_row(*row[: len(heads)])
+    return table
 
 
-def _fitted(topics: list[Text], workers: list[Text], room: int | None) -> list[Text]:
+def _fitted(topics: _Lines, workers: _Lines, room: int | None) -> _Lines:
     """Both tables, cut to the room that there is; what is cut off is said."""
     if room is None:
         return [*_said(topics, _MOST_ROWS), *_said(workers, _MOST_ROWS)]
@@ -265,29 +270,12 @@ def _fitted(topics: list[Text], workers: list[Text], room: int | None) -> list[T
     return [*_said(topics, for_topics), *_said(workers, room - for_topics)]
 
 
-def _said(lines: list[Text], room: int) -> list[Text]:
+def _said(lines: _Lines, room: int) -> _Lines:
     if len(lines) <= room:
         return lines
     if room < 3:
         return []
-    return [*lines[: room - 1], Text(f"and {len(lines) - room + 1:,} more", "dim")]
-
-
-def _line(*parts: tuple[str, str], width: int) -> Text:
-    return _cut(Text.assemble(*parts, no_wrap=True), width)
-
-
-def _cut(line: Text, width: int) -> Text:
-    line.truncate(width, overflow="ellipsis")
-    return line
-
-
-def _cell(text: Text, width: int, *, right: bool = False) -> Text:
-    """`text` in a column; one that is not at the right keeps a space to the next."""
-    cell = text.copy()
-    cell.truncate(width if right else width - 1, overflow="ellipsis")
-    pad = " " * (width - cell.cell_len)
-    return Text.assemble(pad, cell) if right else Text.assemble(cell, pad)
+    return [*lines[: room - 1], [Segment(f"and {len(lines) - room + 1:,} more", Style(dim=True))]]
 
 
 def _counted(count: Count, state: str) -> tuple[str, str]:
@@ -322,8 +310,8 @@ def _shape(seen: Overview, checks: Sequence[Check], store: str) -> dict[str, Any
         "store": store,
         "pending": _figure_shape(seen.pending),
         "due": _figure_shape(seen.due),
-        "leased": _count_shape(seen.leased),
-        "dead": _count_shape(seen.dead),
+        "leased": seen.leased._asdict(),
+        "dead": seen.dead._asdict(),
         "oldest_due": None if oldest is None else {"topic": oldest[0], "since": instant_text(oldest[1])},
         "last_minute": _flow_shape(seen.minute),
         "last_hour": _flow_shape(seen.hour),
@@ -333,8 +321,8 @@ def _shape(seen: Overview, checks: Sequence[Check], store: str) -> dict[str, Any
                 "topic": one.topic,
                 "pending": _figure_shape(one.pending),
                 "due": _figure_shape(one.due),
-                "leased": _count_shape(one.leased),
-                "dead": _count_shape(one.dead),
+                "leased": one.leased._asdict(),
+                "dead": one.dead._asdict(),
                 "paused": None if one.pause is None else paused_shape(one.pause),
                 "workers": None if one.workers is None else len(one.workers),
             }
@@ -360,12 +348,8 @@ def _topics(those: Iterable[TopicSeen]) -> list[str]:
     return [one.topic for one in those]
 
 
-def _count_shape(count: Count) -> dict[str, Any]:
-    return {"number": count.number, "exact": count.exact}
-
-
 def _figure_shape(figure: Figure) -> dict[str, Any]:
-    return {**_count_shape(figure.count), "counted_at": instant_text(figure.at)}
+    return {**figure.count._asdict(), "counted_at": instant_text(figure.at)}
 
 
 def _flow_shape(flow: Flow | None) -> dict[str, Any] | None:

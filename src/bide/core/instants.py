@@ -135,6 +135,19 @@ def duration_text(millis: Millis) -> str:
     return sign + "".join(parts)
 
 
+def rough_text(millis: Millis, units: Sequence[str] = ("d", "h", "m", "s"), between: str = " ") -> str:
+    """The two largest units of a length of a second or more, for a person: "14m 3s", "2d 4h", "4.2s"."""
+    if millis < 10_000:
+        return f"{millis // 100 / 10:g}{units[3]}"
+    rest = millis + 500  # to the nearest second: what was asked for in 15m is not "in 14m 59s"
+    parts: list[str] = []
+    for unit, size in zip(units, ("d", "h", "m", "s"), strict=True):
+        count, rest = divmod(rest, _UNITS[size])
+        if count or parts:
+            parts.append(f"{count}{unit}" if count else "")
+    return between.join(part for part in parts[:2] if part)
+
+
 @functools.lru_cache(maxsize=512)
 def _duration_of_text(text: str) -> Millis:
     """Cached, since programs say the same few durations over and over; what is none, and raises ValueError, is not."""
@@ -164,19 +177,3 @@ def _scaled(number: str, unit: str) -> int | Fraction:
     """`number` of `unit` in milliseconds, exactly: a float would make 0.1 s early."""
     scale = _UNITS[unit]
     return Fraction(number) * scale if "." in number else int(number) * scale
-
-
-def length_parts(millis: Millis, names: Sequence[str]) -> list[str]:
-    """A length of a second or more in its two largest units, to the nearest second: ["14m", "3s"], or ["4.2s"].
-
-    `names`: of days, hours, minutes and seconds.
-    """
-    if millis < 10_000:
-        return [f"{millis // 100 / 10:g}{names[3]}"]
-    left = millis + 500  # what was asked for in 15m is not "in 14m 59s"
-    counts: list[int] = []
-    for size in (86_400_000, 3_600_000, 60_000, 1_000):
-        count, left = divmod(left, size)
-        counts.append(count)
-    first = next(place for place, count in enumerate(counts) if count)
-    return [f"{counts[place]}{names[place]}" for place in range(first, min(first + 2, 4)) if counts[place]]

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
-from urllib.parse import parse_qs, urlsplit
+from urllib.parse import urlsplit
+from uuid import uuid4
 
 import pytest
 from click.testing import CliRunner
 from psycopg.errors import InsufficientPrivilege
-from tests.waiting import wait_until
+from tests.waiting import until
 
 from bide.app import Bide
-from bide.cli.bench import bench, server
-from bide.cli.bench.place import place_of
+from bide.cli.bench import bench, processes, sql_server
+from bide.cli.bench.places import place_of
 from bide.cli.bench.plan import Plan, limit_of
-from bide.cli.bench.server import ProcessorWatch, Stopwatch
-from bide.cli.bench.sql_server import RawSql, SqlServer
+from bide.cli.bench.sql_server import SqlServer
 from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
 from bide.stores.postgres import PostgresStore
 from bide_proofs.servers import mariadb
@@ -65,9 +66,9 @@ def schemas(kind: str, url: str) -> set[str]:
     return {str(row[0]) for row in KINDS[kind].ask(url, KINDS[kind].schemas)}
 
 
-def server_at(place_server: object) -> SqlServer:
-    assert isinstance(place_server, SqlServer)
-    return place_server
+def server_at(place: object) -> SqlServer:
+    assert isinstance(place, SqlServer)
+    return place
 
 
 async def open_and_close(url: str) -> None:
@@ -75,40 +76,40 @@ async def open_and_close(url: str) -> None:
         pass
 
 
-def test_a_schema_that_was_not_there_is_made_and_dropped(postgres_url: str, postgres_schema: str) -> None:
-    with place_of(f"{postgres_url}?schema={postgres_schema}&prefix=a_") as place:
+async def test_a_schema_that_was_not_there_is_made_and_dropped(postgres_url: str, postgres_schema: str) -> None:
+    async with place_of(f"{postgres_url}?schema={postgres_schema}&prefix=a_") as place:
         assert place.owned
         assert ask(postgres_url, f"SELECT count(*) FROM {postgres_schema}.a_task")[0][0] == 0
     assert postgres_schema not in schemas("postgres", postgres_url)
 
 
-def test_a_schema_with_others_tables_is_not_touched(kind: str, url: str, request: pytest.FixtureRequest) -> None:
+async def test_a_schema_with_others_tables_is_not_touched(kind: str, url: str, request: pytest.FixtureRequest) -> None:
     schema = request.getfixturevalue(f"{kind}_schema")
     KINDS[kind].ask(url, f"CREATE SCHEMA {schema}")
     KINDS[kind].ask(url, f"CREATE TABLE {schema}.orders (number integer)")
-    with place_of(f"{url}?schema={schema}") as place:
+    async with place_of(f"{url}?schema={schema}") as place:
         assert not place.owned
         with pytest.raises(StoreMismatch, match="bide migrate"):
-            asyncio.run(open_and_close(place.url))
+            await open_and_close(place.url)
     assert KINDS[kind].ask(url, f"SELECT count(*) FROM {schema}.orders")[0][0] == 0
 
 
-def test_what_was_filled_in_is_written_down_before_anything_is_measured(postgres_url: str) -> None:
-    with place_of(postgres_url) as place:
+async def test_what_was_filled_in_is_written_down_before_anything_is_measured(postgres_url: str) -> None:
+    async with place_of(postgres_url) as place:
         [[filled]] = ask(postgres_url, "SELECT pg_current_wal_insert_lsn()::text")
-        place.flush()
+        await place.flush()
     assert ask(postgres_url, f"SELECT checkpoint_lsn >= '{filled}'::pg_lsn FROM pg_control_checkpoint()")[0][0]
 
 
-def test_who_may_not_ask_for_a_checkpoint_measures_without_one(postgres_url: str, postgres_schema: str) -> None:
+async def test_who_may_not_ask_for_a_checkpoint_measures_without_one(postgres_url: str, postgres_schema: str) -> None:
     ask(postgres_url, f"CREATE ROLE {postgres_schema} LOGIN")
     ask(postgres_url, f"CREATE SCHEMA {postgres_schema} AUTHORIZATION {postgres_schema}")
     url = f"{postgres_url.replace('//bide@', f'//{postgres_schema}@')}?schema={postgres_schema}"
     try:
         with pytest.raises(InsufficientPrivilege):
             ask(url.partition("?")[0], "CHECKPOINT")
-        with place_of(url) as place:
-            place.flush()
+        async with place_of(url) as place:
+            await place.flush()
             assert not place.owned
     finally:
         ask(postgres_url, f"DROP OWNED BY {postgres_schema} CASCADE")
@@ -131,77 +132,75 @@ def test_a_schema_of_somebody_else_keeps_what_was_in_it(workload: str, postgres_
     assert asyncio.run(topics()) == ["shop"]
 
 
-def test_the_raw_limit_is_measured_and_leaves_nothing(kind: str, url: str) -> None:
-    with place_of(url) as place:
+async def test_the_raw_limit_is_measured_and_leaves_nothing(
+    kind: str, url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = uuid4()
+    monkeypatch.setattr(sql_server, "uuid4", lambda: name)
+    own, raw = f"bench_{name.hex}", f"bench_limit_{name.hex}"
+    async with place_of(url) as place:
         assert (place.kind, place.shared, place.owned) == (kind, True, True)
-        assert place.size() > 0
-        own = parse_qs(urlsplit(place.url).query)["schema"][0]
-        with limit_of(Plan(place=place, limit=True)) as limit:
-            raw, size = limit._raw, place.size()
-            assert isinstance(raw, RawSql)
-            limit.measure(2)
+        assert await place.size() > 0
+        async with limit_of(Plan(place=place, limit=True)) as limit:
+            size = await place.size()
+            await limit.measure(2)
             counted = "count(*), count(DISTINCT name), max(length(payload))"
-            assert tuple(KINDS[kind].ask(url, f"SELECT {counted} FROM {raw.schema}.task")[0]) == (2_000, 2_000, 100)
-            assert place.size() == size, "it grows in a place of its own"
-            assert limit.fields({})["limit_per_s"] > 0
-            assert {own, raw.schema} <= schemas(kind, url)
-        assert raw.schema not in schemas(kind, url)
+            assert tuple(KINDS[kind].ask(url, f"SELECT {counted} FROM {raw}.task")[0]) == (2_000, 2_000, 100)
+            assert await place.size() == size, "it grows in a place of its own"
+            assert (await limit.fields({}))["limit_per_s"] > 0
+            assert {own, raw} <= schemas(kind, url)
+        assert raw not in schemas(kind, url)
     assert own not in schemas(kind, url)
 
 
-def test_the_server_tells_what_it_did_and_what_an_operation_cost(kind: str, url: str) -> None:
-    async def cost(url: str, watch: ProcessorWatch) -> float:
-        async with Bide(url) as app:
+async def test_the_server_tells_what_it_did_and_what_an_operation_cost(kind: str, url: str) -> None:
+    async with place_of(url) as place:
+        server = server_at(place)
+        load = await server.load()
+        async with Bide(place.url) as app:
             await app.schedule("bench.t", b"", delay="1h")
-            watch.start()
+            stop = await server.measure()
             await app.schedule_many([app.new("bench.t", b"", delay="1h") for _ in range(200)])
-            return watch.stop()
+            assert stop() > 0
 
-    with place_of(url) as place:
-        tells = server_at(place.server)
-        watch, load = tells.watch(), tells.load()
-        assert isinstance(watch, ProcessorWatch)
-        assert asyncio.run(cost(place.url, watch)) > 0
-
-        def worked() -> bool:
+        async def worked() -> bool:
             KINDS[kind].ask(url, KINDS[kind].works)
-            cpu = tells.load().cpu
-            assert cpu is not None
-            return load.cpu is not None and cpu > load.cpu
+            return (await server.load()).cpu > load.cpu
 
-        wait_until(worked, "a tick of the processor's time")
-        assert tells.load().requests > load.requests
-        assert set(tells.health()) == KINDS[kind].health
+        await until(worked, "a tick of the processor's time")
+        assert (await server.load()).requests > load.requests
+        assert set(await server.health()) == KINDS[kind].health
 
 
-def test_of_a_server_elsewhere_the_stopwatch_is_read_less_a_round_trip(
+async def test_of_a_server_elsewhere_the_stopwatch_is_read_less_a_round_trip(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(server, "_PROC", Path("/nowhere"))
-    with place_of(url) as place:
-        far = server_at(place.server)
-        assert far.load().cpu is None
-        watch = far.watch()
-        assert isinstance(watch, Stopwatch)
-        watch.start()
-        assert watch.stop() > 0
+    monkeypatch.setattr(processes, "_PROC", Path("/nowhere"))
+    async with place_of(url) as place:
+        far = server_at(place)
+        assert math.isnan((await far.load()).cpu)
+        stop = await far.measure()
+        assert stop() >= 1
 
 
-def test_a_snapshot_is_held_and_let_go(kind: str, url: str) -> None:
-    with place_of(url) as place, server_at(place.server).snapshot():
+async def test_a_snapshot_is_held_and_let_go(kind: str, url: str) -> None:
+    async with place_of(url) as place, server_at(place).snapshot():
         assert KINDS[kind].ask(url, KINDS[kind].held)[0][0] >= 1
 
 
-def test_what_goes_wrong_is_an_error_of_bide(url: str) -> None:
+async def test_what_goes_wrong_is_an_error_of_bide(url: str) -> None:
     nobody = urlsplit(url)._replace(netloc="bide@127.0.0.1:1").geturl()
-    with pytest.raises(StoreUnavailable, match="benchmark"), place_of(nobody):
-        pass
-    with pytest.raises(StoreUnavailable, match="benchmark"), place_of(url) as place:
-        server_at(place.server).rows("SELECT nonsense")
+    with pytest.raises(StoreUnavailable, match="benchmark"):
+        async with place_of(nobody):
+            pass
+    with pytest.raises(StoreUnavailable, match="benchmark"):
+        async with place_of(url) as place:
+            await server_at(place).rows("SELECT nonsense")
 
 
 @pytest.mark.parametrize("query", ["postgresql://host/db?schema=Upper", "postgresql://host/db?prefix=1",
                                    "postgresql://host/db?pooler=x", "mysql://host/db?prefix=1"])  # fmt: skip
-def test_a_url_that_cannot_be_read_is_refused(query: str) -> None:
-    with pytest.raises(BadInput), place_of(query):
-        pass
+async def test_a_url_that_cannot_be_read_is_refused(query: str) -> None:
+    with pytest.raises(BadInput):
+        async with place_of(query):
+            pass

@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 from tests.stores.sql.fixtures import OpensStore
 
+from bide.core.answers import Answer
 from bide.core.errors import PartlyFailed, StoreUnavailable
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Due, Filter, In, NewTask, OnConflict, Ref, Result
@@ -172,6 +173,8 @@ async def test_a_task_that_makes_too_large_a_packet_fails_alone(url: str, open_s
     with pytest.raises(PartlyFailed) as failed:
         await store.add([new("a"), large, new("b")], now=NOW)
     first, refused, last = failed.value.answers
+    assert isinstance(first, Answer)
+    assert isinstance(last, Answer)
     assert (first.result, last.result) == (Result.CREATED, Result.CREATED)
     assert isinstance(refused, StoreUnavailable)
     with pytest.raises(StoreUnavailable, match="max_allowed_packet is 100000"):

@@ -11,7 +11,7 @@ from pathlib import Path
 from statistics import median
 from urllib.parse import urlsplit
 
-from bide.cli.bench.server import family, resident_bytes, spent, stat
+from bide.cli.bench.processes import resident_bytes, spent_by_family
 from bide_lab.figures import Figures
 from bide_lab.processes import Step
 from bide_lab.strategy import VERBS, Strategy, now
@@ -122,7 +122,7 @@ _LISTENS = "0A"
 def spent_by(servers: Sequence[Path] | None) -> float | None:
     """Seconds of processor time so far, of the servers and their children; None where one is not to be seen."""
     try:
-        return None if servers is None else sum(map(_spent, servers))
+        return None if servers is None else sum(map(spent_by_family, servers))
     except OSError:
         return None
 
@@ -133,16 +133,6 @@ async def held_by(servers: Sequence[Path] | None, urls: Mapping[str, str]) -> in
         return None if servers is None else sum(map(resident_bytes, servers))
     sizes = [await _size(kind, url) for kind, url in urls.items()]
     return None if None in sizes else sum(filter(None, sizes))
-
-
-def _spent(process: Path) -> float:
-    """Seconds of all threads that it and its children have now, and those of children that have ended."""
-    total = stat(process).waited
-    for place in family(process):
-        for thread in (place / "task").glob("*"):
-            with suppress(OSError):  # it ended a moment ago
-                total += spent(thread)
-    return total
 
 
 async def _size(kind: str, url: str) -> int | None:

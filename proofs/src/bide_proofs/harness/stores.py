@@ -64,8 +64,8 @@ def own_namespace(url: str) -> Iterator[str]:
     if parts.scheme not in _REDIS or "namespace" in dict(parse_qsl(parts.query)):
         yield url
         return
-    with redis_server(url) as (server, own):
+    with redis_server(url) as server:
         try:
-            yield own
+            yield server.url
         finally:
-            server.clear()
+            server.remove()

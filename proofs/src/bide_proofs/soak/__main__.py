@@ -20,7 +20,8 @@ import msgspec
 
 from bide import __version__
 from bide.app import Bide
-from bide.cli.bench.place import Place, place_of
+from bide.cli.bench.place import Place
+from bide.cli.bench.places import place_of
 from bide.cli.bench.plan import rounded
 from bide.core.errors import BadInput
 from bide.core.events import Event, EventKind
@@ -264,7 +265,7 @@ def _say(text: str) -> None:
 
 async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
     """One run on the store that is given; the report, and what was wrong."""
-    with place_of(given.url) as place:
+    async with place_of(given.url) as place:
         if not place.owned:
             raise BadInput("url", place.kind, "a store without anything in it, or a server, where a part is made")
         soak = Soak(given, place, folder)

@@ -5,22 +5,17 @@ A figure that cannot be seen from here is left out.
 
 from __future__ import annotations
 
-import asyncio
 import os
-import time
-from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from bide.cli.bench.place import Place
+from bide.cli.bench.place import Place, SqlitePlace
+from bide.cli.bench.processes import family, process_named
 from bide.cli.bench.redis_server import RedisServer
-from bide.cli.bench.server import family, place_of_process
 from bide.cli.bench.sql_server import MysqlServer, PostgresServer
 
 _PROC = Path("/proc")
-_SAME = 3.0
-"""Seconds that two clocks of one machine may differ about when a server began, one of which counts in seconds."""
 
 
 def process(pid: int) -> dict[str, float]:
@@ -49,23 +44,17 @@ def _fields(path: Path) -> dict[str, int]:
 
 
 async def store(place: Place) -> dict[str, float]:
-    """Figures of a store and its server, by name. What would block is asked in a thread."""
-    return await asyncio.to_thread(_store, place)
-
-
-def _store(place: Place) -> dict[str, float]:
-    server = place.server
-    if server is None:
-        assert place.path is not None
+    """Figures of a store and its server, by name."""
+    if isinstance(place, SqlitePlace):
         files = {"store_file_bytes": place.path, "store_wal_bytes": Path(f"{place.path}-wal")}
         return {name: float(path.stat().st_size) for name, path in files.items() if path.exists()}
-    found: dict[str, float] = {f"store_{name}": value for name, value in server.health().items()}
-    if isinstance(server, PostgresServer):
-        found |= _postgres(server.process)
-    elif isinstance(server, MysqlServer):
-        found |= _mysql(server)
-    elif isinstance(server, RedisServer) and not server.is_cluster:
-        found |= _redis(server.client)
+    found: dict[str, float] = {f"store_{name}": value for name, value in (await place.health()).items()}
+    if isinstance(place, PostgresServer):
+        found |= _postgres(place.process)
+    elif isinstance(place, MysqlServer):
+        found |= await _mysql(place)
+    elif isinstance(place, RedisServer) and not place.is_cluster:
+        found |= _redis(place.client)
     return found
 
 
@@ -73,20 +62,18 @@ def _of_server(place: Path | None) -> dict[str, float]:
     return {} if place is None else {f"server_{name}": value for name, value in process(int(place.name)).items()}
 
 
-def _mysql(server: MysqlServer) -> dict[str, float]:
+async def _mysql(server: MysqlServer) -> dict[str, float]:
     """Its process, without the pages that it has read: these stay until the pool is full, as it was told to do."""
     found = _of_server(server.process)
     if "server_resident" in found:
-        [[_, pool]] = server.rows("SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_bytes_data'")
+        [[_, pool]] = await server.rows("SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_bytes_data'")
         found |= {"server_private": found.pop("server_resident") - float(pool), "server_pool": float(pool)}
     return found
 
 
 def _redis(client: Any) -> dict[str, float]:
-    """The server's process, if it runs here: one with that number that began when the server says it did."""
-    info: Mapping[str, Any] = client.info("server")
-    began = time.time() - int(info["uptime_in_seconds"])
-    return _of_server(place_of_process(int(info["process_id"]), began, within=_SAME))
+    """The server's process, if it runs here."""
+    return _of_server(process_named(int(client.info("server")["process_id"]), ("redis-server", "valkey-server")))
 
 
 def _postgres(postmaster: Path | None) -> dict[str, float]:

@@ -12,11 +12,11 @@ import asyncio
 import re
 import sqlite3
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import closing
 from typing import Any, TypeAlias
 
-from bide.cli.bench.place import Place
+from bide.cli.bench.place import Place, SqlitePlace
 from bide.cli.bench.redis_server import RedisServer
 from bide.cli.bench.sql_server import MysqlServer, PostgresServer
 from bide.core.names import RESERVED_TOPICS
@@ -26,42 +26,42 @@ EVENTS = 10_000
 _HIDDEN = "hidden tasks"
 _TASKS = "tasks"
 _BY_KIND = re.compile(r"\{[^}]*\}:(layout|workers|events|event-refs)$|\{[^}]*:[0-9]+\}:([a-z])(?::(.*))?$", re.DOTALL)
-_Ask: TypeAlias = Callable[[str], Sequence[Any]]
+_Ask: TypeAlias = Callable[[str], Awaitable[Sequence[Any]]]
 """The rows of a statement."""
 
 
 async def remains(place: Place) -> dict[str, int]:
     """How many of what; the store is not open in this process any more. O(everything that is in the store)."""
-    if isinstance(place.server, RedisServer):
-        return await asyncio.to_thread(_redis, place.server)
-    return await asyncio.to_thread(_sql, place)
-
-
-def _sql(place: Place) -> dict[str, int]:
-    if isinstance(place.server, PostgresServer):
-        schema = place.server.address.schema
+    if isinstance(place, RedisServer):
+        return await asyncio.to_thread(_redis, place)
+    if isinstance(place, PostgresServer):
+        schema = place.address.schema
         tables = f"SELECT tablename FROM pg_tables WHERE schemaname = '{schema}'"
-        return _rows(place.server.rows, tables, f'"{schema}"."{{}}"')
-    if isinstance(place.server, MysqlServer):
-        schema = place.server.address.schema
+        return await _rows(place.rows, tables, f'"{schema}"."{{}}"')
+    if isinstance(place, MysqlServer):
+        schema = place.address.schema
         tables = f"SELECT table_name FROM information_schema.tables WHERE table_schema = '{schema}'"
-        return _rows(place.server.rows, tables, f"`{schema}`.`{{}}`", "CONVERT(topic USING utf8mb4)")
-    assert place.path is not None
+        return await _rows(place.rows, tables, f"`{schema}`.`{{}}`", "CONVERT(topic USING utf8mb4)")
+    assert isinstance(place, SqlitePlace)
     with closing(sqlite3.connect(place.path)) as database:
+
+        async def ask(statement: str) -> Sequence[Any]:
+            return database.execute(statement).fetchall()
+
         tables = "SELECT name FROM sqlite_master WHERE type = 'table' AND name LIKE 'bide\\_%' ESCAPE '\\'"
-        return _rows(lambda statement: database.execute(statement).fetchall(), tables, "{}")
+        return await _rows(ask, tables, "{}")
 
 
-def _rows(ask: _Ask, tables: str, named: str, topic: str = "topic") -> dict[str, int]:
+async def _rows(ask: _Ask, tables: str, named: str, topic: str = "topic") -> dict[str, int]:
     """Rows by table; of tasks, and of members of groups, those of bide's own topics apart."""
     found: dict[str, int] = {}
-    for [table] in ask(tables):
+    for [table] in await ask(tables):
         name, short = named.format(table), str(table).removeprefix("bide_")
         if short not in ("task", "grouped"):
-            [[found[short]]] = ask(f"SELECT count(*) FROM {name}")
+            [[found[short]]] = await ask(f"SELECT count(*) FROM {name}")
             continue
         split = {_TASKS: 0, _HIDDEN: 0}
-        for its, number in ask(f"SELECT {topic}, count(*) FROM {name} GROUP BY topic"):
+        for its, number in await ask(f"SELECT {topic}, count(*) FROM {name} GROUP BY topic"):
             split[_HIDDEN if its in RESERVED_TOPICS else _TASKS] += number
         found |= split if short == "task" else {"members of groups": split[_TASKS]}
     return found

@@ -14,12 +14,12 @@ import msgspec
 
 from bide.cli.bench.deliver import AHEAD, burst, crash, lateness, throughput
 from bide.cli.bench.pending import idle, scale
-from bide.cli.bench.place import place_of
+from bide.cli.bench.places import place_of
 from bide.cli.bench.plan import Limit, Plan, Progress, Report, limit_of, machine, silent
+from bide.cli.bench.processes import BenchFault
 from bide.cli.bench.timers import timers
 from bide.cli.bench.verbs import change, churn, schedule
 from bide.cli.bench.worker import loop_factory
-from bide.cli.bench.workers import BenchFault
 from bide.core.errors import MissingExtra
 
 WORKLOADS: Mapping[str, Callable[[Plan, Limit], Coroutine[Any, Any, Report]]] = {
@@ -69,10 +69,9 @@ def bench(store: str, workload: str, as_json: bool, **options: Any) -> None:
         names = [name for name in WORKLOADS if name != "churn" and (store != "memory:" or name != "crash")]
     good = True
     for name in names:
-        with place_of(store) as place, _progress(name, as_json) as progress:
-            plan = Plan(place=place, progress=progress, tell=_tell, **options)
-            report = _run(name, plan)
-        good = _show(name, plan, report, as_json) and good
+        with _progress(name, as_json) as progress:
+            report = _run(name, store, progress=progress, tell=_tell, **options)
+        good = _show(name, report, as_json) and good
     if not good:
         raise SystemExit(1)
 
@@ -83,28 +82,35 @@ def _tell(figures: Mapping[str, Any]) -> None:
     sys.stdout.flush()
 
 
-def _run(name: str, plan: Plan) -> Report:
+def _run(name: str, store: str, **options: Any) -> Report:
+    async def measured() -> Report:
+        async with place_of(store) as place:
+            plan = Plan(place=place, **options)
+            async with limit_of(plan) as limit:
+                report = await WORKLOADS[name](plan, limit)
+                ratios = await limit.fields(report.fields)
+        about = {"store": place.kind, "loop": plan.loop, **machine()}
+        return replace(report, fields={**report.fields, **ratios, **about})
+
+    if name == "timers":  # bare data structures, and the loop that they are compared with is asyncio's
+        options["loop"] = "asyncio"
     try:
-        factory = loop_factory(plan.loop)
+        factory = loop_factory(options["loop"])
     except ImportError:
         raise MissingExtra("uvloop", "--loop uvloop") from None
-    if name == "timers":  # bare data structures, and the loop that they are compared with is asyncio's
-        factory, plan = None, replace(plan, loop="asyncio")
     try:
-        with asyncio.Runner(loop_factory=factory) as runner, limit_of(plan) as limit:
-            report = runner.run(WORKLOADS[name](plan, limit))
-            return replace(report, fields={**report.fields, **limit.fields(report.fields)})
+        with asyncio.Runner(loop_factory=factory) as runner:
+            return runner.run(measured())
     except BenchFault as fault:
         raise click.ClickException(str(fault)) from None
 
 
-def _show(name: str, plan: Plan, report: Report, as_json: bool) -> bool:
+def _show(name: str, report: Report, as_json: bool) -> bool:
     """Print the figures; whether they may be believed."""
-    fields = {**report.fields, "store": plan.place.kind, "loop": plan.loop, **machine()}
     if as_json:
-        click.echo(msgspec.json.encode(fields).decode())
+        click.echo(msgspec.json.encode(report.fields).decode())
     else:
-        _show_tables(name, fields)
+        _show_tables(name, report.fields)
     for fault in report.all_faults:
         click.echo(f"bide: {name}: {fault}", err=True)
     return not report.all_faults

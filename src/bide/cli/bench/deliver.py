@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Mapping
-from contextlib import asynccontextmanager
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from bide.app import Bide
 from bide.cli.bench.plan import Limit, Plan, Report, random_keys, rounded
+from bide.cli.bench.processes import BenchFault
 from bide.cli.bench.worker import PAYLOAD, Start, Timers, Work, paced, percentile
 from bide.cli.bench.workers import (
     NANOSECONDS,
-    BenchFault,
-    Child,
     Findings,
     ProcessGroup,
     Stage,
@@ -150,7 +148,7 @@ async def lateness(plan: Plan, limit: Limit) -> Report:
         await fill(on.app, _LATE.topic, plan.pending, plan=plan, delay="1h")
         await fill(on.app, _FLOOD.topic, plan.flood, plan=plan, delay="0s")
         if plan.pending or plan.flood:
-            plan.place.flush()
+            await plan.place.flush()
         for way in ways:
             suffix = f"_{way}" if plan.ahead == "all" and way != "2s" else ""
             found, call_at = await _late(plan, on, way)
@@ -165,7 +163,8 @@ async def _late(plan: Plan, on: Stage, way: str) -> tuple[Findings, list[float]]
     ahead = duration(AHEAD[way] or "0s")
     keys = await fill(on.app, _LATE.topic, count, plan=plan, delay="1h") if way == "fire" else random_keys(count)
     timers = Timers(count=count, rate=plan.rate, ahead=ahead, loop=plan.loop)
-    async with on.workers() as workers, _beside(timers) as call_at:
+    # a process of its own that is ready, so that its start does not hold up what is measured
+    async with on.workers() as workers, child("the process for loop.call_at", timers) as call_at:
         await workers.go()
         await asyncio.sleep(0.5)
         before = workers.settled
@@ -175,16 +174,6 @@ async def _late(plan: Plan, on: Stage, way: str) -> tuple[Findings, list[float]]
         late = sorted(await call_at.receive("late"))
         await workers.stop()
         return examine(expected, workers.log()), late
-
-
-@asynccontextmanager
-async def _beside(timers: Timers) -> AsyncIterator[Child]:
-    """A process of its own that is ready, so that its start does not hold up what is measured."""
-    beside = await child("the process for loop.call_at", timers)
-    try:
-        yield beside
-    finally:
-        await beside.stop()
 
 
 async def _schedule(plan: Plan, app: Bide, keys: list[str], way: str, ahead: int) -> dict[str, int]:

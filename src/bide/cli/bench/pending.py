@@ -11,8 +11,8 @@ the store, where they can be seen, and else a stopwatch less the time of a `SELE
 from __future__ import annotations
 
 import asyncio
+import math
 import random
-import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import asynccontextmanager, suppress
@@ -23,8 +23,9 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from bide.app import Bide
+from bide.cli.bench.place import HOUR
 from bide.cli.bench.plan import Limit, Plan, Report, in_batches, rounded
-from bide.cli.bench.server import HOUR, Load, Server, Stopwatch, Watch, resident_bytes
+from bide.cli.bench.processes import resident_bytes
 from bide.cli.bench.sql_server import POSTGRES
 from bide.cli.bench.worker import PAYLOAD, Spec, Work
 from bide.cli.bench.workers import fill, stage, worker_process
@@ -63,67 +64,50 @@ async def idle(plan: Plan, limit: Limit) -> Report:
     be seen on this machine, `server_cpu_pct` is null.
     """
     count, work, place = plan.count(100_000), Work(topic="bench.idle"), plan.place
-    with tempfile.TemporaryDirectory(prefix="bide-bench-log-") as directory:
-        spec = Spec(
-            store=place.url, works=(work,), log=f"{directory}/worker.log", loop=plan.loop, history=plan.history,
-            pending=0 if place.shared else count,
-        )  # fmt: skip
-        if place.shared:
-            async with stage(plan) as on:
-                await fill(on.app, work.topic, count, plan=plan, delay="1h")
-                if not place.owned:  # the end of the stage removes the tasks
-                    return Report(fields=await _watch(plan, spec))
-        return Report(fields=await _watch(plan, spec))
+    spec = Spec(
+        store=place.url, works=(work,), loop=plan.loop, history=plan.history, pending=0 if place.shared else count
+    )
+    if place.shared:
+        async with stage(plan) as on:
+            await fill(on.app, work.topic, count, plan=plan, delay="1h")
+            if not place.owned:  # the end of the stage removes the tasks
+                return Report(fields=await _watch(plan, spec))
+    return Report(fields=await _watch(plan, spec))
 
 
 async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:
-    server = plan.place.server
-    alone = await _alone(plan, server) if server else (None, 0.0)
-    worker = await worker_process(spec)
-    try:
+    place = plan.place
+    cpu_alone, requests_alone = 0.0, 0.0
+    if place.on_server:  # with nobody connected: its replicas, for example, ask it too
+        await asyncio.sleep(SETTLING)
+        cpu_alone, requests_alone = await _load(plan, "watching the server alone")
+    async with worker_process(spec) as worker:
         worker.send("go")
         await worker.receive("working")
         await asyncio.sleep(SETTLING)
-        before, load_before = await worker.ask("usage"), server.load() if server else None
-        await _pass_time(plan, "watching an idle worker")
-        load_after, resident = server.load() if server else None, resident_bytes(Path(f"/proc/{worker.pid}"))
+        before = await worker.ask("usage")
+        cpu, requests = await _load(plan, "watching an idle worker")
+        resident = resident_bytes(Path(f"/proc/{worker.pid}"))
         after = await worker.ask("usage")
-    finally:
-        await worker.stop()
     seconds = (after["at"] - before["at"]) / 1e9
-    server_cpu: float | None = 0.0
-    calls = (after["calls"] - before["calls"]) / seconds
-    if load_before and load_after:
-        busy, requests = _rates(load_before, load_after)
-        server_cpu = None if busy is None or alone[0] is None else max(0.0, busy - alone[0])
-        calls = max(0.0, requests - alone[1])
+    calls = requests - requests_alone if place.on_server else (after["calls"] - before["calls"]) / seconds
     return {
         "worker_cpu_pct": rounded((after["cpu"] - before["cpu"]) / 1e9 / seconds * 100),
-        "server_cpu_pct": None if server_cpu is None else rounded(server_cpu),
+        "server_cpu_pct": None if math.isnan(cpu) else rounded(max(0.0, cpu - cpu_alone)),
         "worker_rss_mb": rounded(resident / 2**20),
-        "calls_per_s": rounded(calls),
+        "calls_per_s": rounded(max(0.0, calls)),
     }
 
 
-async def _alone(plan: Plan, server: Server) -> tuple[float | None, float]:
-    """The load of the server with nobody connected: its replicas, for example, ask it too."""
-    await asyncio.sleep(SETTLING)
-    before = server.load()
-    await _pass_time(plan, "watching the server alone")
-    return _rates(before, server.load())
-
-
-def _rates(before: Load, after: Load) -> tuple[float | None, float]:
-    """Percent of a processor (None where the server does not show it), and requests a second."""
-    seconds = after.at - before.at
-    cpu = None if after.cpu is None or before.cpu is None else (after.cpu - before.cpu) / seconds * 100
-    return cpu, (after.requests - before.requests) / seconds
-
-
-async def _pass_time(plan: Plan, what: str) -> None:
+async def _load(plan: Plan, what: str) -> tuple[float, float]:
+    """Percent of a processor that the server takes for some seconds (NaN: nothing tells), and requests a second."""
+    before = await plan.place.load()
     for tenth in range(10):
         plan.progress(what, tenth, 10)
         await asyncio.sleep(SECONDS / 10)
+    after = await plan.place.load()
+    seconds = after.at - before.at
+    return (after.cpu - before.cpu) / seconds * 100, (after.requests - before.requests) / seconds
 
 
 async def scale(plan: Plan, limit: Limit) -> Report:
@@ -159,9 +143,7 @@ class _Growing:
     def __init__(self, app: Bide, plan: Plan) -> None:
         self._store = app.store
         self._plan = plan
-        server = plan.place.server
-        self._server = server
-        self._watch: Watch = Stopwatch() if server is None else server.watch()
+        self._place = plan.place
         self._size = 0
         self._random = random.Random(1)
         self._notified = asyncio.Event()
@@ -170,7 +152,7 @@ class _Growing:
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
         """As a worker does before it leases: a store on a server may ask for heads only after a notification."""
-        if self._server is None or not isinstance(self._store, Notifies):
+        if not self._place.on_server or not isinstance(self._store, Notifies):
             yield
             return
         listening = await self._store.listen([LEASED], lambda topic, wake: self._notified.set())
@@ -196,7 +178,7 @@ class _Growing:
         store, taken, times = self._store, {name: list[float]() for name in OPERATIONS}, _WARM_UP + REPETITIONS
         self._notified.clear()
         await store.add([self._task(LEASED, f"due-{number}", _now()) for number in range(times)], now=_now())
-        if self._server is not None:
+        if self._place.on_server:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._notified.wait(), _NOTIFYING)
             await asyncio.sleep(_NOTIFYING / 10)  # the rest of the notifications
@@ -223,12 +205,12 @@ class _Growing:
                 break
         if len(held) != times or not all(await store.settle(held, now=_now())):
             self.faults.append(f"at {size} tasks {len(held)} of {times} leases were given and settled")
-        return {name: rounded(median_grouped(each[_WARM_UP:], self._watch.step)) for name, each in taken.items()}
+        return {name: rounded(median_grouped(each[_WARM_UP:], self._place.step)) for name, each in taken.items()}
 
     async def _timed(self, times: list[float], call: Coroutine[Any, Any, T]) -> T:
-        self._watch.start()
+        stop = await self._place.measure()
         answer = await call
-        times.append(self._watch.stop())
+        times.append(stop())
         return answer
 
     def _task(self, topic: str, key: str, due: int) -> NewTask:
@@ -237,9 +219,9 @@ class _Growing:
     async def _ask(self, times: list[float], until: Millis) -> Leased:
         """Ask for the next wake. A store on a server may know it from notifications, so a fresh one is asked."""
         asking = {TOPIC: 0}
-        if self._server is None or not self._server.remembers_heads:
+        if not self._place.remembers_heads:
             return await self._timed(times, self._store.lease(asking, now=_now(), until=until, holder="b"))
-        fresh = store_maker(self._plan.place.url, Settings())()
+        fresh = store_maker(self._place.url, Settings())()
         await fresh.open()
         try:
             return await self._timed(times, fresh.lease(asking, now=_now(), until=until, holder="b"))

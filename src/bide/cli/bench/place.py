@@ -1,157 +1,166 @@
-"""The place of a benchmark: a store of its own or a part of one that is there, and its raw limit."""
+"""A store as a benchmark sees it: the part that it works in, and what is measured there beside bide's own calls."""
 
 from __future__ import annotations
 
 import sqlite3
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+import time
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, closing
 from heapq import heappush
 from pathlib import Path
-from urllib.parse import quote, unquote, urlsplit
+from typing import ClassVar, NamedTuple
+from urllib.parse import parse_qsl, quote, urlsplit
 from uuid import uuid4
 
-from bide.cli.bench import redis_server, sql_server
-from bide.cli.bench.server import Raw, Server, due_in_an_hour
+from bide.cli.bench.processes import resident_bytes
 from bide.cli.bench.worker import PAYLOAD
 from bide.core.errors import BadInput
 
-_ACCEPTED = (
-    '"memory:", "sqlite:" (a file of its own), "sqlite:///relative.db", "sqlite:////absolute/path.db", '
-    '"redis://host:port/0" (a namespace of its own), "postgresql://host:port/database" or "mysql://..." (a schema of '
-    "its own)"
-)
+HOUR = 3_600_000
+
+Raw = Callable[[Sequence[str]], Awaitable[None]]
+"""Stores a task for each key, due in an hour, as durably as bide does, by the plain driver on one connection."""
+Stop = Callable[[], float]
+"""Ends a measurement: the microseconds that one operation took."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Place:
+class Load(NamedTuple):
+    """The work of a server from its start to one moment."""
+
+    at: float
+    """Seconds of a monotonic clock."""
+    cpu: float
+    """Seconds of processor time; NaN where nothing tells."""
+    requests: int
+    """Requests that it has served; each kind of server counts its own unit."""
+
+
+class Place(ABC):
     """A store to measure."""
 
-    kind: str
+    kind: ClassVar[str]
     """ "memory", "sqlite", "redis", "postgres" or "mysql"."""
-    url: str
-    path: Path | None = None
-    """The file, where there is one."""
-    server: Server | None = None
-    """The server, where there is one."""
-    owned: bool = True
-    """True if all of it was made for this run, so that it is removed as a whole afterwards."""
+    shared: ClassVar[bool] = True
+    """True if another process can work on it."""
+    on_server: ClassVar[bool] = True
+    remembers_heads: ClassVar[bool] = False
+    """True if an open store may know what wakes next without asking, so that only a fresh one is measured."""
+    step: ClassVar[float] = 0.001
+    """Microseconds that `measure` resolves: a median within one step is where half of the values lie below."""
 
-    @property
-    def shared(self) -> bool:
-        """True if another process can work on it."""
-        return self.path is not None or self.server is not None
+    def __init__(self, url: str, *, owned: bool = True) -> None:
+        self.url = url
+        self.owned = owned
+        """True if all of it was made for this run, so that it is removed as a whole afterwards."""
 
-    def health(self) -> Mapping[str, int]:
-        """Figures that grow in long use."""
-        return {"bytes": self.size()} if self.server is None else self.server.health()
+    @abstractmethod
+    async def size(self) -> int:
+        """Bytes of the file and its companions, those that the server uses, or those of this process."""
 
-    def flush(self) -> None:
-        """Have what was stored written out before something is measured."""
-        if self.server is not None:
-            self.server.flush()
+    @abstractmethod
+    def raw(self) -> AbstractAsyncContextManager[Raw]:
+        """The plain driver, in a part of its own that is removed at the end."""
 
-    def size(self) -> int:
-        """Bytes of the file and its companions, or those that the server uses."""
-        if self.server is not None:
-            return self.server.size()
-        return sum(path.stat().st_size for path in _files_of(self.path)) if self.path else 0
+    async def measure(self) -> Stop:
+        """Begin to measure how long one operation keeps the store busy, while it works for nobody else."""
+        return stopwatch()
 
-    def raw(self) -> Raw:
-        """The plain driver in the same place."""
-        if self.server is not None:
-            return self.server.raw()
-        return RawMemory() if self.path is None else RawSqlite(self.path.parent)
+    async def load(self) -> Load:
+        """Nothing where there is no server."""
+        return Load(time.monotonic(), 0.0, 0)
+
+    async def health(self) -> Mapping[str, int]:
+        """Figures that grow in long use: bytes, and rows that are dead and not yet removed."""
+        return {"bytes": await self.size()}
+
+    async def flush(self) -> None:  # noqa: B027 - nothing where a store writes at its own pace
+        """Have what was stored written out now, and not while something is measured."""
+
+    def snapshot(self) -> AbstractAsyncContextManager[None]:
+        """Hold a snapshot of the data open. Raises BadInput where there is no such thing."""
+        raise BadInput("--snapshot", self.kind, "a database server: PostgreSQL, MySQL")
 
 
-@contextmanager
-def place_of(url: str) -> Iterator[Place]:
-    """The place that `url` names; files and parts of a server that were not there before are removed at the end.
+def stopwatch(less: float = 0.0) -> Stop:
+    """By this process's clock; `less` so many microseconds, and never 0, since ratios are made of it."""
+    began = time.perf_counter_ns()
+    return lambda: max((time.perf_counter_ns() - began) / 1000 - less, 1.0 if less else 0.0)
 
-    Raises BadInput, and for a server MissingExtra and StoreUnavailable.
-    """
-    parts = urlsplit(url)
-    if url == "memory:":
-        yield Place(kind="memory", url=url)
-    elif url == "sqlite:":
-        with tempfile.TemporaryDirectory(prefix="bide-bench-") as directory:
-            yield _sqlite(Path(directory) / "bench.db", owned=True)
-    elif parts.scheme == "sqlite" and not parts.netloc and len(parts.path) > 1 and not parts.query:
-        path = Path(unquote(parts.path.removeprefix("/"))).absolute()
-        before = set(_files_of(path))
+
+def due_in_an_hour() -> int:
+    """In milliseconds since the epoch."""
+    return time.time_ns() // 1_000_000 + HOUR
+
+
+def named_part(url: str, option: str, fresh: str) -> str:
+    """`url` with `?option=fresh`, unless it names a part of the server by that option already."""
+    if dict(parse_qsl(urlsplit(url).query)).get(option):
+        return url
+    return f"{url}{'&' if '?' in url else '?'}{option}={fresh}"
+
+
+class MemoryPlace(Place):
+    """This process."""
+
+    kind = "memory"
+    shared = on_server = False
+
+    async def size(self) -> int:
+        return resident_bytes(Path("/proc/self"))
+
+    @asynccontextmanager
+    async def raw(self) -> AsyncIterator[Raw]:
+        """A heap of due times and a dictionary of payloads."""
+        heap: list[tuple[int, str]] = []
+        payloads: dict[str, bytes] = {}
+
+        async def store(keys: Sequence[str]) -> None:
+            for key in keys:
+                payloads[key] = PAYLOAD
+                heappush(heap, (due_in_an_hour(), key))
+
+        yield store
+
+
+class SqlitePlace(Place):
+    """A file."""
+
+    kind = "sqlite"
+    on_server = False
+
+    def __init__(self, path: Path, *, owned: bool) -> None:
+        self.path = path.absolute()
+        super().__init__(f"sqlite:///{quote(str(self.path))}", owned=owned)
+
+    def files(self) -> list[Path]:
+        """The file and its companions (-wal, -shm, a lock)."""
+        literal = "".join(f"[{letter}]" if letter in "*?[" else letter for letter in self.path.name)
+        found = self.path.parent.glob(f"{literal}*")
+        return [one for one in found if one == self.path or one.name[len(self.path.name)] == "-"]
+
+    async def size(self) -> int:
+        return sum(path.stat().st_size for path in self.files())
+
+    @asynccontextmanager
+    async def raw(self) -> AsyncIterator[Raw]:
+        """`executemany` into a table with a unique random key and a due-time index, flushed at every commit as ours."""
+        path = self.path.parent / f"bench-limit-{uuid4().hex}.db"
         try:
-            yield _sqlite(path, owned=path not in before)
+            with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+                connection.executescript(
+                    "PRAGMA journal_mode = WAL; PRAGMA synchronous = FULL;"
+                    "CREATE TABLE task (row INTEGER PRIMARY KEY, key TEXT NOT NULL, due_at INTEGER NOT NULL, "
+                    "payload BLOB); CREATE UNIQUE INDEX task_key ON task (key); CREATE INDEX task_due ON task (due_at)"
+                )
+
+                async def store(keys: Sequence[str]) -> None:
+                    rows = [(key, due_in_an_hour(), PAYLOAD) for key in keys]
+                    connection.execute("BEGIN IMMEDIATE")
+                    connection.executemany("INSERT INTO task (key, due_at, payload) VALUES (?, ?, ?)", rows)
+                    connection.execute("COMMIT")
+
+                yield store
         finally:
-            if path not in before:
-                for made in set(_files_of(path)) - before:
-                    with suppress(FileNotFoundError):
-                        made.unlink()
-    elif parts.scheme in (*redis_server.SCHEMES, *sql_server.SCHEMES):
-        opens = redis_server.redis_server if parts.scheme in redis_server.SCHEMES else sql_server.sql_server
-        with opens(url) as (server, url_of_part):
-            owned = url_of_part != url or server.is_empty()
-            try:
-                if owned:
-                    server.make()
-                yield Place(kind=server.kind, url=url_of_part, server=server, owned=owned)
-            finally:
-                if owned:
-                    server.clear()
-    else:
-        raise BadInput("store", parts.scheme or "text without a scheme", _ACCEPTED)
-
-
-class RawMemory:
-    """A heap of due times and a dictionary of payloads."""
-
-    def __init__(self) -> None:
-        self._heap: list[tuple[int, str]] = []
-        self._payloads: dict[str, bytes] = {}
-
-    def store(self, keys: Sequence[str]) -> None:
-        heap, payloads = self._heap, self._payloads
-        for key in keys:
-            payloads[key] = PAYLOAD
-            heappush(heap, (due_in_an_hour(), key))
-
-    def close(self) -> None:
-        self._heap.clear()
-        self._payloads.clear()
-
-
-class RawSqlite:
-    """`executemany` into a table with a unique random key and a due-time index, flushed at every commit as ours is."""
-
-    def __init__(self, directory: Path) -> None:
-        self._path = directory / f"bench-limit-{uuid4().hex}.db"
-        self._connection = sqlite3.connect(self._path, isolation_level=None)
-        for statement in (
-            "PRAGMA journal_mode = WAL",
-            "PRAGMA synchronous = FULL",
-            "CREATE TABLE task (row INTEGER PRIMARY KEY, key TEXT NOT NULL, due_at INTEGER NOT NULL, payload BLOB)",
-            "CREATE UNIQUE INDEX task_key ON task (key)",
-            "CREATE INDEX task_due ON task (due_at)",
-        ):
-            self._connection.execute(statement)
-
-    def store(self, keys: Sequence[str]) -> None:
-        rows = [(key, due_in_an_hour(), PAYLOAD) for key in keys]
-        self._connection.execute("BEGIN IMMEDIATE")
-        self._connection.executemany("INSERT INTO task (key, due_at, payload) VALUES (?, ?, ?)", rows)
-        self._connection.execute("COMMIT")
-
-    def close(self) -> None:
-        self._connection.close()
-        for path in self._path.parent.glob(f"{self._path.name}*"):
-            path.unlink()
-
-
-def _sqlite(path: Path, *, owned: bool) -> Place:
-    return Place(kind="sqlite", url=f"sqlite:///{quote(str(path))}", path=path, owned=owned)
-
-
-def _files_of(path: Path) -> list[Path]:
-    """The file and its companions (-wal, -shm, a lock)."""
-    literal = "".join(f"[{letter}]" if letter in "*?[" else letter for letter in path.name)
-    return [one for one in path.parent.glob(f"{literal}*") if one == path or one.name[len(path.name)] == "-"]
+            for made in path.parent.glob(f"{path.name}*"):
+                made.unlink()

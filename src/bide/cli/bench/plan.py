@@ -6,16 +6,15 @@ import gc
 import os
 import platform
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from statistics import median
 from typing import Any
 from uuid import uuid4
 
 from bide._version import __version__
-from bide.cli.bench.place import Place
-from bide.cli.bench.server import Raw
+from bide.cli.bench.place import Place, Raw
 
 BATCH = 1000
 _ALONE = 10
@@ -91,21 +90,22 @@ class Limit:
         self._raw = raw
         self._rounds: list[tuple[int, float]] = []
 
-    def measure(self, batches: int = 1) -> None:
+    async def measure(self, batches: int = 1) -> None:
         """Store so many batches of 1000, each timed by itself."""
-        for _ in range(batches if self._raw else 0):
-            assert self._raw is not None
+        if self._raw is None:
+            return
+        for _ in range(batches):
             keys = random_keys(BATCH)
             began = time.perf_counter()
-            self._raw.store(keys)
+            await self._raw(keys)
             self._rounds.append((BATCH, time.perf_counter() - began))
 
-    def fields(self, figures: Mapping[str, Any]) -> dict[str, Any]:
+    async def fields(self, figures: Mapping[str, Any]) -> dict[str, Any]:
         """`limit_per_s`, and the ratio to it of every rate of tasks among `figures`."""
         if self._raw is None:
             return {}
         if not self._rounds:  # of a workload whose figures are no rates
-            self.measure(_ALONE)
+            await self.measure(_ALONE)
         limit = per_second(self._rounds)
         rates = [name for name in figures if name.endswith("_per_s") and name != "calls_per_s"]
         ratios = {f"ratio_{name.removesuffix('_per_s')}": rounded(figures[name] / limit) for name in rates}
@@ -117,15 +117,14 @@ def machine() -> dict[str, Any]:
     return {"version": __version__, "python": platform.python_version(), "cpus": os.cpu_count() or 1}
 
 
-@contextmanager
-def limit_of(plan: Plan) -> Iterator[Limit]:
+@asynccontextmanager
+async def limit_of(plan: Plan) -> AsyncIterator[Limit]:
     """The limit of the plan's store, if the plan asks for one."""
-    raw = plan.place.raw() if plan.limit else None
-    try:
+    if not plan.limit:
+        yield Limit(None)
+        return
+    async with plan.place.raw() as raw:
         yield Limit(raw)
-    finally:
-        if raw is not None:
-            raw.close()
 
 
 def rounded(value: float) -> float:

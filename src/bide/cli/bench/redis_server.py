@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from itertools import cycle, islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
-from bide.cli.bench.server import Load, Server, due_in_an_hour, named_part
+from bide.cli.bench.place import Load, Place, Raw, Stop, due_in_an_hour, named_part
 from bide.cli.bench.worker import PAYLOAD
 from bide.core.errors import StoreUnavailable
 from bide.wiring import address_of
@@ -29,8 +28,7 @@ _OUTER = re.compile(r"cmdstat_(evalsha|eval|fcall)(_ro)?$|cmdstat_exec$")
 _MEASURING = re.compile(r"cmdstat_(info|ping)$")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Busy:
+class Busy(NamedTuple):
     """Whole microseconds spent on commands since the server began."""
 
     outer: int
@@ -46,25 +44,45 @@ class Busy:
         return self.outer - before.outer or self.others - before.others
 
 
-class RedisServer(Server):
+class RedisServer(Place):
     """One server, or all masters of a Cluster, and the namespace that the benchmark works in."""
 
     kind = "redis"
     remembers_heads = True
+    step = 1.0
 
-    def __init__(self, client: Redis | RedisCluster, namespace: str) -> None:
+    def __init__(self, url: str, client: Redis | RedisCluster, namespace: str) -> None:
+        super().__init__(url)
         self.client: Any = client
         self.namespace = namespace
 
-    def size(self) -> int:
+    async def make(self) -> None:
+        """A namespace begins with its first key."""
+
+    async def clear(self) -> None:
+        self.remove()
+
+    async def is_empty(self) -> bool:
+        """True if the namespace has no keys at all."""
+        return not any(True for master in self.masters() for _ in _keys_of(master, self.namespace))
+
+    async def size(self) -> int:
         """Bytes of memory that the masters use, for other clients' data too."""
         return sum(int(info["used_memory"]) for info in self._info("memory"))
 
-    def load(self) -> Load:
+    async def health(self) -> Mapping[str, int]:
+        return {"used_bytes": await self.size()}
+
+    async def load(self) -> Load:
         """Of all masters. A request is one read from a client: what is sent together, up to 16 KiB."""
         at = time.monotonic()
         cpu = sum(info["used_cpu_sys"] + info["used_cpu_user"] for info in self._info("cpu"))
-        return Load(at=at, cpu=cpu, requests=sum(int(info["total_reads_processed"]) for info in self._info("stats")))
+        return Load(at, cpu, sum(int(info["total_reads_processed"]) for info in self._info("stats")))
+
+    async def measure(self) -> Stop:
+        """By the time that the server spends on commands, by its own count."""
+        before = self.busy()
+        return lambda: self.busy().since(before)
 
     def busy(self) -> Busy:
         """The time that the masters spent on commands so far, without reading and sending."""
@@ -75,9 +93,28 @@ class RedisServer(Server):
                     outer += int(figures["usec"])
                 elif not _MEASURING.match(name):
                     others += int(figures["usec"])
-        return Busy(outer=outer, others=others)
+        return Busy(outer, others)
 
-    def clear(self, namespace: str | None = None) -> None:
+    @asynccontextmanager
+    async def raw(self) -> AsyncIterator[Raw]:
+        """Pipelines of SET and ZADD pairs; on a Cluster spread over as many tags as ours is."""
+        namespace = f"bench-limit-{uuid4().hex}"
+        tags = [f"{namespace}:{shard}" for shard in range(16)] if self.is_cluster else [namespace]
+
+        async def store(keys: Sequence[str]) -> None:
+            due_at = due_in_an_hour()
+            pipeline = self.client.pipeline(transaction=False)
+            for key, tag in zip(keys, cycle(tags), strict=False):
+                pipeline.set(f"{{{tag}}}:{key}", PAYLOAD)
+                pipeline.zadd(f"{{{tag}}}:due", {key: due_at})
+            pipeline.execute()
+
+        try:
+            yield store
+        finally:
+            self.remove(namespace)
+
+    def remove(self, namespace: str | None = None) -> None:
         """Remove every key of `namespace`, or of this one."""
         for master in self.masters():
             found = _keys_of(master, namespace or self.namespace)
@@ -88,19 +125,6 @@ class RedisServer(Server):
                     by_tag.setdefault(key.partition(b"}")[0], []).append(key)
                 for together in by_tag.values():
                     master.unlink(*together)
-
-    def is_empty(self) -> bool:
-        """True if the namespace has no keys at all."""
-        return not any(True for master in self.masters() for _ in _keys_of(master, self.namespace))
-
-    def watch(self) -> CommandWatch:
-        return CommandWatch(self)
-
-    def raw(self) -> RawRedis:
-        return RawRedis(self)
-
-    def health(self) -> Mapping[str, int]:
-        return {"used_bytes": self.size()}
 
     @property
     def is_cluster(self) -> bool:
@@ -116,42 +140,6 @@ class RedisServer(Server):
         return [master.info(section) for master in self.masters()]
 
 
-class CommandWatch:
-    """Microseconds that the server spends on commands, by its own count."""
-
-    step = 1.0
-
-    def __init__(self, server: RedisServer) -> None:
-        self._server = server
-
-    def start(self) -> None:
-        self._began = self._server.busy()
-
-    def stop(self) -> float:
-        return self._server.busy().since(self._began)
-
-
-class RawRedis:
-    """Pipelines of SET and ZADD pairs, in a namespace of its own; on a Cluster spread over as many tags as ours is."""
-
-    def __init__(self, server: RedisServer) -> None:
-        self._server = server
-        self._namespace = f"bench-limit-{uuid4().hex}"
-        tags = [f"{self._namespace}:{shard}" for shard in range(16)] if server.is_cluster else [self._namespace]
-        self._prefixes = [f"{{{tag}}}:" for tag in tags]
-
-    def store(self, keys: Sequence[str]) -> None:
-        due_at = due_in_an_hour()
-        pipeline = self._server.client.pipeline(transaction=False)
-        for key, prefix in zip(keys, cycle(self._prefixes), strict=False):
-            pipeline.set(prefix + key, PAYLOAD)
-            pipeline.zadd(prefix + "due", {key: due_at})
-        pipeline.execute()
-
-    def close(self) -> None:
-        self._server.clear(self._namespace)
-
-
 def _keys_of(master: Any, namespace: str) -> Iterator[bytes]:
     prefix = re.compile(rb"\{%b(:[0-9]+)?\}:" % re.escape(namespace.encode()))
     pattern = f"{{{namespace}[:}}]*"  # a store takes no namespace with a sign that means something in a pattern
@@ -159,8 +147,8 @@ def _keys_of(master: Any, namespace: str) -> Iterator[bytes]:
 
 
 @contextmanager
-def redis_server(url: str) -> Iterator[tuple[RedisServer, str]]:
-    """The server that `url` names, and the URL with a fresh namespace unless it names one.
+def redis_server(url: str) -> Iterator[RedisServer]:
+    """The server that `url` names; its own URL has a fresh namespace, unless one is named.
 
     Raises BadInput, MissingExtra, and StoreUnavailable, also for what fails on this connection while it is in use.
     """
@@ -172,7 +160,7 @@ def redis_server(url: str) -> Iterator[tuple[RedisServer, str]]:
         client = connect(address)
         try:
             client.ping()
-            yield RedisServer(client, address.namespace), url
+            yield RedisServer(url, client, address.namespace)
         finally:
             client.close()
     except RedisError as error:

@@ -6,81 +6,31 @@ What MySQL tells of its insides needs the right PROCESS.
 
 from __future__ import annotations
 
-import asyncio
+import math
 import time
 from abc import abstractmethod
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import closing, contextmanager, suppress
-from functools import cached_property
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from statistics import median
-from typing import Any, ClassVar, TypeVar
+from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from bide.cli.bench import server
-from bide.cli.bench.server import Load, ProcessorWatch, Server, Stopwatch, Watch, due_in_an_hour
+from bide.cli.bench.place import Load, Place, Raw, Stop, due_in_an_hour, named_part, stopwatch
+from bide.cli.bench.processes import process_named, spent, spent_by_family, stat
 from bide.cli.bench.worker import PAYLOAD
 from bide.core.errors import StoreUnavailable
 from bide.ports import HasSchema
 from bide.settings import Settings
 from bide.wiring import address_of, store_maker
 
-T = TypeVar("T")
 POSTGRES, MYSQL = ("postgresql", "postgres"), ("mysql", "mariadb")
 SCHEMES = (*POSTGRES, *MYSQL)
 _PATIENCE = 60
-_SAME = 3.0
-"""Seconds by which two clocks of one machine may disagree about when its server began, one counting in seconds."""
+_TRIES = 200
 
 
-class Session:
-    """A connection of the plain driver, which knows only asyncio, for code that waits: it has a loop in a thread."""
-
-    def __init__(self, kind: type[SqlServer], address: Any) -> None:
-        self._kind = kind
-        self._thread = ThreadPoolExecutor(1, "bench server")
-        self._runner = asyncio.Runner()
-        try:
-            self._connection = self.do(kind.connect(address))
-        except BaseException:
-            self._end()
-            raise
-
-    def do(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` in the loop of the thread, and wait for it; the caller may be on a loop of its own."""
-        return self._thread.submit(self._runner.run, work).result()
-
-    def rows(self, statement: str, *arguments: Any) -> Sequence[Any]:
-        """The rows of one statement."""
-        return self.do(self._kind.ask(self._connection, statement, *arguments))
-
-    def round_trip(self) -> float:
-        """Microseconds that a request takes which costs the server nothing."""
-
-        async def measured() -> float:
-            taken = []
-            for _ in range(20):
-                began = time.perf_counter_ns()
-                await self._kind.ask(self._connection, "SELECT 1")
-                taken.append((time.perf_counter_ns() - began) / 1000)
-            return median(taken)
-
-        return self.do(measured())
-
-    def close(self) -> None:
-        try:
-            self.do(self._kind.disconnect(self._connection))
-        finally:
-            self._end()
-
-    def _end(self) -> None:
-        self._thread.submit(self._runner.close).result()
-        self._thread.shutdown()
-
-
-class SqlServer(Server):
+class SqlServer(Place):
     """One server, and the schema on it that the benchmark works in."""
 
     schema_named: ClassVar[str]
@@ -91,14 +41,15 @@ class SqlServer(Server):
     """Statements that make the table of the raw limit; `SCHEMA_NAME` stands for the schema in these and in `drop`."""
     numbers_arguments: ClassVar[bool]
     """True: arguments are $1, $2, ... in a statement; False: each is %s."""
+    serving: str
+    """A query for the processes or threads that serve the store."""
 
-    def __init__(self, url: str, address: Any, session: Session) -> None:
+    def __init__(self, url: str, address: Any, connection: Any) -> None:
+        super().__init__(url)
         self.address = address
-        self.rows = session.rows
-        self._url = url
-        self._session = session
-        self.process = self._find()
+        self.process: Path | None = None
         """The server's first process, where it runs on this machine and may be looked at."""
+        self._connection = connection
 
     @staticmethod
     @abstractmethod
@@ -107,94 +58,111 @@ class SqlServer(Server):
 
     @staticmethod
     @abstractmethod
-    async def connect(address: Any) -> Any: ...
+    def connected(address: Any) -> Any:
+        """A context with a connection."""
 
     @staticmethod
     @abstractmethod
     async def ask(connection: Any, statement: str, *arguments: Any) -> Sequence[Any]: ...
 
-    @staticmethod
     @abstractmethod
-    async def disconnect(connection: Any) -> None: ...
+    async def find(self) -> Path | None:
+        """Find the server's first process."""
 
     @abstractmethod
-    def _find(self) -> Path | None: ...
+    async def requests(self) -> int: ...
 
-    @abstractmethod
-    def _used(self, process: Path) -> float:
-        """Seconds of processor time of the whole server. Raises OSError."""
+    async def rows(self, statement: str, *arguments: Any) -> Sequence[Any]:
+        """The rows of one statement."""
+        return await self.ask(self._connection, statement, *arguments)
 
-    @abstractmethod
-    def _requests(self) -> int: ...
-
-    @abstractmethod
-    def _serving(self) -> list[Path]:
-        """The processes or threads that serve the store."""
-
-    def make(self) -> None:
+    async def make(self) -> None:
         """By the store's own migrations."""
-        store = store_maker(self._url, Settings())()
+        store = store_maker(self.url, Settings())()
         assert isinstance(store, HasSchema)
-        self._session.do(store.migrate())
+        await store.migrate()
 
-    def clear(self) -> None:
-        self.rows(self.drop.replace("SCHEMA_NAME", self.address.schema))
+    async def clear(self) -> None:
+        """On a connection of its own: whoever was interrupted may have left the other one in the middle."""
+        async with self.connected(self.address) as connection:
+            await self.ask(connection, self.drop.replace("SCHEMA_NAME", self.address.schema))
 
-    def is_empty(self) -> bool:
+    async def is_empty(self) -> bool:
         """True if there is no such schema: one that exists may hold others' tables."""
-        return not self.rows(self.schema_named, self.address.schema)
+        return not await self.rows(self.schema_named, self.address.schema)
 
-    def load(self) -> Load:
+    async def load(self) -> Load:
         """Processor time of the whole server, where it can be seen, and requests by its own count."""
         at = time.monotonic()
-        cpu = None if self.process is None else self._used(self.process)
-        return Load(at=at, cpu=cpu, requests=self._requests())
+        return Load(at, math.nan if self.process is None else self._used(self.process), await self.requests())
 
-    def watch(self) -> Watch:
-        """Processor time of those who serve the store; for a server elsewhere a stopwatch.
+    def _used(self, process: Path) -> float:
+        """Seconds of processor time of the whole server. Raises OSError."""
+        return spent_by_family(process)
 
-        EXPLAIN ANALYZE would have to know the store's statements, and pg_stat_statements is rarely installed.
+    async def measure(self) -> Stop:
+        """By the processor time of those who serve the store: no waits for a disk, a lock or the client.
+
+        Of a server elsewhere by the clock, less what a `SELECT 1` takes. EXPLAIN ANALYZE would have to know the store's
+        statements, and pg_stat_statements is rarely installed.
         """
-        return Stopwatch(self._session.round_trip) if self.process is None else ProcessorWatch(self._serving)
+        if self.process is None:
+            round_trip = stopwatch()
+            await self.rows("SELECT 1")
+            return stopwatch(less=round_trip())
+        places = [self._place(self.process, number) for (number,) in await self.rows(self.serving)]
+        before = {place: so_far for place in places if (so_far := _at_rest(place)) is not None}
+        return lambda: sum((_at_rest(place) or so_far) - so_far for place, so_far in before.items()) * 1e6
 
-    @contextmanager
-    def snapshot(self) -> Iterator[None]:
+    def _place(self, process: Path, number: int) -> Path:
+        """The folder of what `serving` has named: here a process."""
+        return process.parent / str(number)
+
+    @asynccontextmanager
+    async def snapshot(self) -> AsyncIterator[None]:
         """A transaction of another connection, REPEATABLE READ."""
-        with closing(Session(type(self), self.address)) as session:
+        async with self.connected(self.address) as connection:
             for statement in self.snapshot_begins:
-                session.rows(statement)
+                await self.ask(connection, statement)
             yield
 
-    def raw(self) -> RawSql:
-        return RawSql(self, Session(type(self), self.address))
+    @asynccontextmanager
+    async def raw(self) -> AsyncIterator[Raw]:
+        """Multi-row inserts (VALUES) into a table with a unique random key and a due-time index, each a transaction.
+
+        The driver puts the arguments in. Arrays by `unnest`, or text made in one go, are a fifth quicker, COPY a
+        quarter.
+        """
+        schema = f"bench_limit_{uuid4().hex}"
+        async with self.connected(self.address) as connection:
+
+            async def store(keys: Sequence[str]) -> None:
+                due_at = due_in_an_hour()
+                places = (
+                    f"(${first}, ${first + 1}, ${first + 2})" if self.numbers_arguments else "(%s, %s, %s)"
+                    for first in range(1, 3 * len(keys), 3)
+                )
+                arguments = [value for key in keys for value in (key, due_at, PAYLOAD)]
+                insert = f"INSERT INTO {schema}.task (name, due_at, payload) VALUES {', '.join(places)}"
+                await self.ask(connection, insert, *arguments)
+
+            for statement in ("CREATE SCHEMA SCHEMA_NAME", *self.raw_table):
+                await self.ask(connection, statement.replace("SCHEMA_NAME", schema))
+            try:
+                yield store
+            finally:
+                await self.rows(self.drop.replace("SCHEMA_NAME", schema))
 
 
-class RawSql:
-    """Multi-row inserts (VALUES) into a table with a unique random key and a due-time index, each a transaction.
-
-    The driver puts the arguments in. Arrays by `unnest`, or text made in one go, are a fifth quicker, COPY a quarter.
-    """
-
-    def __init__(self, server: SqlServer, session: Session) -> None:
-        self.schema = f"bench_limit_{uuid4().hex}"
-        self._server = server
-        self._session = session
-        for statement in ("CREATE SCHEMA SCHEMA_NAME", *server.raw_table):
-            session.rows(statement.replace("SCHEMA_NAME", self.schema))
-
-    def store(self, keys: Sequence[str]) -> None:
-        due_at = due_in_an_hour()
-        places = (
-            f"(${first}, ${first + 1}, ${first + 2})" if self._server.numbers_arguments else "(%s, %s, %s)"
-            for first in range(1, 3 * len(keys), 3)
-        )
-        arguments = [value for key in keys for value in (key, due_at, PAYLOAD)]
-        insert = f"INSERT INTO {self.schema}.task (name, due_at, payload) VALUES {', '.join(places)}"
-        self._session.rows(insert, *arguments)
-
-    def close(self) -> None:
-        with closing(self._session):
-            self._session.rows(self._server.drop.replace("SCHEMA_NAME", self.schema))
+def _at_rest(place: Path) -> float | None:
+    """Seconds spent so far, read once it sleeps: the system updates them rarely while it runs. None: it has ended."""
+    try:
+        for _ in range(_TRIES):
+            if stat(place).state not in "RD":
+                break
+        return spent(place)
+    except OSError:
+        return None
 
 
 class PostgresServer(SqlServer):
@@ -210,6 +178,7 @@ class PostgresServer(SqlServer):
         'name text COLLATE "C" NOT NULL UNIQUE, due_at bigint NOT NULL, payload bytea NOT NULL)',
         "CREATE INDEX task_due ON SCHEMA_NAME.task (due_at)",
     )
+    serving = "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'bide'"
 
     @staticmethod
     def errors() -> tuple[type[Exception], ...]:
@@ -218,37 +187,38 @@ class PostgresServer(SqlServer):
         return PostgresError, InterfaceError, OSError
 
     @staticmethod
-    async def connect(address: Any) -> Any:
+    @asynccontextmanager
+    async def connected(address: Any) -> AsyncIterator[Any]:
         import asyncpg
 
         named = {"application_name": "bide bench"}
-        return await asyncpg.connect(address.dsn, timeout=_PATIENCE, server_settings=named)
+        connection = await asyncpg.connect(address.dsn, timeout=_PATIENCE, server_settings=named)
+        try:
+            yield connection
+        finally:
+            await connection.close()
 
     @staticmethod
     async def ask(connection: Any, statement: str, *arguments: Any) -> Sequence[Any]:
         found: Sequence[Any] = await connection.fetch(statement, *arguments)
         return found
 
-    @staticmethod
-    async def disconnect(connection: Any) -> None:
-        await connection.close()
-
-    def _find(self) -> Path | None:
+    async def find(self) -> Path | None:
         """The parent of the process that serves us."""
-        asked = "SELECT pg_backend_pid(), extract(epoch FROM pg_postmaster_start_time())::float8"
-        [[pid, began]] = self.rows(asked)
-        return server.place_of_process(pid, began, within=_SAME, parent=True)
+        [[pid]] = await self.rows("SELECT pg_backend_pid()")
+        ours = process_named(pid, ("postgres",))
+        return None if ours is None else process_named(stat(ours).parent, ("postgres",))
 
-    def size(self) -> int:
+    async def size(self) -> int:
         """Bytes of the schema's tables and indexes."""
-        [[size]] = self.rows(
+        [[size]] = await self.rows(
             "SELECT coalesce(sum(pg_total_relation_size(oid)), 0)::bigint FROM pg_class "
             "WHERE relnamespace = to_regnamespace($1) AND relkind = 'r'",
             f'"{self.address.schema}"',
         )
         return int(size)
 
-    def flush(self) -> None:
+    async def flush(self) -> None:
         """A checkpoint: a million inserts begin one, and for its minutes commits wait for the disk behind it.
 
         Without the right to ask for one (`pg_checkpoint`, PostgreSQL 15) those minutes are left as they are.
@@ -256,25 +226,16 @@ class PostgresServer(SqlServer):
         from asyncpg import InsufficientPrivilegeError
 
         with suppress(InsufficientPrivilegeError):
-            self.rows("CHECKPOINT")
+            await self.rows("CHECKPOINT")
 
-    def _used(self, process: Path) -> float:
-        return server.spent_by_family(process)
-
-    def _requests(self) -> int:
+    async def requests(self) -> int:
         """Transactions in the database."""
         asked = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
-        return int(self.rows(asked)[0][0])
+        return int((await self.rows(asked))[0][0])
 
-    def _serving(self) -> list[Path]:
-        rows = self.rows(
-            "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'bide'"
-        )
-        return [Path("/proc") / str(pid) for (pid,) in rows]
-
-    def health(self) -> Mapping[str, int]:
+    async def health(self) -> Mapping[str, int]:
         """Of the table of tasks. Rows are as counted by the server's statistics, which are a moment behind."""
-        [row] = self.rows(
+        [row] = await self.rows(
             "SELECT n_live_tup, n_dead_tup, pg_table_size(relid), pg_indexes_size(relid), "
             "vacuum_count + autovacuum_count FROM pg_stat_user_tables WHERE relid = $1::text::regclass",
             f'"{self.address.schema}"."{self.address.prefix}task"',
@@ -299,6 +260,11 @@ class MysqlServer(SqlServer):
         "name varbinary(64) NOT NULL, due_at bigint NOT NULL, payload blob NOT NULL, UNIQUE KEY (name), "
         "KEY (due_at)) ENGINE = InnoDB",
     )
+    tablespaces = "INNODB_TABLESPACES"
+    serving = (
+        "SELECT thread_os_id FROM performance_schema.threads "
+        "WHERE type = 'FOREGROUND' AND processlist_id <> CONNECTION_ID()"
+    )
 
     @staticmethod
     def errors() -> tuple[type[Exception], ...]:
@@ -307,14 +273,19 @@ class MysqlServer(SqlServer):
         return MySQLError, OSError
 
     @staticmethod
-    async def connect(address: Any) -> Any:
+    @asynccontextmanager
+    async def connected(address: Any) -> AsyncIterator[Any]:
         import asyncmy
 
         host, port = address.hosts[0]
-        return await asyncmy.connect(
+        connection = await asyncmy.connect(
             host=host, port=port, user=address.user or None, password=address.password, ssl=address.tls(),
             unix_socket=address.socket or None, autocommit=True, connect_timeout=_PATIENCE,
         )  # fmt: skip
+        try:
+            yield connection
+        finally:
+            await connection.ensure_closed()
 
     @staticmethod
     async def ask(connection: Any, statement: str, *arguments: Any) -> Sequence[Any]:
@@ -323,72 +294,61 @@ class MysqlServer(SqlServer):
             found: Sequence[Any] = await cursor.fetchall() if cursor.description else ()
             return found
 
-    @staticmethod
-    async def disconnect(connection: Any) -> None:
-        await connection.ensure_closed()
-
-    @cached_property
-    def _is_mariadb(self) -> bool:
-        return "mariadb" in self.rows("SELECT VERSION()")[0][0].lower()
-
-    def _find(self) -> Path | None:
+    async def find(self) -> Path | None:
         """The process that its file names."""
-        [[file, folder]] = self.rows("SELECT @@pid_file, @@datadir")
-        [[_, uptime]] = self.rows("SHOW GLOBAL STATUS LIKE 'Uptime'")
+        [[file, folder, version]] = await self.rows("SELECT @@pid_file, @@datadir, VERSION()")
+        if "mariadb" in version.lower():
+            self.tablespaces = "INNODB_SYS_TABLESPACES"
+            self.serving = "SELECT tid FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND tid > 0"
         try:
             pid = int((Path(folder) / file).read_text(encoding="ascii"))
         except (OSError, ValueError):
             return None
-        return server.place_of_process(pid, time.time() - int(uptime), within=_SAME)
+        return process_named(pid, ("mysqld", "mariadbd"))
 
-    def size(self) -> int:
+    def _used(self, process: Path) -> float:
+        return stat(process).used  # also of threads that have ended
+
+    def _place(self, process: Path, number: int) -> Path:
+        return process / "task" / str(number)
+
+    async def size(self) -> int:
         """Bytes of the files of its tables, which grow by some megabytes at a time."""
-        return self._bytes(f"{self.address.schema}/%")
+        return await self._bytes(f"{self.address.schema}/%")
 
-    def _bytes(self, like: str) -> int:
-        files = "INNODB_SYS_TABLESPACES" if self._is_mariadb else "INNODB_TABLESPACES"
-        [[size]] = self.rows(
-            f"SELECT COALESCE(SUM(file_size), 0) FROM information_schema.{files} WHERE name LIKE %s",
+    async def _bytes(self, like: str) -> int:
+        [[size]] = await self.rows(
+            f"SELECT COALESCE(SUM(file_size), 0) FROM information_schema.{self.tablespaces} WHERE name LIKE %s",
             like.replace("_", "\\_"),
         )
         return int(size)
 
-    def _used(self, process: Path) -> float:
-        return server.stat(process).used
-
-    def _requests(self) -> int:
+    async def requests(self) -> int:
         """Statements."""
-        return int(self.rows("SHOW GLOBAL STATUS LIKE 'Questions'")[0][1])
+        return int((await self.rows("SHOW GLOBAL STATUS LIKE 'Questions'"))[0][1])
 
-    def _serving(self) -> list[Path]:
-        statement = (
-            "SELECT tid FROM information_schema.processlist WHERE id <> CONNECTION_ID() AND tid > 0"
-            if self._is_mariadb
-            else "SELECT thread_os_id FROM performance_schema.threads "
-            "WHERE type = 'FOREGROUND' AND processlist_id <> CONNECTION_ID()"
-        )
-        assert self.process is not None
-        return [self.process / "task" / str(row[0]) for row in self.rows(statement)]
-
-    def health(self) -> Mapping[str, int]:
+    async def health(self) -> Mapping[str, int]:
         """Of the table of tasks with its indexes; and how many transactions are not purged yet, of all tables."""
-        [[history]] = self.rows(
+        [[history]] = await self.rows(
             "SELECT count FROM information_schema.innodb_metrics WHERE name = 'trx_rseg_history_len'"
         )
-        return {"bytes": self._bytes(f"{self.address.schema}/{self.address.prefix}task"), "history": int(history)}
+        size = await self._bytes(f"{self.address.schema}/{self.address.prefix}task")
+        return {"bytes": size, "history": int(history)}
 
 
-@contextmanager
-def sql_server(url: str) -> Iterator[tuple[SqlServer, str]]:
-    """The server that `url` names, and the URL with a fresh schema unless it names one by `?schema=`.
+@asynccontextmanager
+async def sql_server(url: str) -> AsyncIterator[SqlServer]:
+    """The server that `url` names; its own URL has a fresh schema, unless one is named by `?schema=`.
 
     Raises BadInput, MissingExtra, and StoreUnavailable, also for what fails on this connection while it is in use.
     """
-    url = server.named_part(url, "schema", f"bench_{uuid4().hex}")
+    url = named_part(url, "schema", f"bench_{uuid4().hex}")
     address = address_of(url)  # says what is wrong with it, or missing
     kind: type[SqlServer] = PostgresServer if urlsplit(url).scheme in POSTGRES else MysqlServer
     try:
-        with closing(Session(kind, address)) as session:
-            yield kind(url, address, session), url
+        async with kind.connected(address) as connection:
+            server = kind(url, address, connection)
+            server.process = await server.find()
+            yield server
     except kind.errors() as error:
         raise StoreUnavailable(f"the server of the benchmark: {error}") from error

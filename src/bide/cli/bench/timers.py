@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Protocol
 
+from bide.cli.bench.place import HOUR
 from bide.cli.bench.plan import Limit, Plan, Report, rounded, uncollected
-from bide.cli.bench.server import HOUR
 from bide.core.errors import BadInput
 from bide.ports import Timer
 from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel

@@ -5,19 +5,17 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from contextlib import nullcontext
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 from bide.app import Bide
+from bide.cli.bench.place import HOUR
 from bide.cli.bench.plan import BATCH, Limit, Plan, Report, in_batches, per_second, random_keys, rounded
-from bide.cli.bench.server import HOUR, resident_bytes
 from bide.cli.bench.worker import PAYLOAD, Work
 from bide.cli.bench.workers import Workers, fill, stage, wait_settled
 from bide.core.answers import Answer
-from bide.core.errors import BadInput
 from bide.core.instants import as_datetime
 from bide.core.records import Ref
 
@@ -89,7 +87,7 @@ async def schedule(plan: Plan, limit: Limit) -> Report:
     timed: dict[str, list[Timed]] = {name: [] for name in ("single", "concurrent", "bulk")}
     stored: list[str] = []
     faults: list[str] = []
-    before, grown, resident = place.size(), Growth(place.size), Growth(partial(resident_bytes, Path("/proc/self")))
+    before, grown = await place.size(), 0
     async with stage(plan) as on:
         app = on.app
 
@@ -101,14 +99,14 @@ async def schedule(plan: Plan, limit: Limit) -> Report:
 
         for number in range(rounds):
             plan.progress("scheduling", number, rounds)
-            limit.measure(max(1, size // BATCH))
+            await limit.measure(max(1, size // BATCH))
             keys = random_keys(3 * size)
-            with grown.counted(), resident.counted():
-                timed["bulk"].append(await _in_bulk(many, keys[:size], faults))
-            limit.measure(max(1, size // BATCH))  # again, so that its table grows as ours does
-            with grown.counted():
-                timed["concurrent"].append(await _in_a_crowd(calls(keys[size : 2 * size]), faults))
-                timed["single"].append(await _one_by_one(calls(keys[2 * size :]), faults))
+            grown -= await place.size()  # of one way alone: in memory there are callers too, on a server the raw limit
+            timed["bulk"].append(await _in_bulk(many, keys[:size], faults))
+            grown += await place.size()
+            await limit.measure(max(1, size // BATCH))  # again, so that its table grows as ours does
+            timed["concurrent"].append(await _in_a_crowd(calls(keys[size : 2 * size]), faults))
+            timed["single"].append(await _one_by_one(calls(keys[2 * size :]), faults))
             stored += keys[: 2 * size + timed["single"][-1][0]]
         plan.progress("checking", rounds, rounds)
         missing = 0
@@ -117,28 +115,12 @@ async def schedule(plan: Plan, limit: Limit) -> Report:
             missing += sum(task is None or task.payload_bytes != PAYLOAD for task in found)
         if missing:
             faults.append(f"{missing} acknowledged tasks are not in the store")
-        of_file = place.size() - before
+        of_file = await place.size() - before
     if place.owned:  # only after the close has everything been written to its place
-        of_file = place.size() - before
-    per_task = resident.bytes / (size * rounds)
-    if place.shared:
-        per_task = (of_file if place.server is None else grown.bytes) / len(stored)
+        of_file = await place.size() - before
+    per_task = of_file / len(stored) if place.kind == "sqlite" else grown / (size * rounds)
     figures = {f"{name}_per_s": per_second(each) for name, each in timed.items()}
     return Report(fields={**figures, "bytes_per_task": round(per_task)}, faults=faults)
-
-
-class Growth:
-    """The sum of what is more after each part: on a server the raw limit grows beside ours."""
-
-    def __init__(self, size: Callable[[], int]) -> None:
-        self.bytes = 0
-        self._size = size
-
-    @contextmanager
-    def counted(self) -> Iterator[None]:
-        before = self._size()
-        yield
-        self.bytes += self._size() - before
 
 
 async def change(plan: Plan, limit: Limit) -> Report:
@@ -156,7 +138,7 @@ async def change(plan: Plan, limit: Limit) -> Report:
         moves = [(ref, as_datetime(base + number)) for number, ref in enumerate(moved)]
         for part in parts:
             plan.progress("moving and cancelling", part.start, half)
-            limit.measure()
+            await limit.measure()
             calls: list[Call] = [partial(app.reschedule, *ref, at=at) for ref, at in moves[part]]
             timed["move"].append(await _in_a_crowd(calls, faults))
             calls = [partial(app.cancel, *ref) for ref in cancelled[part]]
@@ -165,7 +147,7 @@ async def change(plan: Plan, limit: Limit) -> Report:
         moves = [(ref, as_datetime(base + HOUR + number)) for number, ref in enumerate(moved)]
         for part in parts:
             plan.progress("moving in bulk", part.start, half)
-            limit.measure()
+            await limit.measure()
             timed["bulk_move"].append(await _in_bulk(app.reschedule_many, moves[part], faults))
         faults += await _misplaced(app, moved, base + HOUR)
         for part in parts:
@@ -252,32 +234,20 @@ class _Churn:
         self._lines: list[Mapping[str, Any]] = []
 
     async def go(self) -> None:
-        plan, seconds = self._plan, self._plan.seconds
-        every = min(_MINUTE, seconds / (6 if plan.snapshot else 4))
-        begun = time.monotonic()
-        with ExitStack() as held:
-            holds = False
-            while (passed := time.monotonic() - begun) < seconds:
-                plan.progress("churning", round(passed), round(seconds))
-                inside = plan.snapshot and seconds / 3 <= passed < seconds * 2 / 3
-                if inside != holds:
-                    if passed - self._last_line[0] > every / 2:
-                        await self._tell(passed, snapshot=holds)
-                    held.close()
-                    holds = inside
-                    if inside:
-                        held.enter_context(self._snapshot())
-                await self._tick(min(_MOST, int(passed * plan.rate) - self._scheduled))
-                if passed - self._last_line[0] >= every and seconds - passed > every / 2:
-                    await self._tell(passed, snapshot=holds)
-                await asyncio.sleep(max(0.0, _TICK - (time.monotonic() - begun - passed)))
-            await self._tell(seconds, snapshot=holds)
-
-    def _snapshot(self) -> AbstractContextManager[None]:
-        place = self._plan.place
-        if place.server is None:
-            raise BadInput("--snapshot", place.kind, "a database server: PostgreSQL, MySQL")
-        return place.server.snapshot()
+        """In one phase or three of equal length, each with lines of its own."""
+        plan, begun = self._plan, time.monotonic()
+        phases = (False, True, False) if plan.snapshot else (False,)
+        lasts = plan.seconds / len(phases)
+        lines = max(2 if plan.snapshot else 4, round(lasts / _MINUTE))
+        for number, holds in enumerate(phases):
+            async with plan.place.snapshot() if holds else nullcontext():
+                for line in range(1, lines + 1):
+                    ends = (number + line / lines) * lasts
+                    while (passed := time.monotonic() - begun) < ends:
+                        plan.progress("churning", round(passed), round(plan.seconds))
+                        await self._tick(min(_MOST, int(passed * plan.rate) - self._scheduled))
+                        await asyncio.sleep(max(0.0, _TICK - (time.monotonic() - begun - passed)))
+                    await self._tell(ends, snapshot=holds)
 
     async def _tick(self, count: int) -> None:
         if count <= 0:
@@ -321,7 +291,7 @@ class _Churn:
         for name in ("lease_p50_ms", "lease_p99_ms", "late_p50_ms", "late_p99_ms"):
             worst = max((one[name] for one in said if one[name] is not None), default=None)
             line[name] = None if worst is None else rounded(worst)
-        line |= {"snapshot": snapshot, **self._plan.place.health()}
+        line |= {"snapshot": snapshot, **await self._plan.place.health()}
         self._last_line = passed, self._scheduled, now
         self._lines.append(line)
         self._plan.tell(line)

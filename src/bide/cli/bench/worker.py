@@ -2,7 +2,7 @@
 
 Run as a file of its own, not as a module of the package, so that it loads nothing but what a user's worker loads: what
 `idle` measures is a worker, not a command line. One argument says what to do (a `Spec` or `Timers`, JSON), words on
-standard input when (`go`, `usage`, `stop`), and it answers in lines of JSON.
+standard input when (`go`, `usage`, `stop`), and it answers in lines of JSON, its log among them.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ from bide.settings import Settings
 from bide.wiring import store_maker
 
 _REPORT_EVERY = 0.05
+_TOGETHER = 10_000
+"""Entries of a log in one line."""
 _OPERATIONS = ("add", "change", "get", "find", "tally", "lease", "extend", "settle", "purge", "announce", "record")
 PAYLOAD = b"x" * 100
 """The payload of every task of a benchmark."""
@@ -46,13 +48,11 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, tag="work"):
 
     store: str
     works: tuple[Work, ...]
-    log: str = ""
-    """The file for its log."""
     journal: bool = False
-    """Write each line of the log at once, so that it survives `kill -9`; otherwise all of them at the end."""
+    """Send each entry of the log at once, so that it survives `kill -9`; otherwise all of them at the end."""
     loop: str = "asyncio"
     counted: bool = False
-    """Only count, and write no log: for a run of so many tasks that a log would fill the memory."""
+    """Only count, and keep no log: for a run of so many tasks that a log would fill the memory."""
     pending: int = 0
     """Tasks to store first, due in an hour: for a store that lives in the worker's own process."""
     history: str = "on"
@@ -85,10 +85,16 @@ class Settled(msgspec.Struct, frozen=True, array_like=True, tag="settled", gc=Fa
     at: int
 
 
+class Logged(msgspec.Struct):
+    """A line with a part of a log."""
+
+    log: list[Start | Settled]
+
+
 class Log:
     """The starts and outcomes of one process. Flat lists, so that the garbage collector has nothing to look through."""
 
-    def __init__(self, journal: str = "") -> None:
+    def __init__(self, *, journal: bool = False) -> None:
         self.calls = 0
         """Of the store."""
         self.leases: list[float] = []
@@ -97,7 +103,7 @@ class Log:
         self._started_at: list[int] = []
         self._settled: list[Record] = []
         self._settled_at: list[int] = []
-        self._journal = os.open(journal, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600) if journal else None
+        self._journal = journal
 
     def handler(self, work: Work) -> Callable[[Task[bytes]], Coroutine[Any, Any, None]]:
         started_at, started = self._started_at.append, self._started.append
@@ -108,18 +114,18 @@ class Log:
 
         async def sleeping(task: Task[bytes]) -> None:
             await nothing(task)
-            if self._journal is not None:
-                self._note(_start(task.record, self._started_at[-1]))
+            if self._journal:
+                send(log=[_start(task.record, self._started_at[-1])])
             await asyncio.sleep(work.seconds)
 
-        return sleeping if work.seconds or self._journal is not None else nothing
+        return sleeping if work.seconds or self._journal else nothing
 
     def observe(self, record: Record, settlement: Settlement) -> None:
         """For `app.worker(observe=...)`: the store has the outcome."""
         self._settled_at.append(time.time_ns())
         self._settled.append(record)
-        if self._journal is not None:
-            self._note(Settled(record.key, self._settled_at[-1]))
+        if self._journal:
+            send(log=[Settled(record.key, self._settled_at[-1])])
 
     @property
     def number(self) -> int:
@@ -138,28 +144,15 @@ class Log:
             *(Settled(record.key, at) for record, at in settles),
         ]
 
-    def write(self, path: str) -> None:
-        """Every entry, unless they have been written at once."""
-        if self._journal is not None:
-            os.close(self._journal)
-            return
-        with open(path, "wb") as file:
-            file.writelines(msgspec.json.encode(entry) + b"\n" for entry in self.entries())
-
-    def _note(self, entry: Start | Settled) -> None:
-        """Write it to the journal at once."""
-        assert self._journal is not None
-        os.write(self._journal, msgspec.json.encode(entry) + b"\n")
+    def send(self) -> None:
+        """Every entry, unless they have been sent at once."""
+        entries = [] if self._journal else self.entries()
+        for first in range(0, len(entries), _TOGETHER):
+            send(log=entries[first : first + _TOGETHER])
 
 
 def _start(record: Record, at: int) -> Start:
     return Start(record.key, record.planned_at, at)
-
-
-def read_log(path: str) -> list[Start | Settled]:
-    """Read the file of a `Log`. A last line that `kill -9` cut off is left out."""
-    with open(path, "rb") as file:
-        return [msgspec.json.decode(line, type=Start | Settled) for line in file if line.endswith(b"\n")]
 
 
 class Count(Log):
@@ -167,13 +160,12 @@ class Count(Log):
 
     def __init__(self) -> None:
         super().__init__()
-        self._begun = self._accepted = self._early = 0
+        self._accepted = self._early = 0
         self._late: list[float] = []
 
     def handler(self, work: Work) -> Callable[[Task[bytes]], Coroutine[Any, Any, None]]:
         async def counting(task: Task[bytes]) -> None:
             late = time.time_ns() / 1_000_000 - task.record.planned_at
-            self._begun += 1
             self._early += late < 0
             self._late.append(late)
 
@@ -188,15 +180,12 @@ class Count(Log):
 
     def figures(self) -> dict[str, Any]:
         """Percentiles are null where there was nothing."""
-        said: dict[str, Any] = {"started": self._begun, "accepted": self._accepted, "early": self._early}
+        said: dict[str, Any] = {"accepted": self._accepted, "early": self._early}
         for name, times in (("lease", sorted(self.leases)), ("late", sorted(self._late))):
             for part in (50, 99):
                 said[f"{name}_p{part}_ms"] = percentile(times, part / 100) if times else None
         self._late, self.leases = [], []
         return said
-
-    def write(self, path: str) -> None:
-        """There is nothing to write."""
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:
@@ -278,7 +267,9 @@ async def paced(count: int, rate: float) -> AsyncGenerator[int, None]:
 
 def send(**what: Any) -> None:
     """One line of JSON to the parent."""
-    os.write(1, msgspec.json.encode(what) + b"\n")
+    line = memoryview(msgspec.json.encode(what) + b"\n")
+    while line:
+        line = line[os.write(1, line) :]
 
 
 class Reporter:
@@ -300,7 +291,7 @@ class Reporter:
 
 
 async def _work(spec: Spec) -> None:
-    log = Count() if spec.counted else Log(spec.log if spec.journal else "")
+    log = Count() if spec.counted else Log(journal=spec.journal)
     app, orders = make_app(spec, log, watched=True), words()
     async with app:
         for first in range(0, spec.pending, 1000):
@@ -315,7 +306,7 @@ async def _work(spec: Spec) -> None:
                     send(usage={**usage, **log.figures()})
                 await worker.stop(grace=0)
     await orders.aclose()
-    log.write(spec.log)
+    log.send()
     send(settled=log.number)
 
 

@@ -10,7 +10,7 @@ from importlib.resources import files
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from bide.core.errors import BadInput
-from bide.core.instants import Millis, as_datetime, check_instant, duration, instant, length_parts
+from bide.core.instants import Millis, as_datetime, check_instant, duration, instant, rough_text
 from bide.core.records import Count
 
 LANGUAGES = ("en", "zh")
@@ -107,7 +107,7 @@ class Phrases:
         space = " " if self.language == "en" else ""
         if millis < 1_000:
             return f"{sign}{millis} {'ms' if self.language == 'en' else '毫秒'}"
-        return sign + space.join(length_parts(millis, _UNITS[self.language]))
+        return f"{sign}{rough_text(millis, _UNITS[self.language], space)}"
 
     def relative(self, at: Millis) -> str:
         """ "in 14m 3s", "3.2s ago", "now"."""

@@ -1,0 +1,221 @@
+"""Child processes, and what Linux tells of any process of this machine.
+
+A process is named by its folder, `/proc/7`, and a thread of it by `/proc/7/task/9`. What reads it raises OSError where
+there is nothing to see: it has ended, runs on another machine, or the system has no `/proc`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from collections.abc import AsyncIterator, Collection, Mapping
+from contextlib import asynccontextmanager, nullcontext, suppress
+from pathlib import Path
+from typing import Any, NamedTuple, Self
+
+import msgspec
+
+PATIENCE = 30.0
+_PROC = Path("/proc")
+
+
+class BenchFault(Exception):
+    """The benchmark itself could not be carried out."""
+
+
+def environment() -> dict[str, str]:
+    """This process's environment, less what would configure bide: benchmarks use the shipped defaults."""
+    return {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
+
+
+class Child:
+    """A subprocess that leads a process group, so that `stop` and `kill` also reach what it starts.
+
+    One that talks reads words on its input, whose end means `stop`, and writes lines of JSON, each an object. What one
+    that does not writes goes to its file of errors.
+    """
+
+    def __init__(self, what: str, process: asyncio.subprocess.Process, errors: Path | None) -> None:
+        self.pid = process.pid
+        self.settled = 0
+        """The last number that it reported as `settled`: outcomes that the store has accepted."""
+        self.log_lines: list[bytes] = []
+        """The lines that it wrote with parts of its log."""
+        self.began: Any = None
+        """What it said when it was ready, if that was waited for."""
+        self._what = what
+        self._process = process
+        self._errors = errors
+        self._messages: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._reading = asyncio.create_task(self._read(), name=f"reads {what}")
+
+    @classmethod
+    async def start(
+        cls,
+        what: str,
+        *command: str,
+        cwd: Path | None = None,
+        env: Mapping[str, str] | None = None,
+        errors: Path | None = None,
+        talks: bool = True,
+    ) -> Self:
+        """Start `command`. `errors`: the file for what it writes on stderr, and on stdout if it does not talk."""
+        pipe = asyncio.subprocess.PIPE
+        with errors.open("wb") if errors else nullcontext() as file:
+            process = await asyncio.create_subprocess_exec(
+                *command, stdin=pipe if talks else asyncio.subprocess.DEVNULL, stdout=pipe if talks else file,
+                stderr=file, cwd=cwd, env=environment() if env is None else env, start_new_session=True, limit=2**26,
+            )  # fmt: skip
+        return cls(what, process, errors)
+
+    @classmethod
+    @asynccontextmanager
+    async def running(
+        cls, what: str, *command: str, ready: str, within: float = PATIENCE, cwd: Path | None = None
+    ) -> AsyncIterator[Self]:
+        """One that talks, from when it has said `ready` until it is stopped. Raises BenchFault."""
+        child = await cls.start(what, *command, cwd=cwd)
+        try:
+            child.began = await child.receive(ready, within=within)
+            yield child
+        finally:
+            await child.stop()
+
+    @property
+    def returncode(self) -> int | None:
+        return self._process.returncode
+
+    def used(self) -> float:
+        """Seconds of processor time so far, of all its threads, in steps of 10 ms. Raises OSError."""
+        return stat(_PROC / str(self.pid)).used
+
+    def send(self, word: str) -> None:
+        assert self._process.stdin is not None
+        self._process.stdin.write(word.encode() + b"\n")
+
+    async def ask(self, word: str, *, within: float = PATIENCE) -> Any:
+        """The answer to `word`. Raises BenchFault."""
+        self.send(word)
+        return await self.receive(word, within=within)
+
+    async def receive(self, word: str, *, within: float = PATIENCE) -> Any:
+        """The value that it writes under the name `word`. Raises BenchFault if it ends first, or takes too long."""
+        while word not in (message := await self.receive_any(within=within)):
+            pass
+        return message[word]
+
+    async def receive_any(self, *, within: float = PATIENCE) -> dict[str, Any]:
+        """The next object that it writes. Raises BenchFault."""
+        try:
+            message = await asyncio.wait_for(self._messages.get(), within)
+        except TimeoutError:
+            raise BenchFault(f"{self._what} said nothing for {within:.0f} s") from None
+        if message is None:
+            raise self.ended()
+        return message
+
+    def ended(self) -> BenchFault:
+        """The error for one that has ended, with the last line that it wrote."""
+        lines = self._errors.read_text(encoding="utf-8", errors="replace").split("\n") if self._errors else []
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "what it wrote is above")
+        return BenchFault(f"{self._what} ended by itself: {last}")
+
+    def kill(self) -> None:
+        """`kill -9`, for its whole group."""
+        with suppress(ProcessLookupError):
+            os.killpg(self.pid, signal.SIGKILL)
+
+    async def stop(self, *, within: float = PATIENCE) -> None:
+        """End its input, or send SIGTERM, and wait. Raises BenchFault where it has to be killed."""
+        with suppress(ProcessLookupError):
+            if self._process.stdin is not None:
+                self._process.stdin.close()
+            elif self._process.returncode is None:
+                os.killpg(self.pid, signal.SIGTERM)
+        try:
+            await asyncio.wait_for(self._process.wait(), within)
+        except TimeoutError:
+            raise BenchFault(f"{self._what} did not stop within {within:.0f} s") from None
+        finally:
+            self.kill()  # also what has outlived it
+            await self._process.wait()
+            await self._reading
+
+    async def _read(self) -> None:
+        if self._process.stdout is not None:
+            async for line in self._process.stdout:
+                if not line.endswith(b"\n"):
+                    break  # `kill -9` cut it off
+                if line.startswith(b'{"log":'):
+                    self.log_lines.append(line)
+                    continue
+                message: dict[str, Any] = msgspec.json.decode(line)
+                if "settled" in message:
+                    self.settled = message["settled"]
+                else:
+                    self._messages.put_nowait(message)
+            self._messages.put_nowait(None)  # nothing follows
+
+
+class Stat(NamedTuple):
+    """The fields of `/proc/7/stat` that are used here. Times in seconds."""
+
+    name: str
+    state: str
+    parent: int
+    used: float
+    """Processor time of all threads, in steps of some milliseconds."""
+    waited: float
+    """Processor time of children that have ended and were waited for."""
+
+
+def stat(place: Path) -> Stat:
+    """Raises OSError where there is no such process (any more)."""
+    text = (place / "stat").read_text(encoding="utf-8", errors="replace")
+    name, _, rest = text.partition("(")[2].rpartition(")")
+    fields = rest.split()  # from the third on
+    tick = os.sysconf("SC_CLK_TCK")
+    used, waited = (sum(map(int, fields[first : first + 2])) / tick for first in (11, 13))
+    return Stat(name, fields[0], int(fields[1]), used, waited)
+
+
+def spent(place: Path) -> float:
+    """Seconds on a processor, to the nanosecond; for a process, of its first thread. Raises OSError."""
+    return int((place / "schedstat").read_text(encoding="ascii").split()[0]) / 1e9
+
+
+def resident_bytes(place: Path) -> int:
+    """The memory of a process that is in use; 0 where the system does not tell."""
+    try:
+        return int((place / "statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0
+
+
+def process_named(pid: int, names: Collection[str]) -> Path | None:
+    """The process with that number; None if it has none of these names, for then the server runs elsewhere."""
+    try:
+        return _PROC / str(pid) if stat(_PROC / str(pid)).name in names else None
+    except OSError:
+        return None
+
+
+def family(parent: Path) -> list[Path]:
+    """The process and its children."""
+    found = [parent]
+    for place in _PROC.glob("[0-9]*"):
+        with suppress(OSError):
+            if stat(place).parent == int(parent.name):
+                found.append(place)
+    return found
+
+
+def spent_by_family(parent: Path) -> float:
+    """Seconds that all threads of the process and its children took, and children that have ended. Raises OSError."""
+    total = stat(parent).waited
+    for place in family(parent):
+        for thread in (place / "task").glob("*"):
+            with suppress(OSError):  # it ended a moment ago
+                total += spent(thread)
+    return total
