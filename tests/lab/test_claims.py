@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 from redis import Redis
-from tests.lab.playing import FAR, Company, Effects, keeps_its_word, named, setting_of
-from tests.waiting import pause
+from tests.lab.playing import FAR, Company, keeps_its_word, named, setting_of
 
-from bide_lab.strategies import catalogue, chosen
+from bide_lab.strategies import catalogue
 from bide_lab.strategies.s11_timed_message import TimedMessage
 from bide_lab.strategy import Item, Strategy, now
 from bide_proofs.servers.redis import RedisServer
@@ -54,18 +53,3 @@ async def test_nothing_of_it_stays_on_the_server(
             assert list(redis.scan_iter(match=f"*{setting.prefix}*"))
         assert not list(redis.scan_iter(match=f"*{setting.prefix}*"))
         assert redis.config_get(_EVENTS) == before
-
-
-@pytest.mark.parametrize("strategy", [one for one in chosen(["bide"]) if not one.in_process], ids=named)
-async def test_two_workers_of_bide_do_each_task_once(
-    strategy: type[Strategy], urls: dict[str, str], tmp_path: Path
-) -> None:
-    keys = [f"k{number}" for number in range(100)]
-    async with Company(strategy, setting_of(strategy, urls, tmp_path)) as company:
-        effects = Effects()
-        for _ in range(2):
-            await company.start(effects)
-        await company.client.schedule([Item(key, now()) for key in keys])
-        await company.until_fired(effects, *keys)
-        await pause(0.2, why="what is done twice must not be")
-    assert {key: len(times) for key, times in effects.at.items()} == dict.fromkeys(keys, 1)

@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 from tests.lab.playing import setting_of
 
-from bide.cli.bench.processes import BenchFault
 from bide.core.errors import BadInput
 from bide_lab.figures import Result
-from bide_lab.processes import Step
+from bide_lab.processes import LabFault, Step
 from bide_lab.running import FAILED, Cell, ResultsFile, Run, cells_of, measure, measure_all, why_not
 from bide_lab.strategies import catalogue, chosen, source_of
 from bide_lab.strategy import Strategy, now
@@ -196,5 +195,5 @@ async def test_what_a_process_says_when_it_cannot_begin_is_passed_on(
     strategy = sleepers["right"]
     async with Trial.of(strategy, setting_of(strategy, {}, tmp_path)) as trial:
         os.unlink(source_of(strategy))
-        with pytest.raises(BenchFault, match="give a file that is there"):
+        with pytest.raises(LabFault, match="give a file that is there"):
             await trial.start()

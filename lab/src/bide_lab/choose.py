@@ -138,12 +138,8 @@ def _early(wishes: Wishes, row: Row) -> Iterator[Reason]:
 
 
 def _losses(wishes: Wishes, row: Row) -> Iterator[Reason]:
-    matter = _waited_for(wishes.survive)
-    for name in matter:
-        if lost := row.harm(name)[0]:
-            expected = row.measured[name].expected
-            yield Reason(f"lost {lost:,} of {expected:,} ({name}: {WORKLOADS[name].about})", measured=True)
-    yield from _known(row, matter, LOST)
+    yield from _measured(row, wishes.survive, LOST)
+    yield from _known(row, wishes.survive, LOST)
     if wishes.survive and row.strategy.loses:
         yield Reason(f"loses {row.strategy.loses}")
     if wishes.survive and row.strategy.in_process and row.figures("restarted") is None:
@@ -154,14 +150,10 @@ def _repeats(wishes: Wishes, row: Row) -> Iterator[Reason]:
     if wishes.twice is Twice.YES:
         return
     never = wishes.twice is Twice.NO
-    matter = _waited_for(never)
-    for name in matter:
-        if repeated := row.harm(name)[1]:
-            expected = row.measured[name].expected
-            yield Reason(f"did {repeated:,} of {expected:,} twice ({name}: {WORKLOADS[name].about})", measured=True)
+    yield from _measured(row, never, DOUBLED)
     if never and row.strategy.hold and not row.strategy.in_process and row.figures("killed") is None:
         yield Reason("what a dead consumer held is given to another, who may do it a second time")
-    yield from _known(row, matter, DOUBLED)
+    yield from _known(row, never, DOUBLED)
 
 
 def _size(wishes: Wishes, row: Row) -> Iterator[Reason]:
@@ -180,10 +172,18 @@ def _waited_for(down: bool) -> list[str]:
     return [name for name in WORKLOADS if name not in NOT_WAITED_FOR and (down or name not in DOWN)]
 
 
-def _known(row: Row, matter: Sequence[str], kind: Figures) -> Iterator[Reason]:
+def _measured(row: Row, down: bool, kind: Figures) -> Iterator[Reason]:
+    """The harm of this kind that was seen."""
+    words = "lost {:,} of {:,} ({}: {})" if kind is LOST else "did {:,} of {:,} twice ({}: {})"
+    for name in _waited_for(down):
+        if harm := row.harm(name)[kind is DOUBLED]:
+            yield Reason(words.format(harm, row.measured[name].expected, name, WORKLOADS[name].about), measured=True)
+
+
+def _known(row: Row, down: bool, kind: Figures) -> Iterator[Reason]:
     """The flaws of this kind that the strategy tells of and that were not looked for."""
     for flaw in row.strategy.flaws:
-        if flaw.workload in matter and row.figures(flaw.workload) is None and kind in kinds_of(flaw):
+        if flaw.workload in _waited_for(down) and row.figures(flaw.workload) is None and kind in kinds_of(flaw):
             yield Reason(flaw.text)
 
 

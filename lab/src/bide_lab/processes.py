@@ -38,6 +38,10 @@ _LINE = 1 << 26
 """Bytes of an order or an answer at most."""
 
 
+LabFault = BenchFault
+"""A cell could not be played: says what went wrong, and in which process."""
+
+
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
     """The part of one process in a cell."""
 
@@ -69,7 +73,7 @@ class Step(NamedTuple):
 
 
 class Process(Child):
-    """A child, as the process of the lab sees it. An order raises `BenchFault` if it ended by itself."""
+    """A child, as the process of the lab sees it. An order raises `LabFault` if it ended by itself."""
 
     spec: Spec
     killed = False
@@ -77,7 +81,7 @@ class Process(Child):
 
     @classmethod
     async def begin(cls, spec: Spec, *, log: Path) -> Process:
-        """It runs and is connected. Raises `BenchFault`."""
+        """It runs and is connected. Raises `LabFault`."""
         process = await cls.start(
             f"the process {spec.name}", sys.executable, "-P", "-c", f"from {__name__} import main; main()",
             msgspec.json.encode(spec, enc_hook=str).decode(), errors=log,
@@ -97,7 +101,7 @@ class Process(Child):
                 self.send(msgspec.json.encode([do, arguments]).decode())
                 try:
                     return await self.receive_any(within=math.inf)
-                except BenchFault:
+                except LabFault:
                     if not self.killed:
                         raise
             return {}
@@ -105,10 +109,10 @@ class Process(Child):
     async def play(
         self, begin: int, steps: Sequence[Step], *, callers: int = 256, may_fail: bool = False
     ) -> dict[str, Any]:
-        """See `Part.play`. Raises `BenchFault` if a call failed and none `may_fail`."""
+        """See `Part.play`. Raises `LabFault` if a call failed and none `may_fail`."""
         answer = await self.order("play", begin=begin, steps=steps, callers=callers)
         if answer.get("failed") and not may_fail:
-            raise BenchFault(f"{answer['failed']} calls failed, the first with {answer['failure']}")
+            raise LabFault(f"{answer['failed']} calls failed, the first with {answer['failure']}")
         return answer
 
     async def usage(self, *, collect: bool = False) -> dict[str, Any]:
@@ -127,7 +131,7 @@ class Process(Child):
 
     async def stop(self, *, within: float = _GRACE) -> None:
         """It ends in order; if it does not, by SIGKILL."""
-        with suppress(BenchFault):
+        with suppress(LabFault):
             await super().stop(within=within)
 
 

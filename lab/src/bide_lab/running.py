@@ -17,9 +17,9 @@ from uuid import uuid4
 import msgspec
 
 from bide._version import __version__
-from bide.cli.bench.processes import BenchFault
 from bide.core.errors import BadInput, BideError
 from bide_lab.figures import Figures, Result
+from bide_lab.processes import LabFault
 from bide_lab.strategy import Setting, Strategy
 from bide_lab.workload import Trial, Workload
 from bide_lab.workloads import WORKLOADS
@@ -72,7 +72,7 @@ async def measure(cell: Cell, run: Run) -> Result:
     if not reason:
         try:
             figures = await _played(cell, run)
-        except (BenchFault, BideError) as error:
+        except (LabFault, BideError) as error:
             reason = f"{FAILED}: {error}"
         except Exception as error:  # noqa: BLE001 - a driver's, or a strategy's own: the others are played all the same
             reason = f"{FAILED}: {type(error).__name__}: {error}"

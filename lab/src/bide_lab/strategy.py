@@ -116,15 +116,6 @@ NEVER_DONE = when("lost", "{lost} of {expected} tasks never done")
 DONE_TWICE = when("duplicated", "{duplicated} of {expected} tasks done twice")
 
 
-def held_up(seen: Figures) -> str:
-    """How late the quick tasks were behind slow ones; empty if that was no more than a machine is slow at times."""
-    slow, late, many = seen.counts.get("slow_ms", 0), seen.p50 or 0, seen.counts.get("slow", 0)
-    if not slow or late < slow / 4:
-        return ""
-    tasks = f"{many:.0f} tasks" if many else "one task"
-    return f"behind {tasks} of {slow / 1000:.1f} s half of the others were {late:,.0f} ms late"
-
-
 class Strategy:
     """One way of doing something later. Each process of a cell makes one, opens it, and uses one side of it.
 

@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
+<<<<<<< HEAD
 from bide.cli.bench.processes import BenchFault
+=======
+>>>>>>> lab
 from bide.testing.proxy import Act, Chunk, FaultProxy
 from bide_lab import journal
 from bide_lab.figures import Figures
-from bide_lab.processes import Process, Spec, Step
+from bide_lab.processes import LabFault, Process, Spec, Step
 from bide_lab.strategies import source_of
 from bide_lab.strategy import Setting, Strategy, now
 
@@ -193,7 +196,7 @@ class Trial:
         """The outcome of tasks that are due by `end` (seconds since the epoch), with all counts; `more`: seconds that
         the tasks may take besides.
 
-        Raises `BenchFault` if a consumer failed though nothing was done to anybody.
+        Raises `LabFault` if a consumer failed though nothing was done to anybody.
         """
         figures = await self.outcome(count, by=end + self.patience + more, until=end, rest=rest)
         await self.unharmed()
@@ -233,10 +236,10 @@ class Trial:
         return {**total, **await self.owner.left()}
 
     async def unharmed(self) -> None:
-        """Raises `BenchFault` if a consumer failed."""
+        """Raises `LabFault` if a consumer failed."""
         for process in self.processes:
             if not process.killed and (failure := (await process.usage())["failure"]):
-                raise BenchFault(f"{process.spec.name} failed: {failure}")
+                raise LabFault(f"{process.spec.name} failed: {failure}")
 
 
 class Play(Protocol):
@@ -248,7 +251,7 @@ class Play(Protocol):
     __name__: str
 
     async def __call__(self, trial: Trial, *, quick: bool) -> Figures:
-        """`quick`: a small one, in a few seconds. Raises `BenchFault` if it could not be played."""
+        """`quick`: a small one, in a few seconds. Raises `LabFault` if it could not be played."""
         ...
 
 

@@ -30,8 +30,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from bide_lab.figures import Figures
 from bide_lab.servers.stores import RedisStrategy
-from bide_lab.strategy import DONE_TWICE, NEVER_DONE, Effect, Flaw, Item, held_up, now, poll, when
+from bide_lab.strategy import DONE_TWICE, NEVER_DONE, Effect, Flaw, Item, now, poll, when
 
 _PERIOD = 0.1
 _KIND = "order"
@@ -108,13 +109,20 @@ class RemoveBefore(_ZsetPoll):
             await effect(key, due)
 
 
+def _held_up(seen: Figures) -> str:
+    slow = seen.counts.get("slow_ms", 0)
+    if seen.p50 is None or seen.p50 < max(slow / 4, 250):
+        return ""
+    return f"behind one task of {slow / 1000:g} s half of the others were {seen.p50:,.0f} ms late"
+
+
 class SmallestOnly(_ZsetPoll):
     """The smallest element alone: not due, sleep; due, remove it, do it, and look again."""
 
     name = "S4-C"
     title = "ZSET poll, the smallest element only"
     loses = "what its holder had taken and not done when it died"
-    flaws = (Flaw("one slow task holds up all others", "slow", held_up),)
+    flaws = (Flaw("one slow task holds up all others", "slow", _held_up),)
 
     async def look(self, effect: Effect) -> None:
         while (head := await self.redis.zrange(self.due, 0, 0, withscores=True)) and head[0][1] <= now():

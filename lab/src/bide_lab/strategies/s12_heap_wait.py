@@ -31,8 +31,8 @@ from typing import Any
 
 from bide.core.instants import Millis
 from bide.timers import HeapTimer
-from bide_lab.servers.memory import GONE, InMemory
-from bide_lab.strategy import Flaw, held_up
+from bide_lab.servers.memory import GONE, InMemory, held_up
+from bide_lab.strategy import Flaw
 
 
 class HeapWait(InMemory):

@@ -35,8 +35,8 @@ from typing import Any, ClassVar
 
 from bide.core.instants import Millis
 from bide.timers import HeapTimer
-from bide_lab.servers.memory import GONE, InMemory, Waiting
-from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, held_up, when
+from bide_lab.servers.memory import GONE, InMemory, Waiting, held_up
+from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, when
 
 POOL = 10
 """APScheduler's default."""
