@@ -13,10 +13,6 @@ from pathlib import Path
 from typing import Any, Protocol, TypeAlias
 from urllib.parse import urlsplit
 
-<<<<<<< HEAD
-from bide.cli.bench.processes import BenchFault
-=======
->>>>>>> lab
 from bide.testing.proxy import Act, Chunk, FaultProxy
 from bide_lab import journal
 from bide_lab.figures import Figures
