@@ -72,7 +72,7 @@ def _moves(word: str) -> bool:
 
 @cache
 def lab() -> Document:
-    """What is measured of the strategies."""
+    """The measured results of the strategies."""
     return Document(RESULTS, ROOT / "docs" / "lab")
 
 
@@ -97,7 +97,7 @@ def _cards(family: str) -> str:
 
 @cache
 def trials() -> Results:
-    """What torture and soak found."""
+    """The findings of torture and soak."""
     return Results(ROOT / "docs" / "reliability")
 
 

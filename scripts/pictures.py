@@ -61,7 +61,7 @@ class Camera:
         self._keep(page.screenshot(full_page=True, clip={"x": 0, "y": 0, "width": width, "height": height}), name)
 
     def take_window(self, page: Page, name: str) -> None:
-        """What of the page is in the window, from its top."""
+        """Take a picture of the window, from its top."""
         page.evaluate("scrollTo(0, 0)")
         self._keep(page.screenshot(), name)
 
@@ -76,7 +76,7 @@ class Camera:
 
 
 def asked(url: str, path: str) -> Any:
-    """What the API answers."""
+    """The answer of the API."""
     with urllib.request.urlopen(url + path, timeout=10) as reply:
         return json.load(reply)
 
@@ -169,7 +169,7 @@ def by_an_hour(camera: Camera) -> None:
 
 
 def others(camera: Camera) -> None:
-    """What the stories do not need."""
+    """Make the tasks that the stories do not need."""
     page = camera.page()
     page.goto("/dead")
     camera.take(page, "dead-letters", tallest=900)

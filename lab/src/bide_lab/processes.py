@@ -59,7 +59,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def name(self) -> str:
-        """What its failures are told by."""
+        """The name in its error messages."""
         return f"{self.strategy} {self.role or 'client'}"
 
 

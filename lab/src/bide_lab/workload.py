@@ -257,7 +257,7 @@ Reason: TypeAlias = Callable[[type[Strategy]], str]
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What is asked of a strategy, and what is done to it meanwhile."""
+    """A workload: the requests to a strategy, and the faults meanwhile."""
 
     play: Play
     relayed: bool = False

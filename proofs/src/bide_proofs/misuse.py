@@ -1,4 +1,4 @@
-"""What a handler should not return or raise, and some handler will: for simulation, torture and tests."""
+"""Values that a handler should not return or raise, and some handler will: for simulation, torture and tests."""
 
 from __future__ import annotations
 

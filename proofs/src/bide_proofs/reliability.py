@@ -20,7 +20,7 @@ _NAMES: Mapping[str, str] = {
     "sqlite": "SQLite", "redis": "Redis", "redis-cluster": "Redis Cluster", "redis-sentinel": "Redis Sentinel",
     "postgres": "PostgreSQL", "mariadb": "MariaDB", "mysql": "MariaDB", "http": "HTTP",
 }  # fmt: skip
-"""What the page calls a store, by what a report does."""
+"""The page's name of a store, by that of a report."""
 _SOAKED = ("SQLite", "Redis", "PostgreSQL", "MariaDB", "HTTP")
 _BROKEN = (("P2", "lost"), ("P1", "early"), ("P4", "delivered after cancelled"), ("P3", "stale token accepted"))
 """Counts of a run under faults: the promise that was broken, and the name that older reports have for it."""
@@ -40,7 +40,7 @@ _FIGURES: Mapping[str, tuple[str, str]] = {
 
 
 class _Run(Struct):
-    """What both kinds of report have."""
+    """The fields that both kinds of report have."""
 
     store: str
     seconds: float
@@ -107,7 +107,7 @@ class Soak(_Run):
         return [self.name, self.minutes, *map(_number, figures), *map(self.late, ("p50", "p99", "most"))]
 
     def chapter(self) -> str:
-        """What its slopes come to, and each of them."""
+        """The verdict on its slopes, and each of them."""
         growing = [_figure(name)[0] for name, slope in self.slopes.items() if slope.verdict == GROWS]
         verdict = f"Growing: {', '.join(growing)}." if growing else "Nothing grows."
         if not self.judged:
@@ -126,7 +126,7 @@ class Soak(_Run):
 
 
 class Results:
-    """What is in the results files of one folder. Raises BadInput for a line that is no report."""
+    """The reports in the results files of one folder. Raises BadInput for a line that is no report."""
 
     def __init__(self, folder: Path) -> None:
         self._torture = _newest(folder / "torture.jsonl", Torture)
@@ -145,7 +145,7 @@ class Results:
         return "\n\n".join(parts) + "\n"
 
     def cannot(self) -> str:
-        """What could not be done where it was run, and why."""
+        """The troubles that could not be caused where it was run, and why."""
         stores: dict[tuple[str, str], list[str]] = {}
         for run in _in_order(self._torture, _NAMES.values()):
             for what, why in run.cannot.items():

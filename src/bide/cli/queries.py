@@ -188,7 +188,7 @@ def _delivery_shape(last: Attempt, why: Sequence[str]) -> dict[str, Any]:
 @shared_options()
 @click.pass_obj
 def events(context: Context, topic: str | None, key: str | None, limit: int) -> Exit:
-    """What was out of the ordinary, the newest first: of TOPIC KEY, or of all tasks.
+    """List the unusual events, the newest first: of TOPIC KEY, or of all tasks.
 
     Failed deliveries, deaths, lost leases, and every change by a person. Not the happy path; the log is capped.
     """

@@ -1,1 +1,1 @@
-"""What a delayed task is: records, the lifecycle, outcomes, instants, retry policies, errors. No I/O, no clock."""
+"""The delayed task: records, the lifecycle, outcomes, instants, retry policies, errors. No I/O, no clock."""

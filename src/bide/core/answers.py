@@ -1,4 +1,4 @@
-"""What a verb answers: one word, and the task as it now is."""
+"""The answer of a verb: one word, and the task as it now is."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _TIMED = frozenset({Result.CREATED, Result.REPLACED, Result.MOVED})
 
 
 class Answer(Struct, frozen=True, gc=False):
-    """What happened to one task.
+    """The answer for one task.
 
     A lost race is an answer too, so look at `result` (a `Result`, equal to its text) or `ok`: an answer itself is
     neither true nor false.
@@ -46,7 +46,7 @@ class Answer(Struct, frozen=True, gc=False):
 
     @property
     def ok(self) -> bool:
-        """Whether what was asked for now holds: it is scheduled, moved, cancelled or sent again."""
+        """True if the request now holds: the task is scheduled, moved, cancelled or sent again."""
         return self.result in _DONE_AS_ASKED
 
     def __repr__(self) -> str:

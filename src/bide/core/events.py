@@ -1,4 +1,4 @@
-"""What is out of the ordinary in a task's life, for whoever asks later why it happened.
+"""Unusual events in a task's life, for anybody who asks later why something happened.
 
 Recorded: failed deliveries, deaths, lost leases, and every change by a person or an API caller. Not recorded: the happy
 path. The log is capped, written in batches, and never on the way of a delivery.
@@ -50,7 +50,7 @@ def event_of(
     was: Millis | None = None,
     wake_at: Millis | None = None,
 ) -> Event:
-    """What happened to this task."""
+    """Make the event of this task."""
     return Event(
         at=at, topic=record.topic, key=record.key, id=record.id, kind=kind, attempt=record.attempt, who=who, what=what,
         was=was, wake_at=wake_at,

@@ -21,10 +21,10 @@ Millis: TypeAlias = int
 """An integer number of milliseconds: since the epoch (an instant) or a length (a duration)."""
 
 When: TypeAlias = datetime | str
-"""What the public API takes for an instant: an aware datetime, or ISO 8601 text with an offset."""
+"""An instant in the public API: an aware datetime, or ISO 8601 text with an offset."""
 
 Length: TypeAlias = timedelta | str
-"""What the public API takes for a duration: a timedelta, or text such as "15m", "1h30m", "1.5s", "PT15M"."""
+"""A duration in the public API: a timedelta, or text such as "15m", "1h30m", "1.5s", "PT15M"."""
 
 LAST_INSTANT: Millis = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z: the last that a datetime can hold
 LONGEST: Millis = LAST_INSTANT

@@ -1,4 +1,4 @@
-"""What may be a topic, a key and a group; and where fresh ids come from."""
+"""Names of topics, keys and groups, and their checks; and the source of fresh ids."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ class Task(Generic[P]):
 
     @property
     def error(self) -> str | None:
-        """What the last failed delivery said."""
+        """The error of the last failed delivery."""
         return None if self.record.error is None else error_parts(self.record.error)[0]
 
     @property

@@ -1,4 +1,4 @@
-"""Who works, and on what: the workers that say they live, what everybody holds, and how wake-ups are heard here."""
+"""The live workers and their topics, the tasks that each holds, and how notifications arrive here."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _LATELY = 600.0
 
 
 class Held(NamedTuple):
-    """What one holder has of one topic."""
+    """The tasks of one topic that one holder has."""
 
     number: int
     lost: int
@@ -34,11 +34,11 @@ class Held(NamedTuple):
 
 
 class Holding(Struct, frozen=True):
-    """What is held, by holder and topic."""
+    """The leased tasks, by holder and topic."""
 
     by: Mapping[tuple[str, Topic], Held]
     whole: bool
-    """Whether all that is leased was looked at; if not, those whose leases end first were."""
+    """True if all leases were read; if not, those that end first were."""
 
 
 class Channel(Struct, frozen=True):
@@ -88,7 +88,7 @@ class Presence:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._asker = f"looks on: {new_id()[-8:]}"
-        """Who announces nothing is asked for a name all the same; no worker has one like this."""
+        """A reader is asked for a name too, though it announces nothing; no worker has one like this."""
 
     async def workers(self) -> Mapping[str, Sequence[Topic]] | None:
         """Those that said within the last seconds that they live, with their topics; None: that is not to be had."""
@@ -101,7 +101,7 @@ class Presence:
             return None
 
     async def holding(self, topics: Sequence[Topic], *, whole: bool) -> Holding:
-        """What is leased of these topics, some of each; at most `MOST_HELD` tasks are looked at, and some MB read.
+        """The leases of these topics, some of each; at most `MOST_HELD` tasks are read, and some MB.
 
         `whole`: whether nothing is leased of other topics.
         """

@@ -1,4 +1,4 @@
-"""Who looks on: what measures or traces is told here what goes on, and changes nothing of it."""
+"""Hooks for metrics and traces: an instrument observes, and must not change anything."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bide.ports.store import Store
 
 
 class Wakes(Struct):
-    """What ended the sleeps of one loop so far. Sleeps that somebody cut short, since a slot was free, are in none."""
+    """Counts of how the sleeps of one loop ended. A sleep that was cut short for a free slot is in none."""
 
     tidings: int = 0
     """Wake-ups heard, also those that were no earlier than what was known."""
@@ -32,7 +32,7 @@ class Wakes(Struct):
 
 
 class TableStats(Struct):
-    """What a loop over a watched table has done so far."""
+    """Counts of a loop over a watched table."""
 
     fired: int = 0
     failed: int = 0
@@ -48,7 +48,7 @@ class Instrument:
         """This store is about to be opened, and to be called."""
 
     def route(self, route: Route) -> Route:
-        """What a worker shall work on instead of `route`: the same, its sink looked at."""
+        """The route for a worker in place of `route`: the same, its sink observed."""
         return route
 
     def working(self, wakes: Wakes) -> None:
@@ -62,14 +62,14 @@ class Instrument:
 
 
 class Carrier(Protocol):
-    """What gives new tasks the trace that they are part of."""
+    """Gives new tasks the trace that they are part of."""
 
     def scheduling(self, topic: Topic) -> AbstractContextManager[Callable[[Answer], Answer]]:
         """Around one `schedule`; its answer is passed through what this gives."""
         ...
 
     def headers(self, topic: Topic) -> Mapping[str, str] | None:
-        """What a task that is made now shall carry."""
+        """The headers for a task that is made now."""
         ...
 
     def received(self, headers: Mapping[str, str]) -> AbstractContextManager[None]:

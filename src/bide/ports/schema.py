@@ -12,11 +12,11 @@ class HasSchema(Protocol):
     """A store with a schema that has versions."""
 
     async def schema_version(self) -> tuple[int, int]:
-        """What was found (0: nothing), and what this code wants. Works before `open` where that checks the schema."""
+        """The version found (0: nothing), and the one needed here. Works before `open` where that checks the schema."""
         ...
 
     async def plan(self) -> list[str] | None:
-        """What `migrate` would run now, statement by statement; None: opening alone brings it up to date."""
+        """The statements that `migrate` would run now; None: opening alone brings it up to date."""
         ...
 
     async def migrate(self) -> None:

@@ -1,4 +1,4 @@
-"""What the engine asks of a store.
+"""The store seam: the operations that the engine asks of a store.
 
 A store has nine batch operations. All are plural; the answer has the length and order of the argument; none is
 optional, none knows about retry policies or handlers, and no driver's type appears here. What only some stores can do
@@ -202,7 +202,7 @@ class Served(Protocol):
         ...
 
     async def paused(self) -> list[Pause]:
-        """What is paused, of the topics that the caller may do anything with."""
+        """The paused topics among those that the caller may do anything with."""
         ...
 
     async def minutes(self, first: int, last: int) -> bytes:

@@ -44,7 +44,7 @@ class FoundShape(Struct, frozen=True):
 
 
 class LeasedShape(Struct, frozen=True):
-    """What is yours now. `paused`: those of the topics asked for that are; of these nothing is given out."""
+    """The tasks that are yours now. `paused`: the topics asked for that are paused; nothing of them is given out."""
 
     tasks: list[TaskShape]
     paused: list[str] | UnsetType = UNSET
@@ -86,7 +86,7 @@ class Call(Struct, frozen=True, kw_only=True):
     path: str
     summary: str
     ask: Any = None
-    """What the body is, as a type; None: no body."""
+    """The type of the body; None: no body."""
     accepted: str = ""
     """The body in words."""
     answers: Mapping[int, tuple[str, Any]]

@@ -31,7 +31,7 @@ CONTENT_TYPE = "application/problem+json"
 
 
 class ProblemShape(Struct, frozen=True, kw_only=True):
-    """What went wrong."""
+    """An error, as problem details."""
 
     type: str
     title: str

@@ -253,7 +253,7 @@ class TaskShape(Struct, frozen=True, gc=False):
 
 
 class DetailShape(Struct, frozen=True):
-    """What is added for one task alone: how it has fared, and what travels with it."""
+    """The further fields of one task alone: how it has fared, and what travels with it."""
 
     failures: int
     losses: int
@@ -266,7 +266,7 @@ class DetailShape(Struct, frozen=True):
 
 
 class AnswerShape(Struct, frozen=True, gc=False):
-    """What a verb answered: one word, and the task as it now is."""
+    """The answer of a verb: one word, and the task as it now is."""
 
     answer: Annotated[str, Meta(extra_json_schema={"enum": [*Result]})]
     task: TaskShape | None

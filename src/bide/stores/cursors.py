@@ -11,7 +11,7 @@ from bide.core.errors import BadInput
 from bide.core.records import Filter, Record, Topic
 
 _Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
-"""What a database can compare a number with."""
+"""A number that a database can compare."""
 _LONGEST = 2_000
 """Characters; more than the longest names make."""
 

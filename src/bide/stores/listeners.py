@@ -1,4 +1,4 @@
-"""Who in this process wants to be told of an earlier wake."""
+"""The listeners of this process: callbacks for wakes that are earlier than the last known one."""
 
 from __future__ import annotations
 

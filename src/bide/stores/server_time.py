@@ -24,7 +24,7 @@ _LOOKS, _QUICK = 3, 0.1
 
 
 class ServerTime:
-    """What time it is there, by this process's steady clock. Seconds since the epoch."""
+    """The server's time, kept by this process's steady clock. Seconds since the epoch."""
 
     __slots__ = ("_at", "_high", "_low", "_warned")
 
@@ -74,7 +74,7 @@ class ServerTime:
             _log.warning("this machine's clock is %+.1f s off that of %s; bide goes by the server's", self.skew, where)
 
     def finding(self) -> Finding:
-        """What `doctor` says of this machine's clock."""
+        """The finding of `doctor` on this machine's clock."""
         off = abs(self.skew) > 1
         advice = "bide goes by the server's; what else runs here does not: use NTP" if off else ""
         return Finding(ok=not off, what=f"this machine's clock is {self.skew:+.3f} s off the server's", advice=advice)

@@ -12,8 +12,8 @@ _REFUSED = ("Connect call failed", "onnection refused")
 
 
 def parts_of(url: str, accepted: str, *, schemes: Collection[str] = (), field: str = "store") -> SplitResult:
-    """What can be read has, if `schemes` are given, one of them and no fragment. Raises BadInput that shows nothing of
-    what may be a password."""
+    """The parts of a URL; if `schemes` are given, of one of these and without a fragment. Raises BadInput that shows
+    nothing of what may be a password."""
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -24,7 +24,7 @@ def parts_of(url: str, accepted: str, *, schemes: Collection[str] = (), field: s
 
 
 def unreached(where: str, error: BaseException) -> str:
-    """What to say of a server to which no connection could be made."""
+    """The error text for a server to which no connection could be made."""
     said = str(error) or type(error).__name__
     refused = any(word in said for word in _REFUSED)
     return f"{where}: cannot be reached: {'connection refused; is it running?' if refused else said}"

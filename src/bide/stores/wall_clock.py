@@ -31,11 +31,11 @@ class Stretch(Struct, frozen=True):
     until: Millis
     """It holds before this instant, as far as three hours ahead are known."""
     least: datetime
-    """What the clock shows from `until` on, at the least: naive. Times above that may come again."""
+    """The least that the clock shows from `until` on: naive. Times above that may come again."""
 
 
 def stretch(now: Millis, zone: tzinfo) -> Stretch:
-    """What holds at `now`."""
+    """The stretch of constant offset around `now`."""
     offset = _offset(now, zone)
     ends = min(now + AHEAD, LAST_INSTANT)
     after = _offset(ends, zone)

@@ -52,7 +52,7 @@ class FaultyStore:
         self.fault: Fault = fault or (lambda _: None)
         self.latency = latency
         self.deaf = deaf
-        """Whether subscriptions are taken and never served: every wake-up is lost."""
+        """True: subscriptions are taken and never served, so every notification is lost."""
         self.calls: dict[str, int] = {}
 
     async def _call(self, name: str, verb: Callable[[], Awaitable[Answered]]) -> Answered:

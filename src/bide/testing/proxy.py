@@ -33,7 +33,7 @@ _PIECES = 20
 
 
 class Act(enum.Enum):
-    """What happens to a chunk, and to its connection."""
+    """The fate of a chunk, and of its connection."""
 
     FORWARD = "forward"
     """Passed on."""
@@ -51,7 +51,7 @@ class Act(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Chunk:
-    """What one read gave."""
+    """The bytes of one read."""
 
     connection: int
     """1 for the first that the proxy took."""
@@ -64,7 +64,7 @@ Hook = Callable[[Chunk], Act]
 
 @dataclass(slots=True, kw_only=True)
 class PlannedFault:
-    """What happens to some of the chunks of one direction."""
+    """A fault for some of the chunks of one direction."""
 
     act: Act
     to_server: bool
@@ -158,7 +158,7 @@ class FaultProxy:
         return self.fault(Act.LOSE_REPLY, skip=number - 1)
 
     def delay(self, seconds: float, *, to_server: bool = True, to_client: bool = True) -> None:
-        """What is read from now on arrives so much later, in one direction or in both: a latency, and no lower rate."""
+        """Delay all that is read from now on, in one direction or in both: a latency, and no lower rate."""
         if to_server:
             self._delays[True] = seconds
         if to_client:
@@ -236,7 +236,7 @@ class FaultProxy:
             self._links.discard(link)
 
     def _judge(self, chunk: Chunk) -> Act:
-        """What its connection is to do with a chunk."""
+        """The fate of a chunk, for its connection to carry out."""
         try:
             if self.hook is not None and (act := self.hook(chunk)) is not Act.FORWARD:
                 return act
@@ -364,7 +364,7 @@ class _Link:
                 return
 
     def _is_over(self, writer: asyncio.StreamWriter) -> bool:
-        """Whether nothing more is to be written."""
+        """True if nothing more is to be written."""
         return self.held or writer.is_closing()
 
 

@@ -79,9 +79,9 @@ class StoreMachine(RuleBasedStateMachine):
     compared: ClassVar[int] = 0
     """Moves made so far, over all games of the class."""
     exact_wakes: ClassVar[bool] = True
-    """Whether the subject's `next_wake` is exact, or may be earlier."""
+    """True if the subject's `next_wake` is exact; else it may be earlier."""
     exact_ends: ClassVar[bool] = True
-    """Whether it follows a lease that is extended, or over; else it may be when that lease would have ended."""
+    """True if it follows a lease that is extended or over; else it may be the end that the lease would have had."""
     exact_order: ClassVar[bool] = True
 
     def make_subject(self) -> Store:

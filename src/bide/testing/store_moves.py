@@ -1,4 +1,4 @@
-"""What a move of the game of two stores may be, as Hypothesis draws it; `store_machine` makes it."""
+"""The moves of the game of two stores, as Hypothesis draws them; `store_machine` makes them."""
 
 from __future__ import annotations
 

@@ -21,7 +21,7 @@ P = TypeVar("P")
 
 
 class HandTask(Task[Any]):
-    """What a running handler would have been given; what it does with it can be looked at afterwards."""
+    """A task as a running handler would get it; its uses can be checked afterwards."""
 
     __slots__ = ("_connection", "_late", "completed", "extended")
 
@@ -30,7 +30,7 @@ class HandTask(Task[Any]):
         self._late = late
         self._connection = connection
         self.completed = False
-        """Whether the handler's transaction was committed."""
+        """True once the handler's transaction was committed."""
         self.extended: list[Length] = []
         """Every length that the handler asked its lease to be kept for."""
 
@@ -60,7 +60,7 @@ class HandTask(Task[Any]):
 
 
 class TaskDetails(TypedDict, total=False):
-    """What may be said of the task; `task_for` explains each."""
+    """The options of `task_for`, which explains each."""
 
     key: str
     group: str | None

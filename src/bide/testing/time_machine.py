@@ -76,7 +76,7 @@ class TimeMachine:
 
     @property
     def now(self) -> datetime:
-        """What time it is for the app."""
+        """The app's time."""
         return as_datetime(self._clock.now())
 
     async def advance(self, by: Length) -> list[Fired]:
@@ -98,7 +98,7 @@ class TimeMachine:
         return await self._until(end)
 
     async def waiting(self, topic: str | None = None) -> Sequence[Task[Any]]:
-        """What has not fired yet, the earliest first."""
+        """The tasks that have not fired yet, the earliest first."""
         found = [task async for task in self._app.find(topic=topic, state="waiting")]
         return sorted(found, key=lambda task: task.record.wake_at)
 

@@ -31,7 +31,7 @@ def deadline_of(timer: Timer[Any]) -> Millis:
 
 
 class TimerSuite(ABC):
-    """What every timer must do, whatever it is inside."""
+    """The duties of every timer, whatever it is inside."""
 
     @abstractmethod
     def make_timer(self, start: Millis = 0) -> Timer[Any]:
@@ -323,7 +323,7 @@ class TimerSuite(ABC):
         assert len(timer) == len(model)
 
     def test_cancelling_leaves_nothing_behind(self, timer: Timer[Any]) -> None:
-        """What is set and cancelled for ever does not pile up: the time-out of a request that is always answered."""
+        """Timers that are set and cancelled for ever do not pile up, as time-outs of requests that are all answered."""
 
         class Request:
             pass

@@ -127,7 +127,7 @@ class _InThread(Generic[Item]):
 
 
 class _Driven(Generic[Item]):
-    """What drives of timers and of idle rings share: what is due, for when the sleep is set, beginning and ending."""
+    """The common part of drives of timers and of idle rings: due items, the set sleep, beginning and ending."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class _Driven(Generic[Item]):
         self._rounding: Millis = 0
 
     def now(self) -> Millis:
-        """What the drive's clock shows: times for this timer are counted from here."""
+        """The time on the drive's clock: times for this timer are counted from here."""
         return self._clock.now()
 
     async def __aenter__(self) -> Self:

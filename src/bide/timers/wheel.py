@@ -1,4 +1,4 @@
-"""What both wheels share: a dictionary that is the truth, and buckets of items that are only hints.
+"""The common part of both wheels: a dictionary that is the truth, and buckets of items that are only hints.
 
 A wheel has to answer two questions: "when is this item due?" (to cancel or move it) and "which items are due now?".
 A dictionary `item -> at` answers the first; lists of items, one per stretch of time, answer the second. The trick that

@@ -116,7 +116,7 @@ class IdleConnections(Strategy):
         raise NotImplementedError
 
     def timed(self, look: Callable[[], Sequence[str]]) -> Sequence[str]:
-        """Whom a look finds; counted."""
+        """The result of a look; counted."""
         began = time.thread_time_ns()
         silent = look()
         self._looks.append(time.thread_time_ns() - began)

@@ -25,7 +25,7 @@ busy with other things: how long something took is in the report, for people to 
 _SHOWN = 10
 """Cases of each kind of wrong that are shown."""
 WrongByKind: TypeAlias = Mapping[str, Sequence[object]]
-"""What was found to be wrong, by kind."""
+"""Wrong findings, by kind."""
 Run: TypeAlias = Callable[[Path], Coroutine[Any, Any, tuple[dict[str, Any], WrongByKind]]]
 """One run in a folder of its own; the report, and what was wrong."""
 

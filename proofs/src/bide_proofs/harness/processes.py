@@ -46,7 +46,7 @@ class ChildSpec:
     environment: Mapping[str, str] = field(default_factory=dict)
     """Besides ours, without settings of bide."""
     finishes: bool = False
-    """Whether it may end by itself, with 0: its work is done, and it is not replaced."""
+    """True if it may end by itself, with 0: its work is done, and it is not replaced."""
 
 
 class Child:
@@ -61,7 +61,7 @@ class Child:
         self.said: dict[str, Any] = {}
         """The newest value of each word that it said."""
         self.expected = False
-        """Whether its end is somebody's doing."""
+        """True if somebody ended it on purpose."""
         self.over: asyncio.Task[None]
         """Ends when it has ended and all that it said was read."""
         self._changed = asyncio.Event()

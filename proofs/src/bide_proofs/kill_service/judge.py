@@ -17,7 +17,7 @@ KINDS = (
     "bad_delivery", "unknown_delivery", "not_applied", "unacknowledged", "unheard", "applied_twice", "stale_applied",
 )  # fmt: skip
 APPLIED, REPEATED, STALE, NONE = "applied", "repeated", "stale", "none"
-"""What became of a delivery: its effect; none, since the life had had it; since a later token was seen; it failed."""
+"""The end of a delivery: its effect; none, since the life had had it; since a later token was seen; it failed."""
 Ref: TypeAlias = tuple[str, str, Token]
 
 
@@ -33,7 +33,7 @@ class Arrived(msgspec.Struct, frozen=True, gc=False):
     """Nanoseconds of the monotonic clock."""
     effect: str = APPLIED
     acknowledged: bool = True
-    """Whether it was answered with 200, and the connection left whole."""
+    """True if it was answered with 200, and the connection left whole."""
 
 
 def judge(arrivals: Sequence[Arrived], events: Iterable[Event]) -> dict[str, list[object]]:

@@ -18,7 +18,7 @@ SIZES: dict[str, Bounds] = {
     "a lease shorter than the cap": Bounds(verbs=(2, 1), lease=1, cap=3),
     "a lease longer than the cap": Bounds(verbs=(2, 1), lease=3, cap=1),
 }
-"""What is checked by command, by its name."""
+"""The checks of the command, by name."""
 _SMALL = Bounds(verbs=(1, 1), loose=0)
 _NEEDS = {
     "new_life_new_id": Bounds(verbs=(2, 1), loose=0),

@@ -32,7 +32,7 @@ _ENDS = {"done": "it is done", "dead": "it is dead", "retry": "it failed, and sh
 
 
 class _Actor:
-    """What workers and clients have in common: a store, and requests that go astray."""
+    """The common part of workers and clients: a store, and requests that go astray."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -43,7 +43,7 @@ class _Actor:
         return part.loose is None and shared.loose < self.bounds.loose
 
     def _overtaken(self, loose: Loose | None, kind: str) -> Loose | None:
-        """What is astray, now that a newer call of this kind was carried out: an older one may not follow it."""
+        """The request astray, now that a newer call of this kind was carried out: an older one may not follow it."""
         if loose is None or loose.done or not loose.mine or _kind(loose.what) != _kind(kind):
             return loose
         return SPENT if self.rules.numbers_rise else loose._replace(old=True)
@@ -166,12 +166,12 @@ def _ref_after(effect: Effect, ref: Ref) -> Ref:
 
 
 def _plain(ref: Ref) -> Ref:
-    """What counts of it from where the handler begins."""
+    """The part of it that counts once the handler begins."""
     return ref._replace(newest_life=True, called_off=False, early=0, left=0)
 
 
 def _loose_after(effect: Effect, loose: Loose | None, rules: Rules) -> Loose | None:
-    """What is astray, after a step. One whose token is over is refused whenever it arrives: it is `SPENT`."""
+    """The request astray after a step. One whose token is over is refused whenever it arrives: it is `SPENT`."""
     if loose is None or loose.ref is None:
         return loose
     ref = _plain(_ref_after(effect, loose.ref))

@@ -44,7 +44,7 @@ _State: TypeAlias = tuple[int, int, int, int, int]
 
 
 class Found(NamedTuple):
-    """What an exploration came to."""
+    """The result of an exploration."""
 
     states: int
     transitions: int
@@ -190,7 +190,7 @@ class Explorer:
         return [(place, *self._ways(shared, state[place])) for place in places]
 
     def _work_out(self, shared_number: int, number: int) -> tuple[list[_Way], str]:
-        """What the part of that number may do while the store is so; and the invariant that does not hold there."""
+        """The steps of the part of that number while the store is so; and the invariant that does not hold there."""
         shared, part = self._value[shared_number], self._value[number]
         wrong = ""
         if part is shared:

@@ -1,4 +1,4 @@
-"""What a state of the model is made of, and what may be chosen: its bounds, and its deliberate defects.
+"""The parts of a state of the model, and its parameters: its bounds, and its deliberate defects.
 
 Times count from now, in instants, and stand at 0 once they have passed: so time may go on for ever, and the states stay
 finite. Tokens are 1 (the newest that was given) or 0 (any older one), and a new one is 2 until all are counted down. So
@@ -121,7 +121,7 @@ class Client(NamedTuple):
 
 
 class Effect(NamedTuple):
-    """What a step means to those who did not take it."""
+    """The meaning of a step for those who did not take it."""
 
     touched: bool = False
     """The task went from one state to another: no lease given before is fresh any more."""
@@ -142,7 +142,7 @@ TICK = Effect(tick=True)
 
 
 class Verb(NamedTuple):
-    """What a client may ask."""
+    """A verb of a client."""
 
     name: str
     delay: int = 0
@@ -210,7 +210,7 @@ class Rules(NamedTuple):
     """A request older than its caller's last is refused."""
     subscribes_first: bool = True
     forgets_before: bool = True
-    """What was heard is forgotten before the lease is sent, and not when it is answered."""
+    """Notifications are forgotten before the lease is sent, and not when it is answered."""
     capped: bool = True
     caps_from_sending: bool = True
     """The longest sleep counts from when the lease was sent: who schedules beyond it tells nobody, from then on."""

@@ -49,14 +49,14 @@ WORDS = {
     "cancel": _row("not_found", "cancelled:cancelled", "cancelled_while_leased:cancelled", *_GONE),
     "redrive": _row("not_found", "under_way", "under_way", "finished", "finished", "redriven:waiting"),
 }
-"""What every verb of a client answers in every state."""
+"""The answer of every verb of a client in every state."""
 SETTLED = {"done": DONE, "dead": DEAD, "retry": WAITING, "defer": WAITING}
 """Where an accepted outcome leads to."""
 _BIRTHS = ("created", "replaced", "redriven")
 
 
 class Answer(NamedTuple):
-    """What a request did, and what it answered."""
+    """The effect of a request, and its answer."""
 
     word: str
     shared: Shared
@@ -76,7 +76,7 @@ class Step(NamedTuple):
     part: Worker | Client | None
     """The actor afterwards; None: the store itself."""
     helps: bool = False
-    """Whether it is taken when nothing goes wrong any more: see `explore`."""
+    """True if it is taken when nothing goes wrong any more: see `explore`."""
     goal: bool = False
     """A delivery by the live lease begins, or the task ends."""
     broken: str = ""
@@ -157,7 +157,7 @@ class Store:
         return body if body and body.state == LEASED and (body.token == ref.token or not checks) else None
 
     def purge(self, shared: Shared) -> Shared | None:
-        """What has ended and was kept for its time is forgotten; None: there is nothing of that."""
+        """Forget tasks that ended and were kept for their time; None: there are none."""
         body = shared.body
         if body is None or body.wake > 0:
             return None

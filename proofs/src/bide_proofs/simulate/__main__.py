@@ -125,7 +125,7 @@ def _right(state: Path | None) -> set[int]:
 
 
 def _tell(text: str) -> int:
-    """What is wrong with this plan, with as few steps as show it."""
+    """Tell what is wrong with this plan, with as few steps as show it."""
     plan = plan_from(text)
     wrong = judged(plan, play(plan)).wrong
     if not wrong:

@@ -1,4 +1,4 @@
-"""Whether what came of a plan may be: the history by its own checker, and what only a world that sees all can tell.
+"""The verdict on a played plan: the history by its own checker, and what only a world that sees all can tell.
 
 - P6, P8: in the calm, when nothing is broken any more, whatever comes due begins at once (`LATE`), or after the longest
   sleep if wake-ups are lost even then; whatever came due before is long begun. Topics that have room for one delivery
@@ -29,7 +29,7 @@ _PER_SECOND = 3.0
 """Calls to one shard by what a worker does for ever: presence, pauses, purge; and the keeper's."""
 _PER_DELIVERY = 6.0
 _LONGEST_KEPT: Millis = 20_000
-"""What ends dead; all else is kept for a shorter time."""
+"""For tasks that end dead; all others are kept for a shorter time."""
 
 
 class Judgement(Struct, frozen=True):
@@ -47,7 +47,7 @@ def judged(plan: Plan, played: Played) -> Judgement:
 
 
 def _late(plan: Plan, played: Played) -> list[Violation]:
-    """What began late though nothing was broken."""
+    """Deliveries that began late though nothing was broken."""
     setup = plan.setup
     settled = _settled(plan)
     pause, broken = (setup.cap + 2 * setup.lease) * 1_000_000, setup.calm * 1_000_000
@@ -110,7 +110,7 @@ def _refused(played: Played) -> list[Violation]:
 
 
 def _kept(played: Played) -> list[Violation]:
-    """What should have been forgotten, by the terms that the processes go by and not by what they told the store."""
+    """Tasks that should have been forgotten, by the processes' own terms and not by what they told the store."""
     wrong = []
     for event in played.history:
         if isinstance(event, ev.Left) and event.task.finished_at is not None:

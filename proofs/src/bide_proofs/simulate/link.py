@@ -60,7 +60,7 @@ Moment = Callable[[str, str], None]
 
 
 class Weather(Struct):
-    """What befalls messages. Times in seconds."""
+    """The fate of messages. Times in seconds."""
 
     base: float = 0.0003
     delay: float = 0.0
@@ -88,7 +88,7 @@ class _SimulatedTime(ServerTime):
 
 
 class _Turns:
-    """What is under way between one process and one shard, by operation."""
+    """The calls under way between one process and one shard, by operation."""
 
     def __init__(self) -> None:
         self.lock = asyncio.Lock()
@@ -103,7 +103,7 @@ class _Asking:
     def __init__(self) -> None:
         self.answered = False
         self.sent = False
-        """Whether it may have arrived."""
+        """True if it may have arrived."""
         self.value: Any = None
         self.woken = asyncio.Event()
 

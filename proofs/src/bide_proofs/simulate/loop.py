@@ -24,7 +24,7 @@ _NOT_MISSED = "_log_destroy_pending"
 
 
 class Process:
-    """What can be stopped and killed as one. `who` names it in the history."""
+    """A process: it can be stopped and killed as one. `who` names it in the history."""
 
     def __init__(self, loop: SimulatedLoop, who: str) -> None:
         self.loop = loop
@@ -32,7 +32,7 @@ class Process:
         self.alive = True
         self.stopped = False
         self.held: list[Any] = []
-        """What became ready while it was stopped."""
+        """Callbacks that became ready while it was stopped."""
         self.tasks: list[tuple[asyncio.Task[Any], Context]] = []
         """All that it ever began, each with the context in which it runs."""
         self.context: Context = copy_context()
@@ -125,7 +125,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                     process.held.append(handle)
 
     def _drawn(self) -> list[Any]:
-        """What is ready, in an order that could be."""
+        """The ready callbacks, in an order that could be."""
         handles = list(self._ready)
         self._ready.clear()
         if len(handles) < 2:

@@ -1,4 +1,4 @@
-"""What a worker owes its deliveries, as only a world can tell that knows who lived and what was broken.
+"""The outcomes that a worker owes its deliveries, by a world that knows who lived and what was broken.
 
 - P2: nothing is settled as done before its handler has said so; an outcome is told again and again until the store has
   it, as long as the worker lives.
@@ -137,7 +137,7 @@ def _taken_from_itself(seen: _Seen) -> Iterator[Violation]:
     over: set[Delivery] = set()
     ended: dict[Delivery, ev.Ended] = {}
     unsettled: dict[int, dict[Delivery, ev.Ended]] = {}
-    """What had ended, by the question for a lease that was asked then."""
+    """The ended deliveries, by the question for a lease that was asked then."""
     before: dict[tuple[Topic, str], Token] = {}
     refused: dict[str, int] = {}
     for event in seen.history:

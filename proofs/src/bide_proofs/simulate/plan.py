@@ -1,4 +1,4 @@
-"""What will happen in a simulation, drawn from its seed before it begins: who asks for what when, and what breaks.
+"""The plan of a simulation, drawn from its seed before it begins: who asks for what when, and what breaks.
 
 A plan is data: it can be written down, cut down to the few steps that matter, and played again.
 """
@@ -30,10 +30,10 @@ _LAST_ASK = 0.88
 
 
 class Setup(Struct, frozen=True):
-    """What there is."""
+    """The parts of the simulated world."""
 
     by_caller: bool
-    """Whether the store goes by its callers' clocks, as one in a file does, or by its own."""
+    """True: the store goes by its callers' clocks, as one in a file does; False: by its own."""
     parted: bool
     shards: int
     clients: int
@@ -61,10 +61,10 @@ class Ask(Struct, frozen=True, tag="ask", omit_defaults=True):
     conflict: str = "replace"
     group: str | None = None
     does: list[str] = msgspec.field(default_factory=list)
-    """What the handler does at each attempt, the last word again and again."""
+    """The handler's acts at each attempt, the last one again and again."""
     deadline: Millis | None = None
     known: bool = False
-    """Whether it names the token that this client saw last."""
+    """True if it names the token that this client saw last."""
     patience: Millis | None = None
     """After so long whoever waits for the answer is cancelled."""
 
@@ -154,7 +154,7 @@ def plan_from(text: str | bytes) -> Plan:
 
 
 def plan_of(seed: int, minutes: float = 6) -> Plan:
-    """What this seed says."""
+    """The plan of this seed."""
     chance = Random(f"plan {seed}")
     length = int(minutes * MINUTE)
     by_caller = chance.random() < 0.2
@@ -202,7 +202,7 @@ _MISUSED = 0.5
 
 
 def _misuse(seed: int, setup: Setup, minutes: float) -> list[Step]:
-    """What users do that nobody told them to; by a chance of its own, so that the rest of the plan is as it was."""
+    """Misuse by users; drawn by a chance of its own, so that the rest of the plan is as it was."""
     chance = Random(f"misuse {seed}")
     if chance.random() >= _MISUSED:
         return []

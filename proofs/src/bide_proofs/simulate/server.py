@@ -20,7 +20,7 @@ from bide_proofs.simulate.loop import SimulatedLoop
 
 R = TypeVar("R")
 Work = Callable[[MemoryStore, Millis], Coroutine[Any, Any, Any]]
-"""What a call does to a shard, at the time that it is there."""
+"""The effect of a call on a shard, at the time that it is there."""
 
 
 class WallClock:
@@ -50,7 +50,7 @@ class WallClock:
 
 
 class Reply(NamedTuple):
-    """What came back: the server's time in microseconds, and what it says."""
+    """A reply: the server's time in microseconds, and what it says."""
 
     micros: int
     value: Any
@@ -131,7 +131,7 @@ def _as_still_held(shard: Shard, value: Any) -> Any:
 
 
 def at_once(work: Coroutine[Any, Any, R]) -> R:
-    """What a coroutine that never waits comes to."""
+    """The result of a coroutine that never waits."""
     try:
         work.send(None)
     except StopIteration as stop:

@@ -39,7 +39,7 @@ _AGAIN = 0.2
 """Seconds after which a program that could not reach its store is started again."""
 _BACK: Millis = 300
 _world = copy_context()
-"""What happens to a process is not done by it."""
+"""The context of the world: a fate of a process is not its own doing."""
 
 
 class Slot:
@@ -261,7 +261,7 @@ class Slot:
         return self.world.loop.time() * 1000 + lasts < self.world.plan.setup.calm
 
     def ask(self, step: Ask) -> None:
-        """What a client asks, if it is there."""
+        """Let the client ask this, if it is there."""
         if self._client is not None and self._process.alive:
             asking = self._process.start(self._ask(self._client, step))
             if step.patience is not None:

@@ -66,7 +66,7 @@ def _touches(ask: Ask, wrong: Violation) -> bool:
 
 
 def story(plan: Plan, wrong: Violation) -> str:
-    """What `plan` does, and what of its history touches the task of `wrong`; it is played once more."""
+    """Tell what `plan` does, and what of its history touches the task of `wrong`; it is played once more."""
     short = _ShortNames()
     lines = [
         f"{wrong.promise} is broken, with seed {plan.seed}: {wrong.what}",

@@ -42,14 +42,14 @@ _ID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12
 
 
 class Played:
-    """What came of a plan."""
+    """The result of a played plan."""
 
     def __init__(self) -> None:
         self.history: list[Event] = []
         self.calls: dict[str, int] = {}
         """Of each process that lived through the calm: calls to the store in it."""
         self.defects: list[str] = []
-        """What raised that never should."""
+        """Errors that should never be raised."""
 
     def digest(self) -> str:
         """The same for two plays of one plan. Ids are drawn by the system, so they count by their order alone."""
@@ -176,7 +176,7 @@ class World:
         self.full -= 1
 
     def _weather(self) -> None:
-        """What all storms together do to each process; the worst of each kind counts."""
+        """Set the effect of all storms together on each process; the worst of each kind counts."""
         for name, slot in self.slots.items():
             mine = [storm for storm in self.storms if storm.who in ("", name)]
             slot.weather.delay = max((storm.delay for storm in mine), default=0.0)

@@ -43,7 +43,7 @@ _BEGINS = (Result.CREATED, Result.REDRIVEN)
 
 
 class _Change(NamedTuple):
-    """What is to become of a task or a group."""
+    """A planned change of a task or a group."""
 
     at: float
     verb: str

@@ -42,7 +42,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     farthest: float = 0.0
     """Of a client: the longest delay that it asks for, in seconds."""
     shares_clock: bool = False
-    """Whether its time of day is the store's, as with a file, which has no clock but that of its callers."""
+    """True if its time of day is the store's, as with a file, which has no clock but that of its callers."""
 
 
 class Actor:

@@ -30,7 +30,7 @@ from bide_proofs.torture.topics import CAP, KEPT, LEASE, LOSSES, TOPICS, app_on
 from bide_proofs.torture.undone import Span, undone
 
 PROMISES = ("P1", "P2", "P3", "P4", "P5", "P7", "P10", "P12")
-"""What the checker decides."""
+"""The promises that the checker decides."""
 CHILD = "bide_proofs.torture.child"
 _CALLS = 10_000_000
 """Numbers of calls that each process has for itself."""

@@ -1,4 +1,4 @@
-"""What is tortured: a store somewhere, the ways to it that can be disturbed, and the troubles that it has itself."""
+"""The store under torture: where it is, the ways to it that can be disturbed, and the troubles that it has itself."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ class Server:
     name: str
     """Of the report: "redis", "postgres"."""
     gives_back = False
-    """Whether the store itself ends leases that its callers were never told of (`history.events.Header`)."""
+    """True if the store itself ends leases that its callers were never told of (`history.events.Header`)."""
     ahead = 0.0
     """Seconds by which the store's clock is ahead of this machine's at this moment; 0 unless a trouble has set it. The
     run looks at it twenty times a second, so that histories tell the store's clock."""
@@ -57,12 +57,12 @@ class Server:
         self.direct = direct
         """The store without a proxy between, for the last look at it."""
         self.urls: Sequence[str] = ()
-        """What clients and workers are given, one each in turn; through `proxies` where that is possible. Known once it
+        """The URLs for clients and workers, one each in turn; through `proxies` where that is possible. Known once it
         is started, and the same until it is stopped."""
         self.worker_url: str | None = None
-        """What workers are given instead, where they are the way by which clients reach the store."""
+        """The URL for workers instead, where they are the way by which clients reach the store."""
         self.proxies: Sequence[FaultProxy] = ()
-        """Whose connections may be reset, held, delayed, throttled and robbed of replies. Empty where nothing goes over
+        """Their connections may be reset, held, delayed, throttled and robbed of replies. Empty where nothing goes over
         TCP."""
         self.cannot: dict[str, str] = {}
         """Troubles that the server cannot have here, with the reason, for the report."""
@@ -75,7 +75,7 @@ class Server:
         raise NotImplementedError
 
     def troubles(self) -> Mapping[str, Trouble]:
-        """What it can suffer beyond what befalls its connections, by name. One at a time is caused."""
+        """The troubles that it can have beyond those of its connections, by name. One at a time is caused."""
         return {}
 
     async def stop(self) -> None:

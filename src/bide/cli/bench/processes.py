@@ -43,7 +43,7 @@ class Child:
         self.log_lines: list[bytes] = []
         """The lines that it wrote with parts of its log."""
         self.began: Any = None
-        """What it said when it was ready, if that was waited for."""
+        """Its message when it was ready, if that was waited for."""
         self._what = what
         self._process = process
         self._errors = errors

@@ -31,7 +31,7 @@ _COLUMNS = "topic, `key`, id, payload, at, due_at, created_at"
 
 
 class _Batch:
-    """What is asked, and how it lies: that is found out once, while the server is at work if it can be."""
+    """The tasks to add, and their form: found out once, while the server is at work if it can be."""
 
     __slots__ = ("parts", "plain", "tasks", "tell")
 
@@ -40,7 +40,7 @@ class _Batch:
         self.tell = tell
         """Tells of the first wake of each topic, once is enough."""
         self.plain = _check_names(tasks)
-        """Whether all names are ASCII without anything to escape."""
+        """True if all names are ASCII without anything to escape."""
         self.parts: list[Places] = []
         """See `rounds`; none yet before `look`."""
 
@@ -87,7 +87,7 @@ async def add(
 
 
 def _check_names(tasks: Sequence[NewTask]) -> bool:
-    """Whether all are ASCII without anything to escape. Raises BadInput. All are looked at at once, as a rule."""
+    """True if all are ASCII without anything to escape. Raises BadInput. All are checked at once, as a rule."""
     text = "".join([f"{new.topic}{new.key}{new.id}{new.group or ''}" for new in tasks])
     if text.isascii() and "\0" not in text:
         return "'" not in text and "\\" not in text
@@ -264,7 +264,7 @@ async def _complete(
 
 
 class _AddingBatch(MySqlBatch):
-    """What is not there is inserted by the packet that writes the rest."""
+    """Inserts absent tasks by the packet that writes the rest."""
 
     def __init__(self, call: Call, tasks: Sequence[NewTask], now: Millis | None) -> None:
         super().__init__(call, now, len(tasks))

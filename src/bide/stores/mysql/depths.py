@@ -79,7 +79,7 @@ class Depths(WholeLooks):
         self._there = there
 
     def found(self, first: Mapping[Topic, tuple[Millis | None, Millis | None]], took: float) -> None:
-        """What a whole look in the background has found: the first wake of what waits, and the first end of a lease."""
+        """Take the result of a whole scan in the background: the first wake that waits, and the first lease to end."""
         if self._whole_at is None:
             return
         self._whole_at = None

@@ -68,7 +68,7 @@ class Call(NumberedCall):
         ]
 
     def read_clock(self, now: Millis | None) -> list[bytes]:
-        """What time it is, for the statements that follow."""
+        """The time for the statements that follow."""
         return [self.write("read_clock", there=self._there(now)), self.write("tell_clock")]
 
     def look_at_clock(self, now: Millis | None) -> bytes:

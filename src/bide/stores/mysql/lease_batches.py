@@ -150,7 +150,7 @@ def these_batches(names: Iterable[BatchKey], quote: Quote) -> Code:
 
 
 class Remains(NamedTuple):
-    """What became of the tasks of batches."""
+    """The tasks of batches, as they are now."""
 
     held: list[StillLeased]
     """All that are leased still, the lost ones too."""
@@ -158,7 +158,7 @@ class Remains(NamedTuple):
 
 
 async def look_up(call: Call, expired: Mapping[Topic, Expired], most: Mapping[Topic, int]) -> dict[Topic, Remains]:
-    """What became of the tasks of these batches; of each topic up to so many that are lost, locked."""
+    """The tasks of these batches as they are now; of each topic up to so many that are lost, locked."""
     statements = []
     for topic, batches in expired.items():
         holds = held(batches.pairs or [_NOBODY])
@@ -190,12 +190,12 @@ _number, _batch = itemgetter(0), itemgetter(3)
 
 
 class Settling(NamedTuple):
-    """What is known of the tasks of a batch that is to be settled, which are forgotten by that."""
+    """The known tasks of a batch that is to be settled; settling forgets them."""
 
     rows: list[Row]
     """Of each that was leased here by the token it is to be settled with, sorted."""
     complete: bool
-    """Whether that is all of them."""
+    """True if that is all of them."""
     batches: Mapping[LeaseBatch, int]
     """How many there are of each batch."""
     emptied: list[BatchKey]
@@ -225,7 +225,7 @@ class LeasedRows:
             new[task.topic, task.key] = (row, task.token, task.group is not None, batch)
 
     def of(self, outcomes: Sequence[Settlement]) -> Settling:
-        """What is known of these."""
+        """The known tasks among these."""
         found: list[Row] = []
         new, old = self._new, self._old
         for one in outcomes:

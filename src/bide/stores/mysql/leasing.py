@@ -168,7 +168,7 @@ class MySqlLeasing(Leasing):
             return Leased(tasks, wake, there), skipped
 
         async def taken(row: Repeated, call: Call) -> tuple[Leased, bool]:
-            """What an earlier sending took, as far as it is still held: a late answer gives out nothing of others'."""
+            """The tasks that an earlier sending took and still holds: a late answer gives out nothing of others'."""
             tokens = dict(decode_pairs(row.answer or b"\x90"))
             held: dict[int, Record] = {}
             if tokens:
@@ -284,7 +284,7 @@ class MySqlLeasing(Leasing):
 
 
 class Locked(NamedTuple):
-    """What is due, locked."""
+    """The due tasks, locked."""
 
     there: Millis
     micros: int

@@ -69,7 +69,7 @@ class MySqlBatch(Batch):
         self.highest: Token = 0
         """The highest token that was given out."""
         self._rows: dict[str, list[Any]] = defaultdict(list)
-        """What is to be written, by query."""
+        """The rows to write, by query."""
         self.waiting: list[Record] = []
 
     async def lock(self, asked: Sequence[Named]) -> list[Found]:

@@ -57,7 +57,7 @@ def quoted(data: bytes) -> bytes:
 
 
 def escaped(data: bytes) -> bytes:
-    """What stands between the quotes there."""
+    """The bytes as they stand between quotes."""
     return data.replace(b"\\", b"\\\\").replace(b"'", b"''") if b"'" in data or b"\\" in data else data
 
 
@@ -89,12 +89,12 @@ def literal(value: Any, quote: Quote = quoted) -> bytes:
 
 
 def listed(values: Iterable[Any], quote: Quote = quoted) -> Code:
-    """What stands between the parentheses of IN."""
+    """The values as they stand between the parentheses of IN."""
     return Code(b", ".join([literal(value, quote) for value in values]))
 
 
 def tuples(values: Iterable[Sequence[Any]], quote: Quote = quoted) -> Code:
-    """What follows VALUES, or tuples between the parentheses of IN."""
+    """The rows as they follow VALUES, or tuples as they stand between the parentheses of IN."""
     return Code(b", ".join([b"(" + b", ".join([literal(one, quote) for one in row]) + b")" for row in values]))
 
 

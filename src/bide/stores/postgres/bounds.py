@@ -76,7 +76,7 @@ class Bounds(WholeLooks):
         self._sure: Millis = 0
 
     def read(self, at: Millis, writers: Sequence[str]) -> None:
-        """What time it was there, and which transactions had the table locked for writing then or just after."""
+        """Take the server's time, and the transactions that had the table locked for writing then or just after."""
         if self._read is not None and at < self._read:
             self._forget()  # the clock was set back
         before = 0 if self._read is None else self._read
@@ -130,7 +130,7 @@ class Bounds(WholeLooks):
         self._last.update(dict.fromkeys(topics, there))
 
     def found(self, asked: Asked, first: Millis | None, took: float) -> None:
-        """What a whole look in the background has found: the first task that waits, or whose lease ends."""
+        """Take the result of a whole scan in the background: the first task that waits, or whose lease ends."""
         if asked is not self._asked:  # nothing is known any more
             return
         self._asked = None

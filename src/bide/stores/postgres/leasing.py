@@ -61,7 +61,7 @@ class PostgresLeasing(Leasing):
             return self._taken(rows, dict(zip(topics, counts, strict=True)), thorough=thorough)
 
         async def taken(row: Row, call: Call) -> tuple[Leased, bool]:
-            """What an earlier sending took, as far as it is still held: a late answer gives out nothing of others'."""
+            """The tasks that an earlier sending took and still holds: a late answer gives out nothing of others'."""
             there = row["now"]
             rows = await call.fetch("leased_then", list(row["topics"]), there + lasts, row["tokens"][0], holder)
             rows.sort(key=lambda one: one[WOKE])

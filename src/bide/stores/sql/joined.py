@@ -156,7 +156,7 @@ class JoinedVerbs(ABC):
         return driver
 
     async def _look(self, driver: Driver) -> None:
-        """Whether it is a connection to where the store is, and gives what our statements take. Raises BadInput."""
+        """Check that the connection is to the store's database and its values suit our statements. Raises BadInput."""
         identity = await self._identity(driver)
         if identity is None or not await self._runtime.is_this(identity):
             other = f"this one is to another {self._place} than {self._runtime.where}"

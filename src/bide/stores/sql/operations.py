@@ -64,7 +64,7 @@ class Batch(ABC):
     """The transaction of one call: it locks, and gathers what is to be written so that it goes out at once."""
 
     there: Millis = 0
-    """What time it is there."""
+    """The server's time."""
     waiting: list[Record]
     """Tasks that now wait, and may have to be told."""
 

@@ -69,7 +69,7 @@ class ServerReads(Reads):
 
 
 async def in_snapshot(connection: Any, read: Callable[[Any], Awaitable[T]]) -> T:
-    """What is read in one snapshot: what moves meanwhile is seen once."""
+    """Read in one snapshot, so that a task that moves meanwhile is seen once."""
 
     async def work(call: Any) -> T:
         await call.begin_snapshot()

@@ -322,7 +322,7 @@ class SqlStore(ABC):
         return await self._schema.versions(self._url)
 
     async def plan(self) -> list[str] | None:
-        """What is missing there, as statements."""
+        """The missing parts of the schema, as statements."""
         return await self._schema.plan(self._url)
 
     async def migrate(self) -> None:

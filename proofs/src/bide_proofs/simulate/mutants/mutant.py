@@ -30,7 +30,7 @@ class Mutant(Struct, frozen=True):
     promise: str
     """The one that it breaks: "P1" to "P12"."""
     says: str
-    """What was changed, and where, in one sentence."""
+    """The change and its place, in one sentence."""
     of: Callable[..., Any]
     old: str
     """In the source of `of`, exactly once."""
@@ -55,7 +55,7 @@ class Mutant(Struct, frozen=True):
             function.__code__ = before
 
     def code(self) -> CodeType:
-        """What the function is exchanged for: compiled once, so that a file may be edited while mutants are played."""
+        """The replacement of the function: compiled once, so that a file may be edited while mutants are played."""
         return _changed(self)
 
 

@@ -35,7 +35,7 @@ class Caught(Struct, frozen=True):
 
 
 def wrongs(name: str, seed: int, minutes: float = 6) -> list[Violation]:
-    """What the judge finds wrong with this seed of this mutant, which knows how long it plays.
+    """The judge's findings on this seed of this mutant, which knows how long it plays.
 
     With no name: of bide as it is, in so many virtual minutes.
     """
@@ -66,7 +66,7 @@ def trial(name: str, seeds: int, first: int = FIRST) -> Caught | None:
 
 
 def written(path: Path) -> dict[str, Caught]:
-    """What is on record. Raises OSError, msgspec.ValidationError."""
+    """The catches on record. Raises OSError, msgspec.ValidationError."""
     lines = path.read_bytes().splitlines()
     return {one.name: one for one in (msgspec.json.decode(line, type=Caught) for line in lines)}
 

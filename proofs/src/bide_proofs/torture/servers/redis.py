@@ -65,7 +65,7 @@ class RedisOnDisk(OnDisk, RedisServer):
 
 
 class TorturedOfRedis(PrivateServer):
-    """What befalls every deployment of Redis."""
+    """The troubles of every deployment of Redis."""
 
     @property
     def masters(self) -> Sequence[RedisServer]:
