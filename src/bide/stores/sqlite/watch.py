@@ -33,8 +33,11 @@ from bide.stores.sqlite.rows import QUERIES
 POLL_EVERY = 0.054
 """Seconds: a listener is to hear within 60 ms, and half of what polling costs is waking up."""
 AGAIN_AFTER = (0.0003, 0.0006, 0.0012, 0.0025, 0.005, 0.010, 0.020, 0.040)
-"""Seconds between looks after a signal: most commits are visible within a millisecond, a slow disk takes forty. As the
-first is slept through, whatever comes, a busy file is looked at 3,000 times a second at most."""
+"""Seconds between looks after a signal: most commits are visible within a millisecond, a slow disk takes forty."""
+TOGETHER = 0.0005
+"""Seconds that a look costs, in the long run: a busy file is looked at 2,000 times a second at most."""
+_AT_ONCE = 8.0
+"""Looks that may follow each other without such a pause: one commit sends several signals."""
 
 COMMITTED: Topic = ""
 """In the place of a topic, none of which has this name: another connection has committed something."""
@@ -157,6 +160,9 @@ class Polling:
         self._stop.acquire(timeout=POLL_EVERY)
         return True
 
+    def drain(self) -> bool:
+        return False
+
     def stop(self) -> None:
         self._stop.release()
 
@@ -173,7 +179,9 @@ class Inotify:
     MODIFY, MOVED_TO, CREATE = 0x2, 0x80, 0x100
     HEAD = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
     FINE = 0.005
-    """Seconds below which it sleeps, and looks afterwards: `poll` counts in milliseconds."""
+    """Seconds below which the time limit is left to `select`, which counts microseconds: `poll` rounds up to 1 ms."""
+    SELECTABLE = 1024
+    """Descriptors from here on are beyond what `select` can take."""
 
     def __init__(self, path: str) -> None:
         import ctypes  # a program that only schedules does without
@@ -197,11 +205,12 @@ class Inotify:
 
     def wait(self, timeout: float | None) -> bool:
         """Block until the file was written to (true), or so many seconds have passed, or `stop`."""
-        if timeout is not None and timeout < self.FINE:
-            time.sleep(timeout)
+        if timeout is not None and timeout < self.FINE and max(self._queue, self._stop_read) < self.SELECTABLE:
+            told = self._queue in select.select((self._queue, self._stop_read), (), (), max(timeout, 0.0))[0]
         else:
-            self._poll.poll(None if timeout is None else timeout * 1000.0)
-        return self.drain()
+            ready = self._poll.poll(None if timeout is None else timeout * 1000.0)
+            told = any(descriptor == self._queue for descriptor, _ in ready)
+        return told and self.drain()
 
     def drain(self) -> bool:
         """Take what the kernel has to tell; whether it was about the file."""
@@ -300,13 +309,22 @@ class Watcher:
             self._signal.close()
 
     def _watch(self, cursor: sqlite3.Cursor) -> None:
-        step = 0
+        step, looked, credit = 0, time.monotonic(), _AT_ONCE
         self._look(cursor)
         while True:
             moved = self._signal.wait(self._again[step] if step < len(self._again) else None)
             if self._stopping:
                 return
             step = 0 if moved else step + 1
+            now = time.monotonic()
+            credit = min(_AT_ONCE, credit + (now - looked) / TOGETHER)
+            looked = now
+            if credit < 1.0:
+                time.sleep(TOGETHER)
+                # only what is new begins the looks anew: else a busy file would be looked at for ever afterwards
+                if self._signal.drain():
+                    step = 0
+            credit -= 1.0
             if not self._look(cursor):
                 step = max(0, min(step, len(self._again) - 1))
 
