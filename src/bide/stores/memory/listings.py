@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import cached_property
 from itertools import islice, pairwise, takewhile
 from typing import Any, TypeAlias
 
@@ -93,7 +94,10 @@ class MemoryReads(Reads):
     def __init__(self, listings: Listings, topics: Mapping[Topic, TopicTasks]) -> None:
         self._listings = listings
         self._topics = topics
-        self._names = sorted(topics)
+
+    @cached_property
+    def _names(self) -> list[Topic]:
+        return sorted(self._topics)
 
     async def next_topic(self, after: Topic, group: str | None) -> Topic | None:
         if group is None:
