@@ -25,6 +25,8 @@ ROOT = Path(__file__).resolve().parent.parent
 SOURCE = ROOT / "src" / "bide"
 BESIDE = [ROOT / "proofs" / "src" / "bide_proofs", ROOT / "lab" / "src" / "bide_lab"]
 """The packages of the other distributions. They may import all of the product, and nothing of it imports them."""
+QUESTIONS = [["What"], ["Who"], ["Whether"], ["Whose"], ["Whom"]]
+"""First words that make a docstring a riddle."""
 
 PUBLIC: tuple[str, ...] = (
     "Answer", "BadInput", "BadPayload", "Bide", "BideError", "Dead", "DeadRow", "Defer", "Done", "DuplicateHandler",
@@ -274,9 +276,16 @@ def test_modules_are_short_and_say_what_they_are(path: Path) -> None:
     text = path.read_text(encoding="utf-8")
     assert text.count("\n") <= 400, "split it by what it is about"
     assert path.stem not in {"utils", "util", "common", "helpers", "helper", "manager", "misc"}, "name what it is"
+    module = ast.parse(text)
     if path.name != "_version.py":
-        docstring = ast.get_docstring(ast.parse(text))
-        assert docstring, "a module's docstring says what it is"
+        assert ast.get_docstring(module), "a module's docstring says what it is"
+    for node in ast.walk(module):
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
+            first = node.value.value.split(maxsplit=1)[:1]
+            assert first not in QUESTIONS, f"line {node.lineno}: begin with the thing or the act"
+        elif isinstance(node, ast.ImportFrom) and "mutants" not in path.parts:  # those replace what is private
+            private = [one.name for one in node.names if one.name.startswith("_") and one.name != "__version__"]
+            assert not private, f"line {node.lineno}: {private} is another module's own"
 
 
 def test_public_names() -> None:
