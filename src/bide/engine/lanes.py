@@ -18,7 +18,7 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import copy_context
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from bide.core.errors import LeaseLost, SetupError
 from bide.core.instants import Length, Millis, When, duration
@@ -27,11 +27,9 @@ from bide.core.records import Lease, Record
 from bide.core.tasks import Task
 from bide.engine.background import log_defect
 from bide.engine.joining import joining, set_running
+from bide.engine.terms import Terms
 from bide.engine.verdicts import completion
-from bide.ports import JoinsTransaction, Route
-
-if TYPE_CHECKING:
-    from bide.engine.worker import Worker
+from bide.ports import Clock, JoinsTransaction, Route, Store
 
 _log = logging.getLogger("bide.worker")
 _LONGEST_TURN = 0.005
@@ -40,17 +38,28 @@ _LAST_WAIT = 5.0
 """Seconds that a handler has to end after it was cancelled as its worker stops."""
 
 
+class Holder(Protocol):
+    """The holder of a lease, as its deliveries know it."""
+
+    store: Store
+    clock: Clock
+    terms: Terms
+
+    def completed(self, delivery: Delivery) -> None:
+        """The handler's own transaction has settled it."""
+
+
 class Delivery(Task[Any]):
     """The task that a handler is given, and what the worker knows of its lease.
 
     `over` is set once the outcome is settled or discarded, whatever the handler does from then on.
     """
 
-    __slots__ = ("_began", "_worker", "expires", "lane", "over", "timer")
+    __slots__ = ("_began", "_holder", "expires", "lane", "over", "timer")
 
-    def __init__(self, record: Record, worker: Worker, expires: float, began: Millis) -> None:
+    def __init__(self, record: Record, holder: Holder, expires: float, began: Millis) -> None:
         super().__init__(record)
-        self._worker = worker
+        self._holder = holder
         self._began = began
         self.expires = expires
         """When the lease runs out, by the loop's clock; counted from before it was asked for, so never too late."""
@@ -71,7 +80,7 @@ class Delivery(Task[Any]):
     @asynccontextmanager
     async def transaction(self, *, again_at: When | None = None, again_in: Length | None = None) -> AsyncIterator[Any]:
         """See `Task.transaction`."""
-        store, record = self._worker.store, self.record
+        store, record = self._holder.store, self.record
         if not isinstance(store, JoinsTransaction):
             raise SetupError(f"{type(store).__name__} shares no database with handlers; sqlite: does")
         done, committing = Done(again_at=again_at, again_in=again_in), False
@@ -79,7 +88,7 @@ class Delivery(Task[Any]):
             async with store.transaction() as joined:
                 with joining(store, joined):
                     yield joined.connection
-                clock, keep = self._worker.clock, self._worker.terms.retention_of(record.topic)
+                clock, keep = self._holder.clock, self._holder.terms.retention_of(record.topic)
                 settled = await joined.settle([completion(record, done, keep, clock)], now=clock.now())
                 if self.over or not settled[0]:
                     raise LeaseLost(
@@ -93,13 +102,13 @@ class Delivery(Task[Any]):
             if committing:
                 self.over = False
             raise
-        self._worker.completed(self)
+        self._holder.completed(self)
 
     async def extend(self, by: Length) -> bool:
         """See `Task.extend`."""
-        clock, length = self._worker.clock, duration(by, field="by")
+        clock, length = self._holder.clock, duration(by, field="by")
         now = clock.now()
-        kept = (await self._worker.store.extend([self.lease], now=now, until=now + clock.span(length)))[0]
+        kept = (await self._holder.store.extend([self.lease], now=now, until=now + clock.span(length)))[0]
         if kept:
             self.expires = max(self.expires, asyncio.get_running_loop().time() + length / 1000)
         return kept

@@ -305,7 +305,7 @@ class Worker(LeaseLoop):
         self._settler.put(delivery, told)
 
     def completed(self, delivery: Delivery) -> None:
-        """The handler's own transaction has settled it."""
+        """See `lanes.Holder`."""
         delivery.over = True
         self.stats.delivered += 1
         record = delivery.record
