@@ -13,7 +13,18 @@ from bide import Bide, Dead, Retry, Task
 from bide.core.errors import StoreUnavailable
 from bide.core.names import SHOWN_TOPIC
 from bide.core.records import Filter, Page, Verdict
-from bide.engine.history import KEPT, MINUTE, OTHERS, History, Past, Row, bucket_of, highest_of, rows_between, together
+from bide.engine.history import (
+    KEPT,
+    MINUTE,
+    OTHERS,
+    History,
+    MinuteRow,
+    Past,
+    bucket_of,
+    highest_of,
+    rows_between,
+    together,
+)
 from bide.stores.memory import MemoryStore
 from bide.testing import FaultyStore, ManualClock
 
@@ -68,10 +79,10 @@ async def test_what_happened_is_told_by_minute_and_topic(store: MemoryStore) -> 
     minute = NOON // MINUTE
     found = await rows_between(store, clock, minute, minute + 1)
     assert found == {
-        minute: Row(
+        minute: MinuteRow(
             7, {"a": Past(2, 1, 1, 0, 0, {bucket_of(10): 1, bucket_of(30_010): 1}, {minute: 1, minute - 1: 1})}
         ),
-        minute + 1: Row(0, {"b": Past(1, 0, 0, 1, 1, {0: 1}, {minute + 1: 1})}),
+        minute + 1: MinuteRow(0, {"b": Past(1, 0, 0, 1, 1, {0: 1}, {minute + 1: 1})}),
     }
     assert await rows_between(store, clock, minute + 1, minute + 1) == {minute + 1: found[minute + 1]}
     assert found[minute + 1].topics["b"].ended == 2

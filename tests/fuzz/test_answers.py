@@ -34,7 +34,7 @@ from bide.core.records import (
     State,
     Verdict,
 )
-from bide.engine.history import MINUTE, Past, Row, rows_between
+from bide.engine.history import MINUTE, MinuteRow, Past, rows_between
 from bide.ports import SystemClock, wire
 from bide.stores.http import HttpStore, calls
 from bide.stores.http import store as http_store
@@ -101,7 +101,7 @@ CALLS: dict[str, tuple[Any, Callable[[HttpStore], Awaitable[Any]], Callable[[Any
     "announce": ({"w": ["t"]}, lambda one: one.announce("w", ["t"], NOW, now=NOW), anything),
     "events": ([], lambda one: one.events(), anything),
     "paused": ([], lambda one: one.paused(), anything),
-    "minutes": ({NOW // MINUTE: Row(1, {"t": Past(1, 1)})},
+    "minutes": ({NOW // MINUTE: MinuteRow(1, {"t": Past(1, 1)})},
                 lambda one: rows_between(one, SystemClock(), NOW // MINUTE, NOW // MINUTE), anything),
     "time": (None, lambda one: one.time(), anything),
 }  # fmt: skip

@@ -20,7 +20,7 @@ from bide.core.names import RESERVED_TOPIC, SHOWN_TOPIC, new_id
 from bide.core.records import Filter, In, Move, NewTask, Record, Settlement, State, Verdict
 from bide.engine.acting import acting_as
 from bide.engine.kept import Kept
-from bide.insight.bulk import PAGE, Bulk, BulkVerb, Meant, Seen, preview
+from bide.insight.bulk import PAGE, Bulk, BulkVerb, Meant, Version, preview
 from bide.insight.bulk_run import MOST_MISSED, MOST_NOTED, BulkState, Progress, untouched_by
 from bide.insight.bulks import AT_ONCE, KEPT, LOST_AFTER, Bulks
 
@@ -90,7 +90,7 @@ async def let_die(app: Bide, topic: str, errors: dict[str, str]) -> None:
     ("more", "field"),
     [
         ({}, "scope"),
-        ({"chosen": (Seen(Ref("t", "k"), 1),), "where": Filter()}, "scope"),
+        ({"chosen": (Version(Ref("t", "k"), 1),), "where": Filter()}, "scope"),
         ({"verb": BulkVerb.MOVE, "where": Filter()}, "to"),
         ({"at": 1, "where": Filter()}, "to"),
         ({"verb": BulkVerb.SHIFT, "where": Filter()}, "by"),
@@ -210,7 +210,7 @@ async def test_the_chosen_are_changed_as_they_were_seen_or_not_at_all(store_url:
     async with Bide(store_url) as app:
         bulks = Bulks(app, "here")
         await fill(app, "t", 30)
-        seen = tuple(Seen(one.ref, one.token) for one in (await records(app, "t")).values())
+        seen = tuple(Version(one.ref, one.token) for one in (await records(app, "t")).values())
         with acting_as("bo"):
             await app.reschedule("t", "k0003", delay="9h")
         await app.cancel("t", "k0004")

@@ -88,14 +88,14 @@ class Past(Struct, array_like=True, gc=False):
         return highest
 
 
-class Row(Struct, array_like=True, gc=False):
+class MinuteRow(Struct, array_like=True, gc=False):
     """Schedules and deliveries of one process in one minute."""
 
     scheduled: int = 0
     """Calls for a task that were answered, of all topics."""
     topics: dict[Topic, Past] = field(default_factory=dict)
 
-    def add(self, other: Row) -> None:
+    def add(self, other: MinuteRow) -> None:
         """Count `other` too."""
         self.scheduled += other.scheduled
         for topic, past in other.topics.items():
@@ -103,8 +103,8 @@ class Row(Struct, array_like=True, gc=False):
 
 
 _encode = msgspec.msgpack.encode
-_decode = msgspec.msgpack.Decoder(Row).decode
-_decode_minutes = msgspec.msgpack.Decoder(dict[int, Row]).decode
+_decode = msgspec.msgpack.Decoder(MinuteRow).decode
+_decode_minutes = msgspec.msgpack.Decoder(dict[int, MinuteRow]).decode
 
 
 def bucket_of(late: Millis) -> int:
@@ -147,7 +147,7 @@ class History:
         self._id = new_id()
         self._fresh: dict[Topic, _Fresh] = {}
         self._scheduled = 0
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, MinuteRow] = {}
         """By minute: that which is under way, and those that could not be written."""
         self._unwritten: set[int] = set()
         self._soon = Soon(self.flush, _EVERY, "history")
@@ -220,7 +220,7 @@ class History:
         """Add what is fresh to the row of the minute."""
         if not self._fresh and not self._scheduled:
             return
-        row = self._rows.setdefault(minute, Row())
+        row = self._rows.setdefault(minute, MinuteRow())
         row.scheduled += self._scheduled
         self._scheduled = 0
         fresh, self._fresh = self._fresh, {}
@@ -241,7 +241,7 @@ class History:
             await self.flush()
 
 
-async def rows_between(store: Store, clock: Clock, first: int, last: int) -> dict[int, Row]:
+async def rows_between(store: Store, clock: Clock, first: int, last: int) -> dict[int, MinuteRow]:
     """The rows of all processes together, of the minutes from `first` to `last`; minutes without any are left out.
 
     O(minutes x processes). Raises StoreError, and SetupError where a service refuses them.
@@ -252,7 +252,7 @@ async def rows_between(store: Store, clock: Clock, first: int, last: int) -> dic
             return _decode_minutes(told)
         except UNREADABLE as error:
             raise StoreCorrupt(f"the service's history cannot be read ({error})") from error
-    found: dict[int, Row] = {}
+    found: dict[int, MinuteRow] = {}
     kept = Kept(store, clock, SHOWN_TOPIC)
     ends = [(minute + 1) * MINUTE + KEPT for minute in (first, last)]
     for name, value in (await kept.ending(ends[0], ends[1] + 1)).items():
@@ -264,13 +264,13 @@ async def rows_between(store: Store, clock: Clock, first: int, last: int) -> dic
         except (msgspec.MsgspecError, ValueError):
             _log.error("a row of the history, %s, cannot be read and is passed over", name)
             continue
-        found.setdefault(minute, Row()).add(row)
+        found.setdefault(minute, MinuteRow()).add(row)
     return found
 
 
-def together(rows: Iterable[Row]) -> Row:
+def together(rows: Iterable[MinuteRow]) -> MinuteRow:
     """Their sum."""
-    found = Row()
+    found = MinuteRow()
     for row in rows:
         found.add(row)
     return found

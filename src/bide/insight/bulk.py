@@ -55,8 +55,8 @@ class BulkVerb(StrEnum):
     REDRIVE = "redrive"
 
 
-class Seen(NamedTuple):
-    """A task as somebody saw it."""
+class Version(NamedTuple):
+    """One version of a task: the one that a viewer saw."""
 
     ref: Ref
     token: Token
@@ -66,7 +66,7 @@ class Bulk(Struct, frozen=True, kw_only=True):
     """A request: for those that were `chosen`, or for all that `where` means. Raises BadInput."""
 
     verb: BulkVerb
-    chosen: tuple[Seen, ...] = ()
+    chosen: tuple[Version, ...] = ()
     where: Filter | None = None
     error: str | None = None
     """Only dead tasks whose error is of this class (see `dead_letters.error_class`)."""
@@ -304,7 +304,7 @@ class Preview(NamedTuple):
     sample: Sequence[Record]
     topics: frozenset[Topic]
     """Topics that some of them are of, as far as known."""
-    gone: Sequence[Seen] = ()
+    gone: Sequence[Version] = ()
     """Of those that were chosen: those that are not there any more, or not as they were seen."""
 
 
@@ -327,7 +327,7 @@ async def preview(client: Client, bulk: Bulk, may: May) -> Preview:
 
 async def _preview_chosen(client: Client, bulk: Bulk) -> Preview:
     there: list[Record] = []
-    gone: list[Seen] = []
+    gone: list[Version] = []
     for place in range(0, len(bulk.chosen), _FIRST_PAGE):
         part = bulk.chosen[place : place + _FIRST_PAGE]
         for seen, record in zip(part, await client.store.get([seen.ref for seen in part]), strict=True):

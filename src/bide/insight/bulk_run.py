@@ -24,7 +24,7 @@ from bide.core.instants import Millis
 from bide.core.records import Change, Record, Ref, Result, State, Token
 from bide.engine.acting import acting
 from bide.engine.session import verb_of
-from bide.insight.bulk import FAILED, PAGE, UNKNOWN, Bulk, BulkVerb, Meant, Missed, Seen, Walk, change_of
+from bide.insight.bulk import FAILED, PAGE, UNKNOWN, Bulk, BulkVerb, Meant, Missed, Version, Walk, change_of
 
 T = TypeVar("T")
 Still: TypeAlias = Callable[[], Awaitable[object]]
@@ -175,7 +175,7 @@ class Run:
 
     # --- change
 
-    async def _change_chosen(self, chosen: Sequence[Seen]) -> None:
+    async def _change_chosen(self, chosen: Sequence[Version]) -> None:
         """Each as it was seen, or not at all."""
         refs = [seen.ref for seen in chosen]
         records = await self._patiently(lambda: self._client.store.get(refs))

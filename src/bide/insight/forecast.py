@@ -96,7 +96,7 @@ class Wanted(NamedTuple):
     """For whom: viewers who may see different topics must differ here."""
 
 
-class Seen(NamedTuple):
+class ForecastAnswer(NamedTuple):
     """The answer to a request."""
 
     edges: list[Millis]
@@ -130,10 +130,10 @@ class Forecast:
         """How far each interval is counted, where counting walks."""
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self._queries: OrderedDict[Wanted, CachedQuery[Seen]] = OrderedDict()
+        self._queries: OrderedDict[Wanted, CachedQuery[ForecastAnswer]] = OrderedDict()
         self._topics = CachedQuery(client.tally, every=_EVERY, share=_SHARE)
 
-    async def seen(self, wanted: Wanted, admits: Callable[[Topic], bool]) -> Seen:
+    async def seen(self, wanted: Wanted, admits: Callable[[Topic], bool]) -> ForecastAnswer:
         """The forecast, not older than two seconds, or than a hundred times what the query took. Raises StoreError.
 
         `admits`: which topics they may see. A query costs one count of all topics, O(intervals x topics) counts, and up
@@ -153,7 +153,7 @@ class Forecast:
             await query.close()
         await self._topics.close()
 
-    async def _count(self, wanted: Wanted, admits: Callable[[Topic], bool]) -> Seen:
+    async def _count(self, wanted: Wanted, admits: Callable[[Topic], bool]) -> ForecastAnswer:
         now, upto, only = self._client.clock.now(), self.upto, wanted.only
         asked = wanted.range if isinstance(wanted.range, Range) else around(wanted.range, now)
         edges = edges_of(asked, wanted.zone)
@@ -189,7 +189,7 @@ class Forecast:
         peaks, profile = await _with_peaks(bars, finer)
         exact = all(bar.exact for bar in bars) and (due is None or due.exact)
         overdue = None if due is None else due.total
-        return Seen(edges, bars, overdue, peaks, profile, frozenset(known), beyond, now, upto, exact)
+        return ForecastAnswer(edges, bars, overdue, peaks, profile, frozenset(known), beyond, now, upto, exact)
 
     def learn(self, took: float, exact: bool) -> None:
         """Count less far after a query that took long, and further after one that was short and fell short."""

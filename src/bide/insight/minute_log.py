@@ -17,7 +17,7 @@ from msgspec import Struct
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.engine.client import Client
-from bide.engine.history import MINUTE, OTHERS, Past, Row, bucket_of, rows_between, together
+from bide.engine.history import MINUTE, OTHERS, MinuteRow, Past, bucket_of, rows_between, together
 from bide.insight.cached_query import CachedQuery
 from bide.ports import Clock, Store
 
@@ -55,11 +55,11 @@ class Recent(Struct, frozen=True):
     """The last minute and hour, of all topics."""
 
     minute_span: Millis
-    minute: Row
+    minute: MinuteRow
     hour_span: Millis
-    hour: Row
+    hour: MinuteRow
     """The running minute included."""
-    rows: Sequence[Row]
+    rows: Sequence[MinuteRow]
     """Of each minute of the hour, the newest last."""
 
     def last_minute(self, may: May | None = None) -> Flow:
@@ -89,7 +89,7 @@ class _Seen(NamedTuple):
 
     at: Millis
     minute: int
-    row: Row
+    row: MinuteRow
 
 
 class Throughput:
@@ -102,11 +102,11 @@ class Throughput:
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
-        self._rows: dict[int, Row] = {}
+        self._rows: dict[int, MinuteRow] = {}
         """By minute of the epoch; those in which nothing happened are left out."""
         self._whole_at: Millis = 0
         self._seen: deque[_Seen] = deque()
-        self._older = Row()
+        self._older = MinuteRow()
         """The sum of the minutes before the last."""
 
     async def look(self) -> Recent:
@@ -122,7 +122,7 @@ class Throughput:
         first = oldest if before is None or whole else max(oldest, min(before, minute) - 1)
         found = await rows_between(self._store, self._clock, first, minute)
         self._rows = {one: row for one, row in self._rows.items() if oldest <= one < first} | found
-        rows = [self._rows.get(one) or Row() for one in range(minute - MINUTES + 1, minute + 1)]
+        rows = [self._rows.get(one) or MinuteRow() for one in range(minute - MINUTES + 1, minute + 1)]
         if whole or before != minute:
             self._older = together(rows[:-2])
         if whole:
@@ -131,7 +131,7 @@ class Throughput:
         self._seen.append(_Seen(now, minute, this))
         while self._seen[0].minute < minute - 1 or self._seen[0].at > now:
             self._seen.popleft()
-        since, begun_with = max(minute - 1, 0) * MINUTE, Row()
+        since, begun_with = max(minute - 1, 0) * MINUTE, MinuteRow()
         for seen in self._seen:
             if seen.minute == minute - 1 and seen.at <= now - _NEARLY:
                 since, begun_with = seen.at, seen.row
@@ -144,7 +144,7 @@ class Throughput:
         )
 
 
-def _flow(span: Millis, row: Row, may: May | None) -> Flow:
+def _flow(span: Millis, row: MinuteRow, may: May | None) -> Flow:
     total = Past()
     for topic, past in row.topics.items():
         if may is None or may(topic):
@@ -152,9 +152,9 @@ def _flow(span: Millis, row: Row, may: May | None) -> Flow:
     return Flow(span, total, row.scheduled if may is None else None)
 
 
-def _less(row: Row, before: Row) -> Row:
+def _less(row: MinuteRow, before: MinuteRow) -> MinuteRow:
     """The part that came after `before`; a topic of which nothing came is left out."""
-    found = Row(max(row.scheduled - before.scheduled, 0))
+    found = MinuteRow(max(row.scheduled - before.scheduled, 0))
     for topic, past in row.topics.items():
         was = before.topics.get(topic)
         if was is not None:
@@ -234,7 +234,7 @@ class LastDay:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._query: CachedQuery[None] = CachedQuery(self.read, every=_EVERY, share=_SHARE)
-        self._quarters: dict[int, Row] = {}
+        self._quarters: dict[int, MinuteRow] = {}
         """By quarter of an hour of the epoch."""
         self._minutes: dict[int, dict[Topic, _Minute]] = {}
         self._planned: dict[int, dict[Topic, int]] = {}
@@ -298,7 +298,7 @@ class LastDay:
         if self._read_at is None:
             return ()
         last = self._read_at // QUARTER
-        rows = [(one, self._quarters.get(one) or Row()) for one in range(last - QUARTERS + 1, last + 1)]
+        rows = [(one, self._quarters.get(one) or MinuteRow()) for one in range(last - QUARTERS + 1, last + 1)]
         return [Quarter(one * QUARTER, row.topics.get(topic) or Past()) for one, row in rows]
 
     def topics(self) -> set[Topic]:

@@ -18,7 +18,7 @@ from tests.waiting import until
 
 from bide import Bide, Ladder, Task
 from bide.core.names import SHOWN_TOPIC
-from bide.engine.history import MINUTE, Past, Row, _encode, bucket_of
+from bide.engine.history import MINUTE, MinuteRow, Past, _encode, bucket_of
 from bide.engine.kept import Kept
 from bide.engine.route_registry import RouteSettings, announced_routes
 from bide.insight.minute_log import QUARTER, QUARTERS, LastDay, Quarter
@@ -39,7 +39,7 @@ def write_past(one: Running, minutes_ago: int, **topics: Past) -> None:
     async def write() -> None:
         minute = one.app.clock.now() // MINUTE - minutes_ago
         kept = Kept(one.app.store, one.app.clock, SHOWN_TOPIC)
-        row = _encode(Row(0, topics))
+        row = _encode(MinuteRow(0, topics))
         await kept.put(f"minute:{minute}:tests", row, until=(minute + 1) * MINUTE + 25 * 60 * MINUTE)
 
     one.run(write())
@@ -287,7 +287,7 @@ async def test_the_day_is_read_once_and_then_only_what_is_new(tmp_path: Path) ->
 
         async def write(minutes_ago: int, done: int) -> None:
             minute = now // MINUTE - minutes_ago
-            row = _encode(Row(0, {"t": past(done=done)}))
+            row = _encode(MinuteRow(0, {"t": past(done=done)}))
             await kept.put(f"minute:{minute}:tests", row, until=(minute + 1) * MINUTE + 25 * 60 * MINUTE)
 
         await write(300, 5)

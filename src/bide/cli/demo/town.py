@@ -15,7 +15,7 @@ from bide.cli.demo.payments import TOPIC, Payments
 from bide.cli.demo.story import Notebook, Story, millis_of
 from bide.core.errors import StoreError
 from bide.core.instants import Millis, as_datetime
-from bide.engine.history import MINUTE, Row, rows_between
+from bide.engine.history import MINUTE, MinuteRow, rows_between
 
 _WRITTEN: Millis = 4_000
 """So long after a minute its row of the history is written for certain."""
@@ -90,7 +90,7 @@ Three things to try:
                 self._say(_of_minute(minute, rows[minute]))
 
 
-def _of_minute(minute: int, row: Row) -> str:
+def _of_minute(minute: int, row: MinuteRow) -> str:
     """Say what was delivered in a minute of the epoch, and how late the latest began."""
     delivered = sum(past.begun for past in row.topics.values())
     latest, topic = max(((past.lateness(1.0) or 0, topic) for topic, past in row.topics.items()), default=(0, ""))

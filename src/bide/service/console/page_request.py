@@ -18,7 +18,7 @@ from bide.core.records import Filter, Ref, State, Topic
 from bide.engine.arguments import STATES, filter_of
 from bide.engine.client import Client
 from bide.engine.presence import WakeChannel
-from bide.insight.bulk import Seen
+from bide.insight.bulk import Version
 from bide.insight.minute_log import LastDay
 from bide.insight.overview import Overviews
 from bide.ports import Policy
@@ -161,16 +161,16 @@ MOST_CHOSEN = 1_000
 """Tasks that one form may name."""
 
 
-def read_ref(text: str) -> Seen:
+def read_ref(text: str) -> Version:
     """Raises BadInput."""
     name, at, token = text.rpartition("@")
     topic, slash, key = name.partition("/")
     if not at or not slash or not token.isascii() or not token.isdigit() or len(token) > 19:
         raise BadInput("ref", text, "topic/key@token, percent-encoded, as the console's own forms have it")
-    return Seen(Ref(check_topic(unquote(topic)), check_name("key", unquote(key))), int(token))
+    return Version(Ref(check_topic(unquote(topic)), check_name("key", unquote(key))), int(token))
 
 
-def chosen(visit: Visit) -> list[Seen]:
+def chosen(visit: Visit) -> list[Version]:
     """The tasks that a form names. Raises BadInput."""
     texts = visit.all_given("ref")
     if len(texts) > MOST_CHOSEN:

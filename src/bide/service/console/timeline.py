@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from bide.core.instants import Millis
 from bide.core.names import check_topic
 from bide.core.records import Count, Topic, summed
-from bide.insight.forecast import Forecast, Peak, Seen, Wanted, outlook
+from bide.insight.forecast import Forecast, ForecastAnswer, Peak, Wanted, outlook
 from bide.insight.intervals import BACK, LONGEST, MINUTE, SECOND, Range, Span, around, chosen
 from bide.insight.minute_log import Fastest, PastInterval
 from bide.service.authz import Verb
@@ -66,7 +66,9 @@ class Rate(NamedTuple):
 class View:
     """The timeline of one viewer: the values of the templates."""
 
-    def __init__(self, asked: Asked, seen: Seen, phrases: Phrases, *, fastest: Fastest | None, past: PastOf) -> None:
+    def __init__(
+        self, asked: Asked, seen: ForecastAnswer, phrases: Phrases, *, fastest: Fastest | None, past: PastOf
+    ) -> None:
         self.asked = asked
         self.seen = seen
         self.phrases = phrases
@@ -189,7 +191,7 @@ def _rate(asked: Asked, fastest: Fastest | None) -> Rate:
     return Rate(_ASSUMED, "assumed", None)
 
 
-def _series(seen: Seen) -> tuple[list[tuple[Topic, list[Count]]], list[Count]]:
+def _series(seen: ForecastAnswer) -> tuple[list[tuple[Topic, list[Count]]], list[Count]]:
     """The counts of the largest topics, by name so that each keeps its colour, and those of all others together."""
     totals: dict[Topic, int] = {}
     for bar in seen.bars:

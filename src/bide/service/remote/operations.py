@@ -19,7 +19,7 @@ from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.names import LONGEST_NAME
 from bide.core.records import Change, Found, Lease, Leased, NewTask, Page, Pause, Record, Ref, Settlement, Tally, Topic
 from bide.engine.client import Client
-from bide.engine.history import Row, rows_between
+from bide.engine.history import MinuteRow, rows_between
 from bide.engine.pauses import HeldBack
 from bide.engine.session import Session, verb_of
 from bide.ports import KeepsEvents, Shares, wire
@@ -180,7 +180,7 @@ class StoreOperations:
         found = await self._client.paused()
         return [one for one in found.values() if any(caller.may(verb, one.topic) for verb in caller.verbs)]
 
-    async def minutes(self, minutes: tuple[int, int], caller: Caller, now: Millis) -> dict[int, Row]:
+    async def minutes(self, minutes: tuple[int, int], caller: Caller, now: Millis) -> dict[int, MinuteRow]:
         return await rows_between(self._store, self._client.clock, *minutes)
 
     async def record(self, events: list[Event], caller: Caller, now: Millis) -> None:

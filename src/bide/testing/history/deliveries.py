@@ -16,7 +16,7 @@ from bide.core.instants import Millis
 from bide.core.records import Result, Topic, Verdict
 from bide.testing.history import events as ev
 from bide.testing.history.events import Event
-from bide.testing.history.gathered import CANCELLED, LAST_WRITE, SETTLED, Gathered, Op, Told
+from bide.testing.history.gathered import CANCELLED, LAST_WRITE, SETTLED, Gathered, Op, TaskHistory
 from bide.testing.history.report import Violation
 
 _LEASE_LOST, _DEADLINE = "holder lost", "deadline"
@@ -29,7 +29,7 @@ class Deliveries:
         self.got = got
         self.slack = got.header.slack
 
-    def wrong(self, told: Told) -> Iterator[Violation]:
+    def wrong(self, told: TaskHistory) -> Iterator[Violation]:
         """The violations among the deliveries of one task."""
         cancels: dict[str, Op] = {}
         """Of each life, the cancel that found it waiting."""
@@ -64,7 +64,7 @@ class Deliveries:
             if (wrong := self._unbegun(told, settle, began)) is not None:
                 yield wrong
 
-    def _not_its(self, told: Told, one: ev.Began, lease: Op) -> Violation | None:
+    def _not_its(self, told: TaskHistory, one: ev.Began, lease: Op) -> Violation | None:
         seen = lease.seen
         assert seen is not None
         for name, promise in (("id", "P12"), ("attempt", "P12"), ("planned_at", "P1")):
@@ -74,7 +74,7 @@ class Deliveries:
                 return _violation(promise, told, what, [lease.ask, lease.answer, one])
         return None
 
-    def _early(self, told: Told, one: ev.Began, lease: Op) -> Violation | None:
+    def _early(self, told: TaskHistory, one: ev.Began, lease: Op) -> Violation | None:
         seen, ask, answer = lease.seen, lease.ask, lease.answer
         assert seen is not None
         assert type(ask) is ev.Leasing
@@ -91,7 +91,7 @@ class Deliveries:
         )
         return _violation("P1", told, what, [ask, answer, one])
 
-    def _unbegun(self, told: Told, settle: Op, began: dict[int, tuple[int, ev.Began]]) -> Violation | None:
+    def _unbegun(self, told: TaskHistory, settle: Op, began: dict[int, tuple[int, ev.Began]]) -> Violation | None:
         """A violation if the task ended as done or dead and never ran."""
         ask = settle.ask
         assert type(ask) is ev.Settling
@@ -131,7 +131,7 @@ class Deliveries:
 
     def twice(self) -> Iterator[Violation]:
         """An id that two tasks have."""
-        owners: dict[str, tuple[Told, Op]] = {}
+        owners: dict[str, tuple[TaskHistory, Op]] = {}
         for told in self.got.tasks.values():
             for op in told.ops:
                 if op.kind <= LAST_WRITE and op.seen is not None:
@@ -205,11 +205,11 @@ class Deliveries:
                 yield Violation("P10", left.topic, left.key, what, [*_last(told), left])
 
 
-def _last(told: Told) -> list[Event]:
+def _last(told: TaskHistory) -> list[Event]:
     """The last things that were done, before the look at what was left."""
     done = [op for op in told.ops if type(op.ask) is not ev.Left]
     return [event for op in done[-2:] for event in (op.ask, op.answer)]
 
 
-def _violation(promise: str, told: Told, what: str, events: list[Event]) -> Violation:
+def _violation(promise: str, told: TaskHistory, what: str, events: list[Event]) -> Violation:
     return Violation(promise, told.topic, told.key, what, sorted(events, key=lambda event: event.at))

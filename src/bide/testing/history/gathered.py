@@ -61,7 +61,7 @@ class Op:
         self.seen = seen
 
 
-class Told:
+class TaskHistory:
     """All that is told of one task."""
 
     __slots__ = ("began", "key", "leases", "left", "lost", "ops", "topic")
@@ -121,7 +121,7 @@ class Gathered:
 
     def __init__(self) -> None:
         self.header = ev.Header()
-        self.tasks: dict[tuple[Topic, str], Told] = {}
+        self.tasks: dict[tuple[Topic, str], TaskHistory] = {}
         self.leasings: dict[Topic, list[tuple[int, ev.Leasing]]] = {}
         """Questions for leases, by topic, in the order of time."""
         self.lost_leasings: set[int] = set()
@@ -291,10 +291,10 @@ class _Gathering:
         _end(got)
         return got
 
-    def _task(self, topic: Topic, key: str) -> Told:
+    def _task(self, topic: Topic, key: str) -> TaskHistory:
         its = self._got.tasks.get((topic, key))
         if its is None:
-            its = self._got.tasks[topic, key] = Told(topic, key)
+            its = self._got.tasks[topic, key] = TaskHistory(topic, key)
         return its
 
 

@@ -31,7 +31,7 @@ from bide.testing.history.gathered import (
     SHOWN,
     Leasings,
     Op,
-    Told,
+    TaskHistory,
 )
 from bide.testing.history.moves import EXPLAIN, Moves
 from bide.testing.history.unseen import Unseen, Way
@@ -60,7 +60,7 @@ class Stuck(NamedTuple):
 class Search:
     """For one task. `run` says None if there is an order, else where the longest one stops."""
 
-    def __init__(self, told: Told, moves: Moves, leasings: tuple[Leasings, Leasings], exact: bool) -> None:
+    def __init__(self, told: TaskHistory, moves: Moves, leasings: tuple[Leasings, Leasings], exact: bool) -> None:
         self.told = told
         self.moves = moves
         self.unseen = Unseen(told, moves, leasings, exact)

@@ -24,7 +24,7 @@ from bide.testing.history.gathered import (
     SHOWN,
     Leasings,
     Op,
-    Told,
+    TaskHistory,
 )
 from bide.testing.history.moves import EXPLAIN, Moves, due_between, given_back
 from bide.testing.history.unsure import ANY, NOBODY, Task, Unsure, earliest, same
@@ -41,7 +41,7 @@ Way: TypeAlias = tuple[int, Task | None]
 class Unseen:
     """Of one task."""
 
-    def __init__(self, told: Told, moves: Moves, leasings: tuple[Leasings, Leasings], exact: bool) -> None:
+    def __init__(self, told: TaskHistory, moves: Moves, leasings: tuple[Leasings, Leasings], exact: bool) -> None:
         self._lost = told.lost
         self._moves = moves
         self._leasings = leasings

@@ -33,7 +33,7 @@ _OPTIONS = {
 }
 
 
-class _Server(OnDisk, MariaDbServer):
+class MariaDbOnDisk(OnDisk, MariaDbServer):
     """Its tables are on a disk of its own; its logs are not, since without room for those it waits for a minute, or
     ends, whatever a client does."""
 
@@ -124,7 +124,7 @@ class TorturedMariaDb(TorturedPair):
     """A primary and a semi-synchronous replica."""
 
     name = "mariadb"
-    node = _Server
+    node = MariaDbOnDisk
     follower = "replica"
     durability = (
         "innodb_flush_log_at_trx_commit 1, sync_binlog 1, semi-synchronous replication after the "

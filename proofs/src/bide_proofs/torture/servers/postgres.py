@@ -42,7 +42,7 @@ _OPTIONS = {
 """Besides what PostgreSQL comes with: synchronous_commit is on."""
 
 
-class _Server(OnDisk, PostgresServer):
+class PostgresOnDisk(OnDisk, PostgresServer):
     """With all its data, also the log of changes, on a disk of its own."""
 
     size = 768 << 20
@@ -98,7 +98,7 @@ class TorturedPostgres(TorturedPair):
     """A primary and a synchronous standby."""
 
     name = "postgres"
-    node = _Server
+    node = PostgresOnDisk
     follower = "standby"
     durability = (
         "fsync and synchronous_commit on, synchronous_standby_names '*': what was answered is on two "
