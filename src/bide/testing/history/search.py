@@ -181,11 +181,15 @@ class Search:
         if write is None:
             self._stop(None, None)
             return False
+        return self._write(write, blocked)
+
+    def _write(self, write: Op, blocked: bool) -> bool:
+        """Take a write if it is right; else it is where this order stops."""
         wrong: Wrong = None
         if write.token <= self.last:
             wrong = ("P12", "token %d was given twice", write.token)
         else:
-            wrong = EXPLAIN[write.kind](self.moves, task, write)
+            wrong = EXPLAIN[write.kind](self.moves, self.task, write)
         if wrong is not None:
             self._stop(write, wrong)
             return False
