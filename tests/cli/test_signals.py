@@ -61,7 +61,10 @@ def begin(line: CommandLine, write: Write) -> Iterator[Begin]:
 
     def start(*args: str, by: Sequence[str] = ("-m", "bide")) -> subprocess.Popen[str]:
         with (line.directory / "said.txt").open("w") as said:
-            process = subprocess.Popen([sys.executable, *by, *args], stderr=said, text=True, start_new_session=True)
+            process = subprocess.Popen(
+                [sys.executable, *by, *args], stderr=said, text=True, start_new_session=True,
+                preexec_fn=lambda: signal.signal(signal.SIGHUP, signal.SIG_DFL),  # under nohup it would be ignored
+            )  # fmt: skip
         begun.append(process)
         return process
 
