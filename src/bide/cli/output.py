@@ -19,6 +19,7 @@ import click
 import msgspec
 
 from bide.app import Bide
+from bide.core import texts
 from bide.core.answers import Answer
 from bide.core.errors import BideError
 from bide.core.instants import Millis, as_datetime, instant_text, rough_text
@@ -139,7 +140,7 @@ async def pauses_about(app: Bide, answers: Iterable[Answer]) -> Mapping[Topic, P
 
 def printable(text: str) -> str:
     """`text` without what a terminal would obey: a payload or an error may hold anything."""
-    return "".join(letter if letter.isprintable() or letter == "\n" else repr(letter)[1:-1] for letter in text)
+    return "\n".join(map(texts.printable, text.split("\n")))
 
 
 def _local(at: Millis) -> datetime:
