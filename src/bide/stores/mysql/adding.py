@@ -22,7 +22,7 @@ from bide.stores.mysql.operations import MySqlBatch, look_up
 from bide.stores.mysql.queries import Code, returns_tokens, tuples
 from bide.stores.sql.dialect import Again, Taken
 from bide.stores.sql.journaled_connection import Runs
-from bide.stores.sql.operations import NO_ANSWERS, Places, Tell, answers_of, decide_added
+from bide.stores.sql.operations import NO_ANSWERS, AddingBatch, Places, Tell, answers_of, decide_added
 
 _MANY = 32
 """Tasks from which on it is worth another round trip to read the clock, since expressions take time to be read."""
@@ -263,7 +263,7 @@ async def _complete(
     return completed
 
 
-class _AddingBatch(MySqlBatch):
+class _AddingBatch(MySqlBatch, AddingBatch):
     """Inserts absent tasks by the packet that writes the rest."""
 
     def __init__(self, call: Call, tasks: Sequence[NewTask], now: Millis | None) -> None:
@@ -289,7 +289,7 @@ class _AddingBatch(MySqlBatch):
         return Code(b"GREATEST(%d, %b)" % (self.highest, _highest(self.call, self._now)))
 
     async def send(self, statements: Sequence[bytes], *, commits: bool = False) -> None:
-        """Somebody may have inserted meanwhile what was not there: then all is looked at again."""
+        """Another caller may have inserted an absent key meanwhile: then all is looked at again."""
         try:
             answers = await self.call.send(*statements, commits=commits)
         except (MySQLError, Taken) as error:

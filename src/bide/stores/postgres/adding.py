@@ -19,7 +19,7 @@ from bide.stores.postgres.queries import packed
 from bide.stores.sql.dialect import Taken
 from bide.stores.sql.journaled_connection import Runs
 from bide.stores.sql.locked_rows import RowLocked
-from bide.stores.sql.operations import HELD, Places, Tell, decide_added, rest_of
+from bide.stores.sql.operations import HELD, AddingBatch, Places, Tell, decide_added, rest_of
 
 _TRIES = 16
 """How often a batch comes upon something locked before the rest of it counts as locked: half a second."""
@@ -121,7 +121,7 @@ class _Adding(Struct):
             self.answers[place] = answer
 
 
-class _Batch(PostgresBatch):
+class _Batch(PostgresBatch, AddingBatch):
     """Inserts what ended meanwhile, so that nothing is in the way any more."""
 
     async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:

@@ -76,16 +76,9 @@ class Batch(ABC):
     def put_or_forget(self, found: Found, record: Record, *, moved: bool = False) -> None:
         """Write a transition, which leaves payload, options and group as they are. `moved`: it is a move."""
 
+    @abstractmethod
     def replace(self, found: Found, record: Record) -> None:
         """Write a new life of a task."""
-        raise NotImplementedError
-
-    async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
-        """Insert those in these places, which were not there, and fill in their answers by the end of the batch.
-
-        The places of those that somebody else has inserted meanwhile.
-        """
-        raise NotImplementedError
 
     @abstractmethod
     async def flush(self) -> None:
@@ -94,6 +87,17 @@ class Batch(ABC):
     @abstractmethod
     async def finish(self, answer: bytes, wakes: Mapping[Topic, Millis], tell: Tell) -> None:
         """Write the rest, keep the answer for a caller whose connection breaks now, and commit."""
+
+
+class AddingBatch(Batch):
+    """A batch that schedules."""
+
+    @abstractmethod
+    async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
+        """Insert those in these places, which were not there, and fill in their answers by the end of the batch.
+
+        The places of those that another caller inserted meanwhile.
+        """
 
 
 def _schedule(asked: NewTask, found: Found, batch: Batch) -> Answer:
@@ -152,7 +156,7 @@ async def _decide(
                         free.append(place)
                     elif not found.held:
                         decided[place] = decide(asked[place], found, batch)
-                left = await batch.insert(asked, free, decided) if free else free
+                left = await batch.insert(asked, free, decided) if free and isinstance(batch, AddingBatch) else []
         wakes: dict[Topic, Millis] = {}
         for record in batch.waiting:
             earliest(wakes, record.topic, record.wake_at)
