@@ -21,7 +21,7 @@ from bide.engine.client import Client
 from bide.service.schemas import event_shape
 
 _EVERY = 0.5
-"""Seconds between two polls of the log, while somebody listens."""
+"""Seconds between two polls of the log, while there are listeners."""
 _HEARTBEAT = 15.0
 _PAGE = 1_000
 _LOG = 10_000

@@ -83,7 +83,7 @@ class SqlServer(Place):
         await store.migrate()
 
     async def clear(self) -> None:
-        """On a connection of its own: whoever was interrupted may have left the other one in the middle."""
+        """On a connection of its own: an interrupted run may have left the other one in the middle of a statement."""
         async with self.connected(self.address) as connection:
             await self.ask(connection, self.drop.replace("SCHEMA_NAME", self.address.schema))
 

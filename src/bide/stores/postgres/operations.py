@@ -151,7 +151,7 @@ async def settle(
 async def _settle_done(
     connection: Runs, outcomes: Sequence[Settlement], places: Places, now: Millis | None, settled: list[Any]
 ) -> None:
-    """Note in `settled` whether each was still held, and HELD for those that somebody has locked."""
+    """Note in `settled` whether each was still held, and HELD for those that another transaction has locked."""
     leases: dict[tuple[Topic, str, Token], int] = {}
     for place in places:
         one = outcomes[place]

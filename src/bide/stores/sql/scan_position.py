@@ -109,7 +109,7 @@ class ScanFloors:
             self._looked.pop(topic, None)
 
 
-# --- thorough looks while somebody holds an old snapshot
+# --- thorough looks while a transaction holds an old snapshot
 
 SHARE = 20
 """An expensive look is followed by no other whole one for this many times as long as it took."""
@@ -120,7 +120,7 @@ LONGEST = 600.0
 class WholeLooks:
     """Where thorough looks begin. Belongs to the one connection that leases.
 
-    A thorough look is a whole one, from the very start, as long as that is cheap. While somebody holds an old snapshot
+    A thorough look is a whole one, from the very start, as long as that is cheap. While another holds an old snapshot
     it is not: nothing that has died since is removed, and each look steps over all of it. So then whole looks are made
     in the background, on a connection of their own, and for no more than a small part of the time: they only say where
     there is something. And a thorough look begins at a bound, of which each server has its own.

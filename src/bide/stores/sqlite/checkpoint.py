@@ -42,7 +42,7 @@ def resets_safely(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -
 
 
 class Checkpointer:
-    """Owns a connection for checkpoints; whoever commits says so by `committed`."""
+    """Owns a connection for checkpoints. Each writer calls `committed` after its commit."""
 
     def __init__(
         self, path: str, connection: sqlite3.Connection, lock: WriteLock, *, mark_first: bool | None = None
