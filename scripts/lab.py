@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path[0] = str(Path(__file__).resolve().parent.parent / "proofs" / "src")
 
 from bide_proofs.servers.process import ServerFailed, ServerMissing  # noqa: E402 - found in the clone
-from bide_proofs.servers.shared import KINDS, SharedServers  # noqa: E402
+from bide_proofs.servers.services import KINDS, SharedServers  # noqa: E402
 
 _WANTED = ("redis", "postgres", "mysql", "mysql_replica", "rabbitmq")
 _RESULTS = "lab-results.jsonl"

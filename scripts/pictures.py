@@ -26,7 +26,7 @@ from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: 
 from tests.console.browser import NARROW, Scheme, launch  # noqa: E402
 from tests.console.seen import BY, KEY  # noqa: E402
 
-from bide_proofs.servers.packages import chromium  # noqa: E402
+from bide_proofs.servers.services import chromium  # noqa: E402
 
 GROUP = "event-summer"
 _MOST = 150_000

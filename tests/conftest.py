@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from bide.core.texts import storable
+from bide.core.names import storable
 
 # Without deadlines: how long an example takes says more about the machine's other work than about the code.
 settings.register_profile("dev", deadline=None)

@@ -9,6 +9,7 @@ import sys
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
@@ -74,8 +75,7 @@ OUTSIDE = {"testing"}
 """Shipped with the product: it may import any of it, and nothing imports it."""
 
 STORE_PARTS = {
-    "batches", "cursors", "driver_adapters", "listeners", "named_queries", "server_time", "sorted_chunks",
-    "sql", "urls", "wall_clock",
+    "batches", "clocks", "cursors", "driver_adapters", "listeners", "named_queries", "sorted_chunks", "sql", "urls",
 }  # fmt: skip
 """What is in stores/ and no backend but a part that backends share: a data structure, a clock, all of SQL servers."""
 
@@ -258,7 +258,7 @@ def test_other_peoples_packages_stay_where_they_belong() -> None:
 
 
 def test_a_timer_is_told_the_time() -> None:
-    runs_one = {"bide.timers.drive", "bide.timers.clocks"}  # for asyncio or a thread: these two may wait
+    runs_one = {"bide.timers.drive"}  # for asyncio or a thread: these two may wait
     offences = [
         one
         for one in in_layer("timers")
@@ -267,25 +267,58 @@ def test_a_timer_is_told_the_time() -> None:
     assert not offences, listed(offences)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [path for package in (SOURCE, *BESIDE) for path in sorted(package.rglob("*.py"))],
-    ids=lambda path: path.relative_to(ROOT).as_posix(),
-)
-def test_modules_are_short_and_say_what_they_are(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
-    assert text.count("\n") <= 400, "split it by what it is about"
+EVERY = [SOURCE, *BESIDE, ROOT / "bench"]
+MOST_MODULES, LONGEST_FUNCTION = 15, 60
+
+
+def packages() -> list[Path]:
+    return sorted({path.parent for root in EVERY for path in root.rglob("*.py")})
+
+
+def named(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+@pytest.mark.parametrize("package", packages(), ids=named)
+def test_a_package_is_small_and_defines_a_class_once(package: Path) -> None:
+    modules = [path for path in sorted(package.glob("*.py")) if path.name != "__init__.py"]
+    assert len(modules) <= MOST_MODULES, "split it by what its modules are about"
+    classes = [
+        node.name
+        for path in modules
+        for node in ast.parse(path.read_text(encoding="utf-8")).body
+        if isinstance(node, ast.ClassDef) and not node.name.startswith("_")
+    ]
+    assert len(classes) == len(set(classes)), sorted(name for name in set(classes) if classes.count(name) > 1)
+
+
+@pytest.mark.parametrize("path", [path for root in EVERY for path in sorted(root.rglob("*.py"))], ids=named)
+def test_a_module_says_what_it_is_and_its_functions_are_short(path: Path) -> None:
     assert path.stem not in {"utils", "util", "common", "helpers", "helper", "manager", "misc"}, "name what it is"
-    module = ast.parse(text)
+    module = ast.parse(path.read_text(encoding="utf-8"))
     if path.name != "_version.py":
         assert ast.get_docstring(module), "a module's docstring says what it is"
     for node in ast.walk(module):
         if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
             first = node.value.value.split(maxsplit=1)[:1]
             assert first not in QUESTIONS, f"line {node.lineno}: begin with the thing or the act"
+        elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            assert (node.end_lineno or node.lineno) - node.lineno < LONGEST_FUNCTION, f"line {node.lineno}: too long"
         elif isinstance(node, ast.ImportFrom) and "mutants" not in path.parts:  # those replace what is private
             private = [one.name for one in node.names if one.name.startswith("_") and one.name != "__version__"]
             assert not private, f"line {node.lineno}: {private} is another module's own"
+
+
+def test_no_import_circle() -> None:
+    """Also none that only the type checker would go round."""
+    graph: dict[str, set[str]] = {module: set() for module in MODULES}
+    for one in all_imports():
+        if one.target in MODULES and one.target != one.importer:
+            graph[one.importer].add(one.target)
+    try:
+        tuple(TopologicalSorter(graph).static_order())
+    except CycleError as error:
+        pytest.fail(" -> ".join(error.args[1]))
 
 
 def test_public_names() -> None:

@@ -19,7 +19,7 @@ from tests.waiting import until
 from bide import BadInput, Settings, SetupError, extensions
 from bide.cli import main
 from bide.cli.exits import Exit
-from bide.service.config import read_config
+from bide.service.serving import read_config
 from bide.wiring import store_maker
 
 DELIVERS = """

@@ -20,8 +20,8 @@ from tests.service.calling import Api
 from tests.test_docs import ROOT, load_runner, text_of
 from tests.waiting import PATIENCE, wait_until
 
-from bide.service.config import ServeConfig, TopicConfig, WebhooksConfig
 from bide.service.contract import CALLS, contents
+from bide.service.serving import ServeConfig, TopicConfig, WebhooksConfig
 
 DOCUMENT = ROOT / "docs" / "http.md"
 SHOWN = "localhost:8420"

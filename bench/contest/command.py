@@ -13,10 +13,8 @@ from typing import Any
 
 from bench import command
 from bench.command import say, whole
-from bench.contest.contestants import BIDE, PEERS, Contestant
-from bench.contest.environments import Environment, default_place, environment_of
-from bench.contest.figures import Figures, middle, ratio
-from bench.contest.report import show
+from bench.contest.contestants import BIDE, PEERS, Contestant, Environment, default_place, environment_of
+from bench.contest.report import Figures, middle, ratio, show
 from bench.contest.servers import Server, servers_of
 from bench.contest.stage import Run
 from bench.contest.workloads import COMPARED, WORKLOADS

@@ -12,8 +12,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.contest.contestants import ROOT, Contestant
-from bench.contest.environments import Environment, carry_out
+from bench.contest.contestants import ROOT, Contestant, Environment, carry_out
 from bench.contest.servers import Server
 
 from bide.cli.bench.processes import PATIENCE, BenchFault, Child

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
-from bench.contest.figures import Figures, Seen, examine
+from bench.contest.report import Figures, Seen, examine
 from bench.contest.stage import Run, stage
 from bench.contest.tasks import text
 

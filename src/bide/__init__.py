@@ -37,8 +37,8 @@ from bide.core.records import NewTask, OnConflict, Ref, Result, State
 from bide.core.retry import Exponential, Fixed, Ladder
 from bide.core.table_source import Sql, TableSource
 from bide.core.tasks import Task
-from bide.engine.watch import DeadRow, Row, Watch
-from bide.engine.worker import Worker
+from bide.engine.delivery.watch import DeadRow, Row, Watch
+from bide.engine.delivery.worker import Worker
 from bide.ports import ScaledClock, SystemClock
 from bide.settings import Settings
 

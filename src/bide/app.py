@@ -20,10 +20,10 @@ from bide.core.table_source import TableSource
 from bide.core.tasks import Task
 from bide.engine.arguments import RouteOptions, TaskOptions, refuse_unknown
 from bide.engine.client import Client
+from bide.engine.delivery.tables import TableLoop
+from bide.engine.delivery.watch import Watch
+from bide.engine.delivery.worker import AppWorker, Observer
 from bide.engine.sync import SyncClient
-from bide.engine.tables import TableLoop
-from bide.engine.watch import Watch
-from bide.engine.worker import AppWorker, Observer
 from bide.ports import Clock, DueRow, Route, Sink, Store, SystemClock, Table, WatchesTables
 from bide.settings import Settings
 from bide.sinks.handlers import PythonHandler

@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from bide import extensions
 from bide.core.errors import BadInput, MissingExtra, StoreUnavailable
 from bide.core.table_source import TableSource
-from bide.engine.terms import MOST, Retention, Retentions, Terms
+from bide.engine.config import MOST, Retention, Retentions, Terms
 from bide.ports import Sink, Store, Table
 from bide.settings import Settings
 from bide.stores.urls import parts_of
@@ -83,11 +83,11 @@ def address_of(url: str) -> Any:
         return of_redis.address_of(url)
     if scheme in _POSTGRES:
         with _Extra("postgres", f"{scheme}:", "asyncpg"):
-            from bide.stores.postgres import address as of_postgres
+            from bide.stores.postgres import connection as of_postgres
 
         return of_postgres.address_of(url)
     with _Extra("mysql", f"{scheme}:", "asyncmy"):
-        from bide.stores.mysql import address as of_mysql
+        from bide.stores.mysql import connection as of_mysql
 
     return of_mysql.address_of(url)
 

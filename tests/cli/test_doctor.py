@@ -12,7 +12,7 @@ from tests.waiting import forever
 
 from bide import Bide, Dead, Event, EventKind, Task
 from bide.cli.exits import Exit
-from bide_proofs.servers.clock import ServerClock
+from bide_proofs.servers.server import ServerClock
 
 if TYPE_CHECKING:
     from tests.cli.conftest import CommandLine

@@ -14,7 +14,7 @@ from tests.servers.fixtures import Borrowed
 from tests.waiting import PATIENCE
 
 from bide.stores.mysql import MySqlStore
-from bide.stores.mysql.address import address_of
+from bide.stores.mysql.connection import address_of
 from bide.testing.store_suite import StoreSuite
 from bide_proofs.servers.mariadb import ask
 

@@ -13,7 +13,7 @@ from tests.servers.fixtures import Borrowed
 from tests.waiting import PATIENCE
 
 from bide.stores.postgres import PostgresStore
-from bide.stores.postgres.address import address_of
+from bide.stores.postgres.connection import address_of
 from bide.testing.store_suite import StoreSuite
 
 

@@ -14,8 +14,8 @@ from tests.servers.fixtures import not_installed
 from tests.service.calling import Api, Running, running
 from tests.service.console.browsing import be_patient
 
-from bide_proofs.servers.packages import chromium
 from bide_proofs.servers.process import ServerMissing
+from bide_proofs.servers.services import chromium
 
 Visits = Callable[..., AbstractContextManager[Visitor]]
 

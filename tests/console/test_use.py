@@ -19,7 +19,7 @@ from tests.service.calling import Api, Running, at, running
 from tests.service.test_access import make
 from tests.waiting import PATIENCE
 
-from bide.engine.kept import Kept
+from bide.engine.settings_store import Kept
 from bide.service.access import FRESH
 from bide.service.authz import Tokens
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bide.core.texts import LONGEST_TEXT, TRACE, error_parts, error_text, storable, text_of
+from bide.core.names import LONGEST_TEXT, TRACE, error_parts, error_text, storable, text_of
 
 
 class Mute:

@@ -13,7 +13,7 @@ import yaml
 from tests.deploy.commands import check_command, check_environment
 
 from bide.core.instants import duration
-from bide.service.config import read_config
+from bide.service.serving import read_config
 
 TOP = {"name", "services", "networks", "volumes", "secrets", "configs"}
 OF_A_SERVICE = {

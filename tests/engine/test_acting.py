@@ -12,7 +12,7 @@ import pytest
 from bide import Answer, Bide, Result, StoreUnavailable
 from bide.core.errors import PartlyFailed
 from bide.core.records import Change
-from bide.engine.acting import acting, acting_as
+from bide.engine.recorder import acting, acting_as
 from bide.stores.memory import MemoryStore
 
 Heard = list[tuple[str, list[str], str]]

@@ -11,7 +11,7 @@ from collections.abc import Callable
 import pytest
 from tests.waiting import PATIENCE, not_before, pause
 
-from bide.engine.waker import DescriptorAlarm, LoopAlarm, new_alarm
+from bide.engine.delivery.lease_loop import DescriptorAlarm, LoopAlarm, new_alarm
 from bide.testing.virtual import VirtualLoop, run_virtual
 
 Alarm = LoopAlarm | DescriptorAlarm
@@ -83,7 +83,9 @@ async def test_a_closed_one_is_silent_and_leaves_nothing_open(kind: Kind) -> Non
 
 @pytest.mark.parametrize("factory", ["asyncio", "uvloop"])
 def test_any_loop_of_real_time_has_the_fine_one(factory: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("bide.engine.waker._OWN_TIME", PATIENCE)  # what two looks at the time may lie apart
+    monkeypatch.setattr(
+        "bide.engine.delivery.lease_loop._OWN_TIME", PATIENCE
+    )  # what two looks at the time may lie apart
     make = asyncio.new_event_loop if factory == "asyncio" else pytest.importorskip("uvloop").new_event_loop
 
     async def kind() -> type[Alarm]:

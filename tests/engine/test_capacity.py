@@ -12,7 +12,7 @@ from tests.waiting import elapse
 
 from bide import Task
 from bide.core.records import Leased
-from bide.engine.capacity import lease_in_turn, wants
+from bide.engine.delivery.executor import lease_in_turn, wants
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Tell, World

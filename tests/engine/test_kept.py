@@ -14,7 +14,7 @@ from tests.engine.conftest import stores
 from bide import BadInput, Bide, NewTask
 from bide.core.names import RESERVED_TOPIC, SHOWN_TOPIC, new_id
 from bide.core.records import Filter, In, Page, Ref, State
-from bide.engine.kept import Kept
+from bide.engine.settings_store import Kept
 
 
 @stores("memory", "sqlite", "redis", "postgres", "mysql")

@@ -16,11 +16,11 @@ from bide import BadInput, Bide, StoreUnavailable, Task
 from bide.core.names import RESERVED_TOPIC
 from bide.core.records import Record
 from bide.core.retry import policy
-from bide.engine.acting import acting_as
-from bide.engine.desk import Desk
-from bide.engine.kept import Kept
+from bide.engine.delivery.long_poll import Desk
+from bide.engine.delivery.worker import Worker
 from bide.engine.pauses import EVERY, Pauses
-from bide.engine.worker import Worker
+from bide.engine.recorder import acting_as
+from bide.engine.settings_store import Kept
 from bide.ports import Policy
 
 

@@ -10,7 +10,7 @@ from tests.service.instance import served
 
 from bide import Bide, Task
 from bide.core.records import State
-from bide.engine.terms import MOST, Retention, Retentions
+from bide.engine.config import MOST, Retention, Retentions
 
 HOUR = 3_600_000
 

@@ -14,7 +14,7 @@ from bide.core.names import SHOWN_TOPIC, new_id
 from bide.core.records import Filter, In, NewTask, Page
 from bide.core.retry import FOREVER, PRESETS
 from bide.engine.client import Client
-from bide.engine.route_registry import MOST_PAUSES, RouteSettings, announce, announced_routes, ladder_of
+from bide.engine.registry import MOST_PAUSES, RouteSettings, announce, announced_routes, ladder_of
 from bide.stores.memory import MemoryStore
 
 

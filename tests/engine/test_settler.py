@@ -13,7 +13,7 @@ from tests.waiting import forever, until
 from bide import Bide, StoreUnavailable, Task
 from bide.core.instants import Millis
 from bide.core.records import Settlement, Verdict
-from bide.engine.settler import Settler
+from bide.engine.delivery.settler import Settler
 from bide.stores.memory import MemoryStore
 from bide.testing.clock import ManualClock
 

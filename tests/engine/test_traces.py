@@ -9,8 +9,8 @@ import pytest
 from tests.engine.conftest import stores
 
 from bide import Bide, Retry, Task
-from bide.core.texts import TRACE
-from bide.engine.verdicts import LONGEST_TRACE, trace_of
+from bide.core.names import TRACE
+from bide.engine.delivery.settlement import LONGEST_TRACE, trace_of
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Tell, World

@@ -9,8 +9,8 @@ from tests.waiting import elapse
 
 from bide import Task
 from bide.core.retry import policy
-from bide.engine.desk import Desk
-from bide.engine.waker import Waker
+from bide.engine.delivery.lease_loop import Waker
+from bide.engine.delivery.long_poll import Desk
 from bide.ports import Policy
 
 if TYPE_CHECKING:

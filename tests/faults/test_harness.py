@@ -14,7 +14,7 @@ from tests.faults.child import Spec
 from tests.waiting import until
 
 from bide.testing.history.events import Died
-from bide.testing.history.journal import Journal, Log, read
+from bide.testing.history.recording import Journal, Log, read
 from bide_proofs.harness import processes
 from bide_proofs.harness.command import percentiles, tell
 from bide_proofs.harness.processes import Child, ChildFailed, ChildSpec, ProcessGroup

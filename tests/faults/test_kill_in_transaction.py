@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from bide import BadInput
-from bide_proofs.kill_in_transaction.tables import COMMITTED, KINDS, ROLLED_BACK, Tables, judge
+from bide_proofs.kill_in_transaction.child import COMMITTED, KINDS, ROLLED_BACK, Tables, judge
 
 
 def test_where_there_is_no_common_database_it_says_so() -> None:

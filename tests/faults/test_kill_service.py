@@ -10,7 +10,7 @@ from msgspec.structs import replace
 from bide.core.records import Verdict
 from bide.testing.history import events as ev
 from bide.testing.history.events import Event
-from bide_proofs.kill_service.judge import NONE, REPEATED, STALE, Arrived, judge
+from bide_proofs.kill_service.receiver import NONE, REPEATED, STALE, Arrived, judge
 
 MS = 1_000_000
 BEGAN = ev.Began("worker-0.1", 101 * MS, 101, "steady", "k", "one", 20, 1, 100)

@@ -11,9 +11,19 @@ from typing import Any
 
 import pytest
 
-from bide_proofs.soak.measure import process
-from bide_proofs.soak.remains import too_much
-from bide_proofs.soak.slopes import BYTES, FLAT, GROWS, MEBIBYTE, SETTLED, Slope, interval, judge, judged
+from bide_proofs.soak.measure import (
+    BYTES,
+    FLAT,
+    GROWS,
+    MEBIBYTE,
+    SETTLED,
+    Slope,
+    interval,
+    judge,
+    judged,
+    process,
+    too_much,
+)
 from bide_proofs.soak.worker import Ids
 
 # --- slopes

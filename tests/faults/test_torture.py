@@ -16,9 +16,8 @@ from bide.core.records import In, Result, State, Verdict
 from bide.testing.history import events as ev
 from bide.testing.history.events import Asks, Event
 from bide_proofs.torture.clock import SharedClock
-from bide_proofs.torture.figures import Figures
+from bide_proofs.torture.figures import Figures, Span
 from bide_proofs.torture.run import judged
-from bide_proofs.torture.undone import Span
 
 # One life, due at the millisecond 100; `at` is in nanoseconds, and both clocks began together.
 MS = 1_000_000

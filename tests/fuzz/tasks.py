@@ -16,9 +16,9 @@ from bide.core.outcomes import Dead, Defer, Retry
 from bide.core.records import Record, State
 from bide.core.retry import FOREVER, PRESETS
 from bide.core.tasks import Task
-from bide.engine.joining import inherited_headers, set_running
-from bide.engine.terms import Retention
-from bide.engine.verdicts import settlement, unfit
+from bide.engine.config import Retention
+from bide.engine.delivery.settlement import settlement, unfit
+from bide.engine.transaction_context import inherited_headers, set_running
 from bide.ports import Policy
 from bide.service.schemas import detail_shape, one_line, task_shape
 from bide.sinks.trace_headers import trace_headers

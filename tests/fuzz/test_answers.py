@@ -35,16 +35,16 @@ from bide.core.records import (
     Verdict,
 )
 from bide.engine.history import MINUTE, MinuteRow, Past, rows_between
-from bide.ports import SystemClock, wire
+from bide.ports import SystemClock, remote
 from bide.stores.http import HttpStore, calls
 from bide.stores.http import store as http_store
-from bide.stores.http.link import Link, Reply
+from bide.stores.http.calls import Link, Reply
 from bide.testing.clock import FIRST_INSTANT as NOW
 
 RECORD = made({"state": State.LEASED, "holder": "w", "token": 5})
-WELCOME = wire.encode(wire.Welcome(service=wire.SERVICE, wire=wire.WIRE, session="s", micros=NOW * 1000))
-SOUND = Reply(200, wire.CONTENT_TYPE, WELCOME)
-FAILURE = wire.Failure("corrupt", "why")
+WELCOME = remote.encode(remote.Welcome(service=remote.SERVICE, wire=remote.WIRE, session="s", micros=NOW * 1000))
+SOUND = Reply(200, remote.CONTENT_TYPE, WELCOME)
+FAILURE = remote.Failure("corrupt", "why")
 DEEP = b"\x91" * 5_000 + b"\x01"
 
 
@@ -93,7 +93,7 @@ CALLS: dict[str, tuple[Any, Callable[[HttpStore], Awaitable[Any]], Callable[[Any
     "extend": ([True], lambda one: one.extend([Lease("t", "k", 5)], now=NOW, until=NOW + 5), of_kind(bool)),
     "get": ([RECORD, None], lambda one: one.get([Ref("t", "k"), Ref("t", "l")]), lambda got: len(got) == 2),
     "find": (FOUND, lambda one: one.find(Filter(), Page(limit=5)), lambda found: type(found.tasks) is list),
-    "tally": (wire.FlatTally([("t", State.DEAD, 3, True)], {}), lambda one: one.tally(),
+    "tally": (remote.FlatTally([("t", State.DEAD, 3, True)], {}), lambda one: one.tally(),
               lambda tally: tally.number() is not None),
     "lease": (Leased([RECORD], NOW + 5, NOW), lambda one: one.lease({"t": 3}, now=NOW, until=NOW + 5, holder="w"),
               lambda leased: all(type(one) is Record for one in leased.tasks)),
@@ -107,21 +107,21 @@ CALLS: dict[str, tuple[Any, Callable[[HttpStore], Awaitable[Any]], Callable[[Any
 }  # fmt: skip
 """By operation: what a service says, the call, and what it promises."""
 KINDS = mostly(
-    st.just(wire.CONTENT_TYPE), st.sampled_from(["application/problem+json", "application/json", "text/html", ""]), 7
+    st.just(remote.CONTENT_TYPE), st.sampled_from(["application/problem+json", "application/json", "text/html", ""]), 7
 )
 STATUSES = mostly(
     st.just(200), st.sampled_from([409, 422, 503, 500, 507, 401, 403, 413, 429, 301, 404, 204]), 6
 )  # fmt: skip
 FAILURES = st.builds(
-    wire.Failure,
+    remote.Failure,
     st.sampled_from(["bad_input", "corrupt", "full", "session", "forgotten", "odd", "refused", "setup"]),
     *map(st.just, ("why", "field", "v", "x")),
 )
 
 
-def told(answer: bytes, failed: dict[int, wire.Failure] | None = None) -> bytes:
+def told(answer: bytes, failed: dict[int, remote.Failure] | None = None) -> bytes:
     try:
-        return wire.encode(wire.Success(NOW * 1000, msgspec.Raw(answer or b"\xc0"), failed or {}))
+        return remote.encode(remote.Success(NOW * 1000, msgspec.Raw(answer or b"\xc0"), failed or {}))
     except msgspec.MsgspecError:
         return answer
 
@@ -129,10 +129,10 @@ def told(answer: bytes, failed: dict[int, wire.Failure] | None = None) -> bytes:
 def bodies(operation: str) -> st.SearchStrategy[bytes]:
     if operation == "open":
         return damaged(WELCOME)
-    inner = wire.encode(CALLS[operation][0])
+    inner = remote.encode(CALLS[operation][0])
     failed = st.dictionaries(st.sampled_from([0, 1, -1, 99]), st.just(FAILURE), max_size=1)
     sound = st.builds(told, mostly(near_bytes(inner), st.just(DEEP)), mostly(st.none(), failed))
-    return mostly(sound | sound.flatmap(damaged), FAILURES.map(wire.encode))
+    return mostly(sound | sound.flatmap(damaged), FAILURES.map(remote.encode))
 
 
 def replies(operation: str) -> st.SearchStrategy[Reply]:
@@ -176,10 +176,10 @@ def saying(reply: Reply) -> Callable[[str], Reply]:
 @pytest.mark.parametrize("body", [told(DEEP), told(b"\x91\xc0"), told(b"\x91\xc0", {7: FAILURE}), DEEP])
 def test_an_answer_that_cannot_be_read_leaves_the_outcome_unknown(loop: Loop, body: bytes) -> None:
     with pytest.raises(OutcomeUnknown):
-        loop.finish(asked(saying(Reply(200, wire.CONTENT_TYPE, body)), ADDING))
+        loop.finish(asked(saying(Reply(200, remote.CONTENT_TYPE, body)), ADDING))
 
 
-@pytest.mark.parametrize("reply", [Reply(200, wire.CONTENT_TYPE, DEEP), Reply(413, "text/html", b"")])
+@pytest.mark.parametrize("reply", [Reply(200, remote.CONTENT_TYPE, DEEP), Reply(413, "text/html", b"")])
 def test_a_page_that_cannot_be_had_is_an_error_of_the_store(loop: Loop, reply: Reply) -> None:
     with pytest.raises(StoreError) as caught:
         loop.finish(asked(saying(reply), FINDING))

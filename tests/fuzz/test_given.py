@@ -14,8 +14,7 @@ from bide.app import Bide
 from bide.cli import main
 from bide.cli.exits import Exit
 from bide.core.errors import BadInput, MissingExtra, SetupError
-from bide.service.config import read_config
-from bide.service.serving import Serving
+from bide.service.serving import Serving, read_config
 
 LINES = (
     "schedule t {} --key k --delay 15m", "schedule t --at 2030-01-01T00:00:00Z --group g", "ls --topic t --limit 3",

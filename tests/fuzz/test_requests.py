@@ -26,10 +26,9 @@ from tests.waiting import pause
 from bide.app import Bide
 from bide.core.names import RESERVED_TOPICS, new_id
 from bide.core.records import At, Cancel, Filter, In, Lease, Move, NewTask, Page, Record, Ref, Settlement, Verdict
-from bide.ports import wire
-from bide.service.config import ServeConfig
+from bide.ports import remote
 from bide.service.contract import CALLS
-from bide.service.serving import Serving
+from bide.service.serving import ServeConfig, Serving
 from bide.stores.memory import MemoryStore
 
 PAGES = (
@@ -68,16 +67,16 @@ BODIES: dict[str, Any] = {
 }  # fmt: skip
 """What each call takes, by its name."""
 STORE_CALLS: dict[str, Any] = {
-    "add": wire.Batch([NewTask("t", "n", new_id(), In(5)), NewTask("t", "a", new_id(), In(5))]),
-    "change": wire.Batch([Move("t", "a", At(NOW)), Cancel("t", "b")]), "get": [Ref("t", "a"), Ref("u", "x")],
-    "tally": wire.TallyRequest([0, NOW], None),
-    "settle": wire.Batch([Settlement("t", "held", TOKEN, Verdict.RETRY, In(5))]),
-    "extend": wire.Batch([Lease("t", "held", TOKEN)], 5_000),
-    "lease": wire.LeaseRequest({"t": 1}, 5_000, "w"), "purge": 10, "record": [], "time": None, "paused": None,
-    "find": wire.FindRequest(Filter(topic="t"), Page(limit=2)), "minutes": (29_999_990, 30_000_000),
-    "announce": wire.AnnounceRequest("w", ["t"], 5_000), "events": wire.EventsRequest(Ref("t", "a"), 10),
-    "pause": wire.PauseRequest("t", None), "resume": wire.PauseRequest("t", "x"), "listen": ["t"],
-    "open": wire.Hello(wire.WIRE, "server"),
+    "add": remote.Batch([NewTask("t", "n", new_id(), In(5)), NewTask("t", "a", new_id(), In(5))]),
+    "change": remote.Batch([Move("t", "a", At(NOW)), Cancel("t", "b")]), "get": [Ref("t", "a"), Ref("u", "x")],
+    "tally": remote.TallyRequest([0, NOW], None),
+    "settle": remote.Batch([Settlement("t", "held", TOKEN, Verdict.RETRY, In(5))]),
+    "extend": remote.Batch([Lease("t", "held", TOKEN)], 5_000),
+    "lease": remote.LeaseRequest({"t": 1}, 5_000, "w"), "purge": 10, "record": [], "time": None, "paused": None,
+    "find": remote.FindRequest(Filter(topic="t"), Page(limit=2)), "minutes": (29_999_990, 30_000_000),
+    "announce": remote.AnnounceRequest("w", ["t"], 5_000), "events": remote.EventsRequest(Ref("t", "a"), 10),
+    "pause": remote.PauseRequest("t", None), "resume": remote.PauseRequest("t", "x"), "listen": ["t"],
+    "open": remote.Hello(remote.WIRE, "server"),
 }  # fmt: skip
 """What bide's own clients ask."""
 
@@ -141,9 +140,9 @@ def as_json(value: Any) -> SearchStrategy[bytes]:
 @st.composite
 def store_calls(draw: DrawFn) -> Request:
     operation = draw(st.sampled_from(list(STORE_CALLS)))
-    inner = draw(mostly(near_bytes(wire.encode(STORE_CALLS[operation])), st.just(b"\x91" * 100_000 + b"\x01")))
+    inner = draw(mostly(near_bytes(remote.encode(STORE_CALLS[operation])), st.just(b"\x91" * 100_000 + b"\x01")))
     path = f"/v1/store/{draw(mostly(st.just(operation), changed(operation)))}"
-    headers = ((b"content-type", wire.CONTENT_TYPE.encode()),)
+    headers = ((b"content-type", remote.CONTENT_TYPE.encode()),)
     return Request("POST", sent(path), b"", headers, inner, in_session=operation != "open" and draw(st.booleans()))
 
 
@@ -271,10 +270,10 @@ class Service:
         body = request.body.replace(str(TOKEN).encode(), str(token).encode())
         body = body.replace(TOKEN.to_bytes(8, "big"), token.to_bytes(8, "big"))
         if request.in_session:
-            hello = wire.encode(wire.Hello(wire.WIRE, "server"))
-            session = wire.read_welcome((await self.ask(Request("POST", b"/v1/store/open", body=hello))).body).session
+            hello = remote.encode(remote.Hello(remote.WIRE, "server"))
+            session = remote.read_welcome((await self.ask(Request("POST", b"/v1/store/open", body=hello))).body).session
             with suppress(msgspec.MsgspecError):
-                body = wire.encode(wire.Call(session, 1, None, Raw(body or b"\xc0")))
+                body = remote.encode(remote.Call(session, 1, None, Raw(body or b"\xc0")))
         return request._replace(body=body)
 
 
@@ -311,13 +310,13 @@ def well_formed(answered: Answered, request: Request) -> None:
     assert length is None or int(length) == len(answered.body)
     if not answered.body:
         assert answered.status in (200, 303, 304, 401)
-    elif answered.kind == wire.CONTENT_TYPE and answered.status == 200:
+    elif answered.kind == remote.CONTENT_TYPE and answered.status == 200:
         try:
-            wire.read_welcome(answered.body)
+            remote.read_welcome(answered.body)
         except msgspec.ValidationError:
-            wire.read_success(answered.body)
-    elif answered.kind == wire.CONTENT_TYPE:
-        failure = wire.read_failure(answered.body)
+            remote.read_success(answered.body)
+    elif answered.kind == remote.CONTENT_TYPE:
+        failure = remote.read_failure(answered.body)
         assert failure.kind
         assert failure.text or failure.field
     elif answered.kind == "application/problem+json":
@@ -330,7 +329,7 @@ def well_formed(answered: Answered, request: Request) -> None:
         told = json.loads(answered.body)
         assert answered.status < 300 or (answered.status in (404, 409, 412) and told["answer"])
     else:
-        assert not request.path.startswith(b"/v1/") or answered.kind == wire.STREAM_TYPE or answered.status == 200
+        assert not request.path.startswith(b"/v1/") or answered.kind == remote.STREAM_TYPE or answered.status == 200
 
 
 @fuzz(250, request_=requests())
@@ -339,5 +338,5 @@ def test_requests(loop: Loop, request_: Request) -> None:
 
 
 def test_a_subscription_that_is_nested_too_deeply_is_refused(loop: Loop) -> None:
-    body = wire.encode(wire.Call("", 1, None, Raw(b"\x91" * 5_000 + b"\x01")))
+    body = remote.encode(remote.Call("", 1, None, Raw(b"\x91" * 5_000 + b"\x01")))
     assert loop.finish(answer_to(Request("POST", b"/v1/store/listen", body=body))).status == 422

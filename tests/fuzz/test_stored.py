@@ -28,7 +28,7 @@ from bide.core.options import decode_options, encode_options
 from bide.core.payloads import decode_json, encode_payload
 from bide.core.records import At, NewTask, Record, State
 from bide.core.retry import FOREVER, PRESETS
-from bide.ports import wire
+from bide.ports import remote
 from bide.service.schemas import one_line, task_shape
 from bide.stores.listeners import Listeners
 from bide.stores.postgres.wakes import Subscription
@@ -162,7 +162,7 @@ async def told_by(kind: str, data: bytes) -> list[tuple[str, int]]:
         Subscription(nowhere, "c", patience=1)._take(None, 1, "c", data.decode("utf-8", "replace"))
     else:
         with suppress(ValueError):
-            heard.append(wire.read_wake(data))
+            heard.append(remote.read_wake(data))
     return heard
 
 

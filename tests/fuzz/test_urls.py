@@ -19,9 +19,9 @@ from bide.core.errors import BadInput, BideError
 from bide.settings import Settings
 from bide.sinks.webhook.guard import Guard
 from bide.stores.mysql import MySqlStore
-from bide.stores.mysql.address import address_of as mysql_address
+from bide.stores.mysql.connection import address_of as mysql_address
 from bide.stores.postgres import PostgresStore
-from bide.stores.postgres.address import address_of as postgres_address
+from bide.stores.postgres.connection import address_of as postgres_address
 from bide.stores.redis import RedisStore
 from bide.stores.redis.address import address_of as redis_address
 from bide.wiring import store_maker, without_secrets

@@ -18,11 +18,20 @@ from bide.core.events import Event
 from bide.core.instants import Millis
 from bide.core.names import RESERVED_TOPIC, SHOWN_TOPIC, new_id
 from bide.core.records import Filter, In, Move, NewTask, Record, Settlement, State, Verdict
-from bide.engine.acting import acting_as
-from bide.engine.kept import Kept
+from bide.engine.recorder import acting_as
+from bide.engine.settings_store import Kept
 from bide.insight.bulk import PAGE, Bulk, BulkVerb, Meant, Version, preview
-from bide.insight.bulk_run import MOST_MISSED, MOST_NOTED, BulkState, Progress, untouched_by
-from bide.insight.bulks import AT_ONCE, KEPT, LOST_AFTER, Bulks
+from bide.insight.bulk_run import (
+    AT_ONCE,
+    KEPT,
+    LOST_AFTER,
+    MOST_MISSED,
+    MOST_NOTED,
+    Bulks,
+    BulkState,
+    Progress,
+    untouched_by,
+)
 
 HOUR: Millis = 3_600_000
 EVERY_STORE = stores("memory", "sqlite", "redis")

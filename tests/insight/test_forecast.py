@@ -20,32 +20,30 @@ from bide.core.instants import Millis, as_datetime
 from bide.core.records import Count, Tally, Verdict
 from bide.engine.history import History
 from bide.insight.forecast import (
-    LEAST_UPTO,
-    MOST_TOPICS,
-    Bar,
-    Forecast,
-    Wanted,
-    cuts,
-    highest,
-    outlook,
-    taken_apart,
-)
-from bide.insight.intervals import (
     BACK,
     DAY,
     HOUR,
+    LEAST_UPTO,
     LONGEST,
     MINUTE,
     MOST,
+    MOST_TOPICS,
     SECOND,
     SHORTEST,
     STEPS,
+    Bar,
+    Forecast,
     Range,
     Span,
+    Wanted,
     around,
     chosen,
+    cuts,
     edges_of,
+    highest,
+    outlook,
     step_for,
+    taken_apart,
 )  # fmt: skip
 from bide.insight.minute_log import LastDay
 from bide.insight.minute_log import PastInterval as Past

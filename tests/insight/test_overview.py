@@ -18,7 +18,7 @@ from bide import Bide, Dead, StoreUnavailable
 from bide.core.records import Count, Filter, Found, Page, Ref, Settlement, State, Tally, Verdict
 from bide.engine.history import MINUTE, History, Past, rows_between, together
 from bide.engine.pauses import Pauses
-from bide.engine.presence import WakeChannel
+from bide.engine.registry import WakeChannel
 from bide.insight.minute_log import MINUTES, Flow, Throughput
 from bide.insight.overview import Overview, Overviews
 from bide.ports import COUNTED, Wakes
@@ -416,7 +416,7 @@ def test_the_last_hour_is_what_the_rows_say(steps: list[tuple[int, int, bool]], 
 
 def test_missed_wake_ups_are_a_warning_for_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     at = [1_000.0]
-    monkeypatch.setattr("bide.engine.presence.time.monotonic", lambda: at[0])
+    monkeypatch.setattr("bide.engine.registry.time.monotonic", lambda: at[0])
     channel = WakeChannel()
     assert channel.look(notifies=True).heard_ago is None
     one, other = Wakes(), Wakes(tidings=3, heard_at=990.0)

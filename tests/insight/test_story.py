@@ -10,7 +10,7 @@ from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.records import Record, State
 from bide.engine.history import MINUTE
-from bide.insight.story import Attempt, Ended, Story, crowd_of, story, story_of
+from bide.insight.task_history import Attempt, Ended, Story, crowd_of, story, story_of
 from bide.testing import ManualClock
 from bide.testing.virtual import VirtualClock, VirtualLoop, run_virtual
 

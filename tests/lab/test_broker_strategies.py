@@ -99,7 +99,7 @@ async def test_a_consumer_whose_connection_is_closed_can_be_cancelled(
     rabbitmq_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client would wait for ever for a connection to say goodbye on."""
-    monkeypatch.setattr("bide_lab.servers.brokers._GOODBYE", 0.05)
+    monkeypatch.setattr("bide_lab.servers.stores._GOODBYE", 0.05)
     async with Company(DelayLevels, setting_of(DelayLevels, {"rabbitmq": rabbitmq_url}, tmp_path)) as company:
         effects, one = Effects(), await company.another()
         [consumer] = await company.start(effects, one=one)

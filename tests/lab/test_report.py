@@ -11,13 +11,12 @@ from xml.etree import ElementTree
 import pytest
 from tests.lab.reported import late, made, result, some_results
 
-from bide_lab import figures, strategy
-from bide_lab.figures import Result
+from bide_lab import journal, strategy
+from bide_lab.journal import Result
 from bide_lab.report import charts, findings
 from bide_lab.report import page as pages
 from bide_lab.report.charts import DARK, LIGHT, alone, pictures, write_pictures
-from bide_lab.report.content import ahead, cell_table
-from bide_lab.report.document import Document, markdown
+from bide_lab.report.document import Document, ahead, cell_table, markdown
 from bide_lab.report.findings import FAMILIES, NOT_ASKED, OWN, Findings, Row, family_of
 from bide_lab.report.page import page, write_report
 from bide_lab.running import ResultsFile
@@ -43,7 +42,7 @@ def ahead_of_bide(*results: Result) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize(
     "module",
-    [figures, findings, charts, strategy, s09_delay_levels, s13_ring],
+    [journal, findings, charts, strategy, s09_delay_levels, s13_ring],
     ids=lambda module: module.__name__,
 )
 def test_examples_in_docstrings_are_true(module: object) -> None:

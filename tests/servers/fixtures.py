@@ -22,15 +22,14 @@ from tests.servers.clean_schemas import CleanSchemas, MySqlSchemas, PostgresSche
 from tests.servers.keyspace import delete_keys
 from tests.servers.sharing import LentServers, servers_of
 
-from bide_proofs.servers.clock import ServerClock
 from bide_proofs.servers.mariadb import MariaDbServer, drop_databases
 from bide_proofs.servers.postgres import PostgresServer, ask
 from bide_proofs.servers.process import ServerMissing
 from bide_proofs.servers.redis import RedisServer
 from bide_proofs.servers.redis_cluster import RedisCluster
 from bide_proofs.servers.redis_sentinel import RedisSentinel
-from bide_proofs.servers.server import Running
-from bide_proofs.servers.shared import OF_REDIS, SharedServers
+from bide_proofs.servers.server import Running, ServerClock
+from bide_proofs.servers.services import OF_REDIS, SharedServers
 
 Server_co = TypeVar("Server_co", bound=Running, covariant=True)
 

@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from bide_proofs.servers.process import ServerFailed, ServerMissing
-from bide_proofs.servers.shared import SharedServers
+from bide_proofs.servers.services import SharedServers
 
 _ADDRESS = "bide_servers"
 

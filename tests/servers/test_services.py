@@ -12,7 +12,7 @@ import pytest
 import redis
 from tests.servers.keyspace import delete_keys
 
-from bide_proofs.servers import packages
+from bide_proofs.servers import services as servers
 from bide_proofs.servers.services import main
 
 
@@ -84,28 +84,28 @@ def apt(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     script.chmod(0o755)
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
-    monkeypatch.setattr(packages, "_POLICY", tmp_path / "policy")
-    monkeypatch.setattr(packages, "PACKAGES", {"redis-server": (tmp_path / "installed").exists, "here": lambda: True})
+    monkeypatch.setattr(servers, "_POLICY", tmp_path / "policy")
+    monkeypatch.setattr(servers, "PACKAGES", {"redis-server": (tmp_path / "installed").exists, "here": lambda: True})
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     return tmp_path
 
 
 def test_missing_packages_are_installed_and_their_service_is_not_started(apt: Path) -> None:
-    assert packages.install() == ["redis-server"]
+    assert servers.install() == ["redis-server"]
     calls = (apt / "calls").read_text().splitlines()
     assert ["install" in call for call in calls] == [True, False, True], "the lists are fetched when they are needed"
     assert all(call.endswith("redis-server") for call in calls if "install" in call)
     assert (apt / "asked").read_text().split() == ["101", "0"] * 2, "no to Redis, yes to everything else"
     assert not (apt / "policy").exists()
-    assert packages.install() == []
+    assert servers.install() == []
     assert (apt / "calls").read_text().splitlines() == calls
 
 
 def test_servers_are_installed_where_there_is_no_such_browser(apt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Ubuntu has it under another name."""
-    monkeypatch.setitem(packages.PACKAGES, "chromium", lambda: False)
-    with pytest.raises(packages.InstallFailed, match=r"(?s)no browser.*could not install chromium; "):
-        packages.install()
+    monkeypatch.setitem(servers.PACKAGES, "chromium", lambda: False)
+    with pytest.raises(servers.InstallFailed, match=r"(?s)no browser.*could not install chromium; "):
+        servers.install()
     assert (apt / "installed").exists()
 
 
@@ -116,21 +116,21 @@ def test_somebody_elses_policy_stays_and_is_asked(apt: Path, code: int) -> None:
     (apt / "policy").write_text(policy)
     (apt / "policy").chmod(0o755)
     if code == 101:
-        assert packages.install() == ["redis-server"]
+        assert servers.install() == ["redis-server"]
     else:
-        with pytest.raises(packages.InstallFailed, match="apt-get install redis-server"):
-            packages.install()
+        with pytest.raises(servers.InstallFailed, match="apt-get install redis-server"):
+            servers.install()
         assert not (apt / "calls").exists()
     assert (apt / "policy").read_text() == policy
 
 
 def test_why_nothing_was_installed_is_said(apt: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(packages, "PACKAGES", {"redis-server": lambda: False})
-    with pytest.raises(packages.InstallFailed, match="sudo apt-get install redis-server"):
-        packages.install()
+    monkeypatch.setattr(servers, "PACKAGES", {"redis-server": lambda: False})
+    with pytest.raises(servers.InstallFailed, match="sudo apt-get install redis-server"):
+        servers.install()
     monkeypatch.setattr(os, "geteuid", lambda: 1_000)
-    with pytest.raises(packages.InstallFailed, match=r"only root may install; .*sudo apt-get install redis-server"):
-        packages.install()
+    with pytest.raises(servers.InstallFailed, match=r"only root may install; .*sudo apt-get install redis-server"):
+        servers.install()
     monkeypatch.setenv("PATH", "/nowhere")
-    with pytest.raises(packages.InstallFailed, match="there is no apt-get"):
-        packages.install()
+    with pytest.raises(servers.InstallFailed, match="there is no apt-get"):
+        servers.install()

@@ -19,7 +19,7 @@ from tests.service.instance import Instance, served
 from tests.waiting import PATIENCE, not_before, until
 
 from bide.core.instants import instant
-from bide.service.config import ServeConfig
+from bide.service.serving import ServeConfig
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 from bide_proofs.servers.postgres import ask

@@ -11,8 +11,7 @@ from typing import Any
 from tests.service.prompt_server import PromptServer
 
 from bide import Bide
-from bide.service.config import ServeConfig
-from bide.service.serving import Serving, under_uvicorn
+from bide.service.serving import ServeConfig, Serving, under_uvicorn
 
 
 class Instance:

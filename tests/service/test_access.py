@@ -20,7 +20,7 @@ from tests.waiting import elapse
 
 from bide import BadInput, Bide, SetupError, StoreUnavailable
 from bide.core.names import RESERVED_TOPIC
-from bide.engine.kept import Kept
+from bide.engine.settings_store import Kept
 from bide.service import access as access_module
 from bide.service.access import AGE, FRESH, SOON, Access, Foreign, check_start, is_loopback
 from bide.service.authz import (

@@ -16,7 +16,7 @@ from tests.service.console.browsing import Browser
 from bide.core.names import RESERVED_TOPICS, new_id
 from bide.core.options import encode_options
 from bide.core.records import Cancel, Filter, Found, In, NewTask, OnConflict, Page, Ref, Settlement, Verdict
-from bide.engine.kept import Kept
+from bide.engine.settings_store import Kept
 from bide.service.authz import ALL_VERBS, Tokens, Verb
 from bide.service.contract import CALLS
 from bide.stores.http import HttpStore

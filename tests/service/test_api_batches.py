@@ -285,7 +285,7 @@ def test_settings_of_bide_are_for_nobody(plain: Api, topic: str) -> None:
 
 
 def test_a_list_shows_no_settings_of_bide(api: Api, service: Running) -> None:
-    from bide.engine.kept import Kept
+    from bide.engine.settings_store import Kept
 
     service.run(Kept(service.app.store, service.app.clock).put_if_absent("a", b"b"))
     query = ""

@@ -18,7 +18,7 @@ from tests.waiting import not_before, until
 from yarl import URL
 
 from bide.service.audit import Rates
-from bide.service.config import ServeConfig, TopicConfig
+from bide.service.serving import ServeConfig, TopicConfig
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 
@@ -216,7 +216,7 @@ async def test_those_who_ask_again_and_again_leave_nothing_at_the_desk(topic: st
 async def test_topics_that_nobody_asks_for_any_more_are_listened_to_no_longer_also_while_somebody_waits(
     topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bide.engine.desk._FORGET_AFTER", 0.0)
+    monkeypatch.setattr("bide.engine.delivery.long_poll._FORGET_AFTER", 0.0)
     with running("memory:", **KEPT) as service:
         async with calling(service.url) as many:
             longest = asyncio.ensure_future(many.lease(topic, wait="60s"))

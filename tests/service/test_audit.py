@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bide import Bide
-from bide.engine.acting import acting_as
+from bide.engine.recorder import acting_as
 from bide.service.audit import Refusals, audit, network_of, unknown
 from bide.service.authz import AccessRefused, Forbidden, Unauthorized, Verb
 

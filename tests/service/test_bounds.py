@@ -22,8 +22,7 @@ from bide.core.errors import BadInput
 from bide.engine.history import rows_between
 from bide.service import requests, server
 from bide.service.access import networks_of
-from bide.service.config import ServeConfig
-from bide.service.serving import Serving
+from bide.service.serving import ServeConfig, Serving
 
 GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
 

@@ -18,7 +18,7 @@ from tests.service.console.browsing import Browser
 from tests.service.test_access import make
 
 from bide.core.records import Filter, Page
-from bide.ports import wire
+from bide.ports import remote
 from bide.service.authz import ALL_VERBS, Verb
 from bide.service.console.sessions import COOKIE
 
@@ -40,8 +40,8 @@ class Ground(NamedTuple):
 
     def find(self, where: dict[str, str], cursor: str) -> bytes:
         """As bide's own clients ask."""
-        ask = wire.FindRequest(Filter(**where), Page(limit=50, cursor=cursor))  # type: ignore[arg-type]
-        call = wire.Call("", 0, None, msgspec.Raw(msgspec.msgpack.encode(ask)))
+        ask = remote.FindRequest(Filter(**where), Page(limit=50, cursor=cursor))  # type: ignore[arg-type]
+        call = remote.Call("", 0, None, msgspec.Raw(msgspec.msgpack.encode(ask)))
         reply = self.api("POST", "/v1/store/find", body=msgspec.msgpack.encode(call))
         assert reply.status in (200, 422), reply
         return reply.body

@@ -16,7 +16,7 @@ from tests.waiting import PATIENCE, elapse
 from bide import Bide, Dead, Defer, Done, Fixed, Retry, SetupError, StoreFull, StoreUnavailable, Task
 from bide.core.records import Lease, State, Verdict
 from bide.core.retry import policy
-from bide.engine.desk import Desk
+from bide.engine.delivery.long_poll import Desk
 from bide.ports import AnswersApart, KeepsEvents, Notifies, Parted, Policy, Shares, Store, TellsTime
 from bide.service.metrics import Metrics
 from bide.service.metrics.measures import OPERATIONS, Few, Series, time_calls

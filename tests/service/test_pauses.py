@@ -15,7 +15,7 @@ from tests.waiting import pause, wait_until
 
 from bide import BadInput, Bide, SetupError, Task
 from bide.engine import pauses
-from bide.engine.kept import Kept
+from bide.engine.settings_store import Kept
 from bide.service.authz import Tokens, Verb
 
 

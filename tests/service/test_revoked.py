@@ -19,7 +19,7 @@ from tests.waiting import PATIENCE, wait_until
 from bide import Bide
 from bide.core.instants import Millis
 from bide.core.records import State
-from bide.ports import wire
+from bide.ports import remote
 from bide.service import access, streaming
 from bide.service.authz import ALL_VERBS, Token, Verb
 from bide.testing import ManualClock
@@ -66,7 +66,7 @@ def revoke(one: Running, token: Token) -> None:
 @contextmanager
 def opened(one: Running, method: str, path: str, token: str) -> Iterator[http.client.HTTPResponse]:
     topics = msgspec.Raw(msgspec.msgpack.encode([TOPIC]))
-    body = msgspec.msgpack.encode(wire.Call("", 0, None, topics)) if method == "POST" else None
+    body = msgspec.msgpack.encode(remote.Call("", 0, None, topics)) if method == "POST" else None
     with closing(http.client.HTTPConnection(urlsplit(one.url).netloc, timeout=PATIENCE)) as connection:
         connection.request(method, path, body, {"authorization": f"Bearer {token}"})
         with connection.getresponse() as answer:

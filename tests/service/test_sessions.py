@@ -19,7 +19,7 @@ from tests.waiting import elapse
 from bide import Bide
 from bide.core.errors import StoreFull
 from bide.core.names import RESERVED_TOPICS
-from bide.engine.kept import Kept
+from bide.engine.settings_store import Kept
 from bide.service.access import (
     FRESH,
     SOON,

@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE
 
 from bide import Bide
 from bide.service import serving
-from bide.service.config import ServeConfig
+from bide.service.serving import ServeConfig
 
 BIG = "x" * 200_000
 

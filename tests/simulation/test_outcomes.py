@@ -23,7 +23,7 @@ from bide.testing.history.events import (
     Settling,
     Told,
 )
-from bide_proofs.simulate.outcomes import owed
+from bide_proofs.simulate.judge import owed
 
 SECOND = 1_000_000_000
 WHO, OTHER = "worker-0.1", "worker-1.1"

@@ -11,7 +11,7 @@ from tests.waiting import until
 
 from bide import Bide, Fixed, State
 from bide.core.retry import RetryPolicy
-from bide.engine.worker import Worker
+from bide.engine.delivery.worker import Worker
 from bide.ports import Route
 from bide.sinks.webhook import WebhookPost, WebhookResult, WebhookSink
 

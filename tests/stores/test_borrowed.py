@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bide import SetupError
-from bide.engine.joining import run_here
+from bide.engine.transaction_context import run_here
 from bide.stores.driver_adapters import awaited
 
 

@@ -11,8 +11,7 @@ from bide.core.events import Event, EventKind
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Filter, Lease, Move, NewTask, Page, Record, Ref, Settlement, State, Verdict
 from bide.stores.memory import MemoryStore
-from bide.stores.memory.lines import Line
-from bide.stores.memory.listings import NAMES, Listings
+from bide.stores.memory.lines import NAMES, Line, Listings
 from bide.timers import HeapTimer, HierarchicalWheel
 
 NOW = 1_800_000_000_000

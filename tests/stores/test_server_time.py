@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from bide.stores.server_time import ServerTime, StoreClock
+from bide.stores.clocks import ServerTime, StoreClock
 
 
 def seen(there: float, answers: list[tuple[float, float, float]]) -> ServerTime:

@@ -10,7 +10,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from bide.core.instants import LAST_INSTANT, instant
-from bide.stores.wall_clock import instant_of, stretch
+from bide.stores.clocks import instant_of, stretch
 
 BERLIN = ZoneInfo("Europe/Berlin")
 ZONES: list[tzinfo] = [

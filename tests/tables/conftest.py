@@ -19,7 +19,7 @@ import pytest_asyncio
 
 from bide import Bide, Sql, TableSource
 from bide.core.instants import Millis, as_datetime
-from bide.engine.tables import TableLoop
+from bide.engine.delivery.tables import TableLoop
 from bide.stores.mysql.schema import SCHEMA as MYSQL_SCHEMA
 from bide.stores.postgres.schema import SCHEMA
 from bide.testing.clock import ManualClock

@@ -22,7 +22,7 @@ from tests.waiting import forever, not_before, pause, until
 
 from bide import Bide, Row, Sql, Watch
 from bide.core.instants import Millis
-from bide.engine.tables import TableLoop
+from bide.engine.delivery.tables import TableLoop
 
 HOUR: Millis = 3_600_000
 

@@ -342,7 +342,7 @@ async def test_what_the_server_undoes_for_others_is_looked_at_again_at_once(
     watch = app.watch(place.source(look_every="1h"))
     [loop] = app.table_loops()
     monkeypatch.setattr(app, "table_loops", lambda: [loop])
-    monkeypatch.setattr("bide.engine.tables._FIRST_PAUSE", 3_600)
+    monkeypatch.setattr("bide.engine.delivery.tables._FIRST_PAUSE", 3_600)
     fire, raced = loop._table.fire, [1, 2, 3]
 
     async def racing(**options: Any) -> Any:

@@ -11,7 +11,7 @@ from tests.tables.conftest import START, Mysql, Place
 from tests.waiting import until
 
 from bide import BadInput, Bide, Dead, Row, SetupError, TableSource
-from bide.engine.tables import TableLoop
+from bide.engine.delivery.tables import TableLoop
 from bide.service.metrics import Metrics
 from bide.stores.sql.server_table import TableConnections
 from bide.testing.clock import ManualClock

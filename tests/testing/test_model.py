@@ -15,8 +15,21 @@ from bide.core.lifecycle import Verb as TrueVerb
 from bide.core.records import State
 from bide_proofs.model import MORE_VERBS, Bounds, Explorer, Rules, Verb
 from bide_proofs.model.__main__ import defects
-from bide_proofs.model.records import ABSENT, CANCELLED, DEAD, DONE, LEASED, LIVE, WAITING, Body, Ref, Shared
-from bide_proofs.model.store import WORDS, Answer, Store
+from bide_proofs.model.store import (
+    ABSENT,
+    CANCELLED,
+    DEAD,
+    DONE,
+    LEASED,
+    LIVE,
+    WAITING,
+    WORDS,
+    Answer,
+    Body,
+    Ref,
+    Shared,
+    Store,
+)
 
 DOCUMENT = Path(__file__).resolve().parents[2] / "docs" / "correctness.md"
 STATES = (ABSENT, WAITING, LEASED, DONE, CANCELLED, DEAD)

@@ -13,12 +13,11 @@ from typing import Any
 import click
 
 from bide.cli.context import Context, WholeNumber, shared_options
-from bide.cli.output import print_json
-from bide.cli.tables import console, plain_table
+from bide.cli.output import console, plain_table, print_json
 from bide.core.errors import BadInput
 from bide.core.instants import duration
 from bide_lab.choose import Choice, Twice, Wishes, choose
-from bide_lab.figures import MEASURES, Result
+from bide_lab.journal import MEASURES, Result
 from bide_lab.report.findings import NOT_WAITED_FOR, findings
 from bide_lab.report.page import write_report
 from bide_lab.running import FAILED, Cell, ResultsFile, Run, cells_of, measure_all

@@ -30,10 +30,8 @@ from bide.core.tasks import Task
 from bide.stores.sqlite import SqliteStore
 from bide.testing.history.check import Violation, check
 from bide.testing.history.events import Died, End, Event, Fault, Header, Left, seen
-from bide.testing.history.journal import Journal, Log, read_all
-from bide.testing.history.recording import RecordedClient, Recording
-from bide_proofs.harness.command import PATIENCE, counts_of, parser_of, tell
-from bide_proofs.harness.stores import live_tasks
+from bide.testing.history.recording import Journal, Log, RecordedClient, Recording, read_all
+from bide_proofs.harness.command import PATIENCE, counts_of, live_tasks, parser_of, tell
 from bide_proofs.torture.clock import SLACK
 
 TASKS = 14

@@ -14,7 +14,7 @@ import msgspec
 from msgspec import Struct
 
 from bide.core.errors import BadInput
-from bide_proofs.soak.slopes import GROWS, Slope
+from bide_proofs.soak.measure import GROWS, Slope
 
 _NAMES: Mapping[str, str] = {
     "sqlite": "SQLite", "redis": "Redis", "redis-cluster": "Redis Cluster", "redis-sentinel": "Redis Sentinel",

@@ -1,15 +1,27 @@
-"""The exit codes of commands, for scripts: one table, shown by `--help` and in docs/cli.md."""
+"""The exit codes of commands, for scripts: one table, shown by `--help` and in docs/cli.md.
+
+Signals stop a process that serves or works: the first one drains, a second one ends it at once.
+
+The table in docs/deploy.md says it for every process and moment. A handler may run between any two instructions of
+the main thread, so it only takes note and hands over to the loop.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import asyncio
+import os
+import signal
+from collections.abc import Callable, Coroutine, Mapping
+from contextlib import suppress
 from enum import IntEnum
-from typing import Self
+from types import FrameType
+from typing import Any, Self
 
 from bide.core.errors import (
     BadInput,
     BideError,
     LeaseLost,
+    MissingExtra,
     OutcomeUnknown,
     PartlyFailed,
     SetupError,
@@ -17,6 +29,7 @@ from bide.core.errors import (
     StoreError,
     StoreMismatch,
 )
+from bide.core.instants import Millis
 
 
 class Exit(IntEnum):
@@ -63,3 +76,76 @@ _EXITS: Mapping[type[BideError], Exit] = {
 def exit_of(error: BideError) -> Exit:
     """The code of a command that ends with `error`."""
     return next((code for kind, code in _EXITS.items() if isinstance(error, kind)), Exit.DEFECT)
+
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
+SETTLING = 10.0
+"""Seconds after the grace in which what was cancelled is settled, and everything is closed."""
+
+
+def on_signals(handler: Callable[[int, FrameType | None], object]) -> None:
+    """Let `handler` take the signals that stop. A SIGHUP that is ignored, as under `nohup`, stays so."""
+    for number in SIGNALS:
+        if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, handler)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a supervisor has us started with none of them
+
+
+def end_at_once(number: int, frame: FrameType | None) -> None:
+    """The handler until something has begun. Without one, the kernel lets process 1 ignore the signal."""
+    os._exit(Exit.DONE)
+
+
+class Stopping:
+    """A signal, or the supervisor, ends the process while nothing has begun; then it drains, a second one ends it."""
+
+    def __init__(self, *, only_drains: bool = False) -> None:
+        self._only_drains = only_drains
+        self._drain: Callable[[str], object] | None = None
+        self._told = False
+
+    def begin(self, drain: Callable[[str], object], grace: Millis) -> float:
+        """From now on `drain` is called in this loop with the reason; the seconds after which the process then ends."""
+        self._loop = asyncio.get_running_loop()
+        self._longest = grace / 1000 + SETTLING
+        self._drain = drain
+        signal.signal(signal.SIGALRM, self._overdue)
+        on_signals(lambda number, frame: self.tell(signal.Signals(number).name, 128 + number))
+        return self._longest
+
+    def tell(self, why: str, code: int = Exit.DONE) -> None:
+        """May be called from any thread, at any time."""
+        if self._drain is None:
+            os._exit(Exit.DONE)
+        elif not self._told:
+            self._told = True
+            signal.setitimer(signal.ITIMER_REAL, self._longest)  # a loop that a handler blocks has no timers
+            with suppress(RuntimeError):  # the loop is closed: we are ending anyhow
+                self._loop.call_soon_threadsafe(self._drain, why)
+        elif not self._only_drains:
+            _end(f"{why} again: ending at once", code)
+
+    def _overdue(self, number: int, frame: FrameType | None) -> None:
+        _end(f"not drained after {self._longest:g} s: ending at once", Exit.DEFECT)
+
+
+def _end(what: str, code: int) -> None:
+    """Written without a lock or a buffer, which the main thread may be holding."""
+    try:
+        os.write(2, f"bide: {what}; what was running is delivered again when its lease is over\n".encode())
+    finally:
+        os._exit(code)
+
+
+def run_loop(working: Coroutine[Any, Any, None], *, uvloop: bool) -> None:
+    """Raises MissingExtra, and what `working` raises."""
+    if not uvloop:
+        asyncio.run(working)
+        return
+    try:
+        from uvloop import new_event_loop
+    except ImportError:
+        working.close()
+        raise MissingExtra("uvloop", "--uvloop") from None
+    with asyncio.Runner(loop_factory=new_event_loop) as runner:
+        runner.run(working)

@@ -10,8 +10,7 @@ import click
 
 from bide.app import Bide
 from bide.cli.context import Context, WholeNumber, shared_options, without_password
-from bide.cli.exits import Exit
-from bide.cli.stopping import Stopping, run_loop
+from bide.cli.exits import Exit, Stopping, run_loop
 from bide.core.errors import MissingExtra
 from bide.settings import PREFIX, Settings
 

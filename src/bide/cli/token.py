@@ -12,7 +12,7 @@ from bide.cli.exits import Exit
 from bide.cli.output import moment_words, print_json, printable
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, duration, instant_text
-from bide.engine.kept import Kept
+from bide.engine.settings_store import Kept
 from bide.service.authz import ALL_VERBS, Token, Tokens, Verb, check_id, check_pattern, verbs_of
 
 
@@ -152,7 +152,7 @@ def _shape(one: Token) -> dict[str, Any]:
 def _print(tokens: list[Token], now: Millis) -> None:
     from rich.text import Text
 
-    from bide.cli.tables import console, plain_table
+    from bide.cli.output import console, plain_table
 
     table = plain_table("id", "name", "may", "on", "made", "expires")
     for one in tokens:

@@ -22,8 +22,7 @@ import click
 
 from bide.app import Bide
 from bide.cli.context import Context, WholeNumber, shared_options, without_password
-from bide.cli.exits import Exit
-from bide.cli.stopping import SETTLING, SIGNALS, Stopping, on_signals, run_loop
+from bide.cli.exits import SETTLING, SIGNALS, Exit, Stopping, on_signals, run_loop
 from bide.core.errors import BadInput, BideError, SetupError
 from bide.core.instants import duration_text
 from bide.core.records import Record, Settlement, Verdict

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bide.core.errors import BadInput
 from bide.core.instants import Length, When, duration, instant
+from bide.core.names import error_text, text_of
 from bide.core.records import At, Due, In
-from bide.core.texts import error_text, text_of
 
 
 class Outcome(Exception):

@@ -14,7 +14,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from msgspec import Struct
 
 from bide.core.instants import Millis
-from bide.core.texts import error_parts
+from bide.core.names import error_parts
 
 Topic: TypeAlias = str
 Token: TypeAlias = int

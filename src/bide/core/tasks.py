@@ -8,10 +8,10 @@ from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVar
 
 from bide.core.instants import Length, When, as_datetime
+from bide.core.names import error_parts
 from bide.core.options import decode_options
 from bide.core.payloads import Decode, decode_json
 from bide.core.records import Record, State
-from bide.core.texts import error_parts
 
 P = TypeVar("P")
 _UNREAD: Any = object()

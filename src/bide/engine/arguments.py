@@ -28,7 +28,7 @@ from bide.core.names import check_name, check_topic, new_id
 from bide.core.outcomes import one_due
 from bide.core.records import At, Cancel, Due, Filter, In, Move, OnConflict, Record, Redrive, Ref, State, Token, uncut
 from bide.core.retry import RetryPolicy
-from bide.engine.terms import Terms
+from bide.engine.config import Terms
 from bide.ports import Clock
 
 

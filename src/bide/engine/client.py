@@ -8,11 +8,11 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Self
 
 from bide.core.errors import NotOpen, SetupError
+from bide.engine.config import Terms
 from bide.engine.history import History
-from bide.engine.joining import enter, leave
 from bide.engine.recorder import Recorder
 from bide.engine.session import Session, running_loop
-from bide.engine.terms import Terms
+from bide.engine.transaction_context import enter, leave
 from bide.engine.verbs import ClientVerbs
 from bide.ports import Carrier, Clock, Instrument, JoinsTransaction, Store, SystemClock, TellsTime
 

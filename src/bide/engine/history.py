@@ -23,9 +23,9 @@ from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC, new_id
 from bide.core.records import Topic, Verdict
 from bide.engine.background import Soon
-from bide.engine.kept import Kept
+from bide.engine.settings_store import Kept
 from bide.ports import Clock, Served, Store
-from bide.ports.wire import UNREADABLE
+from bide.ports.remote import UNREADABLE
 
 _log = logging.getLogger("bide.history")
 MINUTE: Millis = 60_000

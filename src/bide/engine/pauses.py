@@ -20,7 +20,7 @@ from bide.core.instants import instant_text
 from bide.core.names import check_topic
 from bide.core.records import Pause, Topic
 from bide.engine.background import repeat
-from bide.engine.kept import Kept
+from bide.engine.settings_store import Kept
 from bide.ports import Clock, Served, Store, Verbs
 
 _log = logging.getLogger("bide.pauses")

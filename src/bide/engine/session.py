@@ -11,12 +11,11 @@ from bide.core.answers import Answer
 from bide.core.errors import PartlyFailed
 from bide.core.events import EventKind, event_of
 from bide.core.records import Cancel, Change, Move, NewTask, Record, Ref, Result
-from bide.engine.acting import acting, to_the_end
 from bide.engine.batcher import Batcher
 from bide.engine.history import History
-from bide.engine.joining import joined_to, stays_here
 from bide.engine.pauses import HeldBack
-from bide.engine.recorder import Recorder
+from bide.engine.recorder import Recorder, acting, to_the_end
+from bide.engine.transaction_context import joined_to, stays_here
 from bide.ports import AnswersApart, Clock, Joined, Parted, Store, Verbs
 
 _CHANGED = frozenset(

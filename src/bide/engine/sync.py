@@ -25,8 +25,8 @@ from bide.core.records import NewTask, Page
 from bide.core.tasks import Task
 from bide.engine.arguments import filter_of
 from bide.engine.client import Client, JoinedClient
-from bide.engine.joining import run_here, stays_here
 from bide.engine.session import running_loop
+from bide.engine.transaction_context import run_here, stays_here
 from bide.engine.verbs import ClientVerbs
 
 P = ParamSpec("P")

@@ -2,17 +2,22 @@
 
 Single calls go through a batcher each (one for adds, one for changes, one for gets), so that a thousand coroutines cost
 one store call. Inside a joined transaction they go straight to it. An answer comes back once the store has it, durably.
+
+A verb over a whole group: pages of `find`, then `change` with `if_token`; what moved meanwhile is read again.
+
+Atomic per task, bounded per store call, and safe to repeat: each task is named with the token it was seen with, so none
+is changed twice by one call, however often it has to look again. What has left the group meanwhile is left alone.
 """
 
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Never, Unpack
 
 from bide.core.answers import Answer
-from bide.core.errors import BadInput
+from bide.core.errors import BadInput, PartlyFailed, StoreError
 from bide.core.events import Event
 from bide.core.instants import Length, When, as_datetime, duration
 from bide.core.lifecycle import gone
@@ -30,13 +35,13 @@ from bide.core.records import (
     Pause,
     Record,
     Ref,
+    Result,
     Tally,
     Token,
     Topic,
 )
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
-from bide.engine.acting import acting
 from bide.engine.arguments import (
     TaskOptions,
     check_past,
@@ -54,12 +59,51 @@ from bide.engine.arguments import (
     ref_of,
     refuse_unknown,
 )
-from bide.engine.groups import over_group
-from bide.engine.joining import inherited_headers
+from bide.engine.config import Terms
 from bide.engine.pauses import HeldBack, Pauses
+from bide.engine.recorder import acting
 from bide.engine.session import Session
-from bide.engine.terms import Terms
-from bide.ports import COUNTED, Carrier, Clock, KeepsEvents, Store
+from bide.engine.transaction_context import inherited_headers
+from bide.ports import COUNTED, Carrier, Clock, KeepsEvents, Store, Verbs
+
+_PAGE = 500
+_TRIES = 5
+
+
+async def over_group(
+    verbs: Verbs,
+    where: Filter,
+    make: Callable[[Record], Change],
+    change: Callable[[Sequence[Change]], Awaitable[Sequence[Answer]]],
+) -> list[Answer]:
+    """`change` with `make(record)` for every live task that matches; one answer each. O(tasks in the group).
+
+    Raises PartlyFailed, with the answers so far and the error behind them, when something was answered before an error.
+    """
+    answers: list[Answer] = []
+    cursor: str | None = None
+    try:
+        while True:
+            found = await verbs.find(where, Page(limit=_PAGE, cursor=cursor))
+            live = [record for record in found.tasks if record.state.live]
+            for again in reversed(range(_TRIES)):
+                if not live:
+                    break
+                stale: list[Ref] = []
+                for answer in await change([make(record) for record in live]):
+                    if answer.result is Result.STALE_TOKEN and answer.record is not None and again:
+                        stale.append(answer.record.ref)
+                    else:
+                        answers.append(answer)
+                seen = await verbs.get(stale) if stale else []
+                live = [one for one in seen if one is not None and one.state.live and one.group == where.group]
+            cursor = found.cursor
+            if cursor is None:
+                return answers
+    except StoreError as error:
+        if not answers:
+            raise
+        raise PartlyFailed([*answers, *(error.answers if isinstance(error, PartlyFailed) else [error])]) from error
 
 
 class ClientVerbs(ABC):

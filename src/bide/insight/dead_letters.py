@@ -14,8 +14,8 @@ from typing import NamedTuple
 import msgspec
 
 from bide.core.instants import Millis
+from bide.core.names import error_parts
 from bide.core.records import Count, Filter, Found, Page, Record, State, Topic
-from bide.core.texts import error_parts
 from bide.engine.client import Client
 
 MOST_LOOKED_AT = 5_000

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from bide.ports.instruments import Carrier, Instrument, TableStats, Wakes
-from bide.ports.schema import Diagnoses, Finding, HasSchema
 from bide.ports.sinks import Policy, Route, Sink
 from bide.ports.store import (
     COUNTED,
     AnswersApart,
+    Diagnoses,
+    Finding,
+    HasSchema,
     Heard,
     Joined,
     JoinsTransaction,

@@ -3,6 +3,8 @@
 A store has nine batch operations. All are plural; the answer has the length and order of the argument; none is
 optional, none knows about retry policies or handlers, and no driver's type appears here. What only some stores can do
 is a small protocol of its own below, found with `isinstance`.
+
+A store's schema and its health, for those who look after it.
 """
 
 from __future__ import annotations
@@ -10,6 +12,8 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol, runtime_checkable
+
+from msgspec import Struct
 
 from bide.core.answers import Answer
 from bide.core.events import Event
@@ -240,3 +244,37 @@ class AnswersApart(Protocol):
     async def change_apart(self, changes: Sequence[Change], *, now: Millis) -> list[Any]: ...
 
     async def settle_apart(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[Any]: ...
+
+
+@runtime_checkable
+class HasSchema(Protocol):
+    """A store with a schema that has versions."""
+
+    async def schema_version(self) -> tuple[int, int]:
+        """The version found (0: nothing), and the one needed here. Works before `open` where that checks the schema."""
+        ...
+
+    async def plan(self) -> list[str] | None:
+        """The statements that `migrate` would run now; None: opening alone brings it up to date."""
+        ...
+
+    async def migrate(self) -> None:
+        """Bring the schema to what this code wants; nothing to do is no error. Works before `open`."""
+        ...
+
+
+class Finding(Struct, frozen=True):
+    """One thing that `doctor` looked at."""
+
+    ok: bool
+    what: str
+    advice: str = ""
+    severe: bool = False
+    """When not ok: tasks are lost or may be; else it is worth a warning."""
+
+
+@runtime_checkable
+class Diagnoses(Protocol):
+    """A store that can examine itself and its surroundings."""
+
+    async def diagnose(self) -> list[Finding]: ...

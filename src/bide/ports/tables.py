@@ -11,8 +11,7 @@ from msgspec import Struct
 from bide.core.instants import Millis
 from bide.core.records import NewTask
 from bide.core.table_source import TableSource
-from bide.ports.schema import Finding
-from bide.ports.store import Joined
+from bide.ports.store import Finding, Joined
 from bide.ports.time import Clock
 
 

@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from bide.core.errors import BadInput, SetupError
 from bide.engine.client import Client
-from bide.engine.kept import Kept
+from bide.engine.settings_store import Kept
 from bide.service.authz import ANONYMOUS, ANYBODY, AccessRefused, Caller, Token, Tokens, Unauthorized, hash_of, parse
 
 _log = logging.getLogger("bide.access")

@@ -29,7 +29,7 @@ from bide.core.errors import BadInput, BideError
 from bide.core.instants import Millis
 from bide.core.names import LONGEST_NAME, RESERVED_TOPICS, check_name
 from bide.core.records import Record, Result
-from bide.engine.kept import Kept
+from bide.engine.settings_store import Kept
 
 
 class Verb(StrEnum):

@@ -11,7 +11,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 from bide._version import __version__
 from bide.core.records import State
 from bide.service import schemas
-from bide.service.replies import CONTENT_TYPE, ProblemShape
+from bide.service.requests import CONTENT_TYPE, ProblemShape
 from bide.service.schemas import (
     INSTANT_PATTERN,
     MOST_AT_ONCE,

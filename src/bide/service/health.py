@@ -24,8 +24,7 @@ from bide.engine.client import Client
 from bide.insight.cached_query import CachedQuery
 from bide.ports import Clock, HasSchema, Parted, Store, SystemClock, TellsTime
 from bide.service.authz import Verb
-from bide.service.replies import Reply
-from bide.service.requests import Request
+from bide.service.requests import Reply, Request
 
 _log = logging.getLogger("bide.health")
 _PROBE = "bide.health"

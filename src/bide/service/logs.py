@@ -15,7 +15,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, TextIO
 
-from bide.core.texts import printable
+from bide.core.names import printable
 
 LEVELS = ("debug", "info", "warning", "error")
 AUDIT = "bide.audit"

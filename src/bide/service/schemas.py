@@ -14,10 +14,10 @@ from msgspec import UNSET, Meta, Raw, Struct, UnsetType
 from bide.core.answers import Answer
 from bide.core.events import Event
 from bide.core.instants import Millis, instant_text
+from bide.core.names import error_parts, storable
 from bide.core.options import decode_options
 from bide.core.records import OnConflict, Pause, Record, Result, State, Topic, Verdict
 from bide.core.retry import FOREVER, PRESETS, Exponential, Fixed, Ladder, RetryPolicy, policy
-from bide.core.texts import error_parts, storable
 
 MOST_AT_ONCE = 10_000
 """Items that one batch may have."""

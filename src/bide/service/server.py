@@ -15,9 +15,9 @@ from bide.core.errors import OutcomeUnknown, StoreError
 from bide.core.events import Event
 from bide.core.names import check_topic
 from bide.core.options import TRACE_HEADERS
-from bide.engine.acting import acting_as
 from bide.engine.client import Client
-from bide.ports.wire import STREAM_TYPE
+from bide.engine.recorder import acting_as
+from bide.ports.remote import STREAM_TYPE
 from bide.service.access import Access, Networks
 from bide.service.audit import Bucket, audit, refused, unknown
 from bide.service.authz import AccessRefused, Verb
@@ -26,17 +26,20 @@ from bide.service.contract import CALLS, document
 from bide.service.health import OPEN, Health, pages_of
 from bide.service.metrics import Metrics
 from bide.service.remote.calls import StoreCalls
-from bide.service.replies import CONTENT_TYPE, Problem, Reply, of_error
 from bide.service.requests import (
     BODY_LIMIT,
     BODY_PATIENCE,
+    CONTENT_TYPE,
     OPEN_LIMIT,
     Gone,
+    Problem,
     Receive,
+    Reply,
     Request,
     Routes,
     Scope,
     Send,
+    of_error,
     segment,
 )
 from bide.service.streaming import Following

@@ -20,7 +20,7 @@ from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import Cancel, Change, Count, Lease, Move, NewTask, Page, Redrive, Result, State, Topic, Verdict
 from bide.engine.arguments import conflict_of, filter_of, new_cancel, new_fire, new_move, new_redrive
 from bide.engine.client import Client
-from bide.engine.desk import Desk
+from bide.engine.delivery.long_poll import Desk
 from bide.ports.remote import LONGEST_LEASE, SHORTEST_LEASE
 from bide.service import schemas
 from bide.service.audit import note_pause
@@ -35,8 +35,7 @@ from bide.service.contract import (
     SettledShape,
     TopicsShape,
 )
-from bide.service.replies import Reply, bad_input, encode, etag, of_error, reply, reply_to, shape_for
-from bide.service.requests import Request
+from bide.service.requests import Reply, Request, bad_input, encode, etag, of_error, reply, reply_to, shape_for
 from bide.service.schemas import (
     LONGEST_WAIT,
     AnswerShape,

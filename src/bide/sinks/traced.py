@@ -28,10 +28,10 @@ from opentelemetry.trace import INVALID_SPAN, Link, ProxyTracerProvider, SpanKin
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from bide.core.answers import Answer
+from bide.core.names import error_text
 from bide.core.outcomes import Dead, Defer, Outcome, Retry
 from bide.core.records import Topic
 from bide.core.tasks import Task
-from bide.core.texts import error_text
 from bide.ports import Instrument, Route, Sink
 
 _W3C = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])

@@ -7,13 +7,15 @@ The other player is the memory store, which decides everything by the pure funct
 are arguments, so answers can be compared field by field; tokens cannot, since each store has a counter of its own, so
 they are checked to rise where the other's rise. What is not promised is not compared: the order among equal wake times,
 and which of several equal ones a limited lease takes (the machine asks for so many that there is no choice).
+
+The moves of the game of two stores, as Hypothesis draws them; `store_machine` makes them.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
-from itertools import groupby
+from itertools import groupby, product
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from hypothesis import HealthCheck, Phase, settings
@@ -35,6 +37,7 @@ from bide.core.records import (
     Leased,
     Move,
     NewTask,
+    OnConflict,
     Page,
     Record,
     Redrive,
@@ -48,20 +51,37 @@ from bide.core.records import (
 from bide.ports import Store
 from bide.stores.memory import MemoryStore
 from bide.testing.clock import FIRST_INSTANT
-from bide.testing.store_moves import (
-    REFS,
-    TOPICS,
-    AskedChange,
-    AskedFilter,
-    AskedOutcome,
-    AskedTask,
-    Offset,
-    changes,
-    filters,
-    new_tasks,
-    settlements,
+from bide.testing.store_suite.base import pages, place
+
+TOPICS, KEYS, GROUPS = ("a", "b"), ("k", "l", "m", "n"), (None, "g", "h")
+REFS = [Ref(topic, key) for topic, key in product(TOPICS, KEYS)]
+
+refs = st.sampled_from(REFS)
+offsets = st.sampled_from([0, 1, 2, 3, 5, 10, 60, 100, 1_000, 65_536, 2**32 + 1, -1, -10, -(2**33)])
+dues = st.tuples(st.booleans(), offsets)
+keeps = st.sampled_from([None, 0, 3, 50, 1_000])
+pasts = st.sampled_from([None, None, -1, -1, -1, -2, -3])
+"""Which token of a task: none, its newest, or one from before."""
+new_tasks = st.tuples(
+    refs, dues, st.sampled_from(GROUPS), st.sampled_from([None, None, 5, 1_000]), st.sampled_from(OnConflict),
+    st.sampled_from([b"", b"\x00\xff", b"{}"]),
+)  # fmt: skip
+changes = st.tuples(st.sampled_from(["move", "move", "cancel", "redrive"]), refs, dues, keeps, pasts)
+verdicts = st.sampled_from(["done", "done", "again", "retry", "retry", "defer", "dead", "dead"])
+settlements = st.tuples(st.integers(0, 7), verdicts, dues, keeps, st.sampled_from([None, "", "it failed"]))
+ranges = st.one_of(st.none(), st.sampled_from([-10, 0, 1, 5, 100, 2**32]))
+filters = st.tuples(
+    st.sampled_from([None, *TOPICS]), st.sampled_from([None, *State]), st.sampled_from(GROUPS), ranges, ranges
 )
-from bide.testing.store_suite.acts import pages, place
+
+
+Offset = tuple[bool, Millis]
+"""From now; true: said relatively."""
+AskedTask = tuple[Ref, Offset, str | None, Millis | None, OnConflict, bytes]
+AskedChange = tuple[str, Ref, Offset, Millis | None, int | None]
+AskedOutcome = tuple[int, str, Offset, Millis | None, str | None]
+AskedFilter = tuple[str | None, State | None, str | None, Millis | None, Millis | None]
+
 
 Answered = TypeVar("Answered")
 

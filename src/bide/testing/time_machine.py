@@ -14,8 +14,8 @@ from bide.core.errors import BadInput
 from bide.core.instants import Length, Millis, When, as_datetime, duration, instant
 from bide.core.records import Record, Settlement, Topic, Verdict
 from bide.core.tasks import Task
-from bide.engine.tables import TableLoop
-from bide.engine.worker import Worker
+from bide.engine.delivery.tables import TableLoop
+from bide.engine.delivery.worker import Worker
 from bide.ports import Store, WatchesTables
 from bide.stores.memory import MemoryStore
 from bide.testing.clock import ManualClock

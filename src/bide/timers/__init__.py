@@ -1,8 +1,7 @@
 """When, in one process: four pure data structures that answer "what is due now?", and a drive that asks them."""
 
 from bide.ports import SystemClock
-from bide.timers.clocks import SteadyClock
-from bide.timers.drive import Drive, IdleDrive, drive
+from bide.timers.drive import Drive, IdleDrive, SteadyClock, drive
 from bide.timers.hashed import HashedWheel
 from bide.timers.heap import HeapTimer
 from bide.timers.hierarchical import HierarchicalWheel

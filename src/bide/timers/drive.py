@@ -19,6 +19,8 @@ for time-outs, where only the length matters, use `SteadyClock`, which is never 
 The callback is a plain function and should be short: on an event loop it runs there, in thread form in the drive's
 thread, one at a time. What has to wait belongs in a task or a pool that the callback starts. A callback that raises
 is logged, and the next one is called.
+
+The clock of a machine that only measures and is never set; `ports.SystemClock` tells the date, and may be set.
 """
 
 from __future__ import annotations
@@ -28,14 +30,27 @@ import inspect
 import logging
 import math
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
 from typing import Generic, Self, TypeVar, overload
 
 from bide.core.instants import Millis
 from bide.ports import Clock, SystemClock, Timer
-from bide.timers.clocks import SteadyClock
 from bide.timers.idle import IdleRing
+
+
+class SteadyClock(SystemClock):
+    """Milliseconds since some moment in the past, rounded down. Never set: for lengths of time, not for dates."""
+
+    __slots__ = ()
+
+    def now(self) -> Millis:
+        return time.monotonic_ns() // 1_000_000
+
+    def seconds_until(self, at: Millis) -> float:
+        return at / 1000 - time.monotonic()
+
 
 Item = TypeVar("Item", bound=Hashable)
 

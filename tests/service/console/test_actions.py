@@ -19,11 +19,10 @@ from tests.waiting import wait_until
 from bide.core.events import Event
 from bide.core.names import SHOWN_TOPIC
 from bide.core.records import Filter, State
-from bide.engine.kept import Kept
 from bide.engine.pauses import Pauses
+from bide.engine.settings_store import Kept
 from bide.insight.bulk import Bulk, BulkVerb
-from bide.insight.bulk_run import BulkState, Progress
-from bide.insight.bulks import KEPT, LOST_AFTER
+from bide.insight.bulk_run import KEPT, LOST_AFTER, BulkState, Progress
 from bide.service.authz import Verb
 from bide.service.console.actions import ACTIONS, REASONS
 from bide.service.console.i18n import translations

@@ -11,7 +11,7 @@ from tests.service.console.conftest import Visit
 from tests.service.test_access import make
 
 from bide.core.instants import Millis
-from bide.engine.kept import Kept
+from bide.engine.settings_store import Kept
 from bide.service.access import FRESH
 from bide.service.authz import Tokens, Verb
 from bide.service.console.sessions import COOKIE

@@ -16,7 +16,7 @@ from tests.waiting import wait_until
 
 from bide.engine.history import Past, bucket_of
 from bide.engine.pauses import Pauses
-from bide.engine.presence import Channel
+from bide.engine.registry import Channel
 from bide.insight.minute_log import Flow
 from bide.ports import COUNTED
 from bide.service.authz import Verb

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from markupsafe import escape
 
-from bide.service.console.sanitize import inert, inert_line, isolated
+from bide.service.console.rendering import inert, inert_line, isolated
 
 UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 ANY = st.text(st.characters(codec=None), max_size=60)

@@ -21,7 +21,7 @@ from bide.core.instants import as_datetime
 from bide.core.records import Ref, Settlement, Verdict
 from bide.engine.pauses import Pauses
 from bide.service.authz import Verb
-from bide.service.console.sanitize import MOST_SHOWN, dump, pretty, shown
+from bide.service.console.rendering import MOST_SHOWN, dump, pretty, shown
 from bide.testing import ManualClock
 
 START = 1_900_000_020_000  # 2030-03-17T17:47:00Z, a whole minute

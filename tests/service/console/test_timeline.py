@@ -17,7 +17,7 @@ from bide import Bide
 from bide.core.instants import Millis, as_datetime, instant
 from bide.core.records import Verdict
 from bide.service.authz import Verb
-from bide.service.console.sanitize import inert_line
+from bide.service.console.rendering import inert_line
 from bide.testing import ManualClock
 
 HOUR, MINUTE = 3_600_000, 60_000

@@ -19,12 +19,12 @@ from tests.waiting import until
 from bide import Bide, Ladder, Task
 from bide.core.names import SHOWN_TOPIC
 from bide.engine.history import MINUTE, MinuteRow, Past, _encode, bucket_of
-from bide.engine.kept import Kept
-from bide.engine.route_registry import RouteSettings, announced_routes
+from bide.engine.registry import RouteSettings, announced_routes
+from bide.engine.settings_store import Kept
 from bide.insight.minute_log import QUARTER, QUARTERS, LastDay, Quarter
 from bide.service.authz import Verb
-from bide.service.config import ServeConfig, TopicConfig, WebhooksConfig
 from bide.service.console.topics import HEIGHT, WIDTH, drawn_day, drawn_ladder, rate
+from bide.service.serving import ServeConfig, TopicConfig, WebhooksConfig
 
 
 def shown(browser: Browser, path: str, status: int = 200) -> Page:

@@ -9,7 +9,7 @@ import pytest_asyncio
 from tests.stores.http.serving import HOST, Service, serving
 from tests.waiting import PATIENCE
 
-from bide.ports import wire
+from bide.ports import remote
 from bide.stores.http import HttpStore, calls
 from bide.stores.memory import MemoryStore
 from bide.testing.proxy import FaultProxy
@@ -41,7 +41,7 @@ async def way(service: Service) -> AsyncIterator[FaultProxy]:
 @pytest_asyncio.fixture
 async def store(way: FaultProxy) -> AsyncIterator[HttpStore]:
     """Open; it goes by the test's clock, and soon asks again."""
-    store = HttpStore(f"http://{HOST}:{way.port}", clock="caller", patience=wire.CALL_LASTS, silence=0.5)
+    store = HttpStore(f"http://{HOST}:{way.port}", clock="caller", patience=remote.CALL_LASTS, silence=0.5)
     await store.open()
     yield store
     await store.close()

@@ -16,8 +16,8 @@ from tests.service.prompt_server import PromptServer
 from tests.waiting import until
 
 from bide.engine.client import Client
-from bide.engine.terms import Terms
-from bide.ports import Store, wire
+from bide.engine.config import Terms
+from bide.ports import Store, remote
 from bide.service.authz import ANYBODY, AccessRefused, Caller, Unauthorized
 from bide.service.remote.calls import StoreCalls
 
@@ -108,7 +108,7 @@ class Service:
             if len(body) > self.body_taken:
                 return problem(413, "the body is too large")
             if operation == "listen":
-                return StreamingResponse(self.calls.listen(body, caller), media_type=wire.STREAM_TYPE)
+                return StreamingResponse(self.calls.listen(body, caller), media_type=remote.STREAM_TYPE)
         except AccessRefused as refused:
             return problem(refused.status, refused.detail)
         answered = await self.calls.answer(operation, body, caller)

@@ -9,7 +9,7 @@ from tests.stores.http.serving import Service
 from tests.waiting import until
 
 from bide.core.records import Ref
-from bide.stores.http import HttpStore, link
+from bide.stores.http import HttpStore, calls
 
 AT_ONCE = 20
 
@@ -23,7 +23,7 @@ async def test_connections_of_a_busy_moment_end_though_calls_go_on(
     service: Service, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """They would be kept for ever if each call took the one that has rested for longest."""
-    monkeypatch.setattr(link, "_IDLE", 0.1)
+    monkeypatch.setattr(calls, "_IDLE", 0.1)
     together = asyncio.Event()
 
     async def wait(operation: str) -> None:

@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
-from bide.service.remote.idempotency import ANSWER_LASTS, SESSION_LASTS, PassedOver, Session, Sessions, Work
-from bide.service.replies import Reply
+from bide.service.remote.calls import ANSWER_LASTS, SESSION_LASTS, PassedOver, Session, Sessions, Work
+from bide.service.requests import Reply
 
 
 def work_of(size: int, done: list[int]) -> Work:

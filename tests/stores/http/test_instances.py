@@ -12,10 +12,10 @@ from tests.stores.http.serving import HOST, Service, serving
 
 from bide.core.errors import OutcomeUnknown
 from bide.core.records import Cancel, Filter, In, Move, OnConflict, Result
-from bide.ports import wire
+from bide.ports import remote
 from bide.stores.http import HttpStore
 from bide.stores.memory import MemoryStore
-from bide.testing.store_suite.acts import NOW, do, done, extend, listed, new, put_one, settle, take
+from bide.testing.store_suite.base import NOW, do, done, extend, listed, new, put_one, settle, take
 
 
 class Dealing:
@@ -48,7 +48,7 @@ async def dealing(request: pytest.FixtureRequest, memory: MemoryStore) -> AsyncI
         services = [Service(lambda: memory, trusting=True) for _ in range(request.param)]
         instances = [await stack.enter_async_context(serving(service)) for service in services]
         dealing = Dealing(instances)
-        app = web.Application(client_max_size=wire.MOST << 10)
+        app = web.Application(client_max_size=remote.MOST << 10)
         app.router.add_post("/{path:.*}", dealing.deal)
         runner = web.AppRunner(app)
         await runner.setup()
@@ -61,7 +61,7 @@ async def dealing(request: pytest.FixtureRequest, memory: MemoryStore) -> AsyncI
 
 @pytest_asyncio.fixture
 async def store(dealing: Dealing) -> AsyncIterator[HttpStore]:
-    store = HttpStore(dealing.url, clock="caller", patience=wire.CALL_LASTS)
+    store = HttpStore(dealing.url, clock="caller", patience=remote.CALL_LASTS)
     await store.open()
     yield store
     await store.close()

@@ -14,10 +14,10 @@ from tests.waiting import until
 from bide.core.errors import OutcomeUnknown, StoreUnavailable
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Filter, In, Move, OnConflict, Redrive, Ref, Result, State
-from bide.ports import wire
+from bide.ports import remote
 from bide.stores.http import HttpStore
 from bide.testing.proxy import Act, FaultProxy
-from bide.testing.store_suite.acts import (
+from bide.testing.store_suite.base import (
     HOUR,
     NOW,
     bring,
@@ -191,8 +191,8 @@ async def test_a_slow_service_is_waited_for_and_does_it_once(service: Service, s
 @pytest.mark.parametrize(
     "garbage",
     [
-        Response(b"\xc1", media_type=wire.CONTENT_TYPE),
-        Response(b"\x91", media_type=wire.CONTENT_TYPE),
+        Response(b"\xc1", media_type=remote.CONTENT_TYPE),
+        Response(b"\x91", media_type=remote.CONTENT_TYPE),
         Response(b"<html>", media_type="text/html"),
         Response(b"Bad Gateway", 502),
         Response(b"Slow down", 429),
@@ -214,7 +214,7 @@ async def test_garbage_is_asked_again_and_the_call_is_done_once(
 
 async def test_garbage_for_ever_is_unknown(service: Service, store: HttpStore) -> None:
     async def instead(operation: str) -> Response | None:
-        return Response(b"\x00" * 100, media_type=wire.CONTENT_TYPE)
+        return Response(b"\x00" * 100, media_type=remote.CONTENT_TYPE)
 
     service.before = instead
     impatient(store)
@@ -226,8 +226,8 @@ async def test_garbage_for_ever_is_unknown(service: Service, store: HttpStore) -
 
 async def test_an_answer_of_the_wrong_shape_is_unknown(service: Service, store: HttpStore) -> None:
     async def instead(operation: str) -> Response | None:
-        success = wire.encode(wire.Success(1, Raw(wire.encode([True, False]))))
-        return Response(success, media_type=wire.CONTENT_TYPE)
+        success = remote.encode(remote.Success(1, Raw(remote.encode([True, False]))))
+        return Response(success, media_type=remote.CONTENT_TYPE)
 
     service.before = instead
     with pytest.raises(OutcomeUnknown):

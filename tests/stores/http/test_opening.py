@@ -17,13 +17,13 @@ from bide.core.errors import BadInput, MissingExtra, PartlyFailed, StoreError, S
 from bide.core.events import Event, EventKind
 from bide.core.names import RESERVED_TOPIC
 from bide.core.records import Cancel, Filter, In, Lease, Move, NewTask, Page, Ref, State
-from bide.ports import wire
+from bide.ports import remote
 from bide.ports.remote import OPERATIONS
 from bide.service.authz import Caller, Verb
 from bide.stores.http import HttpStore, calls
-from bide.stores.http.link import NotAllowed, base_of
+from bide.stores.http.calls import NotAllowed, base_of
 from bide.stores.memory import MemoryStore
-from bide.testing.store_suite.acts import NOW, new, retry, see, settle, take
+from bide.testing.store_suite.base import NOW, new, retry, see, settle, take
 
 TOKEN = "bide_abcdefgh_secret"
 
@@ -96,14 +96,18 @@ async def test_nobody_there(monkeypatch: pytest.MonkeyPatch) -> None:
         (Response(b"nothing", 404), "404"),
         (RedirectResponse("https://elsewhere.example"), "leads elsewhere"),
         (
-            Response(wire.encode(wire.Welcome(service="cake", wire=1, session="x")), media_type=wire.CONTENT_TYPE),
+            Response(
+                remote.encode(remote.Welcome(service="cake", wire=1, session="x")), media_type=remote.CONTENT_TYPE
+            ),
             "cake",
         ),
         (
-            Response(wire.encode(wire.Welcome(service="bide", wire=2, version="9.0.0")), media_type=wire.CONTENT_TYPE),
+            Response(
+                remote.encode(remote.Welcome(service="bide", wire=2, version="9.0.0")), media_type=remote.CONTENT_TYPE
+            ),
             "9.0.0 speaks version 2",
         ),
-        (Response(b"\xc1", media_type=wire.CONTENT_TYPE), "cannot be read"),
+        (Response(b"\xc1", media_type=remote.CONTENT_TYPE), "cannot be read"),
     ],
     ids=["a page", "another path", "a redirect", "another service", "a newer wire", "garbage"],
 )
@@ -120,8 +124,8 @@ async def test_an_older_service_says_which_wire_it_speaks(service: Service, monk
     opening = service.calls._open
 
     def as_of_another_version(body: bytes, caller: Caller) -> object:
-        hello = wire.read_hello(body)
-        return opening(wire.encode(wire.Hello(hello.wire + 1, hello.clock)), caller)
+        hello = remote.read_hello(body)
+        return opening(remote.encode(remote.Hello(hello.wire + 1, hello.clock)), caller)
 
     monkeypatch.setattr(service.calls, "_open", as_of_another_version)
     with pytest.raises(StoreMismatch, match="speaks version 1"):
@@ -273,9 +277,9 @@ async def test_a_session_is_its_callers_alone() -> None:
         assert one._opened is not None
         assert two._opened is not None
         await one.add([new()], now=NOW)
-        call = wire.Call(one._opened.calls._session, 1, None, Raw(wire.encode(wire.Batch([Cancel("t", "k")]))))
-        answered = await service.calls.answer("change", wire.encode(call), callers["Bearer two"])
-        assert wire.read_failure(answered.body).kind == wire.SESSION
+        call = remote.Call(one._opened.calls._session, 1, None, Raw(remote.encode(remote.Batch([Cancel("t", "k")]))))
+        answered = await service.calls.answer("change", remote.encode(call), callers["Bearer two"])
+        assert remote.read_failure(answered.body).kind == remote.SESSION
         assert (await one.get([Ref("t", "k")]))[0] is not None
         await one.close()
         await two.close()

@@ -12,12 +12,12 @@ from tests.waiting import pause, until
 
 from bide import Bide, Retry, Task
 from bide.core.records import In, Ref, State
-from bide.ports import wire
+from bide.ports import remote
 from bide.service.authz import Caller, Verb
 from bide.stores.http import HttpStore
 from bide.stores.memory import MemoryStore
 from bide.testing.proxy import FaultProxy
-from bide.testing.store_suite.acts import new
+from bide.testing.store_suite.base import new
 
 
 class Order(msgspec.Struct):
@@ -60,7 +60,9 @@ async def test_every_task_is_done_although_the_way_is_cut_again_and_again() -> N
     memory = MemoryStore()
     async with serving(Service(lambda: memory)) as service, FaultProxy("127.0.0.1", service.port) as way:
         app = Bide(
-            HttpStore(f"http://127.0.0.1:{way.port}", patience=wire.CALL_LASTS, silence=0.3), lease="1h", concurrency=20
+            HttpStore(f"http://127.0.0.1:{way.port}", patience=remote.CALL_LASTS, silence=0.3),
+            lease="1h",
+            concurrency=20,
         )
 
         @app.handler("work")

@@ -20,7 +20,7 @@ from tests.stores.sql.callers import (
     in_thread,
 )
 
-from bide.stores.mysql.address import address_of
+from bide.stores.mysql.connection import address_of
 
 
 def account(url: str) -> dict[str, Any]:

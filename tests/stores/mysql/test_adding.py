@@ -13,9 +13,9 @@ from bide.core.answers import Answer
 from bide.core.errors import PartlyFailed, StoreUnavailable
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Due, Filter, In, NewTask, OnConflict, Ref, Result
-from bide.stores.mysql import MySqlStore, adding, queries
+from bide.stores.mysql import MySqlStore, operations, queries
 from bide.testing.proxy import Act, FaultProxy
-from bide.testing.store_suite.acts import HOUR, NOW, listed, new, put, see
+from bide.testing.store_suite.base import HOUR, NOW, listed, new, put, see
 
 Opens = Callable[..., Awaitable[MySqlStore]]
 MANY = 600
@@ -55,7 +55,7 @@ def test_on_mysql_the_tokens_of_as_many_rows_are_read_as_were_inserted() -> None
     call = Mock(utc=True, quote=queries.quoted, queries=queries.queries_of("d", "bide_", mariadb=False))
     call.there = queries.Code(b"1")
     call.write = lambda query, **values: call.queries[query].write(call.quote, **values)
-    statements = adding._insertion(call, [new("a"), new("b"), new("c")], None)
+    statements = operations._insertion(call, [new("a"), new("b"), new("c")], None)
     assert any(b"< @bide_row + 3 * @@auto_increment_increment" in one for one in statements)
 
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from bide.core.errors import BadInput
-from bide.stores.mysql.address import Address, address_of
+from bide.stores.mysql.connection import Address, address_of
 
 
 def test_every_part_is_read() -> None:

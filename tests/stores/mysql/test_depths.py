@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bide.stores.mysql.depths import BACK, Depth, Depths
-from bide.stores.sql import scan_position
-from bide.stores.sql.scan_position import SLACK
-from bide.testing.store_suite.acts import NOW
+from bide.stores.mysql.leasing import BACK, Depth, Depths
+from bide.stores.sql import leasing
+from bide.stores.sql.leasing import SLACK
+from bide.testing.store_suite.base import NOW
 
 WHOLE = Depth({"t": 0}, {"t": 0}, {"t": 0}, True, True)
 
@@ -56,7 +56,7 @@ def test_whole_ones_are_made_in_the_background() -> None:
     known.look(NOW, took=0.02)
     known.look(NOW + 1_000)
     assert known.begun == []
-    known.seconds += 0.02 * scan_position.SHARE
+    known.seconds += 0.02 * leasing.SHARE
     known.look(NOW + 40_000)
     assert known.begun == [["t"]]
     known.found({"t": (NOW + 5, NOW + 6)}, 0.02)

@@ -13,11 +13,11 @@ from tests.waiting import until
 
 from bide.core.errors import OutcomeUnknown
 from bide.core.records import Filter, In, Record, Ref, Result
-from bide.stores.mysql.address import address_of
+from bide.stores.mysql.connection import address_of
 from bide.stores.mysql.queries import Names
 from bide.stores.mysql.schema import SCHEMA
 from bide.testing.proxy import Act, FaultProxy
-from bide.testing.store_suite.acts import HOUR, NOW, lease, listed, look, new, put
+from bide.testing.store_suite.base import HOUR, NOW, lease, listed, look, new, put
 from bide_proofs.servers.mariadb import DATABASE, USER, MariaDbServer
 from bide_proofs.servers.process import HOST
 

@@ -7,9 +7,8 @@ from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.names import new_id
 from bide.core.records import At, Filter, Redrive, State
-from bide.stores.mysql.address import address_of
-from bide.stores.mysql.dialect import Rows, connect
-from bide.testing.store_suite.acts import (
+from bide.stores.mysql.connection import Rows, address_of, connect
+from bide.testing.store_suite.base import (
     DAY,
     HOUR,
     NOW,

@@ -13,8 +13,8 @@ from tests.stores.sql.fixtures import OpensStore
 from bide.core.errors import StoreError
 from bide.core.records import At, Cancel, Filter, Move, Page, Record, State
 from bide.stores.mysql import MySqlStore, lease_batches
-from bide.stores.mysql.address import address_of
-from bide.testing.store_suite.acts import (
+from bide.stores.mysql.connection import address_of
+from bide.testing.store_suite.base import (
     HOUR,
     MINUTE,
     NOW,

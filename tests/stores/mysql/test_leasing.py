@@ -15,11 +15,10 @@ from bide import Bide, Task
 from bide.core import lifecycle
 from bide.core.records import In, Record
 from bide.stores.mysql import MySqlStore
-from bide.stores.mysql.address import address_of
-from bide.stores.mysql.dialect import Connection, connect
+from bide.stores.mysql.connection import Connection, address_of, connect
 from bide.stores.mysql.lease_batches import BatchKey, LeaseBatch, LeasedRows, Settling
 from bide.stores.sql.leasing import POLL
-from bide.testing.store_suite.acts import HOUR, MINUTE, NOW, done, lease, new, put, put_one, take
+from bide.testing.store_suite.base import HOUR, MINUTE, NOW, done, lease, new, put, put_one, take
 
 
 async def long_due(url: str, store: MySqlStore, count: int) -> None:

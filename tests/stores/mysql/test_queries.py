@@ -16,8 +16,7 @@ import pytest_asyncio
 
 from bide.core import lifecycle
 from bide.core.records import At
-from bide.stores.mysql.address import address_of
-from bide.stores.mysql.dialect import Connection, connect
+from bide.stores.mysql.connection import Connection, address_of, connect
 from bide.stores.mysql.lease_batches import BatchKey, these_batches
 from bide.stores.mysql.queries import (
     THERE,
@@ -34,7 +33,7 @@ from bide.stores.mysql.queries import (
     tuples,
 )
 from bide.stores.mysql.schema import SCHEMA
-from bide.testing.store_suite.acts import NOW, new
+from bide.testing.store_suite.base import NOW, new
 
 ROWS = 30_000
 """Enough for a sort or a scan of all to look cheaper or dearer than an index, as it would at a million."""

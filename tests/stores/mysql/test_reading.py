@@ -8,8 +8,8 @@ import pytest
 from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.records import Cancel, Filter, Page
-from bide.stores.mysql.dialect import Connection, Rows
-from bide.testing.store_suite.acts import NOW, keys, new, put
+from bide.stores.mysql.connection import Connection, Rows
+from bide.testing.store_suite.base import NOW, keys, new, put
 
 
 async def test_what_is_cancelled_while_a_page_is_read_is_on_it(

@@ -13,7 +13,7 @@ from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.errors import StoreUnavailable
 from bide.stores.mysql import MySqlStore
-from bide.testing.store_suite.acts import done, put_one, settle, take
+from bide.testing.store_suite.base import done, put_one, settle, take
 from bide_proofs.servers.mariadb import MariaDbServer
 from bide_proofs.servers.process import ServerMissing
 

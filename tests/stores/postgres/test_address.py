@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from bide.core.errors import BadInput
-from bide.stores.postgres.address import Address, address_of
+from bide.stores.postgres.connection import Address, address_of
 
 
 def test_what_is_ours_is_taken_out_and_the_rest_is_the_drivers() -> None:

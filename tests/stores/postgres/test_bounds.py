@@ -14,12 +14,11 @@ from tests.stores.postgres.test_queries import Surveyed, survey
 from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.records import Filter, In, Page
-from bide.stores.postgres import bounds
-from bide.stores.postgres.address import address_of
-from bide.stores.postgres.bounds import Asked, Bounds, Reach
-from bide.stores.postgres.journaled_connection import CALLS_OF_A_ROW, Call
-from bide.stores.sql import scan_position
-from bide.testing.store_suite.acts import NOW, lease, new, put_one
+from bide.stores.postgres import leasing as postgres
+from bide.stores.postgres.connection import CALLS_OF_A_ROW, Call, address_of
+from bide.stores.postgres.leasing import Asked, Bounds, Reach
+from bide.stores.sql import leasing
+from bide.testing.store_suite.base import NOW, lease, new, put_one
 
 WHOLE = Reach([0], [0], [0], True)
 LASTS = 600_000
@@ -100,13 +99,13 @@ def test_whole_looks_are_made_beside_and_lower_the_bounds(clock: Clock) -> None:
     known = dear(clock, beside)
     later(known, 2)
     assert not begun
-    clock.seconds += 0.02 * scan_position.SHARE
+    clock.seconds += 0.02 * leasing.SHARE
     later(known, 3)
     later(known, 4)
     assert begun == [Asked(["t", "u"], NOW + 3_000)], "one at a time"
     known.found(begun[0], NOW + 1_500, 0.02)
     assert later(known, 5).waiting == [NOW + 1_500, NOW + 1_500], "also where there was no bound"
-    clock.seconds += 0.02 * scan_position.SHARE
+    clock.seconds += 0.02 * leasing.SHARE
     later(known, 6)
     known.lost_sight(begun[1])
     later(known, 7)
@@ -149,7 +148,7 @@ def test_who_wrote_before_the_first_reading_makes_no_look_dearer(clock: Clock) -
     known.looked(["t"], 0.02, NOW, WHOLE, LASTS)
     known.read(NOW + 1_000, ["9/9"])
     reach = known.reach(["t"], [NOW + 900])
-    assert reach == Reach([NOW + 900], [NOW - scan_position.SLACK], [0], False)
+    assert reach == Reach([NOW + 900], [NOW - leasing.SLACK], [0], False)
     known.read(NOW + 2_000, [])
     assert known.reach(["t"], [NOW + 900]) == WHOLE, "now there can be a bound"
 
@@ -197,9 +196,9 @@ async def snapshot(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
 @pytest.fixture
 def always_dear(monkeypatch: pytest.MonkeyPatch) -> None:
     """Any whole look is too dear for another; and each look is thorough."""
-    monkeypatch.setattr(bounds, "DEAR", 0.0)
-    monkeypatch.setattr(scan_position, "SHARE", 1_000_000_000)
-    monkeypatch.setattr(scan_position, "THOROUGH", 0.0)
+    monkeypatch.setattr(postgres, "DEAR", 0.0)
+    monkeypatch.setattr(leasing, "SHARE", 1_000_000_000)
+    monkeypatch.setattr(leasing, "THOROUGH", 0.0)
 
 
 Sent = dict[str, tuple[Any, ...]]
@@ -259,11 +258,11 @@ async def test_no_look_touches_what_has_died_under_a_snapshot(
             costs = {"thorough": await cost(surveyed, sent, "lease_16"),
                      "for the wake": await cost(surveyed, sent, "look_for_wake")}  # fmt: skip
             assert sent["lease_16"][8] is True
-            monkeypatch.setattr(scan_position, "THOROUGH", 1_000.0)
+            monkeypatch.setattr(leasing, "THOROUGH", 1_000.0)
             await lease(store, 5, lasts=LASTS)
             costs["ordinary"] = await cost(surveyed, sent, "lease_16")
             assert sent["lease_16"][8] is False
-            monkeypatch.setattr(scan_position, "THOROUGH", 0.0)
+            monkeypatch.setattr(leasing, "THOROUGH", 0.0)
             found[count] = costs
         for what, few in found[0].items():
             assert found[20_000][what] <= few * 2 + 20, (what, found)

@@ -12,8 +12,7 @@ import pytest
 from tests.waiting import until
 
 from bide.core.names import new_id
-from bide.stores.postgres.address import address_of
-from bide.stores.postgres.dialect import connect
+from bide.stores.postgres.connection import address_of, connect
 
 _VALUES = [[1 << 40, None], [b"\xff"], ["text"], [1, -1], [True, None], [-3]]
 _SELECT = "SELECT $1::bigint[], $2::bytea[], $3::text[], $4::integer[], $5::boolean[], $6::smallint[]"

@@ -9,7 +9,7 @@ import asyncpg
 from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.records import In, NewTask, State
-from bide.stores.postgres.address import address_of
+from bide.stores.postgres.connection import address_of
 from bide.stores.postgres.schema import SCHEMA
 
 

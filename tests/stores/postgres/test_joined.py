@@ -16,7 +16,7 @@ from tests.stores.sql.shop import Shop
 from tests.waiting import pause, until
 
 from bide import BadInput, Bide, SetupError, StoreUnavailable, Task
-from bide.stores.postgres.address import address_of
+from bide.stores.postgres.connection import address_of
 
 
 async def test_within_a_pipeline_of_psycopg_it_says_what_to_do(shop: Shop) -> None:

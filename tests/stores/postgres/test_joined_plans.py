@@ -10,7 +10,7 @@ import pytest_asyncio
 from tests.stores.postgres.test_queries import ARGUMENTS, Surveyed, offences
 from tests.stores.sql.fixtures import OpensStore
 
-from bide.stores.postgres.address import address_of
+from bide.stores.postgres.connection import address_of
 from bide.stores.postgres.queries import Names, queries_of
 from bide.stores.postgres.schema import SCHEMA
 

@@ -15,11 +15,11 @@ from tests.waiting import until
 from bide import Bide, Fixed, OutcomeUnknown, SetupError, Task
 from bide.core.records import Lease, NewTask, Record, Ref
 from bide.stores.postgres import PostgresStore
-from bide.stores.postgres.address import address_of
+from bide.stores.postgres.connection import address_of
 from bide.stores.sql import transactions
 from bide.stores.sql.transactions import MOST
 from bide.testing.proxy import Act, FaultProxy
-from bide.testing.store_suite.acts import LEASE, NOW, done, look, new, put, put_one, take
+from bide.testing.store_suite.base import LEASE, NOW, done, look, new, put, put_one, take
 
 Opens = Callable[..., Any]
 

@@ -14,9 +14,9 @@ from bide.core.records import At, In, Move, Record, Result, State
 from bide.ports import Store
 from bide.stores.memory import MemoryStore
 from bide.stores.postgres import PostgresStore, operations
-from bide.stores.postgres.address import address_of
+from bide.stores.postgres.connection import address_of
 from bide.stores.postgres.queries import record_of
-from bide.testing.store_suite.acts import HOUR, NOW, bring, new, put, see
+from bide.testing.store_suite.base import HOUR, NOW, bring, new, put, see
 
 
 def shown(answer: Answer) -> tuple[Any, ...]:

@@ -13,7 +13,7 @@ from typing import Any
 import pytest_asyncio
 from tests.stores.postgres.test_queries import ARGUMENTS, Surveyed, check_all, nodes, survey
 
-from bide.testing.store_suite.acts import NOW
+from bide.testing.store_suite.base import NOW
 
 FEW = 10_000
 """Enough for a full page of every list, and for each lease to find all that it wants."""

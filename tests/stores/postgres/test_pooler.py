@@ -14,7 +14,7 @@ from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.records import Cancel, Filter, In, Move, Ref, Result
 from bide.stores.postgres import PostgresStore
-from bide.testing.store_suite.acts import NOW, do, done, extend, lease, listed, new, retry, settle
+from bide.testing.store_suite.base import NOW, do, done, extend, lease, listed, new, retry, settle
 from bide_proofs.servers.postgres import PostgresPooler
 from bide_proofs.servers.process import ServerMissing
 

@@ -12,11 +12,10 @@ from typing import Any
 import pytest
 import pytest_asyncio
 
-from bide.stores.postgres.address import address_of
-from bide.stores.postgres.dialect import SESSION, connect
+from bide.stores.postgres.connection import SESSION, address_of, connect
 from bide.stores.postgres.queries import Names, queries_of
 from bide.stores.postgres.schema import SCHEMA
-from bide.testing.store_suite.acts import NOW
+from bide.testing.store_suite.base import NOW
 
 ROWS = 30_000
 """Enough for a sort or a scan of all to look cheaper or dearer than an index, as it would at a million."""

@@ -12,7 +12,7 @@ from tests.stores.sql import everything as shared
 
 from bide.core.errors import StoreError, StoreUnavailable
 from bide.stores.postgres import PostgresStore
-from bide.stores.postgres.address import address_of
+from bide.stores.postgres.connection import address_of
 from bide.stores.postgres.queries import queries_of
 from bide.stores.postgres.schema import SCHEMA
 from bide_proofs.servers.postgres import ask

@@ -12,12 +12,12 @@ from tests.waiting import pause, until
 
 from bide.core.records import In
 from bide.stores.postgres import wakes
-from bide.stores.postgres.address import address_of
+from bide.stores.postgres.connection import address_of
 from bide.stores.postgres.queries import Names
 from bide.stores.postgres.wakes import Telling
 from bide.stores.sql.leasing import POLL
 from bide.testing.proxy import FaultProxy
-from bide.testing.store_suite.acts import DAY, NOW, lease, new, put, put_one
+from bide.testing.store_suite.base import DAY, NOW, lease, new, put, put_one
 
 
 def test_only_what_wakes_before_the_cap_is_told() -> None:

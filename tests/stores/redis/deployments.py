@@ -9,10 +9,9 @@ from typing import Any
 
 from tests.waiting import wait_until
 
-from bide_proofs.servers.redis import RedisServer
+from bide_proofs.servers.redis import RedisServer, Reply, Word
 from bide_proofs.servers.redis_cluster import RedisCluster
 from bide_proofs.servers.redis_sentinel import SERVICE, RedisSentinel
-from bide_proofs.servers.resp import Reply, Word
 
 DEPLOYMENTS = ("single", "sentinel", "cluster")
 

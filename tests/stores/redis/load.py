@@ -21,7 +21,7 @@ from tests.waiting import PATIENCE, pause, until
 from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError
 from bide.core.records import In, OnConflict, Record, Settlement
 from bide.stores.redis import RedisStore
-from bide.testing.store_suite.acts import done, new
+from bide.testing.store_suite.base import done, new
 
 TOPIC = "t"
 _PAUSE = 0.002

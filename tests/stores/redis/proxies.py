@@ -21,7 +21,7 @@ from bide.stores.redis import topology
 from bide.stores.redis.address import Address, address_of
 from bide.testing.proxy import Act, Chunk, FaultProxy, Hook, PlannedFault
 from bide_proofs.servers.process import HOST
-from bide_proofs.servers.resp import Connection
+from bide_proofs.servers.redis import Connection
 
 _APART = 1_000_000
 """By how much the numbers of two proxies' connections differ."""

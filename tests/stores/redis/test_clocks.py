@@ -15,9 +15,9 @@ from tests.waiting import not_before, until
 from bide import Bide, Task
 from bide.core.records import In
 from bide.stores.redis import RedisStore
-from bide.testing.store_suite.acts import MINUTE, keys, new
-from bide_proofs.servers.clock import ServerClock
+from bide.testing.store_suite.base import MINUTE, keys, new
 from bide_proofs.servers.process import ServerMissing
+from bide_proofs.servers.server import ServerClock
 
 HOUR = 3_600
 MILLISECOND = 0.001

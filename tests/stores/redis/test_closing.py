@@ -14,8 +14,8 @@ from tests.waiting import forever, until
 
 from bide.core.records import In
 from bide.stores.redis import RedisStore
-from bide.stores.redis.link import Link, NotSent
-from bide.testing.store_suite.acts import new
+from bide.stores.redis.topology import Link, NotSent
+from bide.testing.store_suite.base import new
 from bide_proofs.servers.redis_cluster import RedisCluster
 
 

@@ -16,10 +16,10 @@ from tests.waiting import not_before, pause, until
 from bide import Bide, Task
 from bide.core.records import At, Cancel, Filter, In, Move, Page, Ref, State
 from bide.stores.redis import RedisStore
-from bide.stores.redis.head_cache import CAP, Heads
+from bide.stores.redis.leasing import CAP, Heads
 from bide.stores.redis.store import LONGEST_PATIENCE
-from bide.testing.store_suite.acts import HOUR, NOW, do, new
-from bide_proofs.servers.resp import Reply
+from bide.testing.store_suite.base import HOUR, NOW, do, new
+from bide_proofs.servers.redis import Reply
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from bide.core.names import new_id
 from bide.core.records import At, Cancel, Filter, Move, Redrive, Ref, Result, State
 from bide.stores.redis import RedisStore
 from bide.stores.redis.layout import Layout
-from bide.testing.store_suite.acts import (
+from bide.testing.store_suite.base import (
     HOUR,
     LEASE,
     MINUTE,

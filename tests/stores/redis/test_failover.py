@@ -17,7 +17,7 @@ from tests.waiting import until
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.records import In, Record
 from bide.stores.redis import RedisStore
-from bide.testing.store_suite.acts import keys, new
+from bide.testing.store_suite.base import keys, new
 from bide_proofs.servers.redis_cluster import ClusterNode, RedisCluster
 
 in_a_cluster = pytest.mark.parametrize("deployment", ["cluster"])  # elsewhere all tasks are on one server

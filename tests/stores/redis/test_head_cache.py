@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from math import inf
 
-from bide.stores.redis.head_cache import GRACE, NEVER, Heads, owned, owner_of
+from bide.stores.redis.leasing import GRACE, NEVER, Heads, owned, owner_of
 
 
 def test_what_is_not_known_is_asked_for() -> None:

@@ -13,11 +13,10 @@ from tests.waiting import PATIENCE, pause, until, wait_until
 from bide.core.errors import StoreUnavailable
 from bide.core.records import In
 from bide.stores.redis import RedisStore
-from bide.testing.store_suite.acts import new
+from bide.testing.store_suite.base import new
 from bide_proofs.servers.process import HOST
-from bide_proofs.servers.redis import RedisServer
+from bide_proofs.servers.redis import RedisServer, Refused
 from bide_proofs.servers.redis_cluster import ClusterNode, RedisCluster
-from bide_proofs.servers.resp import Refused
 
 
 def went_well(load: Load) -> None:

@@ -12,7 +12,7 @@ from tests.waiting import PATIENCE, until
 
 from bide.core.errors import StoreError
 from bide.core.records import In
-from bide.testing.store_suite.acts import keys, lease, new
+from bide.testing.store_suite.base import keys, lease, new
 
 
 async def test_a_killed_server_loses_nothing_that_was_acknowledged(servers: Servers, open_store: OpensStore) -> None:

@@ -16,12 +16,12 @@ from tests.waiting import PATIENCE, not_before, pause, until
 
 from bide.core.errors import OutcomeUnknown, StoreFull, StoreUnavailable
 from bide.core.records import At, Cancel, Filter, Move, OnConflict, Record, Ref, Result, State
+from bide.stores.clocks import ServerTime
 from bide.stores.redis import RedisStore
 from bide.stores.redis.script_client import Call, script
 from bide.stores.redis.store import LONGEST_PATIENCE
-from bide.stores.server_time import ServerTime
 from bide.testing.proxy import Act, Chunk, FaultProxy
-from bide.testing.store_suite.acts import (
+from bide.testing.store_suite.base import (
     HOUR,
     MINUTE,
     NOW,
@@ -41,7 +41,7 @@ from bide.testing.store_suite.acts import (
     take,
 )
 from bide_proofs.servers.process import HOST
-from bide_proofs.servers.resp import Connection
+from bide_proofs.servers.redis import Connection
 
 Opens = Callable[..., Awaitable[RedisStore]]
 Story = Callable[[RedisStore, Callable[[], None]], Awaitable[None]]

@@ -10,7 +10,7 @@ from tests.waiting import until
 from bide.core.errors import PartlyFailed, SetupError, StoreFull
 from bide.core.records import Cancel, Filter, In, Move, Record, Result, State
 from bide.stores.redis import RedisStore
-from bide.testing.store_suite.acts import do, done, extend, listed, new, retry
+from bide.testing.store_suite.base import do, done, extend, listed, new, retry
 
 NEVER = 10_000_000
 """Milliseconds from now."""

@@ -12,7 +12,7 @@ from tests.stores.redis.deployments import Servers
 from bide.core.errors import StoreMismatch
 from bide.core.records import At, Cancel, Filter, In, OnConflict, Redrive, State
 from bide.stores.redis import RedisStore
-from bide.testing.store_suite.acts import (
+from bide.testing.store_suite.base import (
     HOUR,
     LEASE,
     MINUTE,

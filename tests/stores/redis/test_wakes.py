@@ -16,9 +16,9 @@ from bide.core.records import Cancel, In
 from bide.stores.redis import RedisStore
 from bide.stores.redis.wakes import Subscriptions
 from bide.testing.proxy import Act, Chunk
-from bide.testing.store_suite.acts import new
+from bide.testing.store_suite.base import new
 from bide_proofs.servers.process import HOST
-from bide_proofs.servers.resp import Connection
+from bide_proofs.servers.redis import Connection
 
 
 def subscriptions(store: RedisStore) -> Subscriptions:

@@ -17,7 +17,7 @@ from tests.waiting import PATIENCE, pause, until
 
 from bide import Bide, Task
 from bide.core.records import Record, Settlement, Verdict
-from bide.engine.worker import Worker
+from bide.engine.delivery.worker import Worker
 from bide.stores.redis import RedisStore
 
 

@@ -14,7 +14,7 @@ from bide.core.events import Event, EventKind
 from bide.core.names import new_id
 from bide.core.records import Filter, Lease, Page, Ref
 from bide.testing.proxy import Act, FaultProxy
-from bide.testing.store_suite.acts import HOUR, NOW, new
+from bide.testing.store_suite.base import HOUR, NOW, new
 
 Call = Callable[[Any], Awaitable[Any]]
 """Of an open store, with `Shares` and `KeepsEvents`; it may be made again and again."""

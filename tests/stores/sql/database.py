@@ -18,12 +18,12 @@ from bide.core.errors import StoreMismatch, StoreUnavailable
 from bide.stores.batches import AT_ONCE
 from bide.stores.mysql import MySqlStore
 from bide.stores.mysql import queries as mysql_queries
-from bide.stores.mysql.address import address_of as mysql_address
+from bide.stores.mysql.connection import address_of as mysql_address
 from bide.stores.mysql.joined import _AT_ONCE as MYSQL_AT_ONCE
 from bide.stores.mysql.schema import SCHEMA as MYSQL_SCHEMA
 from bide.stores.postgres import PostgresStore
 from bide.stores.postgres import queries as postgres_queries
-from bide.stores.postgres.address import address_of as postgres_address
+from bide.stores.postgres.connection import address_of as postgres_address
 from bide.stores.postgres.schema import SCHEMA as POSTGRES_SCHEMA
 from bide_proofs.servers import mariadb, postgres
 from bide_proofs.servers.mariadb import MariaDbServer

@@ -17,7 +17,7 @@ from tests.stores.sql.shop import Shop
 
 from bide.stores.driver_adapters import driver_of
 from bide.stores.sql.transactions import MOST
-from bide.testing.store_suite.acts import NOW, new, put
+from bide.testing.store_suite.base import NOW, new, put
 
 KINDS: dict[tuple[str, str], tuple[Makes, Makes]] = {
     ("postgres", "asyncpg"): (of_postgres.by_asyncpg_alone, of_postgres.by_asyncpg),

@@ -8,7 +8,7 @@ from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import PATIENCE, until
 
 from bide.core.records import In, Leased
-from bide.testing.store_suite.acts import HOUR, done, hold, lease, new, put_one, see, settle
+from bide.testing.store_suite.base import HOUR, done, hold, lease, new, put_one, see, settle
 
 WRONG = 86_400_000
 """A caller's clock in 1970."""

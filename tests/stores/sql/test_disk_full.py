@@ -21,7 +21,7 @@ from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.errors import StoreFull
 from bide.core.records import At, Cancel, Move, Ref
-from bide.testing.store_suite.acts import HOUR, NOW, do, done, lease, look, new, put
+from bide.testing.store_suite.base import HOUR, NOW, do, done, lease, look, new, put
 
 
 @pytest.fixture

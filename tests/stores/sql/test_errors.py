@@ -12,10 +12,10 @@ from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.errors import BadInput, StoreCorrupt, StoreFull, StoreMismatch, StoreUnavailable
 from bide.core.records import In, Ref
-from bide.stores.mysql import dialect as mysql
-from bide.stores.postgres import dialect as postgres
+from bide.stores.mysql import connection as mysql
+from bide.stores.postgres import connection as postgres
 from bide.stores.sql import dialect as kinds
-from bide.testing.store_suite.acts import NOW, keys, lease, new, put_one, retry, see, settle, take
+from bide.testing.store_suite.base import NOW, keys, lease, new, put_one, retry, see, settle, take
 
 
 def reported(code: str) -> asyncpg.PostgresError:

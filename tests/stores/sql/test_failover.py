@@ -10,7 +10,7 @@ from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import until
 
 from bide.core.records import Filter, In, Result
-from bide.testing.store_suite.acts import HOUR, NOW, done, lease, listed, new, put
+from bide.testing.store_suite.base import HOUR, NOW, done, lease, listed, new, put
 
 
 async def test_a_promoted_replica_goes_on(database: Database, starts: Any, open_store: OpensStore) -> None:

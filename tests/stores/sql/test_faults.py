@@ -12,7 +12,7 @@ from tests.waiting import pause, until
 
 from bide.core.errors import PartlyFailed, StoreUnavailable
 from bide.core.records import At, Filter, In, Move, Result
-from bide.testing.store_suite.acts import HOUR, NOW, done, keys, lease, listed, new, put, put_one, take
+from bide.testing.store_suite.base import HOUR, NOW, done, keys, lease, listed, new, put, put_one, take
 
 
 async def test_what_was_acknowledged_survives_a_kill_of_the_server(

@@ -13,11 +13,11 @@ from tests.waiting import pause, until
 
 from bide import Bide, PartlyFailed, StoreUnavailable, Task
 from bide.core.records import At, Cancel, Lease, Move, Ref, Result
-from bide.stores.mysql import journaled_connection
-from bide.stores.mysql.dialect import MYSQL, meaning
+from bide.stores.mysql import connection
+from bide.stores.mysql.connection import MYSQL, meaning
 from bide.stores.sql.dialect import Locked
 from bide.testing.proxy import Act, FaultProxy
-from bide.testing.store_suite.acts import HOUR, LEASE, NOW, done, lease, look, new, put, retry, see
+from bide.testing.store_suite.base import HOUR, LEASE, NOW, done, lease, look, new, put, retry, see
 
 COUNT = 100
 
@@ -40,7 +40,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
             waited.append(error)
         return found
 
-    monkeypatch.setattr(journaled_connection, "MYSQL", MYSQL._replace(meaning=noted))
+    monkeypatch.setattr(connection, "MYSQL", MYSQL._replace(meaning=noted))
     return waited
 
 

@@ -27,7 +27,7 @@ from bide.stores.mysql import MySqlStore
 from bide.stores.postgres import PostgresStore
 from bide.stores.postgres import joined as postgres_joined
 from bide.testing.proxy import Act, FaultProxy
-from bide.testing.store_suite.acts import NOW, done, lease, new, put
+from bide.testing.store_suite.base import NOW, done, lease, new, put
 
 CALLERS = [("postgres", kind) for kind in of_postgres.KINDS] + [("mysql", kind) for kind in of_mysql.KINDS]
 

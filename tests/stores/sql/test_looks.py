@@ -13,23 +13,23 @@ from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import not_before, pause, until
 
 from bide.core.records import In, Leased
-from bide.stores.mysql import depths
-from bide.stores.mysql.journaled_connection import Call as MySqlCall
-from bide.stores.postgres import bounds
-from bide.stores.postgres.journaled_connection import Call as PostgresCall
-from bide.stores.sql import scan_position
-from bide.testing.store_suite.acts import HOUR, MINUTE, NOW, keys, lease, new, put, put_one
+from bide.stores.mysql import leasing as mysql
+from bide.stores.mysql.connection import Call as MySqlCall
+from bide.stores.postgres import leasing as postgres
+from bide.stores.postgres.connection import Call as PostgresCall
+from bide.stores.sql import leasing
+from bide.testing.store_suite.base import HOUR, MINUTE, NOW, keys, lease, new, put, put_one
 
-LIMITS = {"postgres": bounds, "mysql": depths}
+LIMITS = {"postgres": postgres, "mysql": mysql}
 CALLS: dict[str, Any] = {"postgres": PostgresCall, "mysql": MySqlCall}
 
 
 @pytest.fixture
 def rarely_whole(database: Database, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LIMITS[database.name], "DEAR", 0.0)
-    monkeypatch.setattr(scan_position, "SHARE", 1_000_000_000)
-    monkeypatch.setattr(scan_position, "THOROUGH", 0.0)
-    monkeypatch.setattr(depths, "BACK", 10 * MINUTE)  # how long a transaction may be open in MySQL to be found so
+    monkeypatch.setattr(leasing, "SHARE", 1_000_000_000)
+    monkeypatch.setattr(leasing, "THOROUGH", 0.0)
+    monkeypatch.setattr(mysql, "BACK", 10 * MINUTE)  # how long a transaction may be open in MySQL to be found so
 
 
 async def find_nothing(store: Any) -> None:
@@ -91,8 +91,8 @@ async def test_a_lost_lease_is_found(url: str, open_store: OpensStore, rarely_wh
 async def test_what_lies_further_back_is_found_beside(
     database: Database, url: str, open_store: OpensStore, rarely_whole: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan_position, "SHARE", 1)
-    monkeypatch.setattr(depths, "BACK", 5_000)
+    monkeypatch.setattr(leasing, "SHARE", 1)
+    monkeypatch.setattr(mysql, "BACK", 5_000)
     store = await open_store(url, clock="server")
     await find_nothing(store)
     await put_one(store, new("by hand", due=In(HOUR)))
@@ -103,7 +103,7 @@ async def test_what_lies_further_back_is_found_beside(
 async def test_a_worker_that_begins_where_a_whole_look_takes_longer_than_a_call_may_begins_late(
     database: Database, url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan_position, "THOROUGH", 0.0)
+    monkeypatch.setattr(leasing, "THOROUGH", 0.0)
     monkeypatch.setattr(LIMITS[database.name], "DEAR", 1_000.0)
     store = await open_store(url, clock="server")
     await put(store, new("k", due=In(0)), new("before", topic="other", due=In(0)))

@@ -22,7 +22,7 @@ from bide.core.names import new_id
 from bide.core.records import At, Cancel, Filter, In, Move, OnConflict, Record, Redrive, Result, State
 from bide.ports import Store
 from bide.testing.proxy import Act, FaultProxy, PlannedFault
-from bide.testing.store_suite.acts import (
+from bide.testing.store_suite.base import (
     HOUR,
     KEPT,
     NOW,

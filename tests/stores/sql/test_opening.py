@@ -10,7 +10,7 @@ from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.errors import StoreMismatch, StoreUnavailable
 from bide.core.records import Filter
-from bide.testing.store_suite.acts import keys, listed, new, put_one
+from bide.testing.store_suite.base import keys, listed, new, put_one
 
 
 async def test_a_missing_schema_is_refused_with_what_to_do(database: Database, fresh_url: str) -> None:

@@ -6,9 +6,9 @@ import pytest
 from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.records import In
-from bide.stores.sql import scan_position
-from bide.stores.sql.scan_position import SLACK, ScanFloors
-from bide.testing.store_suite.acts import HOUR, NOW, lease, new, put_one
+from bide.stores.sql import leasing
+from bide.stores.sql.leasing import SLACK, ScanFloors
+from bide.testing.store_suite.base import HOUR, NOW, lease, new, put_one
 
 
 def test_the_first_look_is_thorough_and_the_next_goes_on() -> None:
@@ -39,7 +39,7 @@ def test_what_is_told_of_while_a_look_is_under_way_is_where_the_next_begins() ->
 
 
 def test_now_and_then_a_look_is_thorough(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(scan_position, "THOROUGH", 0.0)
+    monkeypatch.setattr(leasing, "THOROUGH", 0.0)
     known = ScanFloors(used=True)
     assert [known.ask(["t"], NOW)[1] for _ in range(3)] == [True] * 3
 
@@ -69,7 +69,7 @@ def test_where_the_callers_clock_counts_every_look_is_thorough() -> None:
 async def test_who_did_not_look_for_leases_does_not_say_that_there_are_none(
     url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(scan_position, "THOROUGH", 600.0)
+    monkeypatch.setattr(leasing, "THOROUGH", 600.0)
     store = await open_store(url, clock="server")
     await put_one(store, new(due=In(0)))
     assert len((await lease(store, 5, lasts=HOUR)).tasks) == 1

@@ -13,9 +13,9 @@ from tests.waiting import until, wait_until
 
 from bide.core.records import Filter
 from bide.stores.sqlite import SqliteStore, database
-from bide.stores.sqlite.checkpoint import KICK_PAGES, Checkpointer
 from bide.stores.sqlite.connection import PAGE, WriteLock, connect
-from bide.testing.store_suite.acts import listed, new, put
+from bide.stores.sqlite.database import KICK_PAGES, Checkpointer
+from bide.testing.store_suite.base import listed, new, put
 
 
 @pytest.fixture

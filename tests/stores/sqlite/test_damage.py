@@ -12,7 +12,7 @@ from bide.core.errors import StoreCorrupt
 from bide.core.events import Event, EventKind
 from bide.core.records import Cancel, Filter, OnConflict, Ref, Result, State
 from bide.stores.sqlite import SqliteStore
-from bide.testing.store_suite.acts import (
+from bide.testing.store_suite.base import (
     LEASE,
     NOW,
     do,

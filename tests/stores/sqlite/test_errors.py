@@ -14,9 +14,9 @@ from tests.waiting import PATIENCE
 
 from bide.core.errors import BadInput, StoreCorrupt, StoreError, StoreFull, StoreMismatch, StoreUnavailable
 from bide.core.records import Cancel, Filter, Result
-from bide.stores.sqlite import SqliteStore, connection, disk_reserve
-from bide.stores.sqlite.errors import translate
-from bide.testing.store_suite.acts import NOW, do, done, listed, new, put, put_one, settle, take
+from bide.stores.sqlite import SqliteStore, connection
+from bide.stores.sqlite.connection import translate
+from bide.testing.store_suite.base import NOW, do, done, listed, new, put, put_one, settle, take
 
 
 def raised(code: int) -> sqlite3.OperationalError:
@@ -83,8 +83,8 @@ async def test_below_the_reserve_new_work_is_refused_and_the_old_still_drains(
     store = SqliteStore(path, disk_reserve=1_000_000)
     await store.open()
     await put_one(store)
-    monkeypatch.setattr(disk_reserve, "free_bytes", lambda folder: 1_000_000)
-    monkeypatch.setattr(disk_reserve, "_EVERY", 0.0)
+    monkeypatch.setattr(connection, "free_bytes", lambda folder: 1_000_000)
+    monkeypatch.setattr(connection, "_EVERY", 0.0)
     store._open().reserve._look_again = 0.0
     with pytest.raises(StoreFull, match="1000000 bytes free"):  # and the WAL needs room too
         await store.add([new("more")], now=NOW)
@@ -92,7 +92,7 @@ async def test_below_the_reserve_new_work_is_refused_and_the_old_still_drains(
         async with store.transaction() as joined:
             await joined.add([new("more")], now=NOW)
     assert await settle(store, done(await take(store)))
-    monkeypatch.setattr(disk_reserve, "free_bytes", lambda folder: 10_000_000)
+    monkeypatch.setattr(connection, "free_bytes", lambda folder: 10_000_000)
     await put_one(store, new("more"))
     with pytest.raises(StoreFull):
         await store.add([new("as large as the disk", payload=bytes(5_000_000))], now=NOW)
@@ -108,10 +108,10 @@ def test_a_look_at_the_disk_that_takes_its_time_misleads_nobody(monkeypatch: pyt
             watched.check()  # another thread comes meanwhile
         return 1 << 60
 
-    monkeypatch.setattr(disk_reserve, "free_bytes", slowly)
-    monkeypatch.setattr(disk_reserve, "kept_bytes", lambda path, reserve: reserve)
-    monkeypatch.setattr(disk_reserve, "_EVERY", PATIENCE)
-    watched = disk_reserve.DiskReserve("/the/file", 1_000_000)
+    monkeypatch.setattr(connection, "free_bytes", slowly)
+    monkeypatch.setattr(connection, "kept_bytes", lambda path, reserve: reserve)
+    monkeypatch.setattr(connection, "_EVERY", PATIENCE)
+    watched = connection.DiskReserve("/the/file", 1_000_000)
     watched.check()
     watched.check()
     assert looks == ["/the"] * 2
@@ -150,7 +150,7 @@ async def test_a_disk_smaller_than_the_reserve_drains_to_the_last_task(small_dis
 async def test_a_file_that_was_removed_takes_no_new_work(
     store: SqliteStore, path: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(disk_reserve, "_EVERY", 0.0)
+    monkeypatch.setattr(connection, "_EVERY", 0.0)
     os.rename(path, f"{path}.away")
     with pytest.raises(StoreUnavailable, match="removed or replaced"):
         await store.add([new("lost")], now=NOW)

@@ -18,7 +18,7 @@ from tests.waiting import forever
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.records import At, Filter, In, Move, Page, Ref, Result, State
 from bide.stores.sqlite import SqliteStore, connection, transactions
-from bide.testing.store_suite.acts import (
+from bide.testing.store_suite.base import (
     KEPT,
     NOW,
     SECOND,

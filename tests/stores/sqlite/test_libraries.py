@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from bide.stores.sqlite.checkpoint import resets_safely
-from bide.stores.sqlite.diagnosis import mapped_libraries
+from bide.stores.sqlite.database import mapped_libraries, resets_safely
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
 from bide.core.records import Filter, Ref
 from bide.stores.sqlite import SqliteStore, connection, database
 from bide.stores.sqlite.database import OpenFile
-from bide.testing.store_suite.acts import listed, look, new, put_one
+from bide.testing.store_suite.base import listed, look, new, put_one
 
 
 async def test_a_new_file_gets_the_schema_of_this_code(path: str) -> None:
@@ -203,7 +203,7 @@ async def test_a_file_that_apsw_has_open_is_refused(path: str) -> None:
 _OPEN = """
 import asyncio, sys
 from bide.stores.sqlite import SqliteStore
-from bide.testing.store_suite.acts import new, put_one
+from bide.testing.store_suite.base import new, put_one
 
 async def main():
     store = SqliteStore(sys.argv[1])

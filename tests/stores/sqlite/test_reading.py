@@ -7,7 +7,7 @@ import pytest
 from bide.core.events import Event, EventKind
 from bide.core.records import Count, State
 from bide.stores.sqlite import SqliteStore, rows
-from bide.testing.store_suite.acts import NOW, counted, new, put
+from bide.testing.store_suite.base import NOW, counted, new, put
 
 
 async def test_counting_stops_at_the_limit(store: SqliteStore, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,7 +15,7 @@ import pytest
 
 from bide import Bide, Row, SetupError, Sql, StoreUnavailable, TableSource
 from bide.core.instants import instant
-from bide.engine.tables import TableLoop
+from bide.engine.delivery.tables import TableLoop
 from bide.testing.clock import ManualClock
 
 NOON = instant("2027-07-16T12:00:00Z")

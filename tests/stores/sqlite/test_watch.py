@@ -17,7 +17,7 @@ from bide.core.errors import BadInput
 from bide.core.records import In
 from bide.stores.sqlite import SqliteStore
 from bide.stores.sqlite.watch import Polling, signal_of
-from bide.testing.store_suite.acts import NOW, SECOND, new, put_one
+from bide.testing.store_suite.base import NOW, SECOND, new, put_one
 
 WAYS = ["inotify", "poll"] if sys.platform == "linux" else ["poll"]
 

@@ -13,7 +13,7 @@ from bide.core.errors import BadInput, StoreUnavailable
 from bide.core.records import Filter, In, Move, Ref, Result
 from bide.stores.sqlite import SqliteStore, connection
 from bide.stores.sqlite.connection import WriteLock
-from bide.testing.store_suite.acts import NOW, SECOND, done, lease, listed, look, new, put, put_one, see, settle, take
+from bide.testing.store_suite.base import NOW, SECOND, done, lease, listed, look, new, put, put_one, see, settle, take
 
 
 async def points_of(path: str) -> tuple[SqliteStore, list[str]]:

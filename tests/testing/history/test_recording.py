@@ -9,8 +9,7 @@ from typing import Any
 from bide import Bide, Task
 from bide.stores.postgres.schema import SCHEMA
 from bide.testing.history.events import Answered, Asked, Asks, Event, Settling
-from bide.testing.history.journal import Journal
-from bide.testing.history.recording import RecordedClient, Recording
+from bide.testing.history.recording import Journal, RecordedClient, Recording
 
 
 async def test_a_verb_that_the_store_does_by_another_is_told_once(postgres_url: str, postgres_schema: str) -> None:

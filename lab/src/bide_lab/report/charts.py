@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
 
-from bide_lab.figures import BY_NAME, SHARES, Measure, figure
+from bide_lab.journal import BY_NAME, SHARES, Measure, figure
 from bide_lab.report.findings import Family, Findings, Row
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from bide_lab.figures import MEASURES, Figures, Measure, Result
+from bide_lab.journal import MEASURES, Figures, Measure, Result
 from bide_lab.strategies import Card, card_of, catalogue
 from bide_lab.strategy import Strategy
 from bide_lab.workloads import WORKLOADS

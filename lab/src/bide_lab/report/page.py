@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import NamedTuple, assert_never
 
 from bide_lab.report.charts import Picture, colours, pictures, write_pictures
-from bide_lab.report.content import Block, Bullets, Drawing, Part, Section, Table, sections, ways
-from bide_lab.report.document import TITLE, markdown
+from bide_lab.report.document import TITLE, Block, Bullets, Drawing, Part, Section, Table, markdown, sections, ways
 from bide_lab.report.findings import Findings
 
 

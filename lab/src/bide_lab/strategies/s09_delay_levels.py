@@ -34,7 +34,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from bide_lab.servers.brokers import Message, RabbitMqStrategy, WithRows
+from bide_lab.servers.stores import Message, RabbitMqStrategy, WithRows
 from bide_lab.strategy import Effect, Flaw, Item, now, when
 
 _MINUTE, _HOUR = 60, 3600

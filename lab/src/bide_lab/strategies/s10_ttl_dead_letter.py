@@ -29,7 +29,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
-from bide_lab.servers.brokers import Message, RabbitMqStrategy
+from bide_lab.servers.stores import Message, RabbitMqStrategy
 from bide_lab.strategy import VERBS, Effect, Flaw, Item, Setting, now, when
 
 _WORK = "work"

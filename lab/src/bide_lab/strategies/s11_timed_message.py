@@ -36,7 +36,7 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 
 from bide.core.errors import SetupError
-from bide_lab.servers.brokers import WithRows
+from bide_lab.servers.stores import WithRows
 from bide_lab.strategy import Effect, Flaw, Item, Setting, when
 
 TOPIC = "bide_lab"

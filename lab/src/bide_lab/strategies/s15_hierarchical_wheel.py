@@ -30,7 +30,7 @@ from typing import Any
 
 from bide.core.instants import Millis
 from bide.timers import HierarchicalWheel
-from bide_lab.figures import Figures
+from bide_lab.journal import Figures
 from bide_lab.servers.memory import GONE, InMemory
 from bide_lab.strategy import Flaw
 

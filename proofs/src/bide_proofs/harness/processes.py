@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 
 from bide.testing.history.events import Died
-from bide.testing.history.journal import Journal
+from bide.testing.history.recording import Journal
 from bide_proofs.harness.command import PATIENCE
 from bide_proofs.servers.process import Guard
 

@@ -14,11 +14,18 @@ from pathlib import Path
 from typing import Any
 
 from bide.wiring import without_secrets
-from bide_proofs.harness.command import WrongByKind, add_seed, counts_of, parser_of, tried
+from bide_proofs.harness.command import (
+    WrongByKind,
+    add_seed,
+    counts_of,
+    drained,
+    migrated,
+    parser_of,
+    refuse_unless_empty,
+    tried,
+)
 from bide_proofs.harness.processes import READY, Child, ChildSpec, ProcessGroup
-from bide_proofs.harness.stores import drained, migrated, refuse_unless_empty
-from bide_proofs.kill_in_transaction.child import TOPIC, Spec, app_on
-from bide_proofs.kill_in_transaction.tables import EFFECT, PLACED, Tables, judge
+from bide_proofs.kill_in_transaction.child import EFFECT, PLACED, TOPIC, Spec, Tables, app_on, judge
 
 CLIENT, WORKER = "client", "worker"
 

@@ -10,18 +10,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
-from bide.testing.history.journal import read_all
+from bide.testing.history.recording import read_all
 from bide.wiring import without_secrets
-from bide_proofs.harness.command import WrongByKind, counts_of, not_in_memory, parser_of, tried
-from bide_proofs.harness.stores import migrated, own_namespace
+from bide_proofs.harness.command import WrongByKind, counts_of, migrated, not_in_memory, own_namespace, parser_of, tried
 from bide_proofs.kill_service.instance import CONFIG, PORTS
-from bide_proofs.kill_service.judge import judge
-from bide_proofs.kill_service.receiver import Receiver
+from bide_proofs.kill_service.receiver import Receiver, judge
 from bide_proofs.servers.process import HOST, free_port
+from bide_proofs.torture.child import TOPICS
 from bide_proofs.torture.faults import KILL, WORKER
 from bide_proofs.torture.run import add_options, journals, tortured
 from bide_proofs.torture.server import Server
-from bide_proofs.torture.topics import TOPICS
 
 COUNT = 2
 _TOPIC = """

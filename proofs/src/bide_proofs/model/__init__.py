@@ -7,6 +7,6 @@ workers that are killed at any step: in every order. It shares no code with bide
 """
 
 from bide_proofs.model.explore import INVARIANTS, Explorer, Found
-from bide_proofs.model.records import MORE_VERBS, VERBS, Bounds, Rules, Verb
+from bide_proofs.model.store import MORE_VERBS, VERBS, Bounds, Rules, Verb
 
 __all__ = ["INVARIANTS", "MORE_VERBS", "VERBS", "Bounds", "Explorer", "Found", "Rules", "Verb"]

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from bide_proofs.model.records import (
+from bide_proofs.model.store import (
     AWAITED,
     NOTHING,
     SPENT,
+    Answer,
     Bounds,
     Client,
     Effect,
@@ -20,10 +21,11 @@ from bide_proofs.model.records import (
     Ref,
     Rules,
     Shared,
+    Step,
+    Store,
     Verb,
     Worker,
 )
-from bide_proofs.model.store import Answer, Step, Store
 
 _TWICE = "P5: a request that was sent twice was carried out twice"
 _TWO_ANSWERS = "P5: a request that was sent twice had two answers"

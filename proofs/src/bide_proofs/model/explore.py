@@ -20,8 +20,7 @@ from functools import cache
 from typing import Any, NamedTuple, TypeAlias
 
 from bide_proofs.model.actors import Asking, Working, fresh_worker, seen_by, wrong_with
-from bide_proofs.model.records import LEASED, NOTHING, TICK, WAITING, Bounds, Client, Rules, Shared
-from bide_proofs.model.store import Answer, Step, Store
+from bide_proofs.model.store import LEASED, NOTHING, TICK, WAITING, Answer, Bounds, Client, Rules, Shared, Step, Store
 
 INVARIANTS = (
     "P1: no delivery begins before the wake that it was leased for, by the store's clock",

@@ -1,30 +1,235 @@
 """The store of the model: one table, and what each request does to the one task.
 
 Written from the promises and not from `core.lifecycle`; a test holds the two tables against each other.
+
+The parts of a state of the model, and its parameters: its bounds, and its deliberate defects.
+
+Times count from now, in instants, and stand at 0 once they have passed: so time may go on for ever, and the states stay
+finite. Tokens are 1 (the newest that was given) or 0 (any older one), and a new one is 2 until all are counted down. So
+is a life: the key's newest, or an older one. What begins with "truly" is the model's own knowledge, which neither store
+nor worker can see; the invariants are checked against it.
 """
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-from bide_proofs.model.records import (
-    ABSENT,
-    CANCELLED,
-    DEAD,
-    DONE,
-    LEASED,
-    NOTHING,
-    WAITING,
-    Body,
-    Bounds,
-    Client,
-    Effect,
-    Ref,
-    Rules,
-    Shared,
-    Verb,
-    Worker,
-)
+WAITING, LEASED, DONE, CANCELLED, DEAD = "waiting", "leased", "done", "cancelled", "dead"
+ABSENT = "absent"
+LIVE = (WAITING, LEASED)
+
+
+class Body(NamedTuple):
+    """A task as the store has it."""
+
+    state: str
+    wake: int
+    """When it wakes; of an ended one, until when it is kept."""
+    token: int
+
+
+class Shared(NamedTuple):
+    """The store, and what truly holds."""
+
+    body: Body | None = None
+    entry: int | None = None
+    """The entry of the index by time: what a lease looks at."""
+    token: int = 0
+    """The last token that was given."""
+    owed: bool = False
+    """Truly: a life was acknowledged, and has neither been settled for good nor cancelled."""
+    loose: int = 0
+    """How many messages are astray: see `Loose`."""
+
+    @property
+    def state(self) -> str:
+        return ABSENT if self.body is None else self.body.state
+
+    @property
+    def live(self) -> bool:
+        return self.body is not None and self.body.state in LIVE
+
+
+class Ref(NamedTuple):
+    """A lease, as its holder has it."""
+
+    token: int
+    fresh: bool
+    """Truly: nothing has happened to the task since it was given."""
+    newest_life: bool
+    """Truly: of the life that the key has now."""
+    called_off: bool = False
+    """Truly: this life was cancelled, and the answer was `cancelled`."""
+    early: int = 0
+    """Truly: how long it still is until the wake that it was leased for."""
+    left: int = 0
+    """How long the holder believes it to last."""
+
+
+class Loose(NamedTuple):
+    """A request astray: delayed, or a copy of one that was sent twice. It arrives at any time, or never."""
+
+    what: str
+    """`lease`, `settle`, `extend`, or a client's verb."""
+    delay: int = 0
+    ref: Ref | None = None
+    done: bool = False
+    """Another copy of it was carried out."""
+    old: bool = False
+    """A newer call of the same caller was carried out."""
+    mine: bool = True
+    """Its caller is still there, and so its next call would be a newer one."""
+    verdict: str = ""
+    """Of a settle: the outcome."""
+    awaited: bool = False
+    """Its caller has not had the answer, waits for it, and will send it again."""
+
+
+SPENT = Loose("request")
+"""One that can do nothing any more, whenever it arrives: an older one of its caller, or with a token that is over."""
+AWAITED = Loose("verb", done=True, awaited=True)
+"""One that was carried out; sent again, it is answered from the journal, and does nothing."""
+
+
+class Worker(NamedTuple):
+    """One worker. Its phases: `sent` (the request for a lease is under way), `told` (the answer is), `asleep`, `has`
+    (it has a lease, and the handler has not begun), `runs`, `ends` (the outcome is under way), `unsure` (it was
+    carried out, and the answer was lost)."""
+
+    phase: str = "sent"
+    at: int | None = None
+    """sent: how long the lease would last; told: the next wake; asleep: the alarm. None: never."""
+    rest: int = 0
+    """sent, told: how long it may sleep at most, once it is answered."""
+    ref: Ref | None = None
+    verdict: str = ""
+    begun: bool = False
+    accepted: bool = False
+    wake_up: int | None = None
+    """The earliest wake that it is being told of: heard, or on its way."""
+    lost: bool = False
+    """Truly: it was told of a wake since it last forgot, and that was lost on the way."""
+    deaf: bool = False
+    """It has not subscribed yet."""
+    loose: Loose | None = None
+
+
+class Client(NamedTuple):
+    """One client."""
+
+    left: int
+    """How many more verbs it may send."""
+    loose: Loose | None = None
+    adding: int | None = None
+    """It has taken the task out, and has yet to put it back so late (a defect: see `Rules.move_in_two_steps`)."""
+
+
+class Effect(NamedTuple):
+    """The meaning of a step for those who did not take it."""
+
+    touched: bool = False
+    """The task went from one state to another: no lease given before is fresh any more."""
+    raised: bool = False
+    """By a new token."""
+    born: bool = False
+    """A new life."""
+    called_off: bool = False
+    """`cancelled` was answered."""
+    wake_up: int | None = None
+    """A wake that is published."""
+    tick: bool = False
+    """An instant has passed."""
+
+
+NOTHING = Effect()
+TICK = Effect(tick=True)
+
+
+class Verb(NamedTuple):
+    """A verb of a client."""
+
+    name: str
+    delay: int = 0
+
+    def __str__(self) -> str:
+        if self.name == "cancel":
+            return "cancel"
+        if self.name == "move" and self.delay == 0:
+            return "fire now"
+        return f"{self.name} to +{self.delay}"
+
+
+VERBS = (Verb("schedule replace", 1), Verb("move", 2), Verb("move", 0), Verb("cancel"))
+MORE_VERBS = (
+    Verb("schedule keep", 1), Verb("schedule earliest", 1), Verb("schedule latest", 2), Verb("schedule refuse", 1),
+    Verb("redrive", 1), *VERBS,
+)  # fmt: skip
+
+
+class Bounds(NamedTuple):
+    """How large the model is. Lengths in instants."""
+
+    verbs: tuple[int, ...] = (3, 3)
+    """How many each client may send."""
+    may: tuple[Verb, ...] = VERBS
+    lease: int = 2
+    cap: int = 2
+    retry: int = 1
+    verdicts: tuple[str, ...] = ("done", "retry")
+    loose: int = 1
+    """So many requests may be astray at once."""
+    keep: int = 0
+    """How long an ended task is kept."""
+    crashes: bool = True
+
+    @property
+    def latest(self) -> int:
+        """How late a delivery may be when every wake-up is lost: the longest sleep; or one lease, where the request for
+        it was under way for so long that its holder must not begin."""
+        return max(self.cap, self.lease)
+
+
+class Rules(NamedTuple):
+    """How it is done. Each field is a mechanism that bide rests on; the model is run without it to see what it is for.
+
+    The names of the fields that are false by default are those of defects.
+    """
+
+    checks_token: bool = True
+    """Settle is refused without the token of the live lease."""
+    extend_checks_token: bool = True
+    lease_raises_token: bool = True
+    """Also where the last lease ended by itself."""
+    replace_raises_token: bool = True
+    tokens_outlive: bool = True
+    """The counter stays when the task is gone: a new life of the key gets a higher one."""
+    new_life_new_id: bool = True
+    leases_what_was_lost: bool = True
+    """A lease that has ended is due like anything else."""
+    cancel_knows_leased: bool = True
+    move_spares_leased: bool = True
+    journal: bool = True
+    """A request sent twice is carried out once, and answered again."""
+    numbers_rise: bool = True
+    """A request older than its caller's last is refused."""
+    subscribes_first: bool = True
+    forgets_before: bool = True
+    """Notifications are forgotten before the lease is sent, and not when it is answered."""
+    capped: bool = True
+    caps_from_sending: bool = True
+    """The longest sleep counts from when the lease was sent: who schedules beyond it tells nobody, from then on."""
+    tells_of_retry: bool = True
+    next_wake_of_leased: bool = True
+    looks_before_it_begins: bool = True
+    """At whether the lease has ended."""
+    counts_from_sending: bool = True
+    """A holder counts its lease from when it asked, not from when it was answered."""
+    leases_early: bool = False
+    settles_before_it_begins: bool = False
+    move_in_two_steps: bool = False
+    index_left_behind: bool = False
+    purges_what_waits: bool = False
+
 
 _STATES = (ABSENT, WAITING, LEASED, DONE, CANCELLED, DEAD)
 

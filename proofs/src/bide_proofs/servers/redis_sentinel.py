@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bide_proofs.servers.process import HOST, ServerFailed, until
-from bide_proofs.servers.redis import RedisServer, ReplicatedRedis
-from bide_proofs.servers.resp import Refused, Reply
+from bide_proofs.servers.redis import RedisServer, Refused, ReplicatedRedis, Reply
 from bide_proofs.servers.server import start_all
 
 SERVICE = "mymaster"

@@ -8,20 +8,288 @@
 - P10: nothing ended is left that has been kept for longer than anything is kept.
 - P2, P3, P6, P7: what a worker owes its deliveries (`outcomes`).
 - no callback, and no coroutine that nobody waits for, raised anything.
+
+The outcomes that a worker owes its deliveries, by a world that knows who lived and what was broken.
+
+- P2: nothing is settled as done before its handler has said so; an outcome is told again and again until the store has
+  it, as long as the worker lives.
+- P4: nothing begins whose deadline has passed; whoever asks is answered, and in the calm at once.
+- P3: nothing begins whose lease has run out; in the calm no lease is lost while its holder lives; a worker does not
+  lease what its own handler has ended before it has settled that.
+- P7: nothing is asked for that there is no room for.
+- P11: nobody asks again and again while nothing happens.
+- P6: in the calm a topic that has room for one delivery at a time begins the next as soon as there is room.
 """
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+
 from msgspec import Struct
 
 from bide.core.instants import Millis
-from bide.core.records import Token
+from bide.core.records import Token, Topic, Verdict
 from bide.testing.history import events as ev
 from bide.testing.history.check import PURGED_AFTER, Report, check
+from bide.testing.history.events import Event
 from bide.testing.history.report import Violation
-from bide_proofs.simulate.outcomes import owed
 from bide_proofs.simulate.plan import ALONE, UNHANDLED, Plan, Storm, room_of
 from bide_proofs.simulate.world import Played
+
+Delivery = tuple[Topic, str, Token]
+_DONE = ("returned", "Done(")
+_AGAIN = 25_000_000_000
+"""Nanoseconds within which an outcome is told again, also by who stands still for a while."""
+_PATIENCE = 1_000_000_000
+"""Nanoseconds within which everybody is answered where nothing is broken."""
+_PROMPT = 50_000_000
+"""Nanoseconds within which a store answers where messages are neither late nor lost."""
+_PAUSE = 1_000_000_000
+"""Nanoseconds that a worker pauses at most after outcomes could not be told."""
+_SPIN = 12
+_END = " is asked to end"
+
+
+def owed(
+    history: Sequence[Event], *, calm: int, lease: Millis, room: Callable[[Topic], int], late: Millis
+) -> Iterator[Violation]:
+    """`calm`: nanoseconds from when on nothing is broken, and what was broken before has been made good.
+
+    A worker has `room` for so many deliveries of a topic at once; where that is one, it may take `late` milliseconds
+    from a free slot to the next delivery.
+    """
+    seen = _Seen(history)
+    yield from _undone(seen)
+    yield from _given_up(seen)
+    yield from _lost(seen, calm)
+    yield from _taken_from_itself(seen)
+    yield from _begun_too_late(seen, lease)
+    yield from _past_deadlines(seen)
+    yield from _waited(seen, calm, room, late)
+    yield from _too_many(seen, room)
+    yield from _spins(seen)
+    yield from _unanswered(seen, calm)
+
+
+class _Seen:
+    """A history, and what every rule looks up in it."""
+
+    def __init__(self, history: Sequence[Event]) -> None:
+        self.history = history
+        self.asks: dict[int, ev.Asked | ev.Leasing | ev.Extending | ev.Settling] = {
+            event.call: event
+            for event in history
+            if isinstance(event, ev.Asked | ev.Leasing | ev.Extending | ev.Settling)
+        }
+        """Questions by the number of the call."""
+        self.ends: dict[str, int] = {}
+        """Those who died or were asked to end, and when."""
+        for event in history:
+            if isinstance(event, ev.Died):
+                self.ends.setdefault(event.who, event.at)
+            elif isinstance(event, ev.Fault) and event.what.endswith(_END):
+                self.ends.setdefault(event.what.removesuffix(_END), event.at)
+
+    def leased(self) -> Iterator[tuple[ev.Leased, ev.Held]]:
+        """Each task that was given out, with the answer that it came in."""
+        for event in self.history:
+            if isinstance(event, ev.Leased):
+                for held in event.tasks:
+                    yield event, held
+
+
+def _of(event: ev.Began | ev.Ended | ev.Extending | ev.Settling) -> Delivery:
+    return event.topic, event.key, event.token
+
+
+def _undone(seen: _Seen) -> Iterator[Violation]:
+    """Settled as done, and its handler had not said so."""
+    ended: dict[Delivery, ev.Ended] = {}
+    for event in seen.history:
+        if isinstance(event, ev.Ended):
+            ended[_of(event)] = event
+        elif isinstance(event, ev.Settling) and event.verdict is Verdict.DONE:
+            end = ended.get(_of(event))
+            if end is None:
+                what = f"settled as done, by token {event.token}, before its handler had ended"
+                yield Violation("P2", event.topic, event.key, what, [event])
+            elif not end.how.startswith(_DONE):
+                what = f"settled as done, by token {event.token}, though its handler ended with {end.how}"
+                yield Violation("P2", event.topic, event.key, what, [end, event])
+
+
+def _given_up(seen: _Seen) -> Iterator[Violation]:
+    """Not settled in the end, though whoever had the outcome lived on."""
+    failed: dict[Delivery, tuple[ev.Settling, ev.Failed]] = {}
+    for event in seen.history:
+        if isinstance(event, ev.Settling):
+            failed.pop(_of(event), None)
+        elif isinstance(event, ev.Failed) and isinstance(asked := seen.asks.get(event.call), ev.Settling):
+            failed[_of(asked)] = asked, event
+    for ask, failure in failed.values():
+        if seen.ends.get(ask.who, failure.at + 2 * _AGAIN) - failure.at > _AGAIN:
+            what = f"the outcome of token {ask.token} was given up when the store could not be reached"
+            yield Violation("P2", ask.topic, ask.key, what, [ask, failure])
+
+
+def _lost(seen: _Seen, calm: int) -> Iterator[Violation]:
+    """Leased again, though its holder lived and nothing was broken."""
+    holders: dict[tuple[Topic, str], tuple[str, ev.Leased]] = {}
+    for event, held in seen.leased():
+        before = holders.get((held.topic, held.key))
+        if before is not None and held.task.losses and before[1].at > calm and before[0] not in seen.ends:
+            what = f"{before[0]} lost its lease, though it lived and nothing was broken"
+            yield Violation("P3", held.topic, held.key, what, [before[1], event])
+        holders[held.topic, held.key] = seen.asks[event.call].who, event
+
+
+def _taken_from_itself(seen: _Seen) -> Iterator[Violation]:
+    """Leased again by the worker whose handler had ended it, though it had not told the store how, and could have.
+
+    It could have unless the store did not take outcomes just then, or answered late. After a failure a worker pauses
+    before it tells that part of the store anything more. Of a lease that it knows to be lost it has nothing to tell.
+    """
+    over: set[Delivery] = set()
+    ended: dict[Delivery, ev.Ended] = {}
+    unsettled: dict[int, dict[Delivery, ev.Ended]] = {}
+    """The ended deliveries, by the question for a lease that was asked then."""
+    before: dict[tuple[Topic, str], Token] = {}
+    refused: dict[str, int] = {}
+    for event in seen.history:
+        if isinstance(event, ev.Settling):
+            over.add(_of(event))
+            ended.pop(_of(event), None)
+        elif isinstance(event, ev.Told) and not event.ok:
+            if isinstance(told := seen.asks[event.call], ev.Extending):
+                over.add(_of(told))
+        elif isinstance(event, ev.Ended) and _of(event) not in over:
+            ended[_of(event)] = event
+        elif isinstance(event, ev.Leasing):
+            unsettled[event.call] = dict(ended)
+        elif isinstance(event, ev.Failed) and isinstance(asked := seen.asks.get(event.call), ev.Settling):
+            refused[asked.who] = event.at
+        elif isinstance(event, ev.Leased):
+            leasing = seen.asks[event.call]
+            since = refused.get(leasing.who, -_PAUSE) + _PAUSE
+            prompt = event.at - leasing.at < _PROMPT
+            for held in event.tasks:
+                end = unsettled[event.call].get((held.topic, held.key, before.get((held.topic, held.key), 0)))
+                its = end is not None and prompt and end.who == leasing.who and end.at > since
+                if end is not None and its and held.task.losses:
+                    what = f"{leasing.who} leased it again before it settled what its own handler had ended"
+                    yield Violation("P3", held.topic, held.key, what, [end, event])
+                before[held.topic, held.key] = held.task.token
+
+
+def _begun_too_late(seen: _Seen, lease: Millis) -> Iterator[Violation]:
+    """Begun when its lease had run out, counted from when it was asked for; what was extended since is left out."""
+    asks: dict[Delivery, Event] = {}
+    for event in seen.history:
+        if isinstance(event, ev.Leased):
+            asks |= {(held.topic, held.key, held.task.token): seen.asks[event.call] for held in event.tasks}
+        elif isinstance(event, ev.Extending):
+            asks.pop(_of(event), None)
+        elif isinstance(event, ev.Began):
+            ask = asks.get(_of(event))
+            if ask is not None and event.at - ask.at > (lease + 1) * 1_000_000:
+                what = f"began {(event.at - ask.at) // 1_000_000} ms after its lease of {lease} ms was asked for"
+                yield Violation("P3", event.topic, event.key, what, [ask, event])
+
+
+def _past_deadlines(seen: _Seen) -> Iterator[Violation]:
+    """Begun though its deadline had passed when it was leased."""
+    past = {
+        (held.topic, held.key, held.task.token): leased
+        for leased, held in seen.leased()
+        if held.task.deadline is not None and held.task.deadline < leased.clock
+    }
+    for event in seen.history:
+        if isinstance(event, ev.Began) and _of(event) in past:
+            what = "began though its deadline had passed when it was leased"
+            yield Violation("P4", event.topic, event.key, what, [past[_of(event)], event])
+
+
+def _waited(seen: _Seen, calm: int, room: Callable[[Topic], int], late: Millis) -> Iterator[Violation]:
+    """Due, and somebody was free to deliver it, and yet it waited. Of the one topic that has room for one."""
+    free: dict[str, int] = {}
+    was_free: dict[str, int] = {}
+    ends: set[str] = set()
+    lost = {held.task.token for _, held in seen.leased() if held.task.losses}
+    for event in seen.history:
+        if isinstance(event, ev.Leasing):
+            if event.who not in was_free:
+                was_free[event.who] = event.at
+                if event.who not in ends:
+                    free[event.who] = event.at
+        elif isinstance(event, ev.Leased):
+            if any(room(held.topic) == 1 for held in event.tasks):
+                who = seen.asks[event.call].who
+                was_free[who] = free.pop(who, event.at)
+        elif isinstance(event, ev.Ended) and room(event.topic) == 1 and event.who not in ends:
+            free[event.who] = event.at
+        elif isinstance(event, ev.Died):
+            free.pop(event.who, None)
+        elif isinstance(event, ev.Fault):
+            calm = max(calm, event.at + 1_000_000_000)
+            if event.what.endswith(_END):
+                ends.add(event.what.removesuffix(_END))
+                free.pop(event.what.removesuffix(_END), None)
+        elif isinstance(event, ev.Began) and room(event.topic) == 1 and event.token not in lost:
+            due = event.at - (event.clock - event.planned_at) * 1_000_000
+            since = max(due, calm, min((was_free[event.who], *free.values())))
+            if event.at - since > late * 1_000_000:
+                what = f"began {(event.at - since) // 1_000_000} ms after it was due and there was room for it"
+                yield Violation("P6", event.topic, event.key, what, [event])
+
+
+def _too_many(seen: _Seen, room: Callable[[Topic], int]) -> Iterator[Violation]:
+    """Asked for, though what runs already leaves no room for so many."""
+    running: dict[tuple[str, Topic], set[Token]] = defaultdict(set)
+    for event in seen.history:
+        if isinstance(event, ev.Began):
+            running[event.who, event.topic].add(event.token)
+        elif isinstance(event, ev.Ended):
+            running[event.who, event.topic].discard(event.token)
+        elif isinstance(event, ev.Leasing):
+            for topic, want in event.wants.items():
+                runs = len(running[event.who, topic])
+                if want + runs > room(topic):
+                    what = f"{event.who} runs {runs} of {topic}, has room for {room(topic)}, and asks for {want}"
+                    yield Violation("P7", topic, "", what, [event])
+
+
+def _spins(seen: _Seen) -> Iterator[Violation]:
+    """Asked again and again within a moment, and given nothing, though nobody else asked for or ended anything."""
+    empty: dict[str, list[Event]] = defaultdict(list)
+    for event in seen.history:
+        if isinstance(event, ev.Leasing):
+            asks = empty[event.who]
+            asks.append(event)
+            if len(asks) > _SPIN and asks[-1].at - asks[-1 - _SPIN].at < 1_000_000_000:
+                what = f"{event.who} leased {_SPIN} times within a second, and there was nothing to lease"
+                yield Violation("P11", "", "", what, asks[-_SPIN:])
+                return
+        elif not isinstance(event, ev.Leased):
+            empty.clear()
+        elif event.tasks:
+            empty.pop(seen.asks[event.call].who, None)
+
+
+def _unanswered(seen: _Seen, calm: int) -> Iterator[Violation]:
+    """Neither answered nor said to have failed, though whoever asked lived on; or late, though nothing was broken."""
+    asked = {call: ask for call, ask in seen.asks.items() if isinstance(ask, ev.Asked)}
+    for event in seen.history:
+        if isinstance(event, ev.Answered | ev.Failed):
+            ask = asked.pop(event.call, None)
+            if ask is not None and ask.at > calm and event.at - ask.at > _PATIENCE:
+                what = f"{ask.who} asked to {ask.asks} it, and was answered {(event.at - ask.at) // 1_000_000} ms later"
+                yield Violation("P4", ask.topic, ask.key, what, [ask, event])
+    for ask in asked.values():
+        if ask.who not in seen.ends and seen.history[-1].at - ask.at > _AGAIN:
+            what = f"{ask.who} asked to {ask.asks} it, and was never answered"
+            yield Violation("P4", ask.topic, ask.key, what, [ask])
+
 
 LATE: Millis = 60
 """Of a delivery in the calm: the journeys of a wake-up and of a lease, and whole milliseconds on both sides."""

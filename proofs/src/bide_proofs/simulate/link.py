@@ -3,7 +3,7 @@
 It does what the clients of the networked stores do: one call at a time for each kind of operation and shard, each with
 a number; what is not answered is sent again, under the same number; what is not known when patience is over is
 `OutcomeUnknown`, or `StoreUnavailable` if it cannot have arrived. The server's clock is read off its answers by the
-same code as theirs (`bide.stores.server_time`).
+same code as theirs (`bide.stores.clocks`).
 """
 
 from __future__ import annotations
@@ -38,8 +38,8 @@ from bide.core.records import (
 )
 from bide.ports import COUNTED, Heard
 from bide.stores.batches import gathered
+from bide.stores.clocks import ServerTime, StoreClock
 from bide.stores.memory import MemoryStore
-from bide.stores.server_time import ServerTime, StoreClock
 from bide_proofs.simulate.loop import Process, SimulatedLoop
 from bide_proofs.simulate.server import Old, Reply, Server, Shard, WallClock, Work
 

@@ -1,4 +1,7 @@
-"""Plays a plan: processes with a real client and a real worker each, on a store that the world breaks and mends."""
+"""Plays a plan: processes with a real client and a real worker each, on a store that the world breaks and mends.
+
+The places of a simulated world in which processes live: each with a real client or a real worker of bide.
+"""
 
 from __future__ import annotations
 
@@ -6,15 +9,30 @@ import asyncio
 import random
 import re
 from collections import defaultdict
+from collections.abc import Sequence
+from contextlib import suppress
+from contextvars import copy_context
+from datetime import timedelta
 from hashlib import sha256
 from itertools import count
 from random import Random
 from typing import Any
 
-from bide.core.errors import BideError
+from bide.app import Bide
+from bide.core.answers import Answer
+from bide.core.errors import BideError, StoreError
+from bide.core.instants import Millis
+from bide.core.outcomes import Dead, Defer, Done, Retry
+from bide.core.records import Result, Token
+from bide.core.retry import Fixed
+from bide.core.tasks import Task
+from bide.settings import Settings
 from bide.testing.history import events as ev
-from bide.testing.history.events import Event, encode, seen
-from bide_proofs.simulate.loop import SimulatedLoop, run_simulated
+from bide.testing.history.events import Died, Event, encode, seen
+from bide.testing.history.recording import Journal, RecordedClient, Recording
+from bide_proofs.misuse import misbehave
+from bide_proofs.simulate.link import Link, PartedLink, Weather
+from bide_proofs.simulate.loop import Process, SimulatedLoop, run_simulated
 from bide_proofs.simulate.plan import (
     TOPICS,
     UNHANDLED,
@@ -31,7 +49,6 @@ from bide_proofs.simulate.plan import (
     room_of,
 )
 from bide_proofs.simulate.server import Server, WallClock
-from bide_proofs.simulate.slot import LOSSES, Slot
 
 _DRAIN = 90.0
 """Seconds after the end within which everything has to be over."""
@@ -197,3 +214,287 @@ class World:
         if not isinstance(error, BideError):
             message = _PLACE.sub("", str(context.get("message")))
             self.played.defects.append(f"{message}: {error!r}")
+
+
+LOSSES = 10
+TIMEOUT: Millis = 3_000
+_MOST_AGAIN = 3
+"""So many times a task of one key starts its next life by itself."""
+_AGAIN = 0.2
+"""Seconds after which a program that could not reach its store is started again."""
+_BACK: Millis = 300
+_world = copy_context()
+"""The context of the world: a fate of a process is not its own doing."""
+
+
+class Slot:
+    """The place of a process: whoever dies here is followed by another."""
+
+    def __init__(self, world: World, name: str, number: int, topics: tuple[str, ...] = TOPICS) -> None:
+        setup = world.plan.setup
+        self.world = world
+        self.name = name
+        self.topics = topics
+        self.weather = Weather()
+        self.life = 0
+        self._wall = WallClock(world.loop)
+        self._wall.jump(setup.skews[number % len(setup.skews)])
+        self._process: Process
+        self._link: Link
+        self._client: RecordedClient | None = None
+        self._ends: asyncio.Future[None] | None = None
+        self._at: Kill | None = None
+        self._back: asyncio.TimerHandle | None = None
+        self._tokens: dict[tuple[str, str], int] = {}
+
+    def calls(self) -> tuple[int, int]:
+        return self.life, self._link.calls
+
+    def start(self) -> None:
+        world, setup = self.world, self.world.plan.setup
+        self._back = None
+        self.life += 1
+        self._process = process = Process(world.loop, f"{self.name}.{self.life}")
+        make = PartedLink if setup.parted else Link
+        self._link = make(
+            world.server, process, Random(f"{world.plan.seed} {process.who}"), weather=self.weather,
+            wall=world.clock if setup.by_caller else self._wall, by_caller=setup.by_caller,
+            full=lambda: world.full > 0, moment=self._moment,
+        )  # fmt: skip
+        self._client, self._ends = None, None
+        process.start(self._work() if self.name.startswith("worker") else self._serve())
+
+    # --- what befalls it
+
+    def kill(self, step: Kill) -> None:
+        if step.operation:
+            self._at = step
+        else:
+            self._die(step.back, "killed")
+
+    def _moment(self, operation: str, moment: str) -> None:
+        at = self._at
+        if at is not None and at.operation == operation and at.moment == moment:
+            self._at = None
+            self._die(at.back, f"killed as {operation} was {moment}")
+
+    def _die(self, back: Millis, how: str) -> None:
+        process = self._process
+        if not process.alive:
+            return
+        process.kill()
+        self.world.fault(f"{process.who} is {how}")
+        self.world.say(Died(process.who, self.world.time_ns()))
+        self._back = self.world.loop.call_later(back / 1000, self.start, context=_world)
+
+    def stop(self, lasts: Millis) -> None:
+        process = self._process
+        if process.alive and not process.stopped:
+            self.world.fault(f"{process.who} stands still for {lasts} ms")
+            process.stop()
+            self.world.loop.call_later(lasts / 1000, self._go_on, process, context=_world)
+
+    def _go_on(self, process: Process) -> None:
+        if process.stopped:
+            self.world.fault(f"{process.who} goes on")
+            process.go_on()
+
+    def drain(self, back: Millis) -> None:
+        """In order; and come back."""
+        ends, process = self._ends, self._process
+        if ends is None or ends.done() or not process.alive:
+            return
+        self.world.fault(f"{process.who} is asked to end")
+        ends.set_result(None)
+
+        def start() -> None:
+            if self._process is not process or not process.alive:
+                return  # it was killed on the way, and is followed by another already
+            if self._client is not None:  # it has not come to its end yet
+                self.world.loop.call_later(0.1, start, context=_world)
+                return
+            process.kill()
+            self.start()
+
+        self.world.loop.call_later(back / 1000, start, context=_world)
+
+    def mend(self) -> None:
+        self._at = None
+        self._go_on(self._process)
+        if self._back is not None:
+            self._back.cancel()
+            self.start()
+
+    # --- what it does
+
+    def _app(self) -> Bide:
+        world, setup = self.world, self.world.plan.setup
+        settings = Settings(
+            store="memory:", lease=setup.lease, max_sleep=setup.cap, history="off", losses=LOSSES, grace=2_000,
+            keep_done=4_000, keep_cancelled=0, keep_dead=20_000,
+        )  # fmt: skip
+        app = Bide(self._link, settings=settings, clock=world.clock if setup.by_caller else self._wall)
+        process = self._process
+
+        def say(event: Event) -> None:
+            if process.alive:
+                world.say(event)
+
+        journal = Journal(say, time_ns=world.time_ns, clock=world.clock.now, calls=world.calls)
+        app.instruments.append(Recording(journal, self._process.who))
+        app.retain("beat", done=timedelta(0), cancelled=timedelta(seconds=15))
+        self._client = RecordedClient(app, journal, self._process.who)
+        return app
+
+    async def _open(self, app: Bide) -> None:
+        """As long as it takes: a program that cannot reach its store is started again by whoever watches over it."""
+        while True:
+            try:
+                await app.open()
+                return
+            except StoreError:
+                await asyncio.sleep(_AGAIN)
+
+    async def _serve(self) -> None:
+        """A client: open until it dies."""
+        app = self._app()
+        client, self._client = self._client, None
+        await self._open(app)
+        self._client = client
+        await self.world.loop.create_future()
+
+    async def _work(self) -> None:
+        app = self._app()
+        for topic in self.topics:
+            app.handler(
+                topic, retry=Fixed("800ms", tries=3), timeout=timedelta(milliseconds=TIMEOUT),
+                concurrency=room_of(topic), losses=LOSSES,
+            )(self._handle)  # fmt: skip
+        await self._open(app)
+        worker = app.worker(name=self._process.who)
+        while True:
+            try:
+                await worker.__aenter__()
+                break
+            except StoreError:
+                await asyncio.sleep(_AGAIN)
+        self._ends = self.world.loop.create_future()
+        await self._ends
+        await worker.__aexit__(None, None, None)
+        await app.close()
+        self._client = None
+
+    async def _handle(self, task: Task[Any]) -> Any:
+        """Do what the payload says for this delivery of the life: a word, and maybe milliseconds."""
+        world, client = self.world, self._client
+        assert client is not None
+        world.delivered[task.id] += 1
+        does = task.payload["does"]
+        word, _, number = does[min(world.delivered[task.id], len(does)) - 1].partition(":")
+        pause = timedelta(milliseconds=int(number or 0))
+        seconds, lease = pause / timedelta(seconds=1), world.plan.setup.lease
+        app, topic, key = client.app, task.topic, task.key
+        if word == "ok":
+            if seconds:
+                await asyncio.sleep(seconds)
+        elif word == "fail":
+            await asyncio.sleep(0.01)
+            raise OSError("it fails")
+        elif word == "retry":
+            raise Retry("not now", delay=pause)
+        elif word == "defer":
+            raise Defer(pause)
+        elif word == "dead":
+            raise Dead("it will never work")
+        elif word == "hang":
+            await asyncio.sleep(TIMEOUT / 1000 + 30)
+        elif word == "stubborn":
+            with suppress(asyncio.CancelledError):
+                await asyncio.sleep(TIMEOUT / 1000 + 2)
+            await asyncio.sleep(1)
+        elif word == "long":
+            await asyncio.sleep(min(TIMEOUT, 1.5 * lease) / 1000 - 0.05)
+        elif word == "kill":
+            if self._before_calm(0):
+                self._die(_BACK, "killed by its handler")
+                await world.loop.create_future()
+        elif word == "block":  # who blocks the event loop stops the whole process
+            if self._before_calm(lease + lease // 2):
+                self.stop(lease + lease // 2)
+            await asyncio.sleep(0)
+        elif word == "odd":
+            await asyncio.sleep(0.01)
+            return misbehave(int(number))
+        elif word == "again":
+            world.again[topic, key] += 1
+            if world.again[topic, key] <= _MOST_AGAIN:
+                return Done(again_in=pause)
+        else:
+            with suppress(StoreError):
+                if word == "self":
+                    await client.schedule(app.new(topic, {"does": ["ok"]}, key=key, delay=pause))
+                elif word == "next":
+                    new = app.new(topic, {"does": ["ok"]}, key=f"{key}n", delay=pause, on_conflict="keep")
+                    await client.schedule(new)
+                else:
+                    assert word == "cancel"
+                    await client.cancel(topic, key)
+        return None
+
+    def _before_calm(self, lasts: Millis) -> bool:
+        """True if what takes so long is over before the calm, in which nobody dies or stands still."""
+        return self.world.loop.time() * 1000 + lasts < self.world.plan.setup.calm
+
+    def ask(self, step: Ask) -> None:
+        """Let the client ask this, if it is there."""
+        if self._client is not None and self._process.alive:
+            asking = self._process.start(self._ask(self._client, step))
+            if step.patience is not None:
+                self.world.loop.call_later(step.patience / 1000, asking.cancel, context=self._process.context.copy())
+
+    async def _ask(self, client: RecordedClient, step: Ask) -> None:
+        token = self._tokens.get((step.topic, step.keys[0])) if step.known else None
+        with suppress(StoreError):
+            for answer in await _answers(client, step, token):
+                if answer.record is not None:
+                    self._of_its_group(step, answer)
+                    self._tokens[answer.record.topic, answer.record.key] = answer.record.token
+
+    def _of_its_group(self, step: Ask, answer: Answer) -> None:
+        """A verb over a group changes what is of that group, and nothing else."""
+        record, changed = answer.record, (Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED)
+        if step.verb not in ("shift", "cancel_group") or record is None or answer.result not in changed:
+            return
+        if record.group != step.group:
+            what = f"{step.verb} of {step.group} changed {record.topic}/{record.key}, which is of {record.group}"
+            self.world.played.defects.append(what)
+
+
+async def _answers(client: RecordedClient, step: Ask, token: Token | None) -> Sequence[Answer]:
+    """Ask what `step` says. Raises StoreError."""
+    topic, key, delay = step.topic, step.keys[0], timedelta(milliseconds=step.delay)
+    if step.verb in ("schedule", "many"):
+        deadline = None if step.deadline is None else timedelta(milliseconds=max(step.deadline, step.delay + 2))
+        how: dict[str, Any] = {"group": step.group, "on_conflict": step.conflict, "deadline": deadline}
+        new = [
+            # of several each is due before the one ahead of it
+            client.new(topic, {"does": step.does}, key=one, delay=delay // place, **how)
+            for place, one in enumerate(step.keys, 1)
+        ]
+        return [await client.schedule(new[0])] if len(new) == 1 else await client.schedule_many(new)
+    match step.verb:
+        case "move":
+            return [await client.reschedule(topic, key, delay=delay, if_token=token)]
+        case "fire":
+            return [await client.fire_now(topic, key, if_token=token)]
+        case "cancel":
+            return [await client.cancel(topic, key, if_token=token)]
+        case "redrive":
+            return [await client.redrive(topic, key, delay=delay, if_token=token)]
+        case "shift":
+            return await client.shift(step.group or "", delay)
+        case "cancel_group":
+            return await client.cancel_group(step.group or "")
+    assert step.verb == "get"
+    await client.get(topic, key)
+    return []

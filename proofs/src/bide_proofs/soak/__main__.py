@@ -27,26 +27,26 @@ from bide.core.errors import BadInput
 from bide.core.events import Event, EventKind
 from bide.core.names import new_id
 from bide.core.records import Verdict
-from bide.engine.keeper import PAGE, PURGE_EVERY
+from bide.engine.delivery.lease_extender import PAGE, PURGE_EVERY
 from bide.ports import KeepsEvents
 from bide.settings import Settings
 from bide_proofs.harness.command import (
+    LOOK,
     PATIENCE,
     WrongByKind,
     add_seed,
     counts_of,
+    live_tasks,
     not_in_memory,
     parser_of,
     tried,
 )
 from bide_proofs.harness.processes import ChildFailed, ChildSpec, ProcessGroup
-from bide_proofs.harness.stores import LOOK, live_tasks
 from bide_proofs.servers.process import free_port
-from bide_proofs.servers.service import ServiceProcess
+from bide_proofs.servers.server import ServiceProcess
 from bide_proofs.soak import measure, worker
 from bide_proofs.soak.load import Load
-from bide_proofs.soak.remains import EVENTS, remains, too_much
-from bide_proofs.soak.slopes import GROWS, LEAST, judged
+from bide_proofs.soak.measure import EVENTS, GROWS, LEAST, judged, remains, too_much
 from bide_proofs.soak.worker import FAILING, KEPT, ON_PURPOSE, Ids
 
 ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}

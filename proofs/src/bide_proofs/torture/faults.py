@@ -15,12 +15,12 @@ from functools import partial
 
 from bide.core.errors import BadInput
 from bide.testing.history.events import Fault
-from bide.testing.history.journal import Journal
+from bide.testing.history.recording import Journal
 from bide.testing.proxy import Act, FaultProxy
 from bide_proofs.harness.processes import READY, Child, ProcessGroup
-from bide_proofs.servers.clock import ServerClock
+from bide_proofs.servers.server import ServerClock
+from bide_proofs.torture.figures import Span
 from bide_proofs.torture.server import Server, in_thread
-from bide_proofs.torture.undone import Span
 
 CLIENT, WORKER = "client", "worker"
 KILL, HALT = "kill -9 of a", "SIGSTOP of a"

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from bide.testing.proxy import FaultProxy
 from bide.wiring import without_secrets
-from bide_proofs.harness.stores import own_namespace
+from bide_proofs.harness.command import own_namespace
 from bide_proofs.servers.disk import ROOM, Disk
 from bide_proofs.torture.server import FARTHEST, Common, Server, Trouble, Wait
 

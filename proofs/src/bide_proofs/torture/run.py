@@ -15,19 +15,25 @@ from urllib.parse import urlsplit
 from bide.core.instants import Millis
 from bide.testing.history.check import Report, Violation, check
 from bide.testing.history.events import End, Fault, Header, Left, seen
-from bide.testing.history.journal import Journal, Log, read_all
-from bide_proofs.harness.command import PATIENCE, WrongByKind, add_seed, counts_of, percentiles
+from bide.testing.history.recording import Journal, Log, read_all
+from bide_proofs.harness.command import (
+    LOOK,
+    PATIENCE,
+    WrongByKind,
+    add_seed,
+    counts_of,
+    drained,
+    percentiles,
+    refuse_unless_empty,
+)
 from bide_proofs.harness.processes import ChildSpec, ProcessGroup
-from bide_proofs.harness.stores import LOOK, drained, refuse_unless_empty
-from bide_proofs.servers.clock import ServerClock
 from bide_proofs.servers.process import ServerMissing
-from bide_proofs.torture.child import Spec
+from bide_proofs.servers.server import ServerClock
+from bide_proofs.torture.child import CAP, KEPT, LEASE, LOSSES, TOPICS, Spec, app_on
 from bide_proofs.torture.clock import SLACK, SharedClock
 from bide_proofs.torture.faults import CLIENT, CLOCKS, KILL, WORKER, FaultLog, Faults
-from bide_proofs.torture.figures import Figures
+from bide_proofs.torture.figures import Figures, Span, undone
 from bide_proofs.torture.server import Server
-from bide_proofs.torture.topics import CAP, KEPT, LEASE, LOSSES, TOPICS, app_on
-from bide_proofs.torture.undone import Span, undone
 
 PROMISES = ("P1", "P2", "P3", "P4", "P5", "P7", "P10", "P12")
 """The promises that the checker decides."""

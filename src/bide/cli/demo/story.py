@@ -18,7 +18,7 @@ from bide.core.names import SHOWN_TOPIC
 from bide.core.records import Filter, NewTask, Page
 from bide.core.tasks import Task
 from bide.engine.arguments import filter_of
-from bide.engine.kept import Kept
+from bide.engine.settings_store import Kept
 
 _log = logging.getLogger("bide.demo")
 _MARK = "demo:numbers"

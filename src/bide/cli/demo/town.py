@@ -10,8 +10,7 @@ from datetime import timedelta
 
 from bide.app import Bide
 from bide.cli.demo.ahead import AUDIENCE, GUESTS, SUMMER, Coupons, Posts, Reminders, Subscriptions
-from bide.cli.demo.orders import SALE, Orders
-from bide.cli.demo.payments import TOPIC, Payments
+from bide.cli.demo.orders import SALE, TOPIC, Orders, Payments
 from bide.cli.demo.story import Notebook, Story, millis_of
 from bide.core.errors import StoreError
 from bide.core.instants import Millis, as_datetime

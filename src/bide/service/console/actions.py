@@ -13,8 +13,7 @@ from bide.core.instants import Millis, duration
 from bide.core.names import new_id
 from bide.core.records import Result, State
 from bide.insight.bulk import MOST_PACE, Bulk, BulkVerb, May, change_one, preview, wake_after
-from bide.insight.bulk_run import MOST_NOTED, BulkState, Progress, untouched_by
-from bide.insight.bulks import Bulks
+from bide.insight.bulk_run import MOST_NOTED, Bulks, BulkState, Progress, untouched_by
 from bide.ports.remote import LAST_TOKEN
 from bide.service.authz import Forbidden, Verb
 from bide.service.console.page_request import (
@@ -29,7 +28,7 @@ from bide.service.console.page_request import (
     inside,
 )
 from bide.service.console.rendering import address, task_address
-from bide.service.replies import Reply
+from bide.service.requests import Reply
 
 
 class Action(NamedTuple):

@@ -8,14 +8,14 @@ from functools import partial
 from typing import NamedTuple
 
 from bide.core.instants import Millis
-from bide.engine.presence import Channel
+from bide.engine.registry import Channel
 from bide.insight.minute_log import Flow
 from bide.insight.overview import Overview
 from bide.ports import Notifies
 from bide.service.authz import ANONYMOUS, Verb
 from bide.service.console.page_request import Page, Shared, Visit
 from bide.service.health import Level
-from bide.service.replies import Reply
+from bide.service.requests import Reply
 
 _GOOD: Millis = 100
 _WARN: Millis = 1_000

@@ -17,7 +17,7 @@ from bide.core.names import check_name, check_topic
 from bide.core.records import Filter, Ref, State, Topic
 from bide.engine.arguments import STATES, filter_of
 from bide.engine.client import Client
-from bide.engine.presence import WakeChannel
+from bide.engine.registry import WakeChannel
 from bide.insight.bulk import Version
 from bide.insight.minute_log import LastDay
 from bide.insight.overview import Overviews
@@ -28,8 +28,7 @@ from bide.service.console.i18n import Phrases, language_of, zone_of
 from bide.service.console.rendering import render
 from bide.service.console.sessions import CSRF_FIELD, CSRF_HEADER, Session
 from bide.service.health import Health
-from bide.service.replies import Reply
-from bide.service.requests import Request
+from bide.service.requests import Reply, Request
 
 HTML = "text/html; charset=utf-8"
 LANGUAGE_COOKIE = "bide_language"

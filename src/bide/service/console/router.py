@@ -16,23 +16,20 @@ from typing import Any
 from urllib.parse import quote
 
 from bide.core.errors import BadInput, StoreError
-from bide.engine.acting import acting_as
+from bide.engine.recorder import acting_as
 from bide.service.access import refuse_foreign_page
 from bide.service.audit import Bucket, audit, refused
 from bide.service.authz import AccessRefused, Forbidden, Unauthorized
 from bide.service.console.actions import ActionsPage
-from bide.service.console.dead import DeadPage
 from bide.service.console.i18n import LANGUAGES
 from bide.service.console.overview import OverviewPage
 from bide.service.console.page_request import HTML, LANGUAGE_COOKIE, Answer, Page, Route, Shared, Visit, inside
-from bide.service.console.rendering import statics
-from bide.service.console.sanitize import inert, isolated
+from bide.service.console.rendering import inert, isolated, statics
 from bide.service.console.sessions import Session, Sessions, clear_cookie, cookie_of, set_cookie
-from bide.service.console.tasks import TasksPage
+from bide.service.console.tasks import DeadPage, TasksPage
 from bide.service.console.timeline import TimelinePage
 from bide.service.console.topics import TopicsPage
-from bide.service.replies import Reply, of_error
-from bide.service.requests import OPEN_LIMIT, Gone, Request, Routes, segment
+from bide.service.requests import OPEN_LIMIT, Gone, Reply, Request, Routes, of_error, segment
 
 Handler = Callable[[Iterable[bytes], Request], Awaitable[Reply]]
 """Answers a request, of whose path the route has left these parts open."""

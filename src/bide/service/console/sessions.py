@@ -25,7 +25,7 @@ from bide.core.errors import StoreFull
 from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC
 from bide.engine.client import Client
-from bide.engine.kept import Kept
+from bide.engine.settings_store import Kept
 from bide.service.access import FRESH, Access, Headers, host_name, is_loopback_name, refuse_foreign_page
 from bide.service.audit import Bucket
 from bide.service.authz import ANONYMOUS, AccessRefused, Caller, Unauthorized, hash_of

@@ -7,6 +7,8 @@ there are more.
 Two lists have no index of their own. A viewer who may read some topics only gets these one after another. And a list
 that is narrowed within a group is read task by task, so many to a page at most: such a page may show fewer, and still
 go on.
+
+Dead letters: by topic and by what killed them, with a way to send one, some or all of them again.
 """
 
 from __future__ import annotations
@@ -22,17 +24,17 @@ from msgspec.structs import replace
 from bide.core import records
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, as_datetime
-from bide.core.names import check_name
-from bide.core.records import Count, Filter, Found, Pause, Record, Ref, State, Tally, Topic, summed
+from bide.core.names import check_name, check_topic, error_parts
+from bide.core.records import Count, Filter, Found, Pause, Record, Ref, Result, State, Tally, Topic, summed
 from bide.engine.client import Client
 from bide.insight.cached_query import CachedQuery
+from bide.insight.dead_letters import MOST_LOOKED_AT, DeadLetters, dead_letters, tasks_of_group
 from bide.service.authz import Verb
 from bide.service.console.actions import possible
 from bide.service.console.page_request import DUE, Page, Shared, Visit, filter_fields, filter_given
-from bide.service.console.rendering import address
-from bide.service.console.sanitize import inert_line, isolated
+from bide.service.console.rendering import address, inert_line, isolated
 from bide.service.console.task import TaskPage
-from bide.service.replies import Reply
+from bide.service.requests import Reply
 
 LIMITS = (50, 200, 1_000)
 _LOOKED_AT = 4_000
@@ -58,7 +60,7 @@ class Search(NamedTuple):
         return self.where == Filter() and not self.key
 
 
-class Result(NamedTuple):
+class TasksFound(NamedTuple):
     """One page of what was found."""
 
     tasks: Sequence[Record]
@@ -79,7 +81,7 @@ def search_of(visit: Visit) -> Search:
     return Search(where, check_name("key", key) if key else "", due, limit, visit.given("cursor"))
 
 
-async def search(visit: Visit, asked: Search, topics: Sequence[Topic]) -> Result:
+async def search(visit: Visit, asked: Search, topics: Sequence[Topic]) -> TasksFound:
     """One page; `topics`: all that are known and that they may read. Raises BadInput, Forbidden, StoreError."""
     where, caller = asked.where, visit.caller
     if where.topic is not None:
@@ -93,10 +95,10 @@ async def search(visit: Visit, asked: Search, topics: Sequence[Topic]) -> Result
     return found._replace(tasks=caller.visible(found.tasks), left_out=caller.visible(found.left_out))
 
 
-async def _by_key(client: Client, asked: Search, topics: Sequence[Topic]) -> Result:
+async def _by_key(client: Client, asked: Search, topics: Sequence[Topic]) -> TasksFound:
     found = [task.record for task in await client.get_many([Ref(topic, asked.key) for topic in topics]) if task]
     fits = [one for one in found if asked.where.admits(one)]
-    return Result(fits, "", left_out=[one for one in found if one not in fits])
+    return TasksFound(fits, "", left_out=[one for one in found if one not in fits])
 
 
 class _Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
@@ -127,7 +129,7 @@ def _read(text: str) -> _Place:
         raise BadInput("cursor", text, "the cursor of the page before, as it came") from None
 
 
-async def _page(client: Client, asked: Search, topics: Sequence[Topic] | None) -> Result:
+async def _page(client: Client, asked: Search, topics: Sequence[Topic] | None) -> TasksFound:
     place = _read(asked.cursor)
     if topics is None:
         return await _of_one(client, asked, asked.where, place)
@@ -142,20 +144,20 @@ async def _page(client: Client, asked: Search, topics: Sequence[Topic] | None) -
         tasks += found.tasks
         passed += found.passed
         if found.cursor:
-            return Result(tasks, found.cursor, passed)
+            return TasksFound(tasks, found.cursor, passed)
         if len(tasks) >= asked.limit:
             later = [one for one in topics if one > topic]
-            return Result(tasks, _write(_Place(min(later))) if later else "", passed)
-    return Result(tasks, "", passed)
+            return TasksFound(tasks, _write(_Place(min(later))) if later else "", passed)
+    return TasksFound(tasks, "", passed)
 
 
-async def _of_one(client: Client, asked: Search, where: Filter, place: _Place) -> Result:
+async def _of_one(client: Client, asked: Search, where: Filter, place: _Place) -> TasksFound:
     """A page of one list of the store."""
     topic = place.topic
     narrowed = where.state is not None or where.wake_from is not None or where.wake_before is not None
     if where.group is None or not narrowed:
         found = await client.find_page(where, records.Page(limit=asked.limit, cursor=place.cursor))
-        return Result(found.tasks, _write(_Place(topic, found.cursor)) if found.cursor else "")
+        return TasksFound(found.tasks, _write(_Place(topic, found.cursor)) if found.cursor else "")
     wide = Filter(topic=where.topic, group=where.group)
     tasks: list[Record] = []
     looked_at = 0
@@ -167,13 +169,13 @@ async def _of_one(client: Client, asked: Search, where: Filter, place: _Place) -
                 continue  # it was on the page before
             if where.admits(record):
                 if len(tasks) == asked.limit:
-                    return Result(tasks, _write(_Place(topic, cursor, after)), looked_at - len(tasks))
+                    return TasksFound(tasks, _write(_Place(topic, cursor, after)), looked_at - len(tasks))
                 tasks.append(record)
             looked_at += 1
             after = record.ref
         cursor, after = page.cursor, None
         if cursor is None or looked_at >= _LOOKED_AT:
-            return Result(tasks, _write(_Place(topic, cursor)) if cursor else "", looked_at - len(tasks))
+            return TasksFound(tasks, _write(_Place(topic, cursor)) if cursor else "", looked_at - len(tasks))
 
 
 FIELDS = ("topic", "key", "group", "state", "wake_from", "wake_before", "limit")
@@ -232,7 +234,7 @@ class TasksPage(Page):
             widen=[(name, address("/tasks", **{**held, name: ""})) for name in FIELDS[:-1] if name in held],
         )
 
-    async def _count(self, asked: Search, found: Result, tally: Tally, topics: Sequence[Topic]) -> Count | None:
+    async def _count(self, asked: Search, found: TasksFound, tally: Tally, topics: Sequence[Topic]) -> Count | None:
         """How many match: exact where this page is all of them or an index counts them; None: that is not known."""
         if not asked.cursor and not found.cursor:
             return Count(len(found.tasks))
@@ -282,3 +284,71 @@ def _times(visit: Visit, asked: Search) -> Mapping[str, str]:
 def _readable(visit: Visit, tally: Tally) -> list[Topic]:
     """The topics that there are and that they may read."""
     return sorted({topic for topic, _ in tally.counts if visit.caller.may(Verb.READ, topic)})
+
+
+_EVERY = 1.0
+"""Seconds between two looks at the dead, however many ask."""
+_SHARE = 0.05
+"""Of the time that looks may take: the page does not ask by itself."""
+_MOST_GROUPS = 200
+
+
+class DeadPage(Page):
+    """All groups, or the tasks of one."""
+
+    def __init__(self, shared: Shared) -> None:
+        self._look: CachedQuery[DeadLetters] = CachedQuery(lambda: dead_letters(shared.app), every=_EVERY, share=_SHARE)
+        super().__init__({("GET", "/dead"): self._page}, self._look)
+
+    async def _page(self, visit: Visit) -> Reply:
+        topic = visit.exact("topic")
+        error = visit.given("error")
+        if error and not topic:
+            raise BadInput("topic", topic, "the topic of the group as well")
+        if topic and (error or visit.given("list")):
+            return await self._group(visit, check_topic(topic), error or None)
+        return await self._groups(visit, check_topic(topic) if topic else None)
+
+    async def _groups(self, visit: Visit, only: Topic | None) -> Reply:
+        """All groups; those of one topic."""
+        if only is None:
+            visit.caller.check_somewhere(Verb.READ)
+        else:
+            visit.caller.check(Verb.READ, only)
+        said = _said(visit)
+        found = await (self._look.fresh() if said or visit.given("fresh") else self._look.get())
+        shown = {
+            topic: count
+            for topic, count in found.totals.items()
+            if only in (None, topic) and visit.caller.may(Verb.READ, topic)
+        }
+        groups = [group for group in found.groups if group.topic in shown]
+        may_redrive = {topic for topic in shown if visit.caller.may(Verb.REDRIVE, topic)}
+        return visit.page(
+            "dead.html", only=only, groups=groups[:_MOST_GROUPS], more=max(0, len(groups) - _MOST_GROUPS),
+            totals=sorted(shown.items(), key=lambda one: (-one[1].number, one[0])), all=summed(shown.values()),
+            partly=found.partly & shown.keys(), looked=sum(group.number for group in groups), most=MOST_LOOKED_AT,
+            may=may_redrive, said=said, age=int(self._look.age * 1000),
+        )  # fmt: skip
+
+    async def _group(self, visit: Visit, topic: Topic, error: str | None) -> Reply:
+        """The tasks of one group, or of a topic, to choose from."""
+        visit.caller.check(Verb.READ, topic)
+        limit = visit.whole("limit", 100, least=1, most=500)
+        page = await tasks_of_group(visit.client, topic, error, visit.given("cursor") or None, limit=limit)
+        tasks = visit.caller.visible(page.tasks)
+        traced = [one for one in tasks if error and error_parts(one.error)[1]]
+        following = None
+        if page.cursor is not None:
+            following = address("/dead", topic=topic, error=error, list="yes", limit=limit, cursor=page.cursor)
+        return visit.page(
+            "dead_group.html", topic=topic, error=error, tasks=tasks, next=following,
+            first=address("/dead", topic=topic, error=error, list="yes") if visit.given("cursor") else None,
+            here=address("/dead", topic=topic, error=error, list="yes"), may=visit.caller.may(Verb.REDRIVE, topic),
+            said=_said(visit), traced=traced[-1] if traced else None,
+        )  # fmt: skip
+
+
+def _said(visit: Visit) -> str:
+    """The answer to a form that was sent from this page."""
+    return Result.REDRIVEN.value if visit.given("said") == Result.REDRIVEN.value else ""

@@ -11,15 +11,27 @@ from typing import Any, NamedTuple
 from bide.core.instants import Millis
 from bide.core.names import check_topic
 from bide.core.records import Count, Topic, summed
-from bide.insight.forecast import Forecast, ForecastAnswer, Peak, Wanted, outlook
-from bide.insight.intervals import BACK, LONGEST, MINUTE, SECOND, Range, Span, around, chosen
+from bide.insight.forecast import (
+    BACK,
+    LONGEST,
+    MINUTE,
+    SECOND,
+    Forecast,
+    ForecastAnswer,
+    Peak,
+    Range,
+    Span,
+    Wanted,
+    around,
+    chosen,
+    outlook,
+)
 from bide.insight.minute_log import Fastest, PastInterval
 from bide.service.authz import Verb
 from bide.service.console.i18n import Phrases
 from bide.service.console.page_request import Page, Shared, Visit
-from bide.service.console.rendering import address
-from bide.service.console.sanitize import inert_line
-from bide.service.replies import Reply
+from bide.service.console.rendering import address, inert_line
+from bide.service.requests import Reply
 
 _COLOURS = 7
 """Topics with a colour of their own."""

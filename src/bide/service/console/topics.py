@@ -16,14 +16,13 @@ from bide.core.instants import Millis
 from bide.core.names import check_topic
 from bide.core.records import Count, State, Topic
 from bide.engine.history import Past
-from bide.engine.route_registry import Announced, RouteSettings, settings_of_consumers
+from bide.engine.registry import Announced, RouteSettings, settings_of_consumers
 from bide.insight.minute_log import QUARTER, Quarter
-from bide.insight.overview import TopicSeen
-from bide.insight.topics import Topics, TopicStory
+from bide.insight.overview import Topics, TopicSeen, TopicStory
 from bide.service.authz import Verb
 from bide.service.console.page_request import Answer, Page, Route, Shared, Visit
 from bide.service.console.rendering import address, topic_address
-from bide.service.replies import Reply
+from bide.service.requests import Reply
 from bide.service.verbs import set_paused
 
 WIDTH, HEIGHT = 960, 100

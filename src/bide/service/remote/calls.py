@@ -7,16 +7,27 @@ await calls.close()                                             # before the cli
 
 Nothing that comes in is trusted: `ports.remote` says for each operation how every field is checked and which access the
 caller needs, and answers leave out what the caller may not see.
+
+Idempotency: the answers to each client's last calls, for as long as it may send those calls again.
+
+A client begins a session, and numbers its writing calls in it, for each operation by itself. The answer to the last
+number is kept, so a call whose answer was lost is sent again and answered the same; one that is still under way is
+waited for. A number that is lower was passed over, and is refused: a call that was delayed on the way from before a
+change cannot undo it. A session that is not known here is refused before anything is done, so a call from before a
+restart, or from before a client was forgotten, does nothing either.
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncGenerator, Mapping, Sequence
+import secrets
+import time
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import AsyncGenerator, Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import nullcontext
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 from msgspec import Raw
 from msgspec.structs import replace
@@ -26,18 +37,167 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, BideError
 from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.engine.acting import acting_as
 from bide.engine.client import Client
 from bide.engine.pauses import HeldBack
-from bide.ports import Notifies, remote, wire
-from bide.ports.remote import OPERATIONS, Bounds, Needs, Operation
-from bide.ports.wire import Batch, Call, Failure
+from bide.engine.recorder import acting_as
+from bide.ports import Notifies, remote
+from bide.ports.remote import CALL_LASTS, OPERATIONS, Batch, Bounds, Call, Failure, Needs, Operation
 from bide.service.audit import audit
 from bide.service.authz import ALL_VERBS, AccessRefused, Caller, Verb
-from bide.service.remote.idempotency import PassedOver, Sessions
 from bide.service.remote.operations import StoreOperations
-from bide.service.replies import Reply, of_error
-from bide.service.requests import BODY_LIMIT
+from bide.service.requests import BODY_LIMIT, Reply, of_error
+
+ANSWER_LASTS = CALL_LASTS + 15.0
+"""Seconds that an answer is kept."""
+SESSION_LASTS = 600.0
+"""Seconds that a session lasts without a call."""
+MOST_SESSIONS = 10_000
+"""Beyond these, of the caller who has most of them, the one that has been silent for longest is forgotten."""
+MOST_BYTES = 64 << 20
+"""Of answers that are kept; beyond them the oldest of the caller who has most of them are forgotten."""
+
+
+Work = Callable[[], Coroutine[Any, Any, Reply]]
+Key = TypeVar("Key")
+
+
+class PassedOver(Exception):
+    """The number is lower than the last, or its answer is forgotten."""
+
+
+class _Lane:
+    """One operation of one session: its last number, and the work that answers it."""
+
+    number = -1
+    work: asyncio.Task[Reply] | None = None
+
+
+class Session:
+    """One client's."""
+
+    def __init__(self, who: str) -> None:
+        self.who = who
+        self.lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
+        """By operation."""
+
+
+class _ByAge(Generic[Key]):
+    """Things of callers, the one that was used longest ago first; each has its owner and a weight."""
+
+    def __init__(self) -> None:
+        self._all: OrderedDict[Key, tuple[str, int, float]] = OrderedDict()
+        self._weights: Counter[str] = Counter()
+        self.weight = 0
+
+    def put(self, one: Key, who: str, weight: int, now: float) -> None:
+        """It is used now."""
+        self.drop(one)
+        self._all[one] = (who, weight, now)
+        self._weights[who] += weight
+        self.weight += weight
+
+    def drop(self, one: Key) -> None:
+        who, weight, _ = self._all.pop(one, ("", 0, 0.0))
+        self._weights[who] -= weight
+        self.weight -= weight
+        if not self._weights[who]:
+            del self._weights[who]
+
+    def surplus(self, before: float, most: int) -> Iterator[Key]:
+        """Drops and yields those last used until then; while the others weigh more than `most`, the oldest of the
+        caller who has most."""
+        while self._all:
+            one, (_, _, used) = next(iter(self._all.items()))
+            if used > before:
+                if self.weight <= most:
+                    break
+                [(greedy, _)] = self._weights.most_common(1)
+                one = next(one for one, (who, _, _) in self._all.items() if who == greedy)
+            self.drop(one)
+            yield one
+
+
+class Sessions:
+    """All sessions of this instance. Belongs to one event loop."""
+
+    def __init__(
+        self,
+        *,
+        most_bytes: int = MOST_BYTES,
+        most_sessions: int = MOST_SESSIONS,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._clock = clock
+        self._prefix = f"{secrets.token_urlsafe(6)}."
+        self._sessions: dict[str, Session] = {}
+        self._names: _ByAge[str] = _ByAge()
+        self._answers: _ByAge[_Lane] = _ByAge()
+        """The lanes whose answer is kept."""
+        self._under_way: set[asyncio.Task[Reply]] = set()
+        self._most_bytes = most_bytes
+        self._most_sessions = most_sessions
+
+    def begin(self, who: str, *, writes: bool = True) -> str:
+        """A new session, for this caller alone; nothing is kept for one who only reads."""
+        now, name = self._clock(), self._prefix + secrets.token_urlsafe(16)
+        for old in self._names.surplus(now - SESSION_LASTS, self._most_sessions - writes):
+            del self._sessions[old]
+        self._forget_answers(now)
+        if writes:
+            self._sessions[name] = Session(who)
+            self._names.put(name, who, 1, now)
+        return name
+
+    def began(self, name: str) -> bool:
+        """Tell whether a session of this name began here."""
+        return name.startswith(self._prefix)
+
+    def session(self, name: str, who: str) -> Session | None:
+        """The session, if it is theirs and was not forgotten."""
+        session = self._sessions.get(name)
+        if session is None or session.who != who:
+            return None
+        self._names.put(name, who, 1, self._clock())
+        return session
+
+    async def once(self, session: Session, operation: str, number: int, work: Work) -> Reply:
+        """The answer to this number: of `work`, which is done now, or of the call that came first.
+
+        The work goes on when its caller has gone. Raises PassedOver.
+        """
+        lane = session.lanes[operation]
+        if number < lane.number or (number == lane.number and lane.work is None):
+            raise PassedOver
+        if number > lane.number:
+            self._answers.drop(lane)
+            task = asyncio.get_running_loop().create_task(self._run(lane.work, work), name=f"bide {operation} call")
+            lane.number, lane.work = number, task
+            self._under_way.add(task)
+            task.add_done_callback(partial(self._keep, lane, session.who))
+            self._forget_answers(self._clock())
+        assert lane.work is not None
+        return await asyncio.shield(lane.work)
+
+    async def _run(self, before: asyncio.Task[Reply] | None, work: Work) -> Reply:
+        """In the order of the numbers: one that its caller has given up may still be under way."""
+        if before is not None and not before.done():
+            await asyncio.wait([before])
+        return await work()
+
+    def _keep(self, lane: _Lane, who: str, done: asyncio.Task[Reply]) -> None:
+        self._under_way.discard(done)
+        if lane.work is done and not done.cancelled() and done.exception() is None:
+            self._answers.put(lane, who, len(done.result().body), self._clock())
+
+    def _forget_answers(self, now: float) -> None:
+        for lane in self._answers.surplus(now - ANSWER_LASTS, self._most_bytes):
+            lane.work = None
+
+    async def close(self) -> None:
+        """Wait for the work that is under way."""
+        if self._under_way:
+            await asyncio.wait(self._under_way)
+
 
 _log = logging.getLogger("bide.service")
 Request = TypeVar("Request")
@@ -80,7 +240,7 @@ class StoreCalls:
             operation = OPERATIONS.get(name)
             if operation is None:
                 raise BadInput("operation", name, f"one of open, listen, {', '.join(OPERATIONS)}")
-            call = wire.read_call(body)
+            call = remote.read_call(body)
             request, refused = self._checked(operation, call.request, caller)
             work = partial(self._do, operation, request, refused, call, caller)
             if not operation.once:
@@ -89,11 +249,11 @@ class StoreCalls:
             if session is not None:
                 return await self._sessions.once(session, name, call.number, work)
             if self._sessions.began(call.session):
-                return _failed(409, Failure(wire.SESSION, "this session has ended; begin another"))
-            return _failed(409, Failure(wire.ELSEWHERE, "this session began with another instance"))
+                return _failed(409, Failure(remote.SESSION, "this session has ended; begin another"))
+            return _failed(409, Failure(remote.ELSEWHERE, "this session began with another instance"))
         except PassedOver:
-            return _failed(409, Failure(wire.FORGOTTEN, "the answer to this call is no longer known"))
-        except wire.UNREADABLE as error:
+            return _failed(409, Failure(remote.FORGOTTEN, "the answer to this call is no longer known"))
+        except remote.UNREADABLE as error:
             return _failed(400, Failure("bad_input", "", "body", None, f"what a client of bide sends ({error})"))
         except Exception as error:  # noqa: BLE001 - a defect is this call's alone
             return self._refused(error, name)
@@ -101,8 +261,8 @@ class StoreCalls:
     def listen(self, body: bytes, caller: Caller) -> AsyncGenerator[bytes, None]:
         """The lines of a stream, for as long as somebody reads them. Raises BadInput, Forbidden before it begins."""
         try:
-            topics = remote.LISTEN.read_request(wire.read_call(body).request)
-        except wire.UNREADABLE as error:
+            topics = remote.LISTEN.read_request(remote.read_call(body).request)
+        except remote.UNREADABLE as error:
             raise BadInput("body", f"{len(body)} bytes", f"what a client of bide sends ({error})") from None
         self._check(remote.LISTEN, topics, caller)
         return self._wakes(topics)
@@ -122,17 +282,17 @@ class StoreCalls:
     # --- around the operations
 
     def _open(self, body: bytes, caller: Caller) -> Reply:
-        hello = wire.read_hello(body)
+        hello = remote.read_hello(body)
         session = ""
-        if hello.wire == wire.WIRE:
+        if hello.wire == remote.WIRE:
             if hello.clock != "server" and not self._trusting:
                 raise BadInput("clock", hello.clock, '"server": the service goes by its own')
             session = self._sessions.begin(_identity(caller), writes=not _WRITING.isdisjoint(caller.verbs))
-        welcome = wire.Welcome(
-            service=wire.SERVICE, wire=wire.WIRE, version=__version__, session=session, micros=self._micros(),
+        welcome = remote.Welcome(
+            service=remote.SERVICE, wire=remote.WIRE, version=__version__, session=session, micros=self._micros(),
             body_limit=self._body_limit,
         )  # fmt: skip
-        return Reply(200, wire.encode(welcome), wire.CONTENT_TYPE)
+        return Reply(200, remote.encode(welcome), remote.CONTENT_TYPE)
 
     def _checked(self, operation: Operation[Any, Any], raw: Raw, caller: Caller) -> tuple[Any, dict[int, Exception]]:
         """The request, if it is in order; of a batch the items that are, and by place what is wrong with the others,
@@ -175,8 +335,8 @@ class StoreCalls:
             failed: dict[int, Failure] = {}
             if isinstance(request, Batch):
                 answer, failed = _by_place(answer, refused, caller)
-            body = wire.encode(wire.Success(self._micros(), Raw(wire.encode(answer)), failed))
-            return Reply(200, body, wire.CONTENT_TYPE)
+            body = remote.encode(remote.Success(self._micros(), Raw(remote.encode(answer)), failed))
+            return Reply(200, body, remote.CONTENT_TYPE)
         except Exception as error:  # noqa: BLE001 - the answer of a call that is sent again is an error as well
             return self._refused(error, operation.name)
 
@@ -209,13 +369,13 @@ class StoreCalls:
             yield b"\n"
             while not self._ending:
                 try:
-                    async with asyncio.timeout(wire.HEARTBEAT):
+                    async with asyncio.timeout(remote.HEARTBEAT):
                         await news.wait()
                 except TimeoutError:
                     yield b"\n"
                     continue
                 news.clear()
-                lines = b"".join(wire.encode_wake(wake) + b"\n" for wake in earliest.items())
+                lines = b"".join(remote.encode_wake(wake) + b"\n" for wake in earliest.items())
                 earliest.clear()
                 if lines:
                     yield lines
@@ -251,8 +411,8 @@ def _identity(caller: Caller) -> str:
 
 
 def _failure(error: Exception) -> Failure:
-    return Failure(wire.REFUSED, str(error)) if isinstance(error, AccessRefused) else wire.failure_of(error)
+    return Failure(remote.REFUSED, str(error)) if isinstance(error, AccessRefused) else remote.failure_of(error)
 
 
 def _failed(status: int, failure: Failure, headers: Mapping[str, str] = {}) -> Reply:
-    return Reply(status, wire.encode(failure), wire.CONTENT_TYPE, headers)
+    return Reply(status, remote.encode(failure), remote.CONTENT_TYPE, headers)

@@ -22,9 +22,8 @@ from bide.engine.client import Client
 from bide.engine.history import MinuteRow, rows_between
 from bide.engine.pauses import HeldBack
 from bide.engine.session import Session, verb_of
-from bide.ports import KeepsEvents, Shares, wire
-from bide.ports.remote import SHORTEST_LEASE
-from bide.ports.wire import Batch, FlatTally
+from bide.ports import KeepsEvents, Shares, remote
+from bide.ports.remote import SHORTEST_LEASE, Batch, FlatTally
 from bide.service.audit import Rates
 from bide.service.authz import Caller, Verb
 from bide.service.verbs import set_paused
@@ -80,13 +79,13 @@ class StoreOperations:
 
     async def get(self, refs: list[Ref], caller: Caller, now: Millis) -> list[Record | None]:
         """As many from the first on as fit into one answer; the client asks for the others."""
-        found = await self._store.get(refs[: wire.LONGEST_PAGE])
+        found = await self._store.get(refs[: remote.LONGEST_PAGE])
         records = [one if one is not None and caller.visible([one]) else None for one in found]
         return records[: _that_fit(records)]
 
-    async def find(self, request: wire.FindRequest, caller: Caller, now: Millis) -> Found:
+    async def find(self, request: remote.FindRequest, caller: Caller, now: Millis) -> Found:
         """A page that fits into one answer; it may have fewer tasks than its limit."""
-        page = replace(request.page, limit=min(request.page.limit, wire.LONGEST_PAGE))
+        page = replace(request.page, limit=min(request.page.limit, remote.LONGEST_PAGE))
         while True:
             found = await self._store.find(request.where, page)
             fit = _that_fit(found.tasks)
@@ -94,7 +93,7 @@ class StoreOperations:
                 return Found(caller.visible(found.tasks), found.cursor)
             page = Page(limit=fit, cursor=page.cursor)
 
-    async def tally(self, request: wire.TallyRequest, caller: Caller, now: Millis) -> FlatTally:
+    async def tally(self, request: remote.TallyRequest, caller: Caller, now: Millis) -> FlatTally:
         found = await self._store.tally(request.edges, topics=request.topics)
         may = {topic: caller.may(Verb.READ, topic) for topic in {*found.forecast, *(of for of, _ in found.counts)}}
         counts = {of: count for of, count in found.counts.items() if may[of[0]]}
@@ -102,7 +101,7 @@ class StoreOperations:
 
     # --- workers
 
-    async def lease(self, request: wire.LeaseRequest, caller: Caller, now: Millis) -> Leased:
+    async def lease(self, request: remote.LeaseRequest, caller: Caller, now: Millis) -> Leased:
         """Without what is paused; where nothing else waits, the client is told to look again."""
         wants: Mapping[Topic, int] = request.wants
         until, holder = self._until(now, request.lasts), self._holder(caller, request.holder)
@@ -136,9 +135,9 @@ class StoreOperations:
         """Forgets only what has passed its time; a caller who may not work on all topics is told that there is none."""
         if not caller.may(Verb.WORK, None):
             return 0
-        return await self._store.purge(now=now, limit=min(max(limit, 0), wire.MOST))
+        return await self._store.purge(now=now, limit=min(max(limit, 0), remote.MOST))
 
-    async def announce(self, request: wire.AnnounceRequest, caller: Caller, now: Millis) -> dict[str, list[Topic]]:
+    async def announce(self, request: remote.AnnounceRequest, caller: Caller, now: Millis) -> dict[str, list[Topic]]:
         store = self._store
         if not isinstance(store, Shares):
             return {}
@@ -169,10 +168,10 @@ class StoreOperations:
 
     # --- pauses, the history, the log, and the time
 
-    async def pause(self, request: wire.PauseRequest, caller: Caller, now: Millis) -> bool:
+    async def pause(self, request: remote.PauseRequest, caller: Caller, now: Millis) -> bool:
         return await set_paused(self._client, request.topic, _on_behalf(caller, request.who), paused=True)
 
-    async def resume(self, request: wire.PauseRequest, caller: Caller, now: Millis) -> bool:
+    async def resume(self, request: remote.PauseRequest, caller: Caller, now: Millis) -> bool:
         return await set_paused(self._client, request.topic, _on_behalf(caller, request.who), paused=False)
 
     async def paused(self, request: None, caller: Caller, now: Millis) -> list[Pause]:
@@ -192,12 +191,12 @@ class StoreOperations:
         if isinstance(self._store, KeepsEvents) and events:
             await self._store.record(events)
 
-    async def events(self, request: wire.EventsRequest, caller: Caller, now: Millis) -> list[Event]:
+    async def events(self, request: remote.EventsRequest, caller: Caller, now: Millis) -> list[Event]:
         if not isinstance(self._store, KeepsEvents):
             return []
         await self._client.recorder.flush()
         await self._session.recorder.flush()
-        found = await self._store.events(request.ref, limit=min(max(request.limit, 0), wire.MOST))
+        found = await self._store.events(request.ref, limit=min(max(request.limit, 0), remote.MOST))
         return [event for event in found if caller.may(Verb.EVENTS, event.topic)]
 
     async def time(self, request: None, caller: Caller, now: Millis) -> None:

@@ -24,18 +24,21 @@ from bide.core.outcomes import Dead, Defer, Outcome, Retry
 from bide.core.records import Record
 from bide.core.tasks import Task
 from bide.sinks.trace_headers import trace_headers
-from bide.sinks.webhook.answers import Observe, WebhookResult, inert, outcome_of
 from bide.sinks.webhook.guard import Guard, Target
 from bide.sinks.webhook.hosts import Hosts
 from bide.sinks.webhook.sending import (
     WAY,
     Connector,
     Lookup,
+    Observe,
     Way,
+    WebhookResult,
     beginning_of,
     content_type,
     header_text,
+    inert,
     new_session,
+    outcome_of,
     own_headers,
     topic_text,
     well_formed,

@@ -17,6 +17,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, OutcomeUnknown, PartlyFailed, StoreError, StoreUnavailable
 from bide.core.events import Event
 from bide.core.instants import Millis
+from bide.core.names import storable
 from bide.core.records import (
     Change,
     Filter,
@@ -32,15 +33,12 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.core.texts import storable
-from bide.ports import COUNTED, Clock, Heard, Listening, remote, wire
-from bide.ports.remote import Operation
-from bide.ports.wire import Batch, Success
+from bide.ports import COUNTED, Clock, Heard, Listening, remote
+from bide.ports.remote import Batch, Operation, Success
 from bide.stores.batches import gathered
-from bide.stores.http.calls import Calls
-from bide.stores.http.link import Link, NotAllowed, TooLarge, base_of
+from bide.stores.clocks import ServerTime, StoreClock
+from bide.stores.http.calls import Calls, Link, NotAllowed, TooLarge, base_of
 from bide.stores.http.wakes import Subscriber
-from bide.stores.server_time import ServerTime, StoreClock
 
 Request = TypeVar("Request")
 Answered = TypeVar("Answered")
@@ -76,8 +74,8 @@ class HttpStore:
         if clock not in ("server", "caller"):
             raise BadInput("clock", clock, '"server" or "caller"')
         for name, seconds in (("patience", patience), ("silence", silence)):
-            if not 0 < seconds <= wire.CALL_LASTS:
-                raise BadInput(name, seconds, f"seconds above 0, at most {wire.CALL_LASTS}")
+            if not 0 < seconds <= remote.CALL_LASTS:
+                raise BadInput(name, seconds, f"seconds above 0, at most {remote.CALL_LASTS}")
         self._token = token
         self._clock: Literal["server", "caller"] = clock
         self._patience = patience
@@ -138,30 +136,30 @@ class HttpStore:
         """In as many calls as it takes: an answer has as many as fit into it."""
         records: list[Record | None] = []
         while len(records) < len(refs):
-            got = await self._ask(remote.GET, list(refs[len(records) : len(records) + wire.LONGEST_PAGE]))
+            got = await self._ask(remote.GET, list(refs[len(records) : len(records) + remote.LONGEST_PAGE]))
             if not got:
                 raise StoreUnavailable(f"{self._where}: an answer without an end")
             records += got
         return records
 
     async def find(self, where: Filter, page: Page) -> Found:
-        return await self._ask(remote.FIND, wire.FindRequest(where, page))
+        return await self._ask(remote.FIND, remote.FindRequest(where, page))
 
     async def tally(
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
     ) -> Tally:
-        request = wire.TallyRequest(edges, None if topics is None else list(topics))
+        request = remote.TallyRequest(edges, None if topics is None else list(topics))
         return (await self._ask(remote.TALLY, request)).tally()
 
     # --- workers
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
-        room, wanted = wire.MOST, {}
+        room, wanted = remote.MOST, {}
         for topic, want in wants.items():
             wanted[topic] = min(max(want, 0), room)
             room -= wanted[topic]
-        leased = await self._ask(remote.LEASE, wire.LeaseRequest(wanted, until - now, holder), now)
-        if not room and len(leased.tasks) == wire.MOST:  # there may be more than one call asks for
+        leased = await self._ask(remote.LEASE, remote.LeaseRequest(wanted, until - now, holder), now)
+        if not room and len(leased.tasks) == remote.MOST:  # there may be more than one call asks for
             return Leased(leased.tasks, leased.now, leased.now)
         return leased
 
@@ -178,7 +176,7 @@ class HttpStore:
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
     ) -> dict[str, list[Topic]]:
-        return await self._ask(remote.ANNOUNCE, wire.AnnounceRequest(holder, list(topics), max(until - now, 0)), now)
+        return await self._ask(remote.ANNOUNCE, remote.AnnounceRequest(holder, list(topics), max(until - now, 0)), now)
 
     # --- KeepsEvents
 
@@ -192,15 +190,15 @@ class HttpStore:
                 await self._ask(remote.RECORD, [replace(event, what=storable(event.what)) for event in part])
 
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
-        return await self._ask(remote.EVENTS, wire.EventsRequest(ref, max(limit, 0)))
+        return await self._ask(remote.EVENTS, remote.EventsRequest(ref, max(limit, 0)))
 
     # --- Served
 
     async def pause(self, topic: Topic, who: str | None) -> bool:
-        return await self._ask(remote.PAUSE, wire.PauseRequest(topic, who))
+        return await self._ask(remote.PAUSE, remote.PauseRequest(topic, who))
 
     async def resume(self, topic: Topic, who: str | None) -> bool:
-        return await self._ask(remote.RESUME, wire.PauseRequest(topic, who))
+        return await self._ask(remote.RESUME, remote.PauseRequest(topic, who))
 
     async def paused(self) -> list[Pause]:
         return await self._ask(remote.PAUSED, None)
@@ -233,13 +231,13 @@ class HttpStore:
     async def _send(self, operation: Operation[Request, Any], request: Request, now: Millis | None = None) -> Success:
         """The service is told the time only where it is not to look at its own clock."""
         now = now if self._clock == "caller" else None
-        return await self._open().calls.ask(operation, wire.encode(request), now)
+        return await self._open().calls.ask(operation, remote.encode(request), now)
 
     def _read(self, operation: Operation[Any, Answered], success: Success) -> Answered:
         """The service has done what was asked. Raises OutcomeUnknown where its answer cannot be read."""
         try:
             return operation.read_answer(success.answer)
-        except wire.UNREADABLE as error:
+        except remote.UNREADABLE as error:
             raise OutcomeUnknown(f"{self._where}: an answer that cannot be read ({error})") from error
 
     async def _batch(
@@ -279,7 +277,7 @@ class HttpStore:
             if not 0 <= place < asked:
                 raise OutcomeUnknown(f"{self._where}: a failure of item {place}, of {asked}")
             refused = NotAllowed(f"{self._where} refused: {failure.text}")
-            answers[place] = refused if failure.kind == wire.REFUSED else wire.error_of(failure, self._where)
+            answers[place] = refused if failure.kind == remote.REFUSED else remote.error_of(failure, self._where)
         if None in answers:
             raise OutcomeUnknown(f"{self._where}: an item without an answer")
         return answers

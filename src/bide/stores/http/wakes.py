@@ -17,13 +17,13 @@ from msgspec import Raw
 
 from bide.core.errors import StoreError
 from bide.core.records import Topic
-from bide.ports import Heard, remote, wire
-from bide.stores.http.link import Link, Lost, Reply
+from bide.ports import Heard, remote
+from bide.stores.clocks import ServerTime
+from bide.stores.http.calls import Link, Lost, Reply
 from bide.stores.listeners import Listener, Listeners
-from bide.stores.server_time import ServerTime
 
 _log = logging.getLogger("bide.http")
-_SILENCE = 3 * wire.HEARTBEAT
+_SILENCE = 3 * remote.HEARTBEAT
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 
@@ -97,7 +97,7 @@ class Subscriber:
 
     async def _run(self, topics: frozenset[Topic], open_: asyncio.Future[None]) -> None:
         pause = _FIRST_PAUSE
-        body = wire.encode(wire.Call("", 0, None, Raw(wire.encode(sorted(topics)))))
+        body = remote.encode(remote.Call("", 0, None, Raw(remote.encode(sorted(topics)))))
         error: Exception
         while True:
             opened = False
@@ -109,7 +109,7 @@ class Subscriber:
                             opened, pause = True, _FIRST_PAUSE
                             self._subscribed(topics, open_)
                         if len(line) > 1:
-                            self._listeners.tell(*wire.read_wake(line))
+                            self._listeners.tell(*remote.read_wake(line))
                 error = Lost(f"{self._link.where}: the stream has ended")
             except StoreError as refused:
                 if not open_.done():
@@ -125,7 +125,7 @@ class Subscriber:
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
         """Raises NotAllowed for good, Lost for anything that may pass."""
-        if response.status == 200 and response.content_type in (wire.STREAM_TYPE, wire.CONTENT_TYPE):
+        if response.status == 200 and response.content_type in (remote.STREAM_TYPE, remote.CONTENT_TYPE):
             return
         reply = Reply(response.status, response.content_type, await response.read())
         if reply.status in (401, 403):

@@ -50,8 +50,7 @@ from bide.core.records import (
 from bide.ports import COUNTED, Heard
 from bide.stores.cursors import read_cursor
 from bide.stores.listeners import Listener, Listeners
-from bide.stores.memory.lines import MakeTimer, TopicTasks
-from bide.stores.memory.listings import Listings, MemoryReads
+from bide.stores.memory.lines import Listings, MakeTimer, MemoryReads, TopicTasks
 from bide.stores.sql.reading import read_page
 
 _log = logging.getLogger("bide.memory")

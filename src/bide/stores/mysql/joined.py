@@ -14,14 +14,12 @@ from bide.core.errors import BadInput, SetupError
 from bide.core.instants import Millis
 from bide.core.records import Settlement
 from bide.stores.driver_adapters import Borrowed, Driver, MysqlDriver
-from bide.stores.mysql import adding, operations
-from bide.stores.mysql.dialect import Connection, Rows, by_code, connect, meaning, said
-from bide.stores.mysql.journaled_connection import Call
+from bide.stores.mysql import operations
+from bide.stores.mysql.connection import Call, Connection, Rows, by_code, connect, meaning, said
 from bide.stores.mysql.lease_batches import Settling
 from bide.stores.mysql.queries import THERE_ANYWHERE, Code, Template, in_hexadecimal
 from bide.stores.sql.dialect import Fewer, Taken
-from bide.stores.sql.joined import JoinedVerbs, Known, Nobody, RunsItself, Whole, Work, ended
-from bide.stores.sql.transactions import OwnTransactions
+from bide.stores.sql.transactions import JoinedVerbs, Known, Nobody, OwnTransactions, RunsItself, Whole, Work, ended
 
 T = TypeVar("T")
 _DRIVERS = ("asyncmy", "aiomysql", "pymysql", "MySQLdb")
@@ -119,7 +117,7 @@ class MySqlVerbs(JoinedVerbs):
     _place = "server"
     _drivers = (MysqlDriver,)
     _at_once = _AT_ONCE
-    _add, _settle = adding.add, operations.settle
+    _add, _settle = operations.add, operations.settle
 
     def __init__(self, runtime: Any, lent: Borrowed, *, own: bool = False) -> None:
         super().__init__(runtime, lent, own=own)

@@ -25,8 +25,7 @@ import msgspec
 from bide.core.instants import Millis
 from bide.core.records import Record, Settlement, Token, Topic
 from bide.stores.batches import slices
-from bide.stores.mysql.dialect import Rows
-from bide.stores.mysql.journaled_connection import Call
+from bide.stores.mysql.connection import Call, Rows
 from bide.stores.mysql.queries import Code, Quote, held, literal, tuples
 
 _LARGEST = 1_000

@@ -16,8 +16,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from bide.core.names import storable
 from bide.core.records import Record, State, Topic
-from bide.core.texts import storable
 from bide.stores.named_queries import read_queries
 
 DUE = (

@@ -22,21 +22,18 @@ from bide.core.instants import Millis
 from bide.core.records import NewTask, Topic
 from bide.ports import Finding
 from bide.stores.batches import Conflicts, Named, slices
-from bide.stores.mysql import adding, operations
-from bide.stores.mysql.address import Address
-from bide.stores.mysql.dialect import MYSQL, meaning
+from bide.stores.mysql import operations
+from bide.stores.mysql.connection import MYSQL, Address, Call, MySqlConnection, meaning
 from bide.stores.mysql.joined import MySqlVerbs, Transactions, identity_of
-from bide.stores.mysql.journaled_connection import Call, MySqlConnection
 from bide.stores.mysql.leasing import MySqlLeasing
+from bide.stores.mysql.operations import MySqlReads
 from bide.stores.mysql.queries import queries_of
-from bide.stores.mysql.reading import MySqlReads
 from bide.stores.mysql.schema import SCHEMA, diagnose
 from bide.stores.mysql.table import MySqlTable
 from bide.stores.sql.dialect import Locked
-from bide.stores.sql.locked_rows import Ask, RowLocked, is_among
+from bide.stores.sql.journaled_connection import Ask, RowLocked, is_among
 from bide.stores.sql.operations import HELD
-from bide.stores.sql.runtime import Operations, Runtime
-from bide.stores.sql.store import SqlStore
+from bide.stores.sql.store import Operations, Runtime, SqlStore
 
 AT_ONCE = 1_000
 """Tasks in one statement: beyond that it is no quicker, and others wait longer."""
@@ -109,7 +106,7 @@ class MySqlRuntime(Runtime):
         """The tasks that somebody keeps locked, and how many calls about each are tried again."""
         self.leasing = MySqlLeasing(self)
         self.operations = Operations(
-            add=partial(adding.add, conflicts=Conflicts()), change=operations.change,
+            add=partial(operations.add, conflicts=Conflicts()), change=operations.change,
             settle=partial(operations.settle, leased=self.leasing.leased), extend=operations.extend,
             purge=operations.purge, forget_callers=operations.forget_callers,
         )  # fmt: skip

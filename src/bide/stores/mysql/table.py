@@ -19,12 +19,11 @@ from bide.core.errors import SetupError
 from bide.core.instants import Millis, as_datetime
 from bide.core.table_source import TableSource
 from bide.ports import DueRow, Joined
-from bide.stores.mysql.dialect import AFRESH, MYSQL, Connection, Rows, connect
+from bide.stores.clocks import Stretch
+from bide.stores.mysql.connection import AFRESH, MYSQL, Connection, Rows, connect
 from bide.stores.named_queries import read_queries
 from bide.stores.sql.server_table import SILENCE, SOON, ServerTable, TableConnections
-from bide.stores.sql.table import Give, Plan
-from bide.stores.sql.table_times import TableTimes
-from bide.stores.wall_clock import Stretch
+from bide.stores.sql.table import Give, Plan, TableTimes
 
 _ENDED = 1305
 """A savepoint is not there."""

@@ -16,12 +16,10 @@ import asyncpg
 from bide.core.errors import BadInput, SetupError
 from bide.stores.batches import AT_ONCE
 from bide.stores.driver_adapters import AsyncpgDriver, Driver, PsycopgDriver
-from bide.stores.postgres import adding, operations
-from bide.stores.postgres.dialect import by_code, connect, meaning, said
-from bide.stores.postgres.journaled_connection import CALLS_OF_A_ROW, Call
+from bide.stores.postgres import operations
+from bide.stores.postgres.connection import CALLS_OF_A_ROW, Call, by_code, connect, meaning, said
 from bide.stores.sql.dialect import Lost
-from bide.stores.sql.joined import JoinedVerbs, Known, Nobody, RunsItself, Whole, ended
-from bide.stores.sql.transactions import OwnTransactions
+from bide.stores.sql.transactions import JoinedVerbs, Known, Nobody, OwnTransactions, RunsItself, Whole, ended
 
 SAMPLES: Sequence[Any] = (
     ["a\u00e9", None], [1 << 62, None], [True, False], [b"\x00\xff", None], "a\u00e9", b"\x00\xff", -1,
@@ -74,7 +72,7 @@ class PostgresVerbs(JoinedVerbs):
     _place = "database"
     _drivers = AsyncpgDriver, PsycopgDriver
     _at_once = AT_ONCE
-    _add, _settle = adding.add, operations.settle
+    _add, _settle = operations.add, operations.settle
 
     def _call(self, driver: Driver, floor: int | None) -> JoinedCall:
         return JoinedCall(driver, self._runtime.joined_queries)

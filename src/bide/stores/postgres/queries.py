@@ -10,8 +10,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
+from bide.core.names import storable
 from bide.core.records import Record, State
-from bide.core.texts import storable
 from bide.stores.named_queries import read_queries
 
 COLUMNS = (

@@ -15,20 +15,17 @@ from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.ports import Finding, Heard, Listening
 from bide.stores.batches import AT_ONCE, Conflicts
-from bide.stores.postgres import adding, operations
-from bide.stores.postgres.address import Address
-from bide.stores.postgres.dialect import POSTGRES
+from bide.stores.postgres import operations
+from bide.stores.postgres.connection import POSTGRES, Address, Call, PostgresConnection
 from bide.stores.postgres.joined import SAMPLES, PostgresVerbs, Transactions
-from bide.stores.postgres.journaled_connection import Call, PostgresConnection
 from bide.stores.postgres.leasing import PostgresLeasing
+from bide.stores.postgres.operations import PostgresReads
 from bide.stores.postgres.queries import Names, queries_of
-from bide.stores.postgres.reading import PostgresReads
 from bide.stores.postgres.schema import SCHEMA, diagnose
 from bide.stores.postgres.table import PostgresTable
 from bide.stores.postgres.wakes import Subscription, Telling
-from bide.stores.sql.locked_rows import Ask, RowLocked
-from bide.stores.sql.runtime import Operations, Runtime
-from bide.stores.sql.store import SqlStore
+from bide.stores.sql.journaled_connection import Ask, RowLocked
+from bide.stores.sql.store import Operations, Runtime, SqlStore
 
 
 class PostgresRuntime(Runtime):
@@ -47,7 +44,7 @@ class PostgresRuntime(Runtime):
         self._telling = Telling(cap)
         self.leasing = PostgresLeasing(self)
         self.operations = Operations(
-            add=partial(adding.add, conflicts=Conflicts()), change=operations.change, settle=operations.settle,
+            add=partial(operations.add, conflicts=Conflicts()), change=operations.change, settle=operations.settle,
             extend=operations.extend, purge=operations.Purging(used=self.by_server).purge,
             forget_callers=operations.forget_callers,
         )  # fmt: skip

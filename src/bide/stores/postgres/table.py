@@ -19,13 +19,11 @@ from bide.core.errors import SetupError
 from bide.core.instants import Millis, as_datetime
 from bide.core.table_source import TableSource
 from bide.ports import DueRow
+from bide.stores.clocks import Stretch
 from bide.stores.named_queries import read_queries
-from bide.stores.postgres.address import Address
-from bide.stores.postgres.dialect import AWAY, PLANNER, POSTGRES, connect, meaning
+from bide.stores.postgres.connection import AWAY, PLANNER, POSTGRES, Address, connect, meaning
 from bide.stores.sql.server_table import ECHO, SILENCE, SOON, ServerTable, TableConnections
-from bide.stores.sql.table import Give, Plan, Rows
-from bide.stores.sql.table_times import TableTimes
-from bide.stores.wall_clock import Stretch
+from bide.stores.sql.table import Give, Plan, Rows, TableTimes
 
 _ALIVE = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 """A machine that is gone without a word holds its rows for three quarters of a minute."""

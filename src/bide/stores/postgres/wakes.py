@@ -25,8 +25,7 @@ from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.ports import Heard
 from bide.stores.listeners import Listener
-from bide.stores.postgres.dialect import connect, said
-from bide.stores.postgres.journaled_connection import Call
+from bide.stores.postgres.connection import Call, connect, said
 from bide.stores.sql.dialect import NotSent
 
 _log = logging.getLogger("bide.postgres")

@@ -23,12 +23,22 @@ from bide.core.errors import BadInput, StoreUnavailable
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.names import RESERVED_TOPICS
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
+from bide.stores.clocks import ServerTime
 from bide.stores.cursors import Place, read_cursor, write_cursor
 from bide.stores.redis.layout import INDEX_LETTERS, Layout, record_of, text_of
-from bide.stores.redis.link import ELSEWHERE, WAIT, Command, Link, Lost, NotSent, refusal, where_to_ask, word_of
 from bide.stores.redis.script_client import script
-from bide.stores.redis.topology import Nodes
-from bide.stores.server_time import ServerTime
+from bide.stores.redis.topology import (
+    ELSEWHERE,
+    WAIT,
+    Command,
+    Link,
+    Lost,
+    Nodes,
+    NotSent,
+    refusal,
+    where_to_ask,
+    word_of,
+)
 
 _PAGE, _COUNT = script("page", flags=False, library=False), script("count", flags=False, library=False)
 _SCRIPTS = {one.sha: one.text for one in (_PAGE, _COUNT)}

@@ -24,22 +24,22 @@ from redis.exceptions import ResponseError
 
 from bide.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
 from bide.stores.batches import refused_later
+from bide.stores.clocks import ServerTime
 from bide.stores.redis.layout import Layout
-from bide.stores.redis.link import (
+from bide.stores.redis.topology import (
     ELSEWHERE,
     WAIT,
     Command,
     FewHaveIt,
     Link,
     Lost,
+    Nodes,
     NotSent,
     refusal,
     said,
     where_to_ask,
     word_of,
 )
-from bide.stores.redis.topology import Nodes
-from bide.stores.server_time import ServerTime
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _AT_ONCE = 2

@@ -31,15 +31,14 @@ from bide.core.records import (
 from bide.ports import COUNTED, Clock, Heard, Listening
 from bide.ports import Finding as Examined
 from bide.stores.batches import gathered
-from bide.stores.redis import diagnosis, reading, runtime, writing
+from bide.stores.clocks import ServerTime, StoreClock
+from bide.stores.redis import reading, runtime, writing
 from bide.stores.redis.address import Address, address_of
-from bide.stores.redis.diagnosis import examine
 from bide.stores.redis.layout import VERSION, Layout, text_of
 from bide.stores.redis.reading import Reader
-from bide.stores.redis.runtime import Runtime
+from bide.stores.redis.runtime import Runtime, examine
 from bide.stores.redis.script_client import Call
 from bide.stores.redis.topology import nodes_of
-from bide.stores.server_time import ServerTime, StoreClock
 
 _AT_FIRST = 3.0
 """Seconds that opening waits for a server that cannot be reached."""
@@ -271,4 +270,4 @@ class RedisStore:
 
     async def diagnose(self) -> list[Examined]:
         opened = self._open()
-        return await diagnosis.diagnose(opened.reader, opened.nodes, opened.address.shown, opened.time)
+        return await runtime.diagnose(opened.reader, opened.nodes, opened.address.shown, opened.time)

@@ -1,23 +1,329 @@
 """Which server to ask: the one there is, the master that Sentinel names, or the one that has a shard's slot.
 
 Callers ask for `link(shard)`, and for `look_again` when a server said that it is the wrong one, or was lost.
+
+One connection to one server, shared by everybody: calls go out one behind the other, answers come back in order.
+
+redis-py makes the connection (TLS, passwords, databases); what it does for each call is left out, since a worker under
+load sends tens of thousands. Whatever is asked within one turn of the event loop leaves in one write.
+
+What an error of the server, or of the way to it, means for the call that met it:
+
+NotSent       nothing was sent: trying again is safe
+Lost          it was sent, and the answer did not come: only a repeat by its number tells
+(a reply)     the server refused it, so it was not done: by its first word, wait, ask elsewhere, or give up
 """
 
 from __future__ import annotations
 
 import asyncio
 import logging
+import re
 from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import hiredis
+from msgspec import Struct
 from redis.asyncio.connection import AbstractConnection, Connection, SSLConnection, UnixDomainSocketConnection
 from redis.crc import key_slot
-from redis.exceptions import ResponseError
+from redis.exceptions import (
+    AskError,
+    AuthenticationError,
+    AuthenticationWrongNumberOfArgsError,
+    BusyLoadingError,
+    RedisError,
+    ResponseError,
+)
 
-from bide.core.errors import StoreUnavailable
+from bide.core.errors import StoreCorrupt, StoreError, StoreFull, StoreUnavailable
 from bide.stores.redis.address import Address
 from bide.stores.redis.layout import Layout
-from bide.stores.redis.link import Link, Lost, NotSent
+from bide.stores.urls import unreached
+
+_log = logging.getLogger("bide.redis")
+Command = Sequence[str | bytes | int]
+Reply = Any
+"""bytes, int, None, a list of these, or a ResponseError: as a value, since one refused call is no broken link."""
+
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
+_PLENTY = 16_384
+"""Bytes that are worth a write of their own: the server begins while the rest is being made."""
+_pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
+
+WAIT = frozenset({"TRYAGAIN", "LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED", "MISCONF"})
+"""Not done, and it passes: ask the same server again in a moment."""
+ELSEWHERE = frozenset({"MOVED", "READONLY", "CLUSTERDOWN", "MASTERDOWN"})
+"""Not done, and another server may be the one to ask: look again which."""
+
+_STUMBLED = re.compile(
+    r"user_script:[0-9]+: (?:attempt to|bad argument|Missing bytes)|is not (?:an integer|a valid float)"
+)
+"""Of a script that found what it did not write. It would stumble again: trying again is no way out."""
+
+
+class _Asked(Struct, eq=False):
+    """Calls that were sent together, and their answers so far."""
+
+    future: asyncio.Future[list[Reply]]
+    count: int
+    sent: float
+    answers: list[Reply] = []
+
+
+class Link:
+    """Connects when it is first needed, and again when it broke. Belongs to one event loop.
+
+    `patience`: seconds without any answer to the oldest call, after which the connection is given up (half-open ones
+    say nothing for ever). `closed`: as after `close`, so that it never connects.
+    """
+
+    def __init__(
+        self, name: str, make: Callable[[], AbstractConnection], *, patience: float, closed: bool = False
+    ) -> None:
+        self.name = name
+        self._make = make
+        self._patience = patience
+        self._loop = asyncio.get_running_loop()
+        self._connection: AbstractConnection | None = None
+        self._connecting: asyncio.Task[None] | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._writer: asyncio.Task[None] | None = None
+        self._outbox: list[bytes] = []
+        self._outbox_size = 0
+        self._pending: deque[_Asked] = deque()
+        self._watch: asyncio.TimerHandle | None = None
+        self._failures = 0
+        self._not_before = 0.0
+        self._why = ""
+        """The error of the last try."""
+        self._closed = closed
+
+    @property
+    def ready(self) -> bool:
+        """True if `post` may be called."""
+        return self._connection is not None
+
+    @property
+    def plenty(self) -> bool:
+        """True if so much waits to be written that it should not wait for more."""
+        return self._outbox_size > _PLENTY
+
+    async def ask(self, commands: Sequence[Command]) -> list[Reply]:
+        """Send them together; their answers, in order. Raises NotSent, Lost, StoreUnavailable (it never will)."""
+        if self._connection is None:
+            await self._connect()
+            if self._connection is None:
+                raise NotSent(f"{self.name}: the connection broke as soon as it was made")
+        return await self.post(commands)
+
+    def post(self, commands: Sequence[Command]) -> asyncio.Future[list[Reply]]:
+        """Put them into the next write; the answers to come, or Lost. Only while `ready`."""
+        packed = b"".join([_pack(tuple(command)) for command in commands])  # may refuse one: then none is sent
+        asked = _Asked(self._loop.create_future(), len(commands), self._loop.time())
+        self._outbox.append(packed)
+        self._outbox_size += len(packed)
+        self._pending.append(asked)
+        if self._writer is None:
+            self._writer = self._loop.create_task(self._write(), name=f"bide link to {self.name}: write")
+        if self._watch is None:
+            self._watch = self._loop.call_later(self._patience, self._check)
+        return asked.future
+
+    async def flush(self) -> None:
+        """Write what was posted, now and not at the end of this turn of the loop."""
+        connection = self._connection
+        if self._outbox and connection is not None:
+            packed, self._outbox, self._outbox_size = b"".join(self._outbox), [], 0
+            try:
+                await connection.send_packed_command(packed, check_health=False)
+            except BaseException as error:
+                # also where a caller is cancelled in the middle of it: part of a call is written, or redis-py has let
+                # go of the connection, and would make another in its place that nobody closes
+                if self._connection is connection:  # else it was given up meanwhile, and there is another
+                    await self._break(Lost(f"{self.name}: {said(error)}"))
+                if not isinstance(error, (RedisError, OSError)):
+                    raise
+
+    async def _connect(self) -> None:
+        if self._closed:
+            raise NotSent(f"{self.name}: the store is closed")
+        if self._connecting is None:
+            if self._loop.time() < self._not_before:
+                raise NotSent(self._why)
+            self._connecting = self._loop.create_task(self._open(), name=f"bide link to {self.name}: connect")
+            self._connecting.add_done_callback(_retrieve)
+        connecting, caller = self._connecting, asyncio.current_task()
+        try:
+            await asyncio.shield(connecting)
+        except asyncio.CancelledError:
+            if connecting.cancelled() and not (caller and caller.cancelling()):  # by `close`, and not its caller
+                raise NotSent(f"{self.name}: the store is closed") from None
+            raise
+
+    async def _open(self) -> None:
+        connection = self._make()
+        try:
+            async with asyncio.timeout(self._patience):
+                await connection.connect()  # type: ignore[no-untyped-call]
+        except (RedisError, OSError, TimeoutError) as error:
+            await connection.disconnect(nowait=True)
+            self._failures += 1
+            pause = min(_LONGEST_PAUSE, _FIRST_PAUSE * 2 ** min(self._failures, 10))
+            self._not_before = self._loop.time() + pause
+            text = self._why = unreached(self.name, error)
+            if isinstance(error, AuthenticationError | AuthenticationWrongNumberOfArgsError):
+                raise StoreUnavailable(f"{text} (check the user and the password in the URL)") from error
+            raise NotSent(text) from error
+        except BaseException:
+            await _abort(connection)
+            raise
+        finally:
+            self._connecting = None
+        self._failures = 0
+        self._connection = connection
+        self._reader = self._loop.create_task(self._read(connection), name=f"bide link to {self.name}: read")
+
+    async def _write(self) -> None:
+        try:
+            while self._outbox and self._connection is not None:
+                await self.flush()
+        finally:
+            self._writer = None
+
+    async def _read(self, connection: AbstractConnection) -> None:
+        pending, read = self._pending, connection.read_response
+        try:
+            while True:
+                try:
+                    reply: Reply = await read(disable_decoding=True, disconnect_on_error=False)
+                except ResponseError as refused:
+                    reply = refused
+                except BusyLoadingError as loading:  # which redis-py takes for the end of the connection
+                    reply = ResponseError(f"LOADING {loading}")
+                asked = pending[0]
+                asked.answers.append(reply)
+                if len(asked.answers) == asked.count:
+                    pending.popleft()
+                    if not asked.future.done():
+                        asked.future.set_result(asked.answers)
+        except (RedisError, OSError, IndexError) as error:
+            await self._break(Lost(f"{self.name}: {said(error)}"))
+
+    def _check(self) -> None:
+        """Nothing came for so long: half-open, or a server that stands still. A resend is recognised by its number."""
+        self._watch = None
+        if not self._pending:
+            return
+        left = self._pending[0].sent + self._patience - self._loop.time()
+        if left <= 0:
+            self._writer = self._loop.create_task(
+                self._break(Lost(f"{self.name}: no answer within {self._patience:g} s")), name="bide link: give up"
+            )
+        else:
+            self._watch = self._loop.call_later(left, self._check)
+
+    async def _break(self, error: Lost | NotSent) -> None:
+        """The connection is of no use any more; who waits for an answer on it is told."""
+        connection, self._connection = self._connection, None
+        pending, self._pending = self._pending, deque()
+        self._outbox, self._outbox_size = [], 0
+        reader, self._reader = self._reader, None
+        if reader is not None and reader is not asyncio.current_task():
+            reader.cancel()
+        if self._writer is asyncio.current_task():
+            self._writer = None
+        for asked in pending:
+            if not asked.future.done():
+                asked.future.set_exception(error)
+                asked.future.exception()  # its caller may have been cancelled
+        if connection is not None:
+            if not self._closed:
+                _log.info("connection lost: %s", error)
+            await _abort(connection)
+
+    async def drop(self, why: str) -> None:
+        """Give the connection up, so that the next call makes a new one."""
+        if self._connection is not None:
+            await self._break(Lost(f"{self.name}: {why}"))
+
+    async def close(self) -> None:
+        """Let go of it. Who still waits is told that the answer is lost."""
+        self._closed = True
+        if self._connecting is not None:
+            self._connecting.cancel()
+            await asyncio.wait([self._connecting])
+        await self._break(Lost(f"{self.name}: the store was closed"))
+        if self._watch is not None:
+            self._watch.cancel()
+            self._watch = None
+
+
+def _retrieve(connecting: asyncio.Task[None]) -> None:
+    """Take the error of a connection that failed: its callers may have been cancelled, and `_why` keeps it."""
+    if not connecting.cancelled():
+        connecting.exception()
+
+
+async def _abort(connection: AbstractConnection) -> None:
+    """Closed with what was not sent yet: with a server that reads nothing the sender would wait for ever."""
+    writer = getattr(connection, "_writer", None)
+    if writer is not None:
+        writer.transport.abort()
+    await connection.disconnect(nowait=True)
+
+
+# --- errors
+
+
+class NotSent(Exception):
+    """There is no connection; the call never left."""
+
+
+class Lost(Exception):
+    """The connection broke, or nothing came in time, after the call was sent."""
+
+
+class FewHaveIt(Exception):
+    """It was done, and fewer replicas have it than were asked for: asking again waits for them again."""
+
+
+def word_of(reply: ResponseError) -> str:
+    """The first word of an error reply, which is its kind; of some, redis-py has made a class instead."""
+    kind = type(reply).__name__
+    known = {
+        "NoScriptError": "NOSCRIPT", "BusyLoadingError": "LOADING", "ReadOnlyError": "READONLY",
+        "OutOfMemoryError": "OOM", "MovedError": "MOVED", "AskError": "ASK", "TryAgainError": "TRYAGAIN",
+        "ClusterDownError": "CLUSTERDOWN", "MasterDownError": "MASTERDOWN", "NoPermissionError": "NOPERM",
+    }.get(kind)  # fmt: skip
+    return known or str(reply).partition(" ")[0]
+
+
+def where_to_ask(reply: ResponseError) -> tuple[str, int] | None:
+    """The server that ASK or MOVED names; None for any other reply. Before version 7 redis-py leaves them as text."""
+    if word_of(reply) not in ("ASK", "MOVED"):
+        return None
+    host, _, port = str(reply).rpartition(" ")[2].rpartition(":")
+    return (reply.host, reply.port) if isinstance(reply, AskError) else (host, int(port))
+
+
+def refusal(reply: ResponseError, where: str) -> StoreError:
+    """The error for a caller whose call the server has refused for good."""
+    word, text = word_of(reply), str(reply)
+    if word == "OOM" or "used memory > 'maxmemory'" in text:
+        return StoreFull(f"{where}: the server has reached its maxmemory: {text}")
+    if "WRONGTYPE" in text or "Bad data format" in text or _STUMBLED.search(text):
+        return StoreCorrupt(f"{where}: a key of bide's holds something else: {text}")
+    if word in ("NOPERM", "NOAUTH", "WRONGPASS"):
+        return StoreUnavailable(f"{where}: this user may not: {text} (docs/redis.md lists the rights that bide needs)")
+    return StoreUnavailable(f"{where}: {text}")
+
+
+def said(error: BaseException) -> str:
+    """The text of an error, or its type if it has none; redis-py leaves the word out of a redirection."""
+    return f"{word_of(error)} {error}" if isinstance(error, AskError) else str(error) or type(error).__name__
+
 
 try:
     from redis.driver_info import DriverInfo
@@ -25,8 +331,6 @@ except ImportError:  # a redis-py that reads its own version once
     _DRIVER: dict[str, Any] = {}
 else:  # one that reads it out of its package's metadata for every connection, which takes longer than all the rest
     _DRIVER = {"driver_info": DriverInfo()}
-
-_log = logging.getLogger("bide.redis")
 
 
 Server = tuple[str, int]

@@ -23,8 +23,7 @@ from bide.core.records import Topic
 from bide.ports import Heard
 from bide.stores.listeners import Listener, Listeners
 from bide.stores.redis.layout import Layout
-from bide.stores.redis.link import Lost, NotSent, said
-from bide.stores.redis.topology import Nodes
+from bide.stores.redis.topology import Lost, Nodes, NotSent, said
 
 _log = logging.getLogger("bide.redis")
 ECHO_EVERY = 2.0

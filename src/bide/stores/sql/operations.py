@@ -21,8 +21,7 @@ from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import Millis
 from bide.core.records import Change, Move, NewTask, Record, Settlement, Token, Topic
 from bide.stores.batches import Named, earliest, rounds
-from bide.stores.sql.journaled_connection import OnLocked, Repeated, Runs
-from bide.stores.sql.locked_rows import RowLocked
+from bide.stores.sql.journaled_connection import OnLocked, Repeated, RowLocked, Runs
 
 Places = list[int]
 Tell = Callable[[Mapping[Topic, Millis]], list[str]]

@@ -20,10 +20,9 @@ from bide.core.instants import Millis, as_datetime
 from bide.core.records import NewTask
 from bide.core.table_source import TableSource
 from bide.ports import Clock, DueRow, Finding, Head, Joined, Raced, Taken
-from bide.stores.server_time import ServerTime, StoreClock
+from bide.stores.clocks import ServerTime, StoreClock
 from bide.stores.sql.dialect import Again, Lost, NotSent
-from bide.stores.sql.table import Give, Rows, WatchedTable
-from bide.stores.sql.table_times import TableTimes
+from bide.stores.sql.table import Give, Rows, TableTimes, WatchedTable
 from bide.stores.sql.transactions import Pool
 
 T = TypeVar("T")

@@ -3,25 +3,356 @@
 They have none of our other connections' settings: a handler may set what it likes, and take its time. A commit whose
 answer was lost is looked up: the transaction's last statement wrote its number into a row, and whoever writes that row
 next has to wait until the server has made an end of it.
+
+The verbs in a transaction of the caller, as the stores on database servers share them.
+
+Each verb is the very operation that a connection of ours runs, within a savepoint: done whole or not at all, and the
+transaction around it can go on. The call has no number, since it needs none: whether it was done is whether that
+transaction was committed.
 """
 
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable
-from contextlib import asynccontextmanager, suppress
-from typing import Any, TypeVar
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
+from contextlib import asynccontextmanager, nullcontext, suppress
+from types import TracebackType
+from typing import Any, ClassVar, Self, TypeVar
 
-from bide.core.errors import OutcomeUnknown, SetupError, StoreUnavailable
-from bide.stores.driver_adapters import Borrowed
-from bide.stores.sql.dialect import Dialect, Lost, NotSent, plain
-from bide.stores.sql.joined import Known, to_its_end
+from bide.core.answers import Answer
+from bide.core.errors import BadInput, BideError, OutcomeUnknown, SetupError, StoreUnavailable
+from bide.core.instants import Millis
+from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
+from bide.stores.batches import merge_earliest, slices
+from bide.stores.driver_adapters import Borrowed, Driver, on_a_loop, pause
+from bide.stores.sql.dialect import Again, Dialect, Locked, Lost, NotSent, plain
+from bide.stores.sql.reading import find
+
+T = TypeVar("T")
+Work = Callable[[Any], Awaitable[T]]
+"""An operation on a call."""
+
+
+class Nobody:
+    """In the place of a JournaledConnection: a call in somebody's transaction has no number, and tells no clock."""
+
+    name = number = time = None
+    pooled = False
+
+
+class RunsItself:
+    """A call that is within a savepoint already: it carries out operations as a connection does."""
+
+    __slots__ = ()
+    passes = False
+
+    async def run(self, work: Work[T], repeated: object, **_: Any) -> T:
+        return await work(self)
+
+
+class JoinedVerbs(ABC):
+    """The verbs on one connection. Each is done whole or not at all, and leaves the transaction around it as it is.
+
+    The connection is one that the caller opened, in whatever transaction it is in (if it is in none, and none begins by
+    itself with a statement, the verb is one of its own); or that of a transaction of ours, as long as that is open.
+    """
+
+    accepted: ClassVar[str]
+    """The connections that may be joined."""
+    _place: ClassVar[str]
+    """The target that a connection must have: a database of a server, or any of it."""
+    _drivers: ClassVar[tuple[type[Driver], ...]]
+    _at_once: ClassVar[int]
+    """Tasks in one statement."""
+    _add: ClassVar[Callable[..., Awaitable[list[Answer]]]]
+    _settle: ClassVar[Callable[..., Awaitable[list[bool]]]]
+
+    def __init__(self, runtime: Any, lent: Borrowed, *, own: bool = False) -> None:
+        """`runtime`: the open store's. `own`: the transaction is ours."""
+        self._runtime = runtime
+        self._lent = lent
+        self._own = own
+        self.over = False
+        """True once that transaction has ended."""
+        self.wakes: dict[Topic, Millis] = {}
+        """The wakes that this transaction makes earlier, to be told once it is committed."""
+
+    @property
+    def connection(self) -> Any:
+        """The connection, for statements of your own."""
+        return self._lent.given
+
+    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
+        return await self._write(type(self)._add, tasks, now, adding=True)
+
+    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
+        return await self._write(self._runtime.operations.change, changes, now)
+
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+        return await self._write(type(self)._settle, outcomes, now)
+
+    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
+        async def work(call: Any) -> list[Record | None]:
+            reads = self._runtime.reads(call)
+            return [one for part in slices(refs, self._at_once) for one in await reads.get(part)]
+
+        return await self.read(work) if refs else []
+
+    async def find(self, where: Filter, page: Page) -> Found:
+        return await find(self, self._runtime.reads, where, page)
+
+    async def _write(self, operation: Any, asked: Sequence[Any], now: Millis, *, adding: bool = False) -> list[Any]:
+        if not asked:
+            return []
+        runtime = self._runtime
+        there, about = runtime.now(now), runtime.about(now)
+        floor = None if there is None else await runtime.reserve(there, 2 * len(asked))
+        wakes: dict[Topic, Millis] = {}
+        answers: list[Any] = []
+
+        def tell(some: Mapping[Topic, Millis]) -> list[str]:
+            merge_earliest(wakes, some)
+            messages: list[str] = runtime.messages(some, about, joined=True)
+            return messages
+
+        async def work(call: Any) -> None:
+            for part in slices(asked, self._at_once):
+                answers.extend(await operation(call, part, there, about, tell))
+
+        await self._savepoint(work, floor=floor, adding=adding)
+        merge_earliest(self.wakes, wakes)
+        return answers
+
+    async def read(self, work: Work[T]) -> T:
+        """As a connection of the store's."""
+        return await self._savepoint(work)
+
+    async def _savepoint(self, work: Work[T], *, floor: int | None = None, adding: bool = False) -> T:
+        """`work`, whole or not at all. `floor`: the first token, where the caller's clock counts."""
+        whole: Whole | None = None
+        try:
+            driver = await self._driver()
+            known = self._runtime.known.setdefault(driver.raw, Known(asynchronous=driver.asynchronous))
+            async with known.turn:
+                whole = await self._whole(driver, known)
+                async with whole:
+                    if not known.ours:
+                        await self._look(driver)
+                        known.ours = True
+                    return await work(self._call(driver, floor))
+        except Exception as error:
+            found = self._told(error, adding=adding, committing=whole is not None and whole.committing)
+            if found is error:
+                raise
+            raise found from error
+
+    async def _driver(self) -> Driver:
+        where = self._runtime.where
+        if self.over:
+            raise SetupError(f"{where}: this transaction has ended; use the store, or begin another")
+        driver = await self._lent.driver()
+        if not isinstance(driver, self._drivers):
+            raise BadInput("connection", self.connection, self.accepted)
+        if self._own and driver.alone and not driver.closed:
+            raise ended(where)
+        if driver.closed and not self._own:
+            raise SetupError(f"{where}: the connection is closed")
+        return driver
+
+    async def _look(self, driver: Driver) -> None:
+        """Check that the connection is to the store's database and its values suit our statements. Raises BadInput."""
+        identity = await self._identity(driver)
+        if identity is None or not await self._runtime.is_this(identity):
+            other = f"this one is to another {self._place} than {self._runtime.where}"
+            raise BadInput("connection", self.connection, f"{self.accepted}: {other}")
+
+    def _told(self, error: Exception, *, adding: bool, committing: bool) -> Exception:
+        """The error to raise: a caller's transaction is not begun anew, as ours would be."""
+        found = self._meaning(error, adding=adding)
+        if isinstance(found, Lost):
+            text = f"{found}; its transaction is gone with it"
+            return OutcomeUnknown(str(found)) if committing else StoreUnavailable(text)
+        if isinstance(found, Locked):
+            return StoreUnavailable(f"{found}: another transaction holds the task; nothing was done")
+        if isinstance(found, (Again, NotSent)) or not (found is error or isinstance(found, BideError)):
+            return StoreUnavailable(f"{found}; nothing was done: begin the transaction anew")
+        return found
+
+    # --- the server's part
+
+    @abstractmethod
+    def _call(self, driver: Driver, floor: int | None) -> Any: ...
+    @abstractmethod
+    async def _whole(self, driver: Driver, known: Known) -> Whole:
+        """The block of one verb. Raises SetupError where none can begin."""
+
+    @abstractmethod
+    async def _identity(self, driver: Driver) -> object | None:
+        """The target of a connection; None: nothing of bide's. Raises BadInput if its values are not as we need."""
+
+    @abstractmethod
+    def _meaning(self, error: Exception, *, adding: bool) -> Exception:
+        """The meaning of an error of any of the drivers."""
+
+
+def ended(where: str) -> SetupError:
+    """The error of a block in which somebody ended the transaction."""
+    return SetupError(
+        f"{where}: the transaction was committed or rolled back inside its block, so the task could not be completed "
+        "with it; leave that to the end of the block"
+    )
+
+
+# --- savepoints
+
+_LONGEST = 10.0
+"""Seconds that who is cancelled waits for the end of what is not given up; then the connection is closed."""
+_NAME = "bide_verb"
+
+
+class Known:
+    """The state of a caller's connection, kept for as long as that is there."""
+
+    def __init__(self, *, asynchronous: bool = True) -> None:
+        self.turn: asyncio.Lock | ThreadTurn = asyncio.Lock() if asynchronous else ThreadTurn()
+        """Verbs side by side go one after another: a connection does one thing at a time."""
+        self.ours = False
+        """True once it was found to be to this very database."""
+        self.gone = False
+        """True while the server has undone the caller's transaction, and the caller has not yet rolled it back."""
+
+
+class ThreadTurn:
+    """A lock for a synchronous connection, which threads may share, and which never lets go of its thread."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    async def __aenter__(self) -> None:
+        while not self._lock.acquire(blocking=False):
+            await pause(0.001)
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        self._lock.release()
+
+
+class Whole:
+    """A block on a connection that the caller opened: all of it is done or nothing, also where it is cancelled.
+
+    It is in a savepoint of the caller's transaction; where there is none, in a transaction of its own. Its beginning
+    and its end are not given up half-way, so that it is always known how far it came. What is in between may be
+    cancelled at every await, and is undone then. Where that fails the connection is closed: nobody may commit a half.
+
+    `committing` says whether its end was a commit of its own, and was sent.
+    """
+
+    def __init__(
+        self,
+        driver: Driver,
+        first: Sequence[str] = (),
+        last: Sequence[str] = (),
+        *,
+        gone: Callable[[Exception], Awaitable[bool]] | None = None,
+    ) -> None:
+        """`first`: what is set within it; `last`: what takes that back, in a transaction of the caller's.
+
+        `gone`: whether it cannot be undone since the server has undone all of the transaction, and what to do then.
+        """
+        self._driver = driver
+        self._gone = gone
+        self._alone = driver.alone
+        self._first = first
+        self._last = last
+        self._begun = False
+        self.committing = False
+
+    async def __aenter__(self) -> Self:
+        try:
+            await self._carried(self._begin())
+        except BaseException:
+            await self._carried(self._undo())
+            raise
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        try:
+            if error is None:
+                await self._carried(self._end())
+        finally:
+            if self._begun:
+                await self._carried(self._undo())
+
+    async def _begin(self) -> None:
+        await self._driver.command("BEGIN" if self._alone else f"SAVEPOINT {_NAME}", *self._first)
+        self._begun = True
+
+    async def _end(self) -> None:
+        self.committing = self._alone
+        await self._driver.command(*(("COMMIT",) if self._alone else (*self._last, f"RELEASE SAVEPOINT {_NAME}")))
+        self._begun = False
+
+    async def _undo(self) -> None:
+        if self._driver.closed:
+            return
+        try:
+            async with asyncio.timeout(_LONGEST) if on_a_loop() else nullcontext():
+                if self._alone and (self._begun or self._driver.in_transaction):
+                    await self._driver.command("ROLLBACK")
+                elif self._begun:
+                    await self._driver.command(f"ROLLBACK TO {_NAME}", f"RELEASE SAVEPOINT {_NAME}")
+            self._begun = False
+        except BaseException as error:
+            usable = False
+            try:
+                usable = isinstance(error, Exception) and self._gone is not None and await self._gone(error)
+            finally:
+                if not usable:
+                    await self._driver.close()
+            if not isinstance(error, Exception):
+                raise
+
+    async def _carried(self, step: Coroutine[Any, Any, None]) -> None:
+        if self._driver.asynchronous and on_a_loop():
+            await to_its_end(step, within=_LONGEST)
+        else:  # it never lets go of its thread
+            await step
+
+
+async def to_its_end(step: Coroutine[Any, Any, T], *, within: float | None = None) -> T:
+    """The result of `step`, which is not given up half-way: a cancellation is passed on when it is done.
+
+    `within`: so many seconds after it, `step` is cancelled all the same.
+    """
+    loop = asyncio.get_running_loop()
+    task = loop.create_task(step, name="bide to its end")
+    ended: asyncio.Future[None] = loop.create_future()  # `asyncio.wait` would take three times as long
+    task.add_done_callback(lambda _: None if ended.done() else ended.set_result(None))
+    try:
+        await ended
+    except asyncio.CancelledError as error:
+        cancelled = error
+    else:
+        return task.result()
+    while not task.done():
+        try:
+            await asyncio.wait([task], timeout=within)
+        except asyncio.CancelledError as error:
+            cancelled = error
+        else:
+            if not task.done():
+                task.cancel()
+    with suppress(asyncio.CancelledError):
+        task.exception()
+    raise cancelled
+
 
 MOST = 10
 """Transactions at a time in one process: each is a connection."""
-T = TypeVar("T")
 
 
 KEPT = 60.0

@@ -3,20 +3,108 @@
 POSIX locks belong to a process, and closing any descriptor of a file lets go of all of them. One SQLite library knows
 that and keeps count; two copies of it (apsw and pysqlite3 carry their own) do not know of each other, so one takes away
 the other's locks, and two writers at once lose what was acknowledged. So a file is touched through one of them only.
+
+From what SQLite reports to what bide raises: the one place that knows both.
+
+The disk space that is kept free: new tasks are refused while there is still enough left to finish the old ones.
 """
 
 from __future__ import annotations
 
 import os
 import random
+import re
 import sqlite3
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from copy import copy
 from typing import Any
 
-from bide.core.errors import StoreMismatch, StoreUnavailable
-from bide.stores.sqlite.errors import is_busy
+from bide.core.errors import BadInput, BideError, StoreCorrupt, StoreFull, StoreMismatch, StoreUnavailable
+from bide.core.records import NewTask
+
+_BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
+_FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
+_DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT})
+_FORBIDDEN = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_PERM, sqlite3.SQLITE_AUTH})
+_OF_THE_FILE = _BUSY | _FULL | _DAMAGED | _FORBIDDEN | {sqlite3.SQLITE_NOTADB, sqlite3.SQLITE_CANTOPEN}
+
+_PART_IS_GONE = re.compile(
+    "no such (table|index|column)|has no column|malformed|Could not decode|unsupported file format"
+)
+_NOT_STORABLE = (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.IntegrityError, sqlite3.DataError)
+"""Raised for a value of a wrong type, or one that is too large for SQLite."""
+
+
+def code_of(error: BaseException) -> int:
+    """SQLite's primary result code (of an IOERR the whole code) if it is of the file or its lock; 0 for any other."""
+    code: int = getattr(error, "sqlite_errorcode", 0)
+    primary = code & 0xFF
+    if primary == sqlite3.SQLITE_IOERR:
+        return code
+    return primary if primary in _OF_THE_FILE else 0
+
+
+def lost_part(connection: sqlite3.Connection | sqlite3.Cursor, what: str) -> StoreCorrupt:
+    """Of a file whose pages are sound, and in which something of bide's is not there."""
+    return _damaged(connection.execute("PRAGMA database_list").fetchone()[2], what)
+
+
+def _damaged(path: str, what: object) -> StoreCorrupt:
+    return StoreCorrupt(
+        f"{path}: the file is damaged ({what}); stop all users of it, look with 'PRAGMA integrity_check', "
+        "and restore a backup or save what can be saved with '.recover'"
+    )
+
+
+def is_busy(error: BaseException) -> bool:
+    """True if another connection holds the lock that was asked for."""
+    return code_of(error) in _BUSY
+
+
+def full(path: str, why: str) -> StoreFull:
+    return StoreFull(f"{path}: no room for new tasks ({why}); what is there still drains: free some disk space")
+
+
+def translate(error: Exception, path: str, *, adding: bool = False, own: bool = True) -> Exception:
+    """The error to raise from `error`. One that is not the database's fault comes back as it is, ours as its like.
+
+    Not `own`: of a statement on somebody else's tables, where a column that is not there is their matter.
+    """
+    if isinstance(error, BideError):
+        return copy(error)  # raised from itself it would be its own cause, and who walks along the causes would not end
+    if isinstance(error, UnicodeEncodeError):
+        return BadInput("text", error.object, "text that UTF-8 can hold: no lone surrogates")
+    if isinstance(error, UnicodeDecodeError):  # SQLite quotes what it has read in its message, whatever that is
+        return _damaged(path, error)
+    if isinstance(error, OverflowError):
+        return BadInput("number", str(error), "integers of at most 64 bits")
+    if isinstance(error, OSError):
+        return StoreUnavailable(f"{path}: {error}")
+    if not isinstance(error, sqlite3.Error):
+        return error
+    if own and isinstance(error, sqlite3.IntegrityError) and not adding:
+        return _damaged(path, error)  # what was read from a row cannot be written back
+    if isinstance(error, _NOT_STORABLE) and "closed" not in str(error):
+        return BadInput("task", str(error), "fields of the types that the record declares")
+    code = code_of(error)
+    if code in _BUSY:
+        return StoreUnavailable(f"{path}: another process keeps the file locked ({error}); nothing was done")
+    if code in _FULL:
+        return full(path, str(error)) if adding else StoreUnavailable(f"{path}: the disk is full ({error})")
+    if code in _DAMAGED or (own and not code and _PART_IS_GONE.search(str(error))):
+        return _damaged(path, error)
+    if code == sqlite3.SQLITE_NOTADB:
+        return StoreMismatch(f"{path}: not an SQLite database; give another path, or move that file away")
+    why = ""
+    if code in _FORBIDDEN:
+        why = f"may not be written ({error}); the file and its folder must be writable"
+    elif code == sqlite3.SQLITE_CANTOPEN:
+        why = f"cannot be opened ({error}); does the folder exist, and may we write there?"
+    return StoreUnavailable(f"{path}: {why or error}")
+
 
 PATIENCE = 5.0
 """Seconds that an operation waits for another process to let go of the file."""
@@ -184,3 +272,77 @@ def opened_by_apsw(path: str) -> bool:
         if name and os.path.exists(name) and os.path.samefile(name, path):
             return True
     return False
+
+
+_EVERY = 1.0
+"""Seconds between looks at most: asking costs three system calls."""
+_FASTEST = 512 * 1024 * 1024
+"""Bytes a second that no disk takes: a small one is looked at before it can be full."""
+
+
+class DiskReserve:
+    """Looks at the file, and at the free space beside it."""
+
+    def __init__(self, path: str, reserve: int, identity: tuple[int, int] | None = None) -> None:
+        """`identity`: device and inode of the file that is open. None: whether it is there still is not looked at."""
+        self._path = path
+        self._identity = identity
+        self._folder = os.path.dirname(path)
+        self._reserve = reserve
+        self._look_again = 0.0
+        self._free = self._kept = 0
+
+    def check(self, tasks: Sequence[NewTask] = ()) -> None:
+        """Raises StoreFull when with these fewer bytes than are kept would be free, StoreUnavailable when the file is
+        gone."""
+        now = time.monotonic()
+        if now >= self._look_again:
+            self._check_file()
+            # In this order: until the first look is over, whoever comes from another loop's thread looks too.
+            self._free, self._kept = free_bytes(self._folder), kept_bytes(self._path, self._reserve)
+            self._look_again = now + min(_EVERY, max(0, self._free - self._kept) / _FASTEST)
+        size = sum(_size(task.payload) for task in tasks)
+        if self._free - 2 * size < self._kept:
+            raise full(self._path, f"{self._free} bytes free, {self._kept} are kept for what is there")
+        self._free -= 2 * size  # once in the WAL and once in the file
+
+    def _check_file(self) -> None:
+        if self._identity is None:
+            return
+        try:
+            there = os.stat(self._path)
+        except FileNotFoundError:
+            there = None
+        if there is None or (there.st_dev, there.st_ino) != self._identity:
+            raise StoreUnavailable(
+                f"{self._path}: the file was removed or replaced while it is open here, and what is written now would "
+                "be lost: open it anew, or start this process again"
+            )
+
+
+def _size(payload: object) -> int:
+    return len(payload) if isinstance(payload, bytes) else 0  # one of another type is refused later, alone
+
+
+def kept_bytes(path: str, reserve: int) -> int:
+    """Bytes that are not for new tasks: the reserve, or a quarter of a small disk, and as much as the WAL holds, since
+    that has to find room in the file."""
+    if reserve == 0:
+        return 0
+    try:
+        held = os.stat(f"{path}-wal").st_size
+    except FileNotFoundError:
+        held = 0
+    return min(reserve, disk_bytes(path) // 4) + held
+
+
+def disk_bytes(path: str) -> int:
+    """The size of the file system that a file is on."""
+    found = os.statvfs(os.path.dirname(path))
+    return found.f_blocks * found.f_frsize
+
+
+def free_bytes(folder: str) -> int:
+    """Bytes that somebody without privileges may still write there."""
+    found = os.statvfs(folder)
+    return found.f_bavail * found.f_frsize

@@ -2,13 +2,33 @@
 
 The tables live beside yours: what makes a file a bide store is the table `bide_meta`. Creating and migrating happen in
 one transaction under the write lock, so that twenty processes that open a new file at once make one schema.
+
+The thread that writes the WAL back into the file, so that no commit has to stand still for it.
+
+SQLite's own way is that whoever commits past a thousand pages also checkpoints: some commit then takes tens of
+milliseconds. Here the writer only counts, and wakes this thread. What it does (PASSIVE) hinders nobody; but a writer
+that never pauses also never lets the WAL start over, so past a size this thread takes the lock, and with that makes a
+short stop (`RESTART`), for the little that was written meanwhile.
+
+SQLite before 3.51.3 has a race there (see `resets_safely`), for checkpoints that start when nothing is left
+to write back. Such a one is never started: on these versions a commit of one row comes right before each checkpoint,
+and until that row is written back too, which is this checkpoint's own work, no commit can let the WAL start over.
+
+How much is in the WAL cannot be asked of SQLite without a checkpoint, and the size of its file says nothing, since that
+is used again from the start. So the writer counts rows and commits, and each checkpoint corrects how many pages that
+was: a row is one to three pages where keys are random, and a fortieth of one where they rise.
+
+Checks that `doctor` makes of a SQLite file: is anything about it, or around it, a danger?
 """
 
 from __future__ import annotations
 
 import asyncio
 import os
+import re
 import sqlite3
+import stat
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, closing
 from functools import partial
@@ -16,15 +36,132 @@ from functools import partial
 from msgspec import Struct
 
 from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
-from bide.stores.sqlite.checkpoint import Checkpointer
-from bide.stores.sqlite.connection import connect, create_private, enter, patiently, refuse_other_libraries
-from bide.stores.sqlite.disk_reserve import DiskReserve
-from bide.stores.sqlite.errors import lost_part, translate
+from bide.ports import Finding
+from bide.stores.sqlite.connection import (
+    PAGE,
+    STOP_BYTES,
+    DiskReserve,
+    WriteLock,
+    connect,
+    create_private,
+    disk_bytes,
+    enter,
+    free_bytes,
+    is_busy,
+    kept_bytes,
+    lost_part,
+    opened_by_apsw,
+    patiently,
+    refuse_other_libraries,
+    translate,
+)
 from bide.stores.sqlite.operations import Fault
 from bide.stores.sqlite.rows import QUERIES, SCHEMA
 from bide.stores.sqlite.threads import Reader, Writer
 from bide.stores.sqlite.transactions import Transactions
 from bide.stores.sqlite.watch import Notifier
+
+KICK_PAGES = 1024
+"""Pages (4 MiB) in the WAL after which it is written back: SQLite's own figure. Fewer on a small disk."""
+_OF_A_COMMIT = 3
+"""Pages of a commit, however few rows it writes: a row and its places in two indexes."""
+_RESETS_SAFELY = (((3, 44, 6), (3, 45, 0)), ((3, 50, 7), (3, 51, 0)), ((3, 51, 3), (1000, 0, 0)))
+
+
+def resets_safely(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> bool:
+    """True if this SQLite has the WAL-reset race closed (3.51.3, and what that was carried back to).
+
+    Before, a checkpoint that starts when there is nothing left to write back, at the instant at which a commit lets
+    the WAL start over, could take the new commit for one that is in the file already: it was then lost.
+    """
+    return any(first <= version < end for first, end in _RESETS_SAFELY)
+
+
+class Checkpointer:
+    """Owns a connection for checkpoints. Each writer calls `committed` after its commit."""
+
+    def __init__(
+        self, path: str, connection: sqlite3.Connection, lock: WriteLock, *, mark_first: bool | None = None
+    ) -> None:
+        connection.execute("PRAGMA busy_timeout = 0")
+        connection.execute("PRAGMA synchronous = NORMAL")
+        size = disk_bytes(path)
+        self._kick_pages = max(32, min(KICK_PAGES, size // (24 * PAGE)))
+        self._stop_bytes = min(STOP_BYTES, size // 8)
+        self._lock = lock
+        self._mark_first = not resets_safely() if mark_first is None else mark_first
+        self._connection = connection
+        self._kick = threading.Semaphore(0)
+        self._closing = False
+        self._busy = False
+        self._changes = 0
+        self._commits = 0
+        self._pages_per_change = 1.0
+        self._wal_pages = 0
+        """Pages in the WAL when it was last looked at."""
+        self._thread = threading.Thread(target=self._run, name=f"bide checkpoints of {path}", daemon=True)
+        self._thread.start()
+
+    def committed(self, changes: int) -> None:
+        """So many rows were committed. Now and then a count is lost, when two threads commit: it is a guess anyhow."""
+        if changes == 0:
+            return
+        self._changes += changes
+        self._commits += 1
+        if self._busy or self._changes * self._pages_per_change + _OF_A_COMMIT * self._commits < self._kick_pages:
+            return
+        self._busy = True
+        self._kick.release()
+
+    def stop(self) -> None:
+        """End the thread. Blocks."""
+        self._closing = True
+        self._kick.release()
+        self._thread.join()
+
+    def _run(self) -> None:
+        while True:
+            self._kick.acquire()
+            if self._closing:
+                return
+            try:
+                self._checkpoint()
+            except StoreUnavailable:  # an open transaction: the next commit asks again
+                pass
+            except sqlite3.Error as error:
+                if not is_busy(error):
+                    # Whatever it is (a full disk, say), the next commit meets it too, and somebody there is told.
+                    self._changes = self._commits = 0
+            self._busy = False
+
+    def _checkpoint(self) -> None:
+        changes, commits = self._changes, self._commits
+        if self._mark_first:
+            with self._lock:
+                self._mark()
+        _, pages, written = self._connection.execute("PRAGMA wal_checkpoint(PASSIVE)").fetchone()
+        new = pages - self._wal_pages if pages >= self._wal_pages else pages
+        if changes:
+            measured = max(new - _OF_A_COMMIT * commits, 0) / changes
+            self._pages_per_change = max(0.01, (self._pages_per_change + measured) / 2)
+        self._wal_pages = pages
+        self._changes -= changes
+        self._commits -= commits
+        if pages * PAGE > self._stop_bytes and (written < pages or self._changes):
+            with self._lock:
+                self._restart()
+
+    def _mark(self) -> None:
+        patiently(self._connection, QUERIES["mark_checkpoint"], patience=0.1)
+
+    def _restart(self) -> None:
+        """Let the WAL start over. Where another process still reads in it, it grows on till later."""
+        if self._mark_first:
+            self._mark()
+        busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()
+        if not busy:
+            self._changes = self._commits = self._wal_pages = 0
+
 
 VERSION = 1
 """Of the schema that this code reads and writes."""
@@ -272,3 +409,93 @@ def prepare(
 
 def _for_this_library(statement: str) -> str:
     return statement if sqlite3.sqlite_version_info >= _STRICT_SINCE else statement.removesuffix(" STRICT")
+
+
+QUICK_CHECK_BYTES = 256 * 1024 * 1024
+"""A larger file is not read through: that takes seconds."""
+_REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "fuse.sshfs")
+_MAPPED = re.compile(r"(/\S*(?:libsqlite3|_sqlite3|/pysqlite3/|/apsw/)\S*\.so\S*)$", re.MULTILINE)
+
+
+def diagnose(cursor: sqlite3.Cursor, path: str, reserve: int) -> list[Finding]:
+    """Look at the library, the file, its schema and its disk."""
+    version = found_version(cursor)
+    wal = os.stat(f"{path}-wal").st_size if os.path.exists(f"{path}-wal") else 0
+    mode = stat.S_IMODE(os.stat(path).st_mode)
+    free, kept = free_bytes(os.path.dirname(path)), kept_bytes(path, reserve)
+    kind = _kind_of_file_system(path)
+    return [
+        _found(
+            resets_safely(),
+            f"SQLite {sqlite3.sqlite_version}",
+            "3.51.3 closes a rare race of a checkpoint with a commit, which other users of the file may meet",
+        ),
+        _one_library(path),
+        _found(version == VERSION, f"schema version {version}", f"migrate to {VERSION}"),
+        _found(
+            wal <= STOP_BYTES,
+            f"write-ahead log of {wal} bytes",
+            "some process reads in one long transaction, so that the log cannot start over: find it",
+        ),
+        _found(
+            not mode & stat.S_IRWXO,
+            f"file mode {mode:04o}",
+            f"every user of this machine may read the tasks: chmod o= {path} {path}-wal {path}-shm",
+        ),
+        _found(free >= 2 * kept, f"{free} bytes free on the disk", f"new tasks are refused below {kept}"),
+        _found(
+            kind not in _REMOTE,
+            f"file system {kind or 'not known'}",
+            "locks and shared memory fail there: use a local disk",
+        ),
+        _pages(cursor, path),
+    ]
+
+
+def _found(ok: bool, what: str, advice: str, *, severe: bool = False) -> Finding:
+    """`advice`: for the case that it is not `ok`."""
+    return Finding(ok, what, "" if ok else advice, severe=severe)
+
+
+def _one_library(path: str) -> Finding:
+    if opened_by_apsw(path):
+        advice = "use the standard library's sqlite3 for it in this process"
+        return _found(False, "apsw has this file open too", advice, severe=True)
+    libraries = mapped_libraries()
+    if len(libraries) > 1:
+        what = f"{len(libraries)} SQLite libraries in this process: {', '.join(libraries)}"
+        return _found(False, what, "make sure that only one of them ever opens this file: they lose each other's locks")
+    return Finding(True, "one SQLite library in this process")
+
+
+def mapped_libraries() -> list[str]:
+    """The files of this process that hold a SQLite library; empty where the system does not tell."""
+    try:
+        with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
+            names = set(_MAPPED.findall(maps.read()))
+    except OSError:
+        return []
+    libraries = {name for name in names if "_sqlite3" not in os.path.basename(name).removeprefix("py")}
+    shared = any("libsqlite3" in os.path.basename(name) for name in libraries)
+    if not shared:  # then the standard library's module holds one itself
+        libraries |= {name for name in names if os.path.basename(name).startswith("_sqlite3")}
+    return sorted(libraries)
+
+
+def _kind_of_file_system(path: str) -> str:
+    try:
+        with open("/proc/self/mounts", encoding="utf-8") as mounts:
+            fields = [line.split() for line in mounts]
+    except OSError:
+        return ""
+    real = os.path.realpath(path)
+    above = [(point, kind) for _, point, kind, *_ in fields if os.path.commonpath((real, point)) == point]
+    return max(above, key=lambda one: len(one[0]), default=("", ""))[1]
+
+
+def _pages(cursor: sqlite3.Cursor, path: str) -> Finding:
+    if os.stat(path).st_size > QUICK_CHECK_BYTES:
+        what = "the file is large and was not read through"
+        return Finding(True, what, "look with 'PRAGMA quick_check' now and then")
+    (said,) = cursor.execute("PRAGMA quick_check(1)").fetchone()
+    return _found(said == "ok", f"quick_check: {said}", "restore a backup, or use '.recover'", severe=True)

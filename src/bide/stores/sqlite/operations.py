@@ -3,21 +3,26 @@
 Each reads rows, lets `core.lifecycle` decide, and writes rows: so it means the same as in every other store. Where the
 common case can be decided by the write itself (a new key, a plain Done), one optimistic statement for the whole batch
 comes first, and its count of rows says whether it was right.
+
+The log of events, and the register of workers: tables beside the tasks.
 """
 
 from __future__ import annotations
 
+import logging
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
 from operator import itemgetter
 from typing import Any, TypeAlias, TypeVar, TypeVarTuple
 
+import msgspec
 from msgspec import structs
 
 from bide.core import lifecycle
 from bide.core.answers import Answer
+from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.lifecycle import next_token
 from bide.core.records import (
@@ -37,8 +42,7 @@ from bide.core.records import (
     Topic,
     Verdict,
 )
-from bide.stores.sqlite.disk_reserve import DiskReserve
-from bide.stores.sqlite.errors import lost_part
+from bide.stores.sqlite.connection import DiskReserve, lost_part
 from bide.stores.sqlite.rows import (
     AT,
     FEW,
@@ -381,3 +385,64 @@ class _Writes:
                 self._work.cursor.executemany(QUERIES[query], rows)
         self._moved, self._put, self._forgotten = [], [], []
         self._touched.clear()
+
+
+_log = logging.getLogger("bide.sqlite")
+_encoder = msgspec.msgpack.Encoder()
+_decoder = msgspec.msgpack.Decoder(list[str])
+
+
+def record(work: UnitOfWork, events: Sequence[Event], kept: int) -> None:
+    """Append to the log; it is cut back to `kept` lines once it is a tenth over, so that most calls only append."""
+    rows = [
+        (one.topic, one.key, one.at, one.id, one.kind.value, one.attempt, one.who, one.what, one.was, one.wake_at)
+        for one in events
+    ]
+    work.cursor.executemany(QUERIES["insert_event"], rows)
+    first, last = work.one(QUERIES["event_span"])
+    if last - first >= kept + kept // 10:
+        work.cursor.execute(QUERIES["trim_events"], (last - kept,))
+
+
+def events(cursor: sqlite3.Cursor, ref: Ref | None, limit: int, kept: int) -> list[Event]:
+    """The newest first; never more than the log is said to keep."""
+    limit = max(0, min(limit, kept))
+    query, arguments = ("events", (limit,)) if ref is None else ("events_by_name", (*ref, limit))
+    found: list[Event] = []
+    for row in read_rows(cursor, QUERIES[query], arguments):
+        try:
+            found.append(_event(row))
+        except ValueError as error:
+            _log.warning("an entry of the log of events cannot be read, and is passed over: %s", error)
+    return found
+
+
+def _event(row: Row) -> Event:
+    """Raises ValueError for a row whose values are of other types than its columns declare."""
+    at, topic, key, life, kind, attempt, who, what, was, wake_at = row
+    if not tuple(map(type, (at, topic, key, life, attempt, what))) == (int, str, str, str, int, str):
+        raise ValueError("values of other types than the columns declare")
+    return Event(
+        at=at, topic=topic, key=key, id=life, kind=EventKind(kind), attempt=attempt, who=who, what=what, was=was,
+        wake_at=wake_at,
+    )  # fmt: skip
+
+
+def announce(
+    work: UnitOfWork, holder: str, topics: Collection[Topic], until: Millis, now: Millis
+) -> dict[str, list[Topic]]:
+    """Register that `holder` works on `topics` until then (none: it has gone); the live workers with their topics."""
+    if topics:
+        work.cursor.execute(QUERIES["announce"], (holder, _encoder.encode(sorted(topics)), until))
+    else:
+        work.cursor.execute(QUERIES["leave"], (holder,))
+    work.cursor.execute(QUERIES["forget_workers"], (now,))
+    return {name: _topics_of(packed) for name, packed in work.cursor.execute(QUERIES["workers"])}
+
+
+def _topics_of(packed: bytes) -> list[Topic]:
+    """None of a row that no worker wrote."""
+    try:
+        return _decoder.decode(packed)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError):
+        return []

@@ -23,7 +23,7 @@ from bide.ports import COUNTED
 from bide.stores.cursors import read_cursor
 from bide.stores.named_queries import read_queries, read_statements
 from bide.stores.sql.reading import Located, Reads, at_once, count_of, read_page
-from bide.stores.sqlite.errors import code_of
+from bide.stores.sqlite.connection import code_of
 
 RECORD_COLUMNS = (
     "topic, key, id, group_name, state, due_at, at, planned_at, attempt, failures, losses, token, holder, "

@@ -15,9 +15,9 @@ from bide.core.instants import Millis
 from bide.core.records import Lease, Leased, Ref, Tally, Topic
 from bide.core.table_source import TableSource
 from bide.ports import COUNTED, Finding
-from bide.stores.sqlite import diagnosis, event_log, operations
+from bide.stores.sqlite import database, operations
+from bide.stores.sqlite.connection import DiskReserve
 from bide.stores.sqlite.database import VERSION, OpenFile, Settings, StoreFile, open_in_thread, version_of_file
-from bide.stores.sqlite.disk_reserve import DiskReserve
 from bide.stores.sqlite.operations import Fault, Verbs, Write
 from bide.stores.sqlite.rows import tally_tasks
 from bide.stores.sqlite.table import SqliteTable
@@ -166,20 +166,20 @@ class SqliteStore(Verbs):
 
     async def diagnose(self) -> list[Finding]:
         """Look at the library, the file, its schema and its disk. Reads through files up to 256 MiB."""
-        return await self._read(diagnosis.diagnose, self._open().path, self._settings.disk_reserve)
+        return await self._read(database.diagnose, self._open().path, self._settings.disk_reserve)
 
     # Shares
 
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
     ) -> dict[str, list[Topic]]:
-        return await self._open().writer.submit(event_log.announce, holder, topics, until, now, durable=False)
+        return await self._open().writer.submit(operations.announce, holder, topics, until, now, durable=False)
 
     # KeepsEvents
 
     async def record(self, events: Sequence[Event]) -> None:
         if events:
-            await self._open().writer.submit(event_log.record, events, self._settings.events_kept)
+            await self._open().writer.submit(operations.record, events, self._settings.events_kept)
 
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
-        return await self._read(event_log.events, ref, limit, self._settings.events_kept)
+        return await self._read(operations.events, ref, limit, self._settings.events_kept)

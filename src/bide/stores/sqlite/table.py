@@ -25,14 +25,14 @@ from bide.core.instants import LAST_INSTANT, Millis, as_datetime, instant
 from bide.core.records import NewTask
 from bide.core.table_source import DueIs, TableSource
 from bide.ports import Clock, DueRow, Finding, Head, Taken
+from bide.stores.clocks import cutoff, instant_of
 from bide.stores.named_queries import read_queries
 from bide.stores.sql.reading import at_once
 from bide.stores.sql.table import Give, Plan, Rows, WatchedTable
 from bide.stores.sqlite import operations
+from bide.stores.sqlite.connection import code_of, translate
 from bide.stores.sqlite.database import StoreFile, TableFile
-from bide.stores.sqlite.errors import code_of, translate
 from bide.stores.sqlite.operations import UnitOfWork
-from bide.stores.wall_clock import cutoff, instant_of
 
 _log = logging.getLogger("bide.table")
 _WARNINGS = 20

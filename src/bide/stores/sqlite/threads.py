@@ -23,8 +23,7 @@ from typing import Any, TypeVar, TypeVarTuple
 from msgspec import Struct
 
 from bide.core.errors import OutcomeUnknown, StoreUnavailable
-from bide.stores.sqlite.connection import SharedFile, patiently
-from bide.stores.sqlite.errors import translate
+from bide.stores.sqlite.connection import SharedFile, patiently, translate
 from bide.stores.sqlite.operations import Fault, UnitOfWork
 from bide.stores.sqlite.watch import Notifier
 

@@ -26,9 +26,7 @@ from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.batches import merge_earliest
 from bide.stores.driver_adapters import Borrowed, borrowed, pause
-from bide.stores.sqlite.connection import PATIENCE, SharedFile, connect, patiently
-from bide.stores.sqlite.disk_reserve import DiskReserve
-from bide.stores.sqlite.errors import is_busy, translate
+from bide.stores.sqlite.connection import PATIENCE, DiskReserve, SharedFile, connect, is_busy, patiently, translate
 from bide.stores.sqlite.operations import Fault, UnitOfWork, Verbs, Write
 from bide.stores.sqlite.watch import Notifier
 

@@ -14,7 +14,7 @@ import sys
 from pathlib import Path
 
 from bide.testing.history.check import check
-from bide.testing.history.journal import read_all
+from bide.testing.history.recording import read_all
 
 
 def main(arguments: list[str] | None = None) -> int:

@@ -10,20 +10,153 @@ at any time after that. So it may miss what a lost answer could explain, and it 
 a client that is not recorded, or an outcome that a handler's own transaction settled.
 
 **What it costs**: O(n log n) in the events, about 7 microseconds each, and some hundred bytes beside each.
+
+From where a search stopped to what is to be said of it: which promise, which events, one sentence.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable
+from operator import attrgetter
+from typing import Any
 
 from bide.core.instants import Millis
-from bide.testing.history.breach import breach
+from bide.core.records import State
+from bide.testing.history import events as ev
 from bide.testing.history.deliveries import Deliveries
 from bide.testing.history.events import Event
-from bide.testing.history.gathered import Gathered, gather
+from bide.testing.history.gathered import (
+    ABSENT,
+    EXTENDED,
+    LAST_WRITE,
+    LEASED,
+    NOBODY,
+    REFUSED,
+    SETTLED,
+    SHOWN,
+    Gathered,
+    Op,
+    differs,
+    earliest,
+    gather,
+    sentence,
+)
 from bide.testing.history.moves import Moves
 from bide.testing.history.report import Late, Report, Violation, lateness_of
-from bide.testing.history.search import Search, Undecided
+from bide.testing.history.search import Search, Stuck, Undecided
+
+_BEFORE = 3
+"""So many operations before the one that is wrong are told with it."""
+
+
+def breach(search: Search, stuck: Stuck, moves: Moves) -> Violation:
+    """Name the promise that the first operation without a place in any order breaks."""
+    culprit = min(stuck.active, key=attrgetter("answered"))
+    if stuck.write is not None and (culprit.kind <= SHOWN or culprit is stuck.write):
+        culprit = stuck.write
+        assert stuck.wrong is not None
+        wrong = _older(search, stuck, culprit, stuck.wrong)
+    else:
+        wrong = _wrong(search, stuck, culprit, moves)
+    told = search.told
+    return Violation(wrong[0], told.topic, told.key, sentence(wrong), _events(search, stuck, culprit))
+
+
+def _wrong(search: Search, stuck: Stuck, op: Op, moves: Moves) -> tuple[Any, ...]:
+    task, kind = stuck.task, op.kind
+    if kind == SHOWN:
+        return _shown(search, stuck, op, moves)
+    if kind == ABSENT:
+        what = f"{op.ask.asks.value} was told" if type(op.ask) is ev.Asked else "in the end the store showed"
+        if task is not None and task.state in (State.WAITING, State.LEASED):
+            return "P2", what + " that there was no such task; but %s", task
+        if task is None:  # only together with something else
+            return "P4", what + " that there was no such task, at a time when there was one"
+        return "P4", what + " that there was no such task; but %s, and is kept until %s", task, task.keep_until
+    if kind == REFUSED:
+        return "P3", _verb(op) + " with token %s was refused, though it was that of the live lease", op.token
+    if kind in (SETTLED, EXTENDED):
+        return "P3", _verb(op) + " with token %s was accepted, but %s", op.token, task or NOBODY
+    assert kind <= LAST_WRITE
+    older = next(
+        (one for one in search.ops if one.kind <= SHOWN and one.token < op.token and one.asked > op.answered), None
+    )
+    if older is None:
+        return "P4", "token %s was answered, but %s", op.token, task or NOBODY
+    if older.kind == SHOWN:
+        return ("P4", "the version with token %s was shown after that with token %s had been answered", older.token,
+                op.token)  # fmt: skip
+    return "P12", "token %s was given after token %s had been answered: it does not rise", older.token, op.token
+
+
+def _shown(search: Search, stuck: Stuck, op: Op, moves: Moves) -> tuple[Any, ...]:
+    task, seen = stuck.task, op.seen
+    assert seen is not None
+    left = type(op.ask) is ev.Left
+    ended = task is None or task.state not in (State.WAITING, State.LEASED)
+    if left and ended and (seen.state in (State.WAITING, State.LEASED) or task is None):
+        text = "the task is left in the store as %s with token %s, but %s"
+        return "P10", text, seen.state, seen.token, task or NOBODY
+    older = [one for one in search.ops if one.kind <= LAST_WRITE and one.token < op.token and one.asked > op.answered]
+    if older:
+        text = "token %s was given after token %s had been answered: it does not rise"
+        return "P12", text, older[0].token, op.token
+    if op.token <= stuck.last and (task is None or task.token != op.token):
+        return "P4", "the version with token %s was shown after that with token %s", op.token, stuck.last
+    if task is not None:
+        if task.token != op.token:
+            if seen.id != task.id and _lived(search, op).get(seen.id):
+                return "P5", "the life with id %s is shown again with token %s, but %s", seen.id, op.token, task
+            if differs(task, seen) in ("token", None):
+                return "P12", "token %s is shown, though nothing happened since token %s", op.token, task.token
+        wrong = moves.read(task, op)
+        if wrong is not None:
+            return wrong
+    return "P4", "a task with token %s is shown as %s, which nothing made it; %s", op.token, seen.state, task or NOBODY
+
+
+def _older(search: Search, stuck: Stuck, op: Op, wrong: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Tell a lease of the version before a change, which promise 5 forbids, from a version that never was."""
+    task, seen = stuck.task, op.seen
+    if op.kind != LEASED or task is None or seen is None:
+        return wrong
+    lived = _lived(search, op)
+    if wrong[0] == "P5" and task.id != seen.id and seen.id not in lived:
+        return "P12", *wrong[1:]
+    if (
+        wrong[0] == "P1"
+        and seen.planned_at < earliest(task.wake_at)
+        and seen.planned_at != task.planned_at
+        and seen.planned_at in lived.get(seen.id, ())
+    ):
+        text = "leased for %s, its wake before it was moved: it is to wake at %s"
+        return "P5", text, seen.planned_at, task.wake_at
+    return wrong
+
+
+def _lived(search: Search, op: Op) -> dict[str, set[int]]:
+    """The lives before an operation, with the times at which they were to wake."""
+    lived: dict[str, set[int]] = {}
+    for one in search.ops:
+        if one.kind <= LAST_WRITE and one.token < op.token and one.seen is not None:
+            lived.setdefault(one.seen.id, set()).add(one.seen.wake_at)
+    return lived
+
+
+def _events(search: Search, stuck: Stuck, culprit: Op) -> list[Event]:
+    waiting = set(map(id, stuck.active))
+    before = [op for op in search.ops if op.asked <= culprit.answered and id(op) not in waiting and op is not culprit]
+    before.sort(key=attrgetter("answered"))
+    events: dict[int, Event] = {}
+    for op in [*before[-_BEFORE:], culprit]:
+        events[id(op.ask)] = op.ask
+        events[id(op.answer)] = op.answer
+    return sorted(events.values(), key=attrgetter("at"))
+
+
+def _verb(op: Op) -> str:
+    return "a settle" if type(op.ask) is ev.Settling else "an extend"
+
 
 PURGED_AFTER: Millis = 61_000
 """Workers purge once a minute: so long may an ended task outstay the time that it is kept."""

@@ -13,8 +13,25 @@ from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import Due, In, OnConflict, Result, State
 from bide.testing.history import events as ev
 from bide.testing.history.events import Asks, Event, Seen
-from bide.testing.history.gathered import CANCELLED, LEASED, MOVED, NEVER, REDRIVEN, SCHEDULED, Clocks, Op
-from bide.testing.history.unsure import ANY, NOBODY, Task, Unsure, Wrong, differs, earliest, latest, same
+from bide.testing.history.gathered import (
+    ANY,
+    CANCELLED,
+    LEASED,
+    MOVED,
+    NEVER,
+    NOBODY,
+    REDRIVEN,
+    SCHEDULED,
+    Clocks,
+    Op,
+    Task,
+    Unsure,
+    Wrong,
+    differs,
+    earliest,
+    latest,
+    same,
+)
 
 _WAITING, _LEASED, _DONE = State.WAITING, State.LEASED, State.DONE
 _CANCELLED, _DEAD = State.CANCELLED, State.DEAD

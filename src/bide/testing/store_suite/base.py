@@ -1,19 +1,273 @@
-"""The properties that a binding of the suite declares of its store, and the fixtures that the tests get."""
+"""The properties that a binding of the suite declares of its store, and the fixtures that the tests get.
+
+The acts that the store tests are told in: put a task, take it, bring it into a state, read a whole listing.
+
+Time is always an argument. Everything happens near `NOW`, a fixed instant, so that no test sleeps and every answer can
+be compared exactly.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
-from contextlib import AbstractAsyncContextManager
+import asyncio
+from collections.abc import AsyncIterator, Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeAlias
 
 import pytest
 import pytest_asyncio
 
+from bide.core.answers import Answer
 from bide.core.instants import Millis
-from bide.core.records import Ref, Topic
-from bide.ports import Store
-from bide.testing.store_suite.acts import NOW, lease
+from bide.core.names import new_id
+from bide.core.records import (
+    At,
+    Cancel,
+    Change,
+    Count,
+    Due,
+    Filter,
+    Lease,
+    Leased,
+    NewTask,
+    OnConflict,
+    Page,
+    Record,
+    Ref,
+    Settlement,
+    State,
+    Tally,
+    Topic,
+    Verdict,
+)
+from bide.ports import Notifies, Store, Verbs
+from bide.testing.clock import FIRST_INSTANT
+
+NOW: Millis = FIRST_INSTANT
+SECOND: Millis = 1_000
+MINUTE: Millis = 60 * SECOND
+HOUR: Millis = 60 * MINUTE
+DAY: Millis = 24 * HOUR
+LEASE: Millis = 10 * SECOND
+"""How long a lease lasts in these tests unless they say otherwise."""
+KEPT: Millis = NOW + 30 * DAY
+"""A `keep_until` that no test reaches by accident."""
+Notices: TypeAlias = list[tuple[Topic, Millis]]
+"""Topics, each with the wake that a listener was notified of."""
+
+
+def new(
+    key: str = "k",
+    *,
+    topic: Topic = "t",
+    due: Due | None = None,
+    payload: bytes = b"{}",
+    group: str | None = None,
+    options: bytes = b"",
+    deadline: Millis | None = None,
+    on_conflict: OnConflict = OnConflict.REPLACE,
+) -> NewTask:
+    """A task to add, due at `NOW` unless told otherwise, with an id of its own."""
+    return NewTask(
+        topic, key, new_id(), At(NOW) if due is None else due, payload, group, options, deadline, on_conflict
+    )
+
+
+async def put(store: Verbs, *tasks: NewTask, now: Millis = NOW) -> list[Record]:
+    """Add the tasks; their records. All must be free keys, or be replaced."""
+    return [record_of(answer) for answer in await store.add(tasks, now=now)]
+
+
+async def put_one(store: Verbs, task: NewTask | None = None, *, now: Millis = NOW) -> Record:
+    """Add one task (by default a plain one, due at `NOW`); its record."""
+    [record] = await put(store, new() if task is None else task, now=now)
+    return record
+
+
+def record_of(answer: Answer) -> Record:
+    """The record that an answer carries; fails if it has none."""
+    assert answer.record is not None, f"{answer.result} carries no task"
+    return answer.record
+
+
+async def lease(
+    store: Store, count: int = 1, *, topic: Topic = "t", now: Millis = NOW, lasts: Millis = LEASE, holder: str = "w"
+) -> Leased:
+    """Ask for `count` tasks of one topic."""
+    return await store.lease({topic: count}, now=now, until=now + lasts, holder=holder)
+
+
+async def take(
+    store: Store, *, topic: Topic = "t", now: Millis = NOW, lasts: Millis = LEASE, holder: str = "w"
+) -> Record:
+    """Lease the one due task of the topic; fails if there is none."""
+    leased = await lease(store, topic=topic, now=now, lasts=lasts, holder=holder)
+    assert len(leased.tasks) == 1, "there should be one due task to take"
+    return leased.tasks[0]
+
+
+async def put_and_take(store: Store, task: NewTask | None = None) -> Record:
+    """Add one task (by default a plain one), and lease it at once; its record as leased."""
+    record = await put_one(store, task)
+    return await take(store, topic=record.topic)
+
+
+async def look(store: Verbs, which: Record | Ref) -> Record | None:
+    """The task as it now is."""
+    [record] = await store.get([Ref(which.topic, which.key)])
+    return record
+
+
+async def see(store: Verbs, which: Record | Ref) -> Record:
+    """The task as it now is; fails if it is gone."""
+    record = await look(store, which)
+    assert record is not None, f"{which.topic}/{which.key} should be there"
+    return record
+
+
+async def do(store: Verbs, change: Change, *, now: Millis = NOW) -> Answer:
+    """One change; its answer."""
+    [answer] = await store.change([change], now=now)
+    return answer
+
+
+async def settle(store: Verbs, outcome: Settlement, *, now: Millis = NOW) -> bool:
+    """One outcome; whether it was accepted."""
+    [accepted] = await store.settle([outcome], now=now)
+    return accepted
+
+
+async def extend(store: Store, held: Record, *, until: Millis, now: Millis = NOW) -> bool:
+    """Extend one lease; whether it was accepted."""
+    [accepted] = await store.extend([hold(held)], now=now, until=until)
+    return accepted
+
+
+def hold(held: Record) -> Lease:
+    """The lease that a leased record stands for."""
+    return Lease(held.topic, held.key, held.token)
+
+
+def done(held: Record, *, keep_until: Millis = 0) -> Settlement:
+    return Settlement(held.topic, held.key, held.token, Verdict.DONE, keep_until=keep_until)
+
+
+def again(held: Record, wake: Due, *, next_id: str = "") -> Settlement:
+    return Settlement(held.topic, held.key, held.token, Verdict.DONE, wake=wake, next_id=next_id or new_id())
+
+
+def retry(held: Record, wake: Due, *, error: str | None = "it failed") -> Settlement:
+    return Settlement(held.topic, held.key, held.token, Verdict.RETRY, wake=wake, error=error)
+
+
+def defer(held: Record, wake: Due) -> Settlement:
+    return Settlement(held.topic, held.key, held.token, Verdict.DEFER, wake=wake)
+
+
+def dead(held: Record, *, keep_until: Millis = KEPT, error: str | None = "it will never work") -> Settlement:
+    return Settlement(held.topic, held.key, held.token, Verdict.DEAD, keep_until=keep_until, error=error)
+
+
+async def bring(
+    store: Store,
+    state: State | None,
+    key: str = "k",
+    *,
+    topic: Topic = "t",
+    group: str | None = None,
+    keep_until: Millis = KEPT,
+    deadline: Millis | None = None,
+) -> Record | None:
+    """Put a task and bring it into `state` at `NOW` (None: leave the key free); its record.
+
+    Nothing else of the topic may be due at `NOW`.
+    """
+    if state is None:
+        return None
+    task = new(key, topic=topic, group=group, payload=b'{"of": "before"}', deadline=deadline)
+    record = await put_one(store, task)
+    if state is State.WAITING:
+        return record
+    if state is State.CANCELLED:
+        return record_of(await do(store, Cancel(topic, key, keep_until)))
+    held = await take(store, topic=topic)
+    if state is not State.LEASED:
+        outcome = dead(held, keep_until=keep_until) if state is State.DEAD else done(held, keep_until=keep_until)
+        assert await settle(store, outcome)
+    return await see(store, held)
+
+
+async def pages(store: Verbs, where: Filter, limit: int) -> AsyncIterator[list[Record]]:
+    """The pages of a listing; checks that each keeps to its limit."""
+    page = Page(limit=limit)
+    while True:
+        found = await store.find(where, page)
+        assert len(found.tasks) <= limit, "a page is never longer than asked for"
+        yield found.tasks
+        if found.cursor is None:
+            return
+        page = Page(limit=limit, cursor=found.cursor)
+
+
+async def listed(store: Verbs, where: Filter, *, limit: int = 1_000) -> list[Record]:
+    """Everything that a listing shows, page by page."""
+    return [record async for page in pages(store, where, limit) for record in page]
+
+
+def place(record: Record, where: Filter) -> tuple[str, str | Millis]:
+    """Where a record stands in the listing of `where`, as far as `Verbs.find` promises it."""
+    timed = where.state is not None or where.wake_from is not None or where.wake_before is not None
+    if where.group is not None:
+        return record.topic, record.key
+    if not timed:
+        return record.topic, ""
+    return record.topic, record.wake_at if record.finished_at is None else record.finished_at
+
+
+def matches(record: Record, where: Filter) -> bool:
+    """The meaning of a filter, written a second time."""
+    if where.wake_from is not None or where.wake_before is not None:
+        wakes = record.state.live
+        wakes = wakes and (where.wake_from is None or record.wake_at >= where.wake_from)
+        wakes = wakes and (where.wake_before is None or record.wake_at < where.wake_before)
+        if not wakes:
+            return False
+    return (
+        (where.topic is None or record.topic == where.topic)
+        and (where.state is None or record.state is where.state)
+        and (where.group is None or record.group == where.group)
+    )
+
+
+def counted(tally: Tally, topic: Topic, state: State) -> Count:
+    """The count of one topic and state; one that is not listed is zero."""
+    return tally.counts.get((topic, state), Count(0))
+
+
+@asynccontextmanager
+async def notified(store: Store, topics: Collection[str]) -> AsyncIterator[Notices]:
+    """The notifications of earlier wakes that a listener to these topics gets. Skips a store that sends none."""
+    if not isinstance(store, Notifies):
+        pytest.skip("this store tells of nothing")
+    heard: Notices = []
+    listening = await store.listen(topics, lambda topic, wake: heard.append((topic, wake)))
+    try:
+        yield heard
+    finally:
+        await listening.close()
+
+
+async def until(condition: Callable[[], bool], what: str) -> None:
+    """Give the event loop time until `condition` holds: a notification may take a moment. Fails after 5 s."""
+    for _ in range(1_000):
+        if condition():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError(f"waited 5 s for {what}")
+
+
+def keys(records: Sequence[Record]) -> list[str]:
+    return [record.key for record in records]
 
 
 class SuiteBase:

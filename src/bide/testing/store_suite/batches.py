@@ -8,12 +8,13 @@ import pytest
 
 from bide.core.records import At, Cancel, Filter, In, Move, Record, Ref, Result, State
 from bide.ports import Store
-from bide.testing.store_suite.acts import (
+from bide.testing.store_suite.base import (
     DAY,
     HOUR,
     KEPT,
     LEASE,
     NOW,
+    SuiteBase,
     bring,
     counted,
     dead,
@@ -35,7 +36,6 @@ from bide.testing.store_suite.acts import (
     settle,
     take,
 )
-from bide.testing.store_suite.base import SuiteBase
 
 NAMES = [
     "a/b", "a:b", "a b", "a%b?c#d&e=f", "..", "-", "_", "%", "_%", "\\", "\\'", "'", '"', "''; drop table tasks; --",

@@ -14,7 +14,7 @@ from bide.core.instants import Millis
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Filter, In, Move, Page, Redrive, Ref, Result, State
 from bide.ports import JoinsTransaction, Notifies, Shares, Store
-from bide.testing.store_suite.acts import (
+from bide.testing.store_suite.base import (
     DAY,
     HOUR,
     KEPT,
@@ -23,6 +23,7 @@ from bide.testing.store_suite.acts import (
     NOW,
     SECOND,
     Notices,
+    SuiteBase,
     again,
     bring,
     defer,
@@ -41,7 +42,6 @@ from bide.testing.store_suite.acts import (
     take,
     until,
 )
-from bide.testing.store_suite.base import SuiteBase
 
 
 class Listening(SuiteBase):

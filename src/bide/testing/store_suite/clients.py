@@ -23,7 +23,7 @@ from bide.core.records import (
     State,
 )
 from bide.ports import Store
-from bide.testing.store_suite.acts import (
+from bide.testing.store_suite.base import (
     DAY,
     HOUR,
     KEPT,
@@ -31,6 +31,7 @@ from bide.testing.store_suite.acts import (
     MINUTE,
     NOW,
     SECOND,
+    SuiteBase,
     bring,
     defer,
     do,
@@ -49,7 +50,6 @@ from bide.testing.store_suite.acts import (
     settle,
     take,
 )
-from bide.testing.store_suite.base import SuiteBase
 
 
 class Scheduling(SuiteBase):

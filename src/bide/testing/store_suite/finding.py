@@ -14,7 +14,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT
 from bide.core.records import At, Cancel, Count, Filter, In, Move, Page, Record, Ref, State
 from bide.ports import Store
-from bide.testing.store_suite.acts import (
+from bide.testing.store_suite.base import (
     DAY,
     HOUR,
     KEPT,
@@ -22,6 +22,7 @@ from bide.testing.store_suite.acts import (
     MINUTE,
     NOW,
     SECOND,
+    SuiteBase,
     bring,
     counted,
     dead,
@@ -43,7 +44,6 @@ from bide.testing.store_suite.acts import (
     settle,
     take,
 )
-from bide.testing.store_suite.base import SuiteBase
 
 FORGED: list[object] = [
     "", "a", "bb", "c", "g", "\0", "a\0a0", "bide:settings", -1, 0, NOW, 2**63 - 1, -(2**63), None, 0.5, [], b"a",

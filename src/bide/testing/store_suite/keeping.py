@@ -14,7 +14,7 @@ from bide.core.instants import Millis
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Change, Filter, In, Lease, Move, OnConflict, Page, Redrive, Ref, Result, State
 from bide.ports import HasSchema, KeepsEvents, Store, TellsTime
-from bide.testing.store_suite.acts import (
+from bide.testing.store_suite.base import (
     DAY,
     HOUR,
     KEPT,
@@ -22,6 +22,7 @@ from bide.testing.store_suite.acts import (
     MINUTE,
     NOW,
     SECOND,
+    SuiteBase,
     bring,
     dead,
     do,
@@ -37,7 +38,6 @@ from bide.testing.store_suite.acts import (
     settle,
     take,
 )
-from bide.testing.store_suite.base import SuiteBase
 
 
 class Opening(SuiteBase):

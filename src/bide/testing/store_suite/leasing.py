@@ -6,13 +6,14 @@ import pytest
 
 from bide.core.records import At, Cancel, In, Record, Ref, State
 from bide.ports import Store
-from bide.testing.store_suite.acts import (
+from bide.testing.store_suite.base import (
     DAY,
     HOUR,
     LEASE,
     MINUTE,
     NOW,
     SECOND,
+    SuiteBase,
     do,
     done,
     extend,
@@ -28,7 +29,6 @@ from bide.testing.store_suite.acts import (
     settle,
     take,
 )
-from bide.testing.store_suite.base import SuiteBase
 
 
 class Leasing(SuiteBase):

@@ -11,11 +11,12 @@ import pytest
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, In, Move, OnConflict, Record, Redrive, Ref, Result, State
 from bide.ports import Store
-from bide.testing.store_suite.acts import (
+from bide.testing.store_suite.base import (
     HOUR,
     KEPT,
     LEASE,
     NOW,
+    SuiteBase,
     bring,
     dead,
     do,
@@ -31,7 +32,6 @@ from bide.testing.store_suite.acts import (
     see,
     settle,
 )
-from bide.testing.store_suite.base import SuiteBase
 
 AT_ONCE = 50
 

@@ -8,7 +8,7 @@ from msgspec.structs import replace
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Filter, In, Move, Redrive, Ref, Result, Settlement, State, Verdict
 from bide.ports import Store
-from bide.testing.store_suite.acts import (
+from bide.testing.store_suite.base import (
     DAY,
     HOUR,
     KEPT,
@@ -16,6 +16,7 @@ from bide.testing.store_suite.acts import (
     MINUTE,
     NOW,
     SECOND,
+    SuiteBase,
     again,
     bring,
     dead,
@@ -35,7 +36,6 @@ from bide.testing.store_suite.acts import (
     settle,
     take,
 )
-from bide.testing.store_suite.base import SuiteBase
 
 
 class Settling(SuiteBase):

@@ -26,8 +26,7 @@ from bide.core.records import (
     Verdict,
 )
 from bide.ports import Store
-from bide.testing.store_suite.acts import HOUR, KEPT, LEASE, NOW, SECOND, bring, do, lease, look, new, settle
-from bide.testing.store_suite.base import SuiteBase
+from bide.testing.store_suite.base import HOUR, KEPT, LEASE, NOW, SECOND, SuiteBase, bring, do, lease, look, new, settle
 
 SCHEDULES = {
     Verb.REPLACE: OnConflict.REPLACE,

@@ -11,10 +11,7 @@ from contextlib import AbstractContextManager
 from types import MappingProxyType
 
 from bide.core.errors import BadInput
-from bide_proofs.simulate.mutants.engine import OF_THE_ENGINE
-from bide_proofs.simulate.mutants.lifecycle import OF_THE_LIFECYCLE
-from bide_proofs.simulate.mutants.mutant import Mutant
-from bide_proofs.simulate.mutants.stores import OF_STORES
+from bide_proofs.simulate.mutants.catalogue import OF_STORES, OF_THE_ENGINE, OF_THE_LIFECYCLE, Mutant
 
 __all__ = ["MUTANTS", "Mutant", "applied"]
 

@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from bide_proofs.servers.process import HOST
-from bide_proofs.servers.server import start_all, stop_all
-from bide_proofs.servers.service import ServiceProcess
+from bide_proofs.servers.server import ServiceProcess, start_all, stop_all
 from bide_proofs.torture.server import Trouble
 from bide_proofs.torture.servers.private import PrivateServer, befalls, killed, restarted, stood_still
 

@@ -10,10 +10,9 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 from bide.testing.proxy import FaultProxy
-from bide_proofs.servers.clock import ServerClock
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.process import HOST, ServerMissing
-from bide_proofs.servers.server import Running, ServerProcess, stop_all
+from bide_proofs.servers.server import Running, ServerClock, ServerProcess, stop_all
 from bide_proofs.torture.server import FARTHEST, Common, Server, Trouble, Wait, in_thread
 
 KILLED_FOR_MEMORY = "the kernel's killer sends the process SIGKILL, as 'kill -9 of the server' does"

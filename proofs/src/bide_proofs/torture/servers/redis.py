@@ -10,8 +10,7 @@ from typing import ClassVar
 
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.process import HOST
-from bide_proofs.servers.redis import RedisServer
-from bide_proofs.servers.resp import Connection, Refused
+from bide_proofs.servers.redis import Connection, RedisServer, Refused
 from bide_proofs.torture.server import Common, Trouble, Wait
 from bide_proofs.torture.servers.private import (
     CONNECTIONS,

@@ -1,0 +1,166 @@
+"""The routine work of a worker: it extends leases, purges, and says that the worker lives."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import random
+from collections.abc import Callable, Collection, Sequence
+
+from bide.core.errors import PartlyFailed, StoreError
+from bide.core.instants import Millis
+from bide.core.lifecycle import holds
+from bide.core.records import Topic
+from bide.engine.background import repeat
+from bide.engine.delivery.executor import Delivery
+from bide.engine.delivery.settler import Settler
+from bide.ports import Clock, Shares, Store
+
+_log = logging.getLogger("bide.keeper")
+_LOST = "the lease was refused: cancelled, replaced, or held by somebody else now"
+PAGE = 1_000
+PURGE_EVERY = 60.0
+"""Seconds between purges; the first comes after a random part of it, so that workers do not sweep in step."""
+ANNOUNCE_EVERY = 2.0
+PRESENCE: Millis = 6_000
+"""How long a worker counts as live after it last said so."""
+
+
+class Keeper:
+    """Extends what `held` gives, three times within a lease; `lost` is called for each that is refused.
+
+    Purges once a minute, and announces the worker by the name `holder` every two seconds, where the store keeps that.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        clock: Clock,
+        lease: Millis,
+        holder: str,
+        topics: Collection[Topic],
+        held: Callable[[], list[Delivery]],
+        lost: Callable[[Delivery, str], None],
+    ) -> None:
+        self._store = store
+        self._clock = clock
+        self._lease = lease
+        self._holder = holder
+        self._topics = list(topics)
+        self._held = held
+        self._lost = lost
+        self._asked_at = asyncio.get_running_loop().time()
+        self._due_at = 0.0
+        """When leases are to be extended next."""
+        self.blocked = 0
+        """How often the event loop was found blocked for longer than a lease."""
+
+    async def catch_up(self, settler: Settler) -> None:
+        """Before a lease: settle what has ended and extend what is held, where a lease may have run out by now.
+
+        Else a worker whose event loop stood still would lease its own tasks, and run them again. Costs nothing as long
+        as all that comes in time by itself.
+        """
+        now, third = asyncio.get_running_loop().time(), self._lease / 3000
+        await self._settled(settler, third)
+        if now - self._asked_at > 2 * third:
+            await self.extend()
+            await self._settled(settler, third)  # while the store was away neither came through
+
+    async def _settled(self, settler: Settler, soon: float) -> None:
+        by = asyncio.get_running_loop().time() + soon
+        if settler.behind(by):
+            await settler.catch_up(by)
+
+    async def extend_for_ever(self) -> None:
+        third = self._lease / 3000
+        self._due_at = asyncio.get_running_loop().time() + third
+        await repeat("the extension of leases", self._extend_in_time, third, log=_log, first_after=third)
+
+    async def _extend_in_time(self) -> None:
+        loop, third = asyncio.get_running_loop(), self._lease / 3000
+        behind = loop.time() - self._due_at
+        if behind > 2 * third:
+            self.blocked += 1
+            _log.warning(
+                "the event loop was blocked for %.1f s, longer than a lease: a handler computes without awaiting; "
+                "make it a plain function, so that it runs in a thread", behind,
+            )  # fmt: skip
+        try:
+            await self.extend()
+        finally:
+            self._due_at = loop.time() + third
+
+    async def extend(self) -> None:
+        """One call for everything that is held now; and one look at what its handler has extended for longer."""
+        asked_at = asyncio.get_running_loop().time()
+        expires = asked_at + self._lease / 1000
+        held, longer = list[Delivery](), list[Delivery]()
+        for delivery in self._held():
+            if not delivery.over:
+                (held if delivery.expires < expires else longer).append(delivery)
+        if held:
+            await self._keep(held, expires)
+        self._asked_at = asked_at
+        if longer:
+            await self._look_at(longer)
+
+    async def _keep(self, held: list[Delivery], expires: float) -> None:
+        now = self._clock.now()
+        kept: Sequence[object]
+        try:
+            kept = await self._store.extend(
+                [delivery.lease for delivery in held], now=now, until=now + self._clock.span(self._lease)
+            )
+        except PartlyFailed as partly:
+            _log.warning("some leases could not be extended: %s", partly)
+            kept = partly.answers
+        except StoreError as error:
+            _log.warning("%d leases could not be extended: %s", len(held), error)
+            return
+        for delivery, ok in zip(held, kept, strict=True):
+            if isinstance(ok, StoreError):
+                continue
+            if ok:
+                delivery.expires = max(delivery.expires, expires)
+            elif not delivery.over:
+                self._lost(delivery, _LOST)
+
+    async def _look_at(self, longer: list[Delivery]) -> None:
+        """An extension would make these leases shorter; but they may have been lost all the same."""
+        try:
+            found = await self._store.get([delivery.record.ref for delivery in longer])
+        except StoreError as error:
+            _log.warning("%d leases could not be looked at: %s", len(longer), error)
+            return
+        for delivery, record in zip(longer, found, strict=True):
+            if not delivery.over and not holds(record, delivery.token):
+                self._lost(delivery, _LOST)
+
+    # --- purge and presence
+
+    async def purge_for_ever(self) -> None:
+        await repeat("purging", self.purge, PURGE_EVERY, log=_log, first_after=PURGE_EVERY * random.random())
+
+    async def purge(self) -> None:
+        """Forget the ended tasks whose retention has passed, a page at a time."""
+        purged = PAGE
+        while purged == PAGE:
+            purged = await self._store.purge(now=self._clock.now(), limit=PAGE)
+
+    async def announce_for_ever(self) -> None:
+        if isinstance(self._store, Shares):
+            await repeat("announcing this worker", self._announce, ANNOUNCE_EVERY, log=_log)
+
+    async def leave(self) -> None:
+        """Say that this worker has gone."""
+        try:
+            await self._announce(gone=True)
+        except StoreError as error:
+            _log.warning("leaving could not be announced; it shows by itself after a while: %s", error)
+
+    async def _announce(self, *, gone: bool = False) -> None:
+        if isinstance(self._store, Shares):
+            now = self._clock.now()
+            topics, until = ([], now) if gone else (self._topics, now + PRESENCE)
+            await self._store.announce(self._holder, topics, until, now=now)

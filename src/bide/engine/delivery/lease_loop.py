@@ -1,0 +1,336 @@
+"""The loop by which a worker leases, and the desk for consumers elsewhere.
+
+So that no wake-up is lost: subscribe first, then lease; what the lease returns says how long to sleep; a notification
+since the lease was *sent* counts; it only ever shortens the sleep; every sleep is capped. What is paused is not asked
+for, wakes nobody, and is given back where the pause came while the lease was under way.
+
+The one sleep of a worker: until the next wake, exact, capped, and cut short by a notification of an earlier one.
+
+Timers ring early or late (uvloop's up to 1.2 ms early, and any may after a suspend), so an alarm is only a reason
+to look at the clock: not there yet, arm again. Nothing is ever delivered because a timer fired, only because the clock
+says so. A lost notification costs lateness of at most the cap, never a task.
+
+The alarm rings to the tenth of a millisecond, where the system has a timer so fine. An event loop waits in whole
+milliseconds, rounded up (`EpollSelector.select` of asyncio, libuv under uvloop): half a millisecond of lateness for
+every task. On Linux a timer can be a file descriptor that becomes readable on time (timerfd_create(2)), and any loop
+waits for those without rounding. Setting it is one system call.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ctypes
+import logging
+import os
+import time
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+
+from bide.core.errors import StoreError
+from bide.core.events import EventKind, event_of
+from bide.core.instants import Millis
+from bide.core.records import Due, Leased, Record, Settlement, Topic
+from bide.engine.background import begin
+from bide.engine.client import Client
+from bide.engine.delivery.executor import lease_in_turn
+from bide.engine.delivery.settlement import dead, given_back, unfit
+from bide.engine.pauses import HeldBack
+from bide.engine.registry import RouteSettings, announce_for_ever
+from bide.ports import Clock, Policy, Wakes
+
+_UNNOTICED: Millis = 100
+"""Due for so long at the end of a sleep, something should have ended it."""
+_MONOTONIC = 1
+_NONBLOCK, _CLOEXEC = os.O_NONBLOCK, getattr(os, "O_CLOEXEC", 0)
+_NANOSECONDS = 1_000_000_000
+_OWN_TIME = 1.0
+"""Seconds that a loop's time may differ from the system's before it is taken for a time of its own."""
+
+
+class Waker:
+    """`kick` ends the sleep; `hear` brings the alarm forward; `sleep` sleeps."""
+
+    def __init__(self, clock: Clock, cap: Millis) -> None:
+        self._clock = clock
+        self._cap = cap / 1000
+        self._loop = asyncio.get_running_loop()
+        self._heard: Millis | None = None
+        self._kicked = False
+        self._sleeper: asyncio.Future[None] | None = None
+        self._alarm: LoopAlarm | DescriptorAlarm | None = None
+        self._wake: Millis | None = None
+        self._latest = 0.0
+        self._asked_at: float | None = None
+        self._told = False
+        self.capped = False
+        """True after a sleep that was as long as a sleep may be."""
+        self.wakes = Wakes()
+
+    def kick(self) -> None:
+        """Look again now: a slot is free, or we are stopping."""
+        self._kicked = True
+        self._end()
+
+    def hear(self, wake: Millis) -> None:
+        """Something wakes at `wake`. It only ever shortens the sleep, also one that has not begun."""
+        self.wakes.tidings += 1
+        self.wakes.heard_at = time.monotonic()
+        if self._heard is None or wake < self._heard:
+            self._heard = wake
+            if self._sleeper is not None and (self._wake is None or wake < self._wake):
+                self._wake = wake
+                self._told = True
+                self._arm()
+
+    def forget(self) -> None:
+        """Call just before a lease is sent: what was heard until here, the lease will see for itself."""
+        self._heard = None
+        self._kicked = False
+        self._asked_at = self._loop.time()
+
+    async def sleep(self, wake: Millis | None) -> None:
+        """Until `wake` or what was heard since `forget`, at most the cap; or until kicked.
+
+        The cap counts from `forget`, and not from when the lease was answered: a store need not tell of what was added
+        in between and wakes later than the cap from then.
+        """
+        self.capped = False
+        asked_at, self._asked_at = self._asked_at, None
+        await asyncio.sleep(0)  # what was leased begins first: a handler that blocks would hold up the next lease
+        if self._kicked:
+            return
+        heard = self._heard
+        self._told = heard is not None and (wake is None or heard < wake)
+        self._wake = heard if self._told else wake
+        self._latest = (self._loop.time() if asked_at is None else asked_at) + self._cap
+        self._sleeper = self._loop.create_future()
+        self._arm()
+        try:
+            await self._sleeper
+        finally:
+            self._sleeper = None
+            if self._alarm is not None:
+                self._alarm.cancel()
+        if not self._kicked:
+            self._count()
+
+    def found(self, planned: Millis, now: Millis) -> None:
+        """The lease after a sleep that was capped found something that was to be done at `planned`."""
+        self.capped = False
+        if now - planned >= _UNNOTICED:
+            self.wakes.missed += 1
+
+    def _count(self) -> None:
+        if self._wake is None or self._clock.seconds_until(self._wake) > 0:
+            self.capped = True
+            self.wakes.by_cap += 1
+        elif self._told:
+            self.wakes.by_tiding += 1
+        else:
+            self.wakes.by_alarm += 1
+
+    def close(self) -> None:
+        """The end of all sleep."""
+        if self._alarm is not None:
+            self._alarm.close()
+            self._alarm = None
+
+    def _arm(self) -> None:
+        """Set the alarm for the wake or the cap; when the time has come, end the sleep."""
+        if self._sleeper is None:
+            return
+        left = self._latest - self._loop.time()
+        if self._wake is not None:
+            left = min(left, self._clock.seconds_until(self._wake))
+        if left <= 0:
+            self._end()
+        else:
+            if self._alarm is None:
+                self._alarm = new_alarm(self._arm)
+            self._alarm.set(left)
+
+    def _end(self) -> None:
+        if self._sleeper is not None and not self._sleeper.done():
+            self._sleeper.set_result(None)
+
+
+class LoopAlarm:
+    """Rings once, some seconds after it was last set, by the event loop's own timers."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._loop = asyncio.get_running_loop()
+        self._handle: asyncio.TimerHandle | None = None
+
+    def set(self, seconds: float) -> None:
+        self.cancel()
+        self._handle = self._loop.call_later(seconds, self._ring)
+
+    def cancel(self) -> None:
+        if self._handle is not None:
+            self._handle.cancel()
+            self._handle = None
+
+    def close(self) -> None:
+        self.cancel()
+
+
+class DescriptorAlarm:
+    """The same by a timer of the system that the loop waits for as for a socket. Raises OSError where there is none."""
+
+    def __init__(self, ring: Callable[[], None]) -> None:
+        self._ring = ring
+        self._loop = asyncio.get_running_loop()
+        self._libc = ctypes.CDLL(None, use_errno=True)
+        try:
+            self._descriptor = self._checked(self._libc.timerfd_create(_MONOTONIC, _NONBLOCK | _CLOEXEC))
+        except AttributeError as error:
+            raise OSError("this system has no timerfd") from error
+        # struct itimerspec: the interval (none), then the time until it rings, each in seconds and nanoseconds
+        self._spec = (ctypes.c_long * 4)()
+        self._loop.add_reader(self._descriptor, self._readable)
+
+    def set(self, seconds: float) -> None:
+        whole = int(seconds)
+        self._spec[2] = whole
+        self._spec[3] = max(1, int((seconds - whole) * _NANOSECONDS))  # both 0 would mean never
+        self._checked(self._libc.timerfd_settime(self._descriptor, 0, self._spec, None))
+
+    def cancel(self) -> None:
+        """Costs nothing: it may ring once more, and its hearer reads the clock before it acts."""
+
+    def _readable(self) -> None:
+        try:
+            os.read(self._descriptor, 8)
+        except BlockingIOError:  # it was set anew in the meantime
+            return
+        self._ring()
+
+    def close(self) -> None:
+        if self._descriptor >= 0:
+            self._loop.remove_reader(self._descriptor)
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    @staticmethod
+    def _checked(answer: int) -> int:
+        if answer < 0:
+            number = ctypes.get_errno()
+            raise OSError(number, os.strerror(number))
+        return answer
+
+
+def new_alarm(ring: Callable[[], None]) -> LoopAlarm | DescriptorAlarm:
+    """The finest that there is. A loop that keeps a time of its own, as those of tests do, is asked for its own."""
+    if abs(asyncio.get_running_loop().time() - time.monotonic()) < _OWN_TIME:
+        try:
+            return DescriptorAlarm(ring)
+        except (OSError, NotImplementedError):  # another system, or a loop that waits for sockets alone
+            return LoopAlarm(ring)
+    return LoopAlarm(ring)
+
+
+_PAUSE_AFTER_ERROR = 0.25
+
+
+class LeaseLoop(ABC):
+    """The loop of a holder of leases: a `_turn` whenever there is something to wake for and it `_wants` anything.
+
+    It leases from the store of an open client, which is to stay open, and heeds that client's pauses at once.
+    """
+
+    _log: logging.Logger
+
+    def __init__(self, client: Client, *, of: Collection[Topic] = ()) -> None:
+        self.store, self.clock, self.terms = client.store, client.clock, client.terms
+        self._recorder, self._history, self._heeding = client.recorder, client.history, client.heeding
+        self._waker = Waker(self.clock, self.terms.cap)
+        self.wakes = self._waker.wakes
+        self.held_back = HeldBack(self.store, self.clock, self._waker.kick, of=of)
+        self._stopping = False
+        self._loops: list[asyncio.Task[None]] = []
+
+    @abstractmethod
+    def _wants(self) -> object:
+        """Something true while a turn could lease anything."""
+
+    @abstractmethod
+    async def _turn(self) -> Millis | None:
+        """Lease; the next wake."""
+
+    def _failed(self, error: Exception) -> None:  # noqa: B027 - a worker has nobody to tell
+        """A turn has failed; there is another one soon."""
+
+    def _start_leasing(self) -> None:
+        """To be called once the store is subscribed to."""
+        self._heeding.append(self.held_back)
+        self._loops += begin(self._lease_for_ever(), "leasing"), begin(self.held_back.look_for_ever(), "pauses")
+
+    def _announce(self, routes: Sequence[RouteSettings]) -> None:
+        """Let people see how the topics are worked on, as long as the loop runs."""
+        self._loops.append(begin(announce_for_ever(self.store, self.clock, self.terms, routes), "routes"))
+
+    async def _stop_leasing(self) -> None:
+        """After the turn that is under way."""
+        self._stopping = True
+        self._waker.kick()
+        if self.held_back in self._heeding:
+            self._heeding.remove(self.held_back)
+        if self._loops:
+            await asyncio.wait(self._loops[:1])
+            for loop in self._loops[1:]:
+                loop.cancel()
+            await asyncio.wait(self._loops)
+        self._waker.close()
+
+    async def _lease_for_ever(self) -> None:
+        while not self._stopping:
+            wake: Millis | None = None
+            wanted = self._wants()
+            if wanted:
+                self._waker.forget()
+                try:
+                    await self.held_back.first()
+                    wake = await self._turn()
+                except Exception as error:  # noqa: BLE001 - the loop outlives its defects, loudly
+                    say = self._log.warning if isinstance(error, StoreError) else self._log.exception
+                    say("leasing failed, trying again in %.2f s: %s", _PAUSE_AFTER_ERROR, error)
+                    self._failed(error)
+                    await asyncio.sleep(_PAUSE_AFTER_ERROR)
+                    continue
+            await self._waker.sleep(wake)
+            if not wanted:
+                self._waker.forget()
+
+    async def _lease(self, wants: Mapping[Topic, int], length: Millis, holder: str) -> Leased:
+        now = self.clock.now()
+        if not wants:
+            return Leased([], None, now)
+        until = now + self.clock.span(length)
+        leased = await lease_in_turn(partial(self.store.lease, now=now, until=until, holder=holder), wants)
+        if self._waker.capped and leased.tasks:
+            self._waker.found(min(record.planned_at for record in leased.tasks), leased.now)
+        return leased
+
+    def _refusal(self, record: Record, policy: Policy, now: Millis, holder: str) -> Settlement | None:
+        """The settlement of a task that was leased and must not be delivered; None: it may be. A loss is noted."""
+        if record.topic in self.held_back.topics:  # since the lease was sent
+            return given_back(record)
+        if record.losses:
+            self._note(EventKind.LOSS, record, f"lease lost, {record.losses} in a row", holder)
+        elif record.deadline is None:
+            return None
+        why = unfit(record, policy, now)
+        return None if why is None else dead(record, why, self.terms.retention_of(record.topic), now)
+
+    def _note(self, kind: EventKind, record: Record, what: str, holder: str, wake: Due | None = None) -> None:
+        """Write down in the log of events how a delivery of `record` ended, to wake then."""
+        at, began = self.clock.now(), None if kind is EventKind.LOSS else record.started_at
+        wake_at = None if wake is None else wake.resolve(at)
+        self._recorder.note(event_of(record, kind, at=at, who=holder, what=what, was=began, wake_at=wake_at))
+
+    def _hear(self, topic: Topic, wake: Millis) -> None:
+        """A notification of the store."""
+        if topic not in self.held_back.topics:
+            self._waker.hear(wake)

@@ -1,0 +1,169 @@
+"""From how a delivery ended to what the store is told: the retry policy, the deadline, the bound on losses.
+
+Functions of their arguments; all policy that decides whether a task lives on is here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from functools import lru_cache
+from itertools import dropwhile
+from linecache import getline, lazycache
+from traceback import walk_tb
+from types import FrameType
+
+from msgspec import DecodeError
+
+from bide.core.instants import Millis, instant_text
+from bide.core.names import LONGEST_TEXT, TRACE, error_text, new_id, storable
+from bide.core.options import decode_options
+from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
+from bide.core.records import In, Record, Settlement, State, Verdict, uncut
+from bide.engine.config import Retention
+from bide.ports import Clock, Policy
+
+_LOST, _OVER = "holder lost: ", "deadline: not after "
+UNDELIVERED = (_LOST, _OVER)
+"""Beginnings of the error of a task that died without a delivery."""
+
+
+def unfit(record: Record, route: Policy, now: Millis) -> str | None:
+    """Why a task that was just leased must not be delivered any more; None: deliver it."""
+    if record.losses >= route.losses:
+        return f"{_LOST}{record.losses} leases in a row ended unsettled"
+    if record.deadline is not None and now > record.deadline:
+        return f"{_OVER}{instant_text(record.deadline)}"
+    return None
+
+
+def settlement(
+    record: Record,
+    ended: Outcome | BaseException | None,
+    route: Policy,
+    keep: Retention,
+    clock: Clock,
+    *,
+    traces: bool = False,
+) -> Settlement:
+    """Decide the settlement. `ended`: None or Done, another Outcome, or the exception that the handler raised.
+
+    `traces`: keep the trace of that exception behind the text of the error.
+    """
+    if ended is None:
+        return _done(record, keep, clock)
+    if isinstance(ended, Done):
+        return completion(record, ended, keep, clock)
+    now, grain = clock.now(), clock.grain
+    if isinstance(ended, Dead):
+        return dead(record, ended.why, keep, now, failed=True)
+    if isinstance(ended, Defer):
+        due = uncut(ended.due, grain)
+        if _too_late(record, due.resolve(now)):
+            return dead(record, "deadline: deferred past it", keep, now)
+        return Settlement(record.topic, record.key, record.token, Verdict.DEFER, due)
+    error = (ended.why or "retry asked for") if isinstance(ended, Retry) else error_text(ended)
+    trace = trace_of(ended) if traces and not isinstance(ended, Outcome) else ""
+    pause = _pause(record, route)
+    if pause is None:
+        return dead(record, error, keep, now, failed=True, trace=trace)
+    due = uncut((ended.due if isinstance(ended, Retry) else None) or In(pause), grain)
+    if _too_late(record, due.resolve(now)):
+        why = f"deadline: the next try would be after it; last error: {error}"
+        return dead(record, why, keep, now, failed=True, trace=trace)
+    return Settlement(record.topic, record.key, record.token, Verdict.RETRY, due, error=error + trace)
+
+
+def completion(record: Record, done: Done, keep: Retention, clock: Clock) -> Settlement:
+    """The end with success, or the start of the next life."""
+    if done.again is not None:
+        again = uncut(done.again, clock.grain)
+        return Settlement(record.topic, record.key, record.token, Verdict.DONE, again, next_id=new_id())
+    return _done(record, keep, clock)
+
+
+def dead(
+    record: Record, why: str, keep: Retention, now: Millis, *, failed: bool = False, trace: str = ""
+) -> Settlement:
+    """The end without success; kept so long, for somebody to look at. `failed`: by a delivery, which counts."""
+    return Settlement(
+        record.topic,
+        record.key,
+        record.token,
+        Verdict.DEAD,
+        None,
+        keep.keep_until(State.DEAD, now),
+        why[:LONGEST_TEXT] + trace,
+        failed=failed,
+    )
+
+
+def given_back(record: Record) -> Settlement:
+    """The end of a lease that was not begun: due again at once, counting nothing."""
+    return Settlement(record.topic, record.key, record.token, Verdict.DEFER, In(0))
+
+
+def _done(record: Record, keep: Retention, clock: Clock) -> Settlement:
+    keep_until = keep.keep_until(State.DONE, clock.now()) if keep.done else 0
+    return Settlement(record.topic, record.key, record.token, Verdict.DONE, None, keep_until)
+
+
+def _pause(record: Record, route: Policy) -> Millis | None:
+    policy = route.retry
+    if record.options:
+        try:
+            policy = decode_options(record.options).retry or policy
+        except DecodeError:
+            policy = route.retry  # damaged options: the topic's own policy is the best that is known
+    return policy.delay(record.failures + 1)
+
+
+def _too_late(record: Record, at: Millis) -> bool:
+    return record.deadline is not None and at > record.deadline
+
+
+LONGEST_TRACE = 4_096
+"""Characters of a trace that are kept: the last ones."""
+_MOST_FRAMES, _MOST_CAUSES = 20, 4
+_ON_THE_WAY = ("bide.engine.", "bide.sinks.handlers", "bide.sinks.traced")
+"""Modules that call handlers: a trace begins behind them."""
+
+
+def trace_of(error: BaseException) -> str:
+    """Where `error` arose, after what led to it, to be kept behind its text; empty if it was raised nowhere.
+
+    The lines of the source, and no values of variables: at most 4 causes, of a group the first error, with 20 frames
+    each. O(depth): 4 us for one frame, 20 us for ten with a cause. A file is read when it is first met, on the loop, as
+    it is for the log.
+    """
+    links: list[str] = []
+    at: BaseException | None = error
+    try:
+        while at is not None and len(links) <= _MOST_CAUSES:
+            frames = deque(dropwhile(_on_the_way, walk_tb(at.__traceback__)), maxlen=_MOST_FRAMES)
+            said = f"{error_text(at)[:400]}\n\nwhich led to:\n\n" if links else ""
+            links.append("".join([_place(frame, line) for frame, line in frames]) + said)
+            cause = at.__cause__ if at.__suppress_context__ else at.__cause__ or at.__context__
+            at = at.exceptions[0] if isinstance(at, BaseExceptionGroup) else cause
+    except Exception:  # noqa: BLE001 - an error with a will of its own, or a loader: the text of it must do
+        return ""
+    text = storable("".join(reversed(links)))
+    if len(text) > LONGEST_TRACE:
+        text = "  ...\n" + text[-LONGEST_TRACE:].partition("\n")[2]
+    return f"{TRACE}Traceback (most recent call last):\n{text}" if text else ""
+
+
+def _place(frame: FrameType, line: int) -> str:
+    code = frame.f_code
+    lazycache(code.co_filename, frame.f_globals)  # what stands in an archive is read by its loader
+    return _written(code.co_filename, line, code.co_name)
+
+
+@lru_cache(maxsize=1_024)
+def _written(file: str, line: int, name: str) -> str:
+    """As it was when it was first met, which is nearer to the code that runs than a file that was changed since."""
+    source = getline(file, line).strip()[:400]
+    return f'  File "{file}", line {line}, in {name}\n' + (f"    {source}\n" if source else "")
+
+
+def _on_the_way(place: tuple[FrameType, int]) -> bool:
+    return str(place[0].f_globals.get("__name__")).startswith(_ON_THE_WAY)

@@ -1,0 +1,228 @@
+"""Tells the store in batches how the deliveries of this process ended.
+
+One batch is under way at a time (for each part of a store that has several, so that none waits for one that is away);
+what ends meanwhile goes with the next. As long as there is nothing else to do, an outcome goes out at the end of this
+turn of the event loop. While a backlog is worked off (`busy`), outcomes gather for some milliseconds: on SQLite a task
+settled among a thousand costs 9 µs, among a hundred 14 µs, since each commit writes every page of the index that it
+touched. What has not been told when a process dies is delivered again. A store that is away is asked again and again:
+an outcome is given up only when the worker closes, and then the lease runs out and the task is delivered once more, as
+P2 allows.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import math
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from bide.core.errors import PartlyFailed, StoreError
+from bide.core.records import Settlement
+from bide.engine.background import begin
+from bide.engine.delivery.executor import Delivery
+from bide.ports import AnswersApart, Clock, Parted, Store
+
+_log = logging.getLogger("bide.settler")
+_LIMIT = 1_000
+_GATHER = 0.01
+"""Seconds that outcomes gather while a backlog is worked off."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
+_CATCHING_UP = 1.0
+"""Seconds that a lease waits at most for outcomes whose own leases have run out."""
+
+Told = Callable[[Delivery, Settlement, bool], None]
+
+
+class Settler:
+    """`put` an outcome; `told` is called when the store has it, with whether it was accepted."""
+
+    def __init__(self, store: Store, clock: Clock, told: Told, busy: Callable[[], bool]) -> None:
+        self._make = partial(_Outbox, store, clock, told, busy)
+        self._part_of = store.part_of if isinstance(store, Parted) else None
+        self._outboxes: dict[int, _Outbox] = {}
+
+    def put(self, delivery: Delivery, settlement: Settlement) -> None:
+        part = 0 if self._part_of is None else self._part_of(settlement.topic, settlement.key)
+        outbox = self._outboxes.get(part)
+        if outbox is None:
+            outbox = self._outboxes[part] = self._make()
+        outbox.put(delivery, settlement)
+
+    def behind(self, by: float) -> list[_Outbox]:
+        """Those with outcomes whose leases end before `by`; but none that waits for one part of the store among many.
+
+        Such a task would be leased again by its own worker, and run again, before it is settled.
+        """
+        return [
+            outbox
+            for outbox in self._outboxes.values()
+            if outbox.earliest < by and (self._part_of is None or not outbox.failing)
+        ]
+
+    async def catch_up(self, by: float) -> None:
+        """Before a lease: see that those outcomes are told first, as long as the store takes them."""
+        loop = asyncio.get_running_loop()
+        ends = loop.time() + _CATCHING_UP
+        while (late := self.behind(by)) and loop.time() < ends:
+            await asyncio.wait([outbox.hurry() for outbox in late], timeout=_CATCHING_UP)
+            if any(outbox.failing for outbox in late):
+                return
+
+    async def drain(self) -> None:
+        """Wait until everything put so far has been told to the store, or given up because it cannot be reached."""
+        await asyncio.gather(*(outbox.drain() for outbox in self._outboxes.values()))
+
+
+class _Outbox:
+    """The outcomes on their way to one part of the store."""
+
+    def __init__(self, store: Store, clock: Clock, told: Told, busy: Callable[[], bool]) -> None:
+        self._settle = store.settle_apart if isinstance(store, AnswersApart) else store.settle
+        self._late: set[asyncio.Future[bool]] = set()
+        self._clock = clock
+        self._told = told
+        self._more_to_come = busy
+        self._loop = asyncio.get_running_loop()
+        self._outbox: list[tuple[Delivery, Settlement]] = []
+        self._busy = False
+        self._task: asyncio.Task[None] | None = None
+        self._timer: asyncio.TimerHandle | None = None
+        self._closing = False
+        self._earliest = self._sending = math.inf
+        """When the first of the leases ends whose outcomes wait, and of those that are on their way."""
+        self._answered: asyncio.Future[None] | None = None
+        self._pausing: asyncio.Future[None] | None = None
+        self.failing = False
+        """True after the store has not taken a batch, until it takes one."""
+
+    @property
+    def earliest(self) -> float:
+        return min(self._earliest, self._sending)
+
+    def put(self, delivery: Delivery, settlement: Settlement) -> None:
+        self._outbox.append((delivery, settlement))
+        if delivery.expires < self._earliest:
+            self._earliest = delivery.expires
+        if not self._busy:
+            self._busy = True
+            self._later()
+
+    def _later(self) -> None:
+        """Begin at once, or while more is to come, when there is enough of it or some time has passed."""
+        if len(self._outbox) < _LIMIT and not self._closing and self._more_to_come():
+            self._timer = self._loop.call_later(_GATHER, self._start)
+        else:
+            self._loop.call_soon(self._start)
+
+    def _start(self) -> None:
+        self._timer = None
+        batch = self._outbox[:_LIMIT]
+        del self._outbox[:_LIMIT]
+        self._sending = self._earliest
+        if not self._outbox:
+            self._earliest = math.inf
+        self._task = begin(self._send(batch), "settler")
+        self._task.add_done_callback(self._sent)
+
+    def _sent(self, task: asyncio.Task[None]) -> None:
+        """However it ended: also if it was cancelled before its first step."""
+        self._task, self._sending = None, math.inf
+        self._told_all(failing=False)
+        if self._outbox:
+            self._later()
+        else:
+            self._busy = False
+
+    async def _send(self, batch: list[tuple[Delivery, Settlement]]) -> None:
+        """Until the store has them all. What failed alone, since its part of the store is away, is sent again alone."""
+        pause = _FIRST_PAUSE
+        while True:
+            left, why = list[tuple[Delivery, Settlement]](), None
+            for one, answer in zip(batch, await self._ask(batch), strict=True):
+                if isinstance(answer, int):
+                    self._tell(*one, bool(answer))
+                elif isinstance(answer, StoreError):
+                    left.append(one)
+                    why = why or answer
+                elif isinstance(answer, asyncio.Future):
+                    self._held_up(*one, answer)
+            if not left:
+                return
+            self._told_all(failing=True)
+            batch = left
+            if self._closing:
+                _log.error("%d outcomes could not be settled before closing; they will be delivered again: %s",
+                           len(batch), why)  # fmt: skip
+                return
+            _log.warning("settling %d outcomes failed, trying again in %.2f s: %s", len(batch), pause, why)
+            self._pausing = self._loop.create_future()
+            await asyncio.wait([self._pausing], timeout=pause)
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def hurry(self) -> asyncio.Future[None]:
+        """Send now what waits for a moment; what is returned is done when the store has answered, whatever it said."""
+        if self._timer is not None:
+            self._timer.cancel()
+            self._start()
+        if self._pausing is not None and not self._pausing.done():
+            self._pausing.set_result(None)
+        if self._answered is None:
+            self._answered = self._loop.create_future()
+        return self._answered
+
+    def _told_all(self, *, failing: bool) -> None:
+        self.failing = failing
+        if self._answered is not None:
+            self._answered.set_result(None)
+            self._answered = None
+
+    async def _ask(self, batch: list[tuple[Delivery, Settlement]]) -> Sequence[object]:
+        """The store's answers, with an error in the place of what failed. A defect falls on each outcome alone."""
+        try:
+            accepted = await self._settle([one for _, one in batch], now=self._clock.now())
+            if len(accepted) != len(batch):
+                raise RuntimeError(f"{len(accepted)} answers to {len(batch)} outcomes")
+        except PartlyFailed as partly:
+            return partly.answers
+        except StoreError as error:
+            return [error] * len(batch)
+        except Exception as defect:  # noqa: BLE001 - whatever the store raises must not take the others along
+            if len(batch) > 1:
+                return [answer for one in batch for answer in await self._ask([one])]
+            _, settlement = batch[0]
+            _log.exception("the outcome of %s/%s cannot be kept; it is delivered again when its lease has ended",
+                           settlement.topic, settlement.key)  # fmt: skip
+            return [defect]
+        return accepted
+
+    def _tell(self, delivery: Delivery, settlement: Settlement, accepted: bool) -> None:
+        try:
+            self._told(delivery, settlement, accepted)
+        except Exception:  # noqa: BLE001 - an observer's defect must not keep the others from being told
+            _log.exception("%s/%s is settled, and telling of it failed", settlement.topic, settlement.key)
+
+    def _held_up(self, delivery: Delivery, settlement: Settlement, answer: asyncio.Future[bool]) -> None:
+        """Somebody's open transaction holds the task up: the outcomes of others do not wait for it."""
+        self._late.add(answer)
+
+        def answered(answer: asyncio.Future[bool]) -> None:
+            self._late.discard(answer)
+            error = asyncio.CancelledError("cancelled") if answer.cancelled() else answer.exception()
+            if error is None:
+                self._tell(delivery, settlement, answer.result())
+            elif self._closing or not isinstance(error, StoreError):
+                _log.error("an outcome could not be settled before closing; it will be delivered again: %s", error)
+            else:
+                self.put(delivery, settlement)
+
+        answer.add_done_callback(answered)
+
+    async def drain(self) -> None:
+        self._closing = True
+        while self._busy or self._late:
+            if self._busy:
+                await asyncio.wait([self.hurry()])
+            else:
+                await asyncio.wait(self._late)
+        self._closing = False

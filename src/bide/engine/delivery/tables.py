@@ -1,0 +1,394 @@
+"""The loop over one watched table: sleeps until its earliest row is due, takes what is due, and hands it on.
+
+As with tasks, an alarm is only a reason to look. There is no window: whatever is due by now is taken, however long ago
+it was; the next time is read off the index, and every sleep is capped, since nobody tells of what others write.
+
+**One rule for whatever goes wrong**: an error of the connection, and one of the server's that passes, is the look's,
+which is made again. Any other is of the rows that were asked for. They are taken one by one until the one to blame is
+known, and that one rests (see `resting`), while the others go on.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from typing import Any
+
+from bide.core.errors import SetupError, StoreError, StoreUnavailable
+from bide.core.instants import Millis
+from bide.core.names import text_of
+from bide.core.outcomes import Dead, Defer, Retry
+from bide.core.records import Due, In
+from bide.engine.background import Hooks
+from bide.engine.delivery.lease_loop import Waker
+from bide.engine.delivery.watch import DeadRow, Resting, Row, Watch, said
+from bide.engine.transaction_context import joining
+from bide.ports import Clock, DueRow, Head, Raced, RowRefused, Store, Table, TableStats, Taken
+
+_log = logging.getLogger("bide.table")
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
+_HELD_PAUSE: Millis = 25
+"""How soon a row is looked at again that somebody else has locked; doubled each time."""
+_APART = 0.01
+"""Seconds between two looks that others' commits cause."""
+_RACES = 20
+"""So many times in a row the server may undo what others were in the way of, before we pause."""
+_ENDING = 10.0
+"""Seconds for a coroutine that was cancelled, and for the rollback of its row."""
+_STOPPED = "the worker has stopped, and what is due stays due"
+
+
+class _StillDead(Exception):
+    """It was given up, and has the same time still: its handler is not asked again."""
+
+
+class TableLoop:
+    """Watches one table for one worker. `start` and `stop`; or `run_once`, for tests that move the clock."""
+
+    def __init__(self, watch: Watch, table: Table, *, clock: Clock, store: Store) -> None:
+        self.watch = watch
+        self.stats = TableStats()
+        self._table = table
+        self._store = store
+        self._clock = table.clock() or clock
+        self._cap = watch.source.look_every_ms
+        self._resting = Resting(watch, self._clock)
+        self._running: dict[asyncio.Task[None], Any] = {}
+        self._one_by_one = 0
+        """So many rows are still to be taken singly, after a page that failed."""
+        self._held = _HELD_PAUSE
+        self._hooks = Hooks()
+        self._waker: Waker | None = None
+        self._work: asyncio.Task[None] | None = None
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._unlisten: Callable[[], None] | None = None
+        self._looking_soon = False
+        self._opened = False
+        self._stopping = False
+        self._stopped = asyncio.Event()
+        self._complaint = ""
+        self._emptied: list[asyncio.Future[None]] = []
+
+    # --- start and stop
+
+    async def open(self) -> None:
+        """Connect, and look at the table. Raises SetupError, StoreUnavailable."""
+        for finding in await self._table.open():
+            if not finding.ok:
+                _log.warning("%s; %s", finding.what, finding.advice)
+        if self.watch.topic is not None and not self._table.joins:
+            await self._table.close()
+            raise SetupError(
+                f"{self.watch}: tasks of {self.watch.topic!r} could not be scheduled in one transaction with its rows: "
+                f"{type(self._store).__name__} is not in the same database, or cannot join; use a handler instead"
+            )
+        self._opened = True
+
+    async def start(self) -> None:
+        """Open, and begin to watch. A database that is away is tried again meanwhile. Raises SetupError."""
+        try:
+            await self.open()
+        except StoreError as error:
+            self._complain(error, _FIRST_PAUSE)
+        self._loop = asyncio.get_running_loop()
+        self._waker = Waker(self._clock, self._cap)
+        self._unlisten = self._table.listen(self._others_wrote)
+        self.watch.heard.add(self._look_now)
+        self._work = self._loop.create_task(self._watch_for_ever(), name=f"bide {self.watch.source.table}")
+
+    async def stop(self, grace: float) -> None:
+        """Take no more; let handlers end, at most `grace` seconds, and then roll back what they were at."""
+        self._stopping = True
+        self._stopped.set()
+        self.watch.heard.discard(self._look_now)
+        if self._unlisten is not None:
+            self._unlisten()
+        if self._waker is not None:
+            self._waker.kick()
+        for wait in (grace, None if self.watch.in_threads else _ENDING):
+            under_way = [one for one in (self._work, *self._running) if one is not None and not one.done()]
+            if under_way:
+                await asyncio.wait(under_way, timeout=wait)
+            for one in under_way:
+                one.cancel()
+        if self._waker is not None:
+            self._waker.close()
+        for emptied in self._emptied:
+            if not emptied.done():
+                emptied.set_exception(RuntimeError(_STOPPED))
+        await asyncio.gather(self._hooks.ended(), self._table.close())
+
+    async def until_empty(self) -> None:
+        """Wait until no row fulfils the condition with a time that will come, and none is being handled here."""
+        if self._stopping:
+            raise RuntimeError(_STOPPED)
+        emptied = asyncio.get_running_loop().create_future()
+        self._emptied.append(emptied)
+        self._kick()
+        try:
+            await emptied
+        finally:
+            self._emptied.remove(emptied)
+
+    async def run_once(self) -> tuple[int, Millis | None]:
+        """Take all that is due, and let it end; how many rows that was, and when the next is due."""
+        before = self.stats.fired + self.stats.failed
+        wake = await self._round()
+        while self._running:
+            await asyncio.wait(list(self._running))
+            wake = await self._round()
+        await self._hooks.ended()
+        return self.stats.fired + self.stats.failed - before, wake
+
+    def _look_now(self) -> None:
+        assert self._loop is not None
+        try:
+            self._loop.call_soon_threadsafe(self._kick)
+        except RuntimeError:  # its loop has been closed without stopping it
+            self.watch.heard.discard(self._look_now)
+
+    def _kick(self) -> None:
+        if self._waker is not None:
+            self._waker.kick()
+
+    def _others_wrote(self) -> None:
+        """At most every 10 ms: a file that others write to all the time would be looked at all the time."""
+        if not self._looking_soon and not self._stopping and self._loop is not None:
+            self._looking_soon = True
+            self._loop.call_later(_APART, self._look_soon)
+
+    def _look_soon(self) -> None:
+        self._looking_soon = False
+        self._kick()
+
+    # --- look and take
+
+    async def _watch_for_ever(self) -> None:
+        assert self._waker is not None
+        pause, races = _FIRST_PAUSE, 0
+        while not self._stopping:
+            self._waker.forget()
+            try:
+                if not self._opened:
+                    await self.open()
+                wake = await self._round()
+            except Exception as error:  # noqa: BLE001 - a worker outlives its defects, loudly
+                if isinstance(error, Raced) and races < _RACES:
+                    races += 1
+                    await asyncio.sleep(0)
+                    continue
+                self._complain(error, pause)
+            else:
+                pause, races, self._complaint = _FIRST_PAUSE, 0, ""
+                await self._waker.sleep(wake)
+                continue
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._stopped.wait()
+            pause = min(pause * 2, _LONGEST_PAUSE)
+
+    def _complain(self, error: Exception, pause: float) -> None:
+        """Once for as long as it is the same."""
+        expected = isinstance(error, StoreError | SetupError | Raced)
+        if said(error) != self._complaint:
+            self._complaint = said(error)
+            _log.log(
+                logging.WARNING if expected else logging.ERROR,
+                "%s: looking failed, trying again in %.2f s, and so on: %s", self.watch, pause, self._complaint,
+                exc_info=None if expected else error,
+            )  # fmt: skip
+
+    async def _round(self) -> Millis | None:
+        """Take what is due, as much as there is room for; when to look again."""
+        asking = list(self._emptied)
+        while not self._stopping and self._free > 0:
+            now = self._clock.now()
+            resting, first = self._resting.at(now)
+            skip = (*resting, *self._running.values())
+            try:
+                head = await self._look(now, skip)
+            except RowRefused as error:
+                await self._failed(error.rows, error)
+                continue
+            if head.due is None or head.due > head.now:
+                self._resting.forget(now)
+                if head.due is None and all(map(self.watch.is_dead, skip)):
+                    _resolve(asking)
+                return _earlier(head.due, first)
+            if await self._take(now, skip, head):
+                self._held = _HELD_PAUSE
+                continue
+            beyond = await self._look(now, skip, beyond=True)
+            # what is due is in somebody else's hands: another worker's, or somebody's who is editing it
+            again = self._clock.now() + self._clock.span(self._held)
+            self._held = min(self._held * 2, self._cap)
+            return _earlier(_earlier(beyond.due, first), again)
+        return None
+
+    async def _look(self, now: Millis, skip: tuple[Any, ...], *, beyond: bool = False) -> Head:
+        self.stats.looks += 1
+        return await self._table.head(now=now, skip=skip, beyond=beyond)
+
+    @property
+    def _free(self) -> int:
+        return self.watch.concurrency - len(self._running)
+
+    async def _take(self, now: Millis, skip: tuple[Any, ...], head: Head) -> bool:
+        """Take a row or a page; whether there was anything. A handler goes on by itself."""
+        limit = 1 if self.watch.handled or self._one_by_one else self.watch.source.page
+        self._one_by_one = max(0, self._one_by_one - 1)
+        try:
+            if self.watch.handled:
+                return await self._begin(now, skip)
+            new_task = None if self.watch.topic is None else self.watch.new_task
+            identities = await self._table.fire(now=now, limit=limit, skip=skip, new_task=new_task)
+        except (StoreError, SetupError, Raced):
+            raise
+        except RowRefused as error:
+            self._resting.check(error.rows[0])
+            await self._failed(error.rows, error)
+            return True
+        except Exception as error:  # noqa: BLE001 - of rows that cannot be read: the first is the one that was seen
+            self._one_by_one = max(self._one_by_one, limit - 1)
+            if limit == 1:
+                await self._failed([DueRow(head.id, head.due or 0, {})], error)
+            return True
+        self._fired(identities)
+        return bool(identities)
+
+    async def _begin(self, now: Millis, skip: tuple[Any, ...]) -> bool:
+        """Let a handler have a row; whether there was one."""
+        loop = asyncio.get_running_loop()
+        told: asyncio.Future[list[Any]] = loop.create_future()
+        running = loop.create_task(self._handle_one(now, skip, told), name=f"bide {self.watch.source.table}")
+        self._running[running] = None
+        running.add_done_callback(self._ended)
+        identities = list[Any]()
+        try:
+            identities = await told
+        finally:
+            if not identities:  # it has no row that could be left out, and must not be asked about again
+                await asyncio.wait([running])
+        if running in self._running:
+            self._running[running] = identities[0]
+        return bool(identities)
+
+    def _ended(self, running: asyncio.Task[None]) -> None:
+        if self._running.pop(running) is not None:
+            self._kick()
+
+    async def _handle_one(self, now: Millis, skip: tuple[Any, ...], told: asyncio.Future[list[Any]]) -> None:
+        """One transaction with a handler; `told` which row it has, before that is called."""
+        row: DueRow | None = None
+        handled = False
+        try:
+            async with self._table.take(now=now, limit=1, skip=skip) as taken:
+                row = next(iter(taken.rows), None)
+                if self._stopping:  # it has waited for its turn meanwhile
+                    row = None
+                    raise Raced(_STOPPED)
+                if row is not None:
+                    self._resting.check(row)
+                if not told.done():
+                    told.set_result([] if row is None else [row.id])
+                if row is not None:
+                    if self.watch.is_dead(row.id, row.due):
+                        raise _StillDead
+                    outcome = await self._call(taken)
+                    if outcome is not None:
+                        raise outcome
+                    handled = True
+        except BaseException as error:  # of the database, of the table's rules, or of the handler
+            ours = asyncio.current_task()
+            if isinstance(error, KeyboardInterrupt | GeneratorExit) or (
+                isinstance(error, asyncio.CancelledError) and (ours is None or ours.cancelling())
+            ):
+                told.cancel()
+                raise
+            if row is not None:
+                await self._not_fired(row, error, handled=handled)
+            elif not told.done():
+                told.set_exception(error)
+        else:
+            self._fired([] if row is None else [row.id])
+
+    async def _call(self, taken: Taken) -> Retry | Defer | Dead | None:
+        row = Row(taken.rows[0], self.watch.source.table, taken.connection, self._clock.now)
+        if taken.joined is None:
+            return await self.watch.call(row)
+        with joining(self._store, taken.joined):
+            return await self.watch.call(row)
+
+    # --- rows that do not fire
+
+    def _fired(self, identities: list[Any]) -> None:
+        self.stats.fired += len(identities)
+        self._resting.fired(identities)
+
+    async def _not_fired(self, row: DueRow, error: BaseException, *, handled: bool) -> None:
+        """Act on the end of a handler whose row is as it was, though it may have gone through."""
+        now = self._clock.now()
+        if isinstance(error, _StillDead):
+            self._resting.bury(row)
+        elif isinstance(error, Defer):
+            self._resting.put(row, self._resolved(error.due))
+        elif isinstance(error, Dead):
+            await self._give_up(row, self._resting.dead(row, error.why))
+        elif handled and isinstance(error, StoreUnavailable):  # the connection broke: that is not the row's fault
+            self._resting.put(row, now + self._clock.span(self._cap))
+            _log.warning("%s: row %s was not committed, and is tried again: %s", self.watch, text_of(row.id), error)
+        elif not (handled and isinstance(error, Raced)):
+            until = self._resolved(error.due) if isinstance(error, Retry) and error.due is not None else None
+            await self._failed([row], error, until)
+
+    def _resolved(self, due: Due) -> Millis:
+        now = self._clock.now()
+        return now + self._clock.span(due.millis) if isinstance(due, In) else due.resolve(now)
+
+    async def _failed(self, rows: Sequence[DueRow], error: BaseException, until: Millis | None = None) -> None:
+        """These, or one of these, cannot be fired."""
+        if len({row.id for row in rows}) > 1:
+            self._one_by_one = len(rows)
+            _log.info("%s: a page of %d failed, taking them one by one: %s", self.watch, len(rows), said(error))
+            return
+        row = rows[0]
+        self.stats.failed += 1
+        if self.watch.is_dead(row.id, row.due):
+            self._resting.bury(row)
+            return
+        dead = self._resting.failed(row, error, until)
+        if dead is not None:
+            await self._give_up(row, dead)
+
+    async def _give_up(self, row: DueRow, dead: DeadRow) -> None:
+        """Leave it alone for good, by the table's own columns where the source says how."""
+        left = True
+        if self.watch.source.dead is not None:
+            try:
+                if not await self._table.bury(row.id, now=self._clock.now()):
+                    return  # somebody else has it now, or it is due no longer
+                left = False
+                self._resting.fired([row.id])
+            except (StoreUnavailable, Raced):
+                self._resting.put(row, self._clock.now() + self._clock.span(self._cap))
+                return
+            except Exception as error:  # noqa: BLE001 - then it is left as it is
+                _log.error("%s: the changes of `dead` failed: %s", self.watch, said(error))
+        self.stats.dead += 1
+        if left:
+            self.watch.bury(dead)
+            self._resting.bury(row)
+        _log.error("%s: row %s is given up: %s", self.watch, text_of(row.id), dead.why)
+        self._hooks.call(self.watch.dead_hooks, dead)
+
+
+def _earlier(one: Millis | None, other: Millis | None) -> Millis | None:
+    return min((at for at in (one, other) if at is not None), default=None)
+
+
+def _resolve(asking: list[asyncio.Future[None]]) -> None:
+    for emptied in asking:
+        if not emptied.done():
+            emptied.set_result(None)

@@ -1,0 +1,351 @@
+"""A table that an app watches: its handler, how that is called, and the rows that were given up.
+
+The rows of one table that are left alone for now: those that failed, and those that their handler deferred.
+
+They are named in whatever is asked of the table, so that they hold up nobody. How often a row failed is known to this
+process alone: the table has no column for it, and a row that is due after a crash is simply due. A row that was given
+up is among them too: its due time may have changed since, so it is looked at once an hour, and stays given up while it
+has the same.
+
+The log says each thing once: that a row failed, that its policy is at an end, that it was given up. Where many rows
+fail, it says how many.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextvars
+import copy
+import inspect
+import logging
+from collections.abc import Callable, Collection
+from concurrent.futures import ThreadPoolExecutor
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+from msgspec import Struct
+
+from bide.core.errors import BadInput, DuplicateHandler, SetupError
+from bide.core.instants import Millis, as_datetime, duration_text
+from bide.core.names import error_text, text_of
+from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
+from bide.core.records import NewTask, Topic
+from bide.core.retry import RetryPolicy
+from bide.core.table_source import TableSource
+from bide.ports import Clock, DueRow, RowRefused
+
+HandlesRow = TypeVar("HandlesRow", bound=Callable[["Row"], Any])
+OnDead = TypeVar("OnDead", bound=Callable[["DeadRow"], Any])
+
+
+class DeadRow(Struct, frozen=True):
+    """A row that was given up: its handler said that it will never work, or it failed as often as the source allows."""
+
+    id: Any
+    due: Millis
+    """When it was due, in milliseconds since the epoch."""
+    tries: int
+    why: str
+    table: str
+
+
+class Row:
+    """A row that has come due, as it was before the changes. In an open transaction: what it awaits holds the row."""
+
+    __slots__ = ("_now", "_row", "connection", "table")
+
+    def __init__(self, row: DueRow, table: str, connection: Any, now: Callable[[], Millis]) -> None:
+        self._row = row
+        self._now = now
+        self.table = table
+        """The name of its table."""
+        self.connection = connection
+        """The driver's own, within the transaction that changes the row: what it does is committed with that."""
+
+    @property
+    def id(self) -> Any:
+        return self._row.id
+
+    @property
+    def due_at(self) -> datetime:
+        """When it was due (aware, UTC)."""
+        return as_datetime(self._row.due)
+
+    @property
+    def columns(self) -> dict[str, Any]:
+        """The columns that the source asks for, and the id."""
+        return dict(self._row.columns)
+
+    def __getitem__(self, column: str) -> Any:
+        return self._row.columns[column]
+
+    @property
+    def lateness(self) -> timedelta:
+        """How long after it was due it is now, by the database's clock."""
+        return timedelta(milliseconds=self._now() - self._row.due)
+
+    def __repr__(self) -> str:
+        return f"<Row {self.id!r} due_at={self.due_at.isoformat()}>"
+
+
+class Watch:
+    """A watched table, or many of one pattern. By itself it only makes the changes; `@watch.handler` adds a function; a
+    `topic`, a task.
+    """
+
+    def __init__(
+        self,
+        source: TableSource,
+        *,
+        concurrency: int,
+        retry: RetryPolicy,
+        timeout: Millis | None,
+        topic: Topic | None,
+        new_task: Callable[[DueRow, str], NewTask],
+    ) -> None:
+        self.source = source
+        self.name = source.table
+        """That of its table, or their pattern."""
+        self.concurrency = concurrency
+        self.retry = retry
+        self.timeout = timeout
+        self.topic = topic
+        self._new_task = new_task
+        self.heard: set[Callable[[], None]] = set()
+        """The loops of this process that watch it, for `look`."""
+        self.dead_hooks: list[Callable[[DeadRow], Any]] = []
+        self._dead: dict[Any, DeadRow] = {}
+        self._function: Callable[[Row], Any] | None = None
+        self._threads: ThreadPoolExecutor | None = None
+        self.parts = [self]
+        """One for each table, to which hooks and `look` are common."""
+        if len(source.tables) > 1:
+            self.parts = [copy.copy(self) for _ in source.tables]
+            for part, one in zip(self.parts, source.each(), strict=True):
+                part.source, part.parts, part._dead = one, [part], {}
+
+    def new_task(self, row: DueRow) -> NewTask:
+        """The task that a row becomes. Tables of one pattern may have the same ids."""
+        table = self.source.table
+        return self._new_task(row, str(row.id) if table == self.name else f"{table}/{row.id}")
+
+    def handler(self, function: HandlesRow) -> HandlesRow:
+        """Call `function` with each `Row` that fires, within the transaction of its changes: both, or neither.
+
+        A coroutine function runs on the worker's loop, a plain one in a thread. If it raises, the row is as it was, and
+        is tried again when the retry policy says; what else is due waits for it no longer. It may return or raise
+        `Retry`, `Defer` and `Dead`, as a task's handler; whatever else it returns but None counts as a failure. Raises
+        DuplicateHandler, SetupError.
+        """
+        if self._function is not None:
+            raise DuplicateHandler(f"{self} has a handler already")
+        if self.topic is not None:
+            raise SetupError(f"{self} hands its rows to {self.topic!r}: either a topic or a handler")
+        if not callable(function):
+            raise BadInput("handler", function, "a function that takes a Row")
+        called, threads = inspect.unwrap(function), None
+        if not inspect.iscoroutinefunction(called) and not inspect.iscoroutinefunction(
+            getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
+        ):
+            threads = ThreadPoolExecutor(self.concurrency, f"bide {self.name}")
+        for watch in (self, *self.parts):
+            watch._function, watch._threads = function, threads
+        return function
+
+    def on_dead(self, hook: OnDead) -> OnDead:
+        """Call this function (plain or coroutine) with each `DeadRow` of this table, in the process that gave it up."""
+        self.dead_hooks.append(hook)
+        return hook
+
+    @property
+    def dead(self) -> list[DeadRow]:
+        """The rows that this process has given up and left as they are: where the source has no `dead` changes."""
+        return [row for part in self.parts for row in part._dead.values()]
+
+    def redrive(self, identity: Any, *, table: str | None = None) -> bool:
+        """Try the row of this id again, which was given up; False: it was not. From any thread, as `look`.
+
+        `table`: that of many; without it, whichever has given up such a row.
+        """
+        found = [part.forget(identity) for part in self.parts if table in (None, part.source.table)]
+        self.look()
+        return any(found)
+
+    def bury(self, row: DeadRow) -> None:
+        self._dead[row.id] = row
+
+    def forget(self, identity: Any) -> bool:
+        return self._dead.pop(identity, None) is not None
+
+    def is_dead(self, identity: Any, due: Millis | None = None) -> bool:
+        """True if it was given up; with `due`, as a row that was due then."""
+        row = self._dead.get(identity)
+        return row is not None and (due is None or row.due == due)
+
+    @property
+    def handled(self) -> bool:
+        """True if a function is called for each row; else they are taken by the page."""
+        return self._function is not None
+
+    @property
+    def in_threads(self) -> bool:
+        """True if its function runs in a thread, which nobody can end."""
+        return self._threads is not None
+
+    def look(self) -> None:
+        """Look at the table now: this process has just written an earlier row, and committed. From any thread.
+
+        Costs nothing where no worker of this process watches it; without it the row is seen `look_every` later at most.
+        """
+        for heard in tuple(self.heard):
+            heard()
+
+    async def call(self, row: Row) -> Retry | Defer | Dead | None:
+        """Let the handler have it, and say what it wants other than that the row is published. What it raises comes
+        out; so does TypeError for an answer that means nothing here.
+        """
+        assert self._function is not None
+        result: Any
+        try:
+            if self._threads is None:
+                async with asyncio.timeout(None if self.timeout is None else self.timeout / 1000):
+                    result = await self._function(row)
+            else:
+                result = await self._in_thread(self._threads, self._function, row)
+        except Outcome as outcome:
+            result = outcome
+        if result is None or (isinstance(result, Done) and result.again is None):
+            return None
+        if isinstance(result, Retry | Defer | Dead):
+            return result
+        if inspect.iscoroutine(result):
+            result.close()
+        raise TypeError(
+            f"the handler answered {text_of(result, 80)}, so the row is not fired: return None, or Retry(...), "
+            "Defer(...) or Dead(...)"
+        )
+
+    async def _in_thread(self, threads: ThreadPoolExecutor, function: Callable[[Row], Any], row: Row) -> Any:
+        """Run it in a thread. That cannot be stopped, and it has the connection: its end is waited for in any case."""
+        context = contextvars.copy_context()
+        running = asyncio.get_running_loop().run_in_executor(threads, context.run, _called, function, row)
+        cancelled: asyncio.CancelledError | None = None
+        while not running.done():
+            try:
+                await asyncio.wait([running])
+            except asyncio.CancelledError as error:
+                cancelled = error
+        if cancelled is not None:
+            running.exception()
+            raise cancelled
+        return running.result()
+
+    def __repr__(self) -> str:
+        return f"<Watch {self.source.table}>"
+
+
+def _called(function: Callable[[Row], Any], row: Row) -> Any:
+    try:
+        return function(row)
+    except StopIteration as error:  # no future takes that one: its end would never be seen
+        raise RuntimeError("the handler raised StopIteration") from error
+
+
+_log = logging.getLogger("bide.table")
+LAST_PAUSE: Millis = 3_600_000
+"""How long a row rests that its policy has given up: it is due still, and nobody else would look at it."""
+_LOUD = 20
+"""Rows at rest of which each is named in the log; beyond that, each power of ten."""
+
+
+class _Rest(Struct):
+    row: DueRow
+    failures: int
+    until: Millis
+    pause: Millis
+    dead: bool = False
+
+
+class Resting:
+    """Those of one loop. What is asked of it costs O(rows at rest)."""
+
+    def __init__(self, watch: Watch, clock: Clock) -> None:
+        self.clock = clock
+        self._watch = watch
+        self._rests: dict[Any, _Rest] = {}
+
+    def at(self, now: Millis) -> tuple[list[Any], Millis | None]:
+        """The rows that rest at `now`, and when the first of them is tried again."""
+        dead = self._watch.is_dead
+        resting = [
+            (rest.until, identity)
+            for identity, rest in self._rests.items()
+            if rest.until > now and (not rest.dead or dead(identity))
+        ]
+        return [identity for _, identity in resting], min((until for until, _ in resting), default=None)
+
+    def fired(self, identities: Collection[Any]) -> None:
+        for identity in identities:
+            self._rests.pop(identity, None)
+            self._watch.forget(identity)
+
+    def forget(self, now: Millis) -> None:
+        """Nothing is due: what has rested was moved, called off, or fired elsewhere."""
+        self._rests = {one: rest for one, rest in self._rests.items() if rest.until > now}
+
+    def check(self, row: DueRow) -> None:
+        """Raises SetupError for a row that was to be left out, and was not."""
+        rest = self._rests.get(row.id)
+        if rest is not None and rest.until > self.clock.now() and (not rest.dead or self._watch.is_dead(row.id)):
+            raise SetupError(f"row {text_of(row.id)} cannot be left out: its id is not found by its value")
+
+    def put(self, row: DueRow, until: Millis) -> None:
+        """Let it rest, counting nothing."""
+        before = self._rests.get(row.id)
+        failures, pause = (0, 0) if before is None else (before.failures, before.pause)
+        self._rests[row.id] = _Rest(row, failures, until, pause)
+
+    def bury(self, row: DueRow) -> None:
+        """It was given up: for as long as it is due at the same time."""
+        until = self.clock.now() + self.clock.span(LAST_PAUSE)
+        self._rests[row.id] = _Rest(row, 0, until, LAST_PAUSE, dead=True)
+
+    def dead(self, row: DueRow, why: str) -> DeadRow:
+        before = self._rests.get(row.id)
+        failures = 1 if before is None else before.failures + 1
+        return DeadRow(row.id, row.due, failures, text_of(why), self._watch.source.table)
+
+    def failed(self, row: DueRow, error: BaseException, until: Millis | None) -> DeadRow | None:
+        """It failed once more, and rests until then, or as the policy says; what it is now if that was the last try."""
+        source, now = self._watch.source, self.clock.now()
+        before = self._rests.get(row.id)
+        failures = 1 if before is None or before.row.due != row.due else before.failures + 1
+        if source.tries is not None and failures >= source.tries:
+            return DeadRow(row.id, row.due, failures, said(error), source.table)
+        pause = self._watch.retry.delay(failures)
+        ended = pause is None and until is None
+        if pause is None:
+            pause = max(LAST_PAUSE, before.pause if before is not None else 0)
+        until = now + self.clock.span(pause) if until is None else max(until, now)
+        first_end = ended and (before is None or before.pause < LAST_PAUSE)
+        self._rests[row.id] = _Rest(row, failures, until, pause)
+        if failures == 1 or first_end:
+            self._say(
+                f"row {text_of(row.id)} failed{'' if failures == 1 else f' {failures} times'}, and is as it was; again "
+                f"in {duration_text(until - now)}{', and so on' if first_end else ''}: {said(error)}",
+                error if failures == 1 and not isinstance(error, RowRefused) else None,
+            )
+        return None
+
+    def _say(self, text: str, error: BaseException | None) -> None:
+        count = len(self._rests)
+        if count <= _LOUD:
+            _log.warning("%s: %s", self._watch, text, exc_info=error)
+        elif str(count).strip("0") == "1":
+            _log.error("%s: %d rows fail and rest; the last: %s", self._watch, count, text)
+        else:
+            _log.debug("%s: %s", self._watch, text)
+
+
+def said(error: BaseException) -> str:
+    return text_of(error) if isinstance(error, RowRefused) else error_text(error)

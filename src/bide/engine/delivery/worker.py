@@ -1,0 +1,390 @@
+"""A worker: sleeps until the smallest wake that concerns it, leases what is due, delivers it, settles it.
+
+It asks for as much as it can start now, and holds nothing else (P7); for the loop see `leasing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import socket
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
+from functools import partial
+from typing import Self
+
+from msgspec import Struct
+
+from bide.core import lifecycle
+from bide.core.events import EventKind
+from bide.core.instants import Millis
+from bide.core.names import new_id
+from bide.core.outcomes import Outcome, Retry
+from bide.core.records import Record, Settlement, Topic, Verdict
+from bide.engine.background import Hooks, begin
+from bide.engine.client import Client
+from bide.engine.delivery.executor import Delivery, Lanes, wants
+from bide.engine.delivery.lease_extender import Keeper
+from bide.engine.delivery.lease_loop import LeaseLoop
+from bide.engine.delivery.settlement import given_back, settlement
+from bide.engine.delivery.settler import Settler
+from bide.engine.delivery.tables import TableLoop
+from bide.engine.registry import settings_of
+from bide.ports import Listening, Notifies, Route
+
+_log = logging.getLogger("bide.worker")
+_STOPPED = "the worker has stopped, and what waits goes on waiting"
+_FLOOD = 32
+"""So many deliveries of a topic at once, with more to come, are a flood."""
+
+Observer = Callable[[Record, Settlement], None]
+"""Called for every outcome that the store accepted."""
+
+
+class Stats(Struct):
+    """The counts of a worker."""
+
+    leased: int = 0
+    delivered: int = 0
+    done: int = 0
+    retried: int = 0
+    deferred: int = 0
+    dead: int = 0
+    lost: int = 0
+    """Leases that were gone before their outcome: refused at settle or extend."""
+
+
+class Worker(LeaseLoop):
+    """Works on `routes` until stopped. Use it as `async with`, or `start` and `stop`."""
+
+    _log = _log
+
+    def __init__(
+        self,
+        client: Client,
+        routes: Mapping[Topic, Route],
+        *,
+        observe: Observer | None = None,
+        name: str | None = None,
+        tables: Sequence[TableLoop] = (),
+    ) -> None:
+        self._routes = routes
+        for instrument in client.instruments:
+            routes = {topic: instrument.route(route) for topic, route in routes.items()}
+        self._lanes = {
+            topic: Lanes(route, self._ended, self._freed, self._time_out, self._hand_back)
+            for topic, route in routes.items()
+        }
+        super().__init__(client, of=self._lanes)
+        self.holder = name or f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"
+        self.stats = Stats()
+        self.tables = tables
+        self._instruments = client.instruments
+        self._observers = [one.observe for one in self._instruments] + ([] if observe is None else [observe])
+        self._settler = Settler(self.store, self.clock, self._told, self._has_backlog)
+        self._keeper = Keeper(
+            self.store, self.clock, self.terms.lease, self.holder, self._lanes, self._held, self._lose
+        )
+        self._listening: Listening | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._hooks = Hooks()
+        self._flood = False
+        self._emptied: list[asyncio.Future[None]] = []
+        """Those that wait until there is nothing left."""
+        self._short = False
+        """True where the worker's slots, not a topic's own, limit how much of what may be due is leased."""
+        self._rotation = 0
+        """By how many topics the first of those that are asked for has moved on."""
+
+    # --- start and stop
+
+    async def __aenter__(self) -> Self:
+        await self.start()
+        return self
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self.stop()
+
+    async def start(self) -> None:
+        """Subscribe, then begin to lease. Raises SetupError for a table that cannot be watched."""
+        for table in self.tables:
+            await table.start()
+        if isinstance(self.store, Notifies):
+            self._listening = await self.store.listen(list(self._lanes), self._heard)
+        if self._lanes:
+            self._start_leasing()
+        keeper = self._keeper
+        self._tasks.append(begin(keeper.extend_for_ever(), "keeper"))
+        self._tasks.append(begin(keeper.purge_for_ever(), "purge"))
+        self._tasks.append(begin(keeper.announce_for_ever(), "presence"))
+        if self._lanes:
+            self._announce([settings_of(route, self.terms) for route in self._routes.values()])
+        for instrument in self._instruments:
+            instrument.working(self.wakes)
+            for table in self.tables:
+                instrument.watching(table.watch.name, table.stats)
+
+    async def stop(self, *, grace: Millis | None = None) -> None:
+        """Drain: lease no more, give back what no handler has seen, let the running end, cancel them after `grace`.
+
+        A handler that had to be cancelled counts nothing against its task.
+        """
+        if self._stopping:
+            return
+        await self._stop_leasing()
+        if self._listening is not None:
+            await self._listening.close()
+        for lanes in self._lanes.values():
+            self._hand_back(lanes.take_unstarted())
+        ends = (self.terms.grace if grace is None else grace) / 1000
+        tables = (table.stop(ends) for table in self.tables)
+        await asyncio.gather(*tables, *(lanes.idle(ends) for lanes in self._lanes.values()))
+        await asyncio.gather(*(lanes.close() for lanes in self._lanes.values()))
+        await self._settler.drain()
+        for emptied in self._emptied:
+            if not emptied.done():
+                emptied.set_exception(RuntimeError(_STOPPED))
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, self._hooks.ended(), return_exceptions=True)
+        await self._keeper.leave()
+
+    async def until_empty(self) -> None:
+        """Wait until nothing of this worker's topics and tables is waiting or leased any more, by anybody.
+
+        What another worker holds is seen to be over when it is looked at again: at most the longest sleep later. Raises
+        RuntimeError if the worker stops before.
+        """
+        fired = -1
+        while fired != self._rows_fired:
+            await asyncio.gather(*(table.until_empty() for table in self.tables))
+            fired = self._rows_fired  # a task may write a row, and a row schedule a task
+            await self._until_no_task()
+
+    @property
+    def _rows_fired(self) -> int:
+        return sum(table.stats.fired for table in self.tables)
+
+    async def _until_no_task(self) -> None:
+        if self._stopping:
+            raise RuntimeError(_STOPPED)
+        if not self._lanes:
+            return
+        emptied = asyncio.get_running_loop().create_future()
+        self._emptied.append(emptied)
+        self._waker.kick()
+        try:
+            await emptied
+        finally:
+            self._emptied.remove(emptied)
+
+    async def run_once(self) -> tuple[int, Millis | None]:
+        """Instead of `start`: one round of lease, deliver and settle; how many were leased, and the next wake.
+
+        For tests that move the clock themselves. The wake counts only when nothing was leased: a handler may have
+        scheduled something earlier.
+        """
+        await self.held_back.first()
+        before = self.stats.leased
+        wake = await self._deliver(self._wanted())
+        await asyncio.gather(*(lanes.idle(None) for lanes in self._lanes.values()))
+        await self._settler.drain()
+        await self._hooks.ended()
+        return self.stats.leased - before, wake
+
+    # --- lease
+
+    def _wants(self) -> object:
+        return self._wanted() or self._emptied
+
+    async def _turn(self) -> Millis | None:
+        await self._keeper.catch_up(self._settler)
+        return await self._deliver(self._wanted())
+
+    def _wanted(self) -> dict[Topic, int]:
+        """How many of each topic can be started now. What is paused is not asked for: not even when it is due."""
+        held = self.held_back.topics
+        asked = {t: n for t, n in wants(self._lanes, self.terms.concurrency, self._rotation).items() if t not in held}
+        self._short = any(
+            (lane.hungry or not asked) and lane.free > asked.get(topic, 0) and topic not in held
+            for topic, lane in self._lanes.items()
+        )
+        return asked
+
+    async def _deliver(self, asked: Mapping[Topic, int]) -> Millis | None:
+        """Lease and start what is due; the next wake of the topics that still have room."""
+        expires = asyncio.get_running_loop().time() + self.terms.lease / 1000
+        # only a lease that was sent after the question, and while nothing ran here, can answer it
+        asking = list(self._emptied) if self._emptied and self._idle else ()
+        leased = await self._lease(asked, self.terms.lease, self.holder)
+        self._rotation += sum(map(bool, asked.values()))
+        self.stats.leased += len(leased.tasks)
+        self._flood = False
+        by_topic = defaultdict[Topic, list[Delivery]](list)
+        for record in leased.tasks:
+            by_topic[record.topic].append(Delivery(record, self, expires, leased.now))
+        for topic, deliveries in by_topic.items():
+            self._history.began(topic, [one.record.planned_at for one in deliveries], leased.now)
+        for topic, count in asked.items():
+            lanes, deliveries = self._lanes[topic], by_topic.get(topic, [])
+            fit = [delivery for delivery in deliveries if self._fit(delivery, lanes.route, leased.now)]
+            if count or deliveries:
+                lanes.hungry = len(deliveries) >= count
+            self._flood |= lanes.hungry and count >= _FLOOD
+            lanes.start(fit)
+        more = self._wanted() if any(lanes.hungry and lanes.free for lanes in self._lanes.values()) else {}
+        if any(count and self._lanes[topic].hungry for topic, count in more.items()):
+            self._waker.kick()  # it got all that it was lent, or some were unfit, and there may be more
+        elif asking and leased.next_wake is None and not leased.tasks and self._idle and await self._holds_nothing():
+            for emptied in asking:
+                if not emptied.done():
+                    emptied.set_result(None)
+        return leased.wake
+
+    @property
+    def _idle(self) -> bool:
+        return not any(lanes.occupied for lanes in self._lanes.values())
+
+    async def _holds_nothing(self) -> bool:
+        """True if no task of the paused topics waits, which no lease asks for."""
+        held, now = {topic: 0 for topic in self.held_back.topics if topic in self._lanes}, self.clock.now()
+        return not held or (await self.store.lease(held, now=now, until=now, holder=self.holder)).next_wake is None
+
+    def _fit(self, delivery: Delivery, route: Route, now: Millis) -> bool:
+        refused = self._refusal(delivery.record, route, now, self.holder)
+        if refused is None:
+            return True
+        delivery.over = True
+        self._settler.put(delivery, refused)
+        return False
+
+    def _heard(self, topic: Topic, wake: Millis) -> None:
+        lanes = self._lanes.get(topic)
+        if lanes is not None and lanes.free > 0:
+            self._hear(topic, wake)
+        elif lanes is not None and topic not in self.held_back.topics:
+            lanes.hungry = True
+
+    def _freed(self, lanes: Lanes) -> None:
+        """A slot is free: lease again if there may be something for it."""
+        if lanes.hungry or self._short or self._emptied:
+            self._waker.kick()
+
+    def _has_backlog(self) -> bool:
+        """True while deliveries come by the dozen and more of them wait: then outcomes may gather for a moment."""
+        return self._flood and not self._stopping
+
+    def _held(self) -> list[Delivery]:
+        return [held for lanes in self._lanes.values() for held in (*lanes.running, *lanes.queue)]
+
+    # --- settle
+
+    def _ended(self, delivery: Delivery, ended: Outcome | BaseException | None) -> None:
+        """A handler has ended, and its outcome still counts."""
+        record = delivery.record
+        self.stats.delivered += 1
+        if ended is not None:
+            cancelled = isinstance(ended, asyncio.CancelledError)
+            if isinstance(ended, KeyboardInterrupt) or (cancelled and self._stopping):
+                self._settler.put(delivery, given_back(delivery.record))
+                return
+            if cancelled:
+                ended = Retry("the handler was cancelled")
+            elif not isinstance(ended, Outcome) and record.failures == 0:
+                _log.warning("%s/%s failed for the first time", record.topic, record.key, exc_info=ended)
+        route, keep = self._lanes[record.topic].route, self.terms.retention_of(record.topic)
+        try:
+            told = settlement(record, ended, route, keep, self.clock, traces=self.terms.traces)
+        except Exception as defect:  # noqa: BLE001 - an outcome of the handler's own making, without what ours have
+            _log.warning("%s/%s: %r is no outcome that can be kept", record.topic, record.key, type(ended))
+            told = settlement(record, defect, route, keep, self.clock)
+        self._settler.put(delivery, told)
+
+    def completed(self, delivery: Delivery) -> None:
+        """See `lanes.Holder`."""
+        delivery.over = True
+        self.stats.delivered += 1
+        record = delivery.record
+        self._told(delivery, Settlement(record.topic, record.key, record.token, Verdict.DONE), True)
+
+    def _time_out(self, delivery: Delivery) -> None:
+        """Settle the failure now. What the handler still does is discarded; its slot is freed when it ends."""
+        if delivery.over or delivery.lane is None:
+            return
+        limit = (self._lanes[delivery.topic].route.timeout or 0) / 1000
+        self._ended(delivery, TimeoutError(f"no outcome within {limit:g} s"))
+        delivery.over = True
+        delivery.lane.cancel()
+
+    def _lose(self, delivery: Delivery, why: str) -> None:
+        _log.warning("%s/%s: %s", delivery.topic, delivery.key, why)
+        self.stats.lost += 1
+        delivery.over = True
+        if delivery.lane is not None:
+            delivery.lane.cancel()
+
+    def _told(self, delivery: Delivery, told: Settlement, accepted: bool) -> None:
+        """The store has the outcome, or has refused it."""
+        record = delivery.record
+        if not accepted:
+            self.stats.lost += 1
+            _log.info("%s/%s: outcome refused, the lease was gone", record.topic, record.key)
+            return
+        verdict = told.verdict
+        self._history.ended(record.topic, verdict)
+        if verdict is Verdict.DONE:
+            self.stats.done += 1
+        elif verdict is Verdict.RETRY:
+            self.stats.retried += 1
+            _log.warning("%s/%s, attempt %d, failed: %s", record.topic, record.key, record.attempt, told.why)
+            self._note(EventKind.RETRY, record, told.why, self.holder, told.wake)
+        elif verdict is Verdict.DEFER:
+            self.stats.deferred += 1
+        else:
+            self.stats.dead += 1
+            _log.error("%s/%s, attempt %d, is dead: %s", record.topic, record.key, record.attempt, told.why)
+            self._note(EventKind.DEAD, record, told.why, self.holder)
+            task = delivery.now_as(lifecycle.settle(told, record, self.clock.now(), record.token))
+            self._hooks.call(self._lanes[record.topic].route.on_dead, task)
+        for observe in self._observers:
+            observe(record, told)
+        if self._emptied:
+            self._waker.kick()
+
+    def _hand_back(self, deliveries: Iterable[Delivery]) -> None:
+        """No handler has seen them, so they count for nothing."""
+        for delivery in deliveries:
+            delivery.over = True
+            self._settler.put(delivery, given_back(delivery.record))
+
+
+class AppWorker:
+    """A worker with its client: opens that if it is not open, and lends itself as the running `Worker`."""
+
+    def __init__(
+        self,
+        client: Client,
+        routes: Mapping[Topic, Route],
+        *,
+        tables: Callable[[], Sequence[TableLoop]],
+        observe: Observer | None,
+        name: str | None,
+    ) -> None:
+        self._client = client
+        self._make = partial(Worker, client, dict(routes), observe=observe, name=name)
+        self._tables = tables
+        self._entered: AsyncExitStack
+
+    async def __aenter__(self) -> Worker:
+        async with AsyncExitStack() as entered:
+            await entered.enter_async_context(self._client)
+            worker = self._make(tables=self._tables())
+            entered.push_async_callback(worker.stop)  # also of what has started before something else could not
+            await worker.start()
+            self._entered = entered.pop_all()
+        return worker
+
+    async def __aexit__(self, *exc_info: object) -> None:
+        await self._entered.aclose()

@@ -1,0 +1,274 @@
+"""The known life of one task: its deliveries, its changes, and who else was to be delivered at its time.
+
+Three sources tell it: the task's record as it is, the log of what was out of the ordinary, and the history by the
+minute. The log is capped, and knows neither of deliveries that went well nor of those that were deferred; so a story
+may have gaps, and says which deliveries are missing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from enum import StrEnum
+from itertools import pairwise, takewhile
+
+from msgspec import Struct
+from msgspec.structs import replace
+
+from bide.core.events import Event, EventKind
+from bide.core.instants import Millis
+from bide.core.names import error_parts
+from bide.core.records import Record, Ref, State, Topic
+from bide.engine.client import Client
+from bide.engine.delivery.settlement import UNDELIVERED
+from bide.engine.history import MINUTE, Past, rows_between
+from bide.ports import Clock, Served, Store
+
+_MOST_EVENTS = 500
+_MOST_MINUTES = 60
+_SLACK: Millis = 1_000
+"""The log reckons when the next delivery is to be from when it hears of the last one, a little after the store did so:
+one that seems to begin before its time began at its time."""
+_MOVES = frozenset({"reschedule", "fire_now", "shift"})
+
+
+class Ended(StrEnum):
+    """How a delivery ended, or that it has not."""
+
+    RUNNING = "running"
+    DONE = "done"
+    RETRY = "retry"
+    DEAD = "dead"
+    LOST = "lost"
+    """The lease ended unsettled: its worker died or hung."""
+    CANCELLED = "cancelled"
+
+
+class Attempt(Struct, frozen=True, kw_only=True):
+    """One delivery. What the log does not tell is None."""
+
+    number: int
+    how: Ended
+    planned: Millis | None = None
+    """The time that it was to begin at."""
+    began: Millis | None = None
+    ended: Millis | None = None
+    who: str | None = None
+    """The worker."""
+    error: str = ""
+    again_at: Millis | None = None
+    """When the next one was to follow."""
+
+    @property
+    def undelivered(self) -> bool:
+        """True where a worker declared the task dead on leasing it: no handler was called."""
+        return self.how is Ended.DEAD and self.error.startswith(UNDELIVERED)
+
+    @property
+    def late(self) -> Millis | None:
+        """How long after its time it began."""
+        if self.undelivered:
+            return None
+        return None if self.planned is None or self.began is None else max(0, self.began - self.planned)
+
+    @property
+    def took(self) -> Millis | None:
+        return None if self.ended is None or self.began is None else max(0, self.ended - self.began)
+
+
+class Changed(Struct, frozen=True, kw_only=True):
+    """A change that somebody made."""
+
+    at: Millis
+    who: str | None
+    verb: str
+    answer: str
+    was: Millis | None
+    """When it was to wake before, and after it; None: it was over."""
+    wake_at: Millis | None
+    earlier: bool
+    """It ended a life before this one."""
+
+
+class Crowd(Struct, frozen=True, kw_only=True):
+    """The other deliveries of the topic at that time, as the history by the minute has them."""
+
+    planned_at: Millis
+    """The minute for which the task was planned, and the one in which it began."""
+    began_at: Millis
+    planned: int
+    """Deliveries that were planned for the first minute and have begun, this one among them."""
+    begun: int
+    """Deliveries that began in the second."""
+    half: Millis | None
+    """How late half of these were at most; and 99 of 100."""
+    most: Millis | None
+    idle: tuple[Millis, Millis] | None
+    """Between the two: a time of two minutes or more in which none of the topic began."""
+
+
+class Story(Struct, frozen=True, kw_only=True):
+    """One task."""
+
+    record: Record
+    attempts: Sequence[Attempt]
+    """Of this life, the oldest first."""
+    missing: Sequence[int]
+    """Deliveries of this life of which nothing is known."""
+    changes: Sequence[Changed]
+    """Of all lives that the log remembers, the newest first."""
+    earlier: Sequence[Attempt]
+    """Failed deliveries of lives before this one."""
+    crowd: Crowd | None = None
+
+    @property
+    def last(self) -> Attempt | None:
+        """The delivery that runs, or the last that began."""
+        return self.attempts[-1] if self.attempts else None
+
+    @property
+    def first_due(self) -> Millis:
+        """When it was first to be delivered, before anybody moved it."""
+        for change in reversed(self.changes):
+            if not change.earlier and change.verb in _MOVES and change.was is not None:
+                return change.was
+        return max(self.record.due_at, self.record.created_at)
+
+    @property
+    def moved(self) -> int:
+        """How often somebody moved it in this life, as far as the log tells."""
+        return sum(not change.earlier and change.verb in _MOVES for change in self.changes)
+
+
+async def story(client: Client, topic: str, key: str) -> Story | None:
+    """All that is known of a task; None: it was never there, or is over and forgotten. Three store calls at most.
+
+    Raises StoreError, BadInput.
+    """
+    [found], events = await asyncio.gather(
+        client.get_many([Ref(topic, key)]), client.events(topic, key, limit=_MOST_EVENTS)
+    )
+    if found is None:
+        return None
+    told = story_of(found.record, events)
+    last = told.last
+    if last is None or last.planned is None or last.began is None or isinstance(client.store, Served):
+        return told  # a service, which tells no history, is in between
+    return replace(told, crowd=await crowd_of(client.store, client.clock, topic, last.planned, last.began))
+
+
+def story_of(record: Record, events: Sequence[Event]) -> Story:
+    """The story as a record and its events (newest first) tell it. Pure; O(events)."""
+    ours = [event for event in reversed(events) if event.id == record.id]
+    attempts = _deliveries(ours, _first_plan(record, ours))
+    last = _last_of(record, attempts)
+    if last is not None:
+        attempts = [one for one in attempts if one.number != last.number] + [last]
+    known = {one.number for one in attempts}
+    return Story(
+        record=record,
+        attempts=attempts,
+        missing=[number for number in range(1, record.attempt + 1) if number not in known],
+        changes=[_change(event, record) for event in events if event.kind is EventKind.CHANGE],
+        earlier=_deliveries([event for event in reversed(events) if event.id != record.id], None),
+    )
+
+
+def _change(event: Event, record: Record) -> Changed:
+    verb, _, answer = event.what.partition(": ")
+    return Changed(
+        at=event.at, who=event.who, verb=verb, answer=answer, was=event.was, wake_at=event.wake_at,
+        earlier=event.id != record.id,
+    )  # fmt: skip
+
+
+def _first_plan(record: Record, events: Sequence[Event]) -> Millis | None:
+    """When the first delivery was planned for, if nothing but moves came before it; `events` are of this life."""
+    changes = (event for event in events if event.kind is EventKind.CHANGE)
+    moves = [event for event in changes if event.what.partition(": ")[0] in _MOVES]
+    if not moves:
+        return max(record.due_at, record.created_at)
+    before = takewhile(lambda event: event.kind is EventKind.CHANGE, events)
+    return moves[0].was if moves[0] in before else None
+
+
+def _deliveries(events: Iterable[Event], plan: Millis | None) -> list[Attempt]:
+    """The deliveries that the log knows of, the oldest first; the first is planned for `plan`."""
+    found: list[Attempt] = []
+    for event in events:
+        if event.kind is EventKind.CHANGE:
+            plan = event.wake_at if event.wake_at is not None else plan
+        elif event.kind is EventKind.LOSS:
+            # it is found by the holder of the next lease, whose attempt this is
+            found.append(Attempt(number=max(1, event.attempt - 1), how=Ended.LOST, planned=plan, ended=event.at))
+        else:
+            how = Ended.RETRY if event.kind is EventKind.RETRY else Ended.DEAD
+            found.append(
+                Attempt(
+                    number=event.attempt, how=how, planned=_planned(plan, event.was), began=event.was,
+                    ended=event.at, who=event.who, error=event.what, again_at=event.wake_at,
+                )
+            )  # fmt: skip
+            plan = event.wake_at
+    return found
+
+
+def _planned(plan: Millis | None, began: Millis | None) -> Millis | None:
+    """The time for which a delivery was planned that began then, as far as known."""
+    if plan is None or began is None or plan > began + _SLACK:
+        return None
+    return min(plan, began)
+
+
+def _last_of(record: Record, attempts: Sequence[Attempt]) -> Attempt | None:
+    """The delivery that the record itself tells of; None: it is or was not held."""
+    if record.holder is None:
+        return None
+    how = {
+        State.LEASED: Ended.RUNNING,
+        State.DONE: Ended.DONE,
+        State.DEAD: Ended.DEAD,
+        State.CANCELLED: Ended.CANCELLED,
+    }.get(record.state)
+    if how is None:
+        return None
+    failed = how is Ended.DEAD
+    logged = next((one for one in attempts if one.number == record.attempt), None)
+    return Attempt(
+        number=record.attempt, how=how, planned=record.planned_at or None, began=record.started_at,
+        ended=record.finished_at, who=record.holder if logged is None or logged.who is None else logged.who,
+        error=error_parts(record.error)[0] if failed else "",
+    )  # fmt: skip
+
+
+async def crowd_of(store: Store, clock: Clock, topic: Topic, planned: Millis, began: Millis) -> Crowd | None:
+    """The crowd from `planned` to `began`, as the history has it; None: it has nothing.
+
+    Of a longer time than an hour its first hour and its last minute are looked at. Raises StoreError.
+    """
+    first, last = planned // MINUTE, began // MINUTE
+    upto = min(last, first + _MOST_MINUTES)
+    rows = await rows_between(store, clock, first, upto)
+    if upto < last:
+        rows |= await rows_between(store, clock, last, last)
+    past = rows[last].topics.get(topic) if last in rows else None
+    if past is None:
+        return None
+    of_topic = {minute: row.topics.get(topic) or Past() for minute, row in rows.items()}
+    return Crowd(
+        planned_at=first * MINUTE,
+        began_at=last * MINUTE,
+        planned=sum(one.planned.get(first, 0) for one in of_topic.values()),
+        begun=past.begun,
+        half=past.lateness(0.5),
+        most=past.lateness(0.99),
+        idle=_idle([minute for minute, one in of_topic.items() if one.begun and minute <= upto], first, upto),
+    )
+
+
+def _idle(begun: Iterable[int], first: int, last: int) -> tuple[Millis, Millis] | None:
+    """The longest time without a delivery, in whole minutes, after `first` and before `last`; two minutes or more."""
+    edges = sorted({first, last, *begun})
+    gaps = [(after - before - 1, before + 1, after) for before, after in pairwise(edges)]
+    length, start, end = max(gaps, default=(0, 0, 0))
+    return (start * MINUTE, end * MINUTE) if length >= 2 else None

@@ -1,0 +1,574 @@
+"""Calls to MySQL or MariaDB, each on the connection for its kind; see `sql.journaled_connection`.
+
+Where the primary is away a replica answers what is read, which may be behind.
+
+Store URLs of MySQL and MariaDB, and what of them is bide's own.
+
+    mysql://[user[:password]@]host[:port][,host:port...]/database        mariadb:// is the same
+
+`?prefix=bide_` (the default) is what the names of the tables begin with, `?schema=` another database on the same server
+that they are in. Of several hosts the first that may be written to is taken. `ssl_mode` is one of "disabled" (the
+default), "required", "verify_ca" and "verify_identity", with `ssl_ca`, `ssl_cert` and `ssl_key`; `socket` is the path
+of a Unix socket instead of a host.
+
+A connection to MySQL or MariaDB: made, set up for our statements, asked, and what its errors mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import ssl
+import struct
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, NamedTuple
+from urllib.parse import parse_qsl, unquote
+
+import asyncmy
+import msgspec
+from asyncmy.errors import MySQLError
+from msgspec import Struct
+
+from bide.core.errors import BadInput, StoreCorrupt, StoreMismatch, StoreUnavailable
+from bide.core.instants import Millis
+from bide.core.records import Topic
+from bide.stores.mysql.queries import THERE, Code, Names, Quote, listed, queries_of, quoted, tuples
+from bide.stores.sql.dialect import OURS, Again, Dialect, Fewer, Locked, Lost, Meanings, NotSent, Shut, Taken
+from bide.stores.sql.journaled_connection import JournaledConnection, NumberedCall
+from bide.stores.urls import parts_of, unreached
+
+SCHEMES = ("mysql", "mariadb")
+PREFIX = "bide_"
+PORT = 3306
+_ACCEPTED = '"mysql://user:password@host:3306/database", with options such as "?prefix=shop_"'
+_OPTIONS = ("prefix", "schema", "socket", "ssl_ca", "ssl_cert", "ssl_key", "ssl_mode")
+_MODES = ("disabled", "required", "verify_ca", "verify_identity")
+_DATABASE = re.compile(r"[A-Za-z0-9_$-]{1,64}")
+_PREFIX = re.compile(r"[a-z_][a-z0-9_]{0,39}")
+
+
+class Address(Struct, frozen=True, kw_only=True):
+    """The parts of a URL."""
+
+    hosts: tuple[tuple[str, int], ...]
+    user: str
+    password: str
+    database: str
+    """The database that the connection names; empty if the URL does not."""
+    schema: str
+    """The database that the tables are in."""
+    prefix: str = PREFIX
+    socket: str = ""
+    options: Mapping[str, str] = {}
+    """Those of TLS."""
+    shown: str = ""
+    """Without what is secret."""
+
+    def tls(self) -> Any:
+        """How the connection is to be encrypted; None: not at all. Raises BadInput for files that are of no use."""
+        mode = self.options.get("ssl_mode", "required" if "ssl_ca" in self.options else "disabled")
+        if mode == "disabled":
+            return None
+        checks = mode in ("verify_ca", "verify_identity") or "ssl_ca" in self.options
+        try:
+            context = ssl.create_default_context(cafile=self.options.get("ssl_ca"))
+            context.check_hostname = mode == "verify_identity"
+            context.verify_mode = ssl.CERT_REQUIRED if checks else ssl.CERT_NONE
+            if "ssl_cert" in self.options:
+                context.load_cert_chain(self.options["ssl_cert"], self.options.get("ssl_key"))
+        except OSError as error:
+            files = {name: value for name, value in self.options.items() if name != "ssl_mode"}
+            raise BadInput("ssl_ca", files, f"files of certificates that can be read ({error})") from None
+        return context
+
+
+def address_of(url: str) -> Address:
+    """Read a URL. Raises BadInput that names what is wrong, and never shows a password."""
+    parts = parts_of(url, _ACCEPTED, schemes=SCHEMES)
+    given: dict[str, str] = {}
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name not in _OPTIONS:
+            raise BadInput("store", f"?{name}=", f"one of {', '.join(_OPTIONS)}")
+        given[name] = value
+    database = unquote(parts.path.removeprefix("/"))
+    prefix, schema = given.pop("prefix", PREFIX), given.pop("schema", database)
+    socket = given.pop("socket", "")
+    if not _PREFIX.fullmatch(prefix):
+        raise BadInput("prefix", prefix, "1 to 40 of a-z, 0-9 and _, the first no digit")
+    if not _DATABASE.fullmatch(schema):
+        field = "schema" if schema != database else "store"
+        raise BadInput(field, schema, f"the name of a database, of letters, digits, _, - and $: {_ACCEPTED}")
+    if database and not _DATABASE.fullmatch(database):
+        raise BadInput("store", database, f"the name of a database, of letters, digits, _, - and $: {_ACCEPTED}")
+    if given.get("ssl_mode", "disabled") not in _MODES:
+        raise BadInput("ssl_mode", given["ssl_mode"], f"one of {', '.join(_MODES)}")
+    if given.get("ssl_mode") == "disabled" and len(given) > 1:
+        raise BadInput("ssl_mode", "disabled", "required, verify_ca or verify_identity, where there are certificates")
+    account, _, places = parts.netloc.rpartition("@")
+    user, _, password = account.partition(":")
+    hosts = tuple(_host(place) for place in (places or "localhost").split(","))
+    where = socket or places or "localhost"
+    return Address(
+        hosts=hosts,
+        user=unquote(user),
+        password=unquote(password),
+        database=database,
+        schema=schema,
+        prefix=prefix,
+        socket=socket,
+        options=given,
+        shown=f"{where}/{schema} {prefix}*",
+    )
+
+
+def _host(place: str) -> tuple[str, int]:
+    host, colon, port = place.rpartition(":") if not place.endswith("]") else (place, "", "")
+    if not colon:
+        host, port = place, str(PORT)
+    if not host or not re.fullmatch(r"[0-9]{1,5}", port) or not 0 < int(port) < 65_536:
+        raise BadInput("store", place, _ACCEPTED)
+    return host.removeprefix("[").removesuffix("]"), int(port)
+
+
+Rows = Sequence[Sequence[Any]]
+_INPUT = frozenset({1264, 1265, 1366, 1406, 1048, 1300})
+_MEANINGS: Meanings[int] = Meanings(
+    {
+        # what the gate provokes: a subquery with two rows
+        Shut: (1242,),
+        Taken: (1062,),
+        # what `all_of_them` provokes: a number that is too large
+        Fewer: (1690,),
+        # lock wait timeout, and NOWAIT of MySQL
+        Locked: (1205, 3572),
+        # deadlock, record changed, table definition changed, statement to be prepared anew
+        Again: (1213, 1020, 1412, 1479, 1615),
+        # read-only (it was a replica, or has become one), too many clients, shutting down, not there: not done
+        NotSent: (1290, 1792, 1836, 3100, 1040, 1203, 1053, 1226, 3168, 1927, 2001, 2002, 2003, 2004, 2005, 2007),
+        # the connection is of no use any more; 0 is the driver's own
+        Lost: (
+            0, 2000, 2006, 2012, 2013, 2014, 2027, 2055, 1152, 1153, 1154, 1155, 1156, 1157, 1158, 1159, 1160, 1161,
+            1184, 4031,
+        ),
+    },
+    # disk full, table full, an error of the storage engine (that a full disk gives, too), out of memory
+    full=(1021, 1114, 1030, 1041, 1037, 1038, 3, 28),
+    refusals=(
+        (StoreCorrupt, (1034, 1035, 126, 127, 1712, 1817), "look with CHECK TABLE, or restore a backup"),
+        (StoreMismatch, (1146, 1054, 1049, 1305, 1176), "run `bide migrate`"),
+        (
+            StoreUnavailable, (1142, 1143, 1044, 1227, 1370),
+            "grant this user SELECT, INSERT, UPDATE and DELETE on bide's tables",
+        ),
+        (StoreUnavailable, (1045, 1698, 1251, 2059, 1275, 1862), "check the user and the password in the URL"),
+        (StoreUnavailable, (1665,), "set binlog_format to ROW or MIXED"),
+    ),
+)  # fmt: skip
+
+
+class Broken(Exception):
+    """The driver cannot make sense of what it read: the connection was cut in the middle, or is out of step."""
+
+
+UNREADABLE = (AttributeError, AssertionError, IndexError, TypeError, ValueError, RuntimeError, struct.error)
+"""Errors that the driver may raise where an answer ends too early."""
+AWAY = (MySQLError, Broken, NotSent, OSError, EOFError, TimeoutError)
+"""The driver's errors, of the server as of the way to it, and ours where there is no way."""
+
+
+def meaning(error: BaseException, where: str, *, adding: bool = False) -> Exception:
+    """The exception to raise, or to act on, for `error` of a statement. Defects of our own come back as they are."""
+    if isinstance(error, OURS):
+        return error
+    if isinstance(error, UnicodeEncodeError):
+        return BadInput("task", str(error), "text without lone surrogates")
+    if isinstance(error, MySQLError):
+        code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
+        return by_code(code, f"{where}: {said(error)}", adding=adding)
+    if isinstance(error, Broken | OSError | TimeoutError | EOFError):
+        return Lost(f"{where}: {said(error)}")
+    assert isinstance(error, Exception)
+    return error
+
+
+def by_code(code: int, text: str, *, adding: bool = False) -> Exception:
+    """The meaning of an error that the server, or the driver, reported under this number."""
+    if code in _INPUT:
+        return BadInput("task", text, "names and holders of at most 255 bytes, and integers of at most 64 bits")
+    return _MEANINGS.meaning(code, text, adding=adding)
+
+
+def said(error: BaseException) -> str:
+    """The text of an error, or its type if it has none."""
+    return str(error.args[1]) if len(error.args) > 1 else str(error) or type(error).__name__
+
+
+_SETTINGS = (
+    # whatever stands between quotes is bytes, and so is whatever comes back
+    "SET NAMES binary",
+    "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
+    "SET SESSION autocommit = 1, time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
+    # what somebody's open transaction holds is tried again by itself, and holds up nothing else for longer than that
+    "innodb_lock_wait_timeout = 1",
+)
+_OF_MARIADB = (
+    # one whose process is gone without a word keeps its locks no longer
+    "SET SESSION idle_transaction_timeout = 5",
+    # long lists of names are looked up one by one, and are not made a table
+    "SET SESSION in_predicate_conversion_threshold = 0",
+)
+_OF_MYSQL = (
+    # the same, as far as it can be said there: a connection that is idle for longer is made anew when it is needed
+    "SET SESSION wait_timeout = 60",
+    "SET SESSION range_optimizer_max_mem_size = 0",
+)
+AFRESH = (
+    "SET NAMES utf8mb4; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; SET SESSION autocommit = 1, "
+    "time_zone = '+00:00'"
+)
+"""For a connection that a handler is given: what an earlier one has set is not the next one's."""
+_PLACE = "SELECT DATABASE(), CURRENT_ROLE()"
+"""The state that a reset leaves as it is."""
+_QUERY, _RESET = 0x03, 0x1F
+_LOOK = "SELECT @@max_allowed_packet, @@read_only"
+
+
+class Connection:
+    """One connection of the driver's."""
+
+    __slots__ = ("driver", "largest", "made_at", "mariadb", "name", "number", "place", "read_only")
+
+    def __init__(self, driver: Any) -> None:
+        self.driver = driver
+        self.made_at = time.monotonic()
+        self.largest = 0
+        """Bytes of one packet that the server takes."""
+        self.read_only = False
+        """True if it was, when the connection was made: then it is a replica, and may be behind."""
+        self.mariadb = True
+        self.place: Sequence[Any] = ()
+        self.name, self.number = "", 0
+
+    async def ask(self, packet: bytes | str, meanwhile: Callable[[], object] | None = None) -> list[Rows]:
+        """The rows of each statement of a packet that has any. Raises the driver's MySQLError, Broken.
+
+        `meanwhile`: what to do while the server is at work.
+        """
+        driver = self.driver
+        answers: list[Rows] = []
+        try:
+            await driver._execute_command(_QUERY, packet)
+        except UNREADABLE as error:
+            raise Broken(f"an answer before cannot be read: {said(error)}") from error
+        if meanwhile is not None:
+            try:
+                meanwhile()
+            except BaseException:
+                self.drop()  # an answer is on its way that nobody reads
+                raise
+        try:
+            await driver.next_result()
+            while True:
+                result = driver._result
+                if result.description is not None:
+                    answers.append(result.rows)
+                if not result.has_next:
+                    return answers
+                await driver.next_result()
+        except UNREADABLE as error:
+            raise Broken(f"the answer cannot be read: {said(error)}") from error
+
+    async def ask_on(self, packet: bytes) -> tuple[int, MySQLError | None]:
+        """How many statements of a packet, which all give rows, were carried out, and why the next one was not."""
+        driver, done = self.driver, 0
+        try:
+            await driver.query(packet)
+            done += 1
+            while driver._result.has_next:
+                await driver.next_result()
+                done += 1
+        except MySQLError as error:
+            return done, error
+        except UNREADABLE as error:
+            raise Broken(f"the answer cannot be read: {said(error)}") from error
+        return done, None
+
+    async def begin(self) -> None:
+        """A transaction for a handler, on a connection that is new or was reset. Raises Broken where one left it
+        elsewhere: in another database, or role."""
+        [[place]] = await self.ask(f"{AFRESH}; {_PLACE}; BEGIN")
+        if place != (self.place or place):
+            raise Broken("an earlier transaction has left it in another database or role")
+        self.place = place
+
+    async def rollback(self) -> None:
+        """Undo what is not committed."""
+        await self.ask("ROLLBACK")
+
+    async def reset(self) -> None:
+        """Take back what a handler has set, locked or made in its session. One round trip."""
+        try:
+            await self.driver._execute_command(_RESET, b"")
+            await self.driver._read_ok_packet()
+        except UNREADABLE as error:
+            raise Broken(f"the answer cannot be read: {said(error)}") from error
+
+    def check_writable(self, where: str) -> None:
+        """Raises NotSent if it is to a replica: of all hosts none could be written to."""
+        if self.read_only:
+            raise NotSent(f"{where}: only a server that is read-only can be reached")
+
+    @property
+    def usable(self) -> bool:
+        transport = self.driver._transport
+        return bool(self.driver.connected and transport is not None and not transport.is_closing())
+
+    def drop(self) -> None:
+        """Without a word, since the server may be waited for in vain."""
+        driver = self.driver
+        transport = driver._transport
+        if transport is not None:
+            transport.abort()
+        driver.close()
+
+    async def end(self, *, within: float) -> None:
+        """In order, as far as that is possible."""
+        with suppress(MySQLError, OSError, TimeoutError, *UNREADABLE):
+            async with asyncio.timeout(within):
+                await self.driver.ensure_closed()
+        self.drop()
+
+
+async def connect(address: Address, *, within: float, plain: bool = False) -> Connection:
+    """A new connection, to the first host that may be written to. `plain`: for a handler, without our settings.
+
+    Raises NotSent, StoreUnavailable, StoreMismatch, BadInput.
+    """
+    tls = address.tls()
+    problem: Exception | None = None
+    last: Connection | None = None
+    for host, port in address.hosts:
+        try:
+            async with asyncio.timeout(within):
+                connection = await _connect(address, host, port, tls, within=within, plain=plain)
+        except (MySQLError, Broken, OSError, TimeoutError, *UNREADABLE) as error:
+            found = meaning(Broken(said(error)) if isinstance(error, UNREADABLE) else error, address.shown)
+            if isinstance(found, Lost | NotSent):
+                found = NotSent(unreached(address.shown, error))
+            problem = found
+            problem.__cause__ = error
+            continue
+        if not connection.read_only:
+            if last is not None:
+                last.drop()
+            return connection
+        if last is not None:
+            last.drop()
+        last = connection
+    if last is not None:
+        return last  # it can be read from, and what is to be written is refused, and tried again
+    assert problem is not None
+    raise problem
+
+
+async def _connect(address: Address, host: str, port: int, tls: Any, *, within: float, plain: bool) -> Connection:
+    driver: Any = await asyncmy.connect(
+        host=host, port=port, user=address.user or None, password=address.password,
+        database=address.database or None, unix_socket=address.socket or None, ssl=tls,
+        connect_timeout=max(1, int(within)), autocommit=None, charset="utf8mb4", program_name="bide",
+    )  # fmt: skip
+    connection = Connection(driver)
+    try:
+        if tls is not None and driver._transport.get_extra_info("ssl_object") is None:
+            raise NotSent(f"{address.shown}: the server offers no TLS, and ssl_mode asks for it")
+        connection.mariadb = "MariaDB" in str(driver.get_server_info())
+        settings = (
+            (AFRESH, _LOOK) if plain else (*_SETTINGS, *(_OF_MARIADB if connection.mariadb else _OF_MYSQL), _LOOK)
+        )
+        [((largest, read_only),)] = await connection.ask("; ".join(settings))
+        connection.largest = int(largest)
+        connection.read_only = str(read_only) not in ("0", "OFF", "b'OFF'")
+    except BaseException:
+        connection.drop()
+        raise
+    return connection
+
+
+MYSQL = Dialect(logging.getLogger("bide.mysql"), address_of, connect, meaning, said, AWAY, Names)
+
+
+_SECOND_BEST = 1.0
+"""Seconds that a connection to a replica is read from, before it is looked whether the primary is there again."""
+_BETWEEN = b"; "
+_topics = msgspec.json.Decoder(list[Topic])
+
+
+class Repeated(NamedTuple):
+    """The caller's row of a call that was done before."""
+
+    now: Millis
+    micros: int
+    answer: bytes | None
+
+
+class Call(NumberedCall):
+    """One call on its way: packets of statements, with values written into those of `queries.sql`."""
+
+    __slots__ = ("_ahead",)
+    utc = True
+    """True if the time zone of the connection is UTC."""
+    quote: Quote = staticmethod(quoted)
+    there = Code(THERE.encode())
+    packed = staticmethod(msgspec.json.encode)
+
+    def __init__(self, *of: Any) -> None:
+        super().__init__(*of)
+        self._ahead: tuple[bytes, ...] = ()
+
+    def write(self, query: str, **values: Any) -> bytes:
+        """A named query with its values."""
+        written: bytes = self.queries[query].write(self.quote, **values)
+        return written
+
+    def begin(self, now: Millis | None, most: int = 0) -> list[bytes]:
+        """The statements that open a transaction and say what time it is, :now or the server's.
+
+        `most`: how many tokens above the clock may be given out.
+        """
+        if now is None:
+            return [self.write("begin"), *self.read_clock(None)]
+        return [
+            self.write("begin"),
+            self.write("raise_floor", now=now, most=most),
+            self.write("take_floor", now=now, most=most),
+        ]
+
+    def read_clock(self, now: Millis | None) -> list[bytes]:
+        """The time for the statements that follow."""
+        return [self.write("read_clock", there=self._there(now)), self.write("tell_clock")]
+
+    def look_at_clock(self, now: Millis | None) -> bytes:
+        """The statement that tells the time to the caller alone."""
+        return self.write("look_at_clock", there=self._there(now))
+
+    def _there(self, now: Millis | None) -> Code | int:
+        return self.there if now is None else now * 1000
+
+    def pass_gate(self, micros: int | Code, answer: bytes | None = None) -> list[bytes]:
+        """The statements that end a call if it is new, and fail if it is not. `micros`: its highest token."""
+        values = {"me": self.caller, "number": self.number, "micros": micros, "answer": answer}
+        return [self.write("pass_gate", **values), self.write("gate"), self.write("commit")]
+
+    def ending(self) -> list[bytes]:
+        """The statements that commit what is not numbered."""
+        return [self.write("commit")]
+
+    async def begin_snapshot(self) -> None:
+        """Show one state of the database to what is asked from now on. It takes no round trip of its own."""
+        self._ahead = self.write("snapshot"), self.write("begin_snapshot")
+
+    async def commit(self) -> None:
+        await self.send(*self.ending())
+
+    async def send(
+        self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], object] | None = None
+    ) -> list[Rows]:
+        """One packet; the rows of each statement that has any. `meanwhile`: what to do until the answer comes."""
+        self.sent = self.sent or commits
+        if self._ahead:
+            statements, self._ahead = (*self._ahead, *statements), ()
+        found: list[Rows] = await self.connection.ask(_BETWEEN.join(statements), meanwhile)
+        return found
+
+    async def timed(
+        self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], object] | None = None
+    ) -> list[Rows]:
+        """The same, where the first rows are those of the query `clock`."""
+        sent = time.monotonic()
+        answers = await self.send(*statements, commits=commits, meanwhile=meanwhile)
+        if self._of.time is not None:
+            self._of.time.saw(answers[0][0][1], sent, time.monotonic())
+        return answers
+
+    async def ask(self, query: str, **values: Any) -> Rows:
+        answers = await self.send(self.write(query, **values))
+        return answers[0] if answers else ()
+
+    async def write_and_ask(self, query: str, values: Mapping[str, Any], then: str) -> Rows:
+        """Write, and then the rows of another query, in one packet."""
+        [rows] = await self.send(self.write(query, **values), self.write(then))
+        return rows
+
+    def lines(self, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """The values of a query that inserts many rows."""
+        return {"rows": tuples(rows, self.quote)}
+
+    def listed(self, values: Sequence[Any]) -> Code:
+        """The value of a query that is about one of these."""
+        return listed(values, self.quote)
+
+    @staticmethod
+    def text(data: bytes) -> str:
+        return data.decode("utf-8", "replace")
+
+    @staticmethod
+    def name(data: bytes) -> str:
+        """Read what names a task: what is no UTF-8, by another program's doing, still names it."""
+        return data.decode("utf-8", "surrogateescape")
+
+    @staticmethod
+    def unpacked(topics: bytes) -> list[Topic]:
+        """None of a row that no worker wrote."""
+        try:
+            return _topics.decode(topics)
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            return []
+
+    async def introduce(self) -> None:
+        await self.ask("new_caller", me=self.caller, there=self.there)
+
+
+class MySqlConnection(JournaledConnection[Call]):
+    """See `sql.journaled_connection`."""
+
+    def __init__(self, name: str, address: Address, **options: Any) -> None:
+        super().__init__(name, address, MYSQL, **options)
+        self.largest = 0
+        """Bytes of a packet that the server takes, once it is known."""
+
+    def queries_on(self, connection: Connection) -> Mapping[str, Any]:
+        return queries_of(self._address.schema, self._address.prefix, mariadb=connection.mariadb)
+
+    async def _connect(self) -> Connection:
+        connection = await connect(self._address, within=self._silence)
+        self.largest = connection.largest
+        return connection
+
+    async def _connected(self, *, writes: bool) -> Any:
+        connection = await super()._connected(writes=writes)
+        if writes:
+            connection.check_writable(self._address.shown)
+        return connection
+
+    def _fit(self, connection: Connection) -> bool:
+        """One to a replica only until it is time to see whether the primary is there again."""
+        aging = connection.read_only and len(self._address.hosts) > 1
+        return connection.usable and not (aging and time.monotonic() - connection.made_at >= _SECOND_BEST)
+
+    def _call(self, connection: Connection, limit: asyncio.Timeout) -> Call:
+        return Call(self, connection, self.queries_on(connection), limit)
+
+    async def _prepare(self, call: Call) -> Repeated | None:
+        return await self._look_back(call) if call.again else None
+
+    def _kept(self, row: Any) -> Repeated:
+        return Repeated(*row[1:])
+
+    def _meaning(self, error: Exception, call: Call | None, *, adding: bool) -> Exception:
+        found = super()._meaning(error, call, adding=adding)
+        if isinstance(found, StoreMismatch) and found is not error and call is not None and call.connection.read_only:
+            return NotSent(str(found))  # a replica that is just being made, in the place of the primary
+        return found

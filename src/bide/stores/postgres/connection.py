@@ -1,0 +1,396 @@
+"""Calls to PostgreSQL, each on the connection for its kind; see `sql.journaled_connection`.
+
+While somebody holds an old snapshot no version of a caller's row can be removed, and whoever looks for the row steps
+over all of them: ten thousand after half a minute, a third of a millisecond, twice a call. So after some calls a
+connection goes on with another row, of another name, and so has few to step over.
+
+Store URLs of PostgreSQL, as asyncpg and libpq read them, and what of them is bide's own.
+
+    postgresql://[user[:password]@]host[:port][,host:port...]/database        postgres:// is the same
+
+`?schema=bide` (the default) is the schema that the tables are in, `?prefix=` (default: none) what their names begin
+with, and `?pooler=transaction` says that a proxy stands between that gives each transaction another connection
+(PgBouncer's `pool_mode = transaction`): then nothing is prepared, and nobody can listen. Everything else goes to the
+driver: `sslmode`, `sslrootcert`, `target_session_attrs`, ...
+
+A connection to PostgreSQL: made, set up for our statements, and what its errors mean.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from typing import Any, ClassVar, NamedTuple, Self
+from urllib.parse import parse_qsl, urlencode
+
+import asyncpg
+from msgspec import Struct
+
+from bide.core.errors import BadInput, StoreCorrupt, StoreMismatch, StoreUnavailable
+from bide.core.instants import Millis
+from bide.stores.postgres.queries import Names
+from bide.stores.sql.dialect import OURS, Again, Dialect, Locked, Lost, Meanings, NotSent, Shut, Taken
+from bide.stores.sql.journaled_connection import JournaledConnection, NumberedCall
+from bide.stores.urls import parts_of, unreached
+
+SCHEMES = ("postgresql", "postgres")
+SCHEMA = "bide"
+_ACCEPTED = '"postgresql://user:password@host:5432/database", with options such as "?schema=bide&prefix=shop_"'
+_SCHEMA = re.compile(r"[a-z_][a-z0-9_]{0,62}")
+_PLACE = re.compile(r"(?:\[[0-9A-Fa-f:.%]+\]|[^:\[\]\s]*)(?::(?P<port>[0-9]{1,5}))?")
+_PREFIX = re.compile(r"(?:[a-z_][a-z0-9_]{0,39})?")
+
+
+class Address(Struct, frozen=True, kw_only=True):
+    """The parts of a URL."""
+
+    dsn: str
+    """For the driver: without what is ours."""
+    schema: str = SCHEMA
+    prefix: str = ""
+    pooled: bool = False
+    """A transaction-pooling proxy stands between."""
+    shown: str = ""
+    """Without what is secret."""
+
+
+def address_of(url: str) -> Address:
+    """Read a URL. Raises BadInput that names what is wrong, and never shows a password."""
+    parts = parts_of(url, _ACCEPTED, schemes=SCHEMES)
+    ours: dict[str, str] = {}
+    theirs: list[tuple[str, str]] = []
+    for name, value in parse_qsl(parts.query, keep_blank_values=True):
+        if name in ("schema", "prefix", "pooler"):
+            ours[name] = value
+        else:
+            theirs.append((name, value))
+    schema, prefix, pooler = ours.get("schema", SCHEMA), ours.get("prefix", ""), ours.get("pooler", "session")
+    if not _SCHEMA.fullmatch(schema) or schema.startswith("pg_"):
+        raise BadInput("schema", schema, "1 to 63 of a-z, 0-9 and _, the first no digit, and not pg_...")
+    if not _PREFIX.fullmatch(prefix):
+        raise BadInput("prefix", prefix, "up to 40 of a-z, 0-9 and _, the first no digit")
+    if pooler not in ("session", "transaction"):
+        raise BadInput("pooler", pooler, '"transaction", or "session" (the default, also for none)')
+    places = parts.netloc.rpartition("@")[2]
+    for place in places.split(",") if places else ():
+        _check_place(place)
+    query = f"?{urlencode(theirs)}" if theirs else ""
+    where = f"{places or 'localhost'}{parts.path}"
+    return Address(
+        dsn=f"postgresql://{parts.netloc}{parts.path}{query}",
+        schema=schema,
+        prefix=prefix,
+        pooled=pooler == "transaction",
+        shown=f"{where} {schema}.{prefix}*" if prefix else f"{where} {schema}",
+    )
+
+
+def _check_place(place: str) -> None:
+    """Raises BadInput for what is neither "host" nor "host:port": the driver would fail over it without naming it."""
+    found = _PLACE.fullmatch(place)
+    if found is None or not place or not 0 < int(found["port"] or 5432) <= 65_535:
+        raise BadInput("store", place, 'hosts such as "127.0.0.1:5432" or "[::1]:5432"')
+
+
+AWAY = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError, NotSent)
+"""The driver's errors, of the server as of the way to it, and ours where there is no way."""
+_FULL = "53100"
+_TOO_MANY_CLIENTS = "53300"
+_MEANINGS: Meanings[str] = Meanings(
+    {
+        # serialization failure, deadlock
+        Again: ("40001", "40P01"),
+        Locked: ("55P03",),
+        Taken: ("23505",),
+        # read-only (it was a replica, or has become one), starting up or shutting down: not done
+        NotSent: ("25006", "57P03", _TOO_MANY_CLIENTS),
+        # the connection is of no use any more
+        Lost: (
+            "57P01", "57P02", "57P05", "08000", "08003", "08006", "08001", "08004", "08007", "08P01",
+        ),
+    },
+    full=(_FULL,),
+    refusals=(
+        (StoreCorrupt, ("XX001", "XX002"), "look with pg_amcheck, REINDEX a damaged index, or restore a backup"),
+        (StoreMismatch, ("42P01", "42703", "42883", "3F000"), "run `bide migrate`"),
+        (StoreUnavailable, ("42501",), "grant this user what it needs (docs/sql.md)"),
+        (StoreUnavailable, ("28000", "28P01"), "check the user and the password in the URL"),
+        (StoreUnavailable, ("3D000",), "create the database, then run `bide migrate`"),
+        (
+            # a prepared statement is gone, or was there already: another client's connection has been handed to us
+            StoreUnavailable, ("26000", "42P05"),
+            "is there a transaction-pooling proxy? Then give ?pooler=transaction",
+        ),
+    ),
+)  # fmt: skip
+
+
+def meaning(error: BaseException, where: str, *, adding: bool = False) -> Exception:
+    """The exception to raise, or to act on, for `error` of a statement. Defects of our own come back as they are."""
+    if isinstance(error, OURS):
+        return error
+    if isinstance(error, asyncpg.DataError | UnicodeEncodeError):
+        return BadInput("task", str(error), "text without NUL or lone surrogates, and integers of at most 64 bits")
+    if isinstance(error, asyncpg.InvalidCachedStatementError):
+        return Again(f"{where}: {error}")  # somebody migrates: it is prepared anew
+    if isinstance(error, asyncpg.PostgresError):
+        return by_code(error.sqlstate or "", f"{where}: {error}", adding=adding)
+    if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | OSError | TimeoutError | EOFError):
+        return Lost(f"{where}: {said(error)}")
+    assert isinstance(error, Exception)
+    return error
+
+
+def by_code(code: str, text: str, *, adding: bool = False) -> Exception:
+    """The meaning of an error that the server reported under this SQLSTATE."""
+    short = adding and code.startswith("53") and code != _TOO_MANY_CLIENTS  # of memory, say, to write what is new
+    return _MEANINGS.meaning(_FULL if short else code, text, adding=adding)
+
+
+def said(error: BaseException) -> str:
+    """The text of an error, or its type if it has none."""
+    return str(error) or type(error).__name__
+
+
+PLANNER = {
+    # a table that was empty or small when a statement was planned, and is large now, has not been analyzed yet: only
+    # plans that are right for every size are allowed
+    "enable_seqscan": "off",
+    "enable_bitmapscan": "off",
+    "enable_hashjoin": "off",
+    "enable_mergejoin": "off",
+    "jit": "off",
+}
+SESSION = {
+    **PLANNER,
+    # planning a lease takes longer than carrying it out, and the plan is the same for all arguments
+    "plan_cache_mode": "force_generic_plan",
+    "default_transaction_isolation": "'read committed'",
+    # one whose process is gone without a word keeps its locks no longer
+    "idle_in_transaction_session_timeout": "5000",
+}
+_FORGET = (
+    "RESET SESSION AUTHORIZATION; RESET ROLE; RESET ALL; SELECT pg_advisory_unlock_all(); UNLISTEN *; CLOSE ALL; "
+    "DISCARD TEMP; DISCARD SEQUENCES; "
+)
+_BUILT_IN = 16_384
+"""Types below this number are the same in every database."""
+_ARRAYS = frozenset({1000, 1001, 1005, 1007, 1016})
+"""Of boolean, bytea, smallint, integer and bigint: what our statements are told, and what they answer."""
+
+
+class _Asked(NamedTuple):
+    """In the place of a statement: the driver looks whether it had a name, or has undone what else has none."""
+
+    name: str = "of another connection"
+
+
+class _Connection(asyncpg.Connection):  # type: ignore[misc]
+    """One connection of the driver's, with what `sql.dialect.Connection` asks for.
+
+    It asks what arrays are once in a process, and not on each connection, for each statement with another one.
+
+    That takes three round trips, and the server longer than many calls; so the first call of its kind in a process is
+    done in half the time. Should the driver come to ask in another way, it asks each time.
+    """
+
+    _known: ClassVar[tuple[frozenset[int], Any]] = frozenset(), ()
+    settings = ""
+    """Statements that make those that it was opened with."""
+    begun: Any
+    """The driver's transaction for a handler, who may have savepoints in it: `conn.transaction()`."""
+    name: str
+    number: int
+    pooled = False
+    """True if a proxy stands between, so that the session is nobody's."""
+
+    @property
+    def driver(self) -> Self:
+        return self
+
+    @property
+    def usable(self) -> bool:
+        return not self.is_closed()
+
+    async def ask(self, statement: str) -> None:
+        await self.execute(statement)
+
+    async def begin(self) -> None:
+        """Begin a transaction for a handler."""
+        self.begun = self.transaction(isolation="read_committed")
+        await self.begun.start()
+
+    async def rollback(self) -> None:
+        if self.is_in_transaction():
+            await self.execute("ROLLBACK")
+
+    def drop(self) -> None:
+        with suppress(Exception):
+            self.terminate()
+
+    async def end(self, *, within: float) -> None:
+        with suppress(*AWAY):
+            await self.close(timeout=within)
+
+    async def reset(self, *, timeout: float | None = None) -> None:
+        if not self.pooled:
+            await super().reset(timeout=timeout)
+
+    def get_reset_query(self) -> str:
+        """For `reset`: what a handler has set, locked or made in its session is not the next one's. One round trip."""
+        return _FORGET + self.settings
+
+    async def _introspect_types(self, typeoids: Collection[int], timeout: float | None) -> tuple[Any, Any]:
+        known, found = self._known
+        if known.issuperset(typeoids):
+            return found, _Asked()
+        found, statement = await super()._introspect_types(_ARRAYS.union(typeoids), timeout)
+        if max(typeoids) < _BUILT_IN:
+            _Connection._known = known | _ARRAYS.union(typeoids), [*self._known[1], *found]
+        return found, statement
+
+
+async def connect(address: Address, *, within: float, session: Mapping[str, str] = SESSION) -> Any:
+    """A new connection with these settings, for our statements. Raises NotSent, StoreUnavailable, BadInput."""
+    try:
+        connection = await asyncpg.connect(
+            address.dsn,
+            timeout=within,
+            connection_class=_Connection,
+            statement_cache_size=0 if address.pooled else 200,
+            server_settings={"application_name": "bide"},
+        )
+        connection.pooled = address.pooled
+        if session and not address.pooled:  # else the next client would have these settings
+            # in a statement of their own, and not as the connection begins, where proxies refuse them
+            connection.settings = "".join(f"SET {name} = {value};" for name, value in session.items())
+            try:
+                await connection.execute(connection.settings, timeout=within)
+            except BaseException:  # also of whoever is cancelled here: nobody else has it, to close it
+                connection.terminate()
+                raise
+        return connection
+    except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, TimeoutError) as error:
+        found = meaning(error, address.shown)
+        if isinstance(found, Lost):
+            found = NotSent(unreached(address.shown, error))
+        raise found from error
+    except (ValueError, IndexError) as error:  # of the driver's own reading of the URL, as of a port in its options
+        raise BadInput("store", address.shown, f"a URL that the driver can read, and not: {error}") from error
+
+
+POSTGRES = Dialect(logging.getLogger("bide.postgres"), address_of, connect, meaning, said, AWAY, Names)
+
+
+CALLS_OF_A_ROW = 256
+"""How often a caller's row is updated: another costs a round trip, and each version 0.05 us for each call after it."""
+_PATIENCE = {
+    # whoever has a row of a batch locked for longer than a verb takes has a transaction open: the batch goes on past it
+    "lock_timeout": "30",
+}
+_SESSION = SESSION | _PATIENCE
+_POOLED_SESSION = "".join(f"; SET LOCAL {name} = {value}" for name, value in (PLANNER | _PATIENCE).items())
+_SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
+Row = Any
+"""A row of the driver's, by position and by name."""
+
+
+class Call(NumberedCall):
+    """One call on its way: statements of `queries.sql` by name, and a transaction around them if it is begun."""
+
+    __slots__ = ("begun",)
+    text = name = str
+    packed = unpacked = listed = list
+
+    def __init__(self, *of: Any) -> None:
+        super().__init__(*of)
+        self.begun = False
+
+    async def fetch(self, query: str, *arguments: Any) -> list[Any]:
+        """The rows of a named query."""
+        if self._of.pooled and not self.begun:  # only within a transaction is it one connection all along
+            await self.begin()
+            rows = await self.fetch(query, *arguments)
+            await self.commit()
+            return rows
+        self.sent = self.sent or not self.begun
+        found: list[Any] = await self.connection.fetch(self.queries[query], *arguments)
+        return found
+
+    async def timed(self, query: str, *arguments: Any) -> list[Any]:
+        """The same, of a query that says in `micros` what time it is there."""
+        sent = time.monotonic()
+        rows = await self.fetch(query, *arguments)
+        if rows and self._of.time is not None:
+            self._of.time.saw(rows[0]["micros"], sent, time.monotonic())
+        return rows
+
+    async def numbered(self, query: str, now: Millis | None, *arguments: Any) -> list[Any]:
+        """The same, of a query that passes the gate. Raises Shut."""
+        rows = await self.timed(query, now, self.caller, self.number, *arguments)
+        if not rows:
+            raise Shut
+        return rows
+
+    async def ask(self, query: str, **values: Any) -> list[Any]:
+        return await self.fetch(query, *values.values())
+
+    async def write_and_ask(self, query: str, values: Mapping[str, Any], then: str) -> list[Any]:
+        """Write, and then the rows of another query."""
+        await self.ask(query, **values)
+        return await self.fetch(then)
+
+    def lines(self, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
+        """The values of a query that inserts one row or more."""
+        return {str(number): list(column) for number, column in enumerate(zip(*rows, strict=True))}
+
+    async def begin(self, how: str = "") -> None:
+        self.begun = True
+        await self.connection.execute(f"BEGIN {how}{_POOLED_SESSION if self._of.pooled else ''}")
+
+    async def begin_snapshot(self) -> None:
+        """Show one state of the database to what is asked from now on."""
+        await self.begin(_SNAPSHOT)
+
+    async def commit(self) -> None:
+        self.sent = True
+        await self.connection.execute("COMMIT")
+        self.begun = False
+
+    def undone(self) -> None:
+        super().undone()
+        self.begun = False
+
+    async def introduce(self) -> None:
+        await self.fetch("new_caller", self.caller)
+
+
+class PostgresConnection(JournaledConnection[Call]):
+    """See `sql.journaled_connection`."""
+
+    def __init__(self, name: str, address: Address, queries: Mapping[str, str], **options: Any) -> None:
+        super().__init__(name, address, POSTGRES, **options)
+        self.queries = queries
+        self.pooled = address.pooled
+        self._first_name = name
+        self._renew_at = CALLS_OF_A_ROW
+
+    async def _connect(self) -> Any:
+        return await connect(self._address, within=self._silence, session=_SESSION)
+
+    def _call(self, connection: Any, limit: asyncio.Timeout) -> Call:
+        return Call(self, connection, self.queries, limit)
+
+    async def _prepare(self, call: Call) -> Any:
+        """Now and then, go on with another row."""
+        if self.number > self._renew_at:
+            name = f"{self._first_name}.{self.number}"
+            try:
+                await call.fetch("renew_caller", self.name, name)
+            finally:
+                call.sent = False
+            self.name, self._renew_at = name, self.number + CALLS_OF_A_ROW
