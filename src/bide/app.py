@@ -24,7 +24,7 @@ from bide.engine.delivery.tables import TableLoop
 from bide.engine.delivery.watch import Watch
 from bide.engine.delivery.worker import AppWorker, Observer
 from bide.engine.sync import SyncClient
-from bide.ports import Clock, DueRow, Route, Sink, Store, SystemClock, Table, WatchesTables
+from bide.ports import Clock, DueRow, Route, Sink, Store, SystemClock, Table
 from bide.settings import Settings
 from bide.sinks.handlers import PythonHandler
 from bide.wiring import store_maker, tables_at, terms_of, tracer, without_secrets
@@ -255,8 +255,8 @@ class Bide(Client):
         if source.database is not None:
             own_clock = isinstance(self._own_clock, SystemClock)
             return tables_at(source.database, source, watch.concurrency, self.settings, own_clock=own_clock)
-        if isinstance(self.store, WatchesTables):
-            return self.store.tables(source, connections=watch.concurrency)
+        if (tables := self.store.features.tables) is not None:
+            return tables.tables(source, connections=watch.concurrency)
         raise SetupError(
             f"{watch}: {type(self.store).__name__} holds no tables of yours; say where it is: TableSource(database=URL)"
         )

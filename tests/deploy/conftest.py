@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from bide import Bide, Dead, Task
 from bide.core.records import Verdict
-from bide.ports import TableStats, Wakes
+from bide.ports import Features, TableStats, Wakes
 from bide.service.metrics import Metrics
 from bide.stores.memory import MemoryStore
 
@@ -25,6 +26,10 @@ def deploy(root: Path) -> Path:
 
 class WithClock(MemoryStore):
     """A store with a clock of its own, so that there is a skew."""
+
+    @property
+    def features(self) -> Features:
+        return replace(super().features, clock=self)
 
     async def time(self) -> int:
         return time.time_ns() // 1_000_000

@@ -8,12 +8,14 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.waiting import forever, until
 
 from bide import Bide, StoreUnavailable, Task
 from bide.core.instants import Millis
 from bide.core.records import Settlement, Verdict
 from bide.engine.delivery.settler import Settler
+from bide.ports import Features
 from bide.stores.memory import MemoryStore
 from bide.testing.clock import ManualClock
 
@@ -25,6 +27,10 @@ class TwoParts(MemoryStore):
         super().__init__()
         self.back = asyncio.Event()
         self.asked: list[list[str]] = []
+
+    @property
+    def features(self) -> Features:
+        return replace(super().features, parts=self)
 
     def part_of(self, topic: str, key: str) -> int:
         return int(key.startswith("away"))

@@ -7,10 +7,12 @@ import logging
 from typing import TYPE_CHECKING, Any
 
 import pytest
+from msgspec.structs import replace
 from tests.waiting import PATIENCE, until
 
 from bide import Bide, StoreUnavailable
 from bide.core.records import Record, Ref
+from bide.ports import Features
 from bide.service.health import Health, Level, Readiness, ready
 from bide.stores.memory import MemoryStore
 from bide.testing import ManualClock
@@ -35,6 +37,10 @@ class Known(MemoryStore):
         self.versions = found, wanted
         self.ahead = ahead
         self.asked = 0
+
+    @property
+    def features(self) -> Features:
+        return replace(super().features, schema=self, clock=self)
 
     async def schema_version(self) -> tuple[int, int]:
         self.asked += 1
@@ -112,6 +118,10 @@ class InParts(MemoryStore):
 
     away: tuple[int, ...] = ()
     hangs: tuple[int, ...] = ()
+
+    @property
+    def features(self) -> Features:
+        return replace(super().features, parts=self)
 
     def part_of(self, topic: str, key: str) -> int:
         return sum(key.encode()) % 4

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 from msgspec import Struct
+from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 from tests.waiting import PATIENCE, elapse
 
@@ -17,7 +18,7 @@ from bide import Bide, Dead, Defer, Done, Fixed, Retry, SetupError, StoreFull, S
 from bide.core.records import Lease, State, Verdict
 from bide.core.retry import policy
 from bide.engine.delivery.long_poll import Desk
-from bide.ports import AnswersApart, KeepsEvents, Notifies, Parted, Policy, Shares, Store, TellsTime
+from bide.ports import AnswersApart, Features, Policy
 from bide.service.metrics import Metrics
 from bide.service.metrics.measures import OPERATIONS, Few, Series, time_calls
 from bide.stores.memory import MemoryStore
@@ -194,11 +195,10 @@ def test_a_timed_store_can_do_what_it_could() -> None:
 
     for make in (MemoryStore, Apart):
         store = make()
-        seams = (Store, Notifies, TellsTime, Parted, Shares, KeepsEvents, AnswersApart)
-        could = [isinstance(store, seam) for seam in seams]
+        could = store.features, isinstance(store, AnswersApart)
         counted: list[str] = []
         time_calls(store, lambda operation, *_, counted=counted: counted.append(operation))
-        assert [isinstance(store, seam) for seam in seams] == could
+        assert (store.features, isinstance(store, AnswersApart)) == could
 
         async def story(store: MemoryStore = store) -> None:
             await store.open()
@@ -392,6 +392,10 @@ async def test_wakes_and_dropped_events_are_added_up(measured: Measured) -> None
 
 class Timed(MemoryStore):
     """A store whose clock is 90 s ahead."""
+
+    @property
+    def features(self) -> Features:
+        return replace(super().features, clock=self)
 
     async def time(self) -> int:
         import time

@@ -12,7 +12,7 @@ from bide import Bide, StoreUnavailable, Task
 from bide.core.events import Event, EventKind
 from bide.core.names import new_id
 from bide.core.records import In, NewTask, Ref
-from bide.ports import KeepsEvents, Notifies, Shares, Store
+from bide.ports import Features, Store
 from bide.stores.memory import MemoryStore
 from bide.testing import FaultyStore, VirtualClock, VirtualLoop, run_virtual
 
@@ -29,9 +29,10 @@ def task(key: str) -> NewTask:
     return NewTask("greet", key, new_id(), In(0))
 
 
-@pytest.mark.parametrize("protocol", [Store, Notifies, Shares, KeepsEvents], ids=lambda one: one.__name__)
-def test_it_is_all_that_a_store_can_be(protocol: type) -> None:
-    assert isinstance(FaultyStore(MemoryStore()), protocol)
+def test_it_is_all_that_the_store_in_memory_is() -> None:
+    store = FaultyStore(MemoryStore())
+    assert isinstance(store, Store)
+    assert store.features == Features(wakes=store, workers=store, events=store)
 
 
 @pytest.mark.parametrize(("point", "there"), [("add:before", False), ("add:after", True)])
@@ -79,6 +80,7 @@ async def test_every_operation_passes_its_points_and_is_counted() -> None:
 async def test_what_the_inner_store_cannot_do_is_nothing() -> None:
     plain: Any = Plain()
     store = FaultyStore(plain)
+    assert store.features == Features()
     event = Event(at=NOW, topic="greet", key="ann", id="1", kind=EventKind.RETRY, attempt=1, who="w", what="")
     assert await store.announce("holder", ["greet"], NOW, now=NOW) == {}
     await store.record([event])
@@ -112,6 +114,8 @@ def test_latency_is_virtual_time_where_time_is() -> None:
 
 class Plain:
     """A store that can do no more than it must: nothing but the nine operations of the one it wraps."""
+
+    features = Features()
 
     def __init__(self) -> None:
         self._inner = MemoryStore()

@@ -24,7 +24,7 @@ from bide.core.instants import Millis, as_datetime
 from bide.core.names import new_id
 from bide.core.records import State
 from bide.insight.overview import oldest_due
-from bide.ports import Diagnoses, HasSchema, KeepsEvents, Shares, SystemClock, TellsTime
+from bide.ports import SystemClock
 from bide.settings import describe
 from bide.wiring import check_there
 
@@ -113,26 +113,26 @@ def _clock() -> Note:
 async def check_store(app: Bide) -> list[Note]:
     """The open store: what it says of itself, its clock, its workers, its dead, its log."""
     notes: list[Note] = []
-    store = app.store
+    features = app.store.features
     if app.url == "memory:":
         notes.append(Note(Level.WARNING, "memory: is gone when its process ends", "give --store or BIDE_STORE"))
-    if isinstance(store, HasSchema) and not isinstance(store, Diagnoses):
-        found, wanted = await store.schema_version()
+    if features.schema is not None and features.diagnosis is None:
+        found, wanted = await features.schema.schema_version()
         level = Level.OK if found == wanted else Level.ERROR
         notes.append(Note(level, f"schema version {found}", "" if found == wanted else f"migrate to {wanted}"))
-    if isinstance(store, Diagnoses):
+    if features.diagnosis is not None:
         notes += [
             Note(
                 Level.OK if finding.ok else Level.ERROR if finding.severe else Level.WARNING,
                 finding.what,
                 finding.advice,
             )
-            for finding in await store.diagnose()
+            for finding in await features.diagnosis.diagnose()
         ]
     notes.append(await _store_clock(app))
     notes += await _workers(app)
     notes += await _dead(app)
-    if isinstance(store, KeepsEvents):
+    if features.events is not None:
         events = await app.events(limit=_SAMPLE)
         notes.append(_log(app, events[0].at if events else None, len(events)))
     return notes
@@ -141,8 +141,8 @@ async def check_store(app: Bide) -> list[Note]:
 async def _store_clock(app: Bide) -> Note:
     """A store with its own clock is compared with it; any other with the newest thing that was written."""
     now = SystemClock().now()  # the app goes by the store's, where that has one
-    if isinstance(app.store, TellsTime):
-        skew = await app.store.time() - now
+    if (clock := app.store.features.clock) is not None:
+        skew = await clock.time() - now
         if abs(skew) > _SKEW:
             what = f"this machine's clock differs from the store's by {length_words(skew)}"
             return Note(Level.WARNING, what, "it is corrected for; let both be synchronised all the same")
@@ -160,10 +160,10 @@ async def _workers(app: Bide) -> list[Note]:
     now = app.clock.now()
     tally = await app.tally([as_datetime(0), as_datetime(now), as_datetime(now + 1)])
     due = {topic: counts[0] for topic, counts in tally.forecast.items() if counts and counts[0].number}
-    if not isinstance(app.store, Shares):
+    if (workers := app.store.features.workers) is None:
         waiting = f"{sum(count.number for count in due.values()):,} tasks are due"
         return [Note(Level.OK, f"{waiting}; who works on them this store cannot tell")]
-    live = await app.store.announce(f"doctor:{new_id()[-8:]}", [], now, now=now)
+    live = await workers.announce(f"doctor:{new_id()[-8:]}", [], now, now=now)
     worked_on = {topic for topics in live.values() for topic in topics}
     number = len(live)
     notes = [

@@ -27,24 +27,24 @@ def migrate(context: Context, check: bool, as_sql: bool) -> Exit:
     if check and as_sql:
         raise BadInput("--check", "together with --print", "one of the two")
     settings = context.settings()
-    store = store_maker(settings.store, settings)()
-    if not isinstance(store, HasSchema):
+    schema = store_maker(settings.store, settings)().features.schema
+    if schema is None:
         return _by_itself(context)
-    return asyncio.run(_migrate(context, store, check=check, as_sql=as_sql))
+    return asyncio.run(_migrate(context, schema, check=check, as_sql=as_sql))
 
 
-async def _migrate(context: Context, store: HasSchema, *, check: bool, as_sql: bool) -> Exit:
-    missing = await store.plan()
+async def _migrate(context: Context, schema: HasSchema, *, check: bool, as_sql: bool) -> Exit:
+    missing = await schema.plan()
     if missing is None:
         return _by_itself(context)
     if as_sql:
         script = ";\n\n".join(["BEGIN", *missing, "COMMIT"]) + ";"  # runs in one transaction, or not at all
         context.say({"statements": missing}, script if missing else "-- up to date: nothing to run")
         return Exit.DONE
-    before, wanted = await store.schema_version()
+    before, wanted = await schema.schema_version()
     if missing and not check:
-        await store.migrate()
-        found, _ = await store.schema_version()
+        await schema.migrate()
+        found, _ = await schema.schema_version()
     else:
         found = before
     up_to_date = found >= wanted

@@ -14,7 +14,7 @@ from bide.engine.recorder import Recorder
 from bide.engine.session import Session, running_loop
 from bide.engine.transaction_context import enter, leave
 from bide.engine.verbs import ClientVerbs
-from bide.ports import Carrier, Clock, Instrument, JoinsTransaction, Store, SystemClock, TellsTime
+from bide.ports import Carrier, Clock, Instrument, Store, SystemClock
 
 _ELSEWHERE = "this app is open in another event loop; give each loop an app of its own, or use app.sync"
 
@@ -59,7 +59,8 @@ class Client(ClientVerbs):
         for instrument in self.instruments:
             instrument.opening(store)
         await store.open()
-        self.clock = (store.clock() if isinstance(store, TellsTime) else None) or self._own_clock
+        clock = store.features.clock
+        self.clock = (None if clock is None else clock.clock()) or self._own_clock
         return Session(store, self.clock, self.actor, history=self.terms.history)
 
     def substitute(self, make_store: Callable[[], Store], clock: Clock) -> tuple[Callable[[], Store], Clock]:
@@ -116,12 +117,12 @@ class JoinedClient(ClientVerbs):
         self.terms, self.clock, self.actor, self.carrier = client.terms, client.clock, client.actor, client.carrier
         self._client = client
         self._check_payload = client._check_payload
-        store = client.store
-        if not isinstance(store, JoinsTransaction):
+        transactions = client.store.features.transactions
+        if transactions is None:
             raise SetupError(
-                f"{type(store).__name__} cannot take part in a transaction; sqlite:, postgresql: and mysql: can"
+                f"{type(client.store).__name__} cannot take part in a transaction; sqlite:, postgresql: and mysql: can"
             )
-        self._joined = store.using(connection)
+        self._joined = transactions.using(connection)
         self._through = client._session.through(self._joined)
 
     def enter(self, *, here: bool = False) -> None:

@@ -24,7 +24,7 @@ from bide.core.names import SHOWN_TOPIC, new_id
 from bide.core.records import Topic, Verdict
 from bide.engine.background import Soon
 from bide.engine.settings_store import Kept
-from bide.ports import Clock, Served, Store
+from bide.ports import Clock, Store
 from bide.ports.remote import UNREADABLE
 
 _log = logging.getLogger("bide.history")
@@ -143,7 +143,7 @@ class History:
     def __init__(self, store: Store, clock: Clock, *, told: bool = True) -> None:
         self._kept = Kept(store, clock, SHOWN_TOPIC)
         self._clock = clock
-        self._told = told and not isinstance(store, Served)
+        self._told = told and store.features.remote is None
         self._id = new_id()
         self._fresh: dict[Topic, _Fresh] = {}
         self._scheduled = 0
@@ -246,8 +246,8 @@ async def rows_between(store: Store, clock: Clock, first: int, last: int) -> dic
 
     O(minutes x processes). Raises StoreError, and SetupError where a service refuses them.
     """
-    if isinstance(store, Served):
-        told = await store.minutes(first, last)
+    if (remote := store.features.remote) is not None:
+        told = await remote.minutes(first, last)
         try:
             return _decode_minutes(told)
         except UNREADABLE as error:

@@ -21,7 +21,7 @@ from bide.core.names import check_topic
 from bide.core.records import Pause, Topic
 from bide.engine.background import repeat
 from bide.engine.settings_store import Kept
-from bide.ports import Clock, Served, Store, Verbs
+from bide.ports import Clock, Store, Verbs
 
 _log = logging.getLogger("bide.pauses")
 EVERY = 2.0
@@ -33,17 +33,17 @@ _decode = msgspec.json.Decoder(Pause).decode
 
 
 class Pauses:
-    """Those of a store."""
+    """Those of a store. `verbs`: an open transaction on it, in which they are read and written."""
 
-    def __init__(self, store: Verbs, clock: Clock) -> None:
-        self._service = store if isinstance(store, Served) else None
-        self._kept = Kept(store, clock)
+    def __init__(self, store: Store, clock: Clock, verbs: Verbs | None = None) -> None:
+        self._remote = store.features.remote
+        self._kept = Kept(verbs or store, clock)
         self._clock = clock
 
     async def all(self) -> dict[Topic, Pause]:
         """By topic. One call. Raises StoreError."""
-        if self._service is not None:
-            return {pause.topic: pause for pause in await self._service.paused()}
+        if self._remote is not None:
+            return {pause.topic: pause for pause in await self._remote.paused()}
         found: dict[Topic, Pause] = {}
         for name, value in (await self._kept.all(_PREFIX)).items():
             try:
@@ -57,16 +57,16 @@ class Pauses:
     async def pause(self, topic: Topic, *, who: str | None = None) -> bool:
         """Pause it; False if it was paused before. Durable once answered. Raises BadInput, StoreError."""
         check_topic(topic)
-        if self._service is not None:
-            return await self._service.pause(topic, who)
+        if self._remote is not None:
+            return await self._remote.pause(topic, who)
         pause = Pause(topic=topic, since=self._clock.now(), who=who)
         return await self._kept.put_if_absent(_name(topic), _encode(pause))
 
     async def resume(self, topic: Topic, *, who: str | None = None) -> bool:
         """Resume it; False if it was not paused. Durable once answered. Raises BadInput, StoreError."""
         check_topic(topic)
-        if self._service is not None:
-            return await self._service.resume(topic, who)
+        if self._remote is not None:
+            return await self._remote.resume(topic, who)
         return await self._kept.remove(_name(topic))
 
 
@@ -81,7 +81,7 @@ class HeldBack:
         self._pauses = Pauses(store, clock)
         self._changed = changed
         self._of = of
-        self._served = isinstance(store, Served)
+        self._served = store.features.remote is not None
         """A service holds back by itself what it leases to us."""
         self._turn = asyncio.Lock()
         """One read at a time: the answer to an earlier one must not come last."""

@@ -71,7 +71,7 @@ class Recorder:
     """Gathers events for a moment and writes them together. A full or dead store costs events, and says how many."""
 
     def __init__(self, store: Store) -> None:
-        self._store = store if isinstance(store, KeepsEvents) else None
+        self._log = store.features.events
         self._events: deque[Event] = deque(maxlen=_MOST)
         self._soon = Soon(self.flush, _PAUSE, "recorder")
         self._writing = asyncio.Lock()
@@ -79,7 +79,7 @@ class Recorder:
 
     def note(self, event: Event) -> None:
         """Remember `event`; it is written within some 50 ms."""
-        if self._store is None:
+        if self._log is None:
             return
         if len(self._events) == _MOST:
             self.dropped += 1
@@ -88,17 +88,17 @@ class Recorder:
 
     async def flush(self) -> None:
         """Everything noted until now is in the store when this returns, whoever writes it; or it was dropped."""
-        if self._store is not None and (self._events or self._writing.locked()):
-            await to_the_end(self._flush(self._store))
+        if self._log is not None and (self._events or self._writing.locked()):
+            await to_the_end(self._flush(self._log))
 
-    async def _flush(self, store: KeepsEvents) -> None:
+    async def _flush(self, log: KeepsEvents) -> None:
         async with self._writing:
             if not self._events:
                 return
             batch = list(self._events)
             self._events.clear()
             try:
-                await store.record(batch)
+                await log.record(batch)
             except StoreError as error:
                 self.dropped += len(batch)
                 _log.warning("%d events were not recorded: %s", len(batch), error)

@@ -28,7 +28,7 @@ from bide.engine.background import repeat
 from bide.engine.client import Client
 from bide.engine.config import Terms
 from bide.engine.settings_store import Kept
-from bide.ports import Clock, Instrument, Policy, Route, Served, Shares, Store, Verbs, Wakes
+from bide.ports import Clock, Instrument, Policy, Route, Store, Verbs, Wakes
 
 _log = logging.getLogger("bide.routes")
 EVERY = 3_600.0
@@ -118,7 +118,7 @@ def settings_of_consumers(topic: Topic, policy: Policy, terms: Terms) -> RouteSe
 
 async def announce_for_ever(store: Store, clock: Clock, terms: Terms, routes: Sequence[RouteSettings]) -> None:
     """Announce `routes` now and every hour, unless a service does so, or this process is to write down nothing."""
-    if routes and terms.history and not isinstance(store, Served):
+    if routes and terms.history and store.features.remote is None:
         once = partial(announce, store, clock, routes)
         await repeat("announcing the routes", once, EVERY, log=_log, after_error=_AGAIN)
 
@@ -226,11 +226,11 @@ class Presence:
 
     async def workers(self) -> Mapping[str, Sequence[Topic]] | None:
         """Those that said within the last seconds that they live, with their topics; None: that is not to be had."""
-        store, now = self._client.store, self._client.clock.now()
-        if not isinstance(store, Shares):
+        workers, now = self._client.store.features.workers, self._client.clock.now()
+        if workers is None:
             return None
         try:
-            return await store.announce(self._asker, [], now, now=now)
+            return await workers.announce(self._asker, [], now, now=now)
         except (BadInput, SetupError):  # a service says so to whoever may not work
             return None
 

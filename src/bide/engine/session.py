@@ -16,7 +16,7 @@ from bide.engine.history import History
 from bide.engine.pauses import HeldBack
 from bide.engine.recorder import Recorder, acting, to_the_end
 from bide.engine.transaction_context import joined_to, stays_here
-from bide.ports import AnswersApart, Clock, Joined, Parted, Store, Verbs
+from bide.ports import AnswersApart, Clock, Joined, Store, Verbs
 
 _CHANGED = frozenset(
     {Result.CREATED, Result.REPLACED, Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED, Result.REDRIVEN}
@@ -43,7 +43,8 @@ class Session:
         apart = isinstance(store, AnswersApart)
         self._send_adds: _Sends = store.add_apart if apart else store.add  # type: ignore[attr-defined]
         self._send_changes: _Sends = store.change_apart if apart else store.change  # type: ignore[attr-defined]
-        self._part_of = store.part_of if isinstance(store, Parted) else None
+        parts = store.features.parts
+        self._part_of = None if parts is None else parts.part_of
         self._gets: dict[int, Batcher[Ref, Record | None]] = {}
         self._adds: dict[int, Batcher[NewTask, Answer]] = {}
         self._changes: dict[int, Batcher[Change, Answer]] = {}

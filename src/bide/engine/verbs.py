@@ -64,7 +64,7 @@ from bide.engine.pauses import HeldBack, Pauses
 from bide.engine.recorder import acting
 from bide.engine.session import Session
 from bide.engine.transaction_context import inherited_headers
-from bide.ports import COUNTED, Carrier, Clock, KeepsEvents, Store, Verbs
+from bide.ports import COUNTED, Carrier, Clock, Store, Verbs
 
 _PAGE = 500
 _TRIES = 5
@@ -317,7 +317,8 @@ class ClientVerbs(ABC):
 
     @property
     def _pauses(self) -> Pauses:
-        return Pauses(self._session.verbs, self.clock)
+        session = self._session
+        return Pauses(session.store, self.clock, session.joined())
 
     def _asks(self, who: str | None) -> str | None:
         acts = acting()
@@ -397,10 +398,10 @@ class ClientVerbs(ABC):
         """The events that were out of the ordinary, newest first: of one task, or of all."""
         if topic is not None:
             check_topic(topic)
-        store = self._session.store
+        log = self._session.store.features.events
         await self._session.recorder.flush()
         ref = Ref(topic, key) if topic is not None and key is not None else None
-        return await store.events(ref, limit=limit) if isinstance(store, KeepsEvents) else []
+        return [] if log is None else await log.events(ref, limit=limit)
 
     async def _over_group(self, group: str, topic: str | None, make: Callable[[Record], Change]) -> list[Answer]:
         check_name("group", group)

@@ -22,7 +22,7 @@ from bide.core.records import Record, Ref, State, Topic
 from bide.engine.client import Client
 from bide.engine.delivery.settlement import UNDELIVERED
 from bide.engine.history import MINUTE, Past, rows_between
-from bide.ports import Clock, Served, Store
+from bide.ports import Clock, Store
 
 _MOST_EVENTS = 500
 _MOST_MINUTES = 60
@@ -152,7 +152,7 @@ async def story(client: Client, topic: str, key: str) -> Story | None:
         return None
     told = story_of(found.record, events)
     last = told.last
-    if last is None or last.planned is None or last.began is None or isinstance(client.store, Served):
+    if last is None or last.planned is None or last.began is None or client.store.features.remote is not None:
         return told  # a service, which tells no history, is in between
     return replace(told, crowd=await crowd_of(client.store, client.clock, topic, last.planned, last.began))
 

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
+from bide.ports.diagnosis import Diagnoses, Finding, HasSchema
 from bide.ports.instruments import Carrier, Instrument, TableStats, Wakes
 from bide.ports.sinks import Policy, Route, Sink
 from bide.ports.store import (
     COUNTED,
     AnswersApart,
-    Diagnoses,
-    Finding,
-    HasSchema,
+    Features,
+    HasClock,
     Heard,
-    Joined,
     JoinsTransaction,
     KeepsEvents,
     Listening,
     Notifies,
-    Parted,
-    Served,
-    Shares,
+    Partitioned,
+    Remote,
     Store,
-    TellsTime,
-    Verbs,
+    WorkerRegistry,
 )
 from bide.ports.tables import DueRow, Head, Raced, RowRefused, Table, Taken, WatchesTables
 from bide.ports.time import Clock, ScaledClock, SystemClock, Timer
+from bide.ports.verbs import Joined, Verbs
 
 __all__ = [
     "COUNTED",
@@ -33,7 +31,9 @@ __all__ = [
     "Clock",
     "Diagnoses",
     "DueRow",
+    "Features",
     "Finding",
+    "HasClock",
     "HasSchema",
     "Head",
     "Heard",
@@ -43,23 +43,22 @@ __all__ = [
     "KeepsEvents",
     "Listening",
     "Notifies",
-    "Parted",
+    "Partitioned",
     "Policy",
     "Raced",
+    "Remote",
     "Route",
     "RowRefused",
     "ScaledClock",
-    "Served",
-    "Shares",
     "Sink",
     "Store",
     "SystemClock",
     "Table",
     "TableStats",
     "Taken",
-    "TellsTime",
     "Timer",
     "Verbs",
     "Wakes",
     "WatchesTables",
+    "WorkerRegistry",
 ]

@@ -1,10 +1,8 @@
 """The store seam: the operations that the engine asks of a store.
 
 A store has nine batch operations. All are plural; the answer has the length and order of the argument; none is
-optional, none knows about retry policies or handlers, and no driver's type appears here. What only some stores can do
-is a small protocol of its own below, found with `isinstance`.
-
-A store's schema and its health, for those who look after it.
+optional, none knows about retry policies or handlers, and no driver's type appears here. `Store.features` holds the
+objects for what only some stores can do.
 """
 
 from __future__ import annotations
@@ -15,65 +13,36 @@ from typing import Any, Protocol, runtime_checkable
 
 from msgspec import Struct
 
-from bide.core.answers import Answer
 from bide.core.events import Event
 from bide.core.instants import Millis
 from bide.core.records import (
     Change,
-    Filter,
-    Found,
     Lease,
     Leased,
     NewTask,
-    Page,
     Pause,
-    Record,
     Ref,
     Settlement,
     Tally,
     Topic,
 )
+from bide.ports.diagnosis import Diagnoses, HasSchema
+from bide.ports.tables import WatchesTables
 from bide.ports.time import Clock
+from bide.ports.verbs import Joined, Verbs
 
 COUNTED = 10_000
 """Up to so many are counted, unless somebody asks for more: about a millisecond's worth of index entries."""
 
 
-class Verbs(Protocol):
-    """The operations that clients use; also what a joined transaction offers."""
-
-    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        """Schedule, each by its own `on_conflict`. Durable once answered. One key may come twice: in order."""
-        ...
-
-    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
-        """Move, cancel or redrive: each one atomic transition, or an answer that says why not."""
-        ...
-
-    async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
-        """The tasks as they are, also finished ones while they are kept."""
-        ...
-
-    async def find(self, where: Filter, page: Page) -> Found:
-        """One page of tasks, served by an index. Tasks that stay put are neither skipped nor repeated across pages.
-
-        Without a topic or a group, what lies in bide's own topics (`core.names.RESERVED_TOPICS`) is passed over, and
-        costs next to nothing: there may be more of it than tasks.
-
-        Order: with a group by (topic, key); with a state or a wake range by topic, then `wake_at` (live) or
-        `finished_at` (ended); otherwise by topic, and within it as the store likes. Raises BadInput for a cursor that
-        is not from here.
-        """
-        ...
-
-    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
-        """Record how leases ended; false where the token is not that of the live lease, and nothing changed."""
-        ...
-
-
 @runtime_checkable
 class Store(Verbs, Protocol):
     """Where tasks rest. Errors: StoreUnavailable, StoreFull (add only), StoreCorrupt; a lost race is an answer."""
+
+    @property
+    def features(self) -> Features:
+        """What this store can do beyond the operations. It stays the same, open or closed."""
+        ...
 
     async def open(self) -> None:
         """Connect; create or check the schema. Raises StoreMismatch, StoreUnavailable."""
@@ -124,7 +93,6 @@ class Listening(Protocol):
     async def close(self) -> None: ...
 
 
-@runtime_checkable
 class Notifies(Protocol):
     """A store that can tell of an earlier wake, however far off: it cannot know how long a sleep may be.
 
@@ -135,8 +103,7 @@ class Notifies(Protocol):
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening: ...
 
 
-@runtime_checkable
-class Shares(Protocol):
+class WorkerRegistry(Protocol):
     """A store that knows which workers live."""
 
     async def announce(
@@ -146,16 +113,6 @@ class Shares(Protocol):
         ...
 
 
-class Joined(Verbs, Protocol):
-    """The verbs on one open transaction: they take part in it, and end with it."""
-
-    @property
-    def connection(self) -> Any:
-        """The driver's own connection, for the handler's statements."""
-        ...
-
-
-@runtime_checkable
 class JoinsTransaction(Protocol):
     """A store whose tasks share a database with the caller's data."""
 
@@ -168,7 +125,6 @@ class JoinsTransaction(Protocol):
         ...
 
 
-@runtime_checkable
 class KeepsEvents(Protocol):
     """A store with a capped log of what was out of the ordinary."""
 
@@ -179,8 +135,7 @@ class KeepsEvents(Protocol):
         ...
 
 
-@runtime_checkable
-class TellsTime(Protocol):
+class HasClock(Protocol):
     """A store with a clock of its own."""
 
     async def time(self) -> Millis: ...
@@ -190,12 +145,9 @@ class TellsTime(Protocol):
         ...
 
 
-@runtime_checkable
-class Served(Protocol):
+class Remote(Protocol):
     """A store behind a service, which does for those who lease from it what they would else have to do themselves: it
     holds back what is paused, and tells the history. What is paused it keeps itself, so that is asked of it."""
-
-    served: bool
 
     async def pause(self, topic: Topic, who: str | None) -> bool:
         """Hold its tasks back; whether it was not paused before. `who` asks for it, besides who is known to call."""
@@ -217,8 +169,7 @@ class Served(Protocol):
         ...
 
 
-@runtime_checkable
-class Parted(Protocol):
+class Partitioned(Protocol):
     """A store of several parts, each of which may be away, or busy, while the others work."""
 
     def part_of(self, topic: Topic, key: str) -> int:
@@ -246,35 +197,16 @@ class AnswersApart(Protocol):
     async def settle_apart(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[Any]: ...
 
 
-@runtime_checkable
-class HasSchema(Protocol):
-    """A store with a schema that has versions."""
+class Features(Struct, frozen=True, kw_only=True):
+    """The objects for what only some stores can do; None where one cannot. Mostly each is the store itself."""
 
-    async def schema_version(self) -> tuple[int, int]:
-        """The version found (0: nothing), and the one needed here. Works before `open` where that checks the schema."""
-        ...
-
-    async def plan(self) -> list[str] | None:
-        """The statements that `migrate` would run now; None: opening alone brings it up to date."""
-        ...
-
-    async def migrate(self) -> None:
-        """Bring the schema to what this code wants; nothing to do is no error. Works before `open`."""
-        ...
-
-
-class Finding(Struct, frozen=True):
-    """One thing that `doctor` looked at."""
-
-    ok: bool
-    what: str
-    advice: str = ""
-    severe: bool = False
-    """When not ok: tasks are lost or may be; else it is worth a warning."""
-
-
-@runtime_checkable
-class Diagnoses(Protocol):
-    """A store that can examine itself and its surroundings."""
-
-    async def diagnose(self) -> list[Finding]: ...
+    wakes: Notifies | None = None
+    workers: WorkerRegistry | None = None
+    transactions: JoinsTransaction | None = None
+    events: KeepsEvents | None = None
+    clock: HasClock | None = None
+    parts: Partitioned | None = None
+    schema: HasSchema | None = None
+    diagnosis: Diagnoses | None = None
+    tables: WatchesTables | None = None
+    remote: Remote | None = None

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from msgspec import Struct
 
 from bide.core.instants import Millis
 from bide.core.records import NewTask
 from bide.core.table_source import TableSource
-from bide.ports.store import Finding, Joined
+from bide.ports.diagnosis import Finding
 from bide.ports.time import Clock
+from bide.ports.verbs import Joined
 
 
 class DueRow(Struct, frozen=True):
@@ -110,7 +111,6 @@ class Table(Protocol):
         ...
 
 
-@runtime_checkable
 class WatchesTables(Protocol):
     """A store in whose database there may be tables of the caller's own."""
 

@@ -22,7 +22,7 @@ from bide.core.errors import SetupError, StoreError
 from bide.core.records import Ref
 from bide.engine.client import Client
 from bide.insight.cached_query import CachedQuery
-from bide.ports import Clock, HasSchema, Parted, Store, SystemClock, TellsTime
+from bide.ports import Clock, HasClock, HasSchema, Store, SystemClock
 from bide.service.authz import Verb
 from bide.service.requests import Reply, Request
 
@@ -110,10 +110,10 @@ class Health:
         else:
             store = client.store
             checks = [self._check("store", lambda: reach(store, self._patience))]
-            if isinstance(store, HasSchema):
-                checks.append(self._check("schema", lambda: self._look_at_schema(store)))
-            if isinstance(store, TellsTime):
-                checks.append(self._check("clock", lambda: _compare_clocks(store, self._wall)))
+            if (schema := store.features.schema) is not None:
+                checks.append(self._check("schema", lambda: self._look_at_schema(schema)))
+            if (clock := store.features.clock) is not None:
+                checks.append(self._check("clock", lambda: _compare_clocks(clock, self._wall)))
             found = Readiness(tuple(await asyncio.gather(*checks)))
         self._tell(found)
         return found
@@ -131,11 +131,11 @@ class Health:
             self._errors[name] = repr(error)
             return Check(name, Level.FAILED, "the check itself failed ({error})", {"error": type(error).__name__})
 
-    async def _look_at_schema(self, store: HasSchema) -> Check:
+    async def _look_at_schema(self, schema: HasSchema) -> Check:
         if self._schema is not None and time.monotonic() < self._schema_until:
             return self._schema
         self._schema = None
-        found, wanted = await store.schema_version()
+        found, wanted = await schema.schema_version()
         values = {"found": found, "wanted": wanted}
         if found < wanted:
             return Check("schema", Level.FAILED, "version {found}, and {wanted} is wanted: bide migrate", values)
@@ -164,8 +164,8 @@ async def ready(client: Client, *, patience: float = 2.0, wall: Clock | None = N
 async def reach(store: Store, patience: float) -> Check:
     """The cheapest call there is: get a task that does not exist, in several parts of the store where it has some."""
     refs = [Ref(_PROBE, "probe")]
-    if isinstance(store, Parted):
-        by_part = {store.part_of(_PROBE, f"probe-{number}"): f"probe-{number}" for number in range(4 * _PARTS)}
+    if (parts := store.features.parts) is not None:
+        by_part = {parts.part_of(_PROBE, f"probe-{number}"): f"probe-{number}" for number in range(4 * _PARTS)}
         refs = [Ref(_PROBE, key) for key in list(by_part.values())[:_PARTS]]
     asked = [asyncio.ensure_future(store.get([ref])) for ref in refs]
     try:
@@ -186,15 +186,15 @@ async def reach(store: Store, patience: float) -> Check:
     return Check("store", Level.OK, "it answers")
 
 
-async def skew_of(store: TellsTime, wall: Clock) -> float:
+async def skew_of(clock: HasClock, wall: Clock) -> float:
     """Seconds by which this machine's clock is ahead of the store's, give or take half a round trip."""
     before = wall.now()
-    there = await store.time()
+    there = await clock.time()
     return ((before + wall.now()) / 2 - there) / 1000
 
 
-async def _compare_clocks(store: TellsTime, wall: Clock) -> Check:
-    skew = await skew_of(store, wall)
+async def _compare_clocks(clock: HasClock, wall: Clock) -> Check:
+    skew = await skew_of(clock, wall)
     if abs(skew) < WARN_OF_SKEW:
         return Check("clock", Level.OK, "within a second of the store's")
     sentence = "this machine's clock is {seconds} s behind the store's"

@@ -24,7 +24,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.ports import COUNTED, Heard, KeepsEvents, Listening, Notifies, Shares, Store
+from bide.ports import COUNTED, Features, Heard, Listening, Store
 from bide.testing.virtual import VirtualLoop
 
 Answered = TypeVar("Answered")
@@ -54,6 +54,16 @@ class FaultyStore:
         self.deaf = deaf
         """True: subscriptions are taken and never served, so every notification is lost."""
         self.calls: dict[str, int] = {}
+
+    @property
+    def features(self) -> Features:
+        """Of the inner store those that have faults here too: notifications, workers and the event log."""
+        inner = self.inner.features
+        return Features(
+            wakes=None if inner.wakes is None else self,
+            workers=None if inner.workers is None else self,
+            events=None if inner.events is None else self,
+        )
 
     async def _call(self, name: str, verb: Callable[[], Awaitable[Answered]]) -> Answered:
         self.calls[name] = self.calls.get(name, 0) + 1
@@ -109,23 +119,22 @@ class FaultyStore:
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
     ) -> dict[str, list[Topic]]:
-        inner = self.inner
-        if not isinstance(inner, Shares):
+        workers = self.inner.features.workers
+        if workers is None:
             return {}
-        return await self._call("announce", lambda: inner.announce(holder, topics, until, now=now))
+        return await self._call("announce", lambda: workers.announce(holder, topics, until, now=now))
 
     async def record(self, events: Sequence[Event]) -> None:
-        inner = self.inner
-        if isinstance(inner, KeepsEvents):
-            await self._call("record", lambda: inner.record(events))
+        log = self.inner.features.events
+        if log is not None:
+            await self._call("record", lambda: log.record(events))
 
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
-        inner = self.inner
-        if not isinstance(inner, KeepsEvents):
+        log = self.inner.features.events
+        if log is None:
             return []
-        return await self._call("events", lambda: inner.events(ref, limit=limit))
+        return await self._call("events", lambda: log.events(ref, limit=limit))
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
-        if self.deaf or not isinstance(self.inner, Notifies):
-            return _Deaf()
-        return await self.inner.listen(topics, heard)
+        wakes = self.inner.features.wakes
+        return _Deaf() if self.deaf or wakes is None else await wakes.listen(topics, heard)

@@ -16,7 +16,7 @@ from bide.core.records import Record, Settlement, Topic, Verdict
 from bide.core.tasks import Task
 from bide.engine.delivery.tables import TableLoop
 from bide.engine.delivery.worker import Worker
-from bide.ports import Store, WatchesTables
+from bide.ports import Store
 from bide.stores.memory import MemoryStore
 from bide.testing.clock import ManualClock
 
@@ -129,7 +129,7 @@ class TimeMachine:
         """Those of the app's tables that are in this machine's store, opened at the first use; no others."""
         if self._tables is None:
             self._tables = []
-            for watch in self._app.watches if isinstance(self._store, WatchesTables) else ():
+            for watch in self._app.watches if self._store.features.tables is not None else ():
                 if watch.source.database is None:
                     for table in self._app.loops_of(watch):
                         await table.open()

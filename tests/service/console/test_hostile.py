@@ -17,7 +17,6 @@ from bide import Bide
 from bide.core.events import EventKind, event_of
 from bide.core.records import Record, Settlement, Verdict
 from bide.engine.pauses import Pauses
-from bide.ports import Shares
 from bide.service.console.rendering import address, task_address, topic_address
 from bide.testing import ManualClock
 
@@ -108,8 +107,9 @@ async def _fill(one: Running, texts: Texts, clock: ManualClock) -> None:
     _tell(app, record, texts, clock)
     await app.recorder.flush()
     await Pauses(app.store, clock).pause(name, who=texts.free[:100])
-    assert isinstance(app.store, Shares)
-    await app.store.announce(f"worker of {name}", [name], clock.now() + 60_000, now=clock.now())
+    workers = app.store.features.workers
+    assert workers is not None
+    await workers.announce(f"worker of {name}", [name], clock.now() + 60_000, now=clock.now())
     await app.schedule(name, free, key="leased" + name[:100], delay="0s")
     now = clock.now()
     assert (await app.store.lease({name: 1}, now=now, until=now + 60_000, holder=texts.free[:100])).tasks

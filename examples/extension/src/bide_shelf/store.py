@@ -27,6 +27,7 @@ from bide.core.records import (
     Settlement,
     Tally,
 )
+from bide.ports import Features
 from bide.stores.cursors import order_of, place_of, read_cursor, write_cursor
 
 _SHELVES: dict[str, dict[tuple[str, str], Record]] = {}
@@ -39,6 +40,9 @@ def store_at(url: str) -> ShelfStore:
 
 class ShelfStore:
     """A `bide.ports.Store` in a dictionary by (topic, key)."""
+
+    features = Features()
+    """No more than the operations: nothing is told of, and nobody's transactions are joined."""
 
     def __init__(self, tasks: dict[tuple[str, str], Record] | None = None) -> None:
         self._tasks = {} if tasks is None else tasks

@@ -29,7 +29,6 @@ from urllib.parse import urlencode
 
 from bide import Bide, Task
 from bide.core.instants import as_datetime
-from bide.ports import HasSchema
 from bide.settings import Settings
 from bide.wiring import store_maker
 from bide_lab.servers.memory import GONE
@@ -58,10 +57,10 @@ class _Bide(Strategy):
         return f"{given}{'&' if '?' in given else '?'}{urlencode({self.apart: self.setting.prefix})}"
 
     async def open(self) -> None:
-        store = store_maker(self.url, Settings())()
+        schema = store_maker(self.url, Settings())().features.schema
         # the first of a cell's processes makes what the others find; only SQLite would do that by itself
-        if isinstance(store, HasSchema) and await store.plan():
-            await store.migrate()
+        if schema is not None and await schema.plan():
+            await schema.migrate()
         self.closing.push_async_callback(self.app.close)
         await self.app.open()
 

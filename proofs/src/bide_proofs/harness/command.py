@@ -25,7 +25,6 @@ from bide.cli.bench.redis_server import redis_server
 from bide.cli.bench.worker import percentile
 from bide.core.errors import BideError, StoreError, StoreMismatch
 from bide.core.records import State
-from bide.ports import HasSchema
 from bide.settings import Settings
 from bide.wiring import store_maker
 from bide_proofs.servers.process import ServerFailed, ServerMissing
@@ -122,9 +121,9 @@ _REDIS = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
 
 async def migrated(url: str) -> None:
     """Make the tables of a store that has some, where they are missing or old."""
-    store = store_maker(url, Settings())()
-    if isinstance(store, HasSchema) and await store.plan():
-        await store.migrate()
+    schema = store_maker(url, Settings())().features.schema
+    if schema is not None and await schema.plan():
+        await schema.migrate()
 
 
 async def refuse_unless_empty(app: Bide, topics: Collection[str]) -> None:

@@ -16,6 +16,7 @@ from random import Random
 from typing import Any, TypeVar
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bide.core.answers import Answer
 from bide.core.errors import OutcomeUnknown, StoreError, StoreFull, StoreUnavailable
@@ -36,7 +37,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.ports import COUNTED, Heard
+from bide.ports import COUNTED, Features, Heard
 from bide.stores.batches import gathered
 from bide.stores.clocks import ServerTime, StoreClock
 from bide.stores.memory import MemoryStore
@@ -113,7 +114,7 @@ class _Asking:
 
 
 class Link:
-    """A `Store`; it also `Notifies`, `Shares` and, unless the store goes by its callers' clock, `TellsTime`."""
+    """A `Store`, with notifications, a registry of workers, and a clock unless it goes by its callers'."""
 
     def __init__(
         self,
@@ -139,6 +140,10 @@ class Link:
         self._time = _SimulatedTime(self._loop, wall)
         self._subscriptions: list[Any] = []
         self.calls = 0
+
+    @property
+    def features(self) -> Features:
+        return Features(wakes=self, workers=self, clock=self)
 
     async def open(self) -> None:
         """Learn what time it is there, as far as it can be asked."""
@@ -373,6 +378,10 @@ class Link:
 
 class PartedLink(Link):
     """A store whose shards are on servers of their own: calls to each go apart."""
+
+    @property
+    def features(self) -> Features:
+        return replace(super().features, parts=self)
 
     def part_of(self, topic: Topic, key: str) -> int:
         return self._server.shard_of(topic, key)

@@ -28,7 +28,6 @@ from bide.core.events import Event, EventKind
 from bide.core.names import new_id
 from bide.core.records import Verdict
 from bide.engine.delivery.lease_extender import PAGE, PURGE_EVERY
-from bide.ports import KeepsEvents
 from bide.settings import Settings
 from bide_proofs.harness.command import (
     LOOK,
@@ -243,8 +242,7 @@ class Soak:
 
 async def _fill_events(app: Bide) -> None:
     """The log of events to its cap, with such as handlers will cause, so that it does not grow any more."""
-    store = app.store
-    if isinstance(store, KeepsEvents):
+    if (log := app.store.features.events) is not None:
         who = f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"  # as a worker is called
         for _ in range(EVENTS // 500):
             now = app.clock.now()
@@ -255,7 +253,7 @@ async def _fill_events(app: Bide) -> None:
                 )
                 for _ in range(500)
             )  # fmt: skip
-            await store.record(list(new))
+            await log.record(list(new))
 
 
 def _say(text: str) -> None:

@@ -32,7 +32,6 @@ from bide.cli.bench.workers import fill, stage, worker_process
 from bide.core.instants import Millis
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Filter, Leased, Move, NewTask, Page, Settlement, State, Verdict
-from bide.ports import Notifies
 from bide.settings import Settings
 from bide.wiring import store_maker
 
@@ -152,10 +151,11 @@ class _Growing:
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
         """As a worker does before it leases: a store on a server may ask for heads only after a notification."""
-        if not self._place.on_server or not isinstance(self._store, Notifies):
+        wakes = self._store.features.wakes
+        if not self._place.on_server or wakes is None:
             yield
             return
-        listening = await self._store.listen([LEASED], lambda topic, wake: self._notified.set())
+        listening = await wakes.listen([LEASED], lambda topic, wake: self._notified.set())
         try:
             yield
         finally:

@@ -20,7 +20,6 @@ from bide.cli.bench.place import Load, Place, Raw, Stop, due_in_an_hour, named_p
 from bide.cli.bench.processes import process_named, spent, spent_by_family, stat
 from bide.cli.bench.worker import PAYLOAD
 from bide.core.errors import StoreUnavailable
-from bide.ports import HasSchema
 from bide.settings import Settings
 from bide.wiring import address_of, store_maker
 
@@ -78,9 +77,9 @@ class SqlServer(Place):
 
     async def make(self) -> None:
         """By the store's own migrations."""
-        store = store_maker(self.url, Settings())()
-        assert isinstance(store, HasSchema)
-        await store.migrate()
+        schema = store_maker(self.url, Settings())().features.schema
+        assert schema is not None
+        await schema.migrate()
 
     async def clear(self) -> None:
         """On a connection of its own: an interrupted run may have left the other one in the middle of a statement."""

@@ -38,7 +38,7 @@ from bide.engine.background import log_defect
 from bide.engine.config import Terms
 from bide.engine.delivery.settlement import completion
 from bide.engine.transaction_context import joining, set_running
-from bide.ports import Clock, JoinsTransaction, Route, Store
+from bide.ports import Clock, Route, Store
 
 _log = logging.getLogger("bide.worker")
 _LONGEST_TURN = 0.005
@@ -90,11 +90,11 @@ class Delivery(Task[Any]):
     async def transaction(self, *, again_at: When | None = None, again_in: Length | None = None) -> AsyncIterator[Any]:
         """See `Task.transaction`."""
         store, record = self._holder.store, self.record
-        if not isinstance(store, JoinsTransaction):
+        if (transactions := store.features.transactions) is None:
             raise SetupError(f"{type(store).__name__} shares no database with handlers; sqlite: does")
         done, committing = Done(again_at=again_at, again_in=again_in), False
         try:
-            async with store.transaction() as joined:
+            async with transactions.transaction() as joined:
                 with joining(store, joined):
                     yield joined.connection
                 clock, keep = self._holder.clock, self._holder.terms.retention_of(record.topic)

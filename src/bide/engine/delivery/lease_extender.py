@@ -14,7 +14,7 @@ from bide.core.records import Topic
 from bide.engine.background import repeat
 from bide.engine.delivery.executor import Delivery
 from bide.engine.delivery.settler import Settler
-from bide.ports import Clock, Shares, Store
+from bide.ports import Clock, Store
 
 _log = logging.getLogger("bide.keeper")
 _LOST = "the lease was refused: cancelled, replaced, or held by somebody else now"
@@ -149,7 +149,7 @@ class Keeper:
             purged = await self._store.purge(now=self._clock.now(), limit=PAGE)
 
     async def announce_for_ever(self) -> None:
-        if isinstance(self._store, Shares):
+        if self._store.features.workers is not None:
             await repeat("announcing this worker", self._announce, ANNOUNCE_EVERY, log=_log)
 
     async def leave(self) -> None:
@@ -160,7 +160,7 @@ class Keeper:
             _log.warning("leaving could not be announced; it shows by itself after a while: %s", error)
 
     async def _announce(self, *, gone: bool = False) -> None:
-        if isinstance(self._store, Shares):
+        if (workers := self._store.features.workers) is not None:
             now = self._clock.now()
             topics, until = ([], now) if gone else (self._topics, now + PRESENCE)
-            await self._store.announce(self._holder, topics, until, now=now)
+            await workers.announce(self._holder, topics, until, now=now)

@@ -23,7 +23,7 @@ from bide.engine.client import Client
 from bide.engine.delivery.lease_loop import LeaseLoop
 from bide.engine.delivery.settlement import given_back, settlement
 from bide.engine.registry import RouteSettings
-from bide.ports import Listening, Notifies, Policy
+from bide.ports import Listening, Policy
 
 _log = logging.getLogger("bide.desk")
 _MOST = 10_000
@@ -315,13 +315,13 @@ class Desk(LeaseLoop):
 
     async def _listen(self, topics: Mapping[Topic, int]) -> None:
         """Subscribe before the first lease of a topic, so that no wake-up falls in between."""
-        if not isinstance(self.store, Notifies):
+        if (wakes := self.store.features.wakes) is None:
             return
         for topic in topics:
             self._unasked.pop(topic, None)
             listening = self._listening.get(topic)
             if listening is None or (listening.done() and listening.exception() is not None):
-                listening = self._loop.create_task(self.store.listen([topic], self._hear))
+                listening = self._loop.create_task(wakes.listen([topic], self._hear))
                 self._listening[topic] = listening
             elif listening.done():
                 continue

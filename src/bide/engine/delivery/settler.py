@@ -21,7 +21,7 @@ from bide.core.errors import PartlyFailed, StoreError
 from bide.core.records import Settlement
 from bide.engine.background import begin
 from bide.engine.delivery.executor import Delivery
-from bide.ports import AnswersApart, Clock, Parted, Store
+from bide.ports import AnswersApart, Clock, Store
 
 _log = logging.getLogger("bide.settler")
 _LIMIT = 1_000
@@ -39,7 +39,8 @@ class Settler:
 
     def __init__(self, store: Store, clock: Clock, told: Told, busy: Callable[[], bool]) -> None:
         self._make = partial(_Outbox, store, clock, told, busy)
-        self._part_of = store.part_of if isinstance(store, Parted) else None
+        parts = store.features.parts
+        self._part_of = None if parts is None else parts.part_of
         self._outboxes: dict[int, _Outbox] = {}
 
     def put(self, delivery: Delivery, settlement: Settlement) -> None:

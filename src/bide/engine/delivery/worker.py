@@ -32,7 +32,7 @@ from bide.engine.delivery.settlement import given_back, settlement
 from bide.engine.delivery.settler import Settler
 from bide.engine.delivery.tables import TableLoop
 from bide.engine.registry import settings_of
-from bide.ports import Listening, Notifies, Route
+from bide.ports import Listening, Route
 
 _log = logging.getLogger("bide.worker")
 _STOPPED = "the worker has stopped, and what waits goes on waiting"
@@ -111,8 +111,8 @@ class Worker(LeaseLoop):
         """Subscribe, then begin to lease. Raises SetupError for a table that cannot be watched."""
         for table in self.tables:
             await table.start()
-        if isinstance(self.store, Notifies):
-            self._listening = await self.store.listen(list(self._lanes), self._heard)
+        if (wakes := self.store.features.wakes) is not None:
+            self._listening = await wakes.listen(list(self._lanes), self._heard)
         if self._lanes:
             self._start_leasing()
         keeper = self._keeper

@@ -11,7 +11,6 @@ from bide.core.instants import Millis
 from bide.engine.registry import Channel
 from bide.insight.minute_log import Flow
 from bide.insight.overview import Overview
-from bide.ports import Notifies
 from bide.service.authz import ANONYMOUS, Verb
 from bide.service.console.page_request import Page, Shared, Visit
 from bide.service.health import Level
@@ -52,7 +51,7 @@ class OverviewPage(Page):
             HealthLine(visit.say(check.name), check.level, visit.say(check.sentence, **check.values))
             for check in (await self._shared.health.ready()).checks
         ]
-        channel = self._shared.channel.look(notifies=isinstance(self._shared.app.store, Notifies))
+        channel = self._shared.channel.look(notifies=self._shared.app.store.features.wakes is not None)
         checks.append(HealthLine(visit.say("wake-ups"), *said_of_wake_ups(visit, channel)))
         return visit.page(
             template, o=overview, checks=checks, late=grade(overview.minute), bars=bars(overview.by_minute),

@@ -33,7 +33,7 @@ from bide.core.records import State, Tally, Topic
 from bide.engine.client import Client
 from bide.insight.cached_query import CachedQuery
 from bide.insight.overview import oldest_due
-from bide.ports import AnswersApart, Store, SystemClock, TellsTime
+from bide.ports import AnswersApart, Store, SystemClock
 from bide.service.health import reach, skew_of
 
 OTHER = "other"
@@ -291,8 +291,8 @@ class Looking:
         return self.seen
 
     async def _skew(self) -> float | None:
-        store = self._client.store
-        return await skew_of(store, SystemClock()) if isinstance(store, TellsTime) else None
+        clock = self._client.store.features.clock
+        return None if clock is None else await skew_of(clock, SystemClock())
 
 
 def by_label(

@@ -40,7 +40,7 @@ from bide.core.records import Topic
 from bide.engine.client import Client
 from bide.engine.pauses import HeldBack
 from bide.engine.recorder import acting_as
-from bide.ports import Notifies, remote
+from bide.ports import remote
 from bide.ports.remote import CALL_LASTS, OPERATIONS, Batch, Bounds, Call, Failure, Needs, Operation
 from bide.service.audit import audit
 from bide.service.authz import ALL_VERBS, AccessRefused, Caller, Verb
@@ -362,8 +362,8 @@ class StoreCalls:
             earliest[topic] = min(wake, earliest.get(topic, wake))
             news.set()
 
-        store = self._client.store
-        listening = await store.listen(topics, heard) if isinstance(store, Notifies) else None
+        wakes = self._client.store.features.wakes
+        listening = None if wakes is None else await wakes.listen(topics, heard)
         self._streams.add(news)
         try:
             yield b"\n"

@@ -22,7 +22,7 @@ from bide.engine.client import Client
 from bide.engine.history import MinuteRow, rows_between
 from bide.engine.pauses import HeldBack
 from bide.engine.session import Session, verb_of
-from bide.ports import KeepsEvents, Shares, remote
+from bide.ports import remote
 from bide.ports.remote import SHORTEST_LEASE, Batch, FlatTally
 from bide.service.audit import Rates
 from bide.service.authz import Caller, Verb
@@ -138,21 +138,20 @@ class StoreOperations:
         return await self._store.purge(now=now, limit=min(max(limit, 0), remote.MOST))
 
     async def announce(self, request: remote.AnnounceRequest, caller: Caller, now: Millis) -> dict[str, list[Topic]]:
-        store = self._store
-        if not isinstance(store, Shares):
+        if (workers := self._store.features.workers) is None:
             return {}
         holder = self._holder(caller, request.holder)
         until = min(now + (request.lasts if self._trusting else min(request.lasts, _PRESENCE)), LAST_INSTANT)
         if request.topics and holder not in self._holders and len(self._holders) >= _MOST_HOLDERS:
             raise BadInput("holder", request.holder, f"one of at most {_MOST_HOLDERS} workers at once")
-        live = await store.announce(holder, request.topics, until, now=now)
+        live = await workers.announce(holder, request.topics, until, now=now)
         if request.topics:
             self._holders[holder] = until
         else:
             self._holders.pop(holder, None)
         for gone in [holder for holder, ends in self._holders.items() if ends <= now]:
             del self._holders[gone]  # it died: a store that takes it for one of this process lets go of its share
-            live = await store.announce(gone, [], now, now=now)
+            live = await workers.announce(gone, [], now, now=now)
         seen = {holder: [topic for topic in its if caller.may(Verb.WORK, topic)] for holder, its in live.items()}
         return {holder: its for holder, its in seen.items() if its}
 
@@ -188,15 +187,15 @@ class StoreOperations:
             fresh = [event for event in events if event.kind is not EventKind.CHANGE]
             most = self._rates.take(caller.id, len(fresh))
             events = [replace(one, who=_on_behalf(caller, one.who), at=now) for one in fresh[:most]]
-        if isinstance(self._store, KeepsEvents) and events:
-            await self._store.record(events)
+        if (log := self._store.features.events) is not None and events:
+            await log.record(events)
 
     async def events(self, request: remote.EventsRequest, caller: Caller, now: Millis) -> list[Event]:
-        if not isinstance(self._store, KeepsEvents):
+        if (log := self._store.features.events) is None:
             return []
         await self._client.recorder.flush()
         await self._session.recorder.flush()
-        found = await self._store.events(request.ref, limit=min(max(request.limit, 0), remote.MOST))
+        found = await log.events(request.ref, limit=min(max(request.limit, 0), remote.MOST))
         return [event for event in found if caller.may(Verb.EVENTS, event.topic)]
 
     async def time(self, request: None, caller: Caller, now: Millis) -> None:

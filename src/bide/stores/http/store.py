@@ -33,7 +33,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.ports import COUNTED, Clock, Heard, Listening, remote
+from bide.ports import COUNTED, Clock, Features, Heard, Listening, remote
 from bide.ports.remote import Batch, Operation, Success
 from bide.stores.batches import gathered
 from bide.stores.clocks import ServerTime, StoreClock
@@ -59,8 +59,6 @@ class HttpStore:
     which a call is sent again.
     """
 
-    served = True
-
     def __init__(
         self,
         url: str,
@@ -85,6 +83,10 @@ class HttpStore:
 
     def __repr__(self) -> str:
         return f"<HttpStore {self._where}>"
+
+    @property
+    def features(self) -> Features:
+        return Features(wakes=self, workers=self, events=self, clock=self, remote=self)
 
     async def open(self) -> None:
         """Find out who answers there. Raises StoreUnavailable, StoreMismatch, and SetupError for a wrong token."""
@@ -166,19 +168,19 @@ class HttpStore:
     async def purge(self, *, now: Millis, limit: int) -> int:
         return await self._ask(remote.PURGE, max(limit, 0), now)
 
-    # --- Notifies
+    # --- features.wakes
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
         return await self._open().wakes.listen(topics, heard)
 
-    # --- Shares
+    # --- features.workers
 
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
     ) -> dict[str, list[Topic]]:
         return await self._ask(remote.ANNOUNCE, remote.AnnounceRequest(holder, list(topics), max(until - now, 0)), now)
 
-    # --- KeepsEvents
+    # --- features.events
 
     async def record(self, events: Sequence[Event]) -> None:
         most = self._open().calls.most
@@ -192,7 +194,7 @@ class HttpStore:
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
         return await self._ask(remote.EVENTS, remote.EventsRequest(ref, max(limit, 0)))
 
-    # --- Served
+    # --- features.remote
 
     async def pause(self, topic: Topic, who: str | None) -> bool:
         return await self._ask(remote.PAUSE, remote.PauseRequest(topic, who))
@@ -207,7 +209,7 @@ class HttpStore:
         rows: Raw = await self._ask(remote.MINUTES, (first, last))
         return bytes(rows)
 
-    # --- TellsTime
+    # --- features.clock
 
     async def time(self) -> Millis:
         success = await self._send(remote.TIME, None)

@@ -47,7 +47,7 @@ from bide.core.records import (
     Token,
     Topic,
 )
-from bide.ports import COUNTED, Heard
+from bide.ports import COUNTED, Features, Heard
 from bide.stores.cursors import read_cursor
 from bide.stores.listeners import Listener, Listeners
 from bide.stores.memory.lines import Listings, MakeTimer, MemoryReads, TopicTasks
@@ -60,7 +60,7 @@ _SLACK = 64
 
 
 class MemoryStore:
-    """A `Store` in memory; it also `Notifies`, `Shares` and `KeepsEvents`.
+    """A `Store` in memory.
 
     `timer` makes, from the present, the timer on which the tasks of one topic wait, for example
     `lambda now: HierarchicalWheel(start=now)`; without one they wait on a heap. What was scheduled survives `close`
@@ -79,6 +79,10 @@ class MemoryStore:
         self._listeners = Listeners(_log)
         self._events: deque[Event] = deque(maxlen=longest_log)
         self._workers: dict[str, tuple[Millis, list[Topic]]] = {}
+
+    @property
+    def features(self) -> Features:
+        return Features(wakes=self, workers=self, events=self)
 
     async def open(self) -> None:
         self._is_open = True
@@ -286,7 +290,7 @@ class MemoryStore:
         self._vacant.clear()
         return forgotten
 
-    # what only some stores can
+    # features
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
         self._check_open()

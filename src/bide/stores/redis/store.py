@@ -28,7 +28,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.ports import COUNTED, Clock, Heard, Listening
+from bide.ports import COUNTED, Clock, Features, Heard, Listening
 from bide.ports import Finding as Examined
 from bide.stores.batches import gathered
 from bide.stores.clocks import ServerTime, StoreClock
@@ -85,6 +85,10 @@ class RedisStore:
 
     def __repr__(self) -> str:
         return f"RedisStore({self._address.shown}, namespace={self._address.namespace!r})"
+
+    @property
+    def features(self) -> Features:
+        return Features(wakes=self, workers=self, events=self, clock=self, parts=self, schema=self, diagnosis=self)
 
     # --- open and close
 
@@ -158,7 +162,7 @@ class RedisStore:
         return gathered(answers)
 
     def part_of(self, topic: Topic, key: str) -> int:
-        """See `ports.Parted`: shards by their server, and those of each server in `_LINES`."""
+        """See `Partitioned`: shards by their server, and those of each server in `_LINES`."""
         opened = self._open()
         shard = opened.layout.shard_of(topic, key)
         return opened.nodes.part_of(shard) * _LINES + shard % _LINES
@@ -213,12 +217,12 @@ class RedisStore:
                 raise reply
         return sum(reply[2] for reply in replies)
 
-    # --- Notifies
+    # --- features.wakes
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
         return await self._open().subscriptions.listen(topics, heard)
 
-    # --- Shares
+    # --- features.workers
 
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
@@ -231,7 +235,7 @@ class RedisStore:
         opened.leaser.share(holder, topics, live)
         return live
 
-    # --- KeepsEvents
+    # --- features.events
 
     async def record(self, events: Sequence[Event]) -> None:
         reader = self._open().reader
@@ -241,7 +245,7 @@ class RedisStore:
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
         return await runtime.events(self._open().reader, ref, limit)
 
-    # --- TellsTime
+    # --- features.clock
 
     async def time(self) -> Millis:
         opened = self._open()
@@ -251,7 +255,7 @@ class RedisStore:
     def clock(self) -> Clock | None:
         return StoreClock(self._open().time) if self._by_server else None
 
-    # --- HasSchema
+    # --- features.schema
 
     async def schema_version(self) -> tuple[int, int]:
         opened = self._open()
@@ -266,7 +270,7 @@ class RedisStore:
         """There is one version of the layout so far, and `open` records it."""
         self._open()
 
-    # --- Diagnoses
+    # --- features.diagnosis
 
     async def diagnose(self) -> list[Examined]:
         opened = self._open()

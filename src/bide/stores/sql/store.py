@@ -21,7 +21,7 @@ from bide.core.instants import Millis
 from bide.core.names import storable
 from bide.core.records import Change, Filter, Found, Lease, Leased, NewTask, Page, Record, Ref, Settlement, Tally, Topic
 from bide.core.table_source import TableSource
-from bide.ports import COUNTED, Clock, Finding, Heard, Joined, Listening, Table
+from bide.ports import COUNTED, Clock, Features, Finding, Heard, Joined, Listening, Table
 from bide.stores.batches import gathered, merge_earliest, slices
 from bide.stores.clocks import ServerTime, StoreClock
 from bide.stores.driver_adapters import borrowed
@@ -224,6 +224,13 @@ class SqlStore(ABC):
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._address.shown})"
 
+    @property
+    def features(self) -> Features:
+        return Features(
+            wakes=self, workers=self, transactions=self, events=self, clock=self, schema=self, diagnosis=self,
+            tables=self,
+        )  # fmt: skip
+
     # --- open and close
 
     async def open(self) -> None:
@@ -368,7 +375,7 @@ class SqlStore(ABC):
             runtime.connections["read"], lambda call: runtime.reads(call).tally(spans, upto, topics)
         )
 
-    # --- JoinsTransaction
+    # --- features.transactions
 
     def transaction(self) -> AbstractAsyncContextManager[Joined]:
         """A transaction on the store's server, for tasks and for your own tables (`.connection`, the driver's).
@@ -386,7 +393,7 @@ class SqlStore(ABC):
         runtime = self._open()
         return runtime.joined(runtime, lent)
 
-    # --- Notifies, Shares, KeepsEvents
+    # --- features.wakes, workers, events
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
         return await self._open().listen(topics, heard)
@@ -450,7 +457,7 @@ class SqlStore(ABC):
         found: list[Event] = await self._open().connections["read"].read(work)
         return found
 
-    # --- TellsTime, Diagnoses
+    # --- features.clock, diagnosis
 
     async def time(self) -> Millis:
         runtime = self._open()
@@ -464,13 +471,13 @@ class SqlStore(ABC):
     async def diagnose(self) -> list[Finding]:
         return await self._open().diagnose()
 
-    # --- WatchesTables
+    # --- features.tables
 
     def tables(self, source: TableSource, *, connections: int) -> Sequence[Table]:
         """Tables on the same server, on connections of their own."""
         return self._tables(self._url, source, connections=connections, clock=self._clock, using=self.using)
 
-    # --- HasSchema
+    # --- features.schema
 
     async def schema_version(self) -> tuple[int, int]:
         """The version there (0: none), and the one that this code wants."""

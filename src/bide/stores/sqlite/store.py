@@ -14,7 +14,7 @@ from bide.core.events import Event
 from bide.core.instants import Millis
 from bide.core.records import Lease, Leased, Ref, Tally, Topic
 from bide.core.table_source import TableSource
-from bide.ports import COUNTED, Finding
+from bide.ports import COUNTED, Features, Finding
 from bide.stores.sqlite import database, operations
 from bide.stores.sqlite.connection import DiskReserve
 from bide.stores.sqlite.database import VERSION, OpenFile, Settings, StoreFile, open_in_thread, version_of_file
@@ -62,6 +62,12 @@ class SqliteStore(Verbs):
 
     def __repr__(self) -> str:
         return f"<SqliteStore {self._settings.path} {'open' if self._database else 'closed'}>"
+
+    @property
+    def features(self) -> Features:
+        return Features(
+            wakes=self, workers=self, transactions=self, events=self, schema=self, diagnosis=self, tables=self
+        )
 
     async def open(self) -> None:
         """Open the file; create it and its schema if need be. Raises StoreMismatch, StoreUnavailable, StoreCorrupt."""
@@ -116,13 +122,13 @@ class SqliteStore(Verbs):
     async def purge(self, *, now: Millis, limit: int) -> int:
         return await self._open().writer.submit(operations.purge, now, limit)
 
-    # Notifies
+    # features.wakes
 
     async def listen(self, topics: Collection[Topic], heard: Callable[[Topic, Millis], None]) -> Listener:
         """Be told, on the running loop, when one of `topics` wakes earlier, whichever process made it so."""
         return self._open().notifier.listen(topics, heard)
 
-    # JoinsTransaction
+    # features.transactions
 
     def transaction(self) -> AbstractAsyncContextManager[JoinedVerbs]:
         """A transaction on the store's file, for tasks and for your own tables (`.connection`).
@@ -139,14 +145,14 @@ class SqliteStore(Verbs):
         """
         return self._open().transactions.joined(connection)
 
-    # WatchesTables
+    # features.tables
 
     def tables(self, source: TableSource, *, connections: int) -> Sequence[SqliteTable]:
         """Tables of the same file. One transaction at a time: whatever `connections` says, a file has one writer."""
         file = StoreFile(self._settings.path, self._open)
         return [SqliteTable(one, file) for one in source.each()]
 
-    # HasSchema
+    # features.schema
 
     async def schema_version(self) -> tuple[int, int]:
         """The version of the file (0: none), and that of this code. Also before `open`, without changing anything."""
@@ -162,20 +168,20 @@ class SqliteStore(Verbs):
             await self.open()
             await self.close()
 
-    # Diagnoses
+    # features.diagnosis
 
     async def diagnose(self) -> list[Finding]:
         """Look at the library, the file, its schema and its disk. Reads through files up to 256 MiB."""
         return await self._read(database.diagnose, self._open().path, self._settings.disk_reserve)
 
-    # Shares
+    # features.workers
 
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
     ) -> dict[str, list[Topic]]:
         return await self._open().writer.submit(operations.announce, holder, topics, until, now, durable=False)
 
-    # KeepsEvents
+    # features.events
 
     async def record(self, events: Sequence[Event]) -> None:
         if events:

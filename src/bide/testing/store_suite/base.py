@@ -40,7 +40,7 @@ from bide.core.records import (
     Topic,
     Verdict,
 )
-from bide.ports import Notifies, Store, Verbs
+from bide.ports import Store, Verbs
 from bide.testing.clock import FIRST_INSTANT
 
 NOW: Millis = FIRST_INSTANT
@@ -247,10 +247,10 @@ def counted(tally: Tally, topic: Topic, state: State) -> Count:
 @asynccontextmanager
 async def notified(store: Store, topics: Collection[str]) -> AsyncIterator[Notices]:
     """The notifications of earlier wakes that a listener to these topics gets. Skips a store that sends none."""
-    if not isinstance(store, Notifies):
+    if (wakes := store.features.wakes) is None:
         pytest.skip("this store tells of nothing")
     heard: Notices = []
-    listening = await store.listen(topics, lambda topic, wake: heard.append((topic, wake)))
+    listening = await wakes.listen(topics, lambda topic, wake: heard.append((topic, wake)))
     try:
         yield heard
     finally:
@@ -303,7 +303,7 @@ class SuiteBase:
     def callers_transaction(self, tmp_path: Path) -> AbstractAsyncContextManager[Any]:
         """A connection that the caller opened to the store's database, in a transaction.
 
-        Committed on leaving without an error, else rolled back. For stores that are a `JoinsTransaction`.
+        Committed on leaving without an error, else rolled back. For stores with `features.transactions`.
         """
         pytest.skip("this binding knows no connection of the caller's")
 

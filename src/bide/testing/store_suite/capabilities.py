@@ -13,7 +13,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import Millis
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Filter, In, Move, Page, Redrive, Ref, Result, State
-from bide.ports import JoinsTransaction, Notifies, Shares, Store
+from bide.ports import JoinsTransaction, Store, WorkerRegistry
 from bide.testing.store_suite.base import (
     DAY,
     HOUR,
@@ -117,13 +117,13 @@ class Listening(SuiteBase):
             assert len(closed) == before
 
     async def test_a_listener_that_fails_harms_nobody(self, store: Store) -> None:
-        if not isinstance(store, Notifies):
+        if (wakes := store.features.wakes) is None:
             pytest.skip("this store tells of nothing")
 
         def fail(topic: str, wake: Millis) -> None:
             raise ValueError(f"{topic} {wake}")
 
-        failing = await store.listen(["t"], fail)
+        failing = await wakes.listen(["t"], fail)
         try:
             async with notified(store, ["t"]) as heard:
                 assert (await put_one(store)).key == "k"
@@ -137,39 +137,39 @@ class Announcing(SuiteBase):
     """Workers and their topics: known to all, and forgotten when their time has passed."""
 
     @pytest.fixture
-    def shares(self, store: Store) -> Shares:
-        if not isinstance(store, Shares):
+    def workers(self, store: Store) -> WorkerRegistry:
+        if (workers := store.features.workers) is None:
             pytest.skip("this store does not know who works")
-        return store
+        return workers
 
     @staticmethod
     def seen(live: dict[str, list[str]]) -> dict[str, list[str]]:
         return {holder: sorted(topics) for holder, topics in live.items()}
 
-    async def test_whoever_announces_is_seen_by_all(self, shares: Shares) -> None:
-        first = await shares.announce("one", ["a", "b"], NOW + MINUTE, now=NOW)
+    async def test_whoever_announces_is_seen_by_all(self, workers: WorkerRegistry) -> None:
+        first = await workers.announce("one", ["a", "b"], NOW + MINUTE, now=NOW)
         assert self.seen(first) == {"one": ["a", "b"]}
-        second = await shares.announce("two", ["b"], NOW + MINUTE, now=NOW)
+        second = await workers.announce("two", ["b"], NOW + MINUTE, now=NOW)
         assert self.seen(second) == {"one": ["a", "b"], "two": ["b"]}
 
-    async def test_one_whose_time_has_passed_is_gone(self, shares: Shares) -> None:
-        await shares.announce("one", ["a"], NOW + SECOND, now=NOW)
-        before = await shares.announce("two", ["a"], NOW + MINUTE, now=NOW + SECOND - 1)
+    async def test_one_whose_time_has_passed_is_gone(self, workers: WorkerRegistry) -> None:
+        await workers.announce("one", ["a"], NOW + SECOND, now=NOW)
+        before = await workers.announce("two", ["a"], NOW + MINUTE, now=NOW + SECOND - 1)
         assert set(before) == {"one", "two"}
-        after = await shares.announce("two", ["a"], NOW + MINUTE, now=NOW + SECOND)
+        after = await workers.announce("two", ["a"], NOW + MINUTE, now=NOW + SECOND)
         assert set(after) == {"two"}
 
-    async def test_to_announce_again_prolongs_and_renews_the_topics(self, shares: Shares) -> None:
-        await shares.announce("one", ["a"], NOW + SECOND, now=NOW)
-        await shares.announce("one", ["b"], NOW + MINUTE, now=NOW)
-        seen = self.seen(await shares.announce("two", ["c"], NOW + MINUTE, now=NOW + 2 * SECOND))
+    async def test_to_announce_again_prolongs_and_renews_the_topics(self, workers: WorkerRegistry) -> None:
+        await workers.announce("one", ["a"], NOW + SECOND, now=NOW)
+        await workers.announce("one", ["b"], NOW + MINUTE, now=NOW)
+        seen = self.seen(await workers.announce("two", ["c"], NOW + MINUTE, now=NOW + 2 * SECOND))
         assert seen == {"one": ["b"], "two": ["c"]}
 
-    async def test_no_topics_means_that_it_has_gone(self, shares: Shares) -> None:
-        await shares.announce("one", ["a"], NOW + MINUTE, now=NOW)
-        await shares.announce("two", ["a"], NOW + MINUTE, now=NOW)
-        assert set(await shares.announce("one", [], NOW + MINUTE, now=NOW)) == {"two"}
-        assert await shares.announce("two", [], NOW + MINUTE, now=NOW) == {}
+    async def test_no_topics_means_that_it_has_gone(self, workers: WorkerRegistry) -> None:
+        await workers.announce("one", ["a"], NOW + MINUTE, now=NOW)
+        await workers.announce("two", ["a"], NOW + MINUTE, now=NOW)
+        assert set(await workers.announce("one", [], NOW + MINUTE, now=NOW)) == {"two"}
+        assert await workers.announce("two", [], NOW + MINUTE, now=NOW) == {}
 
 
 Inside = TypeVar("Inside")
@@ -189,9 +189,9 @@ class Joining(SuiteBase):
 
     @pytest.fixture
     def joins(self, store: Store) -> JoinsTransaction:
-        if not isinstance(store, JoinsTransaction):
+        if (transactions := store.features.transactions) is None:
             pytest.skip("this store shares no database with the caller")
-        return store
+        return transactions
 
     async def test_a_commit_does_all_of_it(self, store: Store, joins: JoinsTransaction) -> None:
         await put(store, new("old"), new("moved", due=At(NOW + DAY)))

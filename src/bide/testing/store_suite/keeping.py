@@ -13,7 +13,7 @@ from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Change, Filter, In, Lease, Move, OnConflict, Page, Redrive, Ref, Result, State
-from bide.ports import HasSchema, KeepsEvents, Store, TellsTime
+from bide.ports import KeepsEvents, Store
 from bide.testing.store_suite.base import (
     DAY,
     HOUR,
@@ -136,18 +136,18 @@ class Opening(SuiteBase):
             await asyncio.gather(*(store.close() for store in stores))
 
     async def test_an_open_store_has_the_schema_that_the_code_wants(self, store: Store) -> None:
-        if not isinstance(store, HasSchema):
+        if (schema := store.features.schema) is None:
             pytest.skip("this store has no schema")
-        found, wanted = await store.schema_version()
+        found, wanted = await schema.schema_version()
         assert found == wanted
-        await store.migrate()
-        assert await store.schema_version() == (found, wanted)
+        await schema.migrate()
+        assert await schema.schema_version() == (found, wanted)
 
     async def test_a_store_with_a_clock_tells_it(self, store: Store) -> None:
-        if not isinstance(store, TellsTime):
+        if (clock := store.features.clock) is None:
             pytest.skip("this store has no clock of its own")
-        first = await store.time()
-        assert 1_600_000_000_000 < first <= await store.time()
+        first = await clock.time()
+        assert 1_600_000_000_000 < first <= await clock.time()
 
 
 ENDED = [State.DONE, State.CANCELLED, State.DEAD]
@@ -289,8 +289,8 @@ class Retention(SuiteBase):
         assert not any(count.number for count in tally.counts.values())
         assert not any(count.number for counts in tally.forecast.values() for count in counts)
         assert (await lease(store, 0, topic=ref.topic)).next_wake is None
-        if isinstance(store, KeepsEvents):
-            assert await store.events(ref) == []
+        if (log := store.features.events) is not None:
+            assert await log.events(ref) == []
 
 
 def _event(key: str, at: Millis, *, kind: EventKind = EventKind.RETRY, topic: str = "t") -> Event:
@@ -304,9 +304,9 @@ class Remembering(SuiteBase):
 
     @pytest.fixture
     def log(self, store: Store) -> KeepsEvents:
-        if not isinstance(store, KeepsEvents):
+        if (log := store.features.events) is None:
             pytest.skip("this store keeps no events")
-        return store
+        return log
 
     async def test_an_event_comes_back_as_it_was(self, log: KeepsEvents) -> None:
         full = _event("k", NOW)

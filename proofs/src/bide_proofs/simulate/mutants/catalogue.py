@@ -205,7 +205,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "never-listens", "P8", "A worker does not subscribe to wake-ups.",
-        Worker.start, "if isinstance(self.store, Notifies):", "if not isinstance(self.store, Notifies):",
+        Worker.start, "if (wakes := self.store.features.wakes) is not None:", "if (wakes := None):",
     ),
     Mutant(
         "forgets-after-the-lease", "P8", "What was heard while a lease was under way is forgotten.",
@@ -226,7 +226,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "sleeps-by-its-own-clock", "P8", "A client goes by its machine's clock though its store has one.",
-        Client._begin, "self.clock = (store.clock() if isinstance(store, TellsTime) else None) or self._own_clock",
+        Client._begin, "self.clock = (None if clock is None else clock.clock()) or self._own_clock",
         "self.clock = self._own_clock", minutes=0.5,
     ),
     Mutant(
