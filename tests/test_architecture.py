@@ -304,7 +304,7 @@ def test_a_module_says_what_it_is_and_its_functions_are_short(path: Path) -> Non
             assert first not in QUESTIONS, f"line {node.lineno}: begin with the thing or the act"
         elif isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             assert (node.end_lineno or node.lineno) - node.lineno < LONGEST_FUNCTION, f"line {node.lineno}: too long"
-        elif isinstance(node, ast.ImportFrom) and "mutants" not in path.parts:  # those replace what is private
+        elif isinstance(node, ast.ImportFrom):
             private = [one.name for one in node.names if one.name.startswith("_") and one.name != "__version__"]
             assert not private, f"line {node.lineno}: {private} is another module's own"
 

@@ -21,6 +21,11 @@ def test_there_are_mutants_of_every_promise_and_all_are_on_record() -> None:
     assert all(one.seed <= 1_000 for one in caught.values())
 
 
+@pytest.mark.parametrize("name", MUTANTS)
+def test_what_a_mutant_changes_is_still_there(name: str) -> None:
+    assert MUTANTS[name].code().co_name == MUTANTS[name].where.rpartition(".")[2].rpartition(":")[2]
+
+
 def test_a_mutant_lasts_as_long_as_it_is_applied() -> None:
     code = lifecycle.may_lease.__code__
     with applied("leased-before-it-is-due"):
@@ -35,7 +40,7 @@ def test_a_mutant_that_there_is_not() -> None:
 
 
 def test_a_mutant_whose_words_are_not_in_the_source() -> None:
-    gone = Mutant("gone", "P1", "What it changes is not there.", lifecycle.may_lease, "no such words", "")
+    gone = Mutant("gone", "P1", "What it changes is not there.", "bide.core.lifecycle:may_lease", "no such words", "")
     with pytest.raises(BadInput, match="it is there 0 times"), gone.applied():
         pass
 

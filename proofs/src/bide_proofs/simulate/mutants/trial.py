@@ -87,6 +87,6 @@ def table(results: Path) -> str:
     for mutant in sorted(MUTANTS.values(), key=lambda one: int(one.promise[1:])):
         one = caught.get(mutant.name)
         how = "not caught | · | ·" if one is None else f"{one.seed} | {one.first} of {one.of} | {one.by}"
-        where = f"`{mutant.where.removeprefix('bide.')}`"
+        where = f"`{mutant.where.replace(':', '.').removeprefix('bide.')}`"
         lines.append(f"| {mutant.promise} | `{mutant.name}` | {mutant.says} | {where} | {how} |")
     return "\n".join(lines) + "\n"
