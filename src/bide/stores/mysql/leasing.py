@@ -246,7 +246,7 @@ class MySqlLeasing(Leasing):
 
         return await self._connection.run(take, _still_held)
 
-    def _give(self, call: Call, locked: Locked, until: Millis, holder: str) -> Given:
+    def _give(self, call: Call, locked: LockedTasks, until: Millis, holder: str) -> Given:
         """The leases of what is locked, each until then, and the statements that write them down."""
         dues = [row for rows in locked.found.values() for row in rows]
         if len(locked.found) > 1:
@@ -260,7 +260,7 @@ class MySqlLeasing(Leasing):
         over = delete_batches(call, self.leased.over(locked.there + SLACK))
         return Given(dues, pairs, batches, [lease, *locked.rewritten, *over, *written])
 
-    async def _locked(self, call: Call, counts: Mapping[Topic, int], depth: Depth, now: Millis | None) -> Locked:
+    async def _locked(self, call: Call, counts: Mapping[Topic, int], depth: Depth, now: Millis | None) -> LockedTasks:
         statements = [*call.begin(now, sum(max(count, 0) for count in counts.values())), call.write("clock")]
         wanted = [topic for topic, count in counts.items() if count > 0]
         for topic in wanted:
@@ -271,7 +271,7 @@ class MySqlLeasing(Leasing):
                 values = {"topic": topic, "floor": depth.lost[topic], "most": lease_batches.AT_ONCE}
                 statements.append(call.write("expired_leases", **values))
         [[(there, micros)], *answers] = await call.timed(*statements)
-        locked = Locked(there, micros, {}, {}, [])
+        locked = LockedTasks(there, micros, {}, {}, [])
         expired: dict[Topic, Expired] = {}
         each = 1 + depth.thorough
         for place, topic in enumerate(wanted):
@@ -363,7 +363,7 @@ class MySqlLeasing(Leasing):
         await connection.read(work)
 
 
-class Locked(NamedTuple):
+class LockedTasks(NamedTuple):
     """The due tasks, locked."""
 
     there: Millis
