@@ -14,20 +14,20 @@ from bide.core.records import In
 from bide.stores.postgres import wakes
 from bide.stores.postgres.connection import address_of
 from bide.stores.postgres.queries import Names
-from bide.stores.postgres.wakes import Telling
+from bide.stores.postgres.wakes import WakeMessages
 from bide.stores.sql.leasing import POLL
 from bide.testing.proxy import FaultProxy
 from bide.testing.store_suite.base import DAY, NOW, lease, new, put, put_one
 
 
 def test_only_what_wakes_before_the_cap_is_told() -> None:
-    telling = Telling(cap=1_000)
+    telling = WakeMessages(cap=1_000)
     assert telling.messages({"t": NOW + 1_001}, NOW) == []
     assert telling.messages({"t": NOW + 1_000, "u": NOW + 2_000}, NOW) == [f'{{"t":{NOW + 1_000}}}']
 
 
 def test_what_listeners_have_just_heard_is_not_told_again() -> None:
-    telling = Telling(cap=60_000)
+    telling = WakeMessages(cap=60_000)
     assert telling.messages({"t": NOW + 5_000}, NOW)
     assert telling.messages({"t": NOW + 5_000}, NOW) == [], "they will look then anyhow"
     assert telling.messages({"t": NOW + 6_000}, NOW + 10) == []
@@ -42,7 +42,7 @@ def test_what_listeners_have_just_heard_is_not_told_again() -> None:
 
 
 def test_many_topics_are_told_in_messages_that_the_server_takes() -> None:
-    said = Telling(cap=60_000).messages({f"{number:0200}": NOW for number in range(100)}, NOW)
+    said = WakeMessages(cap=60_000).messages({f"{number:0200}": NOW for number in range(100)}, NOW)
     assert len(said) == 100
     assert all(len(one.encode()) < 8_000 for one in said)
 

@@ -33,8 +33,8 @@ def meaning(error: Exception, *, adding: bool = False) -> Exception:
 @pytest.mark.parametrize(
     ("error", "kind", "said"),
     [
-        (reported("40001"), kinds.Again, ""),
-        (reported("40P01"), kinds.Again, ""),
+        (reported("40001"), kinds.TransactionConflict, ""),
+        (reported("40P01"), kinds.TransactionConflict, ""),
         (reported("25006"), kinds.NotSent, ""),
         (reported("57P03"), kinds.NotSent, ""),
         (reported("57P01"), kinds.Lost, ""),
@@ -47,17 +47,17 @@ def meaning(error: Exception, *, adding: bool = False) -> Exception:
         (reported("3D000"), StoreUnavailable, "create the database"),
         (reported("26000"), StoreUnavailable, "pooler=transaction"),
         (reported("XX000"), StoreUnavailable, "it says"),
-        (OperationalError(1213, "it says"), kinds.Again, ""),
-        (OperationalError(1205, "it says"), kinds.Locked, ""),
+        (OperationalError(1213, "it says"), kinds.TransactionConflict, ""),
+        (OperationalError(1205, "it says"), kinds.LockTimeout, ""),
         (OperationalError(1290, "it says"), kinds.NotSent, ""),
         (OperationalError(1792, "it says"), kinds.NotSent, ""),
         (OperationalError(1040, "it says"), kinds.NotSent, ""),
         (OperationalError(2003, "it says"), kinds.NotSent, ""),
         (OperationalError(2006, "it says"), kinds.Lost, ""),
         (OperationalError(2013, "it says"), kinds.Lost, ""),
-        (OperationalError(1242, "it says"), kinds.Shut, ""),
-        (OperationalError(1062, "it says"), kinds.Taken, ""),
-        (OperationalError(1690, "it says"), kinds.Fewer, ""),
+        (OperationalError(1242, "it says"), kinds.AlreadyApplied, ""),
+        (OperationalError(1062, "it says"), kinds.KeyTaken, ""),
+        (OperationalError(1690, "it says"), kinds.RowsMissing, ""),
         (OperationalError(1114, "it says"), StoreUnavailable, "free some of its disk"),
         (OperationalError(1034, "it says"), StoreCorrupt, "restore a backup"),
         (OperationalError(1146, "it says"), StoreMismatch, "bide migrate"),
@@ -87,7 +87,7 @@ def test_what_is_ours_comes_back_as_it_is(errors: ModuleType) -> None:
         assert errors.meaning(error, "db") is error
     for cut in (ConnectionResetError(), TimeoutError()):
         assert type(errors.meaning(cut, "db")) is kinds.Lost
-    assert type(mysql.meaning(mysql.Broken("cut in the middle"), "db")) is kinds.Lost
+    assert type(mysql.meaning(mysql.ProtocolError("cut in the middle"), "db")) is kinds.Lost
 
 
 KEPT = (("a\0b", "a\\x00b"), ("\ud800", "\\ud800"), ("日本 'it\\'s'", "日本 'it\\'s'"))

@@ -15,7 +15,7 @@ from bide import Bide, PartlyFailed, StoreUnavailable, Task
 from bide.core.records import At, Cancel, Lease, Move, Ref, Result
 from bide.stores.mysql import connection
 from bide.stores.mysql.connection import MYSQL, meaning
-from bide.stores.sql.dialect import Locked
+from bide.stores.sql.dialect import LockTimeout
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.base import HOUR, LEASE, NOW, done, lease, look, new, put, retry, see
 
@@ -36,7 +36,7 @@ def waits(monkeypatch: pytest.MonkeyPatch) -> list[BaseException]:
 
     def noted(error: BaseException, where: str, *, adding: bool = False) -> Exception:
         found = meaning(error, where, adding=adding)
-        if isinstance(found, Locked) and error not in waited:
+        if isinstance(found, LockTimeout) and error not in waited:
             waited.append(error)
         return found
 

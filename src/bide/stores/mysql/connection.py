@@ -36,7 +36,18 @@ from bide.core.errors import BadInput, StoreCorrupt, StoreMismatch, StoreUnavail
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.mysql.queries import THERE, Code, Names, Quote, listed, queries_of, quoted, tuples
-from bide.stores.sql.dialect import OURS, Again, Dialect, Fewer, Locked, Lost, Meanings, NotSent, Shut, Taken
+from bide.stores.sql.dialect import (
+    OURS,
+    AlreadyApplied,
+    Dialect,
+    KeyTaken,
+    LockTimeout,
+    Lost,
+    Meanings,
+    NotSent,
+    RowsMissing,
+    TransactionConflict,
+)
 from bide.stores.sql.journaled_connection import JournaledConnection, NumberedCall
 from bide.stores.urls import parts_of, unreached
 
@@ -138,14 +149,14 @@ _INPUT = frozenset({1264, 1265, 1366, 1406, 1048, 1300})
 _MEANINGS: Meanings[int] = Meanings(
     {
         # what the gate provokes: a subquery with two rows
-        Shut: (1242,),
-        Taken: (1062,),
+        AlreadyApplied: (1242,),
+        KeyTaken: (1062,),
         # what `all_of_them` provokes: a number that is too large
-        Fewer: (1690,),
+        RowsMissing: (1690,),
         # lock wait timeout, and NOWAIT of MySQL
-        Locked: (1205, 3572),
+        LockTimeout: (1205, 3572),
         # deadlock, record changed, table definition changed, statement to be prepared anew
-        Again: (1213, 1020, 1412, 1479, 1615),
+        TransactionConflict: (1213, 1020, 1412, 1479, 1615),
         # read-only (it was a replica, or has become one), too many clients, shutting down, not there: not done
         NotSent: (1290, 1792, 1836, 3100, 1040, 1203, 1053, 1226, 3168, 1927, 2001, 2002, 2003, 2004, 2005, 2007),
         # the connection is of no use any more; 0 is the driver's own
@@ -169,13 +180,13 @@ _MEANINGS: Meanings[int] = Meanings(
 )  # fmt: skip
 
 
-class Broken(Exception):
-    """The driver cannot make sense of what it read: the connection was cut in the middle, or is out of step."""
+class ProtocolError(Exception):
+    """The driver cannot read an answer: the connection was cut in the middle, or is out of step."""
 
 
 UNREADABLE = (AttributeError, AssertionError, IndexError, TypeError, ValueError, RuntimeError, struct.error)
 """Errors that the driver may raise where an answer ends too early."""
-AWAY = (MySQLError, Broken, NotSent, OSError, EOFError, TimeoutError)
+AWAY = (MySQLError, ProtocolError, NotSent, OSError, EOFError, TimeoutError)
 """The driver's errors, of the server as of the way to it, and ours where there is no way."""
 
 
@@ -188,7 +199,7 @@ def meaning(error: BaseException, where: str, *, adding: bool = False) -> Except
     if isinstance(error, MySQLError):
         code = error.args[0] if error.args and isinstance(error.args[0], int) else 0
         return by_code(code, f"{where}: {said(error)}", adding=adding)
-    if isinstance(error, Broken | OSError | TimeoutError | EOFError):
+    if isinstance(error, ProtocolError | OSError | TimeoutError | EOFError):
         return Lost(f"{where}: {said(error)}")
     assert isinstance(error, Exception)
     return error
@@ -253,7 +264,7 @@ class Connection:
         self.name, self.number = "", 0
 
     async def ask(self, packet: bytes | str, meanwhile: Callable[[], object] | None = None) -> list[Rows]:
-        """The rows of each statement of a packet that has any. Raises the driver's MySQLError, Broken.
+        """The rows of each statement of a packet that has any. Raises the driver's MySQLError, ProtocolError.
 
         `meanwhile`: what to do while the server is at work.
         """
@@ -262,7 +273,7 @@ class Connection:
         try:
             await driver._execute_command(_QUERY, packet)
         except UNREADABLE as error:
-            raise Broken(f"an answer before cannot be read: {said(error)}") from error
+            raise ProtocolError(f"an answer before cannot be read: {said(error)}") from error
         if meanwhile is not None:
             try:
                 meanwhile()
@@ -279,7 +290,7 @@ class Connection:
                     return answers
                 await driver.next_result()
         except UNREADABLE as error:
-            raise Broken(f"the answer cannot be read: {said(error)}") from error
+            raise ProtocolError(f"the answer cannot be read: {said(error)}") from error
 
     async def ask_on(self, packet: bytes) -> tuple[int, MySQLError | None]:
         """How many statements of a packet, which all give rows, were carried out, and why the next one was not."""
@@ -293,15 +304,17 @@ class Connection:
         except MySQLError as error:
             return done, error
         except UNREADABLE as error:
-            raise Broken(f"the answer cannot be read: {said(error)}") from error
+            raise ProtocolError(f"the answer cannot be read: {said(error)}") from error
         return done, None
 
     async def begin(self) -> None:
-        """A transaction for a handler, on a connection that is new or was reset. Raises Broken where one left it
-        elsewhere: in another database, or role."""
+        """Begin a transaction for a handler, on a connection that is new or was reset.
+
+        Raises ProtocolError where an earlier one has left the connection in another database, or role.
+        """
         [[place]] = await self.ask(f"{AFRESH}; {_PLACE}; BEGIN")
         if place != (self.place or place):
-            raise Broken("an earlier transaction has left it in another database or role")
+            raise ProtocolError("an earlier transaction has left it in another database or role")
         self.place = place
 
     async def rollback(self) -> None:
@@ -314,7 +327,7 @@ class Connection:
             await self.driver._execute_command(_RESET, b"")
             await self.driver._read_ok_packet()
         except UNREADABLE as error:
-            raise Broken(f"the answer cannot be read: {said(error)}") from error
+            raise ProtocolError(f"the answer cannot be read: {said(error)}") from error
 
     def check_writable(self, where: str) -> None:
         """Raises NotSent if it is to a replica: of all hosts none could be written to."""
@@ -354,8 +367,8 @@ async def connect(address: Address, *, within: float, plain: bool = False) -> Co
         try:
             async with asyncio.timeout(within):
                 connection = await _connect(address, host, port, tls, within=within, plain=plain)
-        except (MySQLError, Broken, OSError, TimeoutError, *UNREADABLE) as error:
-            found = meaning(Broken(said(error)) if isinstance(error, UNREADABLE) else error, address.shown)
+        except (MySQLError, ProtocolError, OSError, TimeoutError, *UNREADABLE) as error:
+            found = meaning(ProtocolError(said(error)) if isinstance(error, UNREADABLE) else error, address.shown)
             if isinstance(found, Lost | NotSent):
                 found = NotSent(unreached(address.shown, error))
             problem = found

@@ -18,8 +18,17 @@ from bide.stores.mysql import operations
 from bide.stores.mysql.connection import Call, Connection, Rows, by_code, connect, meaning, said
 from bide.stores.mysql.lease_batches import Settling
 from bide.stores.mysql.queries import THERE_ANYWHERE, Code, Template, in_hexadecimal
-from bide.stores.sql.dialect import Fewer, Taken
-from bide.stores.sql.transactions import JoinedVerbs, Known, Nobody, OwnTransactions, RunsItself, Whole, Work, ended
+from bide.stores.sql.dialect import KeyTaken, RowsMissing
+from bide.stores.sql.transactions import (
+    ConnectionState,
+    JoinedVerbs,
+    OwnTransactions,
+    RunsInSavepoint,
+    Savepoint,
+    Unjournaled,
+    Work,
+    ended,
+)
 
 T = TypeVar("T")
 _DRIVERS = ("asyncmy", "aiomysql", "pymysql", "MySQLdb")
@@ -36,7 +45,7 @@ ACCEPTED = (
 )
 
 
-class JoinedCall(RunsItself, Call):
+class JoinedCall(RunsInSavepoint, Call):
     """A call within a transaction that is not ours: without a number, and nothing to begin or to commit."""
 
     __slots__ = ("_driver", "_floor")
@@ -46,7 +55,7 @@ class JoinedCall(RunsItself, Call):
 
     def __init__(self, driver: Driver, queries: Mapping[str, Template], floor: int | None) -> None:
         """`floor`: the first token, where the caller's clock counts."""
-        super().__init__(Nobody, driver.raw, queries)
+        super().__init__(Unjournaled, driver.raw, queries)
         self._driver = driver
         self._floor = floor
 
@@ -55,7 +64,7 @@ class JoinedCall(RunsItself, Call):
         await self.send(b"SAVEPOINT bide_call")
         try:
             return await work(self)
-        except (Taken, Fewer):
+        except (KeyTaken, RowsMissing):
             await self.send(b"ROLLBACK TO bide_call")
             raise
 
@@ -98,7 +107,7 @@ class JoinedCall(RunsItself, Call):
             return answers
         except Exception as error:
             found = by_code(code_of(error) or 0, said(error))
-            if isinstance(found, Taken | Fewer):
+            if isinstance(found, KeyTaken | RowsMissing):
                 raise found from error
             raise
 
@@ -134,30 +143,30 @@ class MySqlVerbs(JoinedVerbs):
     def _call(self, driver: Driver, floor: int | None) -> JoinedCall:
         return JoinedCall(driver, self._runtime.joined_queries, floor)
 
-    async def _whole(self, driver: Driver, known: Known) -> Whole:
-        if known.gone:
-            await self._check_ended(driver, known)
-        return Whole(driver, gone=partial(self._was_undone, driver, known))
+    async def _savepoint_on(self, driver: Driver, state: ConnectionState) -> Savepoint:
+        if state.gone:
+            await self._check_ended(driver, state)
+        return Savepoint(driver, gone=partial(self._was_undone, driver, state))
 
-    async def _was_undone(self, driver: Driver, known: Known, error: Exception) -> bool:
+    async def _was_undone(self, driver: Driver, state: ConnectionState, error: Exception) -> bool:
         """Tell whether the server has undone all of the caller's transaction, as by a deadlock.
 
         Nobody has told the caller or the driver, so another one is begun: else what comes is committed one by one.
         """
         if code_of(error) != _NO_SAVEPOINT:
             return False
-        known.gone = True
+        state.gone = True
         await driver.command("ROLLBACK", "BEGIN", f"SAVEPOINT {_MARK}")
         return True
 
-    async def _check_ended(self, driver: Driver, known: Known) -> None:
+    async def _check_ended(self, driver: Driver, state: ConnectionState) -> None:
         """Raises SetupError while the caller has not ended a transaction that the server has undone."""
         try:
             await driver.command(f"RELEASE SAVEPOINT {_MARK}", f"SAVEPOINT {_MARK}")
         except Exception as error:
             if code_of(error) != _NO_SAVEPOINT:
                 raise
-            known.gone = False
+            state.gone = False
         else:
             raise SetupError(
                 f"{self._runtime.where}: the server has undone your transaction in an earlier verb (a deadlock): roll "

@@ -208,37 +208,24 @@ class MySqlLeasing(Leasing):
         async def take(call: Call) -> tuple[Leased, bool]:
             depth, began = self._depth(call, topics, about), time.monotonic()
             try:
-                there, micros, found, expired, rewritten = await self._locked(call, counts, depth, now)
+                locked = await self._locked(call, counts, depth, now)
+                there, found = locked.there, locked.found
                 took = time.monotonic() - began
-                dues = [row for rows in found.values() for row in rows]
-                if len(found) > 1:
-                    dues.sort(key=_wake)
-                numbers = [row[ROW] for row in dues]
-                tokens = [max(row[TOKEN] + 1, micros) for row in dues]
-                pairs = list(zip(numbers, tokens, strict=True))
-                written, batches = write_batches(call, _by_topic(found, pairs), there + lasts)
-                over = self.leased.over(there + SLACK) if dues else []
-                statements = [*rewritten, *delete_batches(call, over), *written]
-                if dues:
-                    rows = these(sorted(numbers))
-                    lease = {"micros": micros, "until": there + lasts, "holder": filled(holder)}
-                    statements.insert(0, call.write("lease_tasks", these=rows, **lease))
+                given = self._give(call, locked, there + lasts, holder)
                 room = [topic for topic, count in counts.items() if count <= 0 or len(found[topic]) < count]
-                asked = _ask_heads(call, room, depth)
                 end = call.ending()
-                if dues or call.again:  # an earlier sending may have leased something
-                    end = call.pass_gate(max(tokens, default=0), _encode(pairs))
+                if given.pairs or call.again:  # an earlier sending may have leased something
+                    end = call.pass_gate(max((token for _, token in given.pairs), default=0), _encode(given.pairs))
                 tasks: list[Record] = []
 
                 def make_records() -> None:
-                    until = there + lasts
-                    for row, token in zip(dues, tokens, strict=True):
-                        tasks.append(lifecycle.lease(record_of(row), there, until, holder, token))
-                    self.leased.leased(numbers, tasks, _batches(numbers, batches))  # if undone, nobody settles them
+                    for row, (_, token) in zip(given.dues, given.pairs, strict=True):
+                        tasks.append(lifecycle.lease(record_of(row), there, there + lasts, holder, token))
+                    rows = (row for row, _ in given.pairs)
+                    self.leased.leased(rows, tasks, given.batches())  # if the call is undone, nobody settles them
 
-                answers = await call.send(
-                    *statements, *asked, *end, commits=bool(dues) or call.again, meanwhile=make_records
-                )
+                statements = (*given.statements, *_ask_heads(call, room, depth), *end)
+                answers = await call.send(*statements, commits=bool(given.pairs) or call.again, meanwhile=make_records)
             except BaseException:
                 floors.failed(topics)
                 bounds.failed(time.monotonic() - began, whole=depth.whole)
@@ -251,26 +238,29 @@ class MySqlLeasing(Leasing):
                 floors.ends(ends)
                 self._looked(depth, took, heads, there)
                 for topic in counts.keys() - set(room):
-                    bounds.left(topic, found[topic][-1][AT], expired.get(topic))
+                    bounds.left(topic, found[topic][-1][AT], locked.expired.get(topic))
             wake = floors.sleep(wake, there, thorough=depth.thorough)
             if not skipped:
                 self._note(counts, room, found, there)
             return Leased(tasks, wake, there), skipped
 
-        async def taken(row: Repeated, call: Call) -> tuple[Leased, bool]:
-            """The tasks that an earlier sending took and still holds: a late answer gives out nothing of others'."""
-            tokens = dict(decode_pairs(row.answer or b"\x90"))
-            held: dict[int, Record] = {}
-            if tokens:
-                for one in await call.ask("tasks_by_rows", these=these(sorted(tokens))):
-                    record = record_of(one)
-                    if record.state is State.LEASED and record.token == tokens[one[ROW]]:
-                        held[one[ROW]] = record
-            return Leased([held[number] for number in tokens if number in held], row.now, row.now), False
+        return await self._connection.run(take, _still_held)
 
-        return await self._connection.run(take, taken)
+    def _give(self, call: Call, locked: LockedTasks, until: Millis, holder: str) -> Given:
+        """The leases of what is locked, each until then, and the statements that write them down."""
+        dues = [row for rows in locked.found.values() for row in rows]
+        if len(locked.found) > 1:
+            dues.sort(key=_wake)
+        pairs = [(row[ROW], max(row[TOKEN] + 1, locked.micros)) for row in dues]
+        if not dues:
+            return Given(dues, pairs, [], locked.rewritten)
+        written, batches = write_batches(call, _by_topic(locked.found, pairs), until)
+        rows = these(sorted(row for row, _ in pairs))
+        lease = call.write("lease_tasks", these=rows, micros=locked.micros, until=until, holder=filled(holder))
+        over = delete_batches(call, self.leased.over(locked.there + SLACK))
+        return Given(dues, pairs, batches, [lease, *locked.rewritten, *over, *written])
 
-    async def _locked(self, call: Call, counts: Mapping[Topic, int], depth: Depth, now: Millis | None) -> Locked:
+    async def _locked(self, call: Call, counts: Mapping[Topic, int], depth: Depth, now: Millis | None) -> LockedTasks:
         statements = [*call.begin(now, sum(max(count, 0) for count in counts.values())), call.write("clock")]
         wanted = [topic for topic, count in counts.items() if count > 0]
         for topic in wanted:
@@ -281,7 +271,7 @@ class MySqlLeasing(Leasing):
                 values = {"topic": topic, "floor": depth.lost[topic], "most": lease_batches.AT_ONCE}
                 statements.append(call.write("expired_leases", **values))
         [[(there, micros)], *answers] = await call.timed(*statements)
-        locked = Locked(there, micros, {}, {}, [])
+        locked = LockedTasks(there, micros, {}, {}, [])
         expired: dict[Topic, Expired] = {}
         each = 1 + depth.thorough
         for place, topic in enumerate(wanted):
@@ -373,7 +363,7 @@ class MySqlLeasing(Leasing):
         await connection.read(work)
 
 
-class Locked(NamedTuple):
+class LockedTasks(NamedTuple):
     """The due tasks, locked."""
 
     there: Millis
@@ -386,6 +376,25 @@ class Locked(NamedTuple):
     """The statements that write down what is left of them."""
 
 
+class Given(NamedTuple):
+    """The leases that a call gives out."""
+
+    dues: list[Row]
+    """The tasks, oldest first."""
+    pairs: list[Pair]
+    """The row and new token of each."""
+    written: list[tuple[LeaseBatch, Sequence[Pair]]]
+    """The batches that they are written down in."""
+    statements: list[bytes]
+
+    def batches(self) -> list[LeaseBatch]:
+        """The batch of each."""
+        if len(self.written) == 1:
+            return [self.written[0][0]] * len(self.pairs)
+        batch_of = {row: batch for batch, pairs in self.written for row, _ in pairs}
+        return [batch_of[row] for row, _ in self.pairs]
+
+
 def _by_topic(found: Mapping[Topic, list[Row]], pairs: list[Pair]) -> dict[Topic, list[Pair]]:
     """The row and new token of each, topic by topic."""
     if len(found) == 1:
@@ -394,12 +403,16 @@ def _by_topic(found: Mapping[Topic, list[Row]], pairs: list[Pair]) -> dict[Topic
     return {topic: [(row[ROW], tokens[row[ROW]]) for row in rows] for topic, rows in found.items()}
 
 
-def _batches(numbers: list[int], batches: list[tuple[LeaseBatch, Sequence[Pair]]]) -> list[LeaseBatch]:
-    """On which each of these rows is."""
-    if len(batches) == 1:
-        return [batches[0][0]] * len(numbers)
-    batch_of = {row: one for one, pairs in batches for row, _ in pairs}
-    return [batch_of[row] for row in numbers]
+async def _still_held(row: Repeated, call: Call) -> tuple[Leased, bool]:
+    """The tasks that an earlier sending took and still holds: a late answer gives out nothing of others'."""
+    tokens = dict(decode_pairs(row.answer or b"\x90"))
+    held: dict[int, Record] = {}
+    if tokens:
+        for one in await call.ask("tasks_by_rows", these=these(sorted(tokens))):
+            record = record_of(one)
+            if record.state is State.LEASED and record.token == tokens[one[ROW]]:
+                held[one[ROW]] = record
+    return Leased([held[number] for number in tokens if number in held], row.now, row.now), False
 
 
 def _wake(row: Row) -> Millis:

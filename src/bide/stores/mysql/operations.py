@@ -59,7 +59,7 @@ from bide.stores.mysql.queries import (
     these,
     tuples,
 )
-from bide.stores.sql.dialect import Again, Fewer, Taken
+from bide.stores.sql.dialect import KeyTaken, RowsMissing, TransactionConflict
 from bide.stores.sql.journaled_connection import Runs
 from bide.stores.sql.operations import (
     NO_ANSWERS,
@@ -214,7 +214,7 @@ async def settle(
     ):
         try:
             return await _settle_done(connection, known, now)
-        except Fewer:
+        except RowsMissing:
             pass  # somebody else has one of them, or it has been settled: see which
 
     begin = partial(MySqlBatch, now=now, most=len(outcomes), emptied=known.emptied)
@@ -227,7 +227,7 @@ _NOTHING = Settling([], False, {}, [])
 
 
 async def _settle_done(connection: Runs, known: Settling, now: Millis | None) -> list[bool]:
-    """Raises Fewer, and settles none, unless all are held by these tokens."""
+    """Raises RowsMissing, and settles none, unless all are held by these tokens."""
 
     count = len(known.rows)
     holds = held((row, token) for row, token, _, _ in known.rows)
@@ -366,9 +366,9 @@ class _Batch:
 
     @property
     def places(self) -> Places:
-        """All of them, after `look`. Raises Taken if a key comes twice."""
+        """All of them, after `look`. Raises KeyTaken if a key comes twice."""
         if len(self.parts) > 1:
-            raise Taken("a key comes twice in a batch")
+            raise KeyTaken("a key comes twice in a batch")
         return self.parts[0]
 
 
@@ -386,7 +386,7 @@ async def add(
     if wary or now is not None or len(tasks) < _MANY:
         batch.look()
     if len(batch.parts) <= 1 and not wary:
-        with suppress(Taken):
+        with suppress(KeyTaken):
             return await _add_new(connection, batch, now)
     batch.tell()
 
@@ -418,7 +418,7 @@ def _check_names(tasks: Sequence[NewTask]) -> bool:
 
 
 async def _add_new(connection: Runs, batch: _Batch, now: Millis | None) -> list[Answer]:
-    """Insert all, or raise Taken and insert none: one packet, or of many tasks one that reads the clock before."""
+    """Insert all, or raise KeyTaken and insert none: one packet, or of many tasks one more before, for the clock."""
     tasks = batch.tasks
 
     async def insert(call: Call) -> list[Answer]:
@@ -607,9 +607,9 @@ class _AddingBatch(MySqlBatch, AddingBatch):
         """Another caller may have inserted an absent key meanwhile: then all is looked at again."""
         try:
             answers = await self.call.send(*statements, commits=commits)
-        except (MySQLError, Taken) as error:
-            if isinstance(meaning(error, ""), Taken):
-                raise Again("a key was taken meanwhile") from error
+        except (MySQLError, KeyTaken) as error:
+            if isinstance(meaning(error, ""), KeyTaken):
+                raise TransactionConflict("a key was taken meanwhile") from error
             raise
         if self._free:
             _created(self._answers, self._tasks, self._free, self.there, answers[0])

@@ -30,7 +30,7 @@ from bide.stores.mysql.operations import MySqlReads
 from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.schema import SCHEMA, diagnose
 from bide.stores.mysql.table import MySqlTable
-from bide.stores.sql.dialect import Locked
+from bide.stores.sql.dialect import LockTimeout
 from bide.stores.sql.journaled_connection import Ask, RowLocked, is_among
 from bide.stores.sql.operations import HELD
 from bide.stores.sql.store import Operations, Runtime, SqlStore
@@ -225,7 +225,7 @@ async def _find_locked(connection: MySqlConnection, asked: Sequence[Named]) -> s
             statements = [call.write("probe", topic=topic, key=key) for topic, key in part]
             answered, error = await call.connection.ask_on(b"; ".join(statements))
             if error is not None:
-                if not isinstance(meaning(error, ""), Locked):
+                if not isinstance(meaning(error, ""), LockTimeout):
                     raise error
                 locked.add(part[answered])
                 answered += 1

@@ -33,7 +33,17 @@ from msgspec import Struct
 from bide.core.errors import BadInput, StoreCorrupt, StoreMismatch, StoreUnavailable
 from bide.core.instants import Millis
 from bide.stores.postgres.queries import Names
-from bide.stores.sql.dialect import OURS, Again, Dialect, Locked, Lost, Meanings, NotSent, Shut, Taken
+from bide.stores.sql.dialect import (
+    OURS,
+    AlreadyApplied,
+    Dialect,
+    KeyTaken,
+    LockTimeout,
+    Lost,
+    Meanings,
+    NotSent,
+    TransactionConflict,
+)
 from bide.stores.sql.journaled_connection import JournaledConnection, NumberedCall
 from bide.stores.urls import parts_of, unreached
 
@@ -103,9 +113,9 @@ _TOO_MANY_CLIENTS = "53300"
 _MEANINGS: Meanings[str] = Meanings(
     {
         # serialization failure, deadlock
-        Again: ("40001", "40P01"),
-        Locked: ("55P03",),
-        Taken: ("23505",),
+        TransactionConflict: ("40001", "40P01"),
+        LockTimeout: ("55P03",),
+        KeyTaken: ("23505",),
         # read-only (it was a replica, or has become one), starting up or shutting down: not done
         NotSent: ("25006", "57P03", _TOO_MANY_CLIENTS),
         # the connection is of no use any more
@@ -136,7 +146,7 @@ def meaning(error: BaseException, where: str, *, adding: bool = False) -> Except
     if isinstance(error, asyncpg.DataError | UnicodeEncodeError):
         return BadInput("task", str(error), "text without NUL or lone surrogates, and integers of at most 64 bits")
     if isinstance(error, asyncpg.InvalidCachedStatementError):
-        return Again(f"{where}: {error}")  # somebody migrates: it is prepared anew
+        return TransactionConflict(f"{where}: {error}")  # somebody migrates: it is prepared anew
     if isinstance(error, asyncpg.PostgresError):
         return by_code(error.sqlstate or "", f"{where}: {error}", adding=adding)
     if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | OSError | TimeoutError | EOFError):
@@ -330,10 +340,10 @@ class Call(NumberedCall):
         return rows
 
     async def numbered(self, query: str, now: Millis | None, *arguments: Any) -> list[Any]:
-        """The same, of a query that passes the gate. Raises Shut."""
+        """The same, of a query that passes the gate. Raises AlreadyApplied."""
         rows = await self.timed(query, now, self.caller, self.number, *arguments)
         if not rows:
-            raise Shut
+            raise AlreadyApplied
         return rows
 
     async def ask(self, query: str, **values: Any) -> list[Any]:

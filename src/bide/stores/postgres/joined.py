@@ -19,7 +19,15 @@ from bide.stores.driver_adapters import AsyncpgDriver, Driver, PsycopgDriver
 from bide.stores.postgres import operations
 from bide.stores.postgres.connection import CALLS_OF_A_ROW, Call, by_code, connect, meaning, said
 from bide.stores.sql.dialect import Lost
-from bide.stores.sql.transactions import JoinedVerbs, Known, Nobody, OwnTransactions, RunsItself, Whole, ended
+from bide.stores.sql.transactions import (
+    ConnectionState,
+    JoinedVerbs,
+    OwnTransactions,
+    RunsInSavepoint,
+    Savepoint,
+    Unjournaled,
+    ended,
+)
 
 SAMPLES: Sequence[Any] = (
     ["a\u00e9", None], [1 << 62, None], [True, False], [b"\x00\xff", None], "a\u00e9", b"\x00\xff", -1,
@@ -46,13 +54,13 @@ ACCEPTED = (
 )
 
 
-class JoinedCall(RunsItself, Call):
+class JoinedCall(RunsInSavepoint, Call):
     """A call within a transaction that is not ours: without a number, and nothing to begin or to commit."""
 
     __slots__ = ("_driver",)
 
     def __init__(self, driver: Driver, queries: Mapping[str, str]) -> None:
-        super().__init__(Nobody, driver.raw, queries)
+        super().__init__(Unjournaled, driver.raw, queries)
         self._driver = driver
 
     async def fetch(self, query: str, *arguments: Any) -> list[Any]:
@@ -77,8 +85,8 @@ class PostgresVerbs(JoinedVerbs):
     def _call(self, driver: Driver, floor: int | None) -> JoinedCall:
         return JoinedCall(driver, self._runtime.joined_queries)
 
-    async def _whole(self, driver: Driver, known: Known) -> Whole:
-        return Whole(driver, first=_FIRST, last=_LAST)
+    async def _savepoint_on(self, driver: Driver, state: ConnectionState) -> Savepoint:
+        return Savepoint(driver, first=_FIRST, last=_LAST)
 
     async def _identity(self, driver: Driver) -> object | None:
         """The number of the database on its server, and when that was started, to the microsecond."""

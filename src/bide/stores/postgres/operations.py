@@ -43,7 +43,7 @@ from bide.ports import COUNTED
 from bide.stores.batches import AT_ONCE, Conflicts, Named, rounds, wakes_of
 from bide.stores.postgres.connection import Call, PostgresConnection, Row
 from bide.stores.postgres.queries import BYTES, CODES, ROW, STATES, columns, once, packed, record_of, values_of
-from bide.stores.sql.dialect import Shut, Taken
+from bide.stores.sql.dialect import AlreadyApplied, KeyTaken
 from bide.stores.sql.journaled_connection import OnLocked, RowLocked, Runs
 from bide.stores.sql.operations import (
     HELD,
@@ -84,7 +84,7 @@ class PostgresBatch(Batch):
         query = "lock_tasks_past" if call.past else "lock_tasks"
         rows = await call.timed(query, self.now, *self._gate, topics, keys)
         if not rows:
-            raise Shut
+            raise AlreadyApplied
         self._gate = None, None
         self.there = rows[0]["now"]
         found = []
@@ -419,7 +419,7 @@ class _Adding(Struct):
 
         try:
             await self.connection.run(insert, inserted, locked="report", adding=True)
-        except Taken:
+        except KeyTaken:
             form = "insert_tasks"
             await self.connection.run(insert, inserted, locked="report", adding=True)
         if conflicts is not None:

@@ -23,7 +23,7 @@ from bide.stores.postgres.operations import PostgresReads
 from bide.stores.postgres.queries import Names, queries_of
 from bide.stores.postgres.schema import SCHEMA, diagnose
 from bide.stores.postgres.table import PostgresTable
-from bide.stores.postgres.wakes import Subscription, Telling
+from bide.stores.postgres.wakes import Subscription, WakeMessages
 from bide.stores.sql.journaled_connection import Ask, RowLocked
 from bide.stores.sql.store import Operations, Runtime, SqlStore
 
@@ -41,7 +41,7 @@ class PostgresRuntime(Runtime):
         self._queries = queries_of(address.schema, address.prefix)
         super().__init__(address, silence=silence, **options)
         self.joined_queries = queries_of(address.schema, address.prefix, joined=True)
-        self._telling = Telling(cap)
+        self._wake_messages = WakeMessages(cap)
         self.leasing = PostgresLeasing(self)
         self.operations = Operations(
             add=partial(operations.add, conflicts=Conflicts()), change=operations.change, settle=operations.settle,
@@ -78,10 +78,10 @@ class PostgresRuntime(Runtime):
         await super().close()
 
     def messages(self, wakes: Mapping[Topic, Millis], about: Millis, *, joined: bool = False) -> list[str]:
-        return self._telling.messages(wakes, about, joined=joined)
+        return self._wake_messages.messages(wakes, about, joined=joined)
 
     def unsaid(self, wakes: Mapping[Topic, Millis]) -> None:
-        self._telling.forget(wakes)
+        self._wake_messages.forget(wakes)
 
     async def look(self, *, check: bool = False) -> None:
         async def work(call: Call) -> None:

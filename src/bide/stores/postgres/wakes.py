@@ -44,7 +44,7 @@ _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, int]).decode
 
 
-class Telling:
+class WakeMessages:
     """Which wakes of which topics are worth a message."""
 
     def __init__(self, cap: Millis) -> None:

@@ -67,34 +67,34 @@ Code = TypeVar("Code")
 
 
 class NotSent(Exception):
-    """There is no connection, or nothing that writes at its end: trying again is safe."""
+    """No connection, or none to a server that may be written to: the call is safe to send again."""
 
 
 class Lost(Exception):
-    """It was sent, and the answer did not come: only the caller's row tells whether it was done."""
+    """The call was sent and no answer came: only the caller's row tells whether it was done."""
 
 
-class Again(Exception):
-    """Refused and undone for what others did meanwhile: the same batch once more."""
+class TransactionConflict(Exception):
+    """Refused and undone, for what others did meanwhile: the same batch is tried again."""
 
 
-class Locked(Again):
-    """The same, since others have kept a row locked for longer than we wait: the others of the batch without it."""
+class LockTimeout(TransactionConflict):
+    """Refused and undone: others kept a row locked for longer than we wait. The batch may go on without that row."""
 
 
-class Shut(Exception):
+class AlreadyApplied(Exception):
     """The gate is shut: this call was done before, or its caller has no row yet."""
 
 
-class Taken(Exception):
-    """Refused and undone, since a key that was to be new is there."""
+class KeyTaken(Exception):
+    """Refused and undone: a key that was to be new is there."""
 
 
-class Fewer(Exception):
-    """Refused and undone, since not all of the rows were as they were thought to be."""
+class RowsMissing(Exception):
+    """Refused and undone: not all rows were as the call expects them."""
 
 
-OURS = (BideError, NotSent, Lost, Again, Shut, Taken, Fewer)
+OURS = (BideError, NotSent, Lost, TransactionConflict, AlreadyApplied, KeyTaken, RowsMissing)
 """Errors that mean what they are."""
 
 

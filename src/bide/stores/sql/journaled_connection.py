@@ -27,7 +27,16 @@ from typing import Any, Generic, Literal, Protocol, TypeVar
 from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError, StoreMismatch, StoreUnavailable
 from bide.stores.batches import refused_later
 from bide.stores.clocks import ServerTime
-from bide.stores.sql.dialect import Again, Dialect, Fewer, Locked, Lost, NotSent, Shut, Taken
+from bide.stores.sql.dialect import (
+    AlreadyApplied,
+    Dialect,
+    KeyTaken,
+    LockTimeout,
+    Lost,
+    NotSent,
+    RowsMissing,
+    TransactionConflict,
+)
 
 _FIRST_LOOK, _LONGEST_LOOK = 0.02, 0.2
 Ask = Callable[[Any, Sequence[Any]], Awaitable[list[Any]]]
@@ -220,7 +229,7 @@ class JournaledConnection(ABC, Generic[C]):
     async def run(self, work: Work[T], repeated: Repeated[T], *, locked: OnLocked = "wait", adding: bool = False) -> T:
         """`work`, once. If it was done by a sending whose answer was lost, `repeated` makes its answer.
 
-        Raises what the dialect says an error means, of which Taken and Fewer are left to the caller; RowLocked (see
+        Raises what the dialect says an error means, of which KeyTaken and RowsMissing are left to the caller; RowLocked (see
         OnLocked); StoreUnavailable: not done; OutcomeUnknown.
         """
         async with self._turn:
@@ -272,13 +281,13 @@ class JournaledConnection(ABC, Generic[C]):
                     self._drop()
                 else:
                     await self._undo()
-                    if isinstance(why, Locked) and locked != "wait":
+                    if isinstance(why, LockTimeout) and locked != "wait":
                         if locked == "pass" and not past:
                             past = True  # with the same number, since nothing was done
                             continue
                         if not maybe:
                             raise RowLocked(str(why)) from error
-                    if not isinstance(why, Again):
+                    if not isinstance(why, TransactionConflict):
                         if maybe and writes:
                             why = refused_later(why)
                         if why is error:
@@ -298,13 +307,13 @@ class JournaledConnection(ABC, Generic[C]):
                 return await work(call)
             except Exception as error:
                 found = self._meaning(error, call, adding=adding)
-                if not isinstance(found, (Shut, Taken, Fewer) if call.again else Shut):
+                if not isinstance(found, (AlreadyApplied, KeyTaken, RowsMissing) if call.again else AlreadyApplied):
                     raise
                 await self._undo()
                 call.undone()
                 if (row := await self._look_back(call)) is not None:
                     return await repeated(row, call)
-                if not isinstance(found, Shut):
+                if not isinstance(found, AlreadyApplied):
                     raise
             if call.again and self._introduced:  # nobody heard of it for ten minutes, and its row was forgotten
                 raise OutcomeUnknown(f"{self._address.shown}: what became of a call is no longer known")

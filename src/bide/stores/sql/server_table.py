@@ -21,7 +21,7 @@ from bide.core.records import NewTask
 from bide.core.table_source import TableSource
 from bide.ports import Clock, DueRow, Finding, Head, Joined, Raced, Taken
 from bide.stores.clocks import ServerTime, StoreClock
-from bide.stores.sql.dialect import Again, Lost, NotSent
+from bide.stores.sql.dialect import Lost, NotSent, TransactionConflict
 from bide.stores.sql.table import Give, Rows, TableTimes, WatchedTable
 from bide.stores.sql.transactions import Pool
 
@@ -250,19 +250,19 @@ class ServerTable(WatchedTable):
         dialect, shown = connections.dialect, connections.address.shown
         try:
             yield
-        except (*dialect.away, Lost, Again) as error:
+        except (*dialect.away, Lost, TransactionConflict) as error:
             altered = self._code(error) in self._altered
             if altered or isinstance(error, self._outdated):
                 self._times = None
             found = dialect.meaning(error, shown)
-            if isinstance(found, Again):
+            if isinstance(found, TransactionConflict):
                 raise Raced(str(found)) from error
             if altered or not isinstance(found, StoreError):
                 found = StoreUnavailable(f"{shown}: {dialect.said(error)}")
             raise found from error
 
     def _is_of_rows(self, error: Exception) -> bool:
-        if isinstance(self._kind.dialect.meaning(error, ""), Lost | NotSent | Again):
+        if isinstance(self._kind.dialect.meaning(error, ""), Lost | NotSent | TransactionConflict):
             return False
         if self._code(error) in self._altered and self._maybe_altered(error):
             return False

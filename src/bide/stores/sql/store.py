@@ -31,7 +31,7 @@ from bide.stores.sql.journaled_connection import Ask, LockedRows, is_among, toge
 from bide.stores.sql.leasing import POLL, Leasing
 from bide.stores.sql.reading import ServerReads, find, in_snapshot
 from bide.stores.sql.schema import SqlSchema
-from bide.stores.sql.transactions import JoinedVerbs, Known, OwnTransactions
+from bide.stores.sql.transactions import ConnectionState, JoinedVerbs, OwnTransactions
 
 KINDS = ("add", "change", "settle", "lease", "extend", "held", "read", "keep", "whole")
 """The kinds of calls: each has a connection of its own, opened when first used."""
@@ -77,7 +77,7 @@ class Runtime(ABC):
         self.listeners = Listeners(self.dialect.log)
         self.loop = asyncio.get_running_loop()
         self.identity: object = None
-        self.known: WeakKeyDictionary[Any, Known] = WeakKeyDictionary()
+        self.connection_states: WeakKeyDictionary[Any, ConnectionState] = WeakKeyDictionary()
         """The state of each caller's connection."""
         options = {"patience": patience, "silence": silence, "time": self.time if by_server else None}
         self.connections = {

@@ -28,7 +28,7 @@ from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
 from bide.stores.batches import merge_earliest, slices
 from bide.stores.driver_adapters import Borrowed, Driver, on_a_loop, pause
-from bide.stores.sql.dialect import Again, Dialect, Locked, Lost, NotSent, plain
+from bide.stores.sql.dialect import Dialect, LockTimeout, Lost, NotSent, TransactionConflict, plain
 from bide.stores.sql.reading import find
 
 T = TypeVar("T")
@@ -36,15 +36,15 @@ Work = Callable[[Any], Awaitable[T]]
 """An operation on a call."""
 
 
-class Nobody:
-    """In the place of a JournaledConnection: a call in somebody's transaction has no number, and tells no clock."""
+class Unjournaled:
+    """Takes the place of a JournaledConnection: a call in a caller's transaction has no number, and reads no clock."""
 
     name = number = time = None
     pooled = False
 
 
-class RunsItself:
-    """A call that is within a savepoint already: it carries out operations as a connection does."""
+class RunsInSavepoint:
+    """A call within a savepoint, which carries out operations itself, as a connection does."""
 
     __slots__ = ()
     passes = False
@@ -132,19 +132,21 @@ class JoinedVerbs(ABC):
 
     async def _savepoint(self, work: Work[T], *, floor: int | None = None, adding: bool = False) -> T:
         """`work`, whole or not at all. `floor`: the first token, where the caller's clock counts."""
-        whole: Whole | None = None
+        savepoint: Savepoint | None = None
         try:
             driver = await self._driver()
-            known = self._runtime.known.setdefault(driver.raw, Known(asynchronous=driver.asynchronous))
-            async with known.turn:
-                whole = await self._whole(driver, known)
-                async with whole:
-                    if not known.ours:
-                        await self._look(driver)
-                        known.ours = True
+            state = self._runtime.connection_states.setdefault(
+                driver.raw, ConnectionState(asynchronous=driver.asynchronous)
+            )
+            async with state.turn:
+                savepoint = await self._savepoint_on(driver, state)
+                async with savepoint:
+                    if not state.ours:
+                        await self._check_identity(driver)
+                        state.ours = True
                     return await work(self._call(driver, floor))
         except Exception as error:
-            found = self._told(error, adding=adding, committing=whole is not None and whole.committing)
+            found = self._error_of(error, adding=adding, committing=savepoint is not None and savepoint.committing)
             if found is error:
                 raise
             raise found from error
@@ -162,22 +164,22 @@ class JoinedVerbs(ABC):
             raise SetupError(f"{where}: the connection is closed")
         return driver
 
-    async def _look(self, driver: Driver) -> None:
+    async def _check_identity(self, driver: Driver) -> None:
         """Check that the connection is to the store's database and its values suit our statements. Raises BadInput."""
         identity = await self._identity(driver)
         if identity is None or not await self._runtime.is_this(identity):
             other = f"this one is to another {self._place} than {self._runtime.where}"
             raise BadInput("connection", self.connection, f"{self.accepted}: {other}")
 
-    def _told(self, error: Exception, *, adding: bool, committing: bool) -> Exception:
+    def _error_of(self, error: Exception, *, adding: bool, committing: bool) -> Exception:
         """The error to raise: a caller's transaction is not begun anew, as ours would be."""
         found = self._meaning(error, adding=adding)
         if isinstance(found, Lost):
             text = f"{found}; its transaction is gone with it"
             return OutcomeUnknown(str(found)) if committing else StoreUnavailable(text)
-        if isinstance(found, Locked):
+        if isinstance(found, LockTimeout):
             return StoreUnavailable(f"{found}: another transaction holds the task; nothing was done")
-        if isinstance(found, (Again, NotSent)) or not (found is error or isinstance(found, BideError)):
+        if isinstance(found, (TransactionConflict, NotSent)) or not (found is error or isinstance(found, BideError)):
             return StoreUnavailable(f"{found}; nothing was done: begin the transaction anew")
         return found
 
@@ -186,7 +188,7 @@ class JoinedVerbs(ABC):
     @abstractmethod
     def _call(self, driver: Driver, floor: int | None) -> Any: ...
     @abstractmethod
-    async def _whole(self, driver: Driver, known: Known) -> Whole:
+    async def _savepoint_on(self, driver: Driver, state: ConnectionState) -> Savepoint:
         """The block of one verb. Raises SetupError where none can begin."""
 
     @abstractmethod
@@ -213,7 +215,7 @@ _LONGEST = 10.0
 _NAME = "bide_verb"
 
 
-class Known:
+class ConnectionState:
     """The state of a caller's connection, kept for as long as that is there."""
 
     def __init__(self, *, asynchronous: bool = True) -> None:
@@ -239,7 +241,7 @@ class ThreadTurn:
         self._lock.release()
 
 
-class Whole:
+class Savepoint:
     """A block on a connection that the caller opened: all of it is done or nothing, also where it is cancelled.
 
     It is in a savepoint of the caller's transaction; where there is none, in a transaction of its own. Its beginning
@@ -483,8 +485,8 @@ class OwnTransactions(Pool):
             connection = await self._begun()
             self._owners.add(own)
             joined = self._runtime.joined(self._runtime, Borrowed(connection.driver), own=True)
-            known = self._runtime.known.setdefault(joined.connection, Known())
-            known.ours, known.gone = True, False
+            state = self._runtime.connection_states.setdefault(joined.connection, ConnectionState())
+            state.ours, state.gone = True, False
             try:
                 yield joined
                 joined.over = True
