@@ -229,7 +229,7 @@ class JournaledConnection(ABC, Generic[C]):
     async def run(self, work: Work[T], repeated: Repeated[T], *, locked: OnLocked = "wait", adding: bool = False) -> T:
         """`work`, once. If it was done by a sending whose answer was lost, `repeated` makes its answer.
 
-        Raises what the dialect says an error means, of which KeyTaken and RowsMissing are left to the caller; RowLocked (see
+        Raises the meaning that the dialect gives an error; the caller handles KeyTaken and RowsMissing. RowLocked (see
         OnLocked); StoreUnavailable: not done; OutcomeUnknown.
         """
         async with self._turn:
