@@ -22,7 +22,7 @@ from bide.core.lifecycle import TABLE
 from bide.core.records import State
 from bide.settings import describe
 from bide_lab.report.document import Document
-from bide_lab.report.findings import FAMILIES
+from bide_lab.strategies import families
 from bide_proofs.reliability import Results
 from bide_proofs.simulate.mutants.trial import table as mutants_table
 
@@ -80,11 +80,11 @@ def lab_parts() -> dict[str, Callable[[], str]]:
     """Those of all strategies, and for each family its cards and its figures, the latter in Chinese too."""
     parts: dict[str, Callable[[], str]] = {"lab-way": lambda: lab().way()}
     names = {"known": "flaws", "ahead": "ahead", "picks": "picks"}
-    names |= {family.name: f"{family.name}-measured" for family in FAMILIES}
+    names |= {family.name: f"{family.name}-measured" for family in families()}
     for section, name in names.items():
         parts[f"lab-{name}"] = partial(_measured, section)
         parts[f"lab-{name}-zh"] = partial(_measured, section, chinese=True)
-    return parts | {f"lab-{family.name}-cards": partial(_cards, family.name) for family in FAMILIES}
+    return parts | {f"lab-{family.name}-cards": partial(_cards, family.name) for family in families()}
 
 
 def _measured(section: str, *, chinese: bool = False) -> str:

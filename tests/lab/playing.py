@@ -14,7 +14,7 @@ from typing import Any, Generic, TypeVar
 
 from tests.waiting import not_before, pause, until
 
-from bide_lab.strategies.s08_expiry_events import ExpiryEvents
+from bide_lab.strategies.expiry.s08_expiry_events import ExpiryEvents
 from bide_lab.strategy import Flaw, Item, Setting, Strategy, now
 
 FAR = 3_600_000

@@ -9,8 +9,8 @@ import pytest
 from tests.lab.playing import FAR, Company, Effects, die, setting_of
 from tests.waiting import pause, until
 
-from bide_lab.strategies.s09_delay_levels import LEVELS, DelayLevels, level_for
-from bide_lab.strategies.s10_ttl_dead_letter import OneQueue, QueuePerDelay
+from bide_lab.strategies.brokers.s09_delay_levels import LEVELS, DelayLevels, level_for
+from bide_lab.strategies.brokers.s10_ttl_dead_letter import OneQueue, QueuePerDelay
 from bide_lab.strategy import Item, now
 
 
@@ -31,7 +31,7 @@ async def test_a_delay_is_relayed_over_the_largest_levels_that_fit(
         assert hop == len(sent)
 
     monkeypatch.setattr(DelayLevels, "send", waited)
-    monkeypatch.setattr("bide_lab.strategies.s09_delay_levels.now", lambda: passed)
+    monkeypatch.setattr("bide_lab.strategies.brokers.s09_delay_levels.now", lambda: passed)
     strategy = DelayLevels(setting_of(DelayLevels, {"rabbitmq": ""}, tmp_path, minute=60.0))
     item = Item("k", seconds * 1000)
     while passed < item.due:
@@ -99,7 +99,7 @@ async def test_a_consumer_whose_connection_is_closed_can_be_cancelled(
     rabbitmq_url: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The client would wait for ever for a connection to say goodbye on."""
-    monkeypatch.setattr("bide_lab.servers.stores._GOODBYE", 0.05)
+    monkeypatch.setattr("bide_lab.strategies.brokers.broker._GOODBYE", 0.05)
     async with Company(DelayLevels, setting_of(DelayLevels, {"rabbitmq": rabbitmq_url}, tmp_path)) as company:
         effects, one = Effects(), await company.another()
         [consumer] = await company.start(effects, one=one)

@@ -10,7 +10,7 @@ from redis import Redis
 from tests.lab.playing import FAR, Company, keeps_its_word, named, setting_of
 
 from bide_lab.strategies import catalogue
-from bide_lab.strategies.s11_timed_message import TimedMessage
+from bide_lab.strategies.brokers.s11_timed_message import TimedMessage
 from bide_lab.strategy import Item, Strategy, now
 from bide_proofs.servers.redis import RedisServer
 
@@ -36,7 +36,9 @@ def urls(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[dict[str, s
 async def test_it_does_what_it_claims(
     strategy: type[Strategy], urls: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bide_lab.strategies.s01_table_scan._WINDOW", 1e6)  # seconds, however slow this machine is
+    monkeypatch.setattr(
+        "bide_lab.strategies.scans.s01_table_scan._WINDOW", 1e6
+    )  # seconds, however slow this machine is
     setting = setting_of(strategy, urls, tmp_path, minute=0.3, options={"hold": "600"})
     await keeps_its_word(strategy, setting, ahead=3_000 if strategy is TimedMessage else 300)
 

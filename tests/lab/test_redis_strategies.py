@@ -12,12 +12,12 @@ import pytest
 from tests.lab.playing import FAR, Company, Effects, Held, die, setting_of
 from tests.waiting import forever, pause, until
 
-from bide_lab.strategies.s04_zset_poll import RemoveAfter, RemoveBefore, RemoveRange, SmallestOnly
-from bide_lab.strategies.s05_zset_shards import HashedShards, WeightedShards
-from bide_lab.strategies.s06_bucket_queue import BucketAndReady
-from bide_lab.strategies.s07_head_publish import HeadPublish
-from bide_lab.strategies.s08_expiry_events import ExpiryEvents
-from bide_lab.strategies.s18_in_memory_eta import InMemoryEta
+from bide_lab.strategies.expiry.s08_expiry_events import ExpiryEvents
+from bide_lab.strategies.held.s18_in_memory_eta import InMemoryEta
+from bide_lab.strategies.zsets.s04_zset_poll import RemoveAfter, RemoveBefore, RemoveRange, SmallestOnly
+from bide_lab.strategies.zsets.s05_zset_shards import HashedShards, WeightedShards
+from bide_lab.strategies.zsets.s06_bucket_queue import BucketAndReady
+from bide_lab.strategies.zsets.s07_head_publish import HeadPublish
 from bide_lab.strategy import Item, Strategy, now
 from bide_proofs.servers.redis import RedisServer
 
@@ -94,7 +94,7 @@ async def test_what_is_added_between_looking_and_removing_is_removed_undone(
 async def test_the_shards_of_a_poller_that_dies_stand_still_until_its_locks_end(
     company: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("bide_lab.strategies.s05_zset_shards._LOCK", 600.0)
+    monkeypatch.setattr("bide_lab.strategies.zsets.s05_zset_shards._LOCK", 600.0)
     async with company(HashedShards) as all_of_them:
         effects, client = Effects(), all_of_them.client
         locks = [client.key(f"lock:{shard}") for shard in range(4)]

@@ -11,16 +11,18 @@ from xml.etree import ElementTree
 import pytest
 from tests.lab.reported import late, made, result, some_results
 
-from bide_lab import journal, strategy
+from bide_lab import journal, strategies, strategy
 from bide_lab.journal import Result
 from bide_lab.report import charts, findings
 from bide_lab.report import page as pages
 from bide_lab.report.charts import DARK, LIGHT, alone, pictures, write_pictures
 from bide_lab.report.document import Document, ahead, cell_table, markdown
-from bide_lab.report.findings import FAMILIES, NOT_ASKED, OWN, Findings, Row, family_of
+from bide_lab.report.findings import NOT_ASKED, Findings, Row
 from bide_lab.report.page import page, write_report
 from bide_lab.running import ResultsFile
-from bide_lab.strategies import catalogue, s09_delay_levels, s13_ring
+from bide_lab.strategies import OWN, catalogue, families, family_of
+from bide_lab.strategies.brokers import s09_delay_levels
+from bide_lab.strategies.timers import s13_ring
 
 VOID = {"meta", "link", "br", "img", "input"}
 """Elements without an end."""
@@ -42,7 +44,7 @@ def ahead_of_bide(*results: Result) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize(
     "module",
-    [journal, findings, charts, strategy, s09_delay_levels, s13_ring],
+    [journal, charts, strategies, strategy, s09_delay_levels, s13_ring],
     ids=lambda module: module.__name__,
 )
 def test_examples_in_docstrings_are_true(module: object) -> None:
@@ -54,7 +56,7 @@ def test_examples_in_docstrings_are_true(module: object) -> None:
 def test_every_strategy_of_the_lab_has_a_family_and_a_row(found: Findings) -> None:
     every = catalogue()
     assert [row.name for row in found.rows] == list(every)
-    assert all(family_of(strategy) in FAMILIES for strategy in every.values())
+    assert all(family_of(strategy) in families() for strategy in every.values())
     assert {row.family for row in found.rows} <= set(found.families)
 
 
@@ -218,7 +220,7 @@ def test_the_chinese_page_of_strategies_has_the_same_code_and_sections(root: Pat
     )
     blocks = re.compile(r"```(?:python|sh)\n.*?```", re.DOTALL)
     assert blocks.findall(chinese) == blocks.findall(english)
-    for family in FAMILIES:
+    for family in families():
         assert f"<!-- generated: lab-{family.name}-cards -->" in english
         assert f"<!-- generated: lab-{family.name}-measured -->" in english
         assert f"<!-- generated: lab-{family.name}-measured-zh -->" in chinese

@@ -10,10 +10,10 @@ import pytest
 from tests.lab.playing import FAR, Company, Effects, Held, die, setting_of
 from tests.waiting import until
 
-from bide_lab.strategies import s01_table_scan, s02_cron_batch
-from bide_lab.strategies.s01_table_scan import Serial
-from bide_lab.strategies.s02_cron_batch import Hourly
-from bide_lab.strategies.s03_skip_locked import SkipLocked
+from bide_lab.strategies.scans import s01_table_scan, s02_cron_batch
+from bide_lab.strategies.scans.s01_table_scan import Serial
+from bide_lab.strategies.scans.s02_cron_batch import Hourly
+from bide_lab.strategies.scans.s03_skip_locked import SkipLocked
 from bide_lab.strategy import Item, now
 
 KEYS = [f"k{number}" for number in range(120)]

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 from tests.lab.playing import FAR, Company, Effects, named, setting_of
 from tests.waiting import not_before, pause
 
-from bide_lab.strategies.s12_heap_wait import HeapWait
-from bide_lab.strategies.s13_ring import AsPublished, Counted, Ring, place
-from bide_lab.strategies.s14_hashed_wheel import Exact, Ticking, TickingWheel
-from bide_lab.strategies.s15_hierarchical_wheel import HierarchicalWheels
-from bide_lab.strategies.s16_idle_ring import IdleConnections, LazyRing, TimerEach, WholeScan
-from bide_lab.strategies.s16_idle_ring import PublishedRing as PublishedIdleRing
-from bide_lab.strategies.s17_threads import POOL, Pooled, ThreadEach
+from bide_lab.strategies.timers.s12_heap_wait import HeapWait
+from bide_lab.strategies.timers.s13_ring import AsPublished, Counted, Ring, place
+from bide_lab.strategies.timers.s14_hashed_wheel import Exact, Ticking, TickingWheel
+from bide_lab.strategies.timers.s15_hierarchical_wheel import HierarchicalWheels
+from bide_lab.strategies.timers.s16_idle_ring import IdleConnections, LazyRing, TimerEach, WholeScan
+from bide_lab.strategies.timers.s16_idle_ring import PublishedRing as PublishedIdleRing
+from bide_lab.strategies.timers.s17_threads import POOL, Pooled, ThreadEach
 from bide_lab.strategy import Item, Strategy, now
 from bide_lab.workload import keys_of
 from bide_lab.workloads.memory import cost_of

@@ -1,6 +1,6 @@
 """The seam of the lab: what a strategy is, so that every one can be asked the same and judged the same.
 
-A strategy is a class in a file of its own. The module's docstring is its card (see `strategies`); the class names
+A strategy is a class; all its variants are in one module, with a card beside it (see `strategies`). The class names
 itself, the servers it needs, the processes that have to run, and the verbs that it does not have, with the reason in
 one sentence.
 """
@@ -114,6 +114,11 @@ def when(name: str, words: str, *, over: float = 0) -> Callable[[Figures], str]:
 
 NEVER_DONE = when("lost", "{lost} of {expected} tasks never done")
 DONE_TWICE = when("duplicated", "{duplicated} of {expected} tasks done twice")
+GONE = Flaw(
+    "what waits in memory is gone when the process ends, however it does", "restarted",
+    when("lost", "{lost} of {expected} tasks gone with the process"),
+)  # fmt: skip
+"""The flaw of all that is in one process's memory; each module shows it with one of its variants."""
 
 
 class Strategy:

@@ -18,9 +18,9 @@ from typing import NamedTuple, TypeAlias, assert_never
 from bide_lab.choose import Twice, Wishes, choose, late_words
 from bide_lab.journal import BY_NAME, Figures, Measure, Result, figure
 from bide_lab.report.charts import Picture, pictures, write_pictures
-from bide_lab.report.findings import NOT_ASKED, NOT_SEEN, NOT_WAITED_FOR, Family, Findings, Row, findings
+from bide_lab.report.findings import NOT_ASKED, NOT_SEEN, NOT_WAITED_FOR, Findings, Row, findings
 from bide_lab.running import ResultsFile
-from bide_lab.strategies import PARTS, Card
+from bide_lab.strategies import PARTS, Card, Family
 from bide_lab.strategy import VERBS
 
 COLUMNS = tuple(
@@ -276,7 +276,7 @@ def sections(found: Findings, drawn: Sequence[Picture] = (), *, chinese: bool = 
         rows = found.of(one)
         tables = filter(None, (measure_table(found, one), counted_table(rows)))
         lists = [Bullets(lines) for lines in (not_measured(rows), missing_verbs(rows, chinese=chinese)) if lines]
-        pictures = (picture for picture in drawn if picture.family is one)
+        pictures = (picture for picture in drawn if picture.family == one)
         families.append(Section(one.name, one.title, one.about, [*pictures, *tables, *lists, *card_parts(rows)]))
     return [
         Section("known", "What each is known for", "What was seen of each flaw in these measurements.",

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
 from bide_lab.journal import MEASURES, Figures, Measure, Result
-from bide_lab.strategies import Card, card_of, catalogue
+from bide_lab.strategies import OWN, Card, Family, card_of, catalogue, families, family_of
 from bide_lab.strategy import Strategy
 from bide_lab.workloads import WORKLOADS
 
@@ -17,78 +16,6 @@ NOT_ASKED = "not in this run"
 NOT_SEEN = "not seen in this run"
 NOT_WAITED_FOR = frozenset({"idle", "verbs", "trips", "cost"})
 """Workloads whose tasks need not have fired when they end."""
-
-
-class Family(NamedTuple):
-    """Strategies that share an idea, and are drawn in one picture."""
-
-    name: str
-    """One word, as in the names of pictures."""
-    title: str
-    about: str
-    """Their common idea, in two sentences or three."""
-    numbers: tuple[int, ...]
-
-
-FAMILIES = (
-    Family(
-        "scans", "Scans of a table",
-        "The time stands in a column of a table, and somebody asks again and again which rows are due. It needs "
-        "nothing that is not there already. How late a row is and how often the table is read for nothing are one and "
-        "the same choice.",
-        (1, 2, 3),
-    ),
-    Family(
-        "zsets", "Sorted sets",
-        "Redis keeps ids ordered by their times, so that asking for what is due is cheap. What differs is who asks, "
-        "and in which order a task is taken out and done: that decides whether one is lost or done twice.",
-        (4, 5, 6, 7),
-    ),
-    Family(
-        "expiry", "Key expiry",
-        "Each task is a key with a time to live, and the server tells when it has deleted one. The event is for "
-        "whoever listens at that moment, and comes when the server gets round to the deletion.",
-        (8,),
-    ),
-    Family(
-        "brokers", "Brokers",
-        "A broker holds a message for a while and then passes it on. Most can hold it for a few fixed lengths only, "
-        "and none lets a message that is under way be moved.",
-        (9, 10, 11),
-    ),
-    Family(
-        "timers", "Timers in one process",
-        "A data structure in the memory of one process knows what is next. Nothing is as quick, and nothing of it is "
-        "left when the process ends.",
-        (12, 13, 14, 15, 16, 17),
-    ),
-    Family(
-        "held", "Held in memory",
-        "A worker fetches a task at once and holds it, unacknowledged, until its time. The broker takes that for a "
-        "worker that is slow, and after a while for one that is dead.",
-        (18,),
-    ),
-    Family(
-        "writes", "Two writes",
-        "A row is written in one place and its timer in another. Between the two writes the process may die; what "
-        "differs is who notices.",
-        (19,),
-    ),
-    Family("bide", "bide", "One index of wake times and leases, on the store that is there.", (20,)),
-)  # fmt: skip
-OWN = Family("own", "Your own", "Strategies from files of your own.", ())
-"""All that is in no file of the lab's."""
-
-
-def family_of(strategy: type[Strategy]) -> Family:
-    """By the number in the name of its file.
-
-    >>> from bide_lab.strategies.s04_zset_poll import RemoveAfter
-    >>> family_of(RemoveAfter).name
-    'zsets'
-    """
-    found = re.match(r"bide_lab\..*\.s(\d\d)_", strategy.__module__)
-    return next((one for one in FAMILIES if found and int(found[1]) in one.numbers), OWN)
 
 
 class Known(NamedTuple):
@@ -118,7 +45,7 @@ class Row:
 
     @cached_property
     def card(self) -> Card | None:
-        return card_of(self.strategy) if self.family is not OWN else None
+        return card_of(self.strategy) if self.family != OWN else None
 
     @cached_property
     def flaws(self) -> Sequence[Known]:
@@ -185,11 +112,11 @@ class Findings:
         self.results = results
         self.bide = [row for row in rows if row.is_bide]
         self.better = [one for measure in MEASURES if (one := self._better(measure)) is not None]
-        self.families = [one for one in (*FAMILIES, OWN) if self.of(one)]
+        self.families = [one for one in (*families(), OWN) if self.of(one)]
         """Those that have rows, bide last but for the reader's own."""
 
     def of(self, family: Family) -> list[Row]:
-        return [row for row in self.rows if row.family is family]
+        return [row for row in self.rows if row.family == family]
 
     def reference(self, family: Family) -> Row | None:
         """The row of bide's that a family's pictures hold it against: on the servers that the family uses, if it was.

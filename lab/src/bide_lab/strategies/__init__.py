@@ -1,9 +1,11 @@
-"""Which strategies there are: the classes of the files here, and of any file that is named by its path.
+"""Which strategies there are: the classes of the modules here, and of any file that is named by its path.
 
-The docstring of each file is the card of its strategies, which `bide lab explain` prints and docs/strategies.md holds:
-a title in the first line, parts with fixed names, and a drawing, indented, of at most 100 columns.
+Each package here is a *family*, whose docstring is its title and the idea that its strategies share; they are drawn in
+the same pictures. A module holds the variants of one strategy. The Markdown file beside it is their *card*, which
+`bide lab explain` prints and docs/strategies.md holds: a title, parts with fixed names, and a drawing, indented, of at
+most 100 columns. In a file of one's own the module's docstring may be the card.
 
-    ZSET poll: a sorted set of ids by due time, asked again and again.
+    # ZSET poll: a sorted set of ids by due time, asked again and again
 
     **Idea.** ...
     **Origin.** ...
@@ -21,6 +23,7 @@ import inspect
 import pkgutil
 import re
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import ModuleType
@@ -43,25 +46,58 @@ class Card(NamedTuple):
     """How it works, in plain characters."""
 
 
+class Family(NamedTuple):
+    """Strategies that share an idea, and are drawn in one picture."""
+
+    name: str
+    """One word, as in the names of pictures."""
+    title: str
+    about: str
+    """Their common idea, in two sentences or three."""
+
+
+OWN = Family("own", "Your own", "Strategies from files of your own.")
+"""All that is in no package of the lab's."""
+
+
 def card_of(strategy: type[Strategy]) -> Card:
     """Raises BadInput where a part is missing."""
-    text = inspect.getdoc(sys.modules[strategy.__module__]) or ""
-    title, _, rest = text.partition("\n")
-    drawing = "\n".join(line for line in rest.splitlines() if line.startswith("    ") or not line).strip("\n")
-    prose = "\n".join(line for line in rest.splitlines() if not line.startswith("    "))
+    file = Path(source_of(strategy))
+    beside = file.with_suffix(".md")
+    text = beside.read_text("utf-8") if beside.is_file() else inspect.getdoc(sys.modules[strategy.__module__]) or ""
+    title, *lines = text.splitlines()
+    drawing = "\n".join(line for line in lines if line.startswith("    ") or not line).strip("\n")
+    prose = "\n".join(line for line in lines if not line.startswith("    "))
     _, *found = re.split(r"^\*\*([^*]+)\.\*\* ", prose, flags=re.MULTILINE)
     parts = {name: " ".join(told.split()) for name, told in zip(found[::2], found[1::2], strict=True)}
     if tuple(parts) != PARTS:
-        raise BadInput(
-            f"the docstring of {strategy.__module__}", f"parts {', '.join(parts) or 'none'}", f"{', '.join(PARTS)}"
-        )
-    return Card(title.rstrip("."), parts, inspect.cleandoc(f"\n{drawing}") if drawing else "")
+        raise BadInput(f"the card of {file}", f"parts {', '.join(parts) or 'none'}", ", ".join(PARTS))
+    return Card(title.removeprefix("# ").rstrip("."), parts, textwrap.dedent(drawing))
+
+
+def family_of(strategy: type[Strategy]) -> Family:
+    """The one of its package.
+
+    >>> from bide_lab.strategies.zsets.s04_zset_poll import RemoveAfter
+    >>> family_of(RemoveAfter).title
+    'Sorted sets'
+    """
+    package = strategy.__module__.rpartition(".")[0]
+    if not package.startswith(f"{__name__}."):
+        return OWN
+    title, _, about = (inspect.getdoc(sys.modules[package]) or "").partition("\n\n")
+    return Family(package.rpartition(".")[2], title.rstrip("."), " ".join(about.split()))
+
+
+def families() -> list[Family]:
+    """All that the lab comes with, in the order of their strategies' numbers."""
+    return list(dict.fromkeys(map(family_of, catalogue().values())))
 
 
 def catalogue() -> dict[str, type[Strategy]]:
     """All that the lab comes with, by name, in the order of their numbers."""
-    names = sorted(module.name for module in pkgutil.iter_modules(__path__))
-    modules = [importlib.import_module(f"{__name__}.{name}") for name in names]
+    names = [module.name for module in pkgutil.walk_packages(__path__, f"{__name__}.") if not module.ispkg]
+    modules = [importlib.import_module(name) for name in sorted(names, key=lambda name: name.rpartition(".")[2])]
     return {one.name: one for module in modules for one in strategies_of(module)}
 
 

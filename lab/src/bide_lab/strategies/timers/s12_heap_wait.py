@@ -1,0 +1,22 @@
+"""S12: the earliest task on top, and a thread that sleeps exactly until it is due."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bide.core.instants import Millis
+from bide.timers import HeapTimer
+from bide_lab.strategies.timers.in_process import InMemory, held_up
+from bide_lab.strategy import GONE, Flaw
+
+
+class HeapWait(InMemory):
+    """A heap in one process, and a thread that blocks until its head is due."""
+
+    name = "S12"
+    title = "min-heap and a blocking wait"
+    shows = ("steady", "idle", "cost")
+    flaws = (GONE, Flaw("one slow task holds up all others, in the one thread that there is", "slow", held_up))
+
+    def timer_of(self, start: Millis) -> HeapTimer[Any]:
+        return HeapTimer(start=start)

@@ -1,0 +1,127 @@
+"""S4: a sorted set of ids by due time, asked again and again for what is due."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from bide_lab.journal import Figures
+from bide_lab.servers import RedisStrategy
+from bide_lab.strategy import DONE_TWICE, NEVER_DONE, Effect, Flaw, Item, now, poll, when
+
+_PERIOD = 0.1
+_KIND = "order"
+"""The lab has one kind of task; each has a sorted set and a hash of its own."""
+
+
+class _ZsetPoll(RedisStrategy):
+    """The sorted set and its clients, which the variants share, and the poller, which asks every 100 ms."""
+
+    precision = 0.0
+
+    async def open(self) -> None:
+        await super().open()
+        self.due = self.key(f"due:{_KIND}")
+        self.bodies = self.key(f"bodies:{_KIND}")
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        pipeline = self.redis.pipeline(transaction=True)
+        pipeline.hset(self.bodies, mapping={item.key: item.due for item in items})
+        pipeline.zadd(self.due, {item.key: item.due for item in items})
+        await pipeline.execute()
+
+    async def reschedule(self, item: Item) -> bool:
+        # a body that is not there stays away: it is written only if the index has the task
+        changed = bool(await self.redis.zadd(self.due, {item.key: item.due}, xx=True, ch=True))
+        if changed:
+            await self.redis.hset(self.bodies, item.key, item.due)
+        return changed
+
+    async def cancel(self, key: str) -> bool:
+        pipeline = self.redis.pipeline(transaction=True)
+        pipeline.zrem(self.due, key)
+        pipeline.hdel(self.bodies, key)
+        return bool((await pipeline.execute())[0])
+
+    async def due_until(self, end: int) -> list[tuple[str, int]]:
+        """Ids and due times of what is due, in order; `end` in milliseconds since the epoch."""
+        found = await self.redis.zrangebyscore(self.due, 0, end, withscores=True)
+        return [(key.decode(), int(score)) for key, score in found]
+
+    async def run(self, role: str, effect: Effect) -> None:
+        await poll(_PERIOD, lambda: self.look(effect))
+
+    async def look(self, effect: Effect) -> None:
+        """Do all that is due."""
+        raise NotImplementedError
+
+
+class RemoveAfter(_ZsetPoll):
+    """Range, do, remove."""
+
+    name = "S4-A"
+    title = "ZSET poll, removed when done"
+    flaws = (Flaw("two pollers do the same task", "two", DONE_TWICE),)
+
+    async def look(self, effect: Effect) -> None:
+        for key, due in await self.due_until(now()):
+            await effect(key, due)
+            await self.cancel(key)
+
+
+class RemoveBefore(_ZsetPoll):
+    """Range, remove index and body of all that is due, then do them."""
+
+    name = "S4-B"
+    title = "ZSET poll, removed before it is done"
+    shows = ()
+    flaws = (Flaw("a poller that dies takes with it what it had removed", "killed", NEVER_DONE),)
+
+    async def look(self, effect: Effect) -> None:
+        found = await self.due_until(now())
+        mine = [(key, due) for key, due in found if await self.cancel(key)]
+        for key, due in mine:
+            await effect(key, due)
+
+
+def _held_up(seen: Figures) -> str:
+    slow = seen.counts.get("slow_ms", 0)
+    if seen.p50 is None or seen.p50 < max(slow / 4, 250):
+        return ""
+    return f"behind one task of {slow / 1000:g} s half of the others were {seen.p50:,.0f} ms late"
+
+
+class SmallestOnly(_ZsetPoll):
+    """The smallest element alone: not due, sleep; due, remove it, do it, and look again."""
+
+    name = "S4-C"
+    title = "ZSET poll, the smallest element only"
+    loses = "what its holder had taken and not done when it died"
+    flaws = (Flaw("one slow task holds up all others", "slow", _held_up),)
+
+    async def look(self, effect: Effect) -> None:
+        while (head := await self.redis.zrange(self.due, 0, 0, withscores=True)) and head[0][1] <= now():
+            [(key, score)] = head
+            if await self.cancel(key.decode()):  # of several pollers one has removed it
+                await effect(key.decode(), int(score))
+
+
+class RemoveRange(_ZsetPoll):
+    """Range, then remove the same range, then do what was found."""
+
+    name = "S4-D"
+    title = "ZSET poll, the range removed as a range"
+    shows = ()
+    flaws = (
+        Flaw(
+            "what is added between the two commands, and is due, is removed undone", "gap",
+            when("lost", "{lost} of {expected} tasks removed undone"),
+        ),
+    )  # fmt: skip
+
+    async def look(self, effect: Effect) -> None:
+        end = now()
+        if found := await self.due_until(end):
+            await self.redis.zremrangebyscore(self.due, 0, end)
+            for key, due in found:
+                await effect(key, due)
+            await self.redis.hdel(self.bodies, *(key for key, _ in found))
