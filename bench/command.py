@@ -1,65 +1,35 @@
-"""The common part of the commands of this folder: options, how they end, and how figures are shown."""
+"""The common part of the commands of this folder: how they end, and how figures are shown."""
 
 from __future__ import annotations
 
-import argparse
 import asyncio
-import math
-import signal
 import sys
 from collections.abc import Coroutine, Iterable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from bide.cli.bench.plan import machine, rounded
+from bide.cli.bench.plan import rounded
 from bide.cli.bench.processes import BenchFault
 from bide.core.errors import BideError
+from bide_proofs.harness.command import progress, run_until_terminated
+from bide_proofs.servers.process import ServerFailed, ServerMissing
 
-
-def parser(prog: str, about: str | None) -> argparse.ArgumentParser:
-    return argparse.ArgumentParser(
-        prog=prog, description=about, formatter_class=argparse.RawDescriptionHelpFormatter
-    )  # fmt: skip
-
-
-def whole(text: str) -> int:
-    """The value of an option. Raises ArgumentTypeError."""
-    if (number := int(text)) < 1:
-        raise argparse.ArgumentTypeError("give a whole number above 0")
-    return number
-
-
-def positive(text: str) -> float:
-    """The value of an option. Raises ArgumentTypeError."""
-    if not 0 < (number := float(text)) < math.inf:
-        raise argparse.ArgumentTypeError("give a number above 0")
-    return number
-
-
-def say(text: str) -> None:
-    """Progress, beside the outcome."""
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
+ROOT = Path(__file__).resolve().parent.parent
+"""The folder of the project, in which the commands are run."""
+FAULTS = (BenchFault, BideError, ServerFailed, ServerMissing)
+"""The reasons for which a command, or one of its workloads, cannot go on."""
 
 
 def run(prog: str, measuring: Coroutine[Any, Any, int]) -> int:
     """The exit code; SIGTERM ends it as Ctrl-C does."""
-
-    async def cancelled_by_signals() -> int:
-        task = asyncio.current_task()
-        assert task is not None
-        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-        return await measuring
-
     try:
-        return asyncio.run(cancelled_by_signals())
-    except (BenchFault, BideError) as fault:
-        say(f"{prog}: {fault}")
+        return run_until_terminated(measuring)
+    except FAULTS as fault:
+        progress(f"{prog}: {fault}")
         return 1
     except (KeyboardInterrupt, asyncio.CancelledError):
-        say(f"{prog}: stopped")
+        progress(f"{prog}: stopped")
         return 130
 
 
@@ -84,7 +54,7 @@ class Figure:
 
     @property
     def shown(self) -> str:
-        return f"{self.value:,.0f}" if abs(self.value) >= 1_000 else f"{self.value:,.4g}"
+        return digits(self.value)
 
 
 @dataclass(slots=True)
@@ -107,10 +77,15 @@ class Found:
             self.faults.append(f"{what}: {count}{f', such as {example}' if example else ''}")
 
 
-def print_line(**fields: Any) -> None:
-    """A figure as a line of JSON."""
-    sys.stdout.write(msgspec.json.encode(fields | machine()).decode() + "\n")
-    sys.stdout.flush()
+def digits(value: float | None) -> str:
+    """Four digits that count.
+
+    >>> digits(48120.0), digits(3.14159), digits(None), digits(0.0)
+    ('48,120', '3.142', '-', '0')
+    """
+    if value is None:
+        return "-"
+    return f"{value:,.0f}" if abs(value) >= 1_000 or value == int(value) else f"{value:.4g}"
 
 
 def show_table(

@@ -90,14 +90,6 @@ class _Leased(msgspec.Struct):
     payload: msgspec.Raw
 
 
-class _Answer(msgspec.Struct):
-    tasks: list[_Leased]
-
-
-class _Settled(msgspec.Struct):
-    settled: list[bool]
-
-
 class Poll:
     """Leases by long-polls, and settles in one call whatever came during the last one.
 
@@ -129,7 +121,7 @@ class Poll:
         return {}
 
     async def _poll(self, wait: float) -> None:
-        decode = msgspec.json.Decoder(_Answer).decode
+        decode = msgspec.json.Decoder(dict[str, list[_Leased]]).decode
         while True:
             said = await self._post("/v1/lease", {"topics": {self._topic: _ROOM}, "wait": f"{wait:.3f}s"})
             wait = _LONGEST
@@ -137,19 +129,19 @@ class Poll:
                 await asyncio.sleep(0.1)
                 continue
             self._answered += 1
-            for task in decode(said).tasks:
+            for task in decode(said)["tasks"]:
                 self._arrivals.note(bytes(task.payload))
                 self._unsettled.put_nowait(task)
 
     async def _settle(self) -> None:
-        decode = msgspec.json.Decoder(_Settled).decode
+        decode = msgspec.json.Decoder(dict[str, list[bool]]).decode
         while True:
             tasks = [await self._unsettled.get()]
             while not self._unsettled.empty():
                 tasks.append(self._unsettled.get_nowait())
             done = [{"topic": one.topic, "key": one.key, "token": one.token, "outcome": "done"} for one in tasks]
             said = await self._post("/v1/settle", done)
-            self.count += sum(decode(said).settled) if said else 0
+            self.count += sum(decode(said)["settled"]) if said else 0
 
     async def _post(self, path: str, body: object) -> bytes:
         """The answer; nothing if that was a refusal, which is noted."""

@@ -13,13 +13,14 @@ from statistics import median
 from urllib.parse import quote, urlencode
 
 import aiohttp
-from bench.command import Found, say
+from bench.command import Found
 from bench.service import Instance
 
 from bide import Bide, NewTask
 from bide.cli.bench.plan import in_batches
 from bide.cli.bench.processes import BenchFault
 from bide.core.instants import as_datetime
+from bide_proofs.harness.command import progress
 
 TOPICS = (
     "order.close", "order.remind", "order.archive", "coupon.remind", "post.publish", "payment.notify", "review.default",
@@ -43,7 +44,7 @@ async def filled(store: str, tasks: int) -> int:
 
     Tasks of ten topics are due over the next 24 hours, 4.1 % of them in that second.
     """
-    say(f"filling with {tasks:,} tasks")
+    progress(f"filling with {tasks:,} tasks")
     async with Bide(store) as app:
         start = app.clock.now() // 1_000 * 1_000
         peak = start + _AHEAD // 2

@@ -6,13 +6,13 @@ import asyncio
 import base64
 import secrets
 import time
+from argparse import Namespace
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from bench.command import Found, say
+from bench.command import Found
 from bench.http_actors import payload_of
 from bench.http_console import filled, open_overview, page_times
 from bench.service import Instance, actor, serving, wrk
@@ -23,6 +23,7 @@ from bide.cli.bench.plan import in_batches
 from bide.cli.bench.processes import BenchFault, Child
 from bide.cli.bench.worker import paced
 from bide.core.instants import as_datetime
+from bide_proofs.harness.command import progress
 
 TOPIC = "bench.http"
 OTHER = "bench.http.other"
@@ -33,16 +34,17 @@ _STALL = 0.5
 _NANOSECONDS = 1_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
-    """The options, checked."""
+class Plan(Namespace):
+    """The options of the command, and the folder of a run."""
 
     store: str
+    only: list[str] | None
     seconds: float
     rate: float
     n: int
     polls: int
     tasks: int
+    rounds: int
     uvloop: bool
     folder: Path
 
@@ -66,13 +68,13 @@ async def _service(plan: Plan, config: str = "", *, patience: float = 30.0) -> A
         _empty_store(plan) as store,
         serving(store, plan.folder, config, uvloop=plan.uvloop, patience=patience) as instance,
     ):
-        say(f"bide serve: pid {instance.pid}")
+        progress(f"bide serve: pid {instance.pid}")
         yield instance
 
 
 async def _stored(store: str) -> int:
     """The number of tasks, by reading each: a tally stops counting at ten thousand."""
-    say("looking whether everything that was acknowledged is in the store")
+    progress("looking whether everything that was acknowledged is in the store")
     async with Bide(store) as app:
         return len([True async for _ in app.find(topic=TOPIC, page=1_000)])
 

@@ -6,30 +6,29 @@ import asyncio
 import re
 import secrets
 import shutil
-import socket
 import sys
 import time
 from collections.abc import AsyncIterator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import aiohttp
 import msgspec
+from bench.command import ROOT
 
-from bide.cli.bench.processes import PATIENCE, BenchFault, Child, environment
+from bide.cli.bench.processes import PATIENCE, BenchFault, Child, stat
+from bide_proofs.servers.server import ServiceProcess
 
-ROOT = Path(__file__).resolve().parent.parent
 _TAIL = 2_000
 _ERROR = re.compile(r"\S+ (ERROR|CRITICAL) |Traceback |bide: |Error")
 
 
-class Instance(Child):
-    """A running `bide serve`."""
+class Instance(ServiceProcess):
+    """A `bide serve` that is measured."""
 
-    url: str
-    store: str
-    """The URL of the store that it serves."""
+    def used(self) -> float:
+        """Seconds of processor time so far. Raises OSError where it has ended."""
+        return stat(Path(f"/proc/{self.pid}")).used
 
     async def cpu_percent(self, seconds: float) -> float:
         """Percent of one core that it takes while so many seconds pass."""
@@ -42,44 +41,25 @@ class Instance(Child):
 async def serving(
     store: str, folder: Path, config: str = "", *, uvloop: bool = False, patience: float = PATIENCE
 ) -> AsyncIterator[Instance]:
-    """One on a free port of 127.0.0.1 that is ready; killed if it has not ended `patience` seconds after SIGTERM.
+    """One that is ready; killed if it has not ended `patience` seconds after SIGTERM, as where a receiver hangs.
 
-    Raises BenchFault; also if it wrote an error to its log.
+    Raises ServerFailed, and BenchFault if it wrote an error to its log.
     """
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-    log = folder / f"serve-{time.monotonic_ns()}.log"
-    words = [sys.executable, "-m", "bide", "serve", "--port", str(port), "--log-level", "error"]
+    instance = Instance(folder / f"serve-{time.monotonic_ns()}")
+    instance.store = store
     if config:
-        file = folder / f"serve-{port}.toml"
+        file = folder / f"{instance.directory.name}.toml"
         file.write_text(config, encoding="utf-8")
-        words += ["--config", str(file)]
+        instance.words += ("--config", str(file))
     if uvloop:
-        words.append("--uvloop")
-    env = environment() | {"BIDE_STORE": store}
-    instance = await Instance.start("bide serve", *words, cwd=folder, env=env, errors=log, talks=False)
-    instance.url, instance.store = f"http://127.0.0.1:{port}", store
+        instance.words += ("--uvloop",)
+    await asyncio.to_thread(instance.start)
     try:
-        await _until_ready(instance, log)
         yield instance
     finally:
-        with suppress(BenchFault):  # it waits for a receiver that hangs
-            await instance.stop(within=patience)
-    if wrong := _wrong_in(log):
+        await asyncio.to_thread(instance.halt, patience=patience)
+    if wrong := _wrong_in(instance.log):
         raise BenchFault(f"bide serve wrote:\n{wrong}")
-
-
-async def _until_ready(instance: Instance, log: Path) -> None:
-    ends = time.monotonic() + PATIENCE
-    async with aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=1.0)) as session:
-        while instance.returncode is None and time.monotonic() < ends:
-            with suppress(aiohttp.ClientError, OSError):
-                async with session.get(f"{instance.url}/readyz") as answer:
-                    if answer.status == 200:
-                        return
-            await asyncio.sleep(0.02)
-    raise BenchFault(f"bide serve is not ready:\n{_wrong_in(log)}")
 
 
 def _wrong_in(log: Path) -> str:

@@ -1,6 +1,6 @@
-"""The contestants: the package of each, and the command line of its worker, as its documentation has it.
+"""The contestants, as `contestants.toml` lists them, and the environment of each.
 
-The environment of each contestant, made once for each content of its requirements.
+An environment is made once for each content of its requirements.
 """
 
 from __future__ import annotations
@@ -10,51 +10,64 @@ import os
 import shutil
 import subprocess
 import sys
+import tomllib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
+
+import msgspec
 
 from bide.cli.bench.processes import BenchFault
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-"""Of the project."""
+_HERE = Path(__file__).resolve().parent
+_STAMP = ".installed"
+_PATIENCE = 600.0
+"""Seconds after which an installation, or the making of tables, is given up."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Contestant:
-    """One library. `worker` is the command line after the interpreter."""
+class Contestant(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One library, and its programs: the words after `python -P -m`, or after its script for node.js."""
 
     name: str
     package: str
     """Its name where it is installed from; its version is in the requirements."""
-    worker: Sequence[str]
-    producer: Sequence[str]
+    worker: str
+    setup: str = ""
+    """Makes its tables, where the server is one that has some."""
     server: str = "redis"
     """The server that keeps its tasks: "redis" or "postgres"."""
-    setup: Sequence[str] = ()
-    """The command line that makes its tables, where the server is one that has some."""
     node: bool = False
-    variables: Mapping[str, str] = field(default_factory=dict)
+    variables: dict[str, str] = {}
     """Settings of its worker that it takes from the environment alone."""
-
-    uvloop: Sequence[str] | None = None
-    """Further arguments of its worker on uvloop; None: it does not run on asyncio."""
-
-    sleepy: Sequence[str] = ()
-    """Further arguments of its worker where handlers sleep."""
+    uvloop: str | None = None
+    """Further words of its worker on uvloop; None: it does not run on asyncio."""
+    sleepy: str = ""
+    """Further words of its worker where handlers sleep."""
 
     def loop(self, wanted: str) -> str:
         """The event loop that it runs on where `wanted` is asked for."""
         return "asyncio" if self.uvloop is None else wanted
 
-    def command(self, wanted: str, *, sleepy: bool) -> Sequence[str]:
-        """The worker's, for that loop and such handlers."""
-        on_uvloop = (self.uvloop or ()) if self.loop(wanted) == "uvloop" else ()
-        return (*self.worker, *on_uvloop, *(self.sleepy if sleepy else ()))
+    def to_work(self, wanted: str, *, sleepy: bool) -> Sequence[str]:
+        """The command line of its worker after the interpreter, for that loop and such handlers."""
+        on_uvloop = self.uvloop if self.loop(wanted) == "uvloop" else None
+        return self._words(self.worker, on_uvloop or "", self.sleepy if sleepy else "")
+
+    def to_produce(self) -> Sequence[str]:
+        """That of the process that schedules."""
+        return self._words("produce" if self.node else f"bench.contest.produce {self.name}")
+
+    def to_set_up(self) -> Sequence[str]:
+        """That of the process that makes its tables."""
+        return self._words(self.setup)
+
+    def _words(self, *parts: str) -> Sequence[str]:
+        program = [str(_HERE / "peers" / f"{self.name}.cjs")] if self.node else ["-P", "-m"]
+        return [*program, *" ".join(parts).split()]
 
     @property
     def requirements(self) -> Path:
-        return ROOT / "bench" / f"requirements-{self.name}.txt"
+        return _HERE.parent / f"requirements-{self.name}.txt"
 
     @property
     def version(self) -> str:
@@ -77,67 +90,12 @@ def pins(requirements: str) -> dict[str, str]:
     return found
 
 
-def _python(
-    name: str,
-    package: str,
-    *worker: str,
-    uvloop: Sequence[str] | None = None,
-    sleepy: Sequence[str] = (),
-    **variables: str,
-) -> Contestant:
-    return Contestant(
-        name=name, package=package, worker=("-P", "-m", *worker), producer=("-P", "-m", "bench.contest.produce", name),
-        uvloop=uvloop, sleepy=sleepy, variables=variables,
-    )  # fmt: skip
-
-
-_BULLMQ = str(ROOT / "bench" / "contest" / "bullmq.cjs")
-_GRAPHILE = str(ROOT / "bench" / "contest" / "graphile.cjs")
-
-BIDE = replace(
-    _python("bide", "bide", "bide", "work", "bench.contest.bide:app", "--quiet", uvloop=("--uvloop",)),
-    setup=("-P", "-m", "bench.contest.bide"),
-)
-"""On whatever server the peer beside it is on."""
-
-PEERS: Mapping[str, Contestant] = {
-    contestant.name: contestant
-    for contestant in (
-        _python("docket", "pydocket", "bench.contest.docket", uvloop=()),
-        _python(
-            *("arq", "arq", "arq", "bench.contest.arq.WorkerSettings", "--custom-log-dict", "bench.contest.arq.QUIET"),
-            uvloop=(),
-        ),
-        _python("saq", "saq", "saq", "bench.contest.saq.settings", uvloop=()),
-        _python(
-            *("dramatiq", "dramatiq", "dramatiq", "bench.contest.dramatiq", "--processes", "1", "--threads", "8"),
-            dramatiq_worker_timeout="10", dramatiq_queue_prefetch="1000", dramatiq_delay_queue_prefetch="50000",
-        ),
-        _python(
-            *("celery", "celery", "celery", "-A", "bench.contest.celery", "worker", "--loglevel", "WARNING"),
-            *("--pool", "threads", "--concurrency", "8"),
-        ),
-        _python(
-            *("huey", "huey", "huey.bin.huey_consumer", "bench.contest.huey.huey", "-q", "-k", "thread", "-w", "2"),
-            sleepy=("-w", "8"),
-        ),
-        Contestant(
-            name="bullmq", package="bullmq", worker=(_BULLMQ, "work"), producer=(_BULLMQ, "produce"), node=True
-        ),
-        replace(
-            _python("procrastinate", "procrastinate", "bench.contest.procrastinate", uvloop=()),
-            server="postgres", setup=("-P", "-m", "bench.contest.procrastinate", "setup"),
-        ),
-        Contestant(
-            name="graphile", package="graphile-worker", server="postgres", worker=(_GRAPHILE, "work"),
-            setup=(_GRAPHILE, "setup"), producer=(_GRAPHILE, "produce"), node=True,
-        ),
-    )
-}  # fmt: skip
-
-
-_PATIENCE = 600.0
-_STAMP = ".installed"
+_ALL: Mapping[str, Contestant] = {
+    name: msgspec.convert({"name": name, **fields}, Contestant)
+    for name, fields in tomllib.loads((_HERE / "contestants.toml").read_text(encoding="utf-8")).items()
+}
+BIDE = _ALL["bide"]
+PEERS = {name: contestant for name, contestant in _ALL.items() if contestant is not BIDE}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

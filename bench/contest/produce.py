@@ -19,7 +19,6 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 from bench.contest.client import BATCH, Client, items_of, now, run
@@ -83,8 +82,10 @@ def main() -> None:
     # what the library prints goes to standard error, so that only answers go to the output
     out = os.dup(1)
     os.dup2(2, 1)
-    make: Callable[[], Client] = importlib.import_module(f"bench.contest.{sys.argv[1]}").CLIENT
-    run(_produce(make(), out))
+    module = importlib.import_module(f"bench.contest.peers.{sys.argv[1]}")
+    classes = [one for one in vars(module).values() if isinstance(one, type) and issubclass(one, Client)]
+    [its] = [one for one in classes if one.__module__ == module.__name__]
+    run(_produce(its(), out))
 
 
 if __name__ == "__main__":

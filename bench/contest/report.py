@@ -1,7 +1,4 @@
-"""The outcome as tables for people.
-
-Turns what the workers wrote down into figures, and figures of several rounds into ratios. No I/O.
-"""
+"""Figures of what the workers wrote down, ratios of those of several rounds, and tables of both for people."""
 
 from __future__ import annotations
 
@@ -10,7 +7,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 import click
-from bench.command import show_table
+from bench.command import digits, show_table
 
 from bide.cli.bench import workers
 from bide.cli.bench.plan import rounded
@@ -47,14 +44,14 @@ def _beside(present: Mapping[str, Mapping[str, Any]]) -> Iterator[Sequence[str]]
     yield "peer", "figure", "of the peer", "of bide", "bide / peer", ""
     for name, outcome in present.items():
         wrong = [
-            f"{who} {what} {number(outcome[who][what])}"
+            f"{who} {what} {digits(outcome[who][what])}"
             for who in ("peer", "bide")
             for what in ("missing", "duplicated", "early")
             if outcome[who].get(what)
         ]
         for figure, ratio in outcome["ratio"].items():
-            values = [number(outcome[who].get(figure)) for who in ("peer", "bide")]
-            yield name, figure, *values, number(ratio), ", ".join(wrong)
+            values = [digits(outcome[who].get(figure)) for who in ("peer", "bide")]
+            yield name, figure, *values, digits(ratio), ", ".join(wrong)
             wrong = []
 
 
@@ -62,21 +59,10 @@ def _crash(present: Mapping[str, Mapping[str, Any]]) -> Iterator[Sequence[str]]:
     names = list(next(iter(present.values()))["peer"])
     yield "", *names
     for name, outcome in present.items():
-        yield name, *(number(outcome["peer"].get(figure)) for figure in names)
+        yield name, *(digits(outcome["peer"].get(figure)) for figure in names)
     beside = [outcome["bide"] for outcome in present.values()]
     worst = [max((run[figure] or 0 for run in beside), default=None) for figure in names]
-    yield f"bide, worst of {len(beside)}", *map(number, worst)
-
-
-def number(value: float | None) -> str:
-    """Four digits that count.
-
-    >>> number(48120.0), number(3.14159), number(None), number(0.0)
-    ('48,120', '3.142', '-', '0')
-    """
-    if value is None:
-        return "-"
-    return f"{value:,.0f}" if value >= 1000 or value == int(value) else f"{value:.4g}"
+    yield f"bide, worst of {len(beside)}", *map(digits, worst)
 
 
 Figures = Mapping[str, float | None]

@@ -12,9 +12,7 @@ from typing import Any
 
 from redis import Redis
 
-from bide.cli.bench.processes import BenchFault
 from bide_proofs.servers.postgres import PostgresServer, ask
-from bide_proofs.servers.process import ServerFailed, ServerMissing
 from bide_proofs.servers.redis import RedisServer
 
 _DATABASE = "bench"
@@ -101,15 +99,12 @@ Server = OnRedis | OnPostgres
 
 @contextmanager
 def servers_of(kinds: set[str], directory: Path) -> Iterator[Mapping[str, Server]]:
-    """A server of each kind, with its data below `directory`. Raises BenchFault."""
+    """A server of each kind, with its data below `directory`. Raises ServerMissing, ServerFailed."""
     servers: dict[str, Server] = {}
     with ExitStack() as running:
-        try:
-            if "redis" in kinds:
-                servers["redis"] = OnRedis(running.enter_context(RedisServer(directory / "redis")))
-            if "postgres" in kinds:
-                own = PostgresServer(directory / "postgres", options=_AS_IT_COMES)
-                servers["postgres"] = OnPostgres(running.enter_context(own))
-        except (ServerMissing, ServerFailed) as error:
-            raise BenchFault(str(error)) from None
+        if "redis" in kinds:
+            servers["redis"] = OnRedis(running.enter_context(RedisServer(directory / "redis")))
+        if "postgres" in kinds:
+            own = PostgresServer(directory / "postgres", options=_AS_IT_COMES)
+            servers["postgres"] = OnPostgres(running.enter_context(own))
         yield servers

@@ -12,7 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from bench.contest.contestants import ROOT, Contestant, Environment, carry_out
+from bench.command import ROOT
+from bench.contest.contestants import Contestant, Environment, carry_out
 from bench.contest.servers import Server
 
 from bide.cli.bench.processes import PATIENCE, BenchFault, Child
@@ -139,14 +140,14 @@ async def stage(run: Run, *, workers: int, lease: int | None = None, seconds: fl
         variables["BENCH_LEASE"] = str(lease)
     interpreter, errors = run.environment.interpreter, directory / f"{time.time_ns()}"
     if run.server.kind == "postgres":
-        carry_out("making its tables", interpreter, *run.contestant.setup, cwd=directory, env=variables)
+        carry_out("making its tables", interpreter, *run.contestant.to_set_up(), cwd=directory, env=variables)
     crew: list[Worker] = []
     producer: Producer | None = None
     try:
         for number in range(workers):
             log = Log(Path(f"{errors}-{number}.log"))
             own = {**variables, **run.contestant.variables, "BENCH_LOG": str(log.path)}
-            command = run.contestant.command(run.loop, sleepy=seconds > 0)
+            command = run.contestant.to_work(run.loop, sleepy=seconds > 0)
             worker = await Worker.start(
                 *("a worker", interpreter, *command), cwd=directory, env=own, errors=Path(f"{errors}-{number}.err"),
                 talks=False,
@@ -154,7 +155,7 @@ async def stage(run: Run, *, workers: int, lease: int | None = None, seconds: fl
             worker.log = log
             crew.append(worker)
         producer = await Producer.start(
-            *("the process that schedules", interpreter, *run.contestant.producer), cwd=directory, env=variables,
+            *("the process that schedules", interpreter, *run.contestant.to_produce()), cwd=directory, env=variables,
             errors=Path(f"{errors}.err"),
         )  # fmt: skip
         producer.bulk = (await producer.receive_any())["bulk"]

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 
+from bench.contest.client import now
 from bench.contest.report import Figures, Seen, examine
 from bench.contest.stage import Run, stage
 from bench.contest.tasks import text
@@ -36,7 +37,7 @@ async def schedule(run: Run) -> Figures:
             if way == "bulk" and not on.producer.bulk:
                 rates["bulk_per_s"] = None
                 continue
-            answer = await on.producer.order(way, count=run.count, due=_now() + _HOUR, spread=run.count)
+            answer = await on.producer.order(way, count=run.count, due=now() + _HOUR, spread=run.count)
             rates[f"{way}_per_s"] = rounded(run.count / answer["seconds"])
     return rates
 
@@ -44,7 +45,7 @@ async def schedule(run: Run) -> Figures:
 async def burst(run: Run) -> Figures:
     """`count` tasks due at one instant (a whole second, which is as fine as some can say), one worker."""
     async with stage(run, workers=1) as on:
-        due = (_now() + 3_000 + run.count) // 1000 * 1000  # the slowest schedule 3,000 a second
+        due = (now() + 3_000 + run.count) // 1000 * 1000  # the slowest schedule 3,000 a second
         way = "bulk" if on.producer.bulk else "concurrent"
         answer = await on.producer.order(way, count=run.count, due=due, spread=0)
         if answer["ended"] > due * 1_000_000 - _SETTLING:
@@ -81,7 +82,7 @@ async def lateness(run: Run) -> Figures:
 async def crash(run: Run) -> Figures:
     """Tasks due in 3 to 6 seconds, two workers, `kill -9` for one at work at 4; then a minute's patience."""
     async with stage(run, workers=2, lease=LEASE, seconds=_CRASH_SECONDS) as on:
-        begun = _now()
+        begun = now()
         way = "bulk" if on.producer.bulk else "concurrent"
         due, spread = begun + 3_000, 3_000
         answer = await on.producer.order(way, count=_CRASHED, due=due, spread=spread)
@@ -110,10 +111,6 @@ def _counted(seen: Seen) -> dict[str, float]:
         "duplicated": seen.found.duplicated + seen.found.redelivered,
         "early": seen.found.early,
     }
-
-
-def _now() -> int:
-    return time.time_ns() // 1_000_000
 
 
 WORKLOADS: Mapping[str, Callable[[Run], Awaitable[Figures]]] = {

@@ -1,4 +1,4 @@
-"""`bench/http.py` without its figures: what its parts agree on, one short run, and what it says where it cannot run."""
+"""`bench.http` without its figures: what its parts agree on, one short run, and what it says where it cannot run."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ ROOT = Path(__file__).resolve().parents[2]
 def part(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A module of the benchmark by name. The folder is no part of the package, so it is put on the path."""
     monkeypatch.syspath_prepend(str(ROOT))
-    return lambda name: importlib.import_module(f"bench.http_{name}")
+    return lambda name: importlib.import_module(f"bench.{name}")
 
 
 def _run(*words: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
     environment = dict(os.environ) if path is None else {**os.environ, "PATH": path}
     return subprocess.run(
-        [sys.executable, "bench/http.py", *words],
+        [sys.executable, "-m", "bench.http", *words],
         cwd=ROOT, env=environment, capture_output=True, text=True, check=False,
     )  # fmt: skip
 
 
-def test_a_payload_has_its_size(part: Any) -> None:
-    failed, tried = doctest.testmod(part("actors"))
+@pytest.mark.parametrize("name", ["command", "http_actors"])
+def test_the_examples_in_the_docstrings_hold(part: Any, name: str) -> None:
+    failed, tried = doctest.testmod(part(name))
     assert (failed, tried > 0) == (0, True)
 
 

@@ -1,4 +1,4 @@
-"""`bench/peers.py` without its peers: the table of contestants, the arithmetic, and what its parts agree on."""
+"""`bench.peers` without its peers: the table of contestants, the arithmetic, and what its parts agree on."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def contest(monkeypatch: pytest.MonkeyPatch) -> Any:
     return lambda name: importlib.import_module(f"bench.contest.{name}")
 
 
-@pytest.mark.parametrize("name", ["client", "contestants", "figures", "report", "tasks"])
+@pytest.mark.parametrize("name", ["client", "contestants", "report", "tasks"])
 def test_the_examples_in_the_docstrings_hold(contest: Any, name: str) -> None:
     failed, tried = doctest.testmod(contest(name))
     assert (failed, tried > 0) == (0, True)
@@ -37,7 +37,7 @@ def test_every_peer_has_a_module_pinned_requirements_and_a_say_about_its_setting
     assert on_postgres == {"procrastinate", "graphile"}
     assert all(peers[name].setup for name in on_postgres)
     for peer in peers.values():
-        module = CONTEST / (f"{peer.name}.cjs" if peer.node else f"{peer.name}.py")
+        module = CONTEST / "peers" / (f"{peer.name}.cjs" if peer.node else f"{peer.name}.py")
         assert "Settings" in module.read_text(encoding="utf-8")
         assert re.fullmatch(r"\d+(\.\d+)+", peer.version)
         entries = [line for line in peer.requirements.read_text(encoding="utf-8").splitlines() if line[:1] != "#"]
@@ -52,7 +52,7 @@ def test_a_start_again_is_a_redelivery_before_the_end_and_a_duplicate_after_it(c
         "start 0000001 1000 9500000000",
         "start 0000002 2000 1999000000",
     ]
-    missing, undone, found = contest("figures").examine(3, lines, sleeping=True)
+    missing, undone, found = contest("report").examine(3, lines, sleeping=True)
     assert (found.redelivered, found.duplicated, found.early) == (1, 1, 1)
     assert (missing, undone) == ({3}, {2, 3})
     assert found.lateness == [-1.0, 1.0, 8000.0, 8500.0]
@@ -62,7 +62,7 @@ def test_a_start_again_is_a_redelivery_before_the_end_and_a_duplicate_after_it(c
 def test_the_command_explains_itself_and_refuses_whom_it_does_not_know() -> None:
     def run(*words: str) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
-            [sys.executable, "bench/peers.py", *words], cwd=ROOT, capture_output=True, text=True, check=False
+            [sys.executable, "-m", "bench.peers", *words], cwd=ROOT, capture_output=True, text=True, check=False
         )
 
     helped = run("--help")

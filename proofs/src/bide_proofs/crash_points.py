@@ -132,7 +132,7 @@ async def _life(
 
 
 def main() -> int:
-    parser = parser_of("crash_points", __doc__)
+    parser = parser_of("bide_proofs.crash_points", __doc__)
     parser.add_argument("--runs", type=int, default=500)
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     given = parser.parse_args()

@@ -1,13 +1,11 @@
-"""The frame of the command line of a proof: its options, its report, what was wrong, and its exit code.
-
-Questions to any store before and after a run: a part of its own, is it empty, is it drained.
-"""
+"""The frame of a command: its options, a part of a store of its own, its report, what was wrong, and its exit code."""
 
 from __future__ import annotations
 
 import argparse
 import asyncio
 import json
+import math
 import random
 import shutil
 import signal
@@ -17,7 +15,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
 from urllib.parse import parse_qsl, urlsplit
 
 from bide.app import Bide
@@ -29,20 +27,43 @@ from bide.settings import Settings
 from bide.wiring import store_maker
 from bide_proofs.servers.process import ServerFailed, ServerMissing
 
+LOOK = 0.25
+"""Seconds from one look at a store to the next."""
 PATIENCE = 120.0
 """Seconds after which what has to come to an end is taken for hung, and for wrong. It is no bar for a machine that is
 busy with other things: how long something took is in the report, for people to read."""
 _SHOWN = 10
 """Cases of each kind of wrong that are shown."""
+_REDIS = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+R = TypeVar("R")
 WrongByKind: TypeAlias = Mapping[str, Sequence[object]]
 """Wrong findings, by kind."""
 Run: TypeAlias = Callable[[Path], Coroutine[Any, Any, tuple[dict[str, Any], WrongByKind]]]
 """One run in a folder of its own; the report, and what was wrong."""
 
 
-def parser_of(name: str, about: str | None) -> argparse.ArgumentParser:
-    """For `python -m bide_proofs.NAME`."""
-    return argparse.ArgumentParser(prog=f"python -m bide_proofs.{name}", description=about)
+# --- options
+
+
+def parser_of(module: str, about: str | None) -> argparse.ArgumentParser:
+    """For `python -m MODULE`."""
+    return argparse.ArgumentParser(
+        prog=f"python -m {module}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+
+
+def whole(text: str) -> int:
+    """The value of an option that counts. Raises ArgumentTypeError."""
+    if not (text.isdecimal() and (number := int(text))):
+        raise argparse.ArgumentTypeError(f"{text} is not accepted; give a whole number above 0")
+    return number
+
+
+def positive(text: str) -> float:
+    """The value of an option that measures. Raises ValueError, ArgumentTypeError."""
+    if not 0 < (number := float(text)) < math.inf:
+        raise argparse.ArgumentTypeError(f"{text} is not accepted; give a number above 0")
+    return number
 
 
 def add_seed(parser: argparse.ArgumentParser) -> None:
@@ -56,6 +77,9 @@ def not_in_memory(parser: argparse.ArgumentParser, url: str) -> None:
         parser.error("no other process can see what is in memory: give sqlite:///file.db or redis://host:6379/0")
 
 
+# --- a run and its report
+
+
 def tried(name: str, run: Run, *, results: Path | None = None, keep: Path | None = None) -> int:
     """Run it, print its report, and show what was wrong; the exit code.
 
@@ -64,7 +88,7 @@ def tried(name: str, run: Run, *, results: Path | None = None, keep: Path | None
     """
     with tempfile.TemporaryDirectory(prefix=f"bide-{name}-") as folder:
         try:
-            report, wrong = asyncio.run(_until_terminated(run, Path(folder)))
+            report, wrong = run_until_terminated(run(Path(folder)))
         except (BideError, ServerFailed, ServerMissing) as error:
             sys.stderr.write(f"{error}\n")
             return 2
@@ -88,11 +112,22 @@ def tell(report: Mapping[str, Any], wrong: WrongByKind, results: Path | None = N
     return 1 if any(wrong.values()) else 0
 
 
-async def _until_terminated(run: Run, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
-    task = asyncio.current_task()
-    assert task is not None
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
-    return await run(folder)
+def run_until_terminated(work: Coroutine[Any, Any, R]) -> R:
+    """The result of `work`, which SIGTERM cancels. Raises CancelledError then."""
+
+    async def run() -> R:
+        task = asyncio.current_task()
+        assert task is not None
+        asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+        return await work
+
+    return asyncio.run(run())
+
+
+def progress(text: str) -> None:
+    """A line for people who wait, apart from the report."""
+    sys.stderr.write(f"{text}\n")
+    sys.stderr.flush()
 
 
 def _keep(folder: Path, goal: Path, wrong: WrongByKind) -> None:
@@ -114,9 +149,7 @@ def percentiles(lengths: Sequence[float]) -> dict[str, float]:
     return {name: round(percentile(ordered, part), 2) for name, part in parts.items()} if ordered else {}
 
 
-LOOK = 0.25
-"""Seconds from one look at a store to the next."""
-_REDIS = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
+# --- the store, before and after
 
 
 async def migrated(url: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from bide.wiring import without_secrets
+from bide_proofs import kill_in_transaction
 from bide_proofs.harness.command import (
     WrongByKind,
     add_seed,
@@ -110,7 +111,7 @@ class Kills:
 
 
 def main() -> int:
-    parser = parser_of("kill_in_transaction", __doc__)
+    parser = parser_of("bide_proofs.kill_in_transaction", kill_in_transaction.__doc__)
     parser.add_argument("url", help="a store that shares a database with its callers: postgresql:, mysql: or sqlite:")
     parser.add_argument("--orders", type=int, default=10_000)
     parser.add_argument("--clients", type=int, default=3, help="processes that place orders")

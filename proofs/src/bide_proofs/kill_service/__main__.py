@@ -12,6 +12,7 @@ from urllib.parse import urlsplit
 
 from bide.testing.history.recording import read_all
 from bide.wiring import without_secrets
+from bide_proofs import kill_service
 from bide_proofs.harness.command import WrongByKind, counts_of, migrated, not_in_memory, own_namespace, parser_of, tried
 from bide_proofs.kill_service.instance import CONFIG, PORTS
 from bide_proofs.kill_service.receiver import Receiver, judge
@@ -79,7 +80,7 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
 
 
 def main() -> int:
-    parser = parser_of("kill_service", __doc__)
+    parser = parser_of("bide_proofs.kill_service", kill_service.__doc__)
     parser.add_argument("url", help="a store that several processes can share, on this machine")
     add_options(parser, seconds=120, rate=200)
     parser.set_defaults(

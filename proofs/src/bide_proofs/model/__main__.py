@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 import resource
 import sys
 from collections.abc import Iterable, Iterator, Mapping
 
+from bide_proofs import model
+from bide_proofs.harness.command import parser_of
 from bide_proofs.model import INVARIANTS, MORE_VERBS, Bounds, Explorer, Found, Rules
 
 _ENDS = ("done", "retry", "dead")
@@ -38,7 +39,7 @@ def defects(rules: Iterable[str] = Rules._fields) -> Iterator[tuple[str, Found]]
 
 def main() -> int:
     """The exit code: 0 if nothing is broken, or if every defect asked for was found."""
-    parser = argparse.ArgumentParser(prog="python -m bide_proofs.model", description=__doc__)
+    parser = parser_of("bide_proofs.model", model.__doc__)
     parser.add_argument("--size", choices=tuple(SIZES), help="only this one; all without it")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
     parser.add_argument(

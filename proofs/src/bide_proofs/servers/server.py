@@ -294,7 +294,7 @@ class ServerProcess(Running):
         given = {**self.environment(), **({} if self._clock is None else self._clock.environment(self.home))}
         forgotten = [word for name in os.environ if name.startswith("BIDE_") for word in ("-u", name)]
         variables = [f"{name}={value}" for name, value in given.items()]
-        words = [*as_account(self.account), "env", *forgotten, *variables, *command]
+        words = [*as_account(self.account), "/usr/bin/env", *forgotten, *variables, *command]
         return Process(words, log, name=self.name)
 
     def await_ready(self) -> float:
@@ -366,9 +366,9 @@ class ServerProcess(Running):
         """End it by SIGKILL, with all processes of its: what the operating system does not have yet is lost."""
         self._end(signal.SIGKILL)
 
-    def halt(self) -> None:
-        """End it in order; its data stays."""
-        self._end(self.halts_by)
+    def halt(self, *, patience: float = PATIENCE) -> None:
+        """End it in order, or by SIGKILL if that takes longer than `patience` seconds; its data stays."""
+        self._end(self.halts_by, patience)
 
     def restart(self) -> float:
         """End it in order, and start it again on the same port and data."""
@@ -399,9 +399,9 @@ class ServerProcess(Running):
             shutil.rmtree(self._home, ignore_errors=True)
         self._home = None
 
-    def _end(self, number: signal.Signals) -> None:
+    def _end(self, number: signal.Signals, patience: float = PATIENCE) -> None:
         if self._process is not None:
-            self._process.end(number)
+            self._process.end(number, patience=patience)
             self._process = None
         if self._beside is not None:
             self._beside.end(signal.SIGKILL)
@@ -452,6 +452,8 @@ class ServiceProcess(ServerProcess):
 
     title = "bide serve"
     store = ""
+    words: tuple[str, ...] = ()
+    """Further ones of its command line."""
 
     @property
     def url(self) -> str:
@@ -461,7 +463,8 @@ class ServiceProcess(ServerProcess):
         return {"BIDE_STORE": self.store}
 
     def command(self) -> Sequence[str]:
-        return [sys.executable, "-m", "bide", "serve", "--port", str(self.port), "--log-level", "warning"]
+        words = [sys.executable, "-m", "bide", "serve", "--port", str(self.port), "--log-level", "warning"]
+        return [*words, *self.words]
 
     def answers(self) -> bool:
         with urllib.request.urlopen(f"{self.url}/healthz", timeout=_PATIENCE) as answer:

@@ -16,7 +16,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from bide_proofs.harness.command import parser_of
+from bide_proofs import simulate
+from bide_proofs.harness.command import parser_of, positive, whole
 from bide_proofs.simulate.judge import judged
 from bide_proofs.simulate.mutants import MUTANTS, applied
 from bide_proofs.simulate.plan import Ask, plan_from, plan_of
@@ -70,12 +71,14 @@ def _run(given: argparse.Namespace) -> int:
 
 
 def _given() -> argparse.Namespace:
-    parser = parser_of("simulate", __doc__)
+    parser = parser_of("bide_proofs.simulate", simulate.__doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
-    parser.add_argument("--seeds", type=int, help="how many")
-    parser.add_argument("--hours", type=float, default=1.0, help="virtual hours in all, unless --seeds says how many")
-    parser.add_argument("--minutes", type=float, default=6.0, help="virtual minutes of each seed")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--seeds", type=whole, help="how many")
+    parser.add_argument(
+        "--hours", type=positive, default=1.0, help="virtual hours in all, unless --seeds says how many"
+    )
+    parser.add_argument("--minutes", type=positive, default=6.0, help="virtual minutes of each seed")
+    parser.add_argument("--processes", type=whole, default=os.cpu_count() or 1)
     parser.add_argument("--state", type=Path, help="remember here what is done, and go on there")
     parser.add_argument("--go-on", action="store_true", help="do not stop at the first seed that is wrong")
     parser.add_argument("--no-story", dest="story", action="store_false", help="do not shrink what is wrong")
@@ -84,9 +87,6 @@ def _given() -> argparse.Namespace:
     given = parser.parse_args()
     if given.mutant not in (None, "?", *MUTANTS):
         parser.error(f"--mutant: {given.mutant!r} is not accepted; give one of those that `--mutant ?` lists")
-    for name in ("minutes", "hours", "processes"):
-        if getattr(given, name) <= 0:
-            parser.error(f"--{name}: {getattr(given, name)} is not accepted; give a number above 0")
     return given
 
 

@@ -29,6 +29,7 @@ from bide.core.names import new_id
 from bide.core.records import Verdict
 from bide.engine.delivery.lease_extender import PAGE, PURGE_EVERY
 from bide.settings import Settings
+from bide_proofs import soak
 from bide_proofs.harness.command import (
     LOOK,
     PATIENCE,
@@ -38,6 +39,8 @@ from bide_proofs.harness.command import (
     live_tasks,
     not_in_memory,
     parser_of,
+    positive,
+    progress,
     tried,
 )
 from bide_proofs.harness.processes import ChildFailed, ChildSpec, ProcessGroup
@@ -118,7 +121,7 @@ class Soak:
         given, load = self._given, self._load
         most = await self._maximum()
         rate = given.rate or max(1.0, rounded(most / 2))
-        _say(f"{most:.0f} tasks a second at the most; {rate:.0f} from now on, for {self._seconds:.0f} s")
+        progress(f"{most:.0f} tasks a second at the most; {rate:.0f} from now on, for {self._seconds:.0f} s")
         reached = await self._run(rate)
         drained, forgotten = await self._drain(), await self._forget()
         counted = await self._ask_all()
@@ -256,11 +259,6 @@ async def _fill_events(app: Bide) -> None:
             await log.record(list(new))
 
 
-def _say(text: str) -> None:
-    sys.stderr.write(f"{text}\n")
-    sys.stderr.flush()
-
-
 async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
     """One run on the store that is given; the report, and what was wrong."""
     async with place_of(given.url) as place:
@@ -274,15 +272,15 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
 
 
 def main() -> int:
-    parser = parser_of("soak", __doc__)
+    parser = parser_of("bide_proofs.soak", soak.__doc__)
     parser.add_argument("url", help='a store that several processes can share; "sqlite:" is a file of its own')
-    parser.add_argument("--minutes", type=_above_zero, default=15.0, help="how long tasks are scheduled")
-    parser.add_argument("--rate", type=_above_zero, help="tasks a second; half of the maximum if not given")
-    parser.add_argument("--soon", type=_above_zero, default=4.0, help="seconds within which most tasks are due")
-    parser.add_argument("--measure", type=_above_zero, default=15.0, help="seconds in which the maximum is measured")
+    parser.add_argument("--minutes", type=positive, default=15.0, help="how long tasks are scheduled")
+    parser.add_argument("--rate", type=positive, help="tasks a second; half of the maximum if not given")
+    parser.add_argument("--soon", type=positive, default=4.0, help="seconds within which most tasks are due")
+    parser.add_argument("--measure", type=positive, default=15.0, help="seconds in which the maximum is measured")
     parser.add_argument("--workers", type=int, choices=range(1, 9), default=1, help="worker processes")
     parser.add_argument("--service", action="store_true", help="all reach the store through a `bide serve`")
-    parser.add_argument("--every", type=_above_zero, default=5.0, help="seconds from one look to the next")
+    parser.add_argument("--every", type=positive, default=5.0, help="seconds from one look to the next")
     parser.add_argument("--results", type=Path, help="a file to which the report is added, as one line of JSON")
     parser.add_argument("--samples", type=Path, help="a file to which each look is added, as one line of JSON")
     parser.add_argument("--leak", type=int, default=0, help="bytes that handlers keep of each task: must be found")
@@ -290,13 +288,6 @@ def main() -> int:
     given = parser.parse_args()
     not_in_memory(parser, given.url)
     return tried("soak", lambda folder: run(given, folder), results=given.results)
-
-
-def _above_zero(text: str) -> float:
-    value = float(text)
-    if not 0 < value < 1e6:
-        raise argparse.ArgumentTypeError(f"{text}: give a number above 0")
-    return value
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from bide_proofs import torture
 from bide_proofs.harness.command import WrongByKind, not_in_memory, parser_of, tried
 from bide_proofs.torture.plain import server_at
 from bide_proofs.torture.run import add_options, tortured
@@ -13,7 +14,7 @@ from bide_proofs.torture.server import Server
 
 
 def main() -> int:
-    parser = parser_of("torture", __doc__)
+    parser = parser_of("bide_proofs.torture", torture.__doc__)
     parser.add_argument("url", nargs="?", help="a store that several processes can share, on this machine")
     parser.add_argument(
         "--server",

@@ -10,22 +10,20 @@ from concurrent.futures import ProcessPoolExecutor
 from itertools import repeat
 from pathlib import Path
 
-from bide_proofs.harness.command import parser_of
+from bide_proofs.harness.command import parser_of, whole
+from bide_proofs.simulate import mutants
 from bide_proofs.simulate.mutants import MUTANTS
 from bide_proofs.simulate.mutants.trial import FIRST, Caught, trial, write, written
 
 
 def main() -> int:
-    parser = parser_of("simulate.mutants", __doc__)
-    parser.add_argument("--seeds", type=int, default=1_000, help="so many seeds may a mutant last")
-    parser.add_argument("--first", type=int, default=FIRST, help="so many seeds are played of each in any case")
+    parser = parser_of("bide_proofs.simulate.mutants", mutants.__doc__)
+    parser.add_argument("--seeds", type=whole, default=1_000, help="so many seeds may a mutant last")
+    parser.add_argument("--first", type=whole, default=FIRST, help="so many seeds are played of each in any case")
     parser.add_argument("--only", action="append", metavar="NAME", choices=MUTANTS, help="this mutant; may be repeated")
     parser.add_argument("--results", type=Path, help="where it is written down, a line for each mutant")
-    parser.add_argument("--processes", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--processes", type=whole, default=os.cpu_count() or 1)
     given = parser.parse_args()
-    for name in ("seeds", "first", "processes"):
-        if getattr(given, name) < 1:
-            parser.error(f"--{name}: {getattr(given, name)} is not accepted; give a number above 0")
     logging.disable()
     names = given.only or list(MUTANTS)
     known: dict[str, Caught] = {}

@@ -1,35 +1,30 @@
-// graphile-worker: a table, polled; a NOTIFY tells of new jobs that are due; node.js.
+// BullMQ: a sorted set of delayed jobs with a marker that says when the next is due; node.js.
 //
-// Settings: what its page on performance gives for throughput: `concurrentJobs` 24, `maxPoolSize` 25, `localQueue` of 500,
-// and completions in batches without delay; `pollInterval`, of which its lateness consists, at 10 ms instead of 2 s; no
-// log line for each job. `addJobs` is its call for many. After a crash a job comes back after four hours, which cannot be
-// set.
+// Settings: `concurrency` 50, as in its guide; `removeOnComplete` and
+// `removeOnFail`, since nobody reads results; `addBulk` is its call for many. After a crash a job comes back when its
+// lock (`lockDuration`) has ended and the check for stalled jobs (`stalledInterval`) has come round; both are set to the
+// lease for `crash`.
 //
-// `produce` obeys the orders that client.py describes; `work` runs a worker; `setup` makes its tables.
+// `produce` obeys the orders that produce.py describes; `work` runs a worker.
 "use strict";
 
 const fs = require("node:fs");
 const readline = require("node:readline");
-const { Logger, makeWorkerUtils, run } = require("graphile-worker");
+const { Queue, Worker } = require("bullmq");
 
+const NAME = "bench";
 const CALLERS = 256;
 const BATCH = 1000;
 const PAYLOAD = 100;
 const SECONDS = Number(process.env.BENCH_SECONDS || "0");
-const logger = new Logger(() => (level, message) => {
-  if (level === "error" || level === "warning") console.error(message);
-});
-const preset = {
-  worker: {
-    connectionString: process.env.BENCH_URL,
-    concurrentJobs: 24,
-    maxPoolSize: 25,
-    pollInterval: 10,
-    localQueue: { size: 500 },
-    completeJobBatchDelay: 0,
-    failJobBatchDelay: 0,
-    logger,
-  },
+const url = new URL(process.env.BENCH_URL);
+const connection = {
+  host: url.hostname,
+  port: Number(url.port || 6379),
+  db: Number(url.pathname.slice(1) || 0),
+  username: decodeURIComponent(url.username) || undefined,
+  password: decodeURIComponent(url.password) || undefined,
+  maxRetriesPerRequest: null,
 };
 
 const nanoseconds = () => BigInt(Math.round((performance.timeOrigin + performance.now()) * 1000)) * 1000n;
@@ -39,31 +34,31 @@ function text(number, due) {
   return `${String(number).padStart(7, "0")}:${String(due).padStart(13, "0")}:`.padEnd(PAYLOAD, "x");
 }
 
-async function setUp() {
-  const utils = await makeWorkerUtils({ preset });
-  await utils.migrate();
-  await utils.release();
-}
-
-async function work() {
+function work() {
   const log = fs.openSync(process.env.BENCH_LOG, "a");
   const write = (kind, payload) =>
     fs.writeSync(log, `${kind} ${payload.slice(0, 7)} ${payload.slice(8, 21)} ${nanoseconds()}\n`);
-  const task = async ({ data }) => {
-    write("start", data);
-    if (SECONDS && !data.startsWith("0000000:")) {
-      await sleep(SECONDS * 1000);
-      write("end", data);
-    }
-  };
-  const runner = await run({ preset, taskList: { task } });
-  await runner.promise;
+  const lease = process.env.BENCH_LEASE ? Number(process.env.BENCH_LEASE) * 1000 : undefined;
+  const worker = new Worker(
+    NAME,
+    async (job) => {
+      write("start", job.data);
+      if (SECONDS && !job.data.startsWith("0000000:")) {
+        await sleep(SECONDS * 1000);
+        write("end", job.data);
+      }
+    },
+    { connection, concurrency: 50, ...(lease && { lockDuration: lease, stalledInterval: lease }) },
+  );
+  worker.on("error", (error) => console.error(error));
+  process.on("SIGTERM", () => worker.close().then(() => process.exit(0)));
 }
 
 async function produce() {
-  const utils = await makeWorkerUtils({ preset });
+  const queue = new Queue(NAME, { connection, defaultJobOptions: { removeOnComplete: true, removeOnFail: true } });
+  await queue.waitUntilReady();
   const say = (what) => fs.writeSync(1, JSON.stringify(what) + "\n");
-  const schedule = (data, due) => utils.addJob("task", { data }, { runAt: new Date(due) });
+  const schedule = (data, due) => queue.add("task", data, { delay: Math.max(0, due - Date.now()) });
 
   const orders = {
     warm: async ({ count }) => {
@@ -85,10 +80,11 @@ async function produce() {
     },
     bulk: async (items) => {
       for (let first = 0; first < items.length; first += BATCH) {
-        await utils.addJobs(
+        const now = Date.now();
+        await queue.addBulk(
           items
             .slice(first, first + BATCH)
-            .map(([data, due]) => ({ identifier: "task", payload: { data }, runAt: new Date(due) })),
+            .map(([data, due]) => ({ name: "task", data, opts: { delay: Math.max(0, due - now) } })),
         );
       }
     },
@@ -121,12 +117,9 @@ async function produce() {
     await orders[order.do](items);
     say({ seconds: (performance.now() - began) / 1000, ended: Number(nanoseconds()) });
   }
-  await utils.release();
+  await queue.close();
   process.exit(0);
 }
 
-const done = { work, setup: setUp }[process.argv[2]] ?? produce;
-done().catch((error) => {
-  console.error(error);
-  process.exit(1);
-});
+if (process.argv[2] === "work") work();
+else produce();

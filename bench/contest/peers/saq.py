@@ -30,7 +30,7 @@ settings = {
     "concurrency": 50,
     "timers": {} if LEASE is None else {"sweep": 5},
 }
-"""For `saq bench.contest.saq.settings`."""
+"""For `saq bench.contest.peers.saq.settings`."""
 
 
 class SaqClient(Client):
@@ -52,7 +52,5 @@ class SaqClient(Client):
             **({} if LEASE is None else {"timeout": LEASE}),
         )
 
-
-CLIENT = SaqClient
 
 choose_loop()

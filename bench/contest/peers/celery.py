@@ -35,6 +35,3 @@ handle = app.task(tasks.handle, name="handle")
 class CeleryClient(BlockingClient):
     def send(self, payload: str, due: int) -> None:
         handle.apply_async((payload,), eta=as_time(due))
-
-
-CLIENT = CeleryClient

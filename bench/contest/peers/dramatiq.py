@@ -32,6 +32,3 @@ class DramatiqClient(BlockingClient):
 
     def send(self, payload: str, due: int) -> None:
         handle.send_with_options(args=(payload,), delay=delay_until(due))
-
-
-CLIENT = DramatiqClient

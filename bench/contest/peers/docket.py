@@ -47,9 +47,6 @@ class DocketClient(Client):
         await self._docket.add_many([call(handle, when=as_time(due))(payload) for payload, due in items])
 
 
-CLIENT = DocketClient
-
-
 async def work() -> None:
     """A worker, until it is ended."""
     async with make_docket() as opened:

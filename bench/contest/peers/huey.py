@@ -27,6 +27,3 @@ class HueyClient(BlockingClient):
 
     def send(self, payload: str, due: int) -> None:
         handle.schedule((payload,), delay=delay_until(due) / 1000)
-
-
-CLIENT = HueyClient

@@ -59,9 +59,6 @@ class ProcrastinateClient(Client):
         await app.job_manager.batch_defer_jobs_async(jobs=made)
 
 
-CLIENT = ProcrastinateClient
-
-
 async def _recover(lease: int) -> None:
     while True:
         await asyncio.sleep(1)

@@ -22,7 +22,7 @@ async def handle(context: dict[str, Any], payload: str) -> None:
 
 
 class WorkerSettings:
-    """For `arq bench.contest.arq.WorkerSettings`."""
+    """For `arq bench.contest.peers.arq.WorkerSettings`."""
 
     functions: ClassVar = [handle]
     redis_settings = connections.RedisSettings.from_dsn(URL)
@@ -48,7 +48,5 @@ class ArqClient(Client):
     async def schedule(self, payload: str, due: int) -> None:
         await self._pool.enqueue_job("handle", payload, _defer_until=as_time(due))
 
-
-CLIENT = ArqClient
 
 choose_loop()
