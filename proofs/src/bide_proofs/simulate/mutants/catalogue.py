@@ -166,17 +166,17 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "reschedule-is-cancel-and-schedule", "P4", "Rescheduling reads the task, cancels it, and schedules it anew.",
-        Session._change, "return await self._send_changes(batch, now=self._clock.now())",
+        Session._change, "return await self.store.change(batch, now=self._clock.now())",
         "answers = []\n"
         "    for one in batch:\n"
         "        [old] = await self.store.get([Ref(one.topic, one.key)])\n"
         "        if type(one) is Move and old is not None and old.state.value == 'waiting' and one.if_token is None:\n"
-        "            await self._send_changes([Cancel(one.topic, one.key)], now=self._clock.now())\n"
+        "            await self.store.change([Cancel(one.topic, one.key)], now=self._clock.now())\n"
         "            new = NewTask(old.topic, old.key, old.id, one.due, old.payload, old.group, old.options)\n"
-        "            [added] = await self._send_adds([new], now=self._clock.now())\n"
+        "            [added] = await self.store.add([new], now=self._clock.now())\n"
         "            answers.append(Answer(Result.MOVED, added.record, old.wake_at))\n"
         "        else:\n"
-        "            answers += await self._send_changes([one], now=self._clock.now())\n"
+        "            answers += await self.store.change([one], now=self._clock.now())\n"
         "    return answers",
     ),
     Mutant(
