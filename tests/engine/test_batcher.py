@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from bide.engine.batcher import Batcher
+from bide.ports import Pending
 
 
 async def test_a_crowd_costs_one_call() -> None:
@@ -100,7 +101,7 @@ async def test_answers_of_another_number_fail_every_caller() -> None:
 
 
 async def test_an_answer_to_come_that_is_cancelled_cancels_its_caller_alone() -> None:
-    held_up: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+    held_up = Pending[int]()
 
     async def send(batch: Sequence[int]) -> Sequence[Any]:
         return [held_up, *batch[1:]]

@@ -18,7 +18,7 @@ from bide import Bide, Dead, Defer, Done, Fixed, Retry, SetupError, StoreFull, S
 from bide.core.records import Lease, State, Verdict
 from bide.core.retry import policy
 from bide.engine.delivery.long_poll import Desk
-from bide.ports import AnswersApart, Features, Policy
+from bide.ports import Features, Policy
 from bide.service.metrics import Metrics
 from bide.service.metrics.measures import OPERATIONS, Few, Series, time_calls
 from bide.stores.memory import MemoryStore
@@ -183,31 +183,20 @@ async def test_a_mistake_of_the_caller_is_no_error_of_the_store(measured: Measur
 def test_a_timed_store_can_do_what_it_could() -> None:
     assert OPERATIONS == ("add", "change", "get", "find", "tally", "lease", "extend", "settle", "purge")
 
-    class Apart(MemoryStore):
-        async def add_apart(self, tasks: Any, *, now: int) -> list[Any]:
-            return await MemoryStore.add(self, tasks, now=now)
+    store = MemoryStore()
+    could = store.features
+    counted: list[str] = []
+    time_calls(store, lambda operation, *_: counted.append(operation))
+    assert store.features == could
 
-        async def add(self, tasks: Any, *, now: int) -> list[Any]:
-            return await self.add_apart(tasks, now=now)
+    async def story() -> None:
+        await store.open()
+        await store.add([], now=0)
+        await store.get([])
+        await store.close()
 
-        change_apart = MemoryStore.change
-        settle_apart = MemoryStore.settle
-
-    for make in (MemoryStore, Apart):
-        store = make()
-        could = store.features, isinstance(store, AnswersApart)
-        counted: list[str] = []
-        time_calls(store, lambda operation, *_, counted=counted: counted.append(operation))
-        assert (store.features, isinstance(store, AnswersApart)) == could
-
-        async def story(store: MemoryStore = store) -> None:
-            await store.open()
-            await store.add([], now=0)
-            await store.get([])
-            await store.close()
-
-        asyncio.run(story())
-        assert counted == ["add", "get"], "once, also where the plain verb is made of the other"
+    asyncio.run(story())
+    assert counted == ["add", "get"]
 
 
 def test_a_store_with_slots_works_untimed(caplog: pytest.LogCaptureFixture) -> None:

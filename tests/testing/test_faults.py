@@ -12,7 +12,7 @@ from bide import Bide, StoreUnavailable, Task
 from bide.core.events import Event, EventKind
 from bide.core.names import new_id
 from bide.core.records import In, NewTask, Ref
-from bide.ports import Features, Store
+from bide.ports import Features, Store, all_answers
 from bide.stores.memory import MemoryStore
 from bide.testing import FaultyStore, VirtualClock, VirtualLoop, run_virtual
 
@@ -43,7 +43,7 @@ async def test_a_fault_comes_before_the_call_or_after_it(point: str, there: bool
         await store.add([task("ann")], now=NOW)
     (record,) = await store.get([Ref("greet", "ann")])
     assert (record is not None) is there, "nothing was done, or it was done and the answer lost"
-    assert [answer.ok for answer in await store.add([task("bob")], now=NOW)] == [True]
+    assert [answer.ok for answer in await all_answers(await store.add([task("bob")], now=NOW))] == [True]
     await store.close()
 
 

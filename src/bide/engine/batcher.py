@@ -12,6 +12,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, TypeVar
 
 from bide.core.errors import PartlyFailed
+from bide.ports import Pending
 
 Asked = TypeVar("Asked")
 Got = TypeVar("Got")
@@ -22,14 +23,16 @@ class Batcher(Generic[Asked, Got]):
 
     __slots__ = ("_asked", "_futures", "_limit", "_loop", "_send", "_task", "_waiting")
 
-    def __init__(self, send: Callable[[Sequence[Asked]], Awaitable[Sequence[Got]]], *, limit: int = 1000) -> None:
+    def __init__(
+        self, send: Callable[[Sequence[Asked]], Awaitable[Sequence[Got | Pending[Got]]]], *, limit: int = 1000
+    ) -> None:
         self._send = send
         self._limit = limit
         self._loop = asyncio.get_running_loop()
         self._asked: list[Asked] = []
         self._futures: list[asyncio.Future[Got]] = []
         self._task: asyncio.Task[None] | None = None
-        self._waiting: set[asyncio.Future[Any]] = set()
+        self._waiting: set[Pending[Any]] = set()
 
     def ask(self, asked: Asked) -> asyncio.Future[Got]:
         """The answer to come. A caller that stops waiting does not stop the call: it may be done all the same."""
@@ -73,14 +76,14 @@ class Batcher(Generic[Asked, Got]):
         for future, answer in zip(futures, answers, strict=True):
             if future.done():
                 continue
-            if isinstance(answer, asyncio.Future):
+            if isinstance(answer, Pending):
                 self._later(future, answer)
             elif isinstance(answer, Exception):
                 future.set_exception(answer)
             else:
                 future.set_result(answer)
 
-    def _later(self, future: asyncio.Future[Any], answer: asyncio.Future[Any]) -> None:
+    def _later(self, future: asyncio.Future[Any], answer: Pending[Any]) -> None:
         """Pass on an answer that is held up when it comes: the next batch does not wait for it."""
         self._waiting.add(answer)
 

@@ -28,7 +28,7 @@ from bide.engine.background import repeat
 from bide.engine.client import Client
 from bide.engine.config import Terms
 from bide.engine.settings_store import Kept
-from bide.ports import Clock, Instrument, Policy, Route, Store, Verbs, Wakes
+from bide.ports import Clock, Instrument, Policy, Route, Store, Verbs, Wakes, all_answers
 
 _log = logging.getLogger("bide.routes")
 EVERY = 3_600.0
@@ -127,7 +127,7 @@ async def announce(store: Verbs, clock: Clock, routes: Sequence[RouteSettings]) 
     """Write them down, in one store call. Raises StoreError."""
     now = clock.now()
     rows = [NewTask(SHOWN_TOPIC, _name(one), new_id(), At(now + LASTS), _encode(one), _GROUP) for one in routes]
-    await store.add(rows, now=now)
+    await all_answers(await store.add(rows, now=now))
 
 
 async def announced_routes(store: Verbs, clock: Clock) -> list[Announced]:

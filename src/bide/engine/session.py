@@ -16,7 +16,7 @@ from bide.engine.history import History
 from bide.engine.pauses import HeldBack
 from bide.engine.recorder import Recorder, acting, to_the_end
 from bide.engine.transaction_context import joined_to, stays_here
-from bide.ports import AnswersApart, Clock, Joined, Store, Verbs
+from bide.ports import Clock, Joined, Pending, Store, Verbs, all_answers
 
 _CHANGED = frozenset(
     {Result.CREATED, Result.REPLACED, Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED, Result.REDRIVEN}
@@ -26,7 +26,7 @@ running_loop = asyncio._get_running_loop
 """The event loop that runs in this thread, or None; in a forked child its parent's does not."""
 Asked = TypeVar("Asked", Ref, NewTask, Change)
 Got = TypeVar("Got")
-_Sends = Callable[..., Awaitable[list[Answer]]]
+Answers = Sequence[Answer | Pending[Answer]]
 
 
 class Session:
@@ -40,9 +40,6 @@ class Session:
         self.history = History(store, clock, told=history)
         self._clock = clock
         self._actor = actor
-        apart = isinstance(store, AnswersApart)
-        self._send_adds: _Sends = store.add_apart if apart else store.add  # type: ignore[attr-defined]
-        self._send_changes: _Sends = store.change_apart if apart else store.change  # type: ignore[attr-defined]
         parts = store.features.parts
         self._part_of = None if parts is None else parts.part_of
         self._gets: dict[int, Batcher[Ref, Record | None]] = {}
@@ -94,12 +91,12 @@ class Session:
         verb = verb_of(changes[0]) if changes else ""
         return await self.plural(verb, self.verbs.change(changes, now=self._clock.now()))
 
-    async def plural(self, verb: str, asked: Coroutine[Any, Any, list[Answer]], *, bulk: bool = True) -> list[Answer]:
+    async def plural(self, verb: str, asked: Coroutine[Any, Any, Answers], *, bulk: bool = True) -> list[Answer]:
         """The answers to a batch, noted; also those of a batch that partly failed."""
 
         async def noted() -> list[Answer]:
             try:
-                answers = await asked
+                answers = await all_answers(await asked)
             except PartlyFailed as partly:
                 self.note(verb, [one for one in partly.answers if isinstance(one, Answer)], bulk=bulk)
                 raise
@@ -149,7 +146,7 @@ class Session:
         self,
         batchers: dict[int, Batcher[Asked, Got]],
         asked: Asked,
-        send: Callable[[Sequence[Asked]], Awaitable[Sequence[Got]]],
+        send: Callable[[Sequence[Asked]], Awaitable[Sequence[Got | Pending[Got]]]],
     ) -> Batcher[Asked, Got]:
         """The one of the store's part that `asked` belongs to: nobody waits for a part that is away."""
         part = 0 if self._part_of is None else self._part_of(asked.topic, asked.key)
@@ -158,13 +155,13 @@ class Session:
             batcher = batchers[part] = Batcher(send)
         return batcher
 
-    async def _add(self, batch: Sequence[NewTask]) -> Sequence[Answer]:
-        answers = await self._send_adds(batch, now=self._clock.now())
+    async def _add(self, batch: Sequence[NewTask]) -> Answers:
+        answers = await self.store.add(batch, now=self._clock.now())
         self.history.scheduled(len(answers))
         return answers
 
-    async def _change(self, batch: Sequence[Change]) -> Sequence[Answer]:
-        return await self._send_changes(batch, now=self._clock.now())
+    async def _change(self, batch: Sequence[Change]) -> Answers:
+        return await self.store.change(batch, now=self._clock.now())
 
     async def close(self) -> None:
         """Wait for calls under way, then close the store."""

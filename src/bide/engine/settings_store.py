@@ -10,7 +10,7 @@ from __future__ import annotations
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.names import RESERVED_TOPIC, check_name, new_id
 from bide.core.records import At, Cancel, Filter, NewTask, OnConflict, Page, Record, Ref, Result, State, Topic
-from bide.ports import Clock, Verbs
+from bide.ports import Clock, Verbs, all_answers
 
 _PAGE = 500
 
@@ -52,7 +52,7 @@ class Kept:
     async def remove(self, name: str) -> bool:
         """Forget it, without a trace; whether there was one."""
         cancel = Cancel(self._topic, check_name("name", name))
-        [answer] = await self._store.change([cancel], now=self._clock.now())
+        [answer] = await all_answers(await self._store.change([cancel], now=self._clock.now()))
         return answer.result is Result.CANCELLED
 
     async def forget_past(self) -> int:
@@ -63,7 +63,7 @@ class Kept:
         # by token: what was put anew meanwhile is not what was found
         cancels = [Cancel(self._topic, one.key, if_token=one.token) for one in found.tasks]
         if cancels:
-            await self._store.change(cancels, now=now)
+            await all_answers(await self._store.change(cancels, now=now))
         return len(cancels)
 
     async def records(self, where: Filter) -> list[Record]:
@@ -79,7 +79,7 @@ class Kept:
 
     async def _add(self, name: str, value: bytes, on_conflict: OnConflict, until: Millis) -> Result:
         new = NewTask(self._topic, check_name("name", name), new_id(), At(until), value, on_conflict=on_conflict)
-        [answer] = await self._store.add([new], now=self._clock.now())
+        [answer] = await all_answers(await self._store.add([new], now=self._clock.now()))
         return answer.result
 
 

@@ -7,7 +7,6 @@ from bide.ports.instruments import Carrier, Instrument, TableStats, Wakes
 from bide.ports.sinks import Policy, Route, Sink
 from bide.ports.store import (
     COUNTED,
-    AnswersApart,
     Features,
     HasClock,
     Heard,
@@ -22,11 +21,10 @@ from bide.ports.store import (
 )
 from bide.ports.tables import DueRow, Head, Raced, RowRefused, Table, Taken, WatchesTables
 from bide.ports.time import Clock, ScaledClock, SystemClock, Timer
-from bide.ports.verbs import Joined, Verbs
+from bide.ports.verbs import Joined, Pending, Verbs, all_answers
 
 __all__ = [
     "COUNTED",
-    "AnswersApart",
     "Carrier",
     "Clock",
     "Diagnoses",
@@ -44,6 +42,7 @@ __all__ = [
     "Listening",
     "Notifies",
     "Partitioned",
+    "Pending",
     "Policy",
     "Raced",
     "Remote",
@@ -61,4 +60,5 @@ __all__ = [
     "Wakes",
     "WatchesTables",
     "WorkerRegistry",
+    "all_answers",
 ]

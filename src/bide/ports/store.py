@@ -1,28 +1,26 @@
 """The store seam: the operations that the engine asks of a store.
 
 A store has nine batch operations. All are plural; the answer has the length and order of the argument; none is
-optional, none knows about retry policies or handlers, and no driver's type appears here. `Store.features` holds the
-objects for what only some stores can do.
+optional, none knows about retry policies or handlers, and no driver's type appears here. An answer of `add`,
+`change` or `settle` may be pending, see `verbs.Pending`. `Store.features` holds the objects for what only some stores
+can do.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import Any, Protocol, runtime_checkable
+from typing import Protocol, runtime_checkable
 
 from msgspec import Struct
 
 from bide.core.events import Event
 from bide.core.instants import Millis
 from bide.core.records import (
-    Change,
     Lease,
     Leased,
-    NewTask,
     Pause,
     Ref,
-    Settlement,
     Tally,
     Topic,
 )
@@ -41,7 +39,7 @@ class Store(Verbs, Protocol):
 
     @property
     def features(self) -> Features:
-        """What this store can do beyond the operations. It stays the same, open or closed."""
+        """The abilities beyond the operations: the same whether it is open or closed."""
         ...
 
     async def open(self) -> None:
@@ -179,22 +177,6 @@ class Partitioned(Protocol):
         while the store does the last.
         """
         ...
-
-
-@runtime_checkable
-class AnswersApart(Protocol):
-    """A store in which somebody else's open transaction may hold up some tasks of a batch.
-
-    These are the verbs of the same names for callers that can deal with a late answer: in its place is an
-    `asyncio.Future`, so that nobody waits for another's task. The plain verbs go through these, so that an observer
-    which wraps these sees each call once.
-    """
-
-    async def add_apart(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Any]: ...
-
-    async def change_apart(self, changes: Sequence[Change], *, now: Millis) -> list[Any]: ...
-
-    async def settle_apart(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[Any]: ...
 
 
 class Features(Struct, frozen=True, kw_only=True):

@@ -2,22 +2,44 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 from bide.core.answers import Answer
+from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement
+
+Got = TypeVar("Got")
+
+
+class Pending(asyncio.Future[Got]):
+    """An answer to come: another transaction keeps the task locked. Raises StoreError when it is awaited.
+
+    Only a store that locks tasks gives one, in the place of the answer, so that the rest of a batch does not wait.
+    """
+
+
+async def all_answers(answers: Sequence[Got | Pending[Got]]) -> list[Got]:
+    """The answers of a batch, once none is pending. Raises PartlyFailed if one of those that were has failed."""
+    each: list[Any] = list(answers)
+    if Pending in set(map(type, each)):
+        await asyncio.wait([one for one in each if isinstance(one, Pending)])
+        each = [one.exception() or one.result() if isinstance(one, Pending) else one for one in each]
+        if any(isinstance(one, StoreError) for one in each):
+            raise PartlyFailed(each)
+    return each
 
 
 class Verbs(Protocol):
     """The operations that clients use; also what a joined transaction offers."""
 
-    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
+    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> Sequence[Answer | Pending[Answer]]:
         """Schedule, each by its own `on_conflict`. Durable once answered. One key may come twice: in order."""
         ...
 
-    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
+    async def change(self, changes: Sequence[Change], *, now: Millis) -> Sequence[Answer | Pending[Answer]]:
         """Move, cancel or redrive: each one atomic transition, or an answer that says why not."""
         ...
 
@@ -37,13 +59,19 @@ class Verbs(Protocol):
         """
         ...
 
-    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> Sequence[bool | Pending[bool]]:
         """Record how leases ended; false where the token is not that of the live lease, and nothing changed."""
         ...
 
 
 class Joined(Verbs, Protocol):
-    """The verbs on one open transaction: they take part in it, and end with it."""
+    """The verbs on one open transaction: they take part in it, and end with it. No answer is pending."""
+
+    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> Sequence[Answer]: ...
+
+    async def change(self, changes: Sequence[Change], *, now: Millis) -> Sequence[Answer]: ...
+
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> Sequence[bool]: ...
 
     @property
     def connection(self) -> Any:

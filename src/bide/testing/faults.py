@@ -24,7 +24,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.ports import COUNTED, Features, Heard, Listening, Store
+from bide.ports import COUNTED, Features, Heard, Listening, Pending, Store
 from bide.testing.virtual import VirtualLoop
 
 Answered = TypeVar("Answered")
@@ -87,10 +87,10 @@ class FaultyStore:
     async def close(self) -> None:
         await self.inner.close()
 
-    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
+    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> Sequence[Answer | Pending[Answer]]:
         return await self._call("add", lambda: self.inner.add(tasks, now=now))
 
-    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
+    async def change(self, changes: Sequence[Change], *, now: Millis) -> Sequence[Answer | Pending[Answer]]:
         return await self._call("change", lambda: self.inner.change(changes, now=now))
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
@@ -110,7 +110,7 @@ class FaultyStore:
     async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
         return await self._call("extend", lambda: self.inner.extend(leases, now=now, until=until))
 
-    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> Sequence[bool | Pending[bool]]:
         return await self._call("settle", lambda: self.inner.settle(outcomes, now=now))
 
     async def purge(self, *, now: Millis, limit: int) -> int:

@@ -51,7 +51,7 @@ from bide.core.records import (
 from bide.ports import Store
 from bide.stores.memory import MemoryStore
 from bide.testing.clock import FIRST_INSTANT
-from bide.testing.store_suite.base import pages, place
+from bide.testing.store_suite.base import add_all, change_all, pages, place, settle_all
 
 TOPICS, KEYS, GROUPS = ("a", "b"), ("k", "l", "m", "n"), (None, "g", "h")
 REFS = [Ref(topic, key) for topic, key in product(TOPICS, KEYS)]
@@ -146,7 +146,7 @@ class StoreMachine(RuleBasedStateMachine):
             )
             for ref, due, group, deadline, on_conflict, payload in asked
         ]  # fmt: skip
-        mine, theirs = self.both(lambda store: store.add(tasks, now=self.now))
+        mine, theirs = self.both(lambda store: add_all(store, tasks, now=self.now))
         self.same_answers([Ref(task.topic, task.key) for task in tasks], mine, theirs)
 
     @rule(asked=st.lists(changes, min_size=1, max_size=4))
@@ -166,8 +166,8 @@ class StoreMachine(RuleBasedStateMachine):
                 change = Redrive(ref.topic, ref.key, self.life(), self.due(due), mine)
             batch.append((change, replace(change, if_token=None if token is None else token.subject)))
         ours, theirs = self.each(
-            self.model.change([change for change, _ in batch], now=self.now),
-            self.subject.change([change for _, change in batch], now=self.now),
+            change_all(self.model, [change for change, _ in batch], now=self.now),
+            change_all(self.subject, [change for _, change in batch], now=self.now),
         )
         self.same_answers([ref for _, ref, *_ in asked], ours, theirs)
 
@@ -236,8 +236,8 @@ class StoreMachine(RuleBasedStateMachine):
             )  # fmt: skip
             batch.append((outcome, replace(outcome, token=token.subject)))
         mine, theirs = self.each(
-            self.model.settle([outcome for outcome, _ in batch], now=self.now),
-            self.subject.settle([outcome for _, outcome in batch], now=self.now),
+            settle_all(self.model, [outcome for outcome, _ in batch], now=self.now),
+            settle_all(self.subject, [outcome for _, outcome in batch], now=self.now),
         )
         assert theirs == mine
         self.same_tasks([Ref(outcome.topic, outcome.key) for outcome, _ in batch])

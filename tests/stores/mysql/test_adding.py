@@ -15,7 +15,7 @@ from bide.core.names import new_id
 from bide.core.records import At, Cancel, Due, Filter, In, NewTask, OnConflict, Ref, Result
 from bide.stores.mysql import MySqlStore, operations, queries
 from bide.testing.proxy import Act, FaultProxy
-from bide.testing.store_suite.base import HOUR, NOW, listed, new, put, see
+from bide.testing.store_suite.base import HOUR, add_all, change_all, listed, new, put, see
 
 Opens = Callable[..., Awaitable[MySqlStore]]
 MANY = 600
@@ -63,7 +63,7 @@ async def test_each_is_there_as_it_was_answered(through: Opens) -> None:
     store = await through(clock="server")
     tasks = _tasks()
     before = await store.time()
-    answers = await store.add(tasks, now=_now())
+    answers = await add_all(store, tasks, now=_now())
     after = await store.time()
     assert [answer.result for answer in answers] == [Result.CREATED] * MANY
     records = [answer.record for answer in answers]
@@ -88,7 +88,7 @@ async def test_names_and_bytes_are_kept_as_they_are(through: Opens, name: str, p
     store = await through(clock="server")
     tasks = [NewTask("t", f"{name}{number}", new_id(), In(HOUR), payload=payload) for number in range(70)]
     tasks.append(NewTask(f"t{name}", "last", new_id(), In(HOUR), payload=b"'", options=options, group=name))
-    answers = await store.add(tasks, now=_now())
+    answers = await add_all(store, tasks, now=_now())
     found = await store.get([Ref(task.topic, task.key) for task in tasks])
     assert found == [answer.record for answer in answers]
     assert [(one.key, one.id, one.payload, one.options, one.group) for one in found if one is not None] == [
@@ -99,9 +99,9 @@ async def test_names_and_bytes_are_kept_as_they_are(through: Opens, name: str, p
 async def test_a_key_that_is_taken_is_looked_at(through: Opens) -> None:
     store = await through(clock="server")
     tasks = _tasks()
-    await store.add([tasks[7], tasks[599]], now=_now())
+    await add_all(store, [tasks[7], tasks[599]], now=_now())
     tasks[599] = NewTask(tasks[599].topic, tasks[599].key, new_id(), In(1), on_conflict=OnConflict.KEEP)
-    results = [answer.result for answer in await store.add(tasks, now=_now())]
+    results = [answer.result for answer in await add_all(store, tasks, now=_now())]
     assert (results.pop(599), results.pop(7)) == (Result.KEPT, Result.REPLACED)
     assert results == [Result.CREATED] * (MANY - 2)
 
@@ -111,8 +111,10 @@ async def test_a_new_life_has_a_higher_token(through: Opens) -> None:
     tokens: list[int] = []
     for _ in range(20):
         tasks = [NewTask("t", str(number), new_id(), In(60_000)) for number in range(40)]
-        added = [answer.record for answer in await store.add(tasks, now=_now())]
-        gone = [answer.record for answer in await store.change([Cancel("t", one.key) for one in tasks], now=_now())]
+        added = [answer.record for answer in await add_all(store, tasks, now=_now())]
+        gone = [
+            answer.record for answer in await change_all(store, [Cancel("t", one.key) for one in tasks], now=_now())
+        ]
         for records in (added, gone):
             highest = [record.token for record in records if record is not None]
             assert len(highest) == 40
@@ -123,13 +125,13 @@ async def test_a_new_life_has_a_higher_token(through: Opens) -> None:
 @pytest.mark.parametrize("act", [Act.CUT, Act.LOSE_REPLY], ids=["never arrived", "answer lost"])
 async def test_what_is_cut_anywhere_is_done_once(act: Act, proxy: FaultProxy, through: Opens) -> None:
     store = await through(clock="server")
-    await store.add(_tasks()[:1], now=_now())  # the lane is connected
+    await add_all(store, _tasks()[:1], now=_now())  # the lane is connected
     for place in range(50):
         there = await listed(store, Filter())
-        await store.change([Cancel(one.topic, one.key) for one in there], now=_now())
+        await change_all(store, [Cancel(one.topic, one.key) for one in there], now=_now())
         tasks = _tasks()
         fault = proxy.fault(act, skip=place)
-        answers = await store.add(tasks, now=_now())
+        answers = await add_all(store, tasks, now=_now())
         hits = fault.hits
         if not hits:
             await proxy.heal()
@@ -171,11 +173,11 @@ async def test_a_task_that_makes_too_large_a_packet_fails_alone(url: str, open_s
     large = new("large", payload=b"x" * 200_000)
     store._open().connections["read"].largest = 100_000
     with pytest.raises(PartlyFailed) as failed:
-        await store.add([new("a"), large, new("b")], now=NOW)
+        await add_all(store, [new("a"), large, new("b")])
     first, refused, last = failed.value.answers
     assert isinstance(first, Answer)
     assert isinstance(last, Answer)
     assert (first.result, last.result) == (Result.CREATED, Result.CREATED)
     assert isinstance(refused, StoreUnavailable)
     with pytest.raises(StoreUnavailable, match="max_allowed_packet is 100000"):
-        await store.add([large], now=NOW)
+        await add_all(store, [large])

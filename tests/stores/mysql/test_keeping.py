@@ -20,6 +20,7 @@ from bide.testing.store_suite.base import (
     new,
     put,
     settle,
+    settle_all,
     take,
 )
 
@@ -65,7 +66,7 @@ async def test_more_than_go_at_once_and_members_of_groups(url: str, open_store: 
     count = 1_500
     await put(store, *[new(str(number), group="g" if number % 3 else None) for number in range(count)])
     held = (await lease(store, count)).tasks
-    assert await store.settle([done(one, keep_until=NOW + HOUR) for one in held], now=NOW) == [True] * count
+    assert await settle_all(store, [done(one, keep_until=NOW + HOUR) for one in held]) == [True] * count
     assert await store.purge(now=NOW + HOUR, limit=1_200) == 1_200
     assert await store.purge(now=NOW + HOUR, limit=1_200) == 300
     assert await listed(store, Filter(group="g")) == []
@@ -77,7 +78,7 @@ async def test_what_somebody_has_locked_is_forgotten_later(url: str, open_store:
     store = await open_store(url)
     await put(store, new("1"), new("2"))
     held = (await lease(store, 2)).tasks
-    await store.settle([done(one, keep_until=NOW + HOUR) for one in held], now=NOW)
+    await settle_all(store, [done(one, keep_until=NOW + HOUR) for one in held])
     async with by_asyncmy(url) as caller:
         table = f"`{address_of(url).schema}`.bide_task"
         await caller.execute(f"UPDATE {table} SET created_at = created_at + 1 WHERE topic = 't' AND `key` = '1'")

@@ -31,6 +31,7 @@ from bide.testing.store_suite.base import (
     put,
     retry,
     see,
+    settle_all,
 )
 
 
@@ -52,26 +53,26 @@ async def test_a_batch_is_there_as_long_as_one_of_its_tasks_is_leased(url: str, 
     store = await open_store(url)
     tasks = await five(store)
     assert await noted(url) == [(NOW + MINUTE, 5)]
-    assert await store.settle([done(task) for task in tasks[:2]], now=NOW) == [True] * 2
-    assert await store.settle([retry(tasks[2], At(NOW + HOUR)), done(tasks[3], keep_until=NOW + HOUR)], now=NOW) == (
+    assert await settle_all(store, [done(task) for task in tasks[:2]]) == [True] * 2
+    assert await settle_all(store, [retry(tasks[2], At(NOW + HOUR)), done(tasks[3], keep_until=NOW + HOUR)]) == (
         [True] * 2
     )
     assert await noted(url) == [(NOW + MINUTE, 5)]
-    assert await store.settle([done(tasks[4])], now=NOW) == [True]
+    assert await settle_all(store, [done(tasks[4])]) == [True]
     assert await noted(url) == []
 
 
 async def test_a_batch_ends_also_with_an_outcome_that_has_to_be_decided(url: str, open_store: OpensStore) -> None:
     store = await open_store(url)
     tasks = await five(store)
-    assert await store.settle([retry(task, At(NOW + HOUR)) for task in tasks], now=NOW) == [True] * 5
+    assert await settle_all(store, [retry(task, At(NOW + HOUR)) for task in tasks]) == [True] * 5
     assert await noted(url) == []
 
 
 async def test_what_is_lost_is_found_by_its_file(url: str, open_store: OpensStore) -> None:
     store, other = await open_store(url), await open_store(url)
     tasks = await five(store)
-    await store.settle([done(tasks[0])], now=NOW)
+    await settle_all(store, [done(tasks[0])])
     await do(store, Cancel("t", "1", keep_until=NOW + HOUR))
     assert (await lease(other, 9, now=NOW + MINUTE - 1)).tasks == []
     found = await lease(other, 2, now=NOW + MINUTE, lasts=HOUR)
@@ -184,7 +185,7 @@ async def test_several_topics_are_in_batches_apart(url: str, open_store: OpensSt
     assert sorted(keys(leased.tasks)) == list("01234")
     assert sorted(count for _, count in await noted(url)) == [2, 3]
     ours = [task for task in leased.tasks if task.topic == "t1"]
-    assert await store.settle([done(task) for task in ours], now=NOW) == [True, True]
+    assert await settle_all(store, [done(task) for task in ours]) == [True, True]
     assert await noted(url) == [(NOW + MINUTE, 3)]
     lost = await store.lease({"t0": 9, "t1": 9}, now=NOW + MINUTE, until=NOW + HOUR, holder="w")
     assert sorted(keys(lost.tasks)) == ["0", "2", "4", "5"]
@@ -194,7 +195,7 @@ async def test_what_is_leased_is_counted_and_listed_and_not_among_what_waits(url
     store = await open_store(url)
     tasks = await five(store)
     await put(store, *[new(f"w{number}", due=At(NOW + number)) for number in range(4)])
-    await store.settle([done(tasks[0], keep_until=NOW + HOUR)], now=NOW)
+    await settle_all(store, [done(tasks[0], keep_until=NOW + HOUR)])
     tally = await store.tally([NOW - HOUR, NOW + 1, NOW + 3], upto=2)
     assert counted(tally, "t", State.WAITING) == (4, True)
     assert counted(tally, "t", State.LEASED) == (4, True)
@@ -217,8 +218,8 @@ async def test_a_settlement_that_is_undone_leaves_the_file(url: str, open_store:
         table = f"`{address_of(url).schema}`.bide_task"
         await caller.execute(f"SELECT 1 FROM {table} WHERE topic = 't' AND `key` = 'a' FOR UPDATE")
         with pytest.raises(StoreError):
-            await store.settle([done(a)], now=NOW)
-        assert await store.settle([done(b)], now=NOW) == [True]
+            await settle_all(store, [done(a)])
+        assert await settle_all(store, [done(b)]) == [True]
         await caller.rollback()
     assert await noted(url) == [(NOW + MINUTE, 2)]
     assert (await see(store, a)).state is State.LEASED
@@ -228,7 +229,7 @@ async def test_a_settlement_that_is_undone_leaves_the_file(url: str, open_store:
 async def test_batches_of_what_is_over_are_taken_away_when_they_expire(url: str, open_store: OpensStore) -> None:
     store, other = await open_store(url), await open_store(url)
     tasks = await five(store)
-    assert await other.settle([done(task) for task in tasks], now=NOW) == [True] * 5
+    assert await settle_all(other, [done(task) for task in tasks]) == [True] * 5
     assert await look(other, tasks[0]) is None
     assert await noted(url) == [(NOW + MINUTE, 5)]
     assert (await lease(other, 9, now=NOW + MINUTE)).tasks == []
@@ -243,7 +244,7 @@ async def test_a_key_that_lives_again_is_not_lost_with_its_old_lease(url: str, o
     [held] = (await lease(store, 9, now=NOW + 1, lasts=HOUR)).tasks
     assert held.key == "0"
     assert sorted(keys((await lease(store, 9, now=NOW + MINUTE, lasts=HOUR)).tasks)) == list("1234")
-    assert await store.settle([done(held), done(tasks[0])], now=NOW + MINUTE) == [True, False]
+    assert await settle_all(store, [done(held), done(tasks[0])], now=NOW + MINUTE) == [True, False]
     assert (await do(store, Move("t", "1", At(NOW)))).result == "under_way"
 
 
@@ -264,7 +265,7 @@ async def test_what_was_settled_in_a_transaction_is_taken_off_the_batch_with_the
 async def test_what_a_transaction_has_not_settled_stays_noted(url: str, open_store: OpensStore) -> None:
     store = await open_store(url)
     tasks = await five(store)
-    assert await store.settle([done(task) for task in tasks[1:]], now=NOW) == [True] * 4
+    assert await settle_all(store, [done(task) for task in tasks[1:]]) == [True] * 4
 
     async def fail() -> None:
         async with store.transaction() as joined:

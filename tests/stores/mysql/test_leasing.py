@@ -18,7 +18,7 @@ from bide.stores.mysql import MySqlStore
 from bide.stores.mysql.connection import Connection, address_of, connect
 from bide.stores.mysql.lease_batches import BatchKey, LeaseBatch, LeasedRows, Settling
 from bide.stores.sql.leasing import POLL
-from bide.testing.store_suite.base import HOUR, MINUTE, NOW, done, lease, new, put, put_one, take
+from bide.testing.store_suite.base import HOUR, MINUTE, NOW, done, lease, new, put, put_one, settle_all, take
 
 
 async def long_due(url: str, store: MySqlStore, count: int) -> None:
@@ -153,8 +153,8 @@ async def test_two_leases_and_one_of_another_process_are_settled_together(url: s
     await put(store, new("1"), new("2"), new("3"))
     ours = (await lease(store, 2)).tasks
     theirs = await take(other)
-    assert await store.settle([done(one) for one in (*ours, theirs)], now=NOW) == [True] * 3
-    assert await store.settle([done(one) for one in (*ours, theirs)], now=NOW) == [False] * 3
+    assert await settle_all(store, [done(one) for one in (*ours, theirs)]) == [True] * 3
+    assert await settle_all(store, [done(one) for one in (*ours, theirs)]) == [False] * 3
 
 
 async def test_what_is_gone_at_the_end_of_a_range_does_not_hold_up_the_rest(url: str, open_store: OpensStore) -> None:
@@ -166,7 +166,7 @@ async def test_what_is_gone_at_the_end_of_a_range_does_not_hold_up_the_rest(url:
     async with by_asyncmy(url) as caller:
         table = f"`{address_of(url).schema}`.bide_task"
         await caller.execute(f"SELECT 1 FROM {table} WHERE topic = 't' AND `key` = '010' FOR UPDATE")
-        assert await store.settle([done(one) for one in held], now=NOW) == [True] * 9 + [False]
+        assert await settle_all(store, [done(one) for one in held]) == [True] * 9 + [False]
         await caller.rollback()
 
 

@@ -9,7 +9,7 @@ from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.records import Cancel, Filter, Page
 from bide.stores.mysql.connection import Connection, Rows
-from bide.testing.store_suite.base import NOW, keys, new, put
+from bide.testing.store_suite.base import change_all, keys, new, put
 
 
 async def test_what_is_cancelled_while_a_page_is_read_is_on_it(
@@ -27,7 +27,7 @@ async def test_what_is_cancelled_while_a_page_is_read_is_on_it(
         first = len(packets) == 1
         answer = await ask(self, packet, meanwhile)
         if first:
-            await other.change([Cancel("t1", "b")], now=NOW)
+            await change_all(other, [Cancel("t1", "b")])
         return answer
 
     monkeypatch.setattr(Connection, "ask", asked)

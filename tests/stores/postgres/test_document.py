@@ -11,6 +11,7 @@ from tests.stores.sql.fixtures import OpensStore
 from bide.core.records import In, NewTask, State
 from bide.stores.postgres.connection import address_of
 from bide.stores.postgres.schema import SCHEMA
+from bide.testing.store_suite.base import add_all
 
 
 async def test_what_the_page_looks_at_is_there(root: Path, url: str, open_store: OpensStore) -> None:
@@ -20,7 +21,7 @@ async def test_what_the_page_looks_at_is_there(root: Path, url: str, open_store:
     store = await open_store(url, clock="server")
     now = await store.time()
     named = (("order.close", "43"), ("order.remind", "1"))
-    await store.add([NewTask(topic, key, key, In(0), b'"paid"') for topic, key in named], now=now)
+    await add_all(store, [NewTask(topic, key, key, In(0), b'"paid"') for topic, key in named], now=now)
     await store.announce("worker", ["order.close"], now + 30_000, now=now)
     address = address_of(url)
     connection = await asyncpg.connect(address.dsn)

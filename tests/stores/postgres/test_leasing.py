@@ -11,6 +11,7 @@ from bide.core.names import new_id
 from bide.core.records import In, Leased, NewTask
 from bide.stores.postgres import PostgresStore
 from bide.testing.proxy import Act, FaultProxy
+from bide.testing.store_suite.base import add_all
 
 Opens = Callable[..., Awaitable[PostgresStore]]
 LEASE = 3_600_000
@@ -21,8 +22,8 @@ def _now() -> int:
 
 
 async def _flood(store: PostgresStore, count: int) -> None:
-    await store.add([NewTask("t", str(number), new_id(), In(0)) for number in range(count)], now=_now())
-    await store.add([NewTask("t", "later", new_id(), In(3_600_000))], now=_now())
+    await add_all(store, [NewTask("t", str(number), new_id(), In(0)) for number in range(count)], now=_now())
+    await add_all(store, [NewTask("t", "later", new_id(), In(3_600_000))], now=_now())
 
 
 async def _lease(store: PostgresStore, want: int) -> Leased:

@@ -16,7 +16,7 @@ from bide.stores.memory import MemoryStore
 from bide.stores.postgres import PostgresStore, operations
 from bide.stores.postgres.connection import address_of
 from bide.stores.postgres.queries import record_of
-from bide.testing.store_suite.base import HOUR, NOW, bring, new, put, see
+from bide.testing.store_suite.base import HOUR, NOW, bring, change_all, new, put, see
 
 
 def shown(answer: Answer) -> tuple[Any, ...]:
@@ -50,8 +50,8 @@ async def test_a_batch_means_the_same_as_one_by_one(url: str, open_store: OpensS
             Move("other", "a", In(0)),
         ]
         return [
-            [shown(answer) for answer in await store.change(moves, now=NOW)],
-            [shown(answer) for answer in await store.change([moves[1], moves[3]], now=NOW)],
+            [shown(answer) for answer in await change_all(store, moves)],
+            [shown(answer) for answer in await change_all(store, [moves[1], moves[3]])],
         ]
 
     there = await told(await open_store(url))
@@ -73,12 +73,12 @@ async def test_the_answer_that_is_kept_is_the_one_that_was_given(url: str, open_
         new("\u00e9\u4efb\"'\\\n\U0001f600", payload=every_byte, options=every_byte, group="g", deadline=9 * NOW),
     ]
     await put(store, *tasks)
-    answers = await store.change([Move("t", one.key, In(5), deadline=one.deadline) for one in tasks], now=NOW)
+    answers = await change_all(store, [Move("t", one.key, In(5), deadline=one.deadline) for one in tasks])
     [kept] = await rows_of(url, "SELECT answer FROM {schema}.caller WHERE answer IS NOT NULL")
     given = {(answer.record, answer.was) for answer in answers}
     assert len(given) == 2
     assert {(record_of(row, 2), row[1]) for row in operations._moves_kept(kept["answer"])} == given
-    await store.change([Move("t", "nobody", In(5))], now=NOW)
+    await change_all(store, [Move("t", "nobody", In(5))])
     assert operations._moves_kept(None) == []
 
 

@@ -14,7 +14,7 @@ from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.records import Cancel, Filter, In, Move, Ref, Result
 from bide.stores.postgres import PostgresStore
-from bide.testing.store_suite.base import NOW, do, done, extend, lease, listed, new, retry, settle
+from bide.testing.store_suite.base import NOW, add_all, do, done, extend, lease, listed, new, retry, settle
 from bide_proofs.servers.postgres import PostgresPooler
 from bide_proofs.servers.process import ServerMissing
 
@@ -34,7 +34,7 @@ async def test_every_verb_works(url: str, pooled: str, open_store: OpensStore) -
     other = await open_store(pooled, migrate=False)
 
     async def live(store: PostgresStore, topic: str) -> None:
-        answers = await store.add([new(str(n), topic=topic) for n in range(10)] + [new("0", topic=topic)], now=NOW)
+        answers = await add_all(store, [new(str(n), topic=topic) for n in range(10)] + [new("0", topic=topic)])
         assert [answer.result for answer in answers] == [Result.CREATED] * 10 + [Result.REPLACED]
         assert (await do(store, Move(topic, "1", In(5)))).result is Result.MOVED
         assert (await do(store, Cancel(topic, "2"))).result is Result.CANCELLED

@@ -22,6 +22,7 @@ from bide.core.records import (
     State,
     Verdict,
 )
+from bide.testing.store_suite.base import add_all, change_all, settle_all
 
 TOPIC, KEYS = "order.close", ["1", "2", "3", "4", "5", "6"]
 
@@ -37,9 +38,9 @@ async def everything(store: Any) -> None:
         await store.announce("gone", [TOPIC], now - 1, now=now)
 
         tasks = [NewTask(TOPIC, key, new_id(), In(0), b"{}", group="user-7") for key in KEYS]
-        assert {answer.result for answer in await store.add(tasks, now=now)} == {Result.CREATED}
-        assert (await store.add([tasks[0]], now=now))[0].result is Result.REPLACED
-        moved, cancelled = await store.change([Move(TOPIC, "1", In(3_600_000)), Cancel(TOPIC, "2")], now=now)
+        assert {answer.result for answer in await add_all(store, tasks, now=now)} == {Result.CREATED}
+        assert (await add_all(store, [tasks[0]], now=now))[0].result is Result.REPLACED
+        moved, cancelled = await change_all(store, [Move(TOPIC, "1", In(3_600_000)), Cancel(TOPIC, "2")], now=now)
         assert (moved.result, cancelled.result) == (Result.MOVED, Result.CANCELLED)
         held: dict[str, Record] = {}
         while len(held) < 4:  # on Redis a call asks some shards
@@ -53,8 +54,8 @@ async def everything(store: Any) -> None:
             Settlement(TOPIC, "5", held["5"].token, Verdict.DEAD, keep_until=now + 3_600_000, error="no"),
             Settlement(TOPIC, "6", held["6"].token, Verdict.DONE, keep_until=now + 3_600_000),
         ]
-        assert await store.settle(ends, now=now) == [True] * 4
-        [redriven] = await store.change([Redrive(TOPIC, "5", new_id(), In(0))], now=now)
+        assert await settle_all(store, ends, now=now) == [True] * 4
+        [redriven] = await change_all(store, [Redrive(TOPIC, "5", new_id(), In(0))], now=now)
         assert redriven.result is Result.REDRIVEN
         assert await store.purge(now=now, limit=100) == 0
 
@@ -73,6 +74,6 @@ async def everything(store: Any) -> None:
         assert heard
         await store.announce("worker", [], now, now=now)
         await listening.close()
-        await store.change([Cancel(TOPIC, key) for key in KEYS], now=now)
+        await change_all(store, [Cancel(TOPIC, key) for key in KEYS], now=now)
     finally:
         await store.close()

@@ -21,7 +21,7 @@ from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.errors import StoreFull
 from bide.core.records import At, Cancel, Move, Ref
-from bide.testing.store_suite.base import HOUR, NOW, do, done, lease, look, new, put
+from bide.testing.store_suite.base import HOUR, NOW, do, done, lease, look, new, put, settle_all
 
 
 @pytest.fixture
@@ -74,6 +74,6 @@ async def test_new_work_is_refused_until_there_is_room(
     assert (await do(store, Move("t", "1", At(NOW + HOUR)))).ok
     left = stored - 2 - (database.name == "mysql")
     while held := (await lease(store, 2_000)).tasks:
-        assert all(await store.settle([done(one) for one in held], now=NOW))
+        assert all(await settle_all(store, [done(one) for one in held]))
         left -= len(held)
     assert left == 0

@@ -15,7 +15,7 @@ from bide.core.records import In, Ref
 from bide.stores.mysql import connection as mysql
 from bide.stores.postgres import connection as postgres
 from bide.stores.sql import dialect as kinds
-from bide.testing.store_suite.base import NOW, keys, lease, new, put_one, retry, see, settle, take
+from bide.testing.store_suite.base import add_all, keys, lease, new, put_one, retry, see, settle, take
 
 
 def reported(code: str) -> asyncpg.PostgresError:
@@ -108,7 +108,7 @@ async def test_text_that_cannot_be_kept_is_refused_and_the_store_goes_on(
     store = await open_store(url)
     for key in {"postgres": ("a\0b", "\ud800"), "mysql": ("a\0b", "\ud800", "x" * 201)}[database.name]:
         with pytest.raises(BadInput):
-            await store.add([new(key)], now=NOW)
+            await add_all(store, [new(key)])
     await put_one(store)
 
 

@@ -10,7 +10,7 @@ from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import until
 
 from bide.core.records import Filter, In, Result
-from bide.testing.store_suite.base import HOUR, NOW, done, lease, listed, new, put
+from bide.testing.store_suite.base import HOUR, NOW, done, lease, listed, new, put, settle_all
 
 
 async def test_a_promoted_replica_goes_on(database: Database, starts: Any, open_store: OpensStore) -> None:
@@ -19,14 +19,14 @@ async def test_a_promoted_replica_goes_on(database: Database, starts: Any, open_
     await put(store, *(new(str(number), due=In(0)) for number in range(30)))
     held = (await lease(store, 10, lasts=HOUR)).tasks
     assert len(held) == 10
-    assert await store.settle([done(one) for one in held[:5]], now=NOW) == [True] * 5
+    assert await settle_all(store, [done(one) for one in held[:5]]) == [True] * 5
     primary.kill()
     adding = asyncio.create_task(store.add([new("meanwhile", due=In(0))], now=NOW))
     await until(lambda: store._open().connections["add"].resent >= 1, "the call to be sent again")
     await asyncio.to_thread(replica.promote)
     [answer] = await adding
     assert answer.result is Result.CREATED
-    assert await store.settle([done(one) for one in held[5:]], now=NOW) == [True] * 5
+    assert await settle_all(store, [done(one) for one in held[5:]]) == [True] * 5
     left = await listed(store, Filter())
     assert {one.key for one in left} == {str(n) for n in range(30)} - {one.key for one in held} | {"meanwhile"}
     taken = (await lease(store, 50)).tasks

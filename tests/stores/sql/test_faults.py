@@ -12,7 +12,21 @@ from tests.waiting import pause, until
 
 from bide.core.errors import PartlyFailed, StoreUnavailable
 from bide.core.records import At, Filter, In, Move, Result
-from bide.testing.store_suite.base import HOUR, NOW, done, keys, lease, listed, new, put, put_one, take
+from bide.testing.store_suite.base import (
+    HOUR,
+    NOW,
+    add_all,
+    change_all,
+    done,
+    keys,
+    lease,
+    listed,
+    new,
+    put,
+    put_one,
+    settle_all,
+    take,
+)
 
 
 async def test_what_was_acknowledged_survives_a_kill_of_the_server(
@@ -22,7 +36,7 @@ async def test_what_was_acknowledged_survives_a_kill_of_the_server(
     await put(store, *(new(str(number), due=In(0)) for number in range(50)))
     held = (await lease(store, 20, lasts=HOUR)).tasks
     assert len(held) == 20
-    assert all(await store.settle([done(one) for one in held[:10]], now=NOW))
+    assert all(await settle_all(store, [done(one) for one in held[:10]]))
     own_server.kill()
     adding = asyncio.create_task(store.add([new("meanwhile")], now=NOW))
     await until(lambda: store._open().connections["add"].resent >= 1, "the call to be sent again")
@@ -64,7 +78,7 @@ async def test_a_read_only_server_is_unavailable_and_tried_again(
         await until(lambda: lane._connection.is_closed(), "the end of its connection to be noticed")
     try:
         with pytest.raises(StoreUnavailable, match="read-only"):
-            await store.add([new("other")], now=NOW)
+            await add_all(store, [new("other")])
         assert keys(await listed(store, Filter())) == ["k"], "what only reads goes on"
         lane.patience, lane.resent = 45.0, 0
         adding = asyncio.create_task(store.add([new("other")], now=NOW))
@@ -84,7 +98,7 @@ async def test_connections_that_the_server_ends_are_made_again(
         assert database.end_connections(own_server) > 0
         held = await take(store)
         assert held.attempt == 1
-        assert await store.settle([done(held)], now=NOW) == [True]
+        assert await settle_all(store, [done(held)]) == [True]
         await put_one(store, new(f"more {number}", due=At(NOW + HOUR)))
     assert len(await listed(store, Filter())) == 10
 
@@ -99,7 +113,7 @@ async def test_a_cancelled_call_leaves_nothing_out_of_step(url: str, open_store:
         moving.cancel()
         listing.cancel()
         await asyncio.gather(moving, listing, return_exceptions=True)
-    answers = await store.change([Move("t", str(n), At(NOW + 1)) for n in range(100)], now=NOW)
+    answers = await change_all(store, [Move("t", str(n), At(NOW + 1)) for n in range(100)])
     assert [answer.result for answer in answers] == [Result.MOVED] * 100
     assert {one.wake_at for one in await listed(store, Filter(topic="t"))} == {NOW + 1}
 
@@ -146,9 +160,9 @@ async def test_a_task_that_the_server_does_not_take_is_refused_alone(
         store = await open_store(own_url)
         large = new("large", payload=b"'" * 600_000)
         with pytest.raises(StoreUnavailable, match="max_allowed_packet is 1048576"):
-            await store.add([large], now=NOW)
+            await add_all(store, [large])
         with pytest.raises(PartlyFailed) as failed:
-            await store.add([new("a"), large, new("b")], now=NOW)
+            await add_all(store, [new("a"), large, new("b")])
         first, refused, last = failed.value.answers
         assert isinstance(refused, StoreUnavailable)
         assert [getattr(one, "result", None) for one in (first, last)] == [Result.CREATED] * 2

@@ -13,11 +13,26 @@ from tests.waiting import pause, until
 
 from bide import Bide, PartlyFailed, StoreUnavailable, Task
 from bide.core.records import At, Cancel, Lease, Move, Ref, Result
+from bide.ports import Pending
 from bide.stores.mysql import connection
 from bide.stores.mysql.connection import MYSQL, meaning
 from bide.stores.sql.dialect import LockTimeout
 from bide.testing.proxy import Act, FaultProxy
-from bide.testing.store_suite.base import HOUR, LEASE, NOW, done, lease, look, new, put, retry, see
+from bide.testing.store_suite.base import (
+    HOUR,
+    LEASE,
+    NOW,
+    add_all,
+    change_all,
+    done,
+    lease,
+    look,
+    new,
+    put,
+    retry,
+    see,
+    settle_all,
+)
 
 COUNT = 100
 
@@ -50,11 +65,11 @@ def tasks(**more: Any) -> list[Any]:
 
 async def of_the_others(store: Any, batch: list[Any], verb: str) -> list[Any]:
     """What a batch is answered although one task of it is held up, whose answer is still to come."""
-    answers: list[Any] = await getattr(store, f"{verb}_apart")(batch, now=NOW)
-    late = [answer for answer in answers if isinstance(answer, asyncio.Future)]
+    answers: list[Any] = await getattr(store, verb)(batch, now=NOW)
+    late = [answer for answer in answers if isinstance(answer, Pending)]
     assert len(late) == 1
     assert not late[0].done()
-    assert isinstance(answers[50], asyncio.Future)
+    assert isinstance(answers[50], Pending)
     return answers
 
 
@@ -64,9 +79,9 @@ async def test_a_change(database: Database, url: str, open_store: OpensStore, wa
     moves = [Move("t", f"{number:03}", At(NOW + HOUR)) for number in range(COUNT)]
     async with database.holding(url, "050"):
         answers = await of_the_others(store, moves, "change")
-        assert {answer.result for answer in answers if not isinstance(answer, asyncio.Future)} == {Result.MOVED}
+        assert {answer.result for answer in answers if not isinstance(answer, Pending)} == {Result.MOVED}
         assert len(waits) == (database.name == "mysql"), "of all statements one"
-        [again] = await store.change([Cancel("t", "001")], now=NOW)
+        [again] = await change_all(store, [Cancel("t", "001")])
         assert again.result is Result.CANCELLED, "and the next call does not wait either"
     assert (await answers[50]).result is Result.MOVED
 
@@ -79,7 +94,7 @@ async def test_what_a_change_moves_beside_it_is_told_of(database: Database, url:
     heard: list[int] = []
     listening = await other.listen(["t"], lambda topic, wake: heard.append(wake))
     async with database.holding(url, "b"):
-        moved, later = await store.change_apart([Move("t", name, At(NOW + 400)) for name in "ab"], now=NOW)
+        moved, later = await store.change([Move("t", name, At(NOW + 400)) for name in "ab"], now=NOW)
         assert (moved.result, later.done()) == (Result.MOVED, False)
         await until(lambda: NOW + 400 in heard, "tidings of the task that was moved")
         assert not later.done()
@@ -96,9 +111,9 @@ async def test_settling(database: Database, url: str, open_store: OpensStore, ho
     outcomes = [done(one) if how == "done" else retry(one, At(NOW + HOUR)) for one in held]
     async with database.holding(url, "050"):
         answers = await of_the_others(store, outcomes, "settle")
-        assert {answer for answer in answers if not isinstance(answer, asyncio.Future)} == {True}
+        assert {answer for answer in answers if not isinstance(answer, Pending)} == {True}
     assert await answers[50] is True
-    assert await store.settle(outcomes, now=NOW) == [False] * COUNT, "each was done once"
+    assert await settle_all(store, outcomes) == [False] * COUNT, "each was done once"
 
 
 async def test_a_schedule_of_a_key_that_is_there(database: Database, url: str, open_store: OpensStore) -> None:
@@ -106,7 +121,7 @@ async def test_a_schedule_of_a_key_that_is_there(database: Database, url: str, o
     await put(store, *tasks())
     async with database.holding(url, "050"):
         answers = await of_the_others(store, tasks(payload=b"new"), "add")
-        assert {answer.result for answer in answers if not isinstance(answer, asyncio.Future)} == {Result.REPLACED}
+        assert {answer.result for answer in answers if not isinstance(answer, Pending)} == {Result.REPLACED}
     assert (await answers[50]).result is Result.REPLACED
 
 
@@ -119,7 +134,7 @@ async def test_a_schedule_of_a_key_that_is_being_inserted(
     async with app, database.somebody(url) as own:
         await own.verb(app, "schedule", "t", key="050", delay="1h")
         answers = await of_the_others(store, tasks(payload=b"new"), "add")
-        assert {answer.result for answer in answers if not isinstance(answer, asyncio.Future)} == {Result.CREATED}
+        assert {answer.result for answer in answers if not isinstance(answer, Pending)} == {Result.CREATED}
         await (own.commit() if ending == "commit" else own.rollback())
         assert (await answers[50]).result is (Result.REPLACED if ending == "commit" else Result.CREATED)
 
@@ -174,7 +189,7 @@ async def test_when_patience_is_over_that_task_alone_fails(
     await put(store, *tasks())
     async with database.holding(url, "050"):
         with pytest.raises(PartlyFailed) as raised:
-            await store.change([Cancel("t", f"{number:03}") for number in range(COUNT)], now=NOW)
+            await change_all(store, [Cancel("t", f"{number:03}") for number in range(COUNT)])
     failed = [one for one in raised.value.answers if isinstance(one, Exception)]
     assert [type(one) for one in failed] == [StoreUnavailable]
     assert "keeps the task locked" in str(failed[0])
@@ -242,9 +257,10 @@ async def test_cut_anywhere_each_is_done_once_also_the_one_that_is_held_up(
             batch = [Move("t", name, At(NOW + HOUR)) for name in names]
         else:
             batch = [new(name, due=At(NOW + HOUR)) for name in names]
+        all_of: dict[str, Any] = {"add": add_all, "change": change_all, "settle": settle_all, "retry": settle_all}
         async with database.holding(url, names[2]):
             fault = proxy.fault(act, skip=place)
-            answering = asyncio.ensure_future(getattr(store, "settle" if verb == "retry" else verb)(batch, now=NOW))
+            answering = asyncio.ensure_future(all_of[verb](store, batch))
             await pause(0.15, why="it goes past what is locked")
             assert not answering.done()
         answers = await answering

@@ -27,7 +27,7 @@ from bide.stores.mysql import MySqlStore
 from bide.stores.postgres import PostgresStore
 from bide.stores.postgres import joined as postgres_joined
 from bide.testing.proxy import Act, FaultProxy
-from bide.testing.store_suite.base import NOW, done, lease, new, put
+from bide.testing.store_suite.base import NOW, done, lease, new, put, settle_all
 
 CALLERS = [("postgres", kind) for kind in of_postgres.KINDS] + [("mysql", kind) for kind in of_mysql.KINDS]
 
@@ -340,7 +340,7 @@ async def test_a_commit_that_was_cut_is_known_to_be_done_or_not(
         assert (await store.get([held.ref]) == [None]) is committed
         outcomes.add((committed, bool(hits)))
         if not committed:
-            assert await store.settle([done(held)], now=NOW) == [True]
+            assert await settle_all(store, [done(held)]) == [True]
         if not hits:
             break
     else:

@@ -26,7 +26,9 @@ from bide.testing.store_suite.base import (
     HOUR,
     KEPT,
     NOW,
+    add_all,
     bring,
+    change_all,
     dead,
     do,
     done,
@@ -38,6 +40,7 @@ from bide.testing.store_suite.base import (
     put,
     retry,
     settle,
+    settle_all,
     take,
 )
 
@@ -49,21 +52,21 @@ Opens = Callable[..., Awaitable[Any]]
 async def schedules(store: Store, now_it_fails: Callable[[], None]) -> Any:
     await put(store, new("warm", topic="other"))
     now_it_fails()
-    return [answer.result for answer in await store.add([new(str(n)) for n in range(5)], now=NOW)]
+    return [answer.result for answer in await add_all(store, [new(str(n)) for n in range(5)])]
 
 
 async def replaces(store: Store, now_it_fails: Callable[[], None]) -> Any:
     await put(store, new("k", due=At(NOW + HOUR)), new("k", due=At(NOW + HOUR)))
     now_it_fails()
     tasks = [new("k"), new("fresh"), new("k", on_conflict=OnConflict.KEEP)]
-    return [(answer.result, answer.was) for answer in await store.add(tasks, now=NOW)]
+    return [(answer.result, answer.was) for answer in await add_all(store, tasks)]
 
 
 async def moves(store: Store, now_it_fails: Callable[[], None]) -> Any:
     await put(store, new("k"), new("l"))
     await do(store, Move("t", "l", In(1)))
     now_it_fails()
-    answers = await store.change([Move("t", "k", In(HOUR)), Cancel("t", "l"), Cancel("t", "nobody")], now=NOW)
+    answers = await change_all(store, [Move("t", "k", In(HOUR)), Cancel("t", "l"), Cancel("t", "nobody")])
     return [(answer.result, answer.was) for answer in answers]
 
 
@@ -72,7 +75,7 @@ async def moves_alone(store: Store, now_it_fails: Callable[[], None]) -> Any:
     await do(store, Move("t", "l", In(1)))
     now_it_fails()
     moves = [Move("t", key, In(HOUR)) for key in ("k", "nobody", "m", "l", "k")]
-    answers = await store.change(moves, now=NOW)
+    answers = await change_all(store, moves)
     return [(one.result, one.was, one.record and (one.record.payload, one.record.group)) for one in answers]
 
 
@@ -96,7 +99,7 @@ async def settles(store: Store, now_it_fails: Callable[[], None]) -> Any:
     held = await _held(store)
     assert await settle(store, done(held.pop()))
     now_it_fails()
-    return await store.settle([done(one) for one in held], now=NOW)
+    return await settle_all(store, [done(one) for one in held])
 
 
 async def retries(store: Store, now_it_fails: Callable[[], None]) -> Any:
@@ -104,7 +107,7 @@ async def retries(store: Store, now_it_fails: Callable[[], None]) -> Any:
     assert await settle(store, retry(held.pop(), In(5)))
     assert await settle(store, done(held.pop()))
     now_it_fails()
-    return await store.settle([retry(held[0], In(7)), done(held[1], keep_until=KEPT), dead(held[2])], now=NOW)
+    return await settle_all(store, [retry(held[0], In(7)), done(held[1], keep_until=KEPT), dead(held[2])])
 
 
 async def extends(store: Store, now_it_fails: Callable[[], None]) -> Any:
@@ -134,7 +137,7 @@ async def told(story: Story, store: Store, now_it_fails: Callable[[], None]) -> 
 async def sweep(store: Store) -> None:
     """Nothing is there any more."""
     there = await listed(store, Filter())
-    await store.change([Cancel(one.topic, one.key) for one in there if one.state.live], now=NOW)
+    await change_all(store, [Cancel(one.topic, one.key) for one in there if one.state.live])
     await store.purge(now=KEPT, limit=1_000)
     assert await listed(store, Filter()) == []
 
@@ -146,7 +149,7 @@ async def test_the_first_call_of_all_is_done_once(act: Act, proxy: FaultProxy, t
         store = await through()
         await sweep(store)
         fault = proxy.fault(act, skip=place)
-        answers = await store.add([new("k")], now=NOW)
+        answers = await add_all(store, [new("k")])
         await proxy.heal()
         assert [answer.result for answer in answers] == [Result.CREATED]
         assert [one.key for one in await listed(store, Filter())] == ["k"]
@@ -195,9 +198,9 @@ async def test_a_server_that_is_away_is_told(proxy: FaultProxy, through: Opens) 
     await proxy.refuse()
     proxy.cut()
     with pytest.raises((StoreUnavailable, OutcomeUnknown)):  # it may not be known yet that the connection has ended
-        await store.add([new("other")], now=NOW)
+        await add_all(store, [new("other")])
     with pytest.raises(StoreUnavailable):
-        await store.add([new("other")], now=NOW)
+        await add_all(store, [new("other")])
     await proxy.accept()
     assert [one.key for one in await listed(await through(), Filter())] == ["k"]
 

@@ -32,6 +32,7 @@ from bide.cli.bench.workers import fill, stage, worker_process
 from bide.core.instants import Millis
 from bide.core.names import new_id
 from bide.core.records import At, Cancel, Filter, Leased, Move, NewTask, Page, Settlement, State, Verdict
+from bide.ports import all_answers
 from bide.settings import Settings
 from bide.wiring import store_maker
 
@@ -197,13 +198,14 @@ class _Growing:
             leased = await self._timed(taken["lease"], store.lease({LEASED: 1}, now=_now(), until=until, holder="b"))
             found = await self._timed(taken["page"], store.find(where, Page(limit=100)))
             held += [Settlement(LEASED, task.key, task.token, Verdict.DONE) for task in leased.tasks]
-            if not (added[0].ok and moved[0].ok and cancelled[0].ok and found.tasks):
+            answers = await all_answers([*added, *moved, *cancelled])
+            if not (all(one.ok for one in answers) and found.tasks):
                 self.faults.append(f"at {size} tasks an operation did not do what it was asked")
         for _ in range(times):  # by itself: opening a store for each would disturb what is measured next
             if not (await self._ask(taken["next_wake"], until)).next_wake:
                 self.faults.append(f"at {size} tasks nothing was said to wake next")
                 break
-        if len(held) != times or not all(await store.settle(held, now=_now())):
+        if len(held) != times or not all(await all_answers(await store.settle(held, now=_now()))):
             self.faults.append(f"at {size} tasks {len(held)} of {times} leases were given and settled")
         return {name: rounded(median_grouped(each[_WARM_UP:], self._place.step)) for name, each in taken.items()}
 

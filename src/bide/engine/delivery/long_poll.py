@@ -23,7 +23,7 @@ from bide.engine.client import Client
 from bide.engine.delivery.lease_loop import LeaseLoop
 from bide.engine.delivery.settlement import given_back, settlement
 from bide.engine.registry import RouteSettings
-from bide.ports import Listening, Policy
+from bide.ports import Listening, Policy, all_answers
 
 _log = logging.getLogger("bide.desk")
 _MOST = 10_000
@@ -211,7 +211,7 @@ class Desk(LeaseLoop):
         settled = [False] * len(ended)
         if not sent:
             return settled
-        accepted = await self.store.settle([told for _, told, _ in sent], now=self.clock.now())
+        accepted = await all_answers(await self.store.settle([told for _, told, _ in sent], now=self.clock.now()))
         for (place, told, record), ok in zip(sent, accepted, strict=True):
             settled[place] = ok
             if ok:
@@ -300,7 +300,7 @@ class Desk(LeaseLoop):
     def _settle_later(self, settlements: list[Settlement], what: str) -> None:
         async def settle() -> None:
             try:
-                await self.store.settle(settlements, now=self.clock.now())
+                await all_answers(await self.store.settle(settlements, now=self.clock.now()))
             except StoreError as error:
                 _log.warning("%d leases that should be %s run out by themselves: %s", len(settlements), what, error)
 

@@ -21,7 +21,7 @@ from bide.core.errors import PartlyFailed, StoreError
 from bide.core.records import Settlement
 from bide.engine.background import begin
 from bide.engine.delivery.executor import Delivery
-from bide.ports import AnswersApart, Clock, Store
+from bide.ports import Clock, Pending, Store
 
 _log = logging.getLogger("bide.settler")
 _LIMIT = 1_000
@@ -79,8 +79,8 @@ class _Outbox:
     """The outcomes on their way to one part of the store."""
 
     def __init__(self, store: Store, clock: Clock, told: Told, busy: Callable[[], bool]) -> None:
-        self._settle = store.settle_apart if isinstance(store, AnswersApart) else store.settle
-        self._late: set[asyncio.Future[bool]] = set()
+        self._settle = store.settle
+        self._late: set[Pending[bool]] = set()
         self._clock = clock
         self._told = told
         self._more_to_come = busy
@@ -146,7 +146,7 @@ class _Outbox:
                 elif isinstance(answer, StoreError):
                     left.append(one)
                     why = why or answer
-                elif isinstance(answer, asyncio.Future):
+                elif isinstance(answer, Pending):
                     self._held_up(*one, answer)
             if not left:
                 return
@@ -203,11 +203,11 @@ class _Outbox:
         except Exception:  # noqa: BLE001 - an observer's defect must not keep the others from being told
             _log.exception("%s/%s is settled, and telling of it failed", settlement.topic, settlement.key)
 
-    def _held_up(self, delivery: Delivery, settlement: Settlement, answer: asyncio.Future[bool]) -> None:
+    def _held_up(self, delivery: Delivery, settlement: Settlement, answer: Pending[bool]) -> None:
         """Somebody's open transaction holds the task up: the outcomes of others do not wait for it."""
         self._late.add(answer)
 
-        def answered(answer: asyncio.Future[bool]) -> None:
+        def answered(answer: Pending[bool]) -> None:
             self._late.discard(answer)
             error = asyncio.CancelledError("cancelled") if answer.cancelled() else answer.exception()
             if error is None:

@@ -33,7 +33,7 @@ from bide.core.records import State, Tally, Topic
 from bide.engine.client import Client
 from bide.insight.cached_query import CachedQuery
 from bide.insight.overview import oldest_due
-from bide.ports import AnswersApart, Store, SystemClock
+from bide.ports import Store, SystemClock
 from bide.service.health import reach, skew_of
 
 OTHER = "other"
@@ -155,8 +155,6 @@ R = TypeVar("R")
 _log = logging.getLogger("bide.metrics")
 
 OPERATIONS = ("add", "change", "get", "find", "tally", "lease", "extend", "settle", "purge")
-_APART = {"add": "add_apart", "change": "change_apart", "settle": "settle_apart"}
-"""Where answers may come apart, the plain verbs are made of these, and would be counted twice."""
 ERRORS = ("StoreUnavailable", "StoreFull", "StoreCorrupt", "StoreMismatch", "OutcomeUnknown", "PartlyFailed")
 DEFECT = "defect"
 """Whatever else is raised: no store should."""
@@ -164,11 +162,9 @@ DEFECT = "defect"
 
 def time_calls(store: Store, observe: Callable[[str, float, Exception | None], None]) -> None:
     """Have each call of `store` observed: its operation, how many seconds it took, and its error."""
-    apart = isinstance(store, AnswersApart)
     for operation in OPERATIONS:
-        name = _APART.get(operation, operation) if apart else operation
         try:
-            setattr(store, name, timed(getattr(store, name), partial(observe, operation)))
+            setattr(store, operation, timed(getattr(store, operation), partial(observe, operation)))
         except AttributeError:
             _log.warning("the calls of %s are not timed: its class has __slots__", type(store).__name__)
             return

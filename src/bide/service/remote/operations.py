@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Iterable, Mapping, Sequence
 from itertools import groupby
 from operator import attrgetter
+from typing import TypeVar
 
 from msgspec.structs import replace
 
@@ -22,12 +23,13 @@ from bide.engine.client import Client
 from bide.engine.history import MinuteRow, rows_between
 from bide.engine.pauses import HeldBack
 from bide.engine.session import Session, verb_of
-from bide.ports import remote
+from bide.ports import Pending, all_answers, remote
 from bide.ports.remote import SHORTEST_LEASE, Batch, FlatTally
 from bide.service.audit import Rates
 from bide.service.authz import Caller, Verb
 from bide.service.verbs import set_paused
 
+Got = TypeVar("Got")
 _PRESENCE: Millis = 60_000
 """How long a worker is taken to live after it last announced itself, at most."""
 _MOST_HOLDERS = 10_000
@@ -202,10 +204,10 @@ class StoreOperations:
         """Every answer has the time in it."""
 
 
-async def _each(verb: Awaitable[Sequence[object]]) -> Sequence[object]:
+async def _each(verb: Awaitable[Sequence[Got | Pending[Got]]]) -> Sequence[object]:
     """The answers of a batch, with the errors of one that partly failed in their places."""
     try:
-        return await verb
+        return await all_answers(await verb)
     except PartlyFailed as partly:
         return partly.answers
 

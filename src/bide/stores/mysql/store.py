@@ -10,7 +10,6 @@ sleeps exactly until what it has seen, or what its own process has written.
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -20,7 +19,7 @@ from typing import Any
 from bide.core.errors import StoreError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import NewTask, Topic
-from bide.ports import Finding
+from bide.ports import Finding, Pending
 from bide.stores.batches import Conflicts, Named, slices
 from bide.stores.mysql import operations
 from bide.stores.mysql.connection import MYSQL, Address, Call, MySqlConnection, meaning
@@ -135,7 +134,7 @@ class MySqlRuntime(Runtime):
             return await _go_past(connection, connection, part, ask, locked=await _find_locked(connection, part))
 
         apart = super().tried_again(asked, answers, past, patience=patience)
-        for name, future in zip(names, [one for one in apart if isinstance(one, asyncio.Future)], strict=True):
+        for name, future in zip(names, [one for one in apart if isinstance(one, Pending)], strict=True):
             self.locked[name] = self.locked.get(name, 0) + 1
             future.add_done_callback(partial(self._let_go, name))
         return apart

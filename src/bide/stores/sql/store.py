@@ -21,13 +21,13 @@ from bide.core.instants import Millis
 from bide.core.names import storable
 from bide.core.records import Change, Filter, Found, Lease, Leased, NewTask, Page, Record, Ref, Settlement, Tally, Topic
 from bide.core.table_source import TableSource
-from bide.ports import COUNTED, Clock, Features, Finding, Heard, Joined, Listening, Table
+from bide.ports import COUNTED, Clock, Features, Finding, Heard, Joined, Listening, Pending, Table, all_answers
 from bide.stores.batches import gathered, merge_earliest, slices
 from bide.stores.clocks import ServerTime, StoreClock
 from bide.stores.driver_adapters import borrowed
 from bide.stores.listeners import Listeners
 from bide.stores.sql.dialect import Dialect
-from bide.stores.sql.journaled_connection import Ask, LockedRows, is_among, together
+from bide.stores.sql.journaled_connection import Ask, LockedRows, is_among
 from bide.stores.sql.leasing import POLL, Leasing
 from bide.stores.sql.reading import ServerReads, find, in_snapshot
 from bide.stores.sql.schema import SqlSchema
@@ -156,7 +156,7 @@ class Runtime(ABC):
         return 0
 
     def tried_again(self, asked: Sequence[Any], answers: list[Any], ask: Ask, *, patience: float) -> list[Any]:
-        """`answers` with a future in the place of each that says RowLocked."""
+        """`answers` with a Pending in the place of each that says RowLocked."""
         return self.held.answers(asked, answers, ask, patience=patience)
 
     # --- the server's part
@@ -266,14 +266,14 @@ class SqlStore(ABC):
 
     # --- clients
 
-    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        return await together(await self.add_apart(tasks, now=now))
+    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> Sequence[Answer | Pending[Answer]]:
+        return await self._write("add", tasks, now)
 
-    async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
-        return await together(await self.change_apart(changes, now=now))
+    async def change(self, changes: Sequence[Change], *, now: Millis) -> Sequence[Answer | Pending[Answer]]:
+        return await self._write("change", changes, now)
 
-    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
-        return await together(await self.settle_apart(outcomes, now=now))
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> Sequence[bool | Pending[bool]]:
+        return await self._write("settle", outcomes, now)
 
     async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
         """Those that somebody has locked are not waited for long: PartlyFailed says which, and they are asked again."""
@@ -288,18 +288,7 @@ class SqlStore(ABC):
         answers: list[Any] = []
         for part in slices(leases, runtime.at_once):
             answers += await runtime.past("extend", part, extend)
-        return await together(runtime.tried_again(leases, answers, extend, patience=_SHORT))
-
-    # --- AnswersApart
-
-    async def add_apart(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Any]:
-        return await self._write("add", tasks, now)
-
-    async def change_apart(self, changes: Sequence[Change], *, now: Millis) -> list[Any]:
-        return await self._write("change", changes, now)
-
-    async def settle_apart(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[Any]:
-        return await self._write("settle", outcomes, now)
+        return await all_answers(runtime.tried_again(leases, answers, extend, patience=_SHORT))
 
     async def _write(self, kind: str, asked: Sequence[Any], now: Millis) -> list[Any]:
         runtime = self._open()
@@ -334,7 +323,7 @@ class SqlStore(ABC):
                 rest = StoreUnavailable(f"not tried, after another part of the batch had failed: {error}")
                 raise PartlyFailed([*answers, *([rest] * (len(asked) - len(answers)))]) from error
         answers = runtime.tried_again(asked, answers, write, patience=self._patience)
-        return gathered(await together(answers)) if is_among(StoreError, answers) else answers
+        return gathered(await all_answers(answers)) if is_among(StoreError, answers) else answers
 
     # --- workers
 

@@ -29,7 +29,7 @@ from bide.core.names import RESERVED_TOPICS
 from bide.core.outcomes import Outcome
 from bide.core.records import Cancel, Change, Due, In, Lease, Leased, Move, NewTask, Redrive, Settlement, Token, Topic
 from bide.core.tasks import Task
-from bide.ports import Instrument, Route, Sink, Store
+from bide.ports import Instrument, Pending, Route, Sink, Store
 from bide.testing.history import events as ev
 from bide.testing.history.events import Asks, Event, decode, encode, seen
 
@@ -87,9 +87,6 @@ def read_all(paths: Iterable[Path]) -> Iterator[Event]:
 _of_a_group: ContextVar[RecordedClient | None] = ContextVar("of_a_group", default=None)
 """The client whose verb over a group is under way: its single tasks are seen only where it asks the store."""
 
-_within: ContextVar[bool] = ContextVar("within", default=False)
-"""True while a recorded verb of a store is under way."""
-
 
 class Recording(Instrument):
     """Of one process, `who`: what is leased, extended and settled at its store, and its handlers' first and last lines.
@@ -110,13 +107,9 @@ class Recording(Instrument):
             ("lease", self._leasing),
             ("extend", self._extending),
             ("settle", self._settling),
-            ("settle_apart", self._settling),
             ("change", _changing),
-            ("change_apart", _changing),
         ):
-            verb = getattr(store, name, None)
-            if verb is not None:
-                setattr(store, name, _outermost(around(verb), verb))
+            setattr(store, name, around(getattr(store, name)))
 
     def route(self, route: Route) -> Route:
         return replace(route, sink=_Recorded(route.sink, self._journal, self._who))
@@ -198,21 +191,6 @@ class _Recorded:
             raise
         finally:
             journal.say(ev.Ended(self._who, journal.time_ns(), record.topic, record.key, record.token, how))
-
-
-def _outermost(recorded: Callable[..., Awaitable[Any]], plain: Callable[..., Awaitable[Any]]) -> Callable[..., Any]:
-    """`recorded`, but `plain` where it is called within another that is recorded: `change` may be `change_apart`."""
-
-    async def either(*asked: Any, **how: Any) -> Any:
-        if _within.get():
-            return await plain(*asked, **how)
-        _within.set(True)
-        try:
-            return await recorded(*asked, **how)
-        finally:
-            _within.set(False)  # by no token of this context: a coroutine that is thrown away ends in another one
-
-    return either
 
 
 def _changing(change: Callable[..., Awaitable[list[Any]]]) -> Callable[..., Awaitable[list[Any]]]:
@@ -370,7 +348,7 @@ async def _told(journal: Journal, calls: Sequence[int], asked: Awaitable[list[An
 
 def _tell(journal: Journal, call: int, answer: object) -> None:
     at = journal.time_ns()
-    if isinstance(answer, asyncio.Future):
+    if isinstance(answer, Pending):
         answer.add_done_callback(lambda done: _tell(journal, call, _result(done)))
     elif isinstance(answer, BaseException):
         journal.say(ev.Failed(call, at, _unknown(answer), repr(answer)))

@@ -40,7 +40,7 @@ from bide.core.records import (
     Topic,
     Verdict,
 )
-from bide.ports import Store, Verbs
+from bide.ports import Store, Verbs, all_answers
 from bide.testing.clock import FIRST_INSTANT
 
 NOW: Millis = FIRST_INSTANT
@@ -73,9 +73,24 @@ def new(
     )
 
 
+async def add_all(store: Verbs, tasks: Sequence[NewTask], *, now: Millis = NOW) -> list[Answer]:
+    """Add the tasks in one batch; the answers."""
+    return await all_answers(await store.add(tasks, now=now))
+
+
+async def change_all(store: Verbs, changes: Sequence[Change], *, now: Millis = NOW) -> list[Answer]:
+    """Make the changes in one batch; the answers."""
+    return await all_answers(await store.change(changes, now=now))
+
+
+async def settle_all(store: Verbs, outcomes: Sequence[Settlement], *, now: Millis = NOW) -> list[bool]:
+    """Settle in one batch; which were accepted."""
+    return await all_answers(await store.settle(outcomes, now=now))
+
+
 async def put(store: Verbs, *tasks: NewTask, now: Millis = NOW) -> list[Record]:
     """Add the tasks; their records. All must be free keys, or be replaced."""
-    return [record_of(answer) for answer in await store.add(tasks, now=now)]
+    return [record_of(answer) for answer in await add_all(store, tasks, now=now)]
 
 
 async def put_one(store: Verbs, task: NewTask | None = None, *, now: Millis = NOW) -> Record:
@@ -127,13 +142,13 @@ async def see(store: Verbs, which: Record | Ref) -> Record:
 
 async def do(store: Verbs, change: Change, *, now: Millis = NOW) -> Answer:
     """One change; its answer."""
-    [answer] = await store.change([change], now=now)
+    [answer] = await change_all(store, [change], now=now)
     return answer
 
 
 async def settle(store: Verbs, outcome: Settlement, *, now: Millis = NOW) -> bool:
     """One outcome; whether it was accepted."""
-    [accepted] = await store.settle([outcome], now=now)
+    [accepted] = await settle_all(store, [outcome], now=now)
     return accepted
 
 

@@ -15,7 +15,9 @@ from bide.testing.store_suite.base import (
     LEASE,
     NOW,
     SuiteBase,
+    add_all,
     bring,
+    change_all,
     counted,
     dead,
     do,
@@ -34,6 +36,7 @@ from bide.testing.store_suite.base import (
     retry,
     see,
     settle,
+    settle_all,
     take,
 )
 
@@ -50,29 +53,29 @@ class Batches(SuiteBase):
     """Plural everywhere: the answer has the length and order of the argument."""
 
     async def test_an_empty_batch_is_answered_with_nothing(self, store: Store) -> None:
-        assert await store.add([], now=NOW) == []
-        assert await store.change([], now=NOW) == []
+        assert await add_all(store, []) == []
+        assert await change_all(store, []) == []
         assert await store.get([]) == []
         assert await store.extend([], now=NOW, until=NOW + LEASE) == []
-        assert await store.settle([], now=NOW) == []
+        assert await settle_all(store, []) == []
         assert await store.purge(now=NOW, limit=100) == 0
 
     async def test_many_in_one_call_through_a_whole_life(self, store: Store) -> None:
         many = self.many
         tasks = [new(f"{number:06}", due=At(NOW + number % 97), group="g") for number in range(many)]
-        answers = await store.add(tasks, now=NOW)
+        answers = await add_all(store, tasks)
         assert [record_of(answer).id for answer in answers] == [task.id for task in tasks]
         assert {answer.result for answer in answers} == {Result.CREATED}
         records = await store.get([Ref(task.topic, task.key) for task in tasks])
         assert records == [answer.record for answer in answers]
-        moved = await store.change([Move(task.topic, task.key, At(NOW)) for task in tasks], now=NOW)
+        moved = await change_all(store, [Move(task.topic, task.key, At(NOW)) for task in tasks])
         assert {answer.result for answer in moved} == {Result.MOVED}
         held = (await lease(store, many)).tasks
         assert len({record.key for record in held}) == many
         assert all(await store.extend([hold(record) for record in held], now=NOW, until=NOW + HOUR))
         half = many // 2
         outcomes = [done(record) for record in held[:half]] + [dead(record) for record in held[half:]]
-        assert all(await store.settle(outcomes, now=NOW))
+        assert all(await settle_all(store, outcomes))
         assert counted(await store.tally(), "t", State.DEAD).number <= many - half
         assert len(await listed(store, Filter(group="g", state=State.DEAD))) == many - half
         assert await store.purge(now=KEPT, limit=many) == many - half
@@ -94,9 +97,9 @@ class Batches(SuiteBase):
 
     async def test_one_key_changed_twice_in_one_batch_goes_in_order(self, store: Store) -> None:
         record = await put_one(store)
-        first, second, third = await store.change(
+        first, second, third = await change_all(
+            store,
             [Move("t", "k", In(HOUR), record.token), Move("t", "k", In(DAY)), Cancel("t", "k", KEPT, record.token)],
-            now=NOW,
         )
         assert (first.result, second.result, third.result) == (Result.MOVED, Result.MOVED, Result.STALE_TOKEN)
         assert second.was == NOW + HOUR
@@ -191,7 +194,7 @@ class OddInput(SuiteBase):
         leased = await lease(store, 5)
         assert "sound" in keys(leased.tasks)
         outcomes = [done(record) for record in leased.tasks if record.key == "sound"]
-        assert await store.settle(outcomes, now=NOW) == [True]
+        assert await settle_all(store, outcomes) == [True]
         # it must neither be handed out for ever nor keep a worker from its sleep
         for _ in range(3):
             assert (await lease(store, 5)).tasks == []
@@ -204,6 +207,6 @@ class OddInput(SuiteBase):
             assert "sound" in keys(await listed(store, where, limit=1))
         assert (await store.get([Ref("t", "damaged"), Ref("t", "sound")]))[1] is not None
         assert counted(await store.tally(), "t", State.WAITING).number >= 1
-        [answer] = await store.add([new("damaged", payload=b"again")], now=NOW)
+        [answer] = await add_all(store, [new("damaged", payload=b"again")])
         assert answer.result in (Result.REPLACED, Result.CREATED)
         assert sorted(record.payload for record in (await lease(store, 5)).tasks) == [b"again", b"{}"]

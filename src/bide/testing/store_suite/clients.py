@@ -32,7 +32,9 @@ from bide.testing.store_suite.base import (
     NOW,
     SECOND,
     SuiteBase,
+    add_all,
     bring,
+    change_all,
     defer,
     do,
     done,
@@ -60,7 +62,7 @@ class Scheduling(SuiteBase):
         task = NewTask(
             "orders", "42", life, At(NOW + HOUR), b"\x01payload", "user-7", b"\x80", NOW + DAY, OnConflict.REFUSE
         )
-        [answer] = await store.add([task], now=NOW)
+        [answer] = await add_all(store, [task])
         assert answer.result is Result.CREATED
         assert answer.was is None
         record = record_of(answer)
@@ -99,7 +101,7 @@ class Scheduling(SuiteBase):
 
     async def test_a_replaced_task_has_only_the_new_time_and_payload(self, store: Store) -> None:
         await put_one(store, new(due=At(NOW), payload=b"old", group="g", options=b"\x80", deadline=KEPT))
-        [answer] = await store.add([new(due=At(NOW + HOUR), payload=b"new")], now=NOW)
+        [answer] = await add_all(store, [new(due=At(NOW + HOUR), payload=b"new")])
         assert (answer.result, answer.was) == (Result.REPLACED, NOW)
         record = record_of(answer)
         assert (record.payload, record.group, record.options, record.deadline) == (b"new", None, b"", None)
@@ -109,7 +111,7 @@ class Scheduling(SuiteBase):
 
     async def test_replacing_a_running_task_refuses_the_old_outcome(self, store: Store) -> None:
         held = await put_and_take(store)
-        [answer] = await store.add([new(payload=b"new")], now=NOW + SECOND)
+        [answer] = await add_all(store, [new(payload=b"new")], now=NOW + SECOND)
         assert (answer.result, answer.was) == (Result.REPLACED, held.wake_at)
         assert not await settle(store, done(held), now=NOW + SECOND)
         following = await take(store, now=NOW + SECOND)
@@ -119,7 +121,7 @@ class Scheduling(SuiteBase):
     async def test_keep_schedules_again_once_the_done_task_is_forgotten(self, store: Store) -> None:
         await bring(store, State.DONE, keep_until=NOW + MINUTE)
         assert await store.purge(now=NOW + MINUTE, limit=10) == 1
-        [answer] = await store.add([new(on_conflict=OnConflict.KEEP)], now=NOW + MINUTE)
+        [answer] = await add_all(store, [new(on_conflict=OnConflict.KEEP)], now=NOW + MINUTE)
         assert answer.result is Result.CREATED
 
     @pytest.mark.parametrize(
@@ -134,7 +136,7 @@ class Scheduling(SuiteBase):
         loser = new(due=At(NOW + DAY + losing), payload=b"loses", on_conflict=on_conflict)
         tie = new(due=At(NOW + DAY), payload=b"ties", on_conflict=on_conflict)
         winner = new(due=At(NOW + DAY + winning), payload=b"wins", on_conflict=on_conflict)
-        lost, tied, won = await store.add([loser, tie, winner], now=NOW)
+        lost, tied, won = await add_all(store, [loser, tie, winner])
         assert (lost.result, lost.record) == (Result.KEPT, there)
         assert (tied.result, tied.record) == (Result.KEPT, there)
         assert (won.result, won.was) == (Result.REPLACED, NOW + DAY)
@@ -143,7 +145,7 @@ class Scheduling(SuiteBase):
 
     async def test_earliest_goes_by_the_time_asked_for_not_by_the_wake(self, store: Store) -> None:
         there = await put_one(store, new(due=At(NOW - HOUR)))
-        [answer] = await store.add([new(due=At(NOW - MINUTE), on_conflict=OnConflict.EARLIEST)], now=NOW)
+        [answer] = await add_all(store, [new(due=At(NOW - MINUTE), on_conflict=OnConflict.EARLIEST)])
         assert (answer.result, answer.record) == (Result.KEPT, there)
 
     @pytest.mark.parametrize(
@@ -155,21 +157,21 @@ class Scheduling(SuiteBase):
         self, store: Store, on_conflict: OnConflict, result: Result
     ) -> None:
         assert await settle(store, retry(await put_and_take(store, new(due=At(NOW))), In(DAY)))
-        [answer] = await store.add([new(due=At(NOW + HOUR), on_conflict=on_conflict)], now=NOW)
+        [answer] = await add_all(store, [new(due=At(NOW + HOUR), on_conflict=on_conflict)])
         assert answer.result is result
 
     async def test_earliest_keeps_a_running_task_and_latest_starts_anew(self, store: Store) -> None:
         held = await put_and_take(store)
-        [kept] = await store.add([new(due=At(0), on_conflict=OnConflict.EARLIEST)], now=NOW)
+        [kept] = await add_all(store, [new(due=At(0), on_conflict=OnConflict.EARLIEST)])
         assert (kept.result, kept.record) == (Result.KEPT, held)
-        [latest] = await store.add([new(due=At(NOW + HOUR), on_conflict=OnConflict.LATEST)], now=NOW)
+        [latest] = await add_all(store, [new(due=At(NOW + HOUR), on_conflict=OnConflict.LATEST)])
         assert latest.result is Result.REPLACED
         assert not await settle(store, done(held))
 
     async def test_the_same_key_twice_in_one_batch_goes_in_order(self, store: Store) -> None:
         first, second = new(payload=b"first"), new(payload=b"second", due=At(NOW + HOUR))
         third = new(payload=b"third", on_conflict=OnConflict.KEEP)
-        answers = await store.add([first, second, third], now=NOW)
+        answers = await add_all(store, [first, second, third])
         assert [answer.result for answer in answers] == [Result.CREATED, Result.REPLACED, Result.KEPT]
         now_is = await see(store, Ref("t", "k"))
         assert (now_is.payload, now_is.id) == (b"second", second.id)
@@ -243,7 +245,7 @@ class Changing(SuiteBase):
 
     async def test_a_move_past_the_deadline_is_refused(self, store: Store) -> None:
         record = await put_one(store, new(deadline=NOW + HOUR))
-        past, upto = await store.change([Move("t", "k", At(NOW + HOUR + 1)), Move("t", "k", At(NOW + HOUR))], now=NOW)
+        past, upto = await change_all(store, [Move("t", "k", At(NOW + HOUR + 1)), Move("t", "k", At(NOW + HOUR))])
         assert (past.result, past.record, past.ok) == (Result.REFUSED, record, False)
         assert (upto.result, record_of(upto).due_at) == (Result.MOVED, NOW + HOUR)
 
@@ -268,7 +270,7 @@ class Changing(SuiteBase):
     async def test_a_cancelled_task_is_never_leased(self, store: Store) -> None:
         await put(store, new("due"), new("later", due=At(NOW + HOUR)))
         assert (await lease(store, 0)).next_wake == NOW
-        answers = await store.change([Cancel("t", "due"), Cancel("t", "later")], now=NOW)
+        answers = await change_all(store, [Cancel("t", "due"), Cancel("t", "later")])
         assert [answer.result for answer in answers] == [Result.CANCELLED] * 2
         leased = await lease(store, 5, now=NOW + DAY)
         assert (leased.tasks, leased.next_wake) == ([], None)
@@ -324,7 +326,7 @@ class Changing(SuiteBase):
             (Redrive("d", "dead", new_id(), In(0)), Result.REDRIVEN),
             (Redrive("d", "dead", new_id(), In(0)), Result.UNDER_WAY),
         ]
-        answers = await store.change([change for change, _ in asked], now=NOW)
+        answers = await change_all(store, [change for change, _ in asked])
         assert [answer.result for answer in answers] == [result for _, result in asked]
         assert (await see(store, waiting)).wake_at == NOW + HOUR
         assert await look(store, Ref("t", "other")) is None
@@ -349,7 +351,7 @@ class Changing(SuiteBase):
     async def test_a_whole_group_is_found_and_changed(self, store: Store) -> None:
         await put(store, *(new(str(number), group="g", due=At(NOW + HOUR)) for number in range(20)), new("not"))
         members = await listed(store, Filter(group="g"), limit=7)
-        answers = await store.change([Move(m.topic, m.key, At(m.due_at - HOUR), m.token) for m in members], now=NOW)
+        answers = await change_all(store, [Move(m.topic, m.key, At(m.due_at - HOUR), m.token) for m in members])
         assert {answer.result for answer in answers} == {Result.MOVED}
         assert len(answers) == 20
         assert len((await lease(store, 100)).tasks) == 21

@@ -24,6 +24,7 @@ from bide.testing.store_suite.base import (
     SECOND,
     SuiteBase,
     bring,
+    change_all,
     counted,
     dead,
     do,
@@ -260,7 +261,7 @@ class Finding(SuiteBase):
     async def test_a_cursor_outlives_the_task_it_stands_on(self, store: Store) -> None:
         await put(store, *(new(str(number)) for number in range(4)))
         found = await store.find(Filter(topic="t"), Page(limit=2))
-        await store.change([Cancel("t", record.key) for record in found.tasks], now=NOW)
+        await change_all(store, [Cancel("t", record.key) for record in found.tasks])
         rest = await store.find(Filter(topic="t"), Page(limit=5, cursor=found.cursor))
         assert keys(rest.tasks) == ["2", "3"]
 

@@ -23,7 +23,9 @@ from bide.testing.store_suite.base import (
     NOW,
     SECOND,
     SuiteBase,
+    add_all,
     bring,
+    change_all,
     dead,
     do,
     done,
@@ -36,6 +38,7 @@ from bide.testing.store_suite.base import (
     record_of,
     see,
     settle,
+    settle_all,
     take,
 )
 
@@ -118,7 +121,7 @@ class Opening(SuiteBase):
         record = await put_one(store)
         assert await look(rival, record) == record
         held = await take(rival)
-        [answer] = await store.change([Move("t", "k", In(0))], now=NOW)
+        [answer] = await change_all(store, [Move("t", "k", In(0))])
         assert (answer.result, answer.record) == (Result.UNDER_WAY, held)
         assert await settle(store, done(held)), "a lease is settled by whoever knows its token"
         assert await look(rival, record) is None
@@ -201,7 +204,7 @@ class Retention(SuiteBase):
             before = await bring(store, state, key, topic=key, group="g", keep_until=NOW + HOUR)
             assert before is not None
             task = new(key, topic=key, group="h", due=At(end + number), on_conflict=mode)
-            [answer] = await store.add([task], now=end)
+            [answer] = await add_all(store, [task], now=end)
             assert (answer.result, answer.was) == (Result.CREATED, None), mode
             after = record_of(answer)
             assert after == await see(store, before)
@@ -214,7 +217,7 @@ class Retention(SuiteBase):
     async def test_purge_keeps_to_its_limit_and_takes_the_rest_next_time(self, store: Store) -> None:
         await put(store, *(new(str(number)) for number in range(10)))
         held = (await lease(store, 10)).tasks
-        assert all(await store.settle([done(record, keep_until=NOW + SECOND) for record in held], now=NOW))
+        assert all(await settle_all(store, [done(record, keep_until=NOW + SECOND) for record in held]))
         assert await store.purge(now=NOW + SECOND, limit=0) == 0
         assert [await store.purge(now=NOW + SECOND, limit=4) for _ in range(4)] == [4, 4, 2, 0]
         assert await listed(store, Filter()) == []
@@ -260,8 +263,8 @@ class Retention(SuiteBase):
             dead(record, keep_until=NOW + DAY) if i % 2 else done(record, keep_until=NOW + HOUR)
             for i, record in enumerate(held)
         ]
-        assert all(await store.settle(outcomes, now=NOW))
-        await store.change([Cancel(ref.topic, ref.key, NOW + MINUTE) for ref in refs], now=NOW)
+        assert all(await settle_all(store, outcomes))
+        await change_all(store, [Cancel(ref.topic, ref.key, NOW + MINUTE) for ref in refs])
         assert await store.purge(now=NOW + DAY, limit=1_000) == 210
         for ref in refs:
             assert await look(store, ref) is None
@@ -274,7 +277,7 @@ class Retention(SuiteBase):
     async def test_a_forgotten_key_is_free(self, store: Store) -> None:
         await bring(store, State.DONE, keep_until=NOW + SECOND)
         await store.purge(now=NOW + SECOND, limit=10)
-        [answer] = await store.add([new()], now=NOW + SECOND)
+        [answer] = await add_all(store, [new()], now=NOW + SECOND)
         assert (answer.result, answer.was) == (Result.CREATED, None)
         assert (await do(store, Cancel("t", "k", KEPT))).result is Result.CANCELLED
 

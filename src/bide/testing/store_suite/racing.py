@@ -17,6 +17,7 @@ from bide.testing.store_suite.base import (
     LEASE,
     NOW,
     SuiteBase,
+    add_all,
     bring,
     dead,
     do,
@@ -31,6 +32,7 @@ from bide.testing.store_suite.base import (
     retry,
     see,
     settle,
+    settle_all,
 )
 
 AT_ONCE = 50
@@ -71,7 +73,7 @@ class Racing(SuiteBase):
             mine = rival if number % 2 else store
             while batch := (await lease(mine, 1 + number % 7, holder=f"w{number}")).tasks:
                 taken.extend((record.key, record.token) for record in batch)
-                assert all(await mine.settle([done(record) for record in batch], now=NOW))
+                assert all(await settle_all(mine, [done(record) for record in batch]))
 
         await asyncio.gather(*(work(number) for number in range(50)))
         assert len(taken) == 1_500
@@ -160,7 +162,7 @@ class Racing(SuiteBase):
         async def race(number: int, topic: str) -> None:
             old = await put_one(store, new(topic=topic))
             task = new(topic=topic, due=due, on_conflict=on_conflict)
-            leased, [answer] = await both(number, lambda: lease(store, topic=topic), lambda: rival.add([task], now=NOW))
+            leased, [answer] = await both(number, lambda: lease(store, topic=topic), lambda: add_all(rival, [task]))
             now_is = await see(store, old)
             settled = [await settle(store, done(record)) for record in leased.tasks]
             if answer.result is Result.REPLACED:
@@ -235,7 +237,7 @@ class Racing(SuiteBase):
     async def test_many_schedules_of_one_free_key_make_one_task(self, store: Store, rival: Store) -> None:
         tasks = [new(on_conflict=OnConflict.KEEP) for _ in range(100)]
         answers = await asyncio.gather(
-            *((rival if number % 2 else store).add([task], now=NOW) for number, task in enumerate(tasks))
+            *(add_all(rival if number % 2 else store, [task]) for number, task in enumerate(tasks))
         )
         results = [answer.result for [answer] in answers]
         assert (results.count(Result.CREATED), results.count(Result.KEPT)) == (1, 99)

@@ -19,6 +19,7 @@ from bide.testing.store_suite.base import (
     SuiteBase,
     again,
     bring,
+    change_all,
     dead,
     defer,
     do,
@@ -34,6 +35,7 @@ from bide.testing.store_suite.base import (
     retry,
     see,
     settle,
+    settle_all,
     take,
 )
 
@@ -59,7 +61,7 @@ class Settling(SuiteBase):
 
     async def test_the_same_lease_twice_in_one_batch_is_settled_once(self, store: Store) -> None:
         held = await put_and_take(store)
-        assert await store.settle([retry(held, In(HOUR)), done(held)], now=NOW) == [True, False]
+        assert await settle_all(store, [retry(held, In(HOUR)), done(held)]) == [True, False]
         assert (await see(store, held)).failures == 1
 
     async def test_a_lease_that_was_taken_over_cannot_be_settled(self, store: Store) -> None:
@@ -168,7 +170,7 @@ class Settling(SuiteBase):
             defer(held["e"], In(HOUR)),
             again(held["f"], In(HOUR)),
         ]
-        assert await store.settle(outcomes, now=NOW) == [True, False, False, True, True, False, True, True]
+        assert await settle_all(store, outcomes) == [True, False, False, True, True, False, True, True]
         states = [None if r is None else r.state for r in await store.get([Ref("t", key) for key in "abcdef"])]
         assert states == [None, State.WAITING, None, State.DEAD, State.WAITING, State.WAITING]
 
@@ -176,7 +178,7 @@ class Settling(SuiteBase):
         await put(store, *(new(key) for key in "abc"))
         held = sorted((await lease(store, 3)).tasks, key=lambda record: record.key)
         assert (await do(store, Cancel("t", "b"))).result is Result.CANCELLED_WHILE_LEASED
-        assert await store.settle([done(record) for record in held], now=NOW) == [True, False, True]
+        assert await settle_all(store, [done(record) for record in held]) == [True, False, True]
         assert await store.get([Ref("t", key) for key in "abc"]) == [None, None, None]
 
     async def test_a_settled_retry_can_be_moved_and_cancelled_like_any_other(self, store: Store) -> None:
@@ -317,7 +319,7 @@ class Identity(SuiteBase):
     async def test_each_task_of_a_lease_has_the_token_that_settles_it(self, store: Store) -> None:
         await put(store, *(new(str(number)) for number in range(50)))
         held = (await lease(store, 50)).tasks
-        assert await store.settle([done(record) for record in held], now=NOW) == [True] * 50
+        assert await settle_all(store, [done(record) for record in held]) == [True] * 50
 
     @pytest.mark.parametrize("if_token", [0, 1, 2**53, 2**56, 2**60, 2**63 - 1])
     async def test_a_condition_that_no_token_meets_changes_nothing(self, store: Store, if_token: int) -> None:
@@ -327,6 +329,6 @@ class Identity(SuiteBase):
             Cancel("t", "k", if_token=if_token),
             Redrive("t", "k", new_id(), In(0), if_token),
         ):
-            [answer] = await store.change([change], now=NOW)
+            [answer] = await change_all(store, [change])
             assert answer.result in (Result.STALE_TOKEN, Result.UNDER_WAY), change
         assert await see(store, Ref("t", "k")) == before

@@ -26,7 +26,21 @@ from bide.core.records import (
     Verdict,
 )
 from bide.ports import Store
-from bide.testing.store_suite.base import HOUR, KEPT, LEASE, NOW, SECOND, SuiteBase, bring, do, lease, look, new, settle
+from bide.testing.store_suite.base import (
+    HOUR,
+    KEPT,
+    LEASE,
+    NOW,
+    SECOND,
+    SuiteBase,
+    add_all,
+    bring,
+    do,
+    lease,
+    look,
+    new,
+    settle,
+)
 
 SCHEDULES = {
     Verb.REPLACE: OnConflict.REPLACE,
@@ -112,7 +126,7 @@ class EveryCell(SuiteBase):
     ) -> None:
         old = await bring(store, state)
         task = _scheduled(verb, NOW + shift)
-        [answer] = await store.add([task], now=LATER)
+        [answer] = await add_all(store, [task], now=LATER)
         expected = lifecycle.schedule(task, old, LATER, 0 if answer.record is None else answer.record.token)
         if verb in (Verb.REPLACE, Verb.KEEP, Verb.REFUSE) or state is not State.WAITING:
             assert answer.result == TABLE[verb][state][0]
