@@ -31,7 +31,7 @@ from bide.cli.bench.worker import PAYLOAD, Spec, Work
 from bide.cli.bench.workers import fill, stage, worker_process
 from bide.core.instants import Millis
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Filter, Leased, Move, NewTask, Page, Settlement, State, Verdict
+from bide.core.records import At, Cancel, Filter, Leased, Move, NewTask, OutcomeKind, Page, Settlement, State
 from bide.ports import Notifies
 from bide.settings import Settings
 from bide.wiring import store_maker
@@ -196,7 +196,7 @@ class _Growing:
             cancelled = await self._timed(taken["cancel"], store.change([cancel], now=_now()))
             leased = await self._timed(taken["lease"], store.lease({LEASED: 1}, now=_now(), until=until, holder="b"))
             found = await self._timed(taken["page"], store.find(where, Page(limit=100)))
-            held += [Settlement(LEASED, task.key, task.token, Verdict.DONE) for task in leased.tasks]
+            held += [Settlement(LEASED, task.key, task.token, OutcomeKind.DONE) for task in leased.tasks]
             if not (added[0].ok and moved[0].ok and cancelled[0].ok and found.tasks):
                 self.faults.append(f"at {size} tasks an operation did not do what it was asked")
         for _ in range(times):  # by itself: opening a store for each would disturb what is measured next

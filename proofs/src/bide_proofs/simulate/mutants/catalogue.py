@@ -31,8 +31,8 @@ from bide.engine.batcher import Batcher
 from bide.engine.client import Client
 from bide.engine.config import Retention
 from bide.engine.delivery import executor, settlement
-from bide.engine.delivery.executor import Lanes
-from bide.engine.delivery.lease_extender import Keeper
+from bide.engine.delivery.executor import TopicExecutor
+from bide.engine.delivery.lease_extender import LeaseExtender
 from bide.engine.delivery.lease_loop import LeaseLoop, Waker
 from bide.engine.delivery.settler import _Outbox
 from bide.engine.delivery.worker import Worker
@@ -108,24 +108,24 @@ def _changed(mutant: Mutant) -> CodeType:
 OF_THE_ENGINE = (
     Mutant(
         "settled-before-it-is-delivered", "P2", "A delivery is settled as done when its handler begins.",
-        Lanes._run, "        ended = await self._deliver(delivery)",
+        TopicExecutor._run, "        ended = await self._deliver(delivery)",
         "        self._ended(delivery, None)\n        delivery.over = True\n"
         "        ended = await self._deliver(delivery)",
     ),
     Mutant(
         "dead-at-the-first-loss", "P2", "A task whose holder died once is dead.",
-        settlement.unfit, "record.losses >= route.losses", "record.losses",
+        settlement.reject_reason, "record.losses >= route.losses", "record.losses",
     ),
     Mutant(
         "drain-settles-what-it-cancels", "P2", "A handler that a worker cancels as it ends counts as done.",
-        Worker._ended, "self._settler.put(delivery, given_back(delivery.record))",
+        Worker._ended, "self._settler.put(delivery, release(delivery.record))",
         "self._settler.put(delivery, settlement(\n"
-        "                record, None, self._lanes[record.topic].route,\n"
-        "                self.terms.retention_of(record.topic), self.clock))",
+        "                record, None, self._executors[record.topic].route,\n"
+        "                self.config.retention_of(record.topic), self.clock))",
     ),
     Mutant(
         "unstarted-is-given-back-as-done", "P2", "What no handler has seen is settled as done when its worker ends.",
-        settlement.given_back, "Verdict.DEFER, In(0)", "Verdict.DONE",
+        settlement.release, "OutcomeKind.DEFER, In(0)", "OutcomeKind.DONE",
     ),
     Mutant(
         "one-error-ends-the-leasing", "P2", "A worker whose store was away once leases no more.",
@@ -137,7 +137,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "only-exceptions-end-a-delivery", "P2", "What a handler raises counts if it is an Exception.",
-        Lanes._run, "except BaseException as raised:", "except Exception as raised:",
+        TopicExecutor._run, "except BaseException as raised:", "except Exception as raised:",
     ),
     Mutant(
         "an-error-speaks-for-itself", "P2", "The text of an error is what it says, if it can say it.",
@@ -149,20 +149,20 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "leases-before-it-settles", "P3", "A worker that stood still leases before it has settled what has ended.",
-        Keeper._settled, "if settler.behind(by):", "if False:",
+        LeaseExtender._settled, "if settler.behind(by):", "if False:",
     ),
     Mutant(
         "delivers-after-a-standstill", "P3", "A delivery begins though its lease has run out meanwhile.",
-        Lanes._lane, "if delivery.over or now >= delivery.expires:", "if delivery.over:",
+        TopicExecutor._run_queue, "if delivery.over or now >= delivery.expires:", "if delivery.over:",
     ),
     Mutant(
         "lease-counts-from-its-answer", "P3", "A worker counts its lease from the answer, not from before it asked.",
         Worker._deliver, "Delivery(record, self, expires, leased.now)",
-        "Delivery(record, self, asyncio.get_running_loop().time() + self.terms.lease / 1000, leased.now)",
+        "Delivery(record, self, asyncio.get_running_loop().time() + self.config.lease / 1000, leased.now)",
     ),
     Mutant(
         "keeper-never-extends", "P3", "The leases of handlers that run are not extended.",
-        Keeper.extend, "await self._keep(held, expires)", "pass",
+        LeaseExtender.extend, "await self._keep(held, expires)", "pass",
     ),
     Mutant(
         "reschedule-is-cancel-and-schedule", "P4", "Rescheduling reads the task, cancels it, and schedules it anew.",
@@ -181,7 +181,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "deadline-not-asked-at-delivery", "P4", "A task is delivered after its deadline.",
-        settlement.unfit, "now > record.deadline", "now < 0",
+        settlement.reject_reason, "now > record.deadline", "now < 0",
     ),
     Mutant(
         "batch-forgets-who-came-meanwhile", "P4", "What is asked while a batch is under way waits for another call.",
@@ -189,15 +189,16 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "one-lane-per-topic", "P6", "The deliveries of a topic wait for each other.",
-        Lanes._wake_one, "len(self._lanes) < self.route.concurrency", "not self._lanes",
+        TopicExecutor._wake_one, "len(self._runners) < self.route.concurrency", "not self._runners",
     ),
     Mutant(
         "leases-when-all-is-done", "P6", "A worker waits for its handlers before it leases again.",
-        Worker._deliver, "lanes.start(fit)", "lanes.start(fit)\n        await lanes.idle(None)",
+        Worker._deliver, "executor.start(fit)", "executor.start(fit)\n        await executor.idle(None)",
     ),
     Mutant(
         "a-free-slot-tells-nobody", "P6", "A worker whose slot is free again does not look for what waited for it.",
-        Worker._freed, "if lanes.hungry or self._short or self._emptied:", "if self._short or self._emptied:",
+        Worker._freed, "if executor.backlogged or self._short or self._emptied:",
+        "if self._short or self._emptied:",
     ),
     Mutant(
         "prefetch", "P7", "A worker asks for as many as it may run, also of what it runs already.",
@@ -214,7 +215,8 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "hears-only-of-later", "P8", "A wake-up counts if it is later than the one before.",
-        Waker.hear, "if self._heard is None or wake < self._heard:", "if self._heard is None or wake > self._heard:",
+        Waker.notify, "if self._notified is None or wake < self._notified:",
+        "if self._notified is None or wake > self._notified:",
     ),
     Mutant(
         "sleep-has-no-cap", "P8", "A worker sleeps until it hears of something.",
@@ -231,11 +233,11 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "a-full-topic-spins", "P11", "A topic without room is asked for its next wake, which lies in the past.",
-        Worker._wanted, "return asked", "return {one: asked.get(one, 0) for one in self._lanes}", minutes=1,
+        Worker._wanted, "return asked", "return {one: asked.get(one, 0) for one in self._executors}", minutes=1,
     ),
     Mutant(
         "nothing-is-purged", "P10", "Purging asks for no tasks at all.",
-        Keeper.purge, "limit=PAGE", "limit=0",
+        LeaseExtender.purge, "limit=PAGE", "limit=0",
     ),
     Mutant(
         "kept-a-thousand-times-as-long", "P10", "Retention is taken for seconds.",
@@ -251,7 +253,7 @@ OF_THE_LIFECYCLE = (
     ),
     Mutant(
         "retry-counts-from-the-due-time", "P1", "The pause before a retry is counted from when the task was due first.",
-        settle, "asked.wake.resolve(now)", "asked.wake.resolve(old.due_at)",
+        settle, "asked.next_at.resolve(now)", "asked.next_at.resolve(old.due_at)",
     ),
     Mutant(
         "move-leaves-the-wake", "P1", "Rescheduling changes the due time, and not the time at which the task wakes.",
