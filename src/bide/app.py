@@ -27,7 +27,7 @@ from bide.engine.sync import SyncClient
 from bide.ports import Clock, DueRow, Route, Sink, Store, SystemClock, Table
 from bide.settings import Settings
 from bide.sinks.handlers import PythonHandler
-from bide.wiring import store_maker, tables_at, terms_of, tracer, without_secrets
+from bide.wiring import engine_config, store_maker, tables_at, tracer, without_secrets
 
 P = TypeVar("P")
 _THREADS = 32
@@ -125,7 +125,7 @@ class Bide(Client):
         else:
             raise BadInput("store", store, "a store URL or a Store")
         super().__init__(
-            make_store, terms=terms_of(self.settings), clock=clock, actor=actor or self.settings.actor,
+            make_store, config=engine_config(self.settings), clock=clock, actor=actor or self.settings.actor,
             check_payload=self._check,
         )  # fmt: skip
         self.routes: dict[Topic, Route] = {}
@@ -174,13 +174,13 @@ class Bide(Client):
         self, topic: str, *, done: Length | None = None, cancelled: Length | None = None, dead: Length | None = None
     ) -> None:
         """How long ended tasks of `topic` are remembered; None as the settings say. Raises BadInput."""
-        retentions = self.terms.retentions.with_topic(
+        retentions = self.config.retentions.with_topic(
             check_topic(topic),
             done=None if done is None else duration(done, field="keep_done"),
             cancelled=None if cancelled is None else duration(cancelled, field="keep_cancelled"),
             dead=None if dead is None else duration(dead, field="keep_dead"),
         )
-        self.terms = msgspec.structs.replace(self.terms, retentions=retentions)
+        self.config = msgspec.structs.replace(self.config, retentions=retentions)
 
     def _route_of(self, topic: str, concurrency: int | None, how: RouteOptions, by: str) -> Callable[[Sink, int], None]:
         """A function that declares the route of `topic`, given its sink and slots; all else is checked now."""
@@ -326,7 +326,7 @@ class Bide(Client):
     def _clone(self) -> Client:
         """A client for `app.sync` where the app is not open."""
         clone = Client(
-            self._make_store, terms=self.terms, clock=self._own_clock, actor=self.actor, check_payload=self._check
+            self._make_store, config=self.config, clock=self._own_clock, actor=self.actor, check_payload=self._check
         )
         clone.carrier = self.carrier
         return clone

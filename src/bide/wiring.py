@@ -11,7 +11,7 @@ from urllib.parse import SplitResult, unquote, urlsplit
 from bide import extensions
 from bide.core.errors import BadInput, MissingExtra, StoreUnavailable
 from bide.core.table_source import TableSource
-from bide.engine.config import MOST, Retention, Retentions, Terms
+from bide.engine.config import MOST, EngineConfig, Retention, Retentions
 from bide.ports import Sink, Store, Table
 from bide.settings import Settings
 from bide.stores.urls import parts_of
@@ -136,10 +136,10 @@ def sink_at(url: str, field: str) -> Sink:
     return sink
 
 
-def terms_of(settings: Settings) -> Terms:
+def engine_config(settings: Settings) -> EngineConfig:
     """The terms of the engine, with a bound to how many ended tasks are remembered."""
     kept = Retention(done=settings.keep_done, cancelled=settings.keep_cancelled, dead=settings.keep_dead)
-    return Terms(
+    return EngineConfig(
         lease=settings.lease,
         cap=settings.max_sleep,
         concurrency=settings.concurrency,

@@ -19,7 +19,7 @@ from tests.service.calling import Api, Running, at, running
 from tests.service.test_access import make
 from tests.waiting import PATIENCE
 
-from bide.engine.settings_store import Kept
+from bide.engine.settings_store import SettingsStore
 from bide.service.access import FRESH
 from bide.service.authz import Tokens
 
@@ -254,7 +254,7 @@ def test_one_logs_in_by_keyboard_and_an_open_page_ends_with_its_token(visits: Vi
             page = visitor.goto("/")
 
             async def revoke() -> None:
-                await Tokens(Kept(one.app.store, one.app.clock)).revoke(token.id)
+                await Tokens(SettingsStore(one.app.store, one.app.clock)).revoke(token.id)
 
             one.run(revoke())
             one.run(_as_if_later(one))

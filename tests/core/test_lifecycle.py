@@ -21,12 +21,12 @@ from bide.core.records import (
     Move,
     NewTask,
     OnConflict,
+    OutcomeKind,
     Record,
     Redrive,
     Result,
     Settlement,
     State,
-    Verdict,
 )
 
 NOW = 1_900_000_000_000
@@ -39,11 +39,11 @@ CONFLICTS = {
     Verb.REFUSE: OnConflict.REFUSE,
 }
 SETTLES = {
-    Verb.DONE: Verdict.DONE,
-    Verb.AGAIN: Verdict.DONE,
-    Verb.RETRY: Verdict.RETRY,
-    Verb.DEFER: Verdict.DEFER,
-    Verb.DEAD: Verdict.DEAD,
+    Verb.DONE: OutcomeKind.DONE,
+    Verb.AGAIN: OutcomeKind.DONE,
+    Verb.RETRY: OutcomeKind.RETRY,
+    Verb.DEFER: OutcomeKind.DEFER,
+    Verb.DEAD: OutcomeKind.DEAD,
 }
 
 
@@ -160,7 +160,7 @@ def test_a_lost_lease_counts_and_lateness_goes_on_from_the_first() -> None:
     assert [one.attempt for one in (first, second, third)] == [4, 5, 6]
     assert {one.planned_at for one in (first, second, third)} == {waiting.wake_at}
     assert third.holder == "worker-3"
-    again = Settlement("order.close", "42", 10, Verdict.RETRY, In(5))
+    again = Settlement("order.close", "42", 10, OutcomeKind.RETRY, In(5))
     assert lifecycle.settle(again, third, NOW + 25, 11).losses == 0
 
 

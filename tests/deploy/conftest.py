@@ -13,7 +13,7 @@ from msgspec.structs import replace
 from prometheus_client.parser import text_string_to_metric_families
 
 from bide import Bide, Dead, Task
-from bide.core.records import Verdict
+from bide.core.records import OutcomeKind
 from bide.ports import Features, TableStats, Wakes
 from bide.service.metrics import Metrics
 from bide.stores.memory import MemoryStore
@@ -72,7 +72,7 @@ def exposed() -> Exposed:
                 await worker.until_empty()
             metrics.working(Wakes(heard_at=0.0))
             metrics.watching("orders", TableStats())
-            for verdict in Verdict:
+            for verdict in OutcomeKind:
                 metrics.settled("post", verdict)
                 for status in (204, 410, 500, None):
                     metrics.webhook(Result("post", status, 0.1, verdict.value))

@@ -12,7 +12,7 @@ from tests.waiting import elapse
 
 from bide import Task
 from bide.core.records import Leased
-from bide.engine.delivery.executor import lease_in_turn, wants
+from bide.engine.delivery.executor import lease_in_turn, slots_to_lease
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Tell, World
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 class Held(NamedTuple):
     free: int
     occupied: int
-    hungry: bool
+    backlogged: bool
 
 
 held = st.builds(Held, st.integers(0, 300), st.integers(0, 300), st.booleans())
@@ -30,12 +30,12 @@ worlds = st.lists(held, max_size=40).map(lambda rooms: {f"{number}": room for nu
 
 @given(worlds, st.integers(1, 2_000), st.integers(0, 10_000))
 def test_the_sum_is_a_bound_and_a_free_slot_is_lent(rooms: Mapping[str, Held], slots: int, turn: int) -> None:
-    asked = wants(rooms, slots, turn)
+    asked = slots_to_lease(rooms, slots, turn)
     free = max(0, slots - sum(room.occupied for room in rooms.values()))
     assert sum(asked.values()) <= free
     assert all(0 <= count <= rooms[topic].free and rooms[topic].free for topic, count in asked.items())
-    assert all(count for topic, count in asked.items() if rooms[topic].hungry)
-    others = {topic for topic, room in rooms.items() if room.free and not room.hungry}
+    assert all(count for topic, count in asked.items() if rooms[topic].backlogged)
+    others = {topic for topic, room in rooms.items() if room.free and not room.backlogged}
     assert others <= asked.keys() or not free
     if others and free:
         idle = sum(not rooms[topic].occupied for topic in others)
@@ -46,18 +46,18 @@ def test_the_sum_is_a_bound_and_a_free_slot_is_lent(rooms: Mapping[str, Held], s
 
 @given(st.integers(1, 2_000), st.integers(1, 2_000))
 def test_one_busy_topic_gets_about_what_it_gets_alone(slots: int, topics: int) -> None:
-    rooms = {f"{number}": Held(slots, 0, hungry=not number) for number in range(topics)}
-    assert wants(rooms, slots)["0"] >= slots - max(slots // 8, min(2, slots // 2))
+    rooms = {f"{number}": Held(slots, 0, backlogged=not number) for number in range(topics)}
+    assert slots_to_lease(rooms, slots)["0"] >= slots - max(slots // 8, min(2, slots // 2))
     if topics <= slots // 8:
-        assert wants(rooms, slots)["0"] == slots - (topics - 1)
+        assert slots_to_lease(rooms, slots)["0"] == slots - (topics - 1)
 
 
 @given(st.integers(1, 30), st.integers(1, 60), st.booleans())
-def test_whoever_waits_has_its_turn(slots: int, topics: int, hungry: bool) -> None:
-    rooms = {f"{number}": Held(slots, 0, hungry) for number in range(topics)}
+def test_whoever_waits_has_its_turn(slots: int, topics: int, backlogged: bool) -> None:
+    rooms = {f"{number}": Held(slots, 0, backlogged) for number in range(topics)}
     turn, had = 0, set[str]()
     for _ in range(topics):
-        got = {topic for topic, count in wants(rooms, slots, turn).items() if count}
+        got = {topic for topic, count in slots_to_lease(rooms, slots, turn).items() if count}
         turn, had = turn + len(got), had | got
     assert had == rooms.keys()
 

@@ -80,7 +80,7 @@ def test_whatever_a_handler_does_ends_its_own_task_only(
             await app.schedule_many([app.new("work", None, key=f"good {n}", delay="0s") for n in range(4)])
             await worker.until_empty()
             assert (worker.stats.done, worker.stats.dead, worker.stats.lost) == (4, 4, 0)
-            assert worker._lanes["work"].free == 2
+            assert worker._executors["work"].free == 2
             for task in [task async for task in app.find(state="dead")]:
                 assert said in (task.error or "")
 
@@ -125,7 +125,7 @@ async def test_an_error_of_any_text_takes_no_other_outcome_along(store_url: str)
 
     async with app, app.worker() as worker:
         await app.schedule_many([work.new(None, key=key, delay="0s") for key in ("bad", *"abcdefgh")])
-        await until(lambda: len(worker._lanes["work"].running) == 9, "all to run")
+        await until(lambda: len(worker._executors["work"].running) == 9, "all to run")
         gate.set()
         await worker.until_empty()
         assert (worker.stats.done, worker.stats.dead, worker.stats.lost) == (8, 1, 0)

@@ -12,14 +12,14 @@ from hypothesis import strategies as st
 from bide import Bide, Dead, Retry, Task
 from bide.core.errors import StoreUnavailable
 from bide.core.names import SHOWN_TOPIC
-from bide.core.records import Filter, Page, Verdict
+from bide.core.records import Filter, OutcomeKind, Page
 from bide.engine.history import (
     KEPT,
     MINUTE,
     OTHERS,
+    DeliveryCounts,
     History,
     MinuteRow,
-    Past,
     bucket_of,
     highest_of,
     rows_between,
@@ -49,7 +49,7 @@ def test_a_bucket_is_no_wider_than_an_eighth(late: int) -> None:
 
 @given(st.lists(st.integers(0, 10**7), min_size=1, max_size=200), st.floats(0.01, 1.0))
 def test_a_quantile_is_near_the_true_one(lates: list[int], share: float) -> None:
-    past = Past()
+    past = DeliveryCounts()
     for late in lates:
         bucket = bucket_of(late)
         past.late[bucket] = past.late.get(bucket, 0) + 1
@@ -59,7 +59,7 @@ def test_a_quantile_is_near_the_true_one(lates: list[int], share: float) -> None
     assert found is not None
     assert found >= true
     assert found <= true * 1.125 + 1
-    assert Past().lateness(share) is None
+    assert DeliveryCounts().lateness(share) is None
 
 
 async def test_what_happened_is_told_by_minute_and_topic(store: MemoryStore) -> None:
@@ -67,22 +67,23 @@ async def test_what_happened_is_told_by_minute_and_topic(store: MemoryStore) -> 
     history = History(store, clock)
     history.scheduled(7)
     history.began("a", [NOON + 29_990, NOON - 10], clock.now())
-    history.ended("a", Verdict.DONE)
-    history.ended("a", Verdict.RETRY)
+    history.ended("a", OutcomeKind.DONE)
+    history.ended("a", OutcomeKind.RETRY)
     await history.flush()
     clock.advance(MINUTE)
     history.began("b", [clock.now()], clock.now())
-    history.ended("b", Verdict.DEAD)
-    history.ended("b", Verdict.DEFER)
+    history.ended("b", OutcomeKind.DEAD)
+    history.ended("b", OutcomeKind.DEFER)
     await history.close()
 
     minute = NOON // MINUTE
     found = await rows_between(store, clock, minute, minute + 1)
     assert found == {
         minute: MinuteRow(
-            7, {"a": Past(2, 1, 1, 0, 0, {bucket_of(10): 1, bucket_of(30_010): 1}, {minute: 1, minute - 1: 1})}
+            7,
+            {"a": DeliveryCounts(2, 1, 1, 0, 0, {bucket_of(10): 1, bucket_of(30_010): 1}, {minute: 1, minute - 1: 1})},
         ),
-        minute + 1: MinuteRow(0, {"b": Past(1, 0, 0, 1, 1, {0: 1}, {minute + 1: 1})}),
+        minute + 1: MinuteRow(0, {"b": DeliveryCounts(1, 0, 0, 1, 1, {0: 1}, {minute + 1: 1})}),
     }
     assert await rows_between(store, clock, minute + 1, minute + 1) == {minute + 1: found[minute + 1]}
     assert found[minute + 1].topics["b"].ended == 2
@@ -95,7 +96,7 @@ async def test_several_processes_are_added_up(store: MemoryStore) -> None:
         history.scheduled(number)
         history.began("a", [NOON] * number, NOON)
         await history.flush()
-    first.ended("a", Verdict.DONE)
+    first.ended("a", OutcomeKind.DONE)
     await first.flush()
     found = (await rows_between(store, clock, NOON // MINUTE, NOON // MINUTE))[NOON // MINUTE]
     assert (found.scheduled, found.topics["a"].begun, found.topics["a"].done) == (3, 3, 1)
@@ -107,12 +108,12 @@ async def test_nothing_is_written_where_nothing_happens_and_a_row_is_forgotten_a
     history = History(store, clock)
     await history.flush()
     assert (await store.tally()).counts == {}
-    history.ended("a", Verdict.DONE)
+    history.ended("a", OutcomeKind.DONE)
     await history.flush()
     shown = Filter(topic=SHOWN_TOPIC)
     assert len((await store.find(shown, Page())).tasks) == 1
     clock.advance(KEPT + 2 * MINUTE)
-    history.ended("a", Verdict.DONE)
+    history.ended("a", OutcomeKind.DONE)
     await history.flush()
     [left] = (await store.find(shown, Page())).tasks
     assert left.key.split(":")[1] == str(clock.now() // MINUTE)
@@ -124,11 +125,11 @@ async def test_a_store_that_is_away_delays_what_is_told(store: MemoryStore) -> N
     faulty = FaultyStore(store, fault=lambda point: away if point == "add:before" else None)
     history = History(faulty, clock)
     for _ in range(3):
-        history.ended("a", Verdict.DONE)
+        history.ended("a", OutcomeKind.DONE)
         await history.flush()
         clock.advance(MINUTE)
     faulty.fault = lambda _: None
-    history.ended("a", Verdict.DONE)
+    history.ended("a", OutcomeKind.DONE)
     await history.close()
     found = await rows_between(store, clock, NOON // MINUTE, clock.now() // MINUTE)
     assert [row.topics["a"].done for row in found.values()] == [1, 1, 1, 1]
@@ -138,7 +139,7 @@ async def test_beyond_two_hundred_topics_the_others_are_one(store: MemoryStore) 
     clock = ManualClock(NOON)
     history = History(store, clock)
     for number in range(250):
-        history.ended(f"topic {number}", Verdict.DONE)
+        history.ended(f"topic {number}", OutcomeKind.DONE)
     await history.flush()
     row = (await rows_between(store, clock, NOON // MINUTE, NOON // MINUTE))[NOON // MINUTE]
     assert sum(past.done for past in row.topics.values()) == 250
@@ -149,7 +150,7 @@ async def test_beyond_two_hundred_topics_the_others_are_one(store: MemoryStore) 
 async def test_a_row_that_cannot_be_read_is_passed_over(store: MemoryStore, caplog: pytest.LogCaptureFixture) -> None:
     clock = ManualClock(NOON)
     history = History(store, clock)
-    history.ended("a", Verdict.DONE)
+    history.ended("a", OutcomeKind.DONE)
     await history.flush()
     await history._kept.put(f"minute:{NOON // MINUTE}:x", b"\xff", until=NOON + MINUTE + KEPT)
     found = await rows_between(store, clock, NOON // MINUTE, NOON // MINUTE)

@@ -16,11 +16,11 @@ from bide import BadInput, Bide, StoreUnavailable, Task
 from bide.core.names import RESERVED_TOPIC
 from bide.core.records import Record
 from bide.core.retry import policy
-from bide.engine.delivery.long_poll import Desk
+from bide.engine.delivery.long_poll import LongPoll
 from bide.engine.delivery.worker import Worker
 from bide.engine.pauses import EVERY, Pauses
 from bide.engine.recorder import acting_as
-from bide.engine.settings_store import Kept
+from bide.engine.settings_store import SettingsStore
 from bide.ports import Policy
 
 
@@ -270,13 +270,13 @@ def test_a_lease_that_ends_is_not_given_out_again_while_it_is_paused(virtual: Te
 def test_consumers_at_the_desk_wait(virtual: Tell) -> None:
     async def story(world: World) -> None:
         async with world.app() as app:
-            desk = Desk(app, policy_of=lambda _: Policy(policy(None)))
-            await desk.start()
+            long_poll = LongPoll(app, policy_of=lambda _: Policy(policy(None)))
+            await long_poll.start()
             await app.pause("t")
             await app.schedule("t", key="k", delay="0s")
 
             async def lease(*topics: str, wait: float) -> list[Record]:
-                return await desk.lease(dict.fromkeys(topics, 5), holder="c", lease_for=10_000, wait=wait)
+                return await long_poll.lease(dict.fromkeys(topics, 5), holder="c", lease_for=10_000, wait=wait)
 
             assert await lease("t", wait=0) == []
             assert await lease("t", wait=20) == []
@@ -302,7 +302,7 @@ def test_consumers_at_the_desk_wait(virtual: Tell) -> None:
             await app.resume("t")
             assert [record.key for record in await waits] == ["k"]
             assert world.elapsed - before <= 10
-            await desk.close()
+            await long_poll.close()
 
     virtual(story)
 
@@ -337,7 +337,7 @@ def test_what_is_no_topic_is_refused_and_what_is_no_pause_passed_over(
             longest = "ü" * 100
             assert await app.pause(longest)
             for number, damaged in enumerate((b"{", b'{"topic": 7}', b"\xff\xfe")):
-                await Kept(app.store, app.clock).put(f"paused:damaged-{number}", damaged)
+                await SettingsStore(app.store, app.clock).put(f"paused:damaged-{number}", damaged)
             assert (await app.paused()).keys() == {longest}
             assert caplog.text.count("cannot be read and is passed over") == 3
 

@@ -35,7 +35,7 @@ def test_what_a_topic_says_itself_counts() -> None:
 async def test_a_service_remembers_no_more() -> None:
     async with served("memory:") as instance:
         app = instance.app
-        app.terms = replace(app.terms, retentions=app.terms.retentions.at_most(3))
+        app.config = replace(app.config, retentions=app.config.retentions.at_most(3))
         await app.schedule_many([app.new("t", key=str(number), delay="1h") for number in range(5)])
         await app.cancel_many([("t", str(number)) for number in range(5)])
         assert len([True async for _ in app.find(topic="t", state="cancelled")]) == 3
@@ -44,10 +44,10 @@ async def test_a_service_remembers_no_more() -> None:
 def test_what_a_handler_says_is_kept_whatever_its_number() -> None:
     app = Bide("memory:")
     app.retain("a", done="1d")
-    told = app.terms.retention_of("a")
+    told = app.config.retention_of("a")
     assert [told.keep_until(State.DONE, 0) for _ in range(MOST + 1)] == [24 * HOUR] * (MOST + 1)
     assert [told.keep_until(State.CANCELLED, 0) for _ in range(MOST + 1)] == [HOUR] * MOST + [0]
-    assert [app.terms.retention_of("b").keep_until(State.DONE, 0) for _ in range(MOST + 1)] == [HOUR] * MOST + [0]
+    assert [app.config.retention_of("b").keep_until(State.DONE, 0) for _ in range(MOST + 1)] == [HOUR] * MOST + [0]
 
 
 async def test_the_answer_after_the_end_is_the_same_from_every_door(tmp_path: Path) -> None:

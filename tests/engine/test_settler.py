@@ -13,7 +13,7 @@ from tests.waiting import forever, until
 
 from bide import Bide, StoreUnavailable, Task
 from bide.core.instants import Millis
-from bide.core.records import Settlement, Verdict
+from bide.core.records import OutcomeKind, Settlement
 from bide.engine.delivery.settler import Settler
 from bide.ports import Features
 from bide.stores.memory import MemoryStore
@@ -80,14 +80,14 @@ async def test_it_can_be_drained_after_its_task_was_cancelled(*, begun: bool) ->
     store = MemoryStore()
     store.settle = settle  # type: ignore[method-assign]
     settler = Settler(store, ManualClock(), lambda _, outcome, accepted: told.append(outcome.key), lambda: False)
-    settler.put(delivery, Settlement("work", "cut", 1, Verdict.DONE))
+    settler.put(delivery, Settlement("work", "cut", 1, OutcomeKind.DONE))
     outbox = settler._outboxes[0]
     await (until(calls.is_set, "its call") if begun else asyncio.sleep(0))
-    settler.put(delivery, Settlement("work", "next", 1, Verdict.DONE))
+    settler.put(delivery, Settlement("work", "next", 1, OutcomeKind.DONE))
     assert outbox._task is not None
     outbox._task.cancel()
     calls.set()
     await settler.drain()
-    settler.put(delivery, Settlement("work", "last", 1, Verdict.DONE))
+    settler.put(delivery, Settlement("work", "last", 1, OutcomeKind.DONE))
     await settler.drain()
     assert told == ["next", "last"]

@@ -282,12 +282,12 @@ async def test_the_keeper_leaves_alone_what_is_being_committed(tmp_path: Path) -
     async def work(task: Task[Any]) -> None:
         async with task.transaction():
             pass
-        await worker._keeper.extend()
+        await worker._lease_extender.extend()
         after.append(task.key)
 
     app.substitute(lambda: store, app.clock)
     async with app, app.worker() as worker:
-        store.extend_leases = worker._keeper.extend
+        store.extend_leases = worker._lease_extender.extend
         await work.schedule(None, key="k", delay="0s")
         await worker.until_empty()
         assert (worker.stats.done, worker.stats.lost) == (1, 0)

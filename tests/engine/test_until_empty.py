@@ -9,7 +9,7 @@ import pytest
 from tests.waiting import elapse
 
 from bide import Defer, Done, Fixed, Task
-from bide.core.records import Settlement, State, Verdict
+from bide.core.records import OutcomeKind, Settlement, State
 
 if TYPE_CHECKING:
     from tests.engine.conftest import Tell, World
@@ -189,7 +189,7 @@ def test_what_another_worker_holds_is_waited_for(virtual: Tell) -> None:
                 await world.pause(600)
                 assert not waiting.done()
                 (task,) = leased.tasks
-                done = Settlement(task.topic, task.key, task.token, Verdict.DONE)
+                done = Settlement(task.topic, task.key, task.token, OutcomeKind.DONE)
                 assert await world.memory.settle([done], now=world.clock.now()) == [True]
                 await waiting
                 assert world.elapsed <= 601_000, "seen at the next look, at most the longest sleep later"

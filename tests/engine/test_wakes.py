@@ -10,7 +10,7 @@ from tests.waiting import elapse
 from bide import Task
 from bide.core.retry import policy
 from bide.engine.delivery.lease_loop import Waker
-from bide.engine.delivery.long_poll import Desk
+from bide.engine.delivery.long_poll import LongPoll
 from bide.ports import Policy
 
 if TYPE_CHECKING:
@@ -72,14 +72,14 @@ def test_the_desk_counts_its_sleeps_too(virtual: Tell) -> None:
         world.store.deaf = True
         app = world.app(max_sleep="10s")
         async with app:
-            desk = Desk(app, policy_of=lambda _: Policy(policy(None)))
-            await desk.start()
-            leasing = asyncio.ensure_future(desk.lease({"post": 1}, holder="me", lease_for=10_000, wait=60))
+            long_poll = LongPoll(app, policy_of=lambda _: Policy(policy(None)))
+            await long_poll.start()
+            leasing = asyncio.ensure_future(long_poll.lease({"post": 1}, holder="me", lease_for=10_000, wait=60))
             await world.pause(1)
             await app.schedule("post", key="a", delay="2s")
             assert [record.key for record in await leasing] == ["a"]
-            assert (desk.wakes.by_cap, desk.wakes.missed) == (1, 1)
-            await desk.close()
+            assert (long_poll.wakes.by_cap, long_poll.wakes.missed) == (1, 1)
+            await long_poll.close()
 
     virtual(story)
 

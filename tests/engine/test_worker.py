@@ -472,10 +472,10 @@ def test_plain_functions_run_in_threads_and_a_timed_out_one_keeps_its_slot(virtu
                 await sync.schedule(None, key="stuck", delay="0s")
                 await sync.schedule(None, key="next", delay="0s")
                 await stuck.wait()
-                delivery = next(iter(worker._lanes["sync"].running))
+                delivery = next(iter(worker._executors["sync"].running))
                 worker._time_out(delivery)
                 assert (await ended.get(), worker.stats.dead) == ("stuck", 1)
-                assert worker._lanes["sync"].free == 0, "the thread still runs"
+                assert worker._executors["sync"].free == 0, "the thread still runs"
                 gate.set()
                 assert (await ended.get(), worker.stats.done) == ("next", 2)
         assert threads == [("fine", False), ("stuck", False), ("next", False)]

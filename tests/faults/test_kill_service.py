@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import pytest
 from msgspec.structs import replace
 
-from bide.core.records import Verdict
+from bide.core.records import OutcomeKind
 from bide.testing.history import events as ev
 from bide.testing.history.events import Event
 from bide_proofs.kill_service.receiver import NONE, REPEATED, STALE, Arrived, judge
@@ -15,10 +15,10 @@ from bide_proofs.kill_service.receiver import NONE, REPEATED, STALE, Arrived, ju
 MS = 1_000_000
 BEGAN = ev.Began("worker-0.1", 101 * MS, 101, "steady", "k", "one", 20, 1, 100)
 ARRIVED = Arrived("steady", "k", "one", 20, 1, 102 * MS)
-SETTLING = ev.Settling(1, "worker-0.1", 103 * MS, 103, "steady", "k", 20, Verdict.DONE)
+SETTLING = ev.Settling(1, "worker-0.1", 103 * MS, 103, "steady", "k", 20, OutcomeKind.DONE)
 TOLD = ev.Told(1, 104 * MS, 104, True)
 DONE: list[Event] = [BEGAN, SETTLING, TOLD]
-RETRY: list[Event] = [BEGAN, replace(SETTLING, verdict=Verdict.RETRY), TOLD]
+RETRY: list[Event] = [BEGAN, replace(SETTLING, verdict=OutcomeKind.RETRY), TOLD]
 AGAIN: list[Event] = [
     replace(BEGAN, at=3_101 * MS, token=40, attempt=2), replace(SETTLING, call=2, at=3_103 * MS, token=40),
     replace(TOLD, call=2, at=3_104 * MS),
@@ -38,7 +38,7 @@ HUNG_UP = replace(ARRIVED, acknowledged=False)
         ([HUNG_UP, replace(ARRIVED, at=103 * MS, effect=REPEATED)], DONE),  # sent once more, on another connection
         ([FAILED], RETRY),
         ([replace(ARRIVED, effect=STALE)], DONE),  # a later life had come before
-        ([ARRIVED], [BEGAN, replace(SETTLING, verdict=Verdict.RETRY, at=9_000 * MS), TOLD]),  # it was given up
+        ([ARRIVED], [BEGAN, replace(SETTLING, verdict=OutcomeKind.RETRY, at=9_000 * MS), TOLD]),  # it was given up
         ([ARRIVED], [BEGAN, SETTLING, replace(TOLD, ok=False)]),
         ([], [BEGAN]),
     ],

@@ -12,7 +12,7 @@ import pytest
 from msgspec.structs import replace
 from tests.waiting import until
 
-from bide.core.records import In, Result, State, Verdict
+from bide.core.records import In, OutcomeKind, Result, State
 from bide.testing.history import events as ev
 from bide.testing.history.events import Asks, Event
 from bide_proofs.torture.clock import SharedClock
@@ -29,7 +29,7 @@ LEASING = ev.Leasing(2, "worker-0.1", 99 * MS, 99, {"steady": 5}, 2_600)
 LEASED = ev.Leased(2, 101 * MS, 101, [ev.Held("steady", "k", HELD)], None)
 TOO_EARLY = ev.Leased(2, 101 * MS, 101, [ev.Held("steady", "k", replace(HELD, wake_at=2_599, token=99_900))], None)
 BEGAN = ev.Began("worker-0.1", 102 * MS, 102, "steady", "k", "one", 101_000, 1, 100)
-SETTLING = ev.Settling(3, "worker-0.1", 103 * MS, 103, "steady", "k", 101_000, Verdict.DONE)
+SETTLING = ev.Settling(3, "worker-0.1", 103 * MS, 103, "steady", "k", 101_000, OutcomeKind.DONE)
 TOLD = ev.Told(3, 104 * MS, 104, True)
 DELIVERED: list[Event] = [LEASING, LEASED, BEGAN, SETTLING, TOLD]
 CANCEL = ev.Asked(4, "client-0.1/1", 20 * MS, 20, Asks.CANCEL, "steady", "k")

@@ -16,13 +16,13 @@ from bide.core.records import (
     Filter,
     Move,
     NewTask,
+    OutcomeKind,
     Page,
     Record,
     Redrive,
     Ref,
     Settlement,
     State,
-    Verdict,
 )
 from bide.stores.redis import RedisStore
 from bide.stores.sqlite import SqliteStore
@@ -70,14 +70,14 @@ async def fill(store: Damaged, refs: Sequence[Ref], groups: Sequence[str | None]
     for first in range(0, len(tasks), 6):
         await store.add(tasks[first : first + 6], now=NOW)
     ended = (await store.lease({"t": 4, "u": 1}, now=NOW + 7, until=NOW + 10_000, holder="w")).tasks[0]
-    dead = Settlement(*ended.ref, ended.token, Verdict.DEAD, keep_until=LATER * 2, error="bad")
+    dead = Settlement(*ended.ref, ended.token, OutcomeKind.DEAD, keep_until=LATER * 2, error="bad")
     await store.settle([dead], now=NOW + 7)
     await store.record([Event(at=NOW, topic="t", key=refs[1].key, id="i", kind=EventKind.DEAD, what="bad")] * 3)
     await store.announce("w", ["t"], LATER * 2, now=NOW)
     return ended.ref
 
 
-async def play(store: Damaged, kept: Kept, verdict: Verdict, may: May) -> Played:
+async def play(store: Damaged, kept: Kept, verdict: OutcomeKind, may: May) -> Played:
     """Ask everything; what is leased ends with `verdict`."""
     for ref, record in zip(kept.refs, await may(store.get(kept.refs)) or (), strict=False):
         assert record is not None or ref not in kept.found, f"{ref} is not found"

@@ -26,15 +26,15 @@ from bide.core.records import (
     Lease,
     Leased,
     NewTask,
+    OutcomeKind,
     Page,
     Record,
     Ref,
     Result,
     Settlement,
     State,
-    Verdict,
 )
-from bide.engine.history import MINUTE, MinuteRow, Past, rows_between
+from bide.engine.history import MINUTE, DeliveryCounts, MinuteRow, rows_between
 from bide.ports import SystemClock, remote
 from bide.stores.http import HttpStore, calls
 from bide.stores.http import store as http_store
@@ -89,7 +89,7 @@ FOUND = Found([RECORD], "cursor")
 CALLS: dict[str, tuple[Any, Callable[[HttpStore], Awaitable[Any]], Callable[[Any], bool]]] = {
     "add": ([Answer(Result.CREATED, RECORD)], lambda one: one.add([NewTask("t", "k", new_id(), At(NOW))], now=NOW),
             of_kind(Answer)),
-    "settle": ([True], lambda one: one.settle([Settlement("t", "k", 5, Verdict.DONE)], now=NOW), of_kind(bool)),
+    "settle": ([True], lambda one: one.settle([Settlement("t", "k", 5, OutcomeKind.DONE)], now=NOW), of_kind(bool)),
     "extend": ([True], lambda one: one.extend([Lease("t", "k", 5)], now=NOW, until=NOW + 5), of_kind(bool)),
     "get": ([RECORD, None], lambda one: one.get([Ref("t", "k"), Ref("t", "l")]), lambda got: len(got) == 2),
     "find": (FOUND, lambda one: one.find(Filter(), Page(limit=5)), lambda found: type(found.tasks) is list),
@@ -101,7 +101,7 @@ CALLS: dict[str, tuple[Any, Callable[[HttpStore], Awaitable[Any]], Callable[[Any
     "announce": ({"w": ["t"]}, lambda one: one.announce("w", ["t"], NOW, now=NOW), anything),
     "events": ([], lambda one: one.events(), anything),
     "paused": ([], lambda one: one.paused(), anything),
-    "minutes": ({NOW // MINUTE: MinuteRow(1, {"t": Past(1, 1)})},
+    "minutes": ({NOW // MINUTE: MinuteRow(1, {"t": DeliveryCounts(1, 1)})},
                 lambda one: rows_between(one, SystemClock(), NOW // MINUTE, NOW // MINUTE), anything),
     "time": (None, lambda one: one.time(), anything),
 }  # fmt: skip

@@ -30,7 +30,7 @@ from tests.fuzz.conftest import Loop
 from tests.fuzz.playing import LATER, Kept, every, fill, payload_of, play
 
 from bide.core.errors import StoreCorrupt, StoreMismatch, StoreUnavailable
-from bide.core.records import Filter, Ref, Verdict
+from bide.core.records import Filter, OutcomeKind, Ref
 from bide.stores.sqlite import SqliteStore
 
 PAGE = 4096
@@ -172,7 +172,7 @@ def remove(path: Path) -> None:
         Path(f"{path}{suffix}").unlink(missing_ok=True)
 
 
-async def compare(store: SqliteStore, seen: Seen, verdict: Verdict, *, by_sql: bool) -> None:
+async def compare(store: SqliteStore, seen: Seen, verdict: OutcomeKind, *, by_sql: bool) -> None:
     """Ask everything of the file, and compare it with what SQLite reads, where it finds it sound."""
     kept = Kept(KNOWN, set(), set(), whole=False)
     if seen.sound:
@@ -219,7 +219,7 @@ async def tried(
     return refused[0] if refused else None
 
 
-def judge(loop: Loop, path: Path, verdict: Verdict, *, lenient: bool, by_sql: bool) -> None:
+def judge(loop: Loop, path: Path, verdict: OutcomeKind, *, lenient: bool, by_sql: bool) -> None:
     seen = read_raw(path)
     kinds: tuple[type[Exception], ...] = (StoreCorrupt, StoreMismatch)
     if path.read_bytes()[18:19] > b"\2":  # of a later version
@@ -229,13 +229,13 @@ def judge(loop: Loop, path: Path, verdict: Verdict, *, lenient: bool, by_sql: bo
         assert told is None or not seen.whole or lenient, f"a sound file is refused: {told}"
 
 
-VERDICTS = st.sampled_from([Verdict.DONE, Verdict.RETRY])
+VERDICTS = st.sampled_from([OutcomeKind.DONE, OutcomeKind.RETRY])
 
 
-@example(with_log=False, damage=Damage("header", log=False, place=18, size=1, seed=3), verdict=Verdict.DONE)
+@example(with_log=False, damage=Damage("header", log=False, place=18, size=1, seed=3), verdict=OutcomeKind.DONE)
 @fuzz(50, seconds=20, with_log=st.booleans(), damage=DAMAGES, verdict=VERDICTS)
 def test_damaged_files(
-    sound: list[Files], loop: Loop, tmp_path: Path, with_log: bool, damage: Damage, verdict: Verdict
+    sound: list[Files], loop: Loop, tmp_path: Path, with_log: bool, damage: Damage, verdict: OutcomeKind
 ) -> None:
     path = tmp_path / "damaged.db"
     files = damage.done_to(sound[with_log])
@@ -256,7 +256,7 @@ def test_damaged_files(
     verdict=VERDICTS,
 )
 def test_files_that_another_program_has_changed(
-    sound: list[Files], loop: Loop, tmp_path: Path, statement: str, row: int, number: int, verdict: Verdict
+    sound: list[Files], loop: Loop, tmp_path: Path, statement: str, row: int, number: int, verdict: OutcomeKind
 ) -> None:
     path = tmp_path / "changed.db"
     try:

@@ -25,7 +25,7 @@ from tests.waiting import pause
 
 from bide.app import Bide
 from bide.core.names import RESERVED_TOPICS, new_id
-from bide.core.records import At, Cancel, Filter, In, Lease, Move, NewTask, Page, Record, Ref, Settlement, Verdict
+from bide.core.records import At, Cancel, Filter, In, Lease, Move, NewTask, OutcomeKind, Page, Record, Ref, Settlement
 from bide.ports import remote
 from bide.service.contract import CALLS
 from bide.service.serving import ServeConfig, Serving
@@ -70,7 +70,7 @@ STORE_CALLS: dict[str, Any] = {
     "add": remote.Batch([NewTask("t", "n", new_id(), In(5)), NewTask("t", "a", new_id(), In(5))]),
     "change": remote.Batch([Move("t", "a", At(NOW)), Cancel("t", "b")]), "get": [Ref("t", "a"), Ref("u", "x")],
     "tally": remote.TallyRequest([0, NOW], None),
-    "settle": remote.Batch([Settlement("t", "held", TOKEN, Verdict.RETRY, In(5))]),
+    "settle": remote.Batch([Settlement("t", "held", TOKEN, OutcomeKind.RETRY, In(5))]),
     "extend": remote.Batch([Lease("t", "held", TOKEN)], 5_000),
     "lease": remote.LeaseRequest({"t": 1}, 5_000, "w"), "purge": 10, "record": [], "time": None, "paused": None,
     "find": remote.FindRequest(Filter(topic="t"), Page(limit=2)), "minutes": (29_999_990, 30_000_000),
@@ -234,7 +234,7 @@ class Service:
         )
         leased = await self._store.lease({"t": 2}, now=now, until=now + 60_000, holder="w")
         tokens = {one.key: one.token for one in leased.tasks}
-        dead = Settlement("t", "dead", tokens["dead"], Verdict.DEAD, keep_until=now + 60_000, error="bad")
+        dead = Settlement("t", "dead", tokens["dead"], OutcomeKind.DEAD, keep_until=now + 60_000, error="bad")
         await self._store.settle([dead], now=now)
         return tokens["held"]
 

@@ -26,7 +26,7 @@ from tests.fuzz.test_cursors import look
 from tests.servers.fixtures import not_installed
 
 from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreCorrupt, StoreError, StoreMismatch
-from bide.core.records import Ref, Verdict
+from bide.core.records import OutcomeKind, Ref
 from bide.stores.redis import RedisStore
 from bide.stores.redis.layout import Layout
 from bide.testing.clock import FIRST_INSTANT as NOW
@@ -180,7 +180,7 @@ async def case(url: str, client: Any, draws: st.DataObject) -> None:
             await look(store, draws)
         calm = {ref for ref in REFS if ref not in vandal.refs and LAYOUT.shard_of(*ref) not in vandal.shards}
         kept = Kept(REFS, set() if vandal.common else calm, calm, whole=not vandal.of_keys)
-        verdict = draws.draw(st.sampled_from([Verdict.DONE, Verdict.RETRY]))
+        verdict = draws.draw(st.sampled_from([OutcomeKind.DONE, OutcomeKind.RETRY]))
         missing = kept.found - {dead} - set((await play(store, kept, verdict, vandal.may)).leased)
         assert not missing, f"sound, due, and not leased: {missing}"
     finally:

@@ -17,17 +17,17 @@ from bide import BadInput, Bide, Dead, OutcomeUnknown, Ref, StoreFull, StoreUnav
 from bide.core.events import Event
 from bide.core.instants import Millis
 from bide.core.names import RESERVED_TOPIC, SHOWN_TOPIC, new_id
-from bide.core.records import Filter, In, Move, NewTask, Record, Settlement, State, Verdict
+from bide.core.records import Filter, In, Move, NewTask, OutcomeKind, Record, Settlement, State
 from bide.engine.recorder import acting_as
-from bide.engine.settings_store import Kept
-from bide.insight.bulk import PAGE, Bulk, BulkVerb, Meant, Version, preview
+from bide.engine.settings_store import SettingsStore
+from bide.insight.bulk import PAGE, BulkRequest, BulkScope, BulkVerb, Version, preview
 from bide.insight.bulk_run import (
     AT_ONCE,
     KEPT,
     LOST_AFTER,
     MOST_MISSED,
     MOST_NOTED,
-    Bulks,
+    BulkRunner,
     BulkState,
     Progress,
     untouched_by,
@@ -60,13 +60,13 @@ async def records(app: Bide, topic: str, **where: Any) -> dict[str, Record]:
     return {task.key: task.record async for task in app.find(topic=topic, **where)}
 
 
-async def ended(bulks: Bulks, id: str) -> None:
+async def ended(bulks: BulkRunner, id: str) -> None:
     """Wait until one that this instance works on is over."""
     if id in bulks._tasks:
         await asyncio.wait([bulks._tasks[id]])
 
 
-async def carried_out(bulks: Bulks, bulk: Bulk, *, may: Callable[[str], bool] = anything) -> Progress:
+async def carried_out(bulks: BulkRunner, bulk: BulkRequest, *, may: Callable[[str], bool] = anything) -> Progress:
     """How it done."""
     id = new_id()
     assert await bulks.start(id, bulk, may, who="ann")
@@ -85,7 +85,7 @@ async def let_die(app: Bide, topic: str, errors: dict[str, str]) -> None:
         more = await app.store.lease({topic: len(errors)}, now=app.clock.now(), until=now + 60_000, holder="w")
         leased.tasks.extend(more.tasks)
     settled = [
-        Settlement(topic, one.key, one.token, Verdict.DEAD, keep_until=now + 24 * HOUR, error=errors[one.key])
+        Settlement(topic, one.key, one.token, OutcomeKind.DEAD, keep_until=now + 24 * HOUR, error=errors[one.key])
         for one in leased.tasks
         if one.key in errors
     ]
@@ -115,7 +115,7 @@ async def let_die(app: Bide, topic: str, errors: dict[str, str]) -> None:
 )
 def test_what_makes_no_sense_is_refused_by_name(more: dict[str, Any], field: str) -> None:
     with pytest.raises(BadInput) as refused:
-        Bulk(**{"verb": BulkVerb.CANCEL, **more})
+        BulkRequest(**{"verb": BulkVerb.CANCEL, **more})
     assert refused.value.field == field
 
 
@@ -125,12 +125,12 @@ def test_what_makes_no_sense_is_refused_by_name(more: dict[str, Any], field: str
 @EVERY_STORE
 async def test_all_that_match_are_changed_once_and_nothing_else(store_url: str) -> None:
     async with Bide(store_url) as app:
-        bulks = Bulks(app, "here")
+        bulks = BulkRunner(app, "here")
         await fill(app, "a", 2 * PAGE + 10, group="g")
         await fill(app, "b", 5, group="g")
         before = await records(app, "a")
 
-        shifted = await carried_out(bulks, Bulk(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="a")))
+        shifted = await carried_out(bulks, BulkRequest(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="a")))
         assert (shifted.state, shifted.counts, shifted.missed) == (BulkState.ENDED, {"moved": 1010}, 0)
         assert (shifted.total, shifted.total_exact, shifted.looked) == (1010, True, 1010)
         after = await records(app, "a")
@@ -138,27 +138,31 @@ async def test_all_that_match_are_changed_once_and_nothing_else(store_url: str) 
             key: one.due_at + HOUR for key, one in before.items()
         }, "none was shifted twice, although each moved ahead of the walk"
 
-        by_group = await carried_out(bulks, Bulk(verb=BulkVerb.SHIFT, by=-HOUR, where=Filter(group="g", topic="a")))
+        by_group = await carried_out(
+            bulks, BulkRequest(verb=BulkVerb.SHIFT, by=-HOUR, where=Filter(group="g", topic="a"))
+        )
         assert by_group.counts == {"moved": 1010}
         assert {key: one.due_at for key, one in (await records(app, "a")).items()} == {
             key: one.due_at for key, one in before.items()
         }
 
         at = app.clock.now() + 5 * HOUR
-        moved = await carried_out(bulks, Bulk(verb=BulkVerb.MOVE, at=at, where=Filter(topic="a", state=State.WAITING)))
+        moved = await carried_out(
+            bulks, BulkRequest(verb=BulkVerb.MOVE, at=at, where=Filter(topic="a", state=State.WAITING))
+        )
         assert moved.counts == {"moved": 1010}
         assert {one.due_at for one in (await records(app, "a")).values()} == {at}
 
-        fired = await carried_out(bulks, Bulk(verb=BulkVerb.FIRE, where=Filter(topic="b")))
+        fired = await carried_out(bulks, BulkRequest(verb=BulkVerb.FIRE, where=Filter(topic="b")))
         assert fired.counts == {"moved": 5}
         due = await records(app, "b")
         latest = max(one.wake_at for one in due.values())
         await until(lambda: app.clock.now() > latest, "the server's clock, which may be a little behind")
-        again = await carried_out(bulks, Bulk(verb=BulkVerb.FIRE, where=Filter(topic="b")))
+        again = await carried_out(bulks, BulkRequest(verb=BulkVerb.FIRE, where=Filter(topic="b")))
         assert again.counts == {}, "what is due keeps its place in the line"
         assert await records(app, "b") == due
 
-        cancelled = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=Filter(group="g")))
+        cancelled = await carried_out(bulks, BulkRequest(verb=BulkVerb.CANCEL, where=Filter(group="g")))
         assert cancelled.counts == {"cancelled": 1015}
         assert (await app.tally()).number(state=State.WAITING) == 0
         await bulks.close()
@@ -167,11 +171,11 @@ async def test_all_that_match_are_changed_once_and_nothing_else(store_url: str) 
 @EVERY_STORE
 async def test_dead_ones_of_one_error_are_sent_again_once(store_url: str) -> None:
     async with Bide(store_url) as app:
-        bulks = Bulks(app, "here")
+        bulks = BulkRunner(app, "here")
         errors = {f"k{n:03}": "HTTP 503 after 1.5 s" if n % 3 else f"KeyError: 'order-{n}'" for n in range(60)}
         await let_die(app, "pay", errors)
         await let_die(app, "mail", {"m": "HTTP 503 after 9 s"})
-        bulk = Bulk(verb=BulkVerb.REDRIVE, where=Filter(topic="pay"), error="HTTP 503 after # s")
+        bulk = BulkRequest(verb=BulkVerb.REDRIVE, where=Filter(topic="pay"), error="HTTP 503 after # s")
         seen = await preview(app, bulk, anything)
         assert (seen.meant.number, seen.meant.exact, len(seen.sample)) == (40, True, 10)
         assert {one.error for one in seen.sample} == {"HTTP 503 after 1.5 s"}
@@ -180,7 +184,7 @@ async def test_dead_ones_of_one_error_are_sent_again_once(store_url: str) -> Non
         tally = await app.tally()
         assert (tally.number("pay", State.WAITING), tally.number("pay", State.DEAD)) == (40, 20)
         assert tally.number("mail", State.DEAD) == 1
-        everything = await carried_out(bulks, Bulk(verb=BulkVerb.REDRIVE, where=Filter(state=State.DEAD)))
+        everything = await carried_out(bulks, BulkRequest(verb=BulkVerb.REDRIVE, where=Filter(state=State.DEAD)))
         assert everything.counts == {"redriven": 21}
         assert (await app.tally()).number(state=State.DEAD) == 0
         await bulks.close()
@@ -189,14 +193,14 @@ async def test_dead_ones_of_one_error_are_sent_again_once(store_url: str) -> Non
 @EVERY_STORE
 async def test_what_is_being_delivered_is_left_alone_and_told(store_url: str) -> None:
     async with Bide(store_url) as app:
-        bulks = Bulks(app, "here")
+        bulks = BulkRunner(app, "here")
         await fill(app, "t", 20)
         await app.schedule("t", None, key="held", delay="0s")
         leased: list[Record] = []
         while not leased:
             now = app.clock.now()
             leased = (await app.store.lease({"t": 1}, now=now, until=now + HOUR, holder="worker-7")).tasks
-        bulk = Bulk(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t"))
+        bulk = BulkRequest(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t"))
         seen = await preview(app, bulk, anything)
         assert (seen.meant.number, seen.leased.number) == (21, 1)
         id = new_id()
@@ -209,7 +213,7 @@ async def test_what_is_being_delivered_is_left_alone_and_told(store_url: str) ->
         assert (missed.key, missed.result, missed.state, missed.holder) == (
             "held", "under_way", State.LEASED, "worker-7"
         )  # fmt: skip
-        done = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t")))
+        done = await carried_out(bulks, BulkRequest(verb=BulkVerb.CANCEL, where=Filter(topic="t")))
         assert done.counts == {"cancelled": 20, "cancelled_while_leased": 1}
         await bulks.close()
 
@@ -217,7 +221,7 @@ async def test_what_is_being_delivered_is_left_alone_and_told(store_url: str) ->
 @EVERY_STORE
 async def test_the_chosen_are_changed_as_they_were_seen_or_not_at_all(store_url: str) -> None:
     async with Bide(store_url) as app:
-        bulks = Bulks(app, "here")
+        bulks = BulkRunner(app, "here")
         await fill(app, "t", 30)
         seen = tuple(Version(one.ref, one.token) for one in (await records(app, "t")).values())
         with acting_as("bo"):
@@ -225,7 +229,7 @@ async def test_the_chosen_are_changed_as_they_were_seen_or_not_at_all(store_url:
         await app.cancel("t", "k0004")
         noted: list[Event] = await until(lambda: app.events("t", "k0003"), "the event to be written")
         assert noted[0].who == "bo"
-        bulk = Bulk(verb=BulkVerb.CANCEL, chosen=seen)
+        bulk = BulkRequest(verb=BulkVerb.CANCEL, chosen=seen)
         before = await preview(app, bulk, anything)
         assert before.meant.number == 28
         assert {one.ref.key for one in before.gone} == {"k0003", "k0004"}
@@ -249,40 +253,40 @@ async def test_the_chosen_are_changed_as_they_were_seen_or_not_at_all(store_url:
 @EVERY_STORE
 async def test_only_topics_that_one_may_and_never_ours(store_url: str) -> None:
     async with Bide(store_url) as app:
-        bulks = Bulks(app, "here")
-        await Kept(app.store, app.clock).put("setting", b"1")
-        await Kept(app.store, app.clock, SHOWN_TOPIC).put("shown", b"1")
+        bulks = BulkRunner(app, "here")
+        await SettingsStore(app.store, app.clock).put("setting", b"1")
+        await SettingsStore(app.store, app.clock, SHOWN_TOPIC).put("shown", b"1")
         for topic in ("mine.a", "mine.b", "theirs"):
             await fill(app, topic, 7)
-        bulk = Bulk(verb=BulkVerb.CANCEL, where=Filter())
+        bulk = BulkRequest(verb=BulkVerb.CANCEL, where=Filter())
 
         def may(topic: str) -> bool:
             return topic.startswith("mine.")
 
-        count, topics = await Meant(app, bulk, may, app.clock.now()).total()
+        count, topics = await BulkScope(app, bulk, may, app.clock.now()).total()
         assert (count.number, topics) == (14, frozenset({"mine.a", "mine.b"}))
         assert (await carried_out(bulks, bulk, may=may)).counts == {"cancelled": 14}
         assert len(await records(app, "theirs")) == 7
         done = await carried_out(bulks, bulk)
         assert done.counts == {"cancelled": 7}
-        assert await Kept(app.store, app.clock, RESERVED_TOPIC).get("setting") == b"1"
-        assert await Kept(app.store, app.clock, SHOWN_TOPIC).get("shown") == b"1"
+        assert await SettingsStore(app.store, app.clock, RESERVED_TOPIC).get("setting") == b"1"
+        assert await SettingsStore(app.store, app.clock, SHOWN_TOPIC).get("shown") == b"1"
         await bulks.close()
 
 
 @EVERY_STORE
 async def test_a_range_of_times_and_a_state_narrow_it(store_url: str) -> None:
     async with Bide(store_url) as app:
-        bulks = Bulks(app, "here")
+        bulks = BulkRunner(app, "here")
         now = app.clock.now()
         for hours in range(1, 6):
             await app.schedule("t", hours, key=f"h{hours}", delay=f"{hours}h")
         where = Filter(topic="t", wake_from=now + 2 * HOUR - 60_000, wake_before=now + 4 * HOUR - 60_000)
-        bulk = Bulk(verb=BulkVerb.CANCEL, where=where)
-        assert (await Meant(app, bulk, anything, app.clock.now()).total())[0].number == 2
+        bulk = BulkRequest(verb=BulkVerb.CANCEL, where=where)
+        assert (await BulkScope(app, bulk, anything, app.clock.now()).total())[0].number == 2
         assert (await carried_out(bulks, bulk)).counts == {"cancelled": 2}
         assert set(await records(app, "t", state="waiting")) == {"h1", "h4", "h5"}
-        leased = Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t", state=State.LEASED))
+        leased = BulkRequest(verb=BulkVerb.CANCEL, where=Filter(topic="t", state=State.LEASED))
         assert (await carried_out(bulks, leased)).counts == {}
         await bulks.close()
 
@@ -290,11 +294,11 @@ async def test_a_range_of_times_and_a_state_narrow_it(store_url: str) -> None:
 @EVERY_STORE
 async def test_every_instance_shows_it_and_it_is_listed(store_url: str) -> None:
     async with Bide(store_url) as app:
-        here, there = Bulks(app, "here"), Bulks(app, "there")
+        here, there = BulkRunner(app, "here"), BulkRunner(app, "there")
         await fill(app, "t", 10)
         await fill(app, "u", 10, deadline="2h")
         id = new_id()
-        bulk = Bulk(verb=BulkVerb.SHIFT, by=5 * HOUR, where=Filter(topic="u"))
+        bulk = BulkRequest(verb=BulkVerb.SHIFT, by=5 * HOUR, where=Filter(topic="u"))
         began = await asyncio.gather(
             here.start(id, bulk, anything, who="ann"), there.start(id, bulk, anything, who="ann"),
             here.start(id, bulk, anything, who="ann"),
@@ -309,9 +313,9 @@ async def test_every_instance_shows_it_and_it_is_listed(store_url: str) -> None:
         missed = await there.missed(id)
         assert [one.result for one in missed] == ["refused"] * 10
         assert all(one.deadline is not None for one in missed)
-        other = await carried_out(there, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t")))
+        other = await carried_out(there, BulkRequest(verb=BulkVerb.CANCEL, where=Filter(topic="t")))
         assert {one.id for one in await here.all()} == {other.id, id}
-        along = Bulk(verb=BulkVerb.SHIFT, by=5 * HOUR, where=Filter(topic="u"), deadlines=True)
+        along = BulkRequest(verb=BulkVerb.SHIFT, by=5 * HOUR, where=Filter(topic="u"), deadlines=True)
         assert (await carried_out(here, along)).counts == {"moved": 10}
         assert await here.get(new_id()) is None
         await here.close()
@@ -324,16 +328,18 @@ async def test_every_instance_shows_it_and_it_is_listed(store_url: str) -> None:
 def test_it_keeps_to_its_pace(virtual: Tell) -> None:
     async def story(world: World) -> None:
         async with world.app() as app:
-            bulks = Bulks(app, "here")
+            bulks = BulkRunner(app, "here")
             await fill(app, "t", 300)
-            done = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t"), pace=30))
+            done = await carried_out(bulks, BulkRequest(verb=BulkVerb.CANCEL, where=Filter(topic="t"), pace=30))
             assert done.counts == {"cancelled": 300}
             assert done.started_at is not None
             assert done.ended_at is not None
             assert 9_800 <= done.ended_at - done.started_at <= 10_100
             await fill(app, "t", 5)
             slow = new_id()
-            await bulks.start(slow, Bulk(verb=BulkVerb.FIRE, where=Filter(topic="t"), pace=1), anything, who="ann")
+            await bulks.start(
+                slow, BulkRequest(verb=BulkVerb.FIRE, where=Filter(topic="t"), pace=1), anything, who="ann"
+            )
             gone: list[int] = []
             for _ in range(5):
                 await world.pause(1)
@@ -347,10 +353,12 @@ def test_it_keeps_to_its_pace(virtual: Tell) -> None:
 def test_what_is_scheduled_later_is_not_meant(virtual: Tell) -> None:
     async def story(world: World) -> None:
         async with world.app() as app:
-            bulks = Bulks(app, "here")
+            bulks = BulkRunner(app, "here")
             await fill(app, "t", 50)
             id = new_id()
-            await bulks.start(id, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t"), pace=10), anything, who="ann")
+            await bulks.start(
+                id, BulkRequest(verb=BulkVerb.CANCEL, where=Filter(topic="t"), pace=10), anything, who="ann"
+            )
             await world.pause(2)
             await app.schedule("t", None, key="later", delay="2h")
             await app.schedule("t", None, key="k0049", delay="2h")
@@ -375,12 +383,12 @@ def test_one_that_dies_again_at_once_is_not_sent_again_and_again(virtual: Tell) 
             return Dead("for good")
 
         async with app, app.worker():
-            bulks = Bulks(app, "here")
+            bulks = BulkRunner(app, "here")
             await fill(app, "t", 40, delay="0s")
             await world.until(lambda: len(tries) == 40)
             await world.pause(1)
             tries.clear()
-            done = await carried_out(bulks, Bulk(verb=BulkVerb.REDRIVE, where=Filter(topic="t"), pace=20))
+            done = await carried_out(bulks, BulkRequest(verb=BulkVerb.REDRIVE, where=Filter(topic="t"), pace=20))
             assert done.counts == {"redriven": 40}
             await world.pause(5)
             assert sorted(tries) == sorted(set(tries)), "each was delivered once more"
@@ -393,7 +401,7 @@ def test_one_that_dies_again_at_once_is_not_sent_again_and_again(virtual: Tell) 
 def test_what_somebody_changed_meanwhile_is_read_again(virtual: Tell) -> None:
     async def story(world: World) -> None:
         async with world.app() as app:
-            bulks = Bulks(app, "here")
+            bulks = BulkRunner(app, "here")
             await fill(app, "t", 10)
             meddled: list[str] = []
 
@@ -410,7 +418,7 @@ def test_what_somebody_changed_meanwhile_is_read_again(virtual: Tell) -> None:
             where = Filter(topic="t", wake_before=world.clock.now() + 5 * HOUR)
             world.store.latency = lambda name: 0.5 if name == "change" else 0.0
             world.store.fault = meddle
-            done = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=where))
+            done = await carried_out(bulks, BulkRequest(verb=BulkVerb.CANCEL, where=where))
             world.store.latency = None
             assert meddled
             assert done.counts == {"cancelled": 9, "stale_token": 1}
@@ -425,7 +433,7 @@ def test_what_somebody_changed_meanwhile_is_read_again(virtual: Tell) -> None:
 def test_a_store_that_is_away_for_a_while_costs_time_and_nothing_else(virtual: Tell) -> None:
     async def story(world: World) -> None:
         async with world.app() as app:
-            bulks = Bulks(app, "here")
+            bulks = BulkRunner(app, "here")
             await fill(app, "t", 20)
             began = world.elapsed
 
@@ -437,7 +445,7 @@ def test_a_store_that_is_away_for_a_while_costs_time_and_nothing_else(virtual: T
             world.store.fault = away
             id = new_id()
             await bulks.start(
-                id, Bulk(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t"), pace=10), anything, who="a"
+                id, BulkRequest(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t"), pace=10), anything, who="a"
             )
             await ended(bulks, id)
             progress = await bulks.get(id)
@@ -446,11 +454,11 @@ def test_a_store_that_is_away_for_a_while_costs_time_and_nothing_else(virtual: T
             assert {one.due_at for one in (await records(app, "t")).values()} == {world.start + 2 * HOUR}
 
             world.store.fault = lambda point: StoreUnavailable("gone") if point == "change:before" else None
-            failed = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t")))
+            failed = await carried_out(bulks, BulkRequest(verb=BulkVerb.CANCEL, where=Filter(topic="t")))
             assert (failed.state, failed.error, failed.looked) == (BulkState.FAILED, "gone", 0)
 
             world.store.fault = lambda point: OutcomeUnknown("lost") if point == "change:after" else None
-            unknown = await carried_out(bulks, Bulk(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t")))
+            unknown = await carried_out(bulks, BulkRequest(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t")))
             world.store.fault = lambda _: None
             assert (unknown.state, unknown.counts) == (BulkState.ENDED, {"unknown": 20})
             assert {one.due_at for one in (await records(app, "t")).values()} == {world.start + 3 * HOUR}, "not twice"
@@ -463,10 +471,10 @@ def test_a_store_that_is_away_for_a_while_costs_time_and_nothing_else(virtual: T
 def test_a_full_store_can_be_emptied_all_the_same(virtual: Tell) -> None:
     async def story(world: World) -> None:
         async with world.app() as app:
-            bulks = Bulks(app, "here")
+            bulks = BulkRunner(app, "here")
             await fill(app, "t", 10)
             world.store.fault = lambda point: StoreFull("full") if point == "add:before" else None
-            done = await carried_out(bulks, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t")))
+            done = await carried_out(bulks, BulkRequest(verb=BulkVerb.CANCEL, where=Filter(topic="t")))
             assert (done.state, done.counts) == (BulkState.ENDED, {"cancelled": 10})
             assert [one.id for one in await bulks.all()] == [done.id], "this instance knows of it"
             await bulks.close()
@@ -477,10 +485,10 @@ def test_a_full_store_can_be_emptied_all_the_same(virtual: Tell) -> None:
 def test_it_is_stopped_from_any_instance_and_gone_on_with(virtual: Tell) -> None:
     async def story(world: World) -> None:
         async with world.app() as app:
-            here, there = Bulks(app, "here"), Bulks(app, "there")
+            here, there = BulkRunner(app, "here"), BulkRunner(app, "there")
             await fill(app, "t", 100)
             before = await records(app, "t")
-            bulk = Bulk(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t"), pace=10)
+            bulk = BulkRequest(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t"), pace=10)
             id = new_id()
             await here.start(id, bulk, anything, who="ann")
             await world.pause(4)
@@ -493,7 +501,7 @@ def test_it_is_stopped_from_any_instance_and_gone_on_with(virtual: Tell) -> None
             assert stopped.counts == {"moved": stopped.looked}
             since = untouched_by(stopped)
             assert since is not None
-            rest = Bulk(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t"), untouched_since=since)
+            rest = BulkRequest(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t"), untouched_since=since)
             assert (await carried_out(there, rest)).counts == {"moved": 100 - stopped.looked}
             after = await records(app, "t")
             assert {key: one.due_at for key, one in after.items()} == {
@@ -508,17 +516,17 @@ def test_it_is_stopped_from_any_instance_and_gone_on_with(virtual: Tell) -> None
 def test_the_end_of_the_service_stops_it_and_says_how_far_it_came(virtual: Tell) -> None:
     async def story(world: World) -> None:
         async with world.app() as app:
-            bulks = Bulks(app, "here")
+            bulks = BulkRunner(app, "here")
             await fill(app, "t", 100)
             ids = [new_id() for _ in range(AT_ONCE + 2)]
             for id in ids:
-                bulk = Bulk(verb=BulkVerb.FIRE, where=Filter(topic="t"), pace=1)
+                bulk = BulkRequest(verb=BulkVerb.FIRE, where=Filter(topic="t"), pace=1)
                 await bulks.start(id, bulk, anything, who="ann")
             await world.pause(3.5)
             states = [one.state for one in await bulks.all()]
             assert sorted(states) == sorted([BulkState.RUNNING] * AT_ONCE + [BulkState.QUEUED] * 2)
             await bulks.close()
-            found = {one.id: one for one in await Bulks(app, "after").all()}
+            found = {one.id: one for one in await BulkRunner(app, "after").all()}
             assert found.keys() == set(ids)
             assert {one.state for one in found.values()} == {BulkState.STOPPED}
             assert {one.stopped_by for one in found.values()} == {None}
@@ -530,13 +538,13 @@ def test_the_end_of_the_service_stops_it_and_says_how_far_it_came(virtual: Tell)
 def test_one_whose_instance_died_is_known_as_such(virtual: Tell) -> None:
     async def story(world: World) -> None:
         async with world.app() as app:
-            bulks = Bulks(app, "after")
+            bulks = BulkRunner(app, "after")
             now = world.clock.now()
             progress = Progress(
-                id=new_id(), bulk=Bulk(verb=BulkVerb.CANCEL, where=Filter()), chosen=0, who="ann", instance="dead",
-                asked_at=now, alive_at=now, state=BulkState.RUNNING, looked=7, counts={"cancelled": 7},
+                id=new_id(), bulk=BulkRequest(verb=BulkVerb.CANCEL, where=Filter()), chosen=0, who="ann",
+                instance="dead", asked_at=now, alive_at=now, state=BulkState.RUNNING, looked=7, counts={"cancelled": 7},
             )  # fmt: skip
-            kept, row = Kept(app.store, app.clock, SHOWN_TOPIC), msgspec.msgpack.encode(progress)
+            kept, row = SettingsStore(app.store, app.clock, SHOWN_TOPIC), msgspec.msgpack.encode(progress)
             await kept.put(f"change:{progress.id}", row, until=now + KEPT)
             assert not bulks.is_lost(progress)
             await world.pause(LOST_AFTER / 1000 + 1)
@@ -551,12 +559,12 @@ def test_one_whose_instance_died_is_known_as_such(virtual: Tell) -> None:
 def test_a_large_one_leaves_room_in_the_event_log(virtual: Tell) -> None:
     async def story(world: World) -> None:
         async with world.app() as app:
-            bulks = Bulks(app, "here")
+            bulks = BulkRunner(app, "here")
             await fill(app, "t", MOST_NOTED + 2 * PAGE)
             told: list[tuple[str, int, str]] = []
             with acting_as("ann", lambda verb, answers, who: told.append((verb, len(answers), who))):
                 id = new_id()
-                await bulks.start(id, Bulk(verb=BulkVerb.CANCEL, where=Filter(topic="t")), anything, who="ann")
+                await bulks.start(id, BulkRequest(verb=BulkVerb.CANCEL, where=Filter(topic="t")), anything, who="ann")
             await ended(bulks, id)
             assert sum(number for _, number, _ in told) == MOST_NOTED + 2 * PAGE, "the audit log has all"
             assert {(verb, who) for verb, _, who in told} == {("cancel", "ann")}
@@ -570,9 +578,9 @@ def test_a_large_one_leaves_room_in_the_event_log(virtual: Tell) -> None:
 def test_of_what_was_not_done_the_first_thousand_are_told(virtual: Tell) -> None:
     async def story(world: World) -> None:
         async with world.app() as app:
-            bulks = Bulks(app, "here")
+            bulks = BulkRunner(app, "here")
             await fill(app, "t", MOST_MISSED + 300, deadline="90m")
-            done = await carried_out(bulks, Bulk(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t")))
+            done = await carried_out(bulks, BulkRequest(verb=BulkVerb.SHIFT, by=HOUR, where=Filter(topic="t")))
             assert (done.counts, done.missed) == ({"refused": 1300}, 1300)
             assert len(await bulks.missed(done.id)) == MOST_MISSED
             await bulks.close()
@@ -584,13 +592,13 @@ def test_of_what_was_not_done_the_first_thousand_are_told(virtual: Tell) -> None
 def test_a_shift_moves_each_once_whatever_the_order(offsets: list[int], by: int, back: bool) -> None:
     async def story() -> None:
         async with Bide("memory:") as app:
-            bulks = Bulks(app, "here")
+            bulks = BulkRunner(app, "here")
             now = app.clock.now() + 20 * HOUR
             for n, offset in enumerate(offsets):
                 await app.schedule("t", n, key=str(n), delay=f"{now - app.clock.now() + offset}ms")
             before = await records(app, "t")
             delta = -by if back else by
-            done = await carried_out(bulks, Bulk(verb=BulkVerb.SHIFT, by=delta, where=Filter(topic="t")))
+            done = await carried_out(bulks, BulkRequest(verb=BulkVerb.SHIFT, by=delta, where=Filter(topic="t")))
             assert done.counts == {"moved": len(offsets)}
             after = await records(app, "t")
             assert all(after[key].due_at == one.due_at + delta for key, one in before.items())

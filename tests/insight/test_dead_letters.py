@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.engine.conftest import Tell, World
 
 from bide import Bide
-from bide.core.records import Settlement, Verdict
+from bide.core.records import OutcomeKind, Settlement
 from bide.insight.dead_letters import NO_ERROR, dead_letters, error_class, tasks_of_group
 
 DAY = 86_400_000
@@ -62,7 +62,9 @@ async def let_die(app: Bide, topic: str, errors: list[str | None], payload: Any 
         now = app.clock.now()
         leased = await app.store.lease({topic: len(part)}, now=now, until=now + 60_000, holder="w")
         settled = [
-            Settlement(topic, one.key, one.token, Verdict.DEAD, keep_until=now + DAY, error=errors[int(one.key[1:])])
+            Settlement(
+                topic, one.key, one.token, OutcomeKind.DEAD, keep_until=now + DAY, error=errors[int(one.key[1:])]
+            )
             for one in leased.tasks
         ]
         assert len(settled) == len(part)
@@ -79,7 +81,12 @@ def test_groups_tell_how_many_since_when_and_of_what(virtual: Tell) -> None:
             leased = await app.store.lease({"pay": 9}, now=world.clock.now(), until=world.clock.now() + 1, holder="w")
             [one] = leased.tasks
             late = Settlement(
-                "pay", "late", one.token, Verdict.DEAD, keep_until=2 * DAY + one.wake_at, error="HTTP 503 after 77 s"
+                "pay",
+                "late",
+                one.token,
+                OutcomeKind.DEAD,
+                keep_until=2 * DAY + one.wake_at,
+                error="HTTP 503 after 77 s",
             )
             assert await app.store.settle([late], now=world.clock.now())
             found = await dead_letters(app)

@@ -17,7 +17,7 @@ from tests.waiting import PATIENCE, until
 
 from bide import BadInput, Bide
 from bide.core.instants import Millis, as_datetime
-from bide.core.records import Count, Tally, Verdict
+from bide.core.records import Count, OutcomeKind, Tally
 from bide.engine.history import History
 from bide.insight.forecast import (
     BACK,
@@ -33,9 +33,9 @@ from bide.insight.forecast import (
     STEPS,
     Bar,
     Forecast,
+    ForecastQuery,
     Range,
     Span,
-    Wanted,
     around,
     chosen,
     cuts,
@@ -46,7 +46,7 @@ from bide.insight.forecast import (
     taken_apart,
 )  # fmt: skip
 from bide.insight.minute_log import LastDay
-from bide.insight.minute_log import PastInterval as Past
+from bide.insight.minute_log import PastInterval as DeliveryCounts
 from bide.ports import COUNTED
 from bide.stores.memory import MemoryStore
 from bide.testing import ManualClock
@@ -276,7 +276,7 @@ async def test_the_forecast_counts_by_interval_and_topic_and_finds_its_peaks(app
     await put(app, "old", NOW, NOW + 5)
     app.clock.advance(2)  # type: ignore[attr-defined]
     forecast = Forecast(app)
-    seen = await forecast.seen(Wanted(Span.DAY, UTC), everything)
+    seen = await forecast.seen(ForecastQuery(Span.DAY, UTC), everything)
     assert seen.due == Count(2)
     assert seen.bars[0].low == seen.counted_at == NOW + 2
     assert seen.edges[0] < NOW - 12 * HOUR + MINUTE
@@ -290,16 +290,16 @@ async def test_the_forecast_counts_by_interval_and_topic_and_finds_its_peaks(app
     assert (second.top.low, second.top.high) == (minute + 2 * HOUR, minute + 2 * HOUR + SECOND)
     assert third.top == Bar(eight + SECOND, eight + 2 * SECOND, {"coupon": Count(40), "order": Count(2)})
 
-    only = await forecast.seen(Wanted(Span.DAY, UTC, only="order"), everything)
+    only = await forecast.seen(ForecastQuery(Span.DAY, UTC, only="order"), everything)
     assert only.total == Count(22)
     assert only.topics == seen.topics
-    hidden = await forecast.seen(Wanted(Span.DAY, UTC, whose="anna"), lambda topic: topic == "old")
+    hidden = await forecast.seen(ForecastQuery(Span.DAY, UTC, whose="anna"), lambda topic: topic == "old")
     assert (hidden.total, hidden.due, hidden.topics) == (Count(1), Count(1), frozenset({"old"}))
 
-    tomorrow = await forecast.seen(Wanted(chosen(eight, eight + 10 * SECOND, NOW), UTC), everything)
+    tomorrow = await forecast.seen(ForecastQuery(chosen(eight, eight + 10 * SECOND, NOW), UTC), everything)
     assert tomorrow.due is None
     assert [bar.total.number for bar in tomorrow.bars] == [0, 42, *[0] * 8]
-    gone = await forecast.seen(Wanted(chosen(NOW - HOUR, NOW - MINUTE, NOW), UTC), everything)
+    gone = await forecast.seen(ForecastQuery(chosen(NOW - HOUR, NOW - MINUTE, NOW), UTC), everything)
     assert (gone.bars, gone.due) == ([], Count(2))
     await forecast.close()
 
@@ -308,14 +308,14 @@ async def test_the_forecast_counts_by_interval_and_topic_and_finds_its_peaks(app
 async def test_a_look_is_shared_for_a_while(app: Bide, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("bide.insight.forecast._EVERY", PATIENCE)
     forecast = Forecast(app)
-    wanted = Wanted(Span.HOUR, UTC)
+    wanted = ForecastQuery(Span.HOUR, UTC)
     first = await forecast.seen(wanted, everything)
     await put(app, "t", NOW + MINUTE)
-    assert await forecast.seen(Wanted(Span.HOUR, UTC), everything) is first
-    other = await forecast.seen(Wanted(Span.HOUR, ZoneInfo("Asia/Kathmandu")), everything)
+    assert await forecast.seen(ForecastQuery(Span.HOUR, UTC), everything) is first
+    other = await forecast.seen(ForecastQuery(Span.HOUR, ZoneInfo("Asia/Kathmandu")), everything)
     assert (first.total.number, other.total.number) == (0, 1)
     for number in range(40):
-        await forecast.seen(Wanted(chosen(NOW, NOW + MINUTE + number, NOW), UTC), everything)
+        await forecast.seen(ForecastQuery(chosen(NOW, NOW + MINUTE + number, NOW), UTC), everything)
     assert (await forecast.seen(wanted, everything)).total.number == 1, "only the last ranges are remembered"
 
 
@@ -325,12 +325,12 @@ async def test_how_far_is_counted_follows_what_a_look_costs(tmp_path: Path, monk
         await put(app, "t", *[NOW + MINUTE] * 1_500)
         forecast = Forecast(app)
         forecast.upto = LEAST_UPTO
-        seen = await forecast.seen(Wanted(Span.HOUR, UTC), everything)
+        seen = await forecast.seen(ForecastQuery(Span.HOUR, UTC), everything)
         assert seen.peaks[0].top.total == Count(1_500), "what is high is counted further"
         assert seen.total == Count(1_500)
         forecast.upto = LEAST_UPTO
         await put(app, "u", *(NOW + number * MINUTE for number in range(1, 11) for _ in range(1_001)))
-        seen = await forecast.seen(Wanted(Span.HOUR, UTC, whose="again"), everything)
+        seen = await forecast.seen(ForecastQuery(Span.HOUR, UTC, whose="again"), everything)
         assert not seen.exact
         assert seen.total == Count(1_500 + 3 * 1_001 + 7 * LEAST_UPTO, exact=False)
         forecast.upto = LEAST_UPTO
@@ -340,7 +340,7 @@ async def test_how_far_is_counted_follows_what_a_look_costs(tmp_path: Path, monk
         assert forecast.upto == 2 * LEAST_UPTO
         forecast.learn(0.01, exact=True)
         assert forecast.upto == 2 * LEAST_UPTO, "it was enough"
-        assert (await forecast.seen(Wanted(Span.DAY, UTC), everything)).total == Count(1_500 + 10 * 1_001)
+        assert (await forecast.seen(ForecastQuery(Span.DAY, UTC), everything)).total == Count(1_500 + 10 * 1_001)
         forecast.upto = 100_000
         forecast.learn(PATIENCE + 1, exact=True)
         assert forecast.upto == 50_000
@@ -356,14 +356,14 @@ async def test_the_past_is_told_by_minute(app: Bide) -> None:
     minute = NOW - NOW % MINUTE
     history = History(app.store, clock)
     history.began("a", [minute, minute + 1], minute + 2)
-    history.ended("a", Verdict.DONE)
+    history.ended("a", OutcomeKind.DONE)
     await history.flush()
     clock.advance(MINUTE)
     history.began("a", [minute + 5] * 120, clock.now())
     for _ in range(90):
-        history.ended("a", Verdict.DONE)
+        history.ended("a", OutcomeKind.DONE)
     history.began("b", [clock.now()], clock.now())
-    history.ended("b", Verdict.RETRY)
+    history.ended("b", OutcomeKind.RETRY)
     await history.flush()
     clock.advance(MINUTE)
     history.began("a", [minute + MINUTE], clock.now())
@@ -374,9 +374,9 @@ async def test_the_past_is_told_by_minute(app: Bide) -> None:
     await day.look()
     assert day.whole
     edges = [minute - MINUTE, minute, minute + MINUTE, clock.now()]
-    assert day.between(edges, everything) == [Past(0, 0), Past(122, 1), Past(2, 90)]
-    assert day.between(edges, "b".__eq__) == [Past(0, 0), Past(0, 0), Past(1, 0)]
-    assert day.between([minute - HOUR, minute + HOUR], everything) == [Past(124, 91)]
+    assert day.between(edges, everything) == [DeliveryCounts(0, 0), DeliveryCounts(122, 1), DeliveryCounts(2, 90)]
+    assert day.between(edges, "b".__eq__) == [DeliveryCounts(0, 0), DeliveryCounts(0, 0), DeliveryCounts(1, 0)]
+    assert day.between([minute - HOUR, minute + HOUR], everything) == [DeliveryCounts(124, 91)]
     assert day.topics() == {"a", "b"}
     fastest = day.fastest("all", everything)
     assert fastest is not None, "there was a backlog before and after the second minute"
@@ -394,7 +394,7 @@ async def test_a_burst_says_nothing_of_what_a_minute_can_do(app: Bide) -> None:
     for carried in (0, 50_000, 0):  # each minute's burst waits; some of it for the next minute
         history.began("a", [clock.now() - carried - 2_000] * 100, clock.now())
         for _ in range(100):
-            history.ended("a", Verdict.DONE)
+            history.ended("a", OutcomeKind.DONE)
         await history.flush()
         clock.advance(MINUTE)
     day = LastDay(app)
@@ -413,7 +413,7 @@ async def test_what_is_told_later_is_seen_by_the_next_look(app: Bide) -> None:
     await day.look()
 
     async def done(history: History, advance: Millis) -> list[int]:
-        history.ended("a", Verdict.DONE)
+        history.ended("a", OutcomeKind.DONE)
         await history.flush()
         clock.advance(advance)
         await day.read()
@@ -457,13 +457,13 @@ async def test_of_many_topics_the_fullest_are_counted_by_interval_and_the_others
         few = [app.new(f"t.{number}", key="1", delay="1h") for number in range(3 * MOST_TOPICS)]
         await app.schedule_many([*few, *(app.new("full", key=str(key), delay="2h") for key in range(5))])
         forecast = Forecast(app)
-        seen = await forecast.seen(Wanted(Span.DAY, UTC), lambda _: True)
+        seen = await forecast.seen(ForecastQuery(Span.DAY, UTC), lambda _: True)
         assert max(store.asked) == MOST_TOPICS
         assert seen.beyond == Count(2 * MOST_TOPICS + 1)
         assert seen.total == Count(MOST_TOPICS - 1 + 5), "the fullest one among them"
         assert len(seen.topics) == 3 * MOST_TOPICS + 1
         store.asked.clear()
-        one = await forecast.seen(Wanted(Span.DAY, UTC, "t.0"), lambda _: True)
+        one = await forecast.seen(ForecastQuery(Span.DAY, UTC, "t.0"), lambda _: True)
         assert (set(store.asked), one.total, one.beyond) == ({1}, Count(1), None)
         await forecast.close()
 
@@ -474,7 +474,7 @@ async def test_a_look_that_nobody_waits_for_any_more_ends() -> None:
         await app.schedule("t", None, key="1", delay="1h")
         store.held = asyncio.Event()
         forecast = Forecast(app)
-        wanted = Wanted(Span.DAY, UTC)
+        wanted = ForecastQuery(Span.DAY, UTC)
         one, two = (asyncio.ensure_future(forecast.seen(wanted, lambda _: True)) for _ in range(2))
         await until(lambda: store.asked, "the look to count")
         one.cancel()

@@ -15,8 +15,8 @@ from tests.engine.conftest import stores
 from tests.waiting import PATIENCE, elapse, until
 
 from bide import Bide, Dead, StoreUnavailable
-from bide.core.records import Count, Filter, Found, Page, Ref, Settlement, State, Tally, Verdict
-from bide.engine.history import MINUTE, History, Past, rows_between, together
+from bide.core.records import Count, Filter, Found, OutcomeKind, Page, Ref, Settlement, State, Tally
+from bide.engine.history import MINUTE, DeliveryCounts, History, rows_between, together
 from bide.engine.pauses import Pauses
 from bide.engine.registry import WakeChannel
 from bide.insight.minute_log import MINUTES, Flow, Throughput
@@ -79,7 +79,8 @@ async def busy(app: Bide) -> None:
     now = app.clock.now()
     dead = await app.store.lease({"broken": 2}, now=now, until=now + 10_000, holder="w1")
     told = [
-        Settlement(one.topic, one.key, one.token, Verdict.DEAD, keep_until=now + 10**6, error="x") for one in dead.tasks
+        Settlement(one.topic, one.key, one.token, OutcomeKind.DEAD, keep_until=now + 10**6, error="x")
+        for one in dead.tasks
     ]
     assert await app.store.settle(told, now=now) == [True, True]
     await app.store.lease({"held": 3}, now=now, until=now + 600_000, holder="w1")
@@ -294,17 +295,19 @@ class Told:
         self._history = History(app.store, app.clock)
         self._clock = app.clock
 
-    async def deliver(self, number: int, *, topic: str = "a", late: int = 3, verdict: Verdict = Verdict.DONE) -> None:
+    async def deliver(
+        self, number: int, *, topic: str = "a", late: int = 3, outcome: OutcomeKind = OutcomeKind.DONE
+    ) -> None:
         now = self._clock.now()
         self._history.scheduled(number)
         self._history.began(topic, [now - late] * number, now)
         for _ in range(number):
-            self._history.ended(topic, verdict)
+            self._history.ended(topic, outcome)
         await self._history.flush()
 
 
 def figures(flow: Flow) -> tuple[int, int, int | None]:
-    return flow.past.begun, flow.past.done, flow.scheduled
+    return flow.deliveries.begun, flow.deliveries.done, flow.scheduled
 
 
 def test_the_last_minute_is_a_minute(virtual: Tell) -> None:
@@ -314,7 +317,7 @@ def test_the_last_minute_is_a_minute(virtual: Tell) -> None:
             told, throughput = Told(app), Throughput(app.store, app.clock)
             await told.deliver(10)
             await world.pause(30.0)
-            await told.deliver(5, late=800, verdict=Verdict.RETRY)
+            await told.deliver(5, late=800, outcome=OutcomeKind.RETRY)
             first = await throughput.look()
             assert figures(first.last_minute()) == (15, 10, 15)
             assert first.last_minute().failed == 5
@@ -328,7 +331,7 @@ def test_the_last_minute_is_a_minute(virtual: Tell) -> None:
             assert figures(seen.last_minute()) == (1, 1, 1), "what was seen a minute ago is over"
             assert seen.last_minute().span == 59_000
             assert seen.last_minute().rate(59) == 1.0
-            assert seen.last_minute().past.late == {3: 1}
+            assert seen.last_minute().deliveries.late == {3: 1}
             assert figures(seen.last_hour()) == (16, 11, 16)
             assert seen.by_minute()[-2:] == [15, 1]
             assert len(seen.by_minute()) == MINUTES
@@ -346,7 +349,7 @@ def test_of_some_topics_only(virtual: Tell) -> None:
             assert figures(seen.last_minute()) == (5, 5, 5)
             mine = seen.last_minute(lambda topic: topic == "a")
             assert figures(mine) == (2, 2, None), "what is counted over all topics is theirs who see all"
-            assert mine.past.lateness(0.99) == 3
+            assert mine.deliveries.lateness(0.99) == 3
             assert seen.by_minute(lambda topic: topic == "a")[-1] == 2
             assert (seen.latest(), seen.latest(lambda topic: topic == "a")) == ("b", "a")
             assert seen.latest(lambda topic: False) is None
@@ -404,9 +407,9 @@ def test_the_last_hour_is_what_the_rows_say(steps: list[tuple[int, int, bool]], 
                 assert seen.hour == together(rows.values())
                 assert seen.last_minute().span <= 2 * MINUTE
                 now_and_before = sum(
-                    row.topics.get(topic, Past()).begun for one, row in rows.items() if one >= minute - 1
+                    row.topics.get(topic, DeliveryCounts()).begun for one, row in rows.items() if one >= minute - 1
                 )
-                assert 0 <= seen.last_minute().past.begun <= now_and_before
+                assert 0 <= seen.last_minute().deliveries.begun <= now_and_before
 
     run_virtual(story)
 
@@ -454,8 +457,8 @@ def test_a_real_worker_is_seen_at_work(virtual: Tell) -> None:
                 assert [(one.name, one.number, one.announced) for one in seen.holders] == [("the worker", 3, True)]
                 assert (seen.due.count, seen.dead) == (Count(2), Count(2))
                 assert seen.minute is not None
-                assert (seen.minute.past.begun, seen.minute.past.dead) == (5, 2)
-                late = seen.minute.past.lateness(0.99)
+                assert (seen.minute.deliveries.begun, seen.minute.deliveries.dead) == (5, 2)
+                late = seen.minute.deliveries.lateness(0.99)
                 assert late is not None
                 assert late < 10
                 assert not seen.unworked

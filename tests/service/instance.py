@@ -32,7 +32,7 @@ async def served(store: Any, config: ServeConfig | None = None, **settings: Any)
         listening.bind(("127.0.0.1", 0))
         listening.listen(2048)  # who calls before the server is up waits for it
         async with Serving(app, config or ServeConfig(), host="127.0.0.1") as serving:
-            server = PromptServer(under_uvicorn(serving.service, app.terms.grace / 1000, serving.config.connections))
+            server = PromptServer(under_uvicorn(serving.service, app.config.grace / 1000, serving.config.connections))
             running = asyncio.ensure_future(server.serve(sockets=[listening]))
             try:
                 yield Instance(f"http://127.0.0.1:{listening.getsockname()[1]}", serving, app, server)

@@ -20,7 +20,7 @@ from tests.waiting import elapse
 
 from bide import BadInput, Bide, SetupError, StoreUnavailable
 from bide.core.names import RESERVED_TOPIC
-from bide.engine.settings_store import Kept
+from bide.engine.settings_store import SettingsStore
 from bide.service import access as access_module
 from bide.service.access import AGE, FRESH, SOON, Access, Foreign, check_start, is_loopback
 from bide.service.authz import (
@@ -47,7 +47,7 @@ HOUR = 3_600_000
 
 
 def tokens_of(app: Bide) -> Tokens:
-    return Tokens(Kept(app.store, app.clock))
+    return Tokens(SettingsStore(app.store, app.clock))
 
 
 async def make(
@@ -455,7 +455,7 @@ async def test_two_services_share_the_tokens_of_a_store(tmp_path: Path) -> None:
 async def test_a_damaged_token_is_refused_and_said_once(caplog: pytest.LogCaptureFixture) -> None:
     async with Bide("memory:") as app:
         token, header = await make(app)
-        await Kept(app.store, app.clock).put(f"token:{token.id}", b"{nonsense")
+        await SettingsStore(app.store, app.clock).put(f"token:{token.id}", b"{nonsense")
         access = Access(app, anonymous=True)
         with caplog.at_level(logging.ERROR, "bide.access"):
             await refused(access, header, "not known")

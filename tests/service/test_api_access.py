@@ -15,8 +15,8 @@ from tests.service.console.browsing import Browser
 
 from bide.core.names import RESERVED_TOPICS, new_id
 from bide.core.options import encode_options
-from bide.core.records import Cancel, Filter, Found, In, NewTask, OnConflict, Page, Ref, Settlement, Verdict
-from bide.engine.settings_store import Kept
+from bide.core.records import Cancel, Filter, Found, In, NewTask, OnConflict, OutcomeKind, Page, Ref, Settlement
+from bide.engine.settings_store import SettingsStore
 from bide.service.authz import ALL_VERBS, Tokens, Verb
 from bide.service.contract import CALLS
 from bide.stores.http import HttpStore
@@ -69,7 +69,7 @@ class Door:
 
     def make(self, name: str, verbs: frozenset[Verb], topic: str) -> Api:
         app = self.service.app
-        tokens = Tokens(Kept(app.store, app.clock))
+        tokens = Tokens(SettingsStore(app.store, app.clock))
         _, text = self.service.run(tokens.add(name, verbs=verbs, topics=(topic,), now=app.clock.now()))
         self.texts[name] = text
         return Api(self.service.url, text)
@@ -208,7 +208,7 @@ async def test_no_answer_over_the_store_calls_does_either(door: Door) -> None:
     await stores["all"].add([replace(hidden, key="failed", id=new_id(), due=In(0))], now=0)
     leased = await stores["all"].lease({MINE: 100}, now=0, until=60_000, holder="w")
     [token] = [one.token for one in leased.tasks if one.key == "failed"]
-    wrong = Settlement(MINE, "failed", token, Verdict.RETRY, In(0), error="SECRET\n\x1fSECRET")
+    wrong = Settlement(MINE, "failed", token, OutcomeKind.RETRY, In(0), error="SECRET\n\x1fSECRET")
     assert await stores["all"].settle([wrong], now=0) == [True]
     [seen] = await stores["all"].get([Ref(MINE, "failed")])
     assert seen is not None

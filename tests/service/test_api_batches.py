@@ -285,9 +285,9 @@ def test_settings_of_bide_are_for_nobody(plain: Api, topic: str) -> None:
 
 
 def test_a_list_shows_no_settings_of_bide(api: Api, service: Running) -> None:
-    from bide.engine.settings_store import Kept
+    from bide.engine.settings_store import SettingsStore
 
-    service.run(Kept(service.app.store, service.app.clock).put_if_absent("a", b"b"))
+    service.run(SettingsStore(service.app.store, service.app.clock).put_if_absent("a", b"b"))
     query = ""
     while True:
         page = api.done("GET", f"/v1/tasks?limit=1000{query}")

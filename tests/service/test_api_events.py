@@ -193,7 +193,7 @@ def test_a_caller_who_gives_up_and_a_stream_are_counted() -> None:
         gives_up = http.client.HTTPConnection(urlsplit(service.url).netloc, timeout=PATIENCE)
         ask = {"topics": {"t": 1}, "wait": "60s"}
         gives_up.request("POST", "/v1/lease", json.dumps(ask), {"content-type": "application/json"})
-        wait_until(lambda: service.serving._desk.waiting > 0, "somebody who waits")
+        wait_until(lambda: service.serving._long_poll.waiting > 0, "somebody who waits")
         gives_up.close()
         with streamed(service):
             line = 'bide_http_requests_total{call="%s",status="%s"} 1.0'

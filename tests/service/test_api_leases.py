@@ -75,7 +75,7 @@ async def many(service: Running) -> AsyncIterator[Many]:
 
 async def waiting(service: Running, count: int) -> None:
     """Until so many wait at the desk."""
-    await until(lambda: service.serving._desk.waiting == count, f"{count} who wait")
+    await until(lambda: service.serving._long_poll.waiting == count, f"{count} who wait")
 
 
 # --- lease
@@ -206,11 +206,11 @@ async def test_those_who_ask_again_and_again_leave_nothing_at_the_desk(topic: st
             await waiting(service, 1)
             for _ in range(50):
                 assert await many.lease(topic) == []
-            desk = service.serving._desk
-            assert [len(queue) for group in desk._groups.values() for queue in group.queues.values()] == [1]
+            long_poll = service.serving._long_poll
+            assert [len(queue) for group in long_poll._groups.values() for queue in group.queues.values()] == [1]
             longest.cancel()
             await waiting(service, 0)
-            assert not desk._groups
+            assert not long_poll._groups
 
 
 async def test_topics_that_nobody_asks_for_any_more_are_listened_to_no_longer_also_while_somebody_waits(
@@ -223,7 +223,7 @@ async def test_topics_that_nobody_asks_for_any_more_are_listened_to_no_longer_al
             await waiting(service, 1)
             for number in range(20):
                 assert await many.lease(f"{topic}.{number}") == []
-            listening = service.serving._desk._listening
+            listening = service.serving._long_poll._listening
             await until(lambda: set(listening) <= {topic, f"{topic}.19"}, "the others to be let go")
             assert topic in listening
             longest.cancel()
@@ -249,18 +249,18 @@ async def test_more_wanted_than_one_lease_asks_for_starves_no_topic_and_spins_no
 
 async def test_who_comes_as_the_last_two_leave_is_served(topic: str) -> None:
     async with served("memory:", **KEPT) as instance:
-        desk = instance.serving._desk
+        long_poll = instance.serving._long_poll
 
         def lease(wait: float) -> asyncio.Task[list[Any]]:
-            return asyncio.create_task(desk.lease({topic: 1}, holder="a", lease_for=60_000, wait=wait))
+            return asyncio.create_task(long_poll.lease({topic: 1}, holder="a", lease_for=60_000, wait=wait))
 
         leaving = [lease(60), lease(60)]
-        await until(lambda: desk.waiting == 2, "two who wait")
-        [group] = desk._groups.values()
+        await until(lambda: long_poll.waiting == 2, "two who wait")
+        [group] = long_poll._groups.values()
         first, second = group.queues[topic]
-        desk._answer(group, first)
+        long_poll._answer(group, first)
         coming = lease(0)  # its turn is between those of the two
-        desk._answer(group, second)
+        long_poll._answer(group, second)
         assert await asyncio.gather(coming, *leaving) == [[], [], []]
 
 

@@ -392,7 +392,7 @@ def test_what_is_wrong_is_named(plain: Api, topic: str, ask: Any, field: str) ->
 
 
 def test_a_payload_may_be_so_large_and_no_larger(api: Api, topic: str, service: Running) -> None:
-    largest = "x" * (service.app.terms.payload_limit - 2)
+    largest = "x" * (service.app.config.payload_limit - 2)
     assert api.put(topic, "42", payload=largest)["payload"] == largest
     reply = api("PUT", at(topic, "43"), {"delay": "1h", "payload": largest + "x"})
     assert reply.status == 422

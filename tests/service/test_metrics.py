@@ -15,9 +15,9 @@ from prometheus_client.parser import text_string_to_metric_families
 from tests.waiting import PATIENCE, elapse
 
 from bide import Bide, Dead, Defer, Done, Fixed, Retry, SetupError, StoreFull, StoreUnavailable, Task
-from bide.core.records import Lease, State, Verdict
+from bide.core.records import Lease, OutcomeKind, State
 from bide.core.retry import policy
-from bide.engine.delivery.long_poll import Desk
+from bide.engine.delivery.long_poll import LongPoll
 from bide.ports import Features, Policy
 from bide.service.metrics import Metrics
 from bide.service.metrics.measures import OPERATIONS, Few, Series, time_calls
@@ -136,14 +136,14 @@ async def test_what_is_handed_out_to_others_counts_too(measured: Measured) -> No
 
 async def test_outcomes_of_consumers_elsewhere_count_once_the_store_has_them(measured: Measured) -> None:
     app = measured.app
-    desk = Desk(app, settled=measured.metrics.settled, policy_of=lambda _: Policy(policy(None)))
+    long_poll = LongPoll(app, settled=measured.metrics.settled, policy_of=lambda _: Policy(policy(None)))
     for key in "abc":
         await app.schedule("post", key=key, delay="0s")
     now = app.clock.now()
     leased = await app.store.lease({"post": 3}, now=now, until=now + 60_000, holder="me")
     first, second, third = (Lease(one.topic, one.key, one.token) for one in leased.tasks)
     late = Lease(third.topic, third.key, third.token - 1)
-    assert await desk.settle([(first, Done()), (second, Retry()), (late, Done())], who="me") == [True, True, False]
+    assert await long_poll.settle([(first, Done()), (second, Retry()), (late, Done())], who="me") == [True, True, False]
     await measured.scrape()
     assert measured("bide_outcomes_total", topic="post", verdict="done") == 1
     assert measured("bide_outcomes_total", topic="post", verdict="retry") == 1
@@ -285,7 +285,7 @@ def test_a_topic_that_is_gone_for_an_hour_has_no_series(monkeypatch: pytest.Monk
         made = Measured(topics=1)
         async with made.app as app:
             await app.schedule("old", key="a", delay="1h")
-            made.metrics.settled("old", Verdict.DONE)
+            made.metrics.settled("old", OutcomeKind.DONE)
             await app.schedule("new", key="a", delay="1h")
             await app.schedule("new", key="b", delay="1h")
             await made.scrape()

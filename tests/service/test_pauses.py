@@ -15,7 +15,7 @@ from tests.waiting import pause, wait_until
 
 from bide import BadInput, Bide, SetupError, Task
 from bide.engine import pauses
-from bide.engine.settings_store import Kept
+from bide.engine.settings_store import SettingsStore
 from bide.service.authz import Tokens, Verb
 
 
@@ -33,7 +33,8 @@ def topic(api: Api) -> Iterator[str]:
 
 def token(service: Running, name: str, verbs: set[Verb], *topics: str) -> str:
     app = service.app
-    adding = Tokens(Kept(app.store, app.clock)).add(name, verbs=frozenset(verbs), topics=topics, now=app.clock.now())
+    tokens = Tokens(SettingsStore(app.store, app.clock))
+    adding = tokens.add(name, verbs=frozenset(verbs), topics=topics, now=app.clock.now())
     return service.run(adding)[1]
 
 
@@ -110,7 +111,7 @@ def test_a_consumer_that_waits_gets_it_when_it_is_resumed(
     waiting = Api(service.url)
     with ThreadPoolExecutor(1) as thread:
         waits = thread.submit(waiting.lease, topic, wait="60s")
-        wait_until(lambda: service.serving._desk.waiting > 0, "somebody who waits at the desk")
+        wait_until(lambda: service.serving._long_poll.waiting > 0, "somebody who waits at the desk")
         api.done("DELETE", pause_of(topic))
         assert [task["key"] for task in waits.result()] == ["k"]
     waiting.close()

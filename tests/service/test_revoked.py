@@ -107,7 +107,7 @@ def waiting(one: Running, text: str) -> tuple[threading.Thread, list[Reply]]:
 
     thread = threading.Thread(target=ask)
     thread.start()
-    wait_until(lambda: one.serving._desk.waiting == 1, "the lease to wait")
+    wait_until(lambda: one.serving._long_poll.waiting == 1, "the lease to wait")
     return thread, replies
 
 

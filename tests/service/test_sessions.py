@@ -19,7 +19,7 @@ from tests.waiting import elapse
 from bide import Bide
 from bide.core.errors import StoreFull
 from bide.core.names import RESERVED_TOPICS
-from bide.engine.settings_store import Kept
+from bide.engine.settings_store import SettingsStore
 from bide.service.access import (
     FRESH,
     SOON,
@@ -139,7 +139,9 @@ async def test_whoever_reads_the_store_has_no_session() -> None:
         sessions = sessions_of(app)
         token, header = await make(app)
         session = await sessions.begin(header.split()[1])
-        kept = [one for topic in RESERVED_TOPICS for one in (await Kept(app.store, app.clock, topic).all()).items()]
+        kept = [
+            one for topic in RESERVED_TOPICS for one in (await SettingsStore(app.store, app.clock, topic).all()).items()
+        ]
         assert len(kept) == 2
         readable = [part for name, value in kept for part in (name.encode(), value)]
         for part in readable:

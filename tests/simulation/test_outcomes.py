@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
-from bide.core.records import Result, State, Verdict
+from bide.core.records import OutcomeKind, Result, State
 from bide.testing.history.events import (
     Answered,
     Asked,
@@ -54,21 +54,21 @@ def ended(at: float, topic: str, token: int, how: str = "returned", who: str = W
     return Ended(who, round(at * SECOND), topic, "k", token, how)
 
 
-def settling(call: int, at: float, token: int, verdict: Verdict = Verdict.DONE) -> Settling:
+def settling(call: int, at: float, token: int, verdict: OutcomeKind = OutcomeKind.DONE) -> Settling:
     return Settling(call, WHO, round(at * SECOND), round(at * 1000), "work", "k", token, verdict)
 
 
 def test_done_is_what_a_handler_has_said() -> None:
     assert broken(ended(1, "work", 7), settling(1, 1, 7)) == []
     assert broken(ended(1, "work", 7, "Done('done')"), settling(1, 1, 7)) == []
-    assert broken(ended(1, "work", 7, "OSError('it fails')"), settling(1, 1, 7, Verdict.RETRY)) == []
+    assert broken(ended(1, "work", 7, "OSError('it fails')"), settling(1, 1, 7, OutcomeKind.RETRY)) == []
     assert broken(ended(1, "work", 7, "OSError('it fails')"), settling(1, 1, 7)) == ["P2"]
     assert broken(settling(1, 1, 7), ended(2, "work", 7)) == ["P2"]
 
 
 def test_an_outcome_is_told_until_the_store_has_it() -> None:
     failed = Failed(2, 2 * SECOND, True, "OutcomeUnknown")
-    first, again = settling(2, 1, 7, Verdict.RETRY), settling(3, 3, 7, Verdict.RETRY)
+    first, again = settling(2, 1, 7, OutcomeKind.RETRY), settling(3, 3, 7, OutcomeKind.RETRY)
     assert broken(first, failed, again) == []
     assert broken(first, failed) == ["P2"]
     assert broken(first, failed, Died(WHO, 3 * SECOND)) == []
@@ -102,7 +102,7 @@ def test_who_has_room_begins_what_is_due() -> None:
 def test_a_worker_settles_what_has_ended_before_it_leases_it_again() -> None:
     first: list[Event] = [leasing(1, 1), leased(1, 1.01, "work", 7), began(1.01, "work", 7, 1), ended(3, "work", 7)]
     again = leased(2, 3.02, "work", 8, losses=1)
-    told = settling(9, 3, 7, Verdict.DONE)
+    told = settling(9, 3, 7, OutcomeKind.DONE)
     itself = broken(*first, leasing(2, 3.01), again)
     assert len(itself) - len(broken(*first, told, leasing(2, 3.01), again)) == 1
     assert len(itself) - len(broken(*first, leasing(2, 3.01, OTHER), again)) == 1

@@ -171,6 +171,6 @@ async def test_a_cancel_in_the_middle_of_a_request_ends_it(receiver: Receiver) -
             await receiver.came.wait()
             answer = await app.cancel(TOPIC, "42")
             assert answer.result == "cancelled_while_leased"
-            await worker._keeper.extend()
+            await worker._lease_extender.extend()
             await receiver.gone.wait()
             await until(lambda: post.hosts.busy(receiver.place) == 0, "its place to be free")

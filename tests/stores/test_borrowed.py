@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bide import SetupError
-from bide.engine.transaction_context import run_here
+from bide.engine.transaction_context import run_on_this_thread
 from bide.stores.driver_adapters import awaited
 
 
@@ -18,10 +18,10 @@ async def answered_already() -> int:
 
 def test_a_thread_without_a_loop_is_refused_also_what_need_not_wait() -> None:
     with pytest.raises(SetupError, match="await"):
-        run_here(awaited(answered_already()))
+        run_on_this_thread(awaited(answered_already()))
 
 
 async def test_the_same_of_a_coroutines_thread() -> None:
     assert await awaited(answered_already()) == 1
     with pytest.raises(SetupError, match="await"):
-        await asyncio.to_thread(lambda: run_here(awaited(answered_already())))
+        await asyncio.to_thread(lambda: run_on_this_thread(awaited(answered_already())))

@@ -9,7 +9,20 @@ import pytest
 
 from bide.core.events import Event, EventKind
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Filter, Lease, Move, NewTask, Page, Record, Ref, Settlement, State, Verdict
+from bide.core.records import (
+    At,
+    Cancel,
+    Filter,
+    Lease,
+    Move,
+    NewTask,
+    OutcomeKind,
+    Page,
+    Record,
+    Ref,
+    Settlement,
+    State,
+)
 from bide.stores.memory import MemoryStore
 from bide.stores.memory.lines import NAMES, Line, Listings
 from bide.timers import HeapTimer, HierarchicalWheel
@@ -44,7 +57,7 @@ def lease(store: MemoryStore, count: int, *, now: int = NOW) -> list[Record]:
 
 
 def done(record: Record, keep_until: int = 0) -> Settlement:
-    return Settlement(record.topic, record.key, record.token, Verdict.DONE, keep_until=keep_until)
+    return Settlement(record.topic, record.key, record.token, OutcomeKind.DONE, keep_until=keep_until)
 
 
 def test_no_call_waits() -> None:

@@ -330,4 +330,4 @@ async def test_in_a_sqlite_store_s_own_file_every_commit_is_noticed(place: Sqlit
     async with watching(app, watch) as loop:
         await place.add(1, now() + 100)
         await fired(loop, 1)
-    assert watch.heard == set()
+    assert watch.listeners == set()

@@ -26,7 +26,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime, duration, duration_text, instant_text
 from bide.core.records import Count, Pause, Record, Result, State, Tally, Topic, summed
 from bide.engine.arguments import due_of
-from bide.insight.task_history import Attempt, Story, story
+from bide.insight.task_history import Attempt, TaskHistory, task_history
 from bide.service.schemas import detail_shape, event_shape, task_shape
 
 _LIVE, _ALL = "live", "all"
@@ -141,7 +141,7 @@ def show(context: Context, topic: str, key: str) -> Exit:
     async def work(app: Bide) -> Exit:
         task = await app.get(topic, key)
         events = await app.events(topic, key)
-        life = await story(app, topic, key)
+        life = await task_history(app, topic, key)
         last = None if life is None else life.last
         why = [] if life is None else _reasons(life, (await app.paused()).get(topic))
         if context.json:
@@ -167,7 +167,7 @@ def show(context: Context, topic: str, key: str) -> Exit:
     return context.open(work)
 
 
-def _reasons(life: Story, pause: Pause | None) -> list[str]:
+def _reasons(life: TaskHistory, pause: Pause | None) -> list[str]:
     """The reasons for its lateness, in the console's sentences."""
     from bide.service.console.i18n import Phrases
     from bide.service.console.task import reasons

@@ -12,7 +12,7 @@ from bide.cli.exits import Exit
 from bide.cli.output import moment_words, print_json, printable
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, duration, instant_text
-from bide.engine.settings_store import Kept
+from bide.engine.settings_store import SettingsStore
 from bide.service.authz import ALL_VERBS, Token, Tokens, Verb, check_id, check_pattern, verbs_of
 
 
@@ -118,7 +118,7 @@ def _tokens(app: Bide) -> Tokens:
     if app.url.startswith(("http:", "https:")):
         accepted = "the URL of the store itself: a service lets nobody reach the tokens that protect it"
         raise BadInput("store", without_password(app.url), accepted)
-    return Tokens(Kept(app.store, app.clock))
+    return Tokens(SettingsStore(app.store, app.clock))
 
 
 def _length(expires: str) -> Millis:

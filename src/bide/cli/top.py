@@ -167,7 +167,7 @@ def _head(seen: Overview, note: tuple[str, str], width: int) -> Text:
 def _figures(seen: Overview, width: int) -> Columns:
     """Names, numbers and remarks, in columns of one width."""
     flow, oldest = seen.minute, seen.oldest_due
-    p50, p99 = (None, None) if flow is None else (flow.past.lateness(0.5), flow.past.lateness(0.99))
+    p50, p99 = (None, None) if flow is None else (flow.deliveries.lateness(0.5), flow.deliveries.lateness(0.99))
     cells: list[tuple[str, str, str, str]] = [
         ("pending", count_words(seen.pending.count), "bold cyan", _age(seen.pending, seen.at)),
         (
@@ -181,7 +181,7 @@ def _figures(seen: Overview, width: int) -> Columns:
             "" if p50 is None else f"p50 {length_words(p50)}",
         ),
         ("in/s", "–" if flow is None or flow.scheduled is None else _rate(flow, flow.scheduled), "", _span(flow)),
-        ("done/s", "–" if flow is None else _rate(flow, flow.past.done), "", ""),
+        ("done/s", "–" if flow is None else _rate(flow, flow.deliveries.done), "", ""),
         (
             "failed/s", "–" if flow is None else _rate(flow, flow.failed),
             "red" if flow is not None and flow.failed else "dim", "",
@@ -354,7 +354,7 @@ def _figure_shape(figure: Figure) -> dict[str, Any]:
 def _flow_shape(flow: Flow | None) -> dict[str, Any] | None:
     if flow is None:
         return None
-    past = flow.past
+    past = flow.deliveries
     return {
         "seconds": flow.span / 1000, "scheduled": flow.scheduled, "begun": past.begun, "done": past.done,
         "retried": past.retried, "deferred": past.deferred, "dead": past.dead,

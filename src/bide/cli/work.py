@@ -25,7 +25,7 @@ from bide.cli.context import Context, WholeNumber, shared_options, without_passw
 from bide.cli.exits import SETTLING, SIGNALS, Exit, Stopping, on_signals, run_loop
 from bide.core.errors import BadInput, BideError, SetupError
 from bide.core.instants import duration_text
-from bide.core.records import Record, Settlement, Verdict
+from bide.core.records import OutcomeKind, Record, Settlement
 
 _log = logging.getLogger("bide.work")
 _supervisor_log = logging.getLogger("bide.supervisor")
@@ -111,9 +111,9 @@ async def _work(app: Bide, topics: tuple[str, ...], stopping: Stopping, line: so
 def _observe(record: Record, settlement: Settlement) -> None:
     """One line for each task that died. What failed by an exception, the worker itself logs."""
     task, why = f"{record.topic}/{record.key}", settlement.why
-    if settlement.verdict is Verdict.DEAD:
+    if settlement.outcome is OutcomeKind.DEAD:
         _log.error("%s is dead, attempt %d was the last: %s", task, record.attempt, why)
-    elif settlement.verdict is Verdict.RETRY:
+    elif settlement.outcome is OutcomeKind.RETRY:
         _log.debug("%s failed, will be tried again: %s", task, why)
 
 

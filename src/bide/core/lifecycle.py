@@ -30,13 +30,13 @@ from bide.core.records import (
     Move,
     NewTask,
     OnConflict,
+    OutcomeKind,
     Record,
     Redrive,
     Result,
     Settlement,
     State,
     Token,
-    Verdict,
 )
 
 
@@ -120,7 +120,7 @@ TABLE: Mapping[Verb, Mapping[State | None, Cell]] = {
 }  # fmt: skip
 
 _SCHEDULE = {choice: Verb(f"schedule {choice.value}") for choice in OnConflict}
-_SETTLE = {verdict: Verb(f"settle {verdict.value}") for verdict in Verdict}
+_SETTLE = {verdict: Verb(f"settle {verdict.value}") for verdict in OutcomeKind}
 _CREATED, _WAITING = Result.CREATED, State.WAITING
 """Named once: looking up a member takes as long as making a record."""
 
@@ -207,15 +207,15 @@ def extend(old: Record, until: Millis) -> Record:
 
 def settle(asked: Settlement, old: Record, now: Millis, token: Token) -> Record:
     """`old` (held by the asker) after its outcome. `keep_until <= now` on an ended one: forget it at once."""
-    verb = Verb.AGAIN if asked.verdict is Verdict.DONE and asked.wake is not None else _SETTLE[asked.verdict]
+    verb = Verb.AGAIN if asked.outcome is OutcomeKind.DONE and asked.next_at is not None else _SETTLE[asked.outcome]
     _, to = TABLE[verb][State.LEASED]
     if to is not State.WAITING:
         assert to is not None
         error = asked.error if asked.error is not None else (old.error if verb is Verb.DEAD else None)
         failures = old.failures + (verb is Verb.DEAD and asked.failed)
         return _ended(old, to, token, now, asked.keep_until, error, failures)
-    assert asked.wake is not None
-    wake_at = max(_clamp(asked.wake.resolve(now)), now)
+    assert asked.next_at is not None
+    wake_at = max(_clamp(asked.next_at.resolve(now)), now)
     if verb is Verb.AGAIN:
         return _born_again(old, asked.next_id, wake_at, now, token)
     deferred = verb is Verb.DEFER

@@ -63,7 +63,7 @@ class In(Struct, frozen=True, gc=False, tag="in"):
 Due: TypeAlias = At | In
 
 
-def uncut(due: Due, grain: Millis) -> Due:
+def with_grain(due: Due, grain: Millis) -> Due:
     """`due` for a clock that rounds down by up to `grain`: a length from now begins at the end of that, so that none is
     cut short by a part of a millisecond. No length at all is still at once."""
     return In(due.millis + grain) if grain and type(due) is In and due.millis else due
@@ -191,7 +191,7 @@ class Result(StrEnum):
     STALE_TOKEN = "stale_token"
 
 
-class Verdict(StrEnum):
+class OutcomeKind(StrEnum):
     """How a delivery ended, as the store is told it."""
 
     DONE = "done"
@@ -206,8 +206,8 @@ class Settlement(Struct, frozen=True, gc=False):
     topic: Topic
     key: str
     token: Token
-    verdict: Verdict
-    wake: Due | None = None
+    outcome: OutcomeKind
+    next_at: Due | None = None
     """When to wake again: needed for RETRY and DEFER; with DONE it starts the next life (with `next_id`)."""
     keep_until: Millis = 0
     """How long to remember a task that ends here; 0 forgets it in the same transition."""

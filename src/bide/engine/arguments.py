@@ -26,9 +26,23 @@ from bide.core.instants import (
 )
 from bide.core.names import check_name, check_topic, new_id
 from bide.core.outcomes import one_due
-from bide.core.records import At, Cancel, Due, Filter, In, Move, OnConflict, Record, Redrive, Ref, State, Token, uncut
+from bide.core.records import (
+    At,
+    Cancel,
+    Due,
+    Filter,
+    In,
+    Move,
+    OnConflict,
+    Record,
+    Redrive,
+    Ref,
+    State,
+    Token,
+    with_grain,
+)
 from bide.core.retry import RetryPolicy
-from bide.engine.config import Terms
+from bide.engine.config import EngineConfig
 from bide.ports import Clock
 
 
@@ -95,24 +109,24 @@ def one_due_of(at: When | None, delay: Length | None, grain: Millis) -> Due:
     """The one of `at` and `delay` that was given. For `grain` see `uncut`."""
     if at is None and type(delay) is str and len(delay) <= LONGEST_TEXT:
         return _in_so_long(delay, grain)
-    return uncut(one_due(at, delay), grain)
+    return with_grain(one_due(at, delay), grain)
 
 
 @functools.lru_cache(maxsize=512)
 def _in_so_long(delay: str, grain: Millis) -> Due:
     """Cached, since programs say the same few lengths over and over."""
-    return uncut(one_due(None, delay), grain)
+    return with_grain(one_due(None, delay), grain)
 
 
 def due_of(when: When | Length, field: str = "when", *, grain: Millis = 0) -> Due:
     """An instant (a datetime, ISO text) or a length from now (a timedelta, "15m"). For `grain` see `uncut`."""
     if isinstance(when, str):
         try:
-            return uncut(In(duration(when, field=field)), grain)
+            return with_grain(In(duration(when, field=field)), grain)
         except BadInput:
             return At(instant(when, field=field))
     if isinstance(when, timedelta):
-        return uncut(In(duration(when, field=field)), grain)
+        return with_grain(In(duration(when, field=field)), grain)
     return At(instant(when, field=field))
 
 
@@ -170,10 +184,10 @@ def new_fire(topic: str, key: str, *, if_token: Token | None) -> Move:
     return Move(check_topic(topic), check_name("key", key), In(0), if_token, verb="fire_now")
 
 
-def new_cancel(topic: str, key: str, *, if_token: Token | None, terms: Terms, clock: Clock) -> Cancel:
+def new_cancel(topic: str, key: str, *, if_token: Token | None, config: EngineConfig, clock: Clock) -> Cancel:
     """Never; remembered for as long as the terms say."""
     topic, key = check_topic(topic), check_name("key", key)  # before its retention is asked, which may count
-    keep_until = terms.retention_of(topic).keep_until(State.CANCELLED, clock.now())
+    keep_until = config.retention_of(topic).keep_until(State.CANCELLED, clock.now())
     return Cancel(topic, key, keep_until, if_token)
 
 
@@ -192,5 +206,5 @@ def shifted(at: Millis, by: Millis) -> Millis:
 
 def new_redrive(topic: str, key: str, *, delay: Length, if_token: Token | None, clock: Clock) -> Redrive:
     """A dead task again, as a new life."""
-    due = uncut(In(duration(delay, field="delay")), clock.grain)
+    due = with_grain(In(duration(delay, field="delay")), clock.grain)
     return Redrive(check_topic(topic), check_name("key", key), new_id(), due, if_token)

@@ -57,7 +57,7 @@ async def repeat(
             await asyncio.sleep(every)
 
 
-class Soon:
+class Coalescer:
     """Does `work` in the background, so many seconds after it was first asked to: one run for all who ask meanwhile."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], pause: float, name: str) -> None:
@@ -85,7 +85,7 @@ class Soon:
             await asyncio.wait([self._task])
 
 
-class Hooks:
+class DeadHooks:
     """Those that run."""
 
     def __init__(self) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Coroutine
 from typing import Any, Self
 
 from bide.core.errors import NotOpen, SetupError
-from bide.engine.config import Terms
+from bide.engine.config import EngineConfig
 from bide.engine.history import History
 from bide.engine.recorder import Recorder
 from bide.engine.session import Session, running_loop
@@ -26,12 +26,12 @@ class Client(ClientVerbs):
         self,
         make_store: Callable[[], Store],
         *,
-        terms: Terms | None = None,
+        config: EngineConfig | None = None,
         clock: Clock | None = None,
         actor: str | None = None,
         check_payload: Callable[[str, object], None] = lambda topic, payload: None,
     ) -> None:
-        self.terms = terms or Terms()
+        self.config = config or EngineConfig()
         self.clock: Clock = clock or SystemClock()
         self._own_clock = self.clock
         self.actor = actor
@@ -39,19 +39,19 @@ class Client(ClientVerbs):
         self.instruments: list[Instrument] = []
         self.carrier: Carrier | None = None
         self._make_store = make_store
-        self._home = Home(self._begin)
+        self._shared = SharedSession(self._begin)
 
     # --- open and close
 
     async def open(self) -> Self:
         """Open the store. May be nested, and side by side: the last `close` closes. Raises SetupError, StoreError."""
-        await self._home.enter()
+        await self._shared.enter()
         return self
 
     async def close(self) -> None:
         """Wait for calls under way, then close the store. It goes on to its end although the caller is cancelled."""
-        await self._home.leave()
-        if self._home.session is None:
+        await self._shared.leave()
+        if self._shared.session is None:
             self.clock = self._own_clock
 
     async def _begin(self) -> Session:
@@ -61,11 +61,11 @@ class Client(ClientVerbs):
         await store.open()
         clock = store.features.clock
         self.clock = (None if clock is None else clock.clock()) or self._own_clock
-        return Session(store, self.clock, self.actor, history=self.terms.history)
+        return Session(store, self.clock, self.actor, history=self.config.history)
 
     def substitute(self, make_store: Callable[[], Store], clock: Clock) -> tuple[Callable[[], Store], Clock]:
         """Rest on another store under another clock from the next `open` on; what it was before. For tests."""
-        if self._home.entered:
+        if self._shared.entered:
             raise SetupError("the app is open: its store cannot be exchanged under it")
         before = self._make_store, self.clock
         self._make_store, self.clock, self._own_clock = make_store, clock, clock
@@ -80,7 +80,7 @@ class Client(ClientVerbs):
     @property
     def open_in(self) -> asyncio.AbstractEventLoop | None:
         """The event loop in which this is open; None when it is not."""
-        return self._home.loop
+        return self._shared.loop
 
     @property
     def recorder(self) -> Recorder:
@@ -93,8 +93,8 @@ class Client(ClientVerbs):
     @property
     def _session(self) -> Session:
         """The one guard of all verbs. It asks for the loop alone, which is another one in a forked child too."""
-        session = self._home.session
-        return session if session is not None and session.loop is running_loop() else self._home.checked()
+        session = self._shared.session
+        return session if session is not None and session.loop is running_loop() else self._shared.checked()
 
     def using(self, connection: object) -> JoinedClient:
         """The verbs in the caller's own transaction on `connection`; the caller commits.
@@ -114,7 +114,7 @@ class JoinedClient(ClientVerbs):
     """
 
     def __init__(self, client: Client, connection: object) -> None:
-        self.terms, self.clock, self.actor, self.carrier = client.terms, client.clock, client.actor, client.carrier
+        self.config, self.clock, self.actor, self.carrier = client.config, client.clock, client.actor, client.carrier
         self._client = client
         self._check_payload = client._check_payload
         transactions = client.store.features.transactions
@@ -145,7 +145,7 @@ class JoinedClient(ClientVerbs):
         return self._through
 
 
-class Home:
+class SharedSession:
     """Where a client is open: in one event loop of one process. All who enter share one session; the last closes it."""
 
     def __init__(self, begin: Callable[[], Coroutine[Any, Any, Session]]) -> None:

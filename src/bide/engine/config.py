@@ -41,7 +41,7 @@ class Retention(Struct, frozen=True, kw_only=True):
 _DEFAULT = Retention()
 
 
-class Counted(Retention, frozen=True, kw_only=True):
+class CappedRetention(Retention, frozen=True, kw_only=True):
     """A retention with a bound on the number of remembered tasks. Dead tasks have no bound."""
 
     kept: dict[State, deque[Millis]] = msgspec.field(
@@ -80,28 +80,28 @@ class Retentions:
         self._general = general
         self._own = own
         self._most = most
-        self._counted = dict[Topic, Retention]()
+        self._capped = dict[Topic, Retention]()
 
     def of(self, topic: Topic) -> Retention:
-        found = self._own.get(topic) or self._counted.get(topic)
+        found = self._own.get(topic) or self._capped.get(topic)
         if found is None:
             if self._most is None:
                 return self._general
-            if len(self._counted) >= _TOPICS:
-                self._counted.clear()
-            found = self._counted[topic] = _counted(self._general, self._most)
+            if len(self._capped) >= _TOPICS:
+                self._capped.clear()
+            found = self._capped[topic] = _capped(self._general, self._most)
         return found
 
     def at_most(self, most: int) -> Retentions:
         """The same, remembering at most so many ended tasks of each topic and state, also of what topics say."""
-        return Retentions(self._general, {topic: _counted(one, most) for topic, one in self._own.items()}, most=most)
+        return Retentions(self._general, {topic: _capped(one, most) for topic, one in self._own.items()}, most=most)
 
     def with_topic(
         self, topic: Topic, *, done: Millis | None, cancelled: Millis | None, dead: Millis | None
     ) -> Retentions:
         """The same, with what `topic` says itself: that is not counted. None: as of any topic."""
         general = self._general
-        one = Counted(
+        one = CappedRetention(
             done=general.done if done is None else done,
             cancelled=general.cancelled if cancelled is None else cancelled,
             dead=general.dead if dead is None else dead,
@@ -110,11 +110,11 @@ class Retentions:
         return Retentions(general, {**self._own, topic: one}, most=self._most)
 
 
-def _counted(one: Retention, most: int) -> Counted:
-    return Counted(done=one.done, cancelled=one.cancelled, dead=one.dead, most=most)
+def _capped(one: Retention, most: int) -> CappedRetention:
+    return CappedRetention(done=one.done, cancelled=one.cancelled, dead=one.dead, most=most)
 
 
-class Terms(Struct, frozen=True, kw_only=True):
+class EngineConfig(Struct, frozen=True, kw_only=True):
     """All durations in milliseconds."""
 
     lease: Millis = 10_000

@@ -21,9 +21,9 @@ from msgspec import Struct, field
 from bide.core.errors import StoreCorrupt, StoreError
 from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC, new_id
-from bide.core.records import Topic, Verdict
-from bide.engine.background import Soon
-from bide.engine.settings_store import Kept
+from bide.core.records import Topic, OutcomeKind
+from bide.engine.background import Coalescer
+from bide.engine.settings_store import SettingsStore
 from bide.ports import Clock, Store
 from bide.ports.remote import UNREADABLE
 
@@ -38,10 +38,10 @@ OTHERS: Topic = ""
 _MOST_UNWRITTEN = 60
 """Rows that wait for a store that is away."""
 _PREFIX = "minute:"
-_VERDICTS = (Verdict.DONE, Verdict.RETRY, Verdict.DEFER, Verdict.DEAD)
+_VERDICTS = (OutcomeKind.DONE, OutcomeKind.RETRY, OutcomeKind.DEFER, OutcomeKind.DEAD)
 
 
-class Past(Struct, array_like=True, gc=False):
+class DeliveryCounts(Struct, array_like=True, gc=False):
     """Deliveries of one topic in one minute."""
 
     begun: int = 0
@@ -55,7 +55,7 @@ class Past(Struct, array_like=True, gc=False):
     planned: dict[int, int] = field(default_factory=dict)
     """How many of those that began were planned for which minute (of the epoch)."""
 
-    def add(self, other: Past) -> None:
+    def add(self, other: DeliveryCounts) -> None:
         """Count `other` too."""
         self.begun += other.begun
         self.done += other.done
@@ -93,13 +93,13 @@ class MinuteRow(Struct, array_like=True, gc=False):
 
     scheduled: int = 0
     """Calls for a task that were answered, of all topics."""
-    topics: dict[Topic, Past] = field(default_factory=dict)
+    topics: dict[Topic, DeliveryCounts] = field(default_factory=dict)
 
     def add(self, other: MinuteRow) -> None:
         """Count `other` too."""
         self.scheduled += other.scheduled
         for topic, past in other.topics.items():
-            self.topics.setdefault(topic, Past()).add(past)
+            self.topics.setdefault(topic, DeliveryCounts()).add(past)
 
 
 _encode = msgspec.msgpack.encode
@@ -123,7 +123,7 @@ def highest_of(bucket: int) -> Millis:
     return ((bucket - 8 * shift + 1) << shift) - 1
 
 
-class _Fresh:
+class _Unwritten:
     """Deliveries of one topic since the last write."""
 
     __slots__ = ("ended", "late", "planned")
@@ -131,7 +131,7 @@ class _Fresh:
     def __init__(self) -> None:
         self.late: Counter[Millis] = Counter()
         self.planned: Counter[int] = Counter()
-        self.ended: Counter[Verdict] = Counter()
+        self.ended: Counter[OutcomeKind] = Counter()
 
 
 class History:
@@ -141,16 +141,16 @@ class History:
     """
 
     def __init__(self, store: Store, clock: Clock, *, told: bool = True) -> None:
-        self._kept = Kept(store, clock, SHOWN_TOPIC)
+        self._kept = SettingsStore(store, clock, SHOWN_TOPIC)
         self._clock = clock
         self._told = told and store.features.remote is None
         self._id = new_id()
-        self._fresh: dict[Topic, _Fresh] = {}
+        self._fresh: dict[Topic, _Unwritten] = {}
         self._scheduled = 0
         self._rows: dict[int, MinuteRow] = {}
         """By minute: that which is under way, and those that could not be written."""
         self._unwritten: set[int] = set()
-        self._soon = Soon(self.flush, _EVERY, "history")
+        self._writer = Coalescer(self.flush, _EVERY, "history")
         self._swept = -1
         self._failing = False
 
@@ -172,24 +172,24 @@ class History:
             fresh.planned.update([one // MINUTE for one in planned])
         self._write_soon()
 
-    def ended(self, topic: Topic, verdict: Verdict) -> None:
+    def ended(self, topic: Topic, verdict: OutcomeKind) -> None:
         """The store has accepted an outcome."""
         self._of(topic).ended[verdict] += 1
         self._write_soon()
 
-    def _of(self, topic: Topic) -> _Fresh:
+    def _of(self, topic: Topic) -> _Unwritten:
         fresh = self._fresh.get(topic)
         if fresh is None:
             if len(self._fresh) >= _MOST_TOPICS and topic != OTHERS:
                 return self._of(OTHERS)
-            fresh = self._fresh[topic] = _Fresh()
+            fresh = self._fresh[topic] = _Unwritten()
         return fresh
 
     # --- write
 
     def _write_soon(self) -> None:
         if self._told:
-            self._soon.ask()
+            self._writer.ask()
 
     async def flush(self) -> None:
         """Write what was counted. What cannot be written now goes with a later one."""
@@ -226,17 +226,17 @@ class History:
         fresh, self._fresh = self._fresh, {}
         for topic, one in fresh.items():
             done, retried, deferred, dead = (one.ended[verdict] for verdict in _VERDICTS)
-            past = Past(one.late.total(), done, retried, deferred, dead, planned=dict(one.planned))
+            past = DeliveryCounts(one.late.total(), done, retried, deferred, dead, planned=dict(one.planned))
             for late, number in one.late.items():
                 bucket = bucket_of(late)
                 past.late[bucket] = past.late.get(bucket, 0) + number
             name = topic if topic in row.topics or len(row.topics) < _MOST_TOPICS else OTHERS
-            row.topics.setdefault(name, Past()).add(past)
+            row.topics.setdefault(name, DeliveryCounts()).add(past)
         self._unwritten.add(minute)
 
     async def close(self) -> None:
         """Write what is left; not for schedules alone, so that a short program ends without a call more."""
-        await self._soon.close()
+        await self._writer.close()
         if self._fresh or self._unwritten:
             await self.flush()
 
@@ -253,7 +253,7 @@ async def rows_between(store: Store, clock: Clock, first: int, last: int) -> dic
         except UNREADABLE as error:
             raise StoreCorrupt(f"the service's history cannot be read ({error})") from error
     found: dict[int, MinuteRow] = {}
-    kept = Kept(store, clock, SHOWN_TOPIC)
+    kept = SettingsStore(store, clock, SHOWN_TOPIC)
     ends = [(minute + 1) * MINUTE + KEPT for minute in (first, last)]
     for name, value in (await kept.ending(ends[0], ends[1] + 1)).items():
         if not name.startswith(_PREFIX):

@@ -20,7 +20,7 @@ from bide.core.instants import instant_text
 from bide.core.names import check_topic
 from bide.core.records import Pause, Topic
 from bide.engine.background import repeat
-from bide.engine.settings_store import Kept
+from bide.engine.settings_store import SettingsStore
 from bide.ports import Clock, Store, Verbs
 
 _log = logging.getLogger("bide.pauses")
@@ -36,8 +36,8 @@ class Pauses:
     """Those of a store. `verbs`: an open transaction on it, in which they are read and written."""
 
     def __init__(self, store: Store, clock: Clock, verbs: Verbs | None = None) -> None:
-        self._remote = store.features.remote
-        self._kept = Kept(verbs or store, clock)
+        self._service = store.features.remote
+        self._kept = SettingsStore(verbs or store, clock)
         self._clock = clock
 
     async def all(self) -> dict[Topic, Pause]:
@@ -70,7 +70,7 @@ class Pauses:
         return await self._kept.remove(_name(topic))
 
 
-class HeldBack:
+class PauseGate:
     """The pauses that a worker or a desk must heed: read before its first lease, then again and again.
 
     `changed` is called when it is another than before; of the topics `of` it is logged.

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple, TypeAlias, TypeVar
 from bide.core.answers import Answer
 from bide.core.errors import StoreError
 from bide.core.events import Event
-from bide.engine.background import Soon
+from bide.engine.background import Coalescer
 from bide.ports import KeepsEvents, Store
 
 T = TypeVar("T")
@@ -27,19 +27,19 @@ Told: TypeAlias = Callable[[str, Sequence[Answer], str], None]
 """Called on the event loop with a verb, its answers and who called it, before the caller has them. Must not raise."""
 
 
-class Acting(NamedTuple):
+class Caller(NamedTuple):
     """The caller, and the function that is told of their changes."""
 
     who: str
     told: Told | None
 
 
-_acting: ContextVar[Acting | None] = ContextVar("bide_acting", default=None)
+_caller: ContextVar[Caller | None] = ContextVar("bide_acting", default=None)
 
 
-def acting() -> Acting | None:
+def current_caller() -> Caller | None:
     """For whom this coroutine calls; None: for the client's own actor."""
-    return _acting.get()
+    return _caller.get()
 
 
 @contextmanager
@@ -50,14 +50,14 @@ def acting_as(who: str, told: Told | None = None) -> Iterator[None]:
     replaced something: thousands of new tasks a second would push all else out of it. A verb that has been sent runs to
     its end although its caller is cancelled, so that nobody changes anything unheard by hanging up.
     """
-    mark = _acting.set(Acting(who, told))
+    mark = _caller.set(Caller(who, told))
     try:
         yield
     finally:
-        _acting.reset(mark)
+        _caller.reset(mark)
 
 
-async def to_the_end(verb: Coroutine[Any, Any, T]) -> T:
+async def run_to_end(verb: Coroutine[Any, Any, T]) -> T:
     """Await `verb`. It runs to its end, in this context, although the caller is cancelled meanwhile."""
     return await asyncio.shield(asyncio.get_running_loop().create_task(verb))
 
@@ -73,7 +73,7 @@ class Recorder:
     def __init__(self, store: Store) -> None:
         self._log = store.features.events
         self._events: deque[Event] = deque(maxlen=_MOST)
-        self._soon = Soon(self.flush, _PAUSE, "recorder")
+        self._writer = Coalescer(self.flush, _PAUSE, "recorder")
         self._writing = asyncio.Lock()
         self.dropped = 0
 
@@ -84,12 +84,12 @@ class Recorder:
         if len(self._events) == _MOST:
             self.dropped += 1
         self._events.append(event)
-        self._soon.ask()
+        self._writer.ask()
 
     async def flush(self) -> None:
         """Everything noted until now is in the store when this returns, whoever writes it; or it was dropped."""
         if self._log is not None and (self._events or self._writing.locked()):
-            await to_the_end(self._flush(self._log))
+            await run_to_end(self._flush(self._log))
 
     async def _flush(self, log: KeepsEvents) -> None:
         async with self._writing:
@@ -104,5 +104,5 @@ class Recorder:
                 _log.warning("%d events were not recorded: %s", len(batch), error)
 
     async def close(self) -> None:
-        await self._soon.close()
+        await self._writer.close()
         await self.flush()

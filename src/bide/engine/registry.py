@@ -26,8 +26,8 @@ from bide.core.records import At, Filter, NewTask, Page, State, Topic
 from bide.core.retry import FOREVER, Growing, RetryPolicy, Rungs
 from bide.engine.background import repeat
 from bide.engine.client import Client
-from bide.engine.config import Terms
-from bide.engine.settings_store import Kept
+from bide.engine.config import EngineConfig
+from bide.engine.settings_store import SettingsStore
 from bide.ports import Clock, Instrument, Policy, Route, Store, Verbs, Wakes, all_answers
 
 _log = logging.getLogger("bide.routes")
@@ -95,19 +95,19 @@ def ladder_of(policy: RetryPolicy) -> tuple[list[Millis], int | None]:
     return pauses, None if tries >= FOREVER else tries
 
 
-def settings_of(route: Route, terms: Terms) -> RouteSettings:
+def settings_of(route: Route, config: EngineConfig) -> RouteSettings:
     """Those of a worker's route."""
     made = type(route.sink)
     kind, what = "sink", f"{made.__module__}.{made.__qualname__}"
     if isinstance(route.sink, Describes):
         kind, what = route.sink.described()
-    same = settings_of_consumers(route.topic, route, terms)
+    same = settings_of_consumers(route.topic, route, config)
     return replace(same, kind=kind, what=what, concurrency=route.concurrency, timeout=route.timeout)
 
 
-def settings_of_consumers(topic: Topic, policy: Policy, terms: Terms) -> RouteSettings:
+def settings_of_consumers(topic: Topic, policy: Policy, config: EngineConfig) -> RouteSettings:
     """Those of a topic that is left to consumers over HTTP."""
-    retry, keep = policy.retry, terms.retention_of(topic)
+    retry, keep = policy.retry, config.retention_of(topic)
     pauses, tries = ladder_of(retry)
     return RouteSettings(
         topic=topic, kind="consumer", pauses=pauses, tries=tries,
@@ -116,9 +116,9 @@ def settings_of_consumers(topic: Topic, policy: Policy, terms: Terms) -> RouteSe
     )  # fmt: skip
 
 
-async def announce_for_ever(store: Store, clock: Clock, terms: Terms, routes: Sequence[RouteSettings]) -> None:
+async def announce_for_ever(store: Store, clock: Clock, config: EngineConfig, routes: Sequence[RouteSettings]) -> None:
     """Announce `routes` now and every hour, unless a service does so, or this process is to write down nothing."""
-    if routes and terms.history and store.features.remote is None:
+    if routes and config.history and store.features.remote is None:
         once = partial(announce, store, clock, routes)
         await repeat("announcing the routes", once, EVERY, log=_log, after_error=_AGAIN)
 
@@ -134,7 +134,7 @@ async def announced_routes(store: Verbs, clock: Clock) -> list[Announced]:
     """Those that were announced within a day, by topic. O(routes). Raises StoreError."""
     found: list[Announced] = []
     where = Filter(topic=SHOWN_TOPIC, state=State.WAITING, group=_GROUP, wake_from=clock.now() + 1)
-    for record in await Kept(store, clock, SHOWN_TOPIC).records(where):
+    for record in await SettingsStore(store, clock, SHOWN_TOPIC).records(where):
         try:
             found.append(Announced(_decode(record.payload), record.created_at))
         except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -159,7 +159,7 @@ _LATELY = 600.0
 """Seconds for which a missed wake-up is worth a warning."""
 
 
-class Held(NamedTuple):
+class HeldCount(NamedTuple):
     """The tasks of one topic that one holder has."""
 
     number: int
@@ -167,10 +167,10 @@ class Held(NamedTuple):
     """Those of them whose lease has run out: the holder has died, or hangs."""
 
 
-class Holding(Struct, frozen=True):
+class HeldTasks(Struct, frozen=True):
     """The leased tasks, by holder and topic."""
 
-    by: Mapping[tuple[str, Topic], Held]
+    by: Mapping[tuple[str, Topic], HeldCount]
     whole: bool
     """True if all leases were read; if not, those that end first were."""
 
@@ -216,7 +216,7 @@ class WakeChannel(Instrument):
         )  # fmt: skip
 
 
-class Presence:
+class Workers:
     """Asks an open client's store who works. Raises StoreError."""
 
     def __init__(self, client: Client) -> None:
@@ -234,25 +234,25 @@ class Presence:
         except (BadInput, SetupError):  # a service says so to whoever may not work
             return None
 
-    async def holding(self, topics: Sequence[Topic], *, whole: bool) -> Holding:
+    async def holding(self, topics: Sequence[Topic], *, whole: bool) -> HeldTasks:
         """The leases of these topics, some of each; at most `MOST_HELD` tasks are read, and some MB.
 
         `whole`: whether nothing is leased of other topics.
         """
-        by: dict[tuple[str, Topic], Held] = {}
+        by: dict[tuple[str, Topic], HeldCount] = {}
         read, number = 0, 0
         share = max(_FIRST_PAGE, MOST_HELD // max(len(topics), 1))
         for place, topic in enumerate(topics):
             if place * share >= MOST_HELD or read > _MOST_BYTES:
-                return Holding(by, False)
+                return HeldTasks(by, False)
             where = Filter(topic=topic, state=State.LEASED)
             looked, limit, cursor = 0, min(_FIRST_PAGE, share), None
             while True:
                 found = await self._client.find_page(where, Page(limit=limit, cursor=cursor))
                 now = self._client.clock.now()
                 for record in found.tasks:
-                    before = by.get((record.holder or "", topic), Held(0, 0))
-                    by[record.holder or "", topic] = Held(before.number + 1, before.lost + (record.wake_at <= now))
+                    before = by.get((record.holder or "", topic), HeldCount(0, 0))
+                    by[record.holder or "", topic] = HeldCount(before.number + 1, before.lost + (record.wake_at <= now))
                     read += len(record.payload)
                 looked, number, cursor = looked + len(found.tasks), number + len(found.tasks), found.cursor
                 if cursor is None:
@@ -262,4 +262,4 @@ class Presence:
                     break
                 size = max(read // max(number, 1), 1)
                 limit = max(1, min(_PAGE, share - looked, _PAGE_BYTES // size))
-        return Holding(by, whole)
+        return HeldTasks(by, whole)

@@ -13,9 +13,9 @@ from bide.core.events import EventKind, event_of
 from bide.core.records import Cancel, Change, Move, NewTask, Record, Ref, Result
 from bide.engine.batcher import Batcher
 from bide.engine.history import History
-from bide.engine.pauses import HeldBack
-from bide.engine.recorder import Recorder, acting, to_the_end
-from bide.engine.transaction_context import joined_to, stays_here
+from bide.engine.pauses import PauseGate
+from bide.engine.recorder import Recorder, current_caller, run_to_end
+from bide.engine.transaction_context import joined_to, on_this_thread
 from bide.ports import Clock, Joined, Pending, Store, Verbs, all_answers
 
 _CHANGED = frozenset(
@@ -46,7 +46,7 @@ class Session:
         self._adds: dict[int, Batcher[NewTask, Answer]] = {}
         self._changes: dict[int, Batcher[Change, Answer]] = {}
         self._own: Joined | None = None
-        self.heeding: list[HeldBack] = []
+        self.pause_gates: list[PauseGate] = []
 
     def through(self, joined: Joined) -> Session:
         """The same way for the verbs that take part in `joined`, wherever they are called."""
@@ -76,7 +76,7 @@ class Session:
     async def add_many(self, tasks: Sequence[NewTask]) -> list[Answer]:
         """In bulk only what replaced something is noted: a load of new tasks would push all else out of the log."""
         answers = await self.plural("schedule", self.verbs.add(tasks, now=self._clock.now()))
-        if not stays_here(self.store):
+        if not on_this_thread(self.store):
             self.history.scheduled(len(answers))
         return answers
 
@@ -103,11 +103,11 @@ class Session:
             self.note(verb, answers, bulk=bulk)
             return answers
 
-        return await noted() if acting() is None or self.joined() else await to_the_end(noted())
+        return await noted() if current_caller() is None or self.joined() else await run_to_end(noted())
 
     async def _told(self, verb: str, asked: asyncio.Future[Answer]) -> Answer:
         """The answer to come, noted; when somebody acts here, also if they do not wait for it."""
-        if acting() is None:
+        if current_caller() is None:
             answer = await asked
             if self._actor is not None:
                 self.note(verb, [answer])
@@ -122,13 +122,13 @@ class Session:
 
     def note(self, verb: str, answers: Sequence[Answer], *, bulk: bool = False) -> None:
         """Note the changes among `answers` as theirs who acts here, else as the actor's; without either, nothing."""
-        acts = acting()
-        who = self._actor if acts is None else acts.who
+        caller = current_caller()
+        who = self._actor if caller is None else caller.who
         if who is None:
             return
-        if acts is not None and acts.told is not None and answers:
-            acts.told(verb, answers, who)
-        new_too = acts is None and not bulk
+        if caller is not None and caller.told is not None and answers:
+            caller.told(verb, answers, who)
+        new_too = caller is None and not bulk
         now = self._clock.now()
         for answer in answers:
             record = answer.record
@@ -137,7 +137,7 @@ class Session:
                     record, EventKind.CHANGE, at=now, who=who, what=f"{verb}: {answer.result.value}", was=answer.was,
                     wake_at=record.wake_at if record.state.live else None,
                 )  # fmt: skip
-                if stays_here(self.store):  # in a thread that is not the loop's
+                if on_this_thread(self.store):  # in a thread that is not the loop's
                     self.loop.call_soon_threadsafe(self.recorder.note, event)
                 else:
                     self.recorder.note(event)

@@ -15,7 +15,7 @@ from bide.ports import Clock, Verbs, all_answers
 _PAGE = 500
 
 
-class Kept:
+class SettingsStore:
     """Bytes by name, in an open store. Errors are the store's own: StoreUnavailable, StoreFull."""
 
     def __init__(self, store: Verbs, clock: Clock, topic: Topic = RESERVED_TOPIC) -> None:

@@ -26,7 +26,7 @@ from bide.core.tasks import Task
 from bide.engine.arguments import filter_of
 from bide.engine.client import Client, JoinedClient
 from bide.engine.session import running_loop
-from bide.engine.transaction_context import run_here, stays_here
+from bide.engine.transaction_context import on_this_thread, run_on_this_thread
 from bide.engine.verbs import ClientVerbs
 
 P = ParamSpec("P")
@@ -194,8 +194,8 @@ class SyncClient(SyncVerbs):
 
     def _run(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]]) -> R:
         with self._call() as (client, loop):
-            if stays_here(client.store):
-                return run_here(verb(client))
+            if on_this_thread(client.store):
+                return run_on_this_thread(verb(client))
             return _run_on(loop, verb(client))
 
     def using(self, connection: object) -> SyncJoinedClient:
@@ -235,7 +235,7 @@ class SyncJoinedClient(SyncVerbs):
 
     def _run(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]]) -> R:
         with self:
-            return run_here(verb(self._client))
+            return run_on_this_thread(verb(self._client))
 
     def new(self, topic: str, payload: object = None, **options: Any) -> NewTask:
         """See `ClientVerbs.new`."""

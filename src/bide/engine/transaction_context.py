@@ -65,7 +65,7 @@ def joined_to(store: Store) -> Joined | None:
     return block.joined
 
 
-def stays_here(store: Store) -> bool:
+def on_this_thread(store: Store) -> bool:
     """True if that transaction is on a connection which belongs to this thread, as synchronous ones do."""
     block = _block_on(store)
     return block is not None and block.here and not block.over
@@ -95,7 +95,7 @@ def joining(store: Store, joined: Joined) -> Iterator[None]:
         leave(joined)
 
 
-def run_here(verb: Coroutine[Any, Any, T]) -> T:
+def run_on_this_thread(verb: Coroutine[Any, Any, T]) -> T:
     """Run to its end a verb on a connection that never lets go of the thread. Raises SetupError if it does."""
     try:
         verb.send(None)

@@ -59,9 +59,9 @@ from bide.engine.arguments import (
     ref_of,
     refuse_unknown,
 )
-from bide.engine.config import Terms
-from bide.engine.pauses import HeldBack, Pauses
-from bide.engine.recorder import acting
+from bide.engine.config import EngineConfig
+from bide.engine.pauses import PauseGate, Pauses
+from bide.engine.recorder import current_caller
 from bide.engine.session import Session
 from bide.engine.transaction_context import inherited_headers
 from bide.ports import COUNTED, Carrier, Clock, Store, Verbs
@@ -109,7 +109,7 @@ async def over_group(
 class ClientVerbs(ABC):
     """The verbs, by way of `_session`, which each kind of client has its own of."""
 
-    terms: Terms
+    config: EngineConfig
     clock: Clock
     actor: str | None
     carrier: Carrier | None
@@ -160,14 +160,14 @@ class ClientVerbs(ABC):
         self._check_payload(topic, payload)
         due = one_due_of(at, delay, self.clock.grain)
         if at is not None:
-            check_past(due, self.terms.max_past, self.clock)
+            check_past(due, self.config.max_past, self.clock)
         carried = (None if self.carrier is None else self.carrier.headers(topic)) or inherited_headers()
         return NewTask(
             topic,
             new_id() if key is None else check_name("key", key),
             new_id(),
             due,
-            encode_payload(payload, self.terms.payload_limit),
+            encode_payload(payload, self.config.payload_limit),
             None if group is None else check_name("group", group),
             encode_options(None if retry is None else policy(retry), headers, carried)
             if retry or headers or carried
@@ -220,7 +220,7 @@ class ClientVerbs(ABC):
         Past the task's deadline it is `refused`, unless a new `deadline` is given as well.
         """
         move = new_move(topic, key, delay=delay, at=at, deadline=deadline, if_token=if_token, clock=self.clock)
-        check_past(move.due, self.terms.max_past, self.clock)
+        check_past(move.due, self.config.max_past, self.clock)
         return await self._session.change(move)
 
     async def fire_now(self, topic: str, key: str, *, if_token: Token | None = None) -> Answer:
@@ -240,7 +240,7 @@ class ClientVerbs(ABC):
 
     async def reschedule_many(self, moves: Iterable[tuple[Ref | tuple[str, str], When | Length]]) -> list[Answer]:
         """Move many, each `((topic, key), when)`: an aware datetime, or a length from now. One store call."""
-        most, clock = self.terms.max_past, self.clock
+        most, clock = self.config.max_past, self.clock
         dues = ((ref_of(ref), check_past(due_of(when, grain=clock.grain), most, clock)) for ref, when in moves)
         return await self._session.change_many([Move(*ref, due) for ref, due in dues])
 
@@ -308,12 +308,12 @@ class ClientVerbs(ABC):
     @property
     def known_pauses(self) -> Mapping[Topic, Pause]:
         """The pauses as the workers of this process know them: at most two seconds old; empty without one. No I/O."""
-        return self.heeding[0].topics if self.heeding else {}
+        return self.pause_gates[0].topics if self.pause_gates else {}
 
     @property
-    def heeding(self) -> list[HeldBack]:
+    def pause_gates(self) -> list[PauseGate]:
         """The pauses as each worker of this process knows them: they read them again when this client changes any."""
-        return self._session.heeding
+        return self._session.pause_gates
 
     @property
     def _pauses(self) -> Pauses:
@@ -321,13 +321,13 @@ class ClientVerbs(ABC):
         return Pauses(session.store, self.clock, session.joined())
 
     def _asks(self, who: str | None) -> str | None:
-        acts = acting()
-        return who or (self.actor if acts is None else acts.who)
+        caller = current_caller()
+        return who or (self.actor if caller is None else caller.who)
 
     async def _reread_pauses(self) -> None:
         if self._session.joined() is None:  # else it is not yet committed
-            for held_back in list(self.heeding):
-                await held_back.again()
+            for pause_gate in list(self.pause_gates):
+                await pause_gate.again()
 
     # --- look
 
@@ -411,4 +411,4 @@ class ClientVerbs(ABC):
         return await over_group(session.verbs, Filter(group=group, topic=topic), make, session.change_many)
 
     def _cancel(self, topic: str, key: str, if_token: Token | None) -> Cancel:
-        return new_cancel(topic, key, if_token=if_token, terms=self.terms, clock=self.clock)
+        return new_cancel(topic, key, if_token=if_token, config=self.config, clock=self.clock)

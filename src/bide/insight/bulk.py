@@ -62,7 +62,7 @@ class Version(NamedTuple):
     token: Token
 
 
-class Bulk(Struct, frozen=True, kw_only=True):
+class BulkRequest(Struct, frozen=True, kw_only=True):
     """A request: for those that were `chosen`, or for all that `where` means. Raises BadInput."""
 
     verb: BulkVerb
@@ -105,7 +105,7 @@ class Bulk(Struct, frozen=True, kw_only=True):
             raise BadInput("error", self.error, "nothing but for redrive: only dead tasks are told apart by it")
 
 
-class Missed(Struct, frozen=True, array_like=True):
+class MissedTask(Struct, frozen=True, array_like=True):
     """A task that was not changed as asked, and how it was then."""
 
     topic: Topic
@@ -131,12 +131,12 @@ FAILED = "unavailable"
 """The store could not do it; nothing was done."""
 
 
-def change_of(bulk: Bulk, record: Record, token: Token, client: Client) -> Change:
+def change_of(bulk: BulkRequest, record: Record, token: Token, client: Client) -> Change:
     """The change to ask of the store for this task, provided that it still has `token`."""
     topic, key = record.ref
     match bulk.verb:
         case BulkVerb.CANCEL:
-            return new_cancel(topic, key, if_token=token, terms=client.terms, clock=client.clock)
+            return new_cancel(topic, key, if_token=token, config=client.config, clock=client.clock)
         case BulkVerb.FIRE:
             return new_fire(topic, key, if_token=token)
         case BulkVerb.REDRIVE:
@@ -149,7 +149,7 @@ def change_of(bulk: Bulk, record: Record, token: Token, client: Client) -> Chang
             return new_shift(record, bulk.by, deadlines=bulk.deadlines, if_token=token)
 
 
-def wake_after(bulk: Bulk, record: Record, now: Millis) -> Millis | None:
+def wake_after(bulk: BulkRequest, record: Record, now: Millis) -> Millis | None:
     """When the task would wake after the change; None: never."""
     match bulk.verb:
         case BulkVerb.CANCEL:
@@ -164,7 +164,7 @@ def wake_after(bulk: Bulk, record: Record, now: Millis) -> Millis | None:
             return max(shifted(record.due_at, bulk.by), now)
 
 
-async def change_one(client: Client, bulk: Bulk) -> Answer:
+async def change_one(client: Client, bulk: BulkRequest) -> Answer:
     """Change the one task that was chosen; its answer. Two store calls at most."""
     [(ref, token)] = bulk.chosen
     [record] = await client.store.get([ref])
@@ -177,11 +177,11 @@ async def change_one(client: Client, bulk: Bulk) -> Answer:
 # --- the tasks that are meant
 
 
-class Meant(NamedTuple):
+class BulkScope(NamedTuple):
     """The tasks that a request means which was made at `asked_at`, in topics that the caller may change."""
 
     client: Client
-    bulk: Bulk
+    bulk: BulkRequest
     may: May
     asked_at: Millis
 
@@ -269,7 +269,7 @@ class Meant(NamedTuple):
 class Walk:
     """Through all tasks that are meant. Where reading a page fails, it can be read again."""
 
-    def __init__(self, meant: Meant, *, limit: int = PAGE) -> None:
+    def __init__(self, meant: BulkScope, *, limit: int = PAGE) -> None:
         self.over = False
         self.looked = 0
         self._meant = meant
@@ -308,11 +308,11 @@ class Preview(NamedTuple):
     """Of those that were chosen: those that are not there any more, or not as they were seen."""
 
 
-async def preview(client: Client, bulk: Bulk, may: May) -> Preview:
+async def preview(client: Client, bulk: BulkRequest, may: May) -> Preview:
     """Count them and show some. Costs two pages of a list and a tally, or the reading of up to 10,000 tasks."""
     if bulk.chosen:
         return await _preview_chosen(client, bulk)
-    meant = Meant(client, bulk, may, client.clock.now())
+    meant = BulkScope(client, bulk, may, client.clock.now())
     until = asyncio.get_running_loop().time() + _PATIENCE
     shown: list[Record] = []
     walk = Walk(meant, limit=_FIRST_PAGE)
@@ -325,7 +325,7 @@ async def preview(client: Client, bulk: Bulk, may: May) -> Preview:
     return Preview(count, leased, shown[:_SHOWN], topics | {record.topic for record in shown[:_SHOWN]})
 
 
-async def _preview_chosen(client: Client, bulk: Bulk) -> Preview:
+async def _preview_chosen(client: Client, bulk: BulkRequest) -> Preview:
     there: list[Record] = []
     gone: list[Version] = []
     for place in range(0, len(bulk.chosen), _FIRST_PAGE):

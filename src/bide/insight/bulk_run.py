@@ -31,13 +31,25 @@ from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC
 from bide.core.records import Change, Record, Ref, Result, State, Token
 from bide.engine.client import Client
-from bide.engine.recorder import acting
+from bide.engine.recorder import current_caller
 from bide.engine.session import verb_of
-from bide.engine.settings_store import Kept
-from bide.insight.bulk import FAILED, PAGE, UNKNOWN, Bulk, BulkVerb, May, Meant, Missed, Version, Walk, change_of
+from bide.engine.settings_store import SettingsStore
+from bide.insight.bulk import (
+    FAILED,
+    PAGE,
+    UNKNOWN,
+    BulkRequest,
+    BulkScope,
+    BulkVerb,
+    May,
+    MissedTask,
+    Version,
+    Walk,
+    change_of,
+)
 
 T = TypeVar("T")
-Still: TypeAlias = Callable[[], Awaitable[object]]
+CheckAllowed: TypeAlias = Callable[[], Awaitable[object]]
 """Raises BideError once the caller who asked for the change may ask for it no longer."""
 MOST_MISSED = 1_000
 """Tasks that were not changed as asked, and are remembered one by one; the others are counted."""
@@ -74,7 +86,7 @@ class Progress(Struct, kw_only=True):
     """How far a change is. Times are of the store's clock."""
 
     id: str
-    bulk: Bulk
+    bulk: BulkRequest
     """The request; of those that were chosen only the first."""
     chosen: int
     """How many were chosen; 0: all that match."""
@@ -119,14 +131,14 @@ def _earliest(progress: Progress) -> Token:
     return (progress.started_at or progress.asked_at) * 1000 - _SECOND
 
 
-class Run:
+class BulkRun:
     """One change under way. `stop` ends it after the batch that is being done; so does `still`, which is asked before
     each, where it raises."""
 
-    def __init__(self, meant: Meant, progress: Progress, still: Still) -> None:
-        self.meant = meant
+    def __init__(self, meant: BulkScope, progress: Progress, still: CheckAllowed) -> None:
+        self.scope = meant
         self.progress = progress
-        self.missed: list[Missed] = []
+        self.missed: list[MissedTask] = []
         self._client = meant.client
         self._bulk = meant.bulk
         self._still = still
@@ -151,7 +163,7 @@ class Run:
             await self._in_turn(self._bulk.chosen, self._change_chosen)
             return
         most = PAGE if self._bulk.pace is None else min(PAGE, 10 * self._piece)
-        walk = Walk(self.meant, limit=most)
+        walk = Walk(self.scope, limit=most)
         while not walk.over and not self.stopping:
             page = await self._patiently(walk.page)
             unmet = [(one, one.token) for one in page if _number(one.id) not in self._ahead]
@@ -227,7 +239,7 @@ class Run:
         """The task as others have changed it, where it is still one of all that match."""
         if self._bulk.where is None or not isinstance(answer, Answer) or answer.result is not Result.STALE_TOKEN:
             return None
-        return answer.record if answer.record is not None and self.meant.admits(answer.record) else None
+        return answer.record if answer.record is not None and self.scope.admits(answer.record) else None
 
     def _remember(self, before: Record, answer: Answer | StoreError) -> None:
         """The task as it is now, if the walk could come upon it again."""
@@ -236,7 +248,7 @@ class Run:
             return
         if self._bulk.verb is BulkVerb.REDRIVE:
             # it may die again while its old death would still have counted
-            ahead = self.meant.began_before(now)
+            ahead = self.scope.began_before(now)
         else:  # within a group the order is that of keys, which stay
             ahead = now.state.live and where.group is None and now.wake_at >= before.wake_at
             ahead = ahead and (where.wake_before is None or now.wake_at < where.wake_before)
@@ -263,14 +275,14 @@ class Run:
         if len(self.missed) < MOST_MISSED:
             self.missed.append(await self._missed(ref, seen, word, answer))
 
-    async def _missed(self, ref: Ref, seen: Token, word: str, answer: Answer | StoreError) -> Missed:
+    async def _missed(self, ref: Ref, seen: Token, word: str, answer: Answer | StoreError) -> MissedTask:
         if isinstance(answer, StoreError):
-            return Missed(ref.topic, ref.key, word, seen=seen, what=str(answer)[:200])
+            return MissedTask(ref.topic, ref.key, word, seen=seen, what=str(answer)[:200])
         record = answer.record
-        missed = Missed(ref.topic, ref.key, word, seen=seen)
+        missed = MissedTask(ref.topic, ref.key, word, seen=seen)
         if record is not None:
             holder = record.holder if record.state is State.LEASED else None
-            missed = Missed(
+            missed = MissedTask(
                 ref.topic, ref.key, word, record.state, record.wake_at, record.deadline, holder, seen, record.token
             )
         changed = answer.result in (Result.STALE_TOKEN, Result.FINISHED, Result.NOT_FOUND)
@@ -286,11 +298,11 @@ class Run:
 
     async def _send(self, changes: Sequence[Change]) -> Sequence[Answer | StoreError]:
         """An answer for each, or why there is none."""
-        acts = acting()
+        caller = current_caller()
         changing = self._client.change_many(changes)
         answers: Sequence[object]
         try:
-            if acts is None or self.progress.looked < MOST_NOTED:
+            if caller is None or self.progress.looked < MOST_NOTED:
                 return await changing
             # beyond those that are noted, in a context in which nobody acts
             answers = await self._loop.create_task(changing, context=Context())
@@ -298,10 +310,10 @@ class Run:
             answers = partly.answers
         except (StoreUnavailable, OutcomeUnknown) as error:
             return [error] * len(changes)
-        if acts is not None and acts.told is not None and self.progress.looked >= MOST_NOTED:
+        if caller is not None and caller.told is not None and self.progress.looked >= MOST_NOTED:
             done = [one for one in answers if isinstance(one, Answer)]
             if done:
-                acts.told(verb_of(changes[0]), done, acts.who)
+                caller.told(verb_of(changes[0]), done, caller.who)
         return [one for one in answers if isinstance(one, Answer | StoreError)]
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
@@ -359,28 +371,28 @@ _CLOSING = 5.0
 
 _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.Decoder(Progress).decode
-_decode_missed = msgspec.msgpack.Decoder(list[Missed]).decode
+_decode_missed = msgspec.msgpack.Decoder(list[MissedTask]).decode
 
 
 async def _always() -> None:
     """Never raises: for callers whose rights do not end."""
 
 
-class Bulks:
+class BulkRunner:
     """Those of one instance. Belongs to the event loop it was made in; `client` is open."""
 
     def __init__(self, client: Client, instance: str) -> None:
         self._client = client
         self._instance = instance
-        self._kept = Kept(client.store, client.clock, SHOWN_TOPIC)
+        self._kept = SettingsStore(client.store, client.clock, SHOWN_TOPIC)
         self._loop = asyncio.get_running_loop()
-        self._runs: dict[str, Run] = {}
+        self._runs: dict[str, BulkRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
         self._turns = asyncio.Semaphore(AT_ONCE)
         self._closing = False
 
     async def start(
-        self, id: str, bulk: Bulk, may: May, *, who: str, identity: str = "", still: Still = _always
+        self, id: str, bulk: BulkRequest, may: May, *, who: str, identity: str = "", still: CheckAllowed = _always
     ) -> bool:
         """Begin it in the background, in the context of the caller: it acts in their name, until `still` raises.
 
@@ -393,7 +405,7 @@ class Bulks:
             id=id, bulk=msgspec.structs.replace(bulk, chosen=bulk.chosen[:1]), chosen=len(bulk.chosen), who=who,
             instance=self._instance, asked_at=now, alive_at=now, identity=identity,
         )  # fmt: skip
-        run = Run(Meant(self._client, bulk, may, now), progress, still)
+        run = BulkRun(BulkScope(self._client, bulk, may, now), progress, still)
         self._runs[id] = run  # from here on: a second call finds it, while the store is asked
         try:
             begun = await self._kept.put_if_absent(f"{_HEAD}{id}", _encode(progress), until=now + KEPT)
@@ -416,7 +428,7 @@ class Bulks:
         value = await self._kept.get(f"{_HEAD}{id}")
         return None if value is None else _read(id, value)
 
-    async def missed(self, id: str) -> list[Missed]:
+    async def missed(self, id: str) -> list[MissedTask]:
         """The first thousand tasks that were not changed as asked; none once they are forgotten."""
         run = self._runs.get(id)
         if run is not None:
@@ -462,7 +474,7 @@ class Bulks:
 
     # --- in the background
 
-    async def _carry_out(self, run: Run) -> None:
+    async def _carry_out(self, run: BulkRun) -> None:
         progress = run.progress
         ended = BulkState.STOPPED
         attending = self._loop.create_task(self._attend(run), name="bide bulk progress")
@@ -490,20 +502,20 @@ class Bulks:
             if await self._written(run, missed=True) and not self._closing:
                 self._runs.pop(progress.id, None)  # from now on the store tells
 
-    async def _count(self, run: Run) -> None:
+    async def _count(self, run: BulkRun) -> None:
         """How many there are, for those who watch."""
         progress = run.progress
         if progress.chosen:
             progress.total = progress.chosen
             return
         try:
-            count, _ = await run.meant.total()
+            count, _ = await run.scope.total()
         except StoreUnavailable as error:
             _log.info("how many tasks the change %s is about is not known: %s", progress.id, error)
         else:
             progress.total, progress.total_exact = count
 
-    async def _attend(self, run: Run) -> None:
+    async def _attend(self, run: BulkRun) -> None:
         """Say again and again how far it is, and hear whether somebody wants it to end."""
         written = 0
         turn = 0
@@ -514,7 +526,7 @@ class Bulks:
             if await self._written(run, missed=more) and more:
                 written = len(run.missed)
 
-    async def _written(self, run: Run, *, missed: bool) -> bool:
+    async def _written(self, run: BulkRun, *, missed: bool) -> bool:
         """True if the store has taken it; the rest is written the next time."""
         progress, kept, now = run.progress, self._kept, self._client.clock.now()
         try:

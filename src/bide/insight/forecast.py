@@ -224,7 +224,7 @@ Counting = Callable[[Sequence[Millis]], Awaitable[list[Bar]]]
 """The bars between these edges."""
 
 
-class Wanted(NamedTuple):
+class ForecastQuery(NamedTuple):
     """A request. Two that are equal share one query."""
 
     range: Span | Range
@@ -270,10 +270,10 @@ class Forecast:
         """How far each interval is counted, where counting walks."""
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self._queries: OrderedDict[Wanted, CachedQuery[ForecastAnswer]] = OrderedDict()
+        self._queries: OrderedDict[ForecastQuery, CachedQuery[ForecastAnswer]] = OrderedDict()
         self._topics = CachedQuery(client.tally, every=_EVERY, share=_SHARE)
 
-    async def seen(self, wanted: Wanted, admits: Callable[[Topic], bool]) -> ForecastAnswer:
+    async def seen(self, wanted: ForecastQuery, admits: Callable[[Topic], bool]) -> ForecastAnswer:
         """The forecast, not older than two seconds, or than a hundred times what the query took. Raises StoreError.
 
         `admits`: which topics they may see. A query costs one count of all topics, O(intervals x topics) counts, and up
@@ -293,7 +293,7 @@ class Forecast:
             await query.close()
         await self._topics.close()
 
-    async def _count(self, wanted: Wanted, admits: Callable[[Topic], bool]) -> ForecastAnswer:
+    async def _count(self, wanted: ForecastQuery, admits: Callable[[Topic], bool]) -> ForecastAnswer:
         now, upto, only = self._client.clock.now(), self.upto, wanted.only
         asked = wanted.range if isinstance(wanted.range, Range) else around(wanted.range, now)
         edges = edges_of(asked, wanted.zone)

@@ -17,7 +17,7 @@ from msgspec import Struct
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.engine.client import Client
-from bide.engine.history import MINUTE, OTHERS, MinuteRow, Past, bucket_of, rows_between, together
+from bide.engine.history import MINUTE, OTHERS, DeliveryCounts, MinuteRow, bucket_of, rows_between, together
 from bide.insight.cached_query import CachedQuery
 from bide.ports import Clock, Store
 
@@ -37,7 +37,7 @@ class Flow(Struct, frozen=True):
     """Deliveries and schedules within a length of time."""
 
     span: Millis
-    past: Past
+    deliveries: DeliveryCounts
     scheduled: int | None
     """Calls for a task that were answered; None for a viewer who may not see all topics: it is counted over all."""
 
@@ -48,7 +48,7 @@ class Flow(Struct, frozen=True):
     @property
     def failed(self) -> int:
         """Deliveries that did not do it: tried again later, or dead."""
-        return self.past.failed
+        return self.deliveries.failed
 
 
 class Recent(Struct, frozen=True):
@@ -145,7 +145,7 @@ class Throughput:
 
 
 def _flow(span: Millis, row: MinuteRow, may: May | None) -> Flow:
-    total = Past()
+    total = DeliveryCounts()
     for topic, past in row.topics.items():
         if may is None or may(topic):
             total.add(past)
@@ -158,7 +158,7 @@ def _less(row: MinuteRow, before: MinuteRow) -> MinuteRow:
     for topic, past in row.topics.items():
         was = before.topics.get(topic)
         if was is not None:
-            past = Past(
+            past = DeliveryCounts(
                 max(past.begun - was.begun, 0), max(past.done - was.done, 0), max(past.retried - was.retried, 0),
                 max(past.deferred - was.deferred, 0), max(past.dead - was.dead, 0),
                 dict(Counter(past.late) - Counter(was.late)), dict(Counter(past.planned) - Counter(was.planned)),
@@ -203,7 +203,7 @@ class Quarter(NamedTuple):
     """Deliveries of one topic in a quarter of an hour."""
 
     since: Millis
-    past: Past
+    deliveries: DeliveryCounts
 
 
 class _Minute(Struct, gc=False):
@@ -218,7 +218,7 @@ class _Minute(Struct, gc=False):
     """The earliest minute that one of them was planned for."""
 
 
-def _minute_of(minute: int, past: Past) -> _Minute:
+def _minute_of(minute: int, past: DeliveryCounts) -> _Minute:
     waited = sum(number for bucket, number in past.late.items() if bucket >= _WAITED)
     return _Minute(past.begun, past.done, past.ended, waited, min(past.planned, default=minute))
 
@@ -299,7 +299,7 @@ class LastDay:
             return ()
         last = self._read_at // QUARTER
         rows = [(one, self._quarters.get(one) or MinuteRow()) for one in range(last - QUARTERS + 1, last + 1)]
-        return [Quarter(one * QUARTER, row.topics.get(topic) or Past()) for one, row in rows]
+        return [Quarter(one * QUARTER, row.topics.get(topic) or DeliveryCounts()) for one, row in rows]
 
     def topics(self) -> set[Topic]:
         """All of which something happened."""

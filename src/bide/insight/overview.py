@@ -29,8 +29,8 @@ from bide.core.errors import SetupError
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
 from bide.core.records import Count, Filter, Page, Pause, State, Tally, Topic, summed
 from bide.engine.client import Client
-from bide.engine.history import MINUTE, Past
-from bide.engine.registry import Announced, Held, Holding, Presence, announced_routes
+from bide.engine.history import MINUTE, DeliveryCounts
+from bide.engine.registry import Announced, HeldCount, HeldTasks, Workers, announced_routes
 from bide.insight.cached_query import CachedQuery
 from bide.insight.minute_log import Flow, LastDay, May, Quarter, Recent, Throughput
 
@@ -71,7 +71,7 @@ class TopicSeen(Struct, frozen=True, kw_only=True):
     """Of the pending, those whose time has come."""
     oldest: Millis | None
     """Since when the oldest of these is due; None: none is, or it was not looked for."""
-    hour: Past | None
+    hour: DeliveryCounts | None
     """Its deliveries within the last hour; None: that is not to be had."""
     hour_span: Millis
     workers: Sequence[str] | None
@@ -114,7 +114,7 @@ class Holder(Struct, frozen=True, kw_only=True):
     topics: tuple[Topic, ...]
     """Those that it says it works on; none for one that says nothing, such as a consumer over HTTP."""
     announced: bool
-    held: Mapping[Topic, Held]
+    held: Mapping[Topic, HeldCount]
 
     @property
     def number(self) -> int:
@@ -170,7 +170,7 @@ class Overview(Struct, frozen=True, kw_only=True):
         return [one for one in self.topics if one.pause is not None and one.due.count.number]
 
 
-class Counted(NamedTuple):
+class TopicCounts(NamedTuple):
     """A tally whose first interval is what is due, and when it was taken."""
 
     tally: Tally
@@ -191,8 +191,8 @@ class Snapshot(NamedTuple):
     """The answers of the queries, of every topic."""
 
     at: Millis
-    counts: Counted
-    exact: Counted | None
+    counts: TopicCounts
+    exact: TopicCounts | None
     recent: Recent | None
     """None: a service refuses it."""
     pauses: Mapping[Topic, Pause]
@@ -200,7 +200,7 @@ class Snapshot(NamedTuple):
     """Those that live, and their topics; None: that is not to be had."""
     oldest: Mapping[Topic, Millis]
     """Since when the oldest task of a topic is due."""
-    holding: Holding
+    holding: HeldTasks
 
     def names(self) -> set[Topic]:
         """The topics that have tasks, or are paused."""
@@ -217,10 +217,10 @@ class Snapshot(NamedTuple):
             TopicSeen(
                 topic=topic,
                 counts={state: counts.of(topic, state) for state in State},
-                pending=self._figure(topic, counts.of(topic, State.WAITING), Counted.pending),
-                due=self._figure(topic, counts.due(topic), Counted.due),
+                pending=self._figure(topic, counts.of(topic, State.WAITING), TopicCounts.pending),
+                due=self._figure(topic, counts.due(topic), TopicCounts.due),
                 oldest=self.oldest.get(topic),
-                hour=None if recent is None else recent.hour.topics.get(topic) or Past(),
+                hour=None if recent is None else recent.hour.topics.get(topic) or DeliveryCounts(),
                 hour_span=0 if recent is None else recent.hour_span,
                 workers=None if self.workers is None else workers[topic],
                 pause=self.pauses.get(topic),
@@ -253,7 +253,7 @@ class Snapshot(NamedTuple):
             unworked=[one for one in topics if self._is_unworked(one)],
         )
 
-    def _figure(self, topic: Topic, quick: Count, of: Callable[[Counted, Topic], Count]) -> Figure:
+    def _figure(self, topic: Topic, quick: Count, of: Callable[[TopicCounts, Topic], Count]) -> Figure:
         """The count that stopped, or the older one that went on."""
         if not quick.exact and self.exact is not None:
             slow = of(self.exact, topic)
@@ -263,7 +263,7 @@ class Snapshot(NamedTuple):
 
     def _holders(self, may: May | None) -> list[Holder]:
         workers = self.workers or {}
-        held: defaultdict[str, dict[Topic, Held]] = defaultdict(dict)
+        held: defaultdict[str, dict[Topic, HeldCount]] = defaultdict(dict)
         for (name, topic), one in self.holding.by.items():
             if may is None or may(topic):
                 held[name][topic] = one
@@ -295,10 +295,10 @@ class Overviews:
     def __init__(self, client: Client) -> None:
         self._client = client
         self._loop = asyncio.get_running_loop()
-        self._presence = Presence(client)
+        self._workers = Workers(client)
         self._throughput = Throughput(client.store, client.clock)
         self._limit = _FIRST_LIMIT
-        self._last_exact: Counted | None = None
+        self._last_exact: TopicCounts | None = None
         self._counts = CachedQuery(self._count, every=EVERY, of=2)
         self._exact = CachedQuery(self._count_exactly, every=EVERY, share=_EXACT_SHARE, of=2)
         self._live = CachedQuery(self._ask_live, every=EVERY, share=_LIVE_SHARE, of=2)
@@ -331,11 +331,11 @@ class Overviews:
 
     # --- the queries
 
-    async def _count(self) -> Counted:
+    async def _count(self) -> TopicCounts:
         now = self._client.clock.now()
-        return Counted(await self._client.tally([as_datetime(0), as_datetime(now + 1)]), now)
+        return TopicCounts(await self._client.tally([as_datetime(0), as_datetime(now + 1)]), now)
 
-    async def _count_exactly(self) -> Counted:
+    async def _count_exactly(self) -> TopicCounts:
         """As far as is affordable: less far after a count that took long, further after a quick one that stopped."""
         stopped = max(sum(not count.exact for count in (await self._counts.get()).tally.counts.values()), 1)
         limit = max(self._limit // stopped, _LEAST_LIMIT)
@@ -346,12 +346,12 @@ class Overviews:
             self._limit = limit // 4 * stopped
         elif took < _SHORT and not all(count.exact for counts in tally.forecast.values() for count in counts):
             self._limit = min(limit * 4 * stopped, _HIGHEST_LIMIT)
-        return Counted(tally, now)
+        return TopicCounts(tally, now)
 
     async def _ask_live(
         self,
     ) -> tuple[Recent | None, Mapping[Topic, Pause], Mapping[str, Sequence[Topic]] | None]:
-        return await asyncio.gather(self._recent(), self._client.paused(), self._presence.workers())
+        return await asyncio.gather(self._recent(), self._client.paused(), self._workers.workers())
 
     async def _recent(self) -> Recent | None:
         try:
@@ -359,17 +359,17 @@ class Overviews:
         except SetupError:  # a service refuses it to a token that may not read every topic
             return None
 
-    async def _ask_work(self) -> tuple[Mapping[Topic, Millis], Holding]:
+    async def _ask_work(self) -> tuple[Mapping[Topic, Millis], HeldTasks]:
         counts = await self._counts.get()
         due = {topic: counts.due(topic) for topic in counts.tally.forecast}
         leased = {topic: count for (topic, state), count in counts.tally.counts.items() if state is State.LEASED}
         return await asyncio.gather(
             oldest_due(self._client, _most(due, _MOST_OLDEST), self._client.clock.now()),
-            self._presence.holding(_most(leased, _MOST_HELD), whole=len(leased) <= _MOST_HELD),
+            self._workers.holding(_most(leased, _MOST_HELD), whole=len(leased) <= _MOST_HELD),
         )
 
 
-def _stopped(counts: Counted) -> bool:
+def _stopped(counts: TopicCounts) -> bool:
     """True if more is pending than was counted."""
     return any(not count.exact for (_, state), count in counts.tally.counts.items() if state is State.WAITING) or any(
         not count.exact for intervals in counts.tally.forecast.values() for count in intervals
@@ -400,12 +400,12 @@ async def oldest_due(client: Client, topics: Collection[Topic], now: Millis) -> 
 _SHARE = 0.01
 
 
-class TopicStory(Struct, frozen=True):
+class TopicDetails(Struct, frozen=True):
     """One topic, and what costs more to know."""
 
     seen: TopicSeen
     routes: Sequence[Announced]
-    holders: Mapping[str, Held]
+    holders: Mapping[str, HeldCount]
     """The holders of its tasks now, and how many each has; of some hundreds that were looked at."""
     day: Sequence[Quarter]
     """The last day, the oldest first, the running quarter of an hour last; empty where that is not to be had."""
@@ -420,7 +420,7 @@ class Topics:
     def __init__(self, client: Client, overviews: Overviews, day: LastDay) -> None:
         self._client = client
         self._overviews = overviews
-        self._presence = Presence(client)
+        self._workers = Workers(client)
         self._day = day
         self._routes = CachedQuery(lambda: announced_routes(client.store, client.clock), every=10.0, share=_SHARE)
 
@@ -433,13 +433,13 @@ class Topics:
             names.update(topic for topic in seen.recent.hour.topics if topic)
         return seen.topics(sorted(names))
 
-    async def one(self, topic: Topic) -> TopicStory:
+    async def one(self, topic: Topic) -> TopicDetails:
         """This one, whether or not there is anything of it."""
         seen, routes, _, holding, oldest = await asyncio.gather(
             self._overviews.quick(), self._routes.get(), self._day.look(),
-            self._presence.holding([topic], whole=False), oldest_due(self._client, [topic], self._client.clock.now()),
+            self._workers.holding([topic], whole=False), oldest_due(self._client, [topic], self._client.clock.now()),
         )  # fmt: skip
-        return TopicStory(
+        return TopicDetails(
             seen._replace(oldest=oldest).topics([topic])[0],
             [one for one in routes if one.route.topic == topic],
             {holder: held for (holder, _), held in sorted(holding.by.items())},

@@ -21,7 +21,7 @@ from bide.core.names import error_parts
 from bide.core.records import Record, Ref, State, Topic
 from bide.engine.client import Client
 from bide.engine.delivery.settlement import UNDELIVERED
-from bide.engine.history import MINUTE, Past, rows_between
+from bide.engine.history import MINUTE, DeliveryCounts, rows_between
 from bide.ports import Clock, Store
 
 _MOST_EVENTS = 500
@@ -90,7 +90,7 @@ class Changed(Struct, frozen=True, kw_only=True):
     """It ended a life before this one."""
 
 
-class Crowd(Struct, frozen=True, kw_only=True):
+class Cohort(Struct, frozen=True, kw_only=True):
     """The other deliveries of the topic at that time, as the history by the minute has them."""
 
     planned_at: Millis
@@ -107,7 +107,7 @@ class Crowd(Struct, frozen=True, kw_only=True):
     """Between the two: a time of two minutes or more in which none of the topic began."""
 
 
-class Story(Struct, frozen=True, kw_only=True):
+class TaskHistory(Struct, frozen=True, kw_only=True):
     """One task."""
 
     record: Record
@@ -119,7 +119,7 @@ class Story(Struct, frozen=True, kw_only=True):
     """Of all lives that the log remembers, the newest first."""
     earlier: Sequence[Attempt]
     """Failed deliveries of lives before this one."""
-    crowd: Crowd | None = None
+    cohort: Cohort | None = None
 
     @property
     def last(self) -> Attempt | None:
@@ -140,7 +140,7 @@ class Story(Struct, frozen=True, kw_only=True):
         return sum(not change.earlier and change.verb in _MOVES for change in self.changes)
 
 
-async def story(client: Client, topic: str, key: str) -> Story | None:
+async def task_history(client: Client, topic: str, key: str) -> TaskHistory | None:
     """All that is known of a task; None: it was never there, or is over and forgotten. Three store calls at most.
 
     Raises StoreError, BadInput.
@@ -150,14 +150,14 @@ async def story(client: Client, topic: str, key: str) -> Story | None:
     )
     if found is None:
         return None
-    told = story_of(found.record, events)
+    told = history_of(found.record, events)
     last = told.last
     if last is None or last.planned is None or last.began is None or client.store.features.remote is not None:
         return told  # a service, which tells no history, is in between
-    return replace(told, crowd=await crowd_of(client.store, client.clock, topic, last.planned, last.began))
+    return replace(told, cohort=await cohort_of(client.store, client.clock, topic, last.planned, last.began))
 
 
-def story_of(record: Record, events: Sequence[Event]) -> Story:
+def history_of(record: Record, events: Sequence[Event]) -> TaskHistory:
     """The story as a record and its events (newest first) tell it. Pure; O(events)."""
     ours = [event for event in reversed(events) if event.id == record.id]
     attempts = _deliveries(ours, _first_plan(record, ours))
@@ -165,7 +165,7 @@ def story_of(record: Record, events: Sequence[Event]) -> Story:
     if last is not None:
         attempts = [one for one in attempts if one.number != last.number] + [last]
     known = {one.number for one in attempts}
-    return Story(
+    return TaskHistory(
         record=record,
         attempts=attempts,
         missing=[number for number in range(1, record.attempt + 1) if number not in known],
@@ -241,7 +241,7 @@ def _last_of(record: Record, attempts: Sequence[Attempt]) -> Attempt | None:
     )  # fmt: skip
 
 
-async def crowd_of(store: Store, clock: Clock, topic: Topic, planned: Millis, began: Millis) -> Crowd | None:
+async def cohort_of(store: Store, clock: Clock, topic: Topic, planned: Millis, began: Millis) -> Cohort | None:
     """The crowd from `planned` to `began`, as the history has it; None: it has nothing.
 
     Of a longer time than an hour its first hour and its last minute are looked at. Raises StoreError.
@@ -254,8 +254,8 @@ async def crowd_of(store: Store, clock: Clock, topic: Topic, planned: Millis, be
     past = rows[last].topics.get(topic) if last in rows else None
     if past is None:
         return None
-    of_topic = {minute: row.topics.get(topic) or Past() for minute, row in rows.items()}
-    return Crowd(
+    of_topic = {minute: row.topics.get(topic) or DeliveryCounts() for minute, row in rows.items()}
+    return Cohort(
         planned_at=first * MINUTE,
         began_at=last * MINUTE,
         planned=sum(one.planned.get(first, 0) for one in of_topic.values()),

@@ -63,6 +63,7 @@ from bide.core.records import (
     Leased,
     Move,
     NewTask,
+    OutcomeKind,
     Page,
     Pause,
     Record,
@@ -71,7 +72,6 @@ from bide.core.records import (
     State,
     Tally,
     Topic,
-    Verdict,
 )
 from bide.core.retry import FOREVER
 
@@ -445,10 +445,10 @@ def _check_options(options: bytes) -> None:
 
 def _next_wakes(_: str, outcomes: Sequence[Settlement], bounds: Bounds) -> None:
     for one in outcomes:
-        if one.wake is None:
-            if one.verdict is Verdict.RETRY or one.verdict is Verdict.DEFER:
-                raise BadInput("wake", None, f"an instant or a length: {one.verdict.value} needs one")
-        elif one.verdict is Verdict.DONE:
+        if one.next_at is None:
+            if one.outcome is OutcomeKind.RETRY or one.outcome is OutcomeKind.DEFER:
+                raise BadInput("next_at", None, f"an instant or a length: {one.outcome.value} needs one")
+        elif one.outcome is OutcomeKind.DONE:
             _ids("next_id", [one.next_id], bounds)
 
 

@@ -23,7 +23,7 @@ from typing import TypeAlias
 
 from bide.core.errors import BadInput, SetupError
 from bide.engine.client import Client
-from bide.engine.settings_store import Kept
+from bide.engine.settings_store import SettingsStore
 from bide.service.authz import ANONYMOUS, ANYBODY, AccessRefused, Caller, Token, Tokens, Unauthorized, hash_of, parse
 
 _log = logging.getLogger("bide.access")
@@ -176,7 +176,7 @@ class Access:
     async def _read(self) -> None:
         began = asyncio.get_running_loop().time()
         damaged: set[str] = set()
-        tokens = await Tokens(Kept(self._client.store, self._client.clock)).all(damaged.add)
+        tokens = await Tokens(SettingsStore(self._client.store, self._client.clock)).all(damaged.add)
         for id in sorted(damaged - self._damaged):
             _log.error("the token %s cannot be read and is refused; revoke it and make another", id)
         self._damaged = damaged

@@ -29,7 +29,7 @@ from bide.core.errors import BadInput, BideError
 from bide.core.instants import Millis
 from bide.core.names import LONGEST_NAME, RESERVED_TOPICS, check_name
 from bide.core.records import Record, Result
-from bide.engine.settings_store import Kept
+from bide.engine.settings_store import SettingsStore
 
 
 class Verb(StrEnum):
@@ -283,7 +283,7 @@ def verbs_of(names: Iterable[str]) -> frozenset[Verb]:
 class Tokens:
     """The tokens that a store keeps."""
 
-    def __init__(self, kept: Kept) -> None:
+    def __init__(self, kept: SettingsStore) -> None:
         self._kept = kept
 
     async def add(

@@ -16,7 +16,7 @@ from bide.core.events import Event
 from bide.core.instants import Millis, instant_text
 from bide.core.names import error_parts, storable
 from bide.core.options import decode_options
-from bide.core.records import OnConflict, Pause, Record, Result, State, Topic, Verdict
+from bide.core.records import OnConflict, OutcomeKind, Pause, Record, Result, State, Topic
 from bide.core.retry import FOREVER, PRESETS, Exponential, Fixed, Ladder, RetryPolicy, policy
 
 MOST_AT_ONCE = 10_000
@@ -185,7 +185,7 @@ class Settle(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=Tru
     topic: Name
     key: Name
     token: TokenNumber
-    outcome: Annotated[str, Meta(extra_json_schema={"enum": [*Verdict]})]
+    outcome: Annotated[str, Meta(extra_json_schema={"enum": [*OutcomeKind]})]
     at: Instant | None = None
     delay: Span | None = None
     error: str | None = None

@@ -52,10 +52,10 @@ from bide.core.names import check_topic, new_id
 from bide.core.records import Topic
 from bide.core.retry import RetryPolicy, policy
 from bide.engine.config import MOST
-from bide.engine.delivery.long_poll import Desk
+from bide.engine.delivery.long_poll import LongPoll
 from bide.engine.delivery.worker import Worker
 from bide.engine.registry import RouteSettings, WakeChannel, settings_of_consumers
-from bide.engine.settings_store import Kept
+from bide.engine.settings_store import SettingsStore
 from bide.insight.minute_log import LastDay
 from bide.insight.overview import Overviews
 from bide.ports import Policy
@@ -172,7 +172,7 @@ class Serving:
         """True if callers without a token may do everything, as long as there is none."""
         self._host = host
         self._insecure = insecure
-        self._desk: Desk
+        self._long_poll: LongPoll
         self._worker: Worker
         self._following: Following
         self._stores: StoreCalls
@@ -208,7 +208,7 @@ class Serving:
                     topic, other, concurrency=one.concurrency, retry=retry, losses=one.losses, timeout=one.timeout
                 )
             app.retain(topic, done=one.keep_done, cancelled=one.keep_cancelled, dead=one.keep_dead)
-        app.terms = replace(app.terms, retentions=app.terms.retentions.at_most(config.keep_most))
+        app.config = replace(app.config, retentions=app.config.retentions.at_most(config.keep_most))
 
     def policy_of(self, topic: Topic) -> Policy:
         """By what the tasks of `topic` are decided."""
@@ -225,31 +225,31 @@ class Serving:
     async def _open(self) -> None:
         app, stack = self.app, self._stack
         await stack.enter_async_context(app)
-        tokens = await Tokens(Kept(app.store, app.clock)).all()
+        tokens = await Tokens(SettingsStore(app.store, app.clock)).all()
         anonymous = check_start([self._host], tokens=bool(tokens), insecure=self._insecure)
         self.open_to_all = anonymous and not tokens
         if is_traced():
             app.trace()
         for sink in self._sinks:
             await stack.enter_async_context(sink)
-        self._desk = Desk(
+        self._long_poll = LongPoll(
             app, policy_of=self.policy_of, started=self.metrics.started, settled=self.metrics.settled,
             may_note=Rates().take,
         )  # fmt: skip
-        await self._desk.held_back.first()
+        await self._long_poll.pause_gate.first()
         self._worker = await stack.enter_async_context(app.worker(name=self.instance))
         for instrument in (self.metrics, self._channel):
-            instrument.working(self._desk.wakes)
-        self.metrics.polls = lambda: self._desk.waiting
-        await self._desk.start(self._told_consumers())
-        stack.push_async_callback(self._desk.close)
+            instrument.working(self._long_poll.wakes)
+        self.metrics.polls = lambda: self._long_poll.waiting
+        await self._long_poll.start(self._told_consumers())
+        stack.push_async_callback(self._long_poll.close)
         self._following = Following(app)
         self.metrics.streams = lambda: self._following.listeners
         stack.push_async_callback(self._following.close)
         beyond = self._insecure and not is_loopback(self._host)
         access = Access(app, anonymous=anonymous, any_name=beyond)
         stack.push_async_callback(access.close)
-        self._stores = stores = StoreCalls(app, held_back=self._desk.held_back)
+        self._stores = stores = StoreCalls(app, pause_gate=self._long_poll.pause_gate)
         stack.push_async_callback(stores.close)
         health = Health(app)
         overviews, day = Overviews(app), LastDay(app)
@@ -257,7 +257,7 @@ class Serving:
         stack.push_async_callback(day.close)
         site = Site(Shared(app, health, self.policy_of, self.instance, self._channel, access, overviews, day))
         stack.push_async_callback(site.close)
-        consuming = Consuming(self._desk, instance=self.instance, lease=app.terms.lease)
+        consuming = Consuming(self._long_poll, instance=self.instance, lease=app.config.lease)
         self.service = Service(
             app, access, consuming, self._following, stores, health=health, metrics=self.metrics, site=site,
             proxies=self._proxies,
@@ -266,7 +266,7 @@ class Serving:
     def _told_consumers(self) -> list[RouteSettings]:
         """How the topics are worked on that the file of settings leaves to consumers."""
         return [
-            settings_of_consumers(topic, one, self.app.terms)
+            settings_of_consumers(topic, one, self.app.config)
             for topic, one in self._policies.items()
             if topic not in self.app.routes
         ]
@@ -274,7 +274,7 @@ class Serving:
     async def let_go(self) -> None:
         """The instance is about to stop: begin no webhook, give those that run the grace, answer all who wait."""
         self._stores.let_go()
-        await asyncio.gather(self._desk.close(), self._following.close(), self._worker.stop())
+        await asyncio.gather(self._long_poll.close(), self._following.close(), self._worker.stop())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -321,7 +321,7 @@ async def serve(
         serving = Serving(app, config, host=host, insecure=insecure)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(app)
-            begin(drain, app.terms.grace)
+            begin(drain, app.config.grace)
             await stack.enter_async_context(serving)
             shown, number = listening.getsockname()[:2]
             where = f"http://[{shown}]:{number}" if ":" in shown else f"http://{shown}:{number}"
@@ -342,7 +342,7 @@ async def serve(
 async def _run_server(serving: Serving, listening: socket.socket, told: asyncio.Event) -> None:
     """Webhooks and connections have one grace, which begins for both with the first signal."""
     loop = asyncio.get_running_loop()
-    grace = serving.app.terms.grace / 1000
+    grace = serving.app.config.grace / 1000
     server = _Server(under_uvicorn(serving.service, grace, serving.config.connections))
 
     async def let_go() -> None:

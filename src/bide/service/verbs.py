@@ -17,10 +17,23 @@ from bide.core.errors import BadInput, PartlyFailed
 from bide.core.instants import Millis, as_datetime, duration, instant_text
 from bide.core.names import check_name, check_topic
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
-from bide.core.records import Cancel, Change, Count, Lease, Move, NewTask, Page, Redrive, Result, State, Topic, Verdict
+from bide.core.records import (
+    Cancel,
+    Change,
+    Count,
+    Lease,
+    Move,
+    NewTask,
+    OutcomeKind,
+    Page,
+    Redrive,
+    Result,
+    State,
+    Topic,
+)
 from bide.engine.arguments import conflict_of, filter_of, new_cancel, new_fire, new_move, new_redrive
 from bide.engine.client import Client
-from bide.engine.delivery.long_poll import Desk
+from bide.engine.delivery.long_poll import LongPoll
 from bide.ports.remote import LONGEST_LEASE, SHORTEST_LEASE
 from bide.service import schemas
 from bide.service.audit import note_pause
@@ -203,10 +216,10 @@ class Verbs:
         if isinstance(ask, schemas.CancelGroup):
             request.caller.check(Verb.CANCEL, ask.topic)
             return await self._answered(request, self._client.cancel_group(ask.group, topic=ask.topic))
-        terms, clock = self._client.terms, self._client.clock
+        config, clock = self._client.config, self._client.clock
 
         def cancel(one: schemas.Ref) -> Cancel:
-            return new_cancel(one.topic, one.key, if_token=one.if_token, terms=terms, clock=clock)
+            return new_cancel(one.topic, one.key, if_token=one.if_token, config=config, clock=clock)
 
         return await self._answered(request, self._client.change_many(_each(request, ask, Verb.CANCEL, cancel)))
 
@@ -326,8 +339,8 @@ def _each(request: Request, batch: Sequence[Any], verb: Verb, make: Callable[[An
 class Consuming:
     """Each method is a call of the contract, for consumers in any language."""
 
-    def __init__(self, desk: Desk, *, instance: str, lease: Millis) -> None:
-        self._desk = desk
+    def __init__(self, long_poll: LongPoll, *, instance: str, lease: Millis) -> None:
+        self._long_poll = long_poll
         self._instance = instance
         self._lease = lease
 
@@ -339,9 +352,9 @@ class Consuming:
         wait = _bounded(ask.wait, "wait", 0, 1_000 * LONGEST_WAIT) / 1_000
         lease_for = self._length(ask.lease_for)
         holder = f"{request.caller.name}@{self._instance}"
-        leasing = self._desk.lease(room, holder=holder, lease_for=lease_for, wait=wait)
-        tasks = await request.attended(leasing, undo=self._desk.give_back)
-        paused = [topic for topic in room if topic in self._desk.held_back.topics]
+        leasing = self._long_poll.lease(room, holder=holder, lease_for=lease_for, wait=wait)
+        tasks = await request.attended(leasing, undo=self._long_poll.release)
+        paused = [topic for topic in room if topic in self._long_poll.pause_gate.topics]
         return reply(
             LeasedShape([task_shape(record) for record in request.caller.visible(tasks, Verb.WORK)], paused or UNSET)
         )
@@ -355,13 +368,13 @@ class Consuming:
                 ended.append((Lease(check_topic(ask.topic), check_name("key", ask.key), ask.token), _outcome(ask)))
             except BadInput as error:
                 raise bad_input(error, f"[{place}].") from None
-        return reply(SettledShape(await self._desk.settle(ended, who=request.caller.name)))
+        return reply(SettledShape(await self._long_poll.settle(ended, who=request.caller.name)))
 
     async def extend(self, request: Request) -> Reply:
         ask: schemas.Extend = asked(request, "extend")
         request.caller.check_all(Verb.WORK, [one.topic for one in ask.leases])
         leases = [Lease(check_topic(one.topic), check_name("key", one.key), one.token) for one in ask.leases]
-        return reply(ExtendedShape(await self._desk.extend(leases, self._length(ask.lease_for))))
+        return reply(ExtendedShape(await self._long_poll.extend(leases, self._length(ask.lease_for))))
 
     def _length(self, given: str | None) -> Millis:
         return self._lease if given is None else _bounded(given, "lease_for", SHORTEST_LEASE, LONGEST_LEASE)
@@ -387,4 +400,4 @@ def _outcome(ask: schemas.Settle) -> Outcome:
         if at is not None or delay is not None:
             raise BadInput("at, delay", (at, delay), "neither with dead")
         return Dead(ask.error or "the consumer said so")
-    raise BadInput("outcome", ask.outcome, f"one of {', '.join(Verdict)}")
+    raise BadInput("outcome", ask.outcome, f"one of {', '.join(OutcomeKind)}")

@@ -38,6 +38,7 @@ from bide.core.records import (
     Move,
     NewTask,
     OnConflict,
+    OutcomeKind,
     Page,
     Record,
     Redrive,
@@ -46,7 +47,6 @@ from bide.core.records import (
     State,
     Tally,
     Token,
-    Verdict,
 )
 from bide.ports import Store
 from bide.stores.memory import MemoryStore
@@ -230,7 +230,7 @@ class StoreMachine(RuleBasedStateMachine):
             ref, token = self.leases[-1 - number]
             ends = verdict in ("done", "dead")
             outcome = Settlement(
-                ref.topic, ref.key, token.model, Verdict("done" if verdict == "again" else verdict),
+                ref.topic, ref.key, token.model, OutcomeKind("done" if verdict == "again" else verdict),
                 None if ends else self.due(due), self.keep(keep) if ends else 0,
                 error if verdict in ("retry", "dead") else None, self.life() if verdict == "again" else "",
             )  # fmt: skip

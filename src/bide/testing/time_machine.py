@@ -12,7 +12,7 @@ from msgspec import Struct
 from bide.app import Bide
 from bide.core.errors import BadInput
 from bide.core.instants import Length, Millis, When, as_datetime, duration, instant
-from bide.core.records import Record, Settlement, Topic, Verdict
+from bide.core.records import OutcomeKind, Record, Settlement, Topic
 from bide.core.tasks import Task
 from bide.engine.delivery.tables import TableLoop
 from bide.engine.delivery.worker import Worker
@@ -31,7 +31,7 @@ class Fired(Struct, frozen=True):
     key: str
     at: datetime
     """When it was delivered, by the app's moved clock."""
-    outcome: Verdict
+    outcome: OutcomeKind
     """How it ended: done, retry, defer or dead."""
     error: str | None
     attempt: int
@@ -138,4 +138,4 @@ class TimeMachine:
 
     def _saw(self, record: Record, settlement: Settlement) -> None:
         error = None if settlement.error is None else settlement.why
-        self._fired.append(Fired(record.topic, record.key, self.now, settlement.verdict, error, record.attempt, record))
+        self._fired.append(Fired(record.topic, record.key, self.now, settlement.outcome, error, record.attempt, record))

@@ -20,8 +20,8 @@ from bide.core.events import Event
 from bide.core.names import SHOWN_TOPIC
 from bide.core.records import Filter, State
 from bide.engine.pauses import Pauses
-from bide.engine.settings_store import Kept
-from bide.insight.bulk import Bulk, BulkVerb
+from bide.engine.settings_store import SettingsStore
+from bide.insight.bulk import BulkRequest, BulkVerb
 from bide.insight.bulk_run import KEPT, LOST_AFTER, BulkState, Progress
 from bide.service.authz import Verb
 from bide.service.console.actions import ACTIONS, REASONS
@@ -342,11 +342,11 @@ def test_one_that_lost_its_instance_says_what_was_done(one: Running, browser: Br
     now = one.app.clock.now() - LOST_AFTER - 5_000
     progress = Progress(
         id="018f3c5e-aaaa-7bbb-8ccc-" + secrets.token_hex(6), chosen=0, who="ann", instance="gone:1234", asked_at=now,
-        bulk=Bulk(verb=BulkVerb.CANCEL, where=Filter(topic=topic), pace=5), alive_at=now, started_at=now,
+        bulk=BulkRequest(verb=BulkVerb.CANCEL, where=Filter(topic=topic), pace=5), alive_at=now, started_at=now,
         state=BulkState.RUNNING, looked=4, total=7, counts={"cancelled": 4},
     )  # fmt: skip
 
-    kept, row = Kept(one.app.store, one.app.clock, SHOWN_TOPIC), msgspec.msgpack.encode(progress)
+    kept, row = SettingsStore(one.app.store, one.app.clock, SHOWN_TOPIC), msgspec.msgpack.encode(progress)
     one.run(kept.put(f"change:{progress.id}", row, until=now + KEPT))
     page = browser.open(f"/changes/{progress.id}")
     assert "Broken off: its instance has given no sign of life" in page.words

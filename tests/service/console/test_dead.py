@@ -9,7 +9,7 @@ from tests.service.console.browsing import Browser, over
 from tests.service.console.conftest import Visit
 from tests.service.test_access import make
 
-from bide.core.records import Settlement, State, Verdict
+from bide.core.records import OutcomeKind, Settlement, State
 from bide.service.authz import Verb
 
 DAY = 86_400_000
@@ -26,7 +26,7 @@ def let_die(one: Running, topic: str, errors: dict[str, str | None]) -> None:
             now = app.clock.now()
             leased = await app.store.lease({topic: 1_000}, now=now, until=now + DAY, holder="w")
             settled = [
-                Settlement(topic, one.key, one.token, Verdict.DEAD, keep_until=now + DAY, error=errors[one.key])
+                Settlement(topic, one.key, one.token, OutcomeKind.DEAD, keep_until=now + DAY, error=errors[one.key])
                 for one in leased.tasks
             ]
             assert all(await app.store.settle(settled, now=app.clock.now()))

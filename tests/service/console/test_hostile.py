@@ -15,7 +15,7 @@ from tests.service.console.browsing import Browser, Page, over
 
 from bide import Bide
 from bide.core.events import EventKind, event_of
-from bide.core.records import Record, Settlement, Verdict
+from bide.core.records import OutcomeKind, Record, Settlement
 from bide.engine.pauses import Pauses
 from bide.service.console.rendering import address, task_address, topic_address
 from bide.testing import ManualClock
@@ -102,7 +102,7 @@ async def _fill(one: Running, texts: Texts, clock: ManualClock) -> None:
     leased = await app.store.lease({name: 1}, now=clock.now(), until=clock.now() + 60_000, holder=texts.free[:100])
     [record] = leased.tasks
     failed = texts.free[:2_000]
-    dead = Settlement(name, record.key, record.token, Verdict.DEAD, None, clock.now() + 60_000_000, failed)
+    dead = Settlement(name, record.key, record.token, OutcomeKind.DEAD, None, clock.now() + 60_000_000, failed)
     assert await app.store.settle([dead], now=clock.now()) == [True]
     _tell(app, record, texts, clock)
     await app.recorder.flush()

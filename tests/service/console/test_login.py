@@ -11,7 +11,7 @@ from tests.service.console.conftest import Visit
 from tests.service.test_access import make
 
 from bide.core.instants import Millis
-from bide.engine.settings_store import Kept
+from bide.engine.settings_store import SettingsStore
 from bide.service.access import FRESH
 from bide.service.authz import Tokens, Verb
 from bide.service.console.sessions import COOKIE
@@ -146,7 +146,7 @@ def test_a_session_ends_with_its_token(one: Running, browser: Browser, monkeypat
     token, header = one.run(make(one.app, "ann"))
     one.run(make(one.app, "bo"))
     assert browser.log_in(header).status == 200
-    one.run(Tokens(Kept(one.app.store, one.app.clock)).revoke(token.id))
+    one.run(Tokens(SettingsStore(one.app.store, one.app.clock)).revoke(token.id))
     one.run(_as_if_later(one))
     assert led_to(browser.get("/tasks")) == "/login?next=%2Ftasks"
 

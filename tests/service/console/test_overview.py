@@ -14,7 +14,7 @@ from tests.service.console.conftest import Visit
 from tests.service.test_access import make
 from tests.waiting import wait_until
 
-from bide.engine.history import Past, bucket_of
+from bide.engine.history import DeliveryCounts, bucket_of
 from bide.engine.pauses import Pauses
 from bide.engine.registry import Channel
 from bide.insight.minute_log import Flow
@@ -166,6 +166,6 @@ def test_what_is_said_of_wake_ups() -> None:
 
 @pytest.mark.parametrize(("late", "expected"), [(None, ""), (0, "good"), (95, "good"), (120, "warn"), (2_000, "bad")])
 def test_how_late_is_bad(late: int | None, expected: str) -> None:
-    past = Past() if late is None else Past(begun=1, late={bucket_of(late): 1})
+    past = DeliveryCounts() if late is None else DeliveryCounts(begun=1, late={bucket_of(late): 1})
     assert grade(Flow(60_000, past, 0)) == expected
     assert grade(None) == ""

@@ -18,7 +18,7 @@ from tests.service.test_access import make
 
 from bide import Bide, Ladder
 from bide.core.instants import as_datetime
-from bide.core.records import Ref, Settlement, Verdict
+from bide.core.records import OutcomeKind, Ref, Settlement
 from bide.engine.pauses import Pauses
 from bide.service.authz import Verb
 from bide.service.console.rendering import MOST_SHOWN, dump, pretty, shown
@@ -204,7 +204,7 @@ def test_the_trace_of_the_last_exception(world: World) -> None:
     world.api.put(TOPIC, "4711", delay="0s")
     task, store, now = world.lease(), world.service.app.store, world.clock.now()
     ended = Settlement(
-        TOPIC, "4711", task["token"], Verdict.DEAD, keep_until=now + MINUTE, error="E: <b>\n\x1fFile <i>\n"
+        TOPIC, "4711", task["token"], OutcomeKind.DEAD, keep_until=now + MINUTE, error="E: <b>\n\x1fFile <i>\n"
     )
     assert world.service.run(store.settle([ended], now=now)) == [True]
     page = world.page()

@@ -15,7 +15,7 @@ from tests.service.test_access import make
 
 from bide import Bide
 from bide.core.instants import Millis, as_datetime, instant
-from bide.core.records import Verdict
+from bide.core.records import OutcomeKind
 from bide.service.authz import Verb
 from bide.service.console.rendering import inert_line
 from bide.testing import ManualClock
@@ -139,7 +139,7 @@ async def happened(app: Bide, planned: Millis, count: int) -> None:
     """So many deliveries begin now, and are done."""
     app.history.began("slow", [planned] * count, app.clock.now())
     for _ in range(count):
-        app.history.ended("slow", Verdict.DONE)
+        app.history.ended("slow", OutcomeKind.DONE)
     await app.history.flush()
 
 

@@ -18,9 +18,9 @@ from tests.waiting import until
 
 from bide import Bide, Ladder, Task
 from bide.core.names import SHOWN_TOPIC
-from bide.engine.history import MINUTE, MinuteRow, Past, _encode, bucket_of
+from bide.engine.history import MINUTE, DeliveryCounts, MinuteRow, _encode, bucket_of
 from bide.engine.registry import RouteSettings, announced_routes
-from bide.engine.settings_store import Kept
+from bide.engine.settings_store import SettingsStore
 from bide.insight.minute_log import QUARTER, QUARTERS, LastDay, Quarter
 from bide.service.authz import Verb
 from bide.service.console.topics import HEIGHT, WIDTH, drawn_day, drawn_ladder, rate
@@ -33,21 +33,21 @@ def shown(browser: Browser, path: str, status: int = 200) -> Page:
     return page
 
 
-def write_past(one: Running, minutes_ago: int, **topics: Past) -> None:
+def write_past(one: Running, minutes_ago: int, **topics: DeliveryCounts) -> None:
     """As if a process had written it then."""
 
     async def write() -> None:
         minute = one.app.clock.now() // MINUTE - minutes_ago
-        kept = Kept(one.app.store, one.app.clock, SHOWN_TOPIC)
+        kept = SettingsStore(one.app.store, one.app.clock, SHOWN_TOPIC)
         row = _encode(MinuteRow(0, topics))
         await kept.put(f"minute:{minute}:tests", row, until=(minute + 1) * MINUTE + 25 * 60 * MINUTE)
 
     one.run(write())
 
 
-def past(done: int = 0, retried: int = 0, dead: int = 0, late: int = 0) -> Past:
+def past(done: int = 0, retried: int = 0, dead: int = 0, late: int = 0) -> DeliveryCounts:
     begun = done + retried + dead
-    return Past(begun, done, retried, 0, dead, {bucket_of(late): begun})
+    return DeliveryCounts(begun, done, retried, 0, dead, {bucket_of(late): begun})
 
 
 def test_without_any_topic(browser: Browser) -> None:
@@ -282,7 +282,7 @@ def test_whatever_happened_stays_within_the_picture(quarters: list[tuple[int, in
 
 async def test_the_day_is_read_once_and_then_only_what_is_new(tmp_path: Path) -> None:
     async with Bide(f"sqlite:///{tmp_path}/tasks.db") as app:
-        kept = Kept(app.store, app.clock, SHOWN_TOPIC)
+        kept = SettingsStore(app.store, app.clock, SHOWN_TOPIC)
         now = app.clock.now()
 
         async def write(minutes_ago: int, done: int) -> None:
@@ -297,12 +297,12 @@ async def test_the_day_is_read_once_and_then_only_what_is_new(tmp_path: Path) ->
         await day.read()
         quarters = day.quarters("t")
         assert len(quarters) == QUARTERS
-        assert [quarter.past.done for quarter in quarters if quarter.past.done] == [5, 7]
+        assert [quarter.deliveries.done for quarter in quarters if quarter.deliveries.done] == [5, 7]
         assert quarters[-1].since <= app.clock.now()
         assert now < quarters[-1].since + QUARTER
         await write(2, 1)
         await write(300, 50)  # too old to be looked at again so soon
         await day.read()
-        assert next(quarter.past.done for quarter in day.quarters("t") if quarter.past.done) == 5
-        assert sum(quarter.past.done for quarter in day.quarters("t")) == 13
+        assert next(quarter.deliveries.done for quarter in day.quarters("t") if quarter.deliveries.done) == 5
+        assert sum(quarter.deliveries.done for quarter in day.quarters("t")) == 13
         await day.close()

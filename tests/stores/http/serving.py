@@ -16,7 +16,7 @@ from tests.service.prompt_server import PromptServer
 from tests.waiting import until
 
 from bide.engine.client import Client
-from bide.engine.config import Terms
+from bide.engine.config import EngineConfig
 from bide.ports import Store, remote
 from bide.service.authz import ANYBODY, AccessRefused, Caller, Unauthorized
 from bide.service.remote.calls import StoreCalls
@@ -41,7 +41,7 @@ class Service:
         self._make_store = make_store
         self._trusting = trusting
         self._caller_of = caller_of
-        self._terms = Terms(payload_limit=payload_limit)
+        self._terms = EngineConfig(payload_limit=payload_limit)
         self._body_limit = body_limit
         self.body_taken = body_limit
         """Bytes of a body that are taken, whatever clients are told."""
@@ -60,7 +60,7 @@ class Service:
         return f"http://{HOST}:{self.port}"
 
     async def start(self) -> None:
-        self._client = await Client(self._make_store, terms=self._terms).open()
+        self._client = await Client(self._make_store, config=self._terms).open()
         self.calls = StoreCalls(self._client, trusting=self._trusting, body_limit=self._body_limit)
         app = Starlette(routes=[Route("/v1/store/{operation}", self._call, methods=["POST"])])
         config = uvicorn.Config(app, log_config=None, lifespan="off", access_log=False, timeout_graceful_shutdown=1)

@@ -11,7 +11,7 @@ import sys
 from tests.waiting import pause
 
 from bide import Bide, Task
-from bide.core.records import Record, Settlement, Verdict
+from bide.core.records import OutcomeKind, Record, Settlement
 from bide.stores.redis import RedisStore
 
 
@@ -29,7 +29,7 @@ async def main(url: str, lease: str) -> None:
         await pause(0.02, why="there is something to interrupt")
 
     def observe(record: Record, settlement: Settlement) -> None:
-        if settlement.verdict is Verdict.DONE:
+        if settlement.outcome is OutcomeKind.DONE:
             say("done", record.key, record.token)
 
     async with app, app.worker(observe=observe):

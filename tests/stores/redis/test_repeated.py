@@ -6,7 +6,7 @@ from typing import Any
 
 from tests.stores.redis.conftest import OpensStore
 
-from bide.core.records import Cancel, In, Lease, NewTask, Ref, Settlement, Verdict
+from bide.core.records import Cancel, In, Lease, NewTask, OutcomeKind, Ref, Settlement
 from bide.stores.redis.script_client import Call
 
 KEYS = [f"k{number}" for number in range(5)]
@@ -23,7 +23,7 @@ async def test_a_late_answer_gives_nothing_that_is_no_longer_held(shared_url: st
     tokens = {record.key: record.token for record in await store.get([Ref("t", key) for key in KEYS]) if record}
 
     await store.change([Cancel("t", "k1")], now=now)
-    retry = Settlement("t", "k3", tokens["k3"], Verdict.RETRY, In(60_000))
+    retry = Settlement("t", "k3", tokens["k3"], OutcomeKind.RETRY, In(60_000))
     assert await store.settle([retry], now=now) == [True]
     longer = [Lease("t", "k4", tokens["k4"])]
     assert await store.extend(longer, now=now, until=now + 90_000) == [True]

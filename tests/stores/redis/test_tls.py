@@ -15,7 +15,7 @@ from tests.waiting import until
 
 from bide.core.errors import StoreUnavailable
 from bide.core.names import new_id
-from bide.core.records import In, NewTask, Settlement, Verdict
+from bide.core.records import In, NewTask, OutcomeKind, Settlement
 from bide_proofs.servers.process import HOST, ServerMissing, free_port
 from bide_proofs.servers.redis import RedisServer
 
@@ -63,7 +63,7 @@ async def test_tasks_and_tidings_go_over_tls(secure: tuple[str, Path], open_stor
     await writing.add([NewTask("t", "k", new_id(), In(0), b"{}")], now=NOW)
     await until(lambda: bool(heard), "being told")
     [held] = (await store.lease({"t": 10}, now=NOW, until=NOW + 60_000, holder="w")).tasks
-    assert await store.settle([Settlement("t", "k", held.token, Verdict.DONE)], now=NOW) == [True]
+    assert await store.settle([Settlement("t", "k", held.token, OutcomeKind.DONE)], now=NOW) == [True]
 
 
 @pytest.mark.parametrize(

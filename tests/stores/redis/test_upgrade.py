@@ -7,7 +7,7 @@ from hashlib import sha1
 import pytest
 from tests.stores.redis.conftest import OpensStore
 
-from bide.core.records import In, Lease, Move, NewTask, Ref, Result, Settlement, Verdict
+from bide.core.records import In, Lease, Move, NewTask, OutcomeKind, Ref, Result, Settlement
 from bide.stores.redis import runtime
 from bide.stores.redis.script_client import Script, script
 
@@ -42,5 +42,5 @@ async def test_each_version_goes_on_with_what_the_other_began(
         ).tasks
         assert held.key == key
         assert await second.extend([Lease("t", key, held.token)], now=now, until=now + 90_000) == [True]
-        assert await first.settle([Settlement("t", key, held.token, Verdict.DONE)], now=now) == [True]
+        assert await first.settle([Settlement("t", key, held.token, OutcomeKind.DONE)], now=now) == [True]
         assert await second.get([Ref("t", key)]) == [None]

@@ -16,7 +16,7 @@ import pytest
 from tests.waiting import PATIENCE, pause, until
 
 from bide import Bide, Task
-from bide.core.records import Record, Settlement, Verdict
+from bide.core.records import OutcomeKind, Record, Settlement
 from bide.engine.delivery.worker import Worker
 from bide.stores.redis import RedisStore
 
@@ -151,7 +151,7 @@ async def test_a_worker_that_stands_still_for_longer_than_its_lease(url: str, ro
         await pause(0.02, why="there is something to interrupt")
 
     def observe(record: Record, settlement: Settlement) -> None:
-        if settlement.verdict is Verdict.DONE:
+        if settlement.outcome is OutcomeKind.DONE:
             tokens["done"][record.key].append(record.token)
 
     async def schedule() -> None:

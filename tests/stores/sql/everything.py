@@ -13,6 +13,7 @@ from bide.core.records import (
     Lease,
     Move,
     NewTask,
+    OutcomeKind,
     Page,
     Record,
     Redrive,
@@ -20,7 +21,6 @@ from bide.core.records import (
     Result,
     Settlement,
     State,
-    Verdict,
 )
 from bide.testing.store_suite.base import add_all, change_all, settle_all
 
@@ -49,10 +49,10 @@ async def everything(store: Any) -> None:
         assert set(held) == {"3", "4", "5", "6"}
         assert await store.extend([Lease(TOPIC, "3", held["3"].token)], now=now, until=now + 20_000) == [True]
         ends = [
-            Settlement(TOPIC, "3", held["3"].token, Verdict.DONE),
-            Settlement(TOPIC, "4", held["4"].token, Verdict.RETRY, In(3_600_000), error="no"),
-            Settlement(TOPIC, "5", held["5"].token, Verdict.DEAD, keep_until=now + 3_600_000, error="no"),
-            Settlement(TOPIC, "6", held["6"].token, Verdict.DONE, keep_until=now + 3_600_000),
+            Settlement(TOPIC, "3", held["3"].token, OutcomeKind.DONE),
+            Settlement(TOPIC, "4", held["4"].token, OutcomeKind.RETRY, In(3_600_000), error="no"),
+            Settlement(TOPIC, "5", held["5"].token, OutcomeKind.DEAD, keep_until=now + 3_600_000, error="no"),
+            Settlement(TOPIC, "6", held["6"].token, OutcomeKind.DONE, keep_until=now + 3_600_000),
         ]
         assert await settle_all(store, ends, now=now) == [True] * 4
         [redriven] = await change_all(store, [Redrive(TOPIC, "5", new_id(), In(0))], now=now)

@@ -20,12 +20,12 @@ from bide.core.records import (
     Move,
     NewTask,
     OnConflict,
+    OutcomeKind,
     Page,
     Record,
     Redrive,
     Ref,
     Settlement,
-    Verdict,
 )
 from bide.stores.memory import MemoryStore
 from bide.testing.history import events as ev
@@ -177,19 +177,19 @@ class Game:
             self.tell(asked, ev.Extending(call, "worker", at, asked, *lease, until))
             [ok] = await self.store.extend([lease], now=self.now, until=until)
         else:
-            verdict = self.chance.choice(list(Verdict))
-            again = verdict in (Verdict.RETRY, Verdict.DEFER) or (
-                verdict is Verdict.DONE and self.chance.random() < 0.3
+            verdict = self.chance.choice(list(OutcomeKind))
+            again = verdict in (OutcomeKind.RETRY, OutcomeKind.DEFER) or (
+                verdict is OutcomeKind.DONE and self.chance.random() < 0.3
             )
             one = Settlement(
                 *lease, verdict, self.due() if again else None, self.now + self.chance.choice((-1, 400)),
-                "holder lost: often" if verdict is Verdict.DEAD else None, new_id(),
+                "holder lost: often" if verdict is OutcomeKind.DEAD else None, new_id(),
             )  # fmt: skip
             self.held = [held for held in self.held if held[0] is not task]
             self.tell(
                 asked,
                 ev.Settling(
-                    call, "worker", at, asked, *lease, verdict, one.wake, one.keep_until, one.error, one.next_id
+                    call, "worker", at, asked, *lease, verdict, one.next_at, one.keep_until, one.error, one.next_id
                 ),
             )  # fmt: skip
             [ok] = await self.store.settle([one], now=self.now)

@@ -7,7 +7,7 @@ from typing import Any
 from msgspec.structs import replace
 
 from bide.core.instants import Millis
-from bide.core.records import At, Due, In, OnConflict, Result, State, Verdict
+from bide.core.records import At, Due, In, OnConflict, OutcomeKind, Result, State
 from bide.testing.history import events as ev
 from bide.testing.history.events import Asks, Seen
 
@@ -182,7 +182,7 @@ class Story:
     def end(self, held: Seen, *, who: str = "worker", key: str = KEY) -> None:
         self.say(ev.Ended(who, self.at, self.topic, key, held.token, "returned"))
 
-    def settling(self, held: Seen, verdict: Verdict = Verdict.DONE, *, key: str = KEY, **details: Any) -> int:
+    def settling(self, held: Seen, verdict: OutcomeKind = OutcomeKind.DONE, *, key: str = KEY, **details: Any) -> int:
         self._calls += 1
         self.say(
             ev.Settling(
@@ -196,7 +196,7 @@ class Story:
         self.say(ev.Told(call, self.at, self.clock, ok))
 
     def settle(
-        self, held: Seen, verdict: Verdict = Verdict.DONE, *, ok: bool = True, key: str = KEY, **details: Any
+        self, held: Seen, verdict: OutcomeKind = OutcomeKind.DONE, *, ok: bool = True, key: str = KEY, **details: Any
     ) -> Seen:
         """What the task is after it; of what waits again, by a store that answered in the last instant."""
         call = self.settling(held, verdict, key=key, **details)
@@ -204,15 +204,15 @@ class Story:
         now, wake = self.clock, details.get("wake")
         token = max(held.token + 1, now * 1000)
         if wake is None:
-            state = State.DONE if verdict is Verdict.DONE else State.DEAD
+            state = State.DONE if verdict is OutcomeKind.DONE else State.DEAD
             return replace(
                 held, state=state, wake_at=min(held.token // 1000, now), finished_at=now, token=token,
                 keep_until=details.get("keep_until", 0), error=details.get("error"),
             )  # fmt: skip
         at = max(wake.resolve(now), now)
-        if verdict is Verdict.DONE:
+        if verdict is OutcomeKind.DONE:
             return Seen(details["next_id"], W, at, at, 0, 0, 0, 0, token, now)
-        deferred = verdict is Verdict.DEFER
+        deferred = verdict is OutcomeKind.DEFER
         return replace(
             held, state=W, wake_at=at, planned_at=0, attempt=held.attempt - deferred, losses=0, token=token,
             failures=held.failures + (not deferred), error=held.error if deferred else details.get("error"),

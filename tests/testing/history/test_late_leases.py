@@ -6,7 +6,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from bide.core.records import In, Result, State, Verdict
+from bide.core.records import In, OutcomeKind, Result, State
 from bide.testing.history import events as ev
 from bide.testing.history.check import check
 from bide.testing.history.events import Asks, Event
@@ -127,7 +127,7 @@ def test_that_may_be_so_although_it_was_due_about_then_anyway() -> None:
         ev.Leased(2, 110 * MS, 105, [ev.Held("steady", "k", HELD)], None),
         ev.Began("worker-0", 112 * MS, 112, "steady", "k", "one", 105_000, 1, 100),
         ev.Ended("worker-0", 114 * MS, "steady", "k", 105_000, "done"),
-        ev.Settling(6, "worker-0", 120 * MS, 120, "steady", "k", 105_000, Verdict.DONE, In(10), next_id="two"),
+        ev.Settling(6, "worker-0", 120 * MS, 120, "steady", "k", 105_000, OutcomeKind.DONE, In(10), next_id="two"),
         ev.Told(6, 122 * MS, 122, True),
         ev.Leasing(7, "worker-1", 200 * MS, 200, {"steady": 5}, 2_700),
         ev.Leased(7, 210 * MS, 205, [], None),

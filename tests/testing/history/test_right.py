@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from tests.testing.history.telling import START, At, In, Story
 
-from bide.core.records import OnConflict, Result, State, Verdict
+from bide.core.records import OnConflict, OutcomeKind, Result, State
 from bide.testing.history import events as ev
 from bide.testing.history.__main__ import main
 from bide.testing.history.check import Report, check
@@ -107,7 +107,7 @@ def lost_settle_that_was_not_done(story: Story) -> None:
 
 def lost_redrive(story: Story) -> None:
     held = story.run(story.schedule())
-    story.settle(held, Verdict.DEAD, keep_until=story.now + 90_000, error="x")
+    story.settle(held, OutcomeKind.DEAD, keep_until=story.now + 90_000, error="x")
     story.fail(story.ask(Asks.REDRIVE, id="z", due=In(0)))
     born = story.born("z", In(0))
     story.now += 1
@@ -151,7 +151,7 @@ def the_clock_is_set_back(story: Story) -> None:
     held = story.lease(task)
     story.lag = 3_600_000
     story.begin(held)
-    again = story.settle(held, Verdict.RETRY, wake=In(500), error="x")
+    again = story.settle(held, OutcomeKind.RETRY, wake=In(500), error="x")
     story.pass_(499)
     story.settle_run(story.lease(again))
 

@@ -9,7 +9,7 @@ import pytest
 from msgspec.structs import replace
 from tests.testing.history.telling import START, At, In, Story
 
-from bide.core.records import OnConflict, Result, State, Verdict
+from bide.core.records import OnConflict, OutcomeKind, Result, State
 from bide.testing.history.check import check
 from bide.testing.history.events import Asks
 
@@ -56,7 +56,7 @@ def wakes_before_due(story: Story, wrong: bool) -> None:
 @found("P1", "leased for", "it was to wake at")
 def retry_not_waited_for(story: Story, wrong: bool) -> None:
     held = story.run(story.schedule())
-    again = story.settle(held, Verdict.RETRY, wake=In(500), error="no")
+    again = story.settle(held, OutcomeKind.RETRY, wake=In(500), error="no")
     if wrong:
         again = replace(again, wake_at=again.wake_at - 300)
     story.done(again)
@@ -146,14 +146,14 @@ def dead_and_never_ran(story: Story, wrong: bool) -> None:
     held = story.lease(task)
     if not wrong:
         story.begin(held)
-    story.settle(held, Verdict.DEAD, error="full")
+    story.settle(held, OutcomeKind.DEAD, error="full")
 
 
 @found("P2", "dead by its deadline")
 def dead_before_its_deadline(story: Story, wrong: bool) -> None:
     task = story.schedule(deadline=START + (5_000 if wrong else 150))
     story.pass_(200)
-    story.settle(story.lease(task), Verdict.DEAD, error="deadline: not after then")
+    story.settle(story.lease(task), OutcomeKind.DEAD, error="deadline: not after then")
 
 
 @found("P2", "dead after 2 lost leases, of 3")
@@ -165,7 +165,7 @@ def dead_by_too_few_losses(story: Story, wrong: bool) -> None:
     for _ in range(2):
         story.pass_(2_000)
         held = story.lease(held, lost=True)
-    story.settle(held, Verdict.DEAD, error="holder lost: 2 leases in a row ended unsettled")
+    story.settle(held, OutcomeKind.DEAD, error="holder lost: 2 leases in a row ended unsettled")
 
 
 # --- P3, one holder
@@ -260,11 +260,11 @@ def settled_twice(story: Story, wrong: bool) -> None:
 def delivered_after_cancelled(story: Story, wrong: bool) -> None:
     task = story.schedule()
     held = story.run(task)
-    story.settle(held, Verdict.RETRY, wake=In(0), error="x")
+    story.settle(held, OutcomeKind.RETRY, wake=In(0), error="x")
     again = story.lease(replace(held, state=State.WAITING, wake_at=story.now - 1, failures=1, error="x", planned_at=0))
     if not wrong:
         story.begin(again)
-    waits = story.settle(again, Verdict.DEFER, wake=In(1_000))
+    waits = story.settle(again, OutcomeKind.DEFER, wake=In(1_000))
     story.cancel(waits)
     if wrong:
         story.begin(again)
@@ -346,7 +346,7 @@ def changed_in_spite_of_if_token(story: Story, wrong: bool) -> None:
 @found("P4", "redrive answered `redriven`, but the task had ended: done")
 def redrove_what_was_done(story: Story, wrong: bool) -> None:
     held = story.run(story.schedule())
-    verdict = Verdict.DONE if wrong else Verdict.DEAD
+    verdict = OutcomeKind.DONE if wrong else OutcomeKind.DEAD
     dead = story.settle(held, verdict, keep_until=story.now + 60_000, error=None if wrong else "x")
     story.done(story.redrive(dead))
 
@@ -529,14 +529,14 @@ def a_lease_changes_the_id(story: Story, wrong: bool) -> None:
 @found("P12", "leased as attempt 3 after attempt 1")
 def an_attempt_is_left_out(story: Story, wrong: bool) -> None:
     held = story.run(story.schedule())
-    again = story.settle(held, Verdict.RETRY, wake=In(50), error="x")
+    again = story.settle(held, OutcomeKind.RETRY, wake=In(50), error="x")
     story.done(replace(again, attempt=2) if wrong else again)
 
 
 @found("P12", "leased as attempt 1 after attempt 1")
 def an_attempt_is_not_counted(story: Story, wrong: bool) -> None:
     held = story.run(story.schedule())
-    again = story.settle(held, Verdict.RETRY, wake=In(50), error="x")
+    again = story.settle(held, OutcomeKind.RETRY, wake=In(50), error="x")
     story.done(replace(again, attempt=0) if wrong else again)
 
 

@@ -19,7 +19,7 @@ from aiohttp import web
 from msgspec.structs import replace
 from standardwebhooks import Webhook
 
-from bide.core.records import Token, Verdict
+from bide.core.records import OutcomeKind, Token
 from bide.testing.history import events as ev
 from bide.testing.history.events import Event
 from bide_proofs.servers.process import HOST
@@ -79,7 +79,7 @@ def judge(arrivals: Sequence[Arrived], events: Iterable[Event]) -> dict[str, lis
         highest[one.topic, one.key] = max(one.token, highest[one.topic, one.key])
     for ref, end in settled.items():
         answered = [one for one in by_lease[ref] if one.acknowledged]
-        if end.verdict is not Verdict.DONE:
+        if end.verdict is not OutcomeKind.DONE:
             # an answer that took longer may have been given up, rightly
             wrong["unheard"] += [(one, end) for one in answered if end.at - one.at < LEASE * 1e9]
             continue

@@ -29,7 +29,7 @@ from collections.abc import Callable, Iterator, Sequence
 from msgspec import Struct
 
 from bide.core.instants import Millis
-from bide.core.records import Token, Topic, Verdict
+from bide.core.records import OutcomeKind, Token, Topic
 from bide.testing.history import events as ev
 from bide.testing.history.check import PURGED_AFTER, Report, check
 from bide.testing.history.events import Event
@@ -109,7 +109,7 @@ def _undone(seen: _Seen) -> Iterator[Violation]:
     for event in seen.history:
         if isinstance(event, ev.Ended):
             ended[_of(event)] = event
-        elif isinstance(event, ev.Settling) and event.verdict is Verdict.DONE:
+        elif isinstance(event, ev.Settling) and event.verdict is OutcomeKind.DONE:
             end = ended.get(_of(event))
             if end is None:
                 what = f"settled as done, by token {event.token}, before its handler had ended"

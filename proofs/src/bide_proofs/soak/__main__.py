@@ -26,7 +26,7 @@ from bide.cli.bench.plan import rounded
 from bide.core.errors import BadInput
 from bide.core.events import Event, EventKind
 from bide.core.names import new_id
-from bide.core.records import Verdict
+from bide.core.records import OutcomeKind
 from bide.engine.delivery.lease_extender import PAGE, PURGE_EVERY
 from bide.settings import Settings
 from bide_proofs import soak
@@ -139,7 +139,7 @@ class Soak:
             "seconds": round(self._seconds), "seed": given.seed, "workers": given.workers,
             "maximum_per_s": round(most), "rate_asked": rounded(rate), "rate": rounded(reached),
             "load": dict(sorted(load.answers.items())), "deliveries": sums["begun"],
-            "verdicts": {verdict: sum(one["verdicts"][verdict] for one in counted) for verdict in Verdict},
+            "verdicts": {verdict: sum(one["verdicts"][verdict] for one in counted) for verdict in OutcomeKind},
             "lost": max(0, missing), "duplicated": max(0, -missing), "early": sums["early"],
             "redelivered": sums["redelivered"], "failed": load.failed,
             "drained_seconds": round(drained, 1), "forgotten_seconds": round(forgotten, 1),

@@ -14,7 +14,7 @@ import msgspec
 
 from bide.app import Bide
 from bide.core.outcomes import Dead, Defer, Retry
-from bide.core.records import Record, Settlement, Verdict
+from bide.core.records import OutcomeKind, Record, Settlement
 from bide.core.tasks import Task
 from bide.settings import Settings
 from bide_proofs.harness.command import percentiles
@@ -57,7 +57,7 @@ class Counted:
     def __init__(self, leak: int) -> None:
         self._ended = Ids()
         self._begun = self._early = self._again = 0
-        self._verdicts = dict.fromkeys(Verdict, 0)
+        self._verdicts = dict.fromkeys(OutcomeKind, 0)
         self._late: list[float] = []
         self._latest = 0.0
         self._leak = leak
@@ -80,8 +80,8 @@ class Counted:
         return crc32(record.id.encode())
 
     def observe(self, record: Record, settlement: Settlement) -> None:
-        self._verdicts[settlement.verdict] += 1
-        if settlement.verdict in (Verdict.DONE, Verdict.DEAD):
+        self._verdicts[settlement.outcome] += 1
+        if settlement.outcome in (OutcomeKind.DONE, OutcomeKind.DEAD):
             self._ended.add(record.id)
             if not self._reports:
                 self._reports = True

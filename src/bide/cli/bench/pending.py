@@ -31,7 +31,7 @@ from bide.cli.bench.worker import PAYLOAD, Spec, Work
 from bide.cli.bench.workers import fill, stage, worker_process
 from bide.core.instants import Millis
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Filter, Leased, Move, NewTask, Page, Settlement, State, Verdict
+from bide.core.records import At, Cancel, Filter, Leased, Move, NewTask, Page, Settlement, State, OutcomeKind
 from bide.ports import all_answers
 from bide.settings import Settings
 from bide.wiring import store_maker
@@ -197,7 +197,7 @@ class _Growing:
             cancelled = await self._timed(taken["cancel"], store.change([cancel], now=_now()))
             leased = await self._timed(taken["lease"], store.lease({LEASED: 1}, now=_now(), until=until, holder="b"))
             found = await self._timed(taken["page"], store.find(where, Page(limit=100)))
-            held += [Settlement(LEASED, task.key, task.token, Verdict.DONE) for task in leased.tasks]
+            held += [Settlement(LEASED, task.key, task.token, OutcomeKind.DONE) for task in leased.tasks]
             answers = await all_answers([*added, *moved, *cancelled])
             if not (all(one.ok for one in answers) and found.tasks):
                 self.faults.append(f"at {size} tasks an operation did not do what it was asked")

@@ -170,9 +170,9 @@ class Orders(Story):
         while True:
             await self.until(self.sale_ends - _AHEAD)
             crowds = [self.sale[place : place + _CROWD] for place in range(0, SALE, _CROWD)]
-            for crowd in crowds:
+            for cohort in crowds:
                 begun = self.app.clock.now()
-                orders = [_order(number, begun, self.sale_ends, sale=True) for number in crowd]
+                orders = [_order(number, begun, self.sale_ends, sale=True) for number in cohort]
                 await self.patiently(partial(self._take, orders))
                 await self.until(begun + _SELLS_FOR * _CROWD // SALE)
             await self.patiently(self._next_sale)

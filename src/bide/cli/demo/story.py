@@ -18,7 +18,7 @@ from bide.core.names import SHOWN_TOPIC
 from bide.core.records import Filter, NewTask, Page
 from bide.core.tasks import Task
 from bide.engine.arguments import filter_of
-from bide.engine.settings_store import Kept
+from bide.engine.settings_store import SettingsStore
 
 _log = logging.getLogger("bide.demo")
 _MARK = "demo:numbers"
@@ -44,7 +44,7 @@ class Notebook:
 
         Before anything is worked on: its handlers would take an order of somebody else's for their own.
         """
-        marks = Kept(self._app.store, self._app.clock)
+        marks = SettingsStore(self._app.store, self._app.clock)
         if await marks.get(_MARK) is not None:
             return
         found = await self._app.find_page(Filter(), Page(limit=1))
@@ -60,7 +60,7 @@ class Notebook:
     async def numbers(self, count: int = 1) -> range:
         """So many fresh numbers in a row: no order ever gets one of them again."""
         if self._end - self._next < count:
-            marks = Kept(self._app.store, self._app.clock)
+            marks = SettingsStore(self._app.store, self._app.clock)
             self._next = max(self._end, int(await marks.get(_MARK) or _FIRST))
             self._end = self._next + max(count, _BLOCK)
             await marks.put(_MARK, b"%d" % self._end)
@@ -69,11 +69,12 @@ class Notebook:
 
     async def made_until(self, what: str) -> Millis | None:
         """Until when `what` is made, by this run or an earlier one; None: it is not."""
-        until = int(await Kept(self._app.store, self._app.clock, SHOWN_TOPIC).get(f"demo:{what}") or 0)
+        until = int(await SettingsStore(self._app.store, self._app.clock, SHOWN_TOPIC).get(f"demo:{what}") or 0)
         return until if until > self._app.clock.now() else None
 
     async def note_made(self, what: str, *, until: Millis) -> None:
-        await Kept(self._app.store, self._app.clock, SHOWN_TOPIC).put(f"demo:{what}", b"%d" % until, until=until)
+        marks = SettingsStore(self._app.store, self._app.clock, SHOWN_TOPIC)
+        await marks.put(f"demo:{what}", b"%d" % until, until=until)
 
 
 class Story:

@@ -35,7 +35,7 @@ from bide.core.outcomes import Done, Outcome
 from bide.core.records import Lease, Leased, Record, Topic
 from bide.core.tasks import Task
 from bide.engine.background import log_defect
-from bide.engine.config import Terms
+from bide.engine.config import EngineConfig
 from bide.engine.delivery.settlement import completion
 from bide.engine.transaction_context import joining, set_running
 from bide.ports import Clock, Route, Store
@@ -47,12 +47,12 @@ _LAST_WAIT = 5.0
 """Seconds that a handler has to end after it was cancelled as its worker stops."""
 
 
-class Holder(Protocol):
+class DeliveryOwner(Protocol):
     """The holder of a lease, as its deliveries know it."""
 
     store: Store
     clock: Clock
-    terms: Terms
+    config: EngineConfig
 
     def completed(self, delivery: Delivery) -> None:
         """The handler's own transaction has settled it."""
@@ -64,16 +64,16 @@ class Delivery(Task[Any]):
     `over` is set once the outcome is settled or discarded, whatever the handler does from then on.
     """
 
-    __slots__ = ("_began", "_holder", "expires", "lane", "over", "timer")
+    __slots__ = ("_began", "_owner", "expires", "over", "runner", "timer")
 
-    def __init__(self, record: Record, holder: Holder, expires: float, began: Millis) -> None:
+    def __init__(self, record: Record, owner: DeliveryOwner, expires: float, began: Millis) -> None:
         super().__init__(record)
-        self._holder = holder
+        self._owner = owner
         self._began = began
         self.expires = expires
         """When the lease runs out, by the loop's clock; counted from before it was asked for, so never too late."""
         self.over = False
-        self.lane: asyncio.Task[None] | None = None
+        self.runner: asyncio.Task[None] | None = None
         self.timer: asyncio.TimerHandle | None = None
 
     @property
@@ -89,7 +89,7 @@ class Delivery(Task[Any]):
     @asynccontextmanager
     async def transaction(self, *, again_at: When | None = None, again_in: Length | None = None) -> AsyncIterator[Any]:
         """See `Task.transaction`."""
-        store, record = self._holder.store, self.record
+        store, record = self._owner.store, self.record
         if (transactions := store.features.transactions) is None:
             raise SetupError(f"{type(store).__name__} shares no database with handlers; sqlite: does")
         done, committing = Done(again_at=again_at, again_in=again_in), False
@@ -97,7 +97,7 @@ class Delivery(Task[Any]):
             async with transactions.transaction() as joined:
                 with joining(store, joined):
                     yield joined.connection
-                clock, keep = self._holder.clock, self._holder.terms.retention_of(record.topic)
+                clock, keep = self._owner.clock, self._owner.config.retention_of(record.topic)
                 settled = await joined.settle([completion(record, done, keep, clock)], now=clock.now())
                 if self.over or not settled[0]:
                     raise LeaseLost(
@@ -111,13 +111,13 @@ class Delivery(Task[Any]):
             if committing:
                 self.over = False
             raise
-        self._holder.completed(self)
+        self._owner.completed(self)
 
     async def extend(self, by: Length) -> bool:
         """See `Task.extend`."""
-        clock, length = self._holder.clock, duration(by, field="by")
+        clock, length = self._owner.clock, duration(by, field="by")
         now = clock.now()
-        kept = (await self._holder.store.extend([self.lease], now=now, until=now + clock.span(length)))[0]
+        kept = (await self._owner.store.extend([self.lease], now=now, until=now + clock.span(length)))[0]
         if kept:
             self.expires = max(self.expires, asyncio.get_running_loop().time() + length / 1000)
         return kept
@@ -126,19 +126,19 @@ class Delivery(Task[Any]):
 Ended = Callable[[Delivery, Outcome | BaseException | None], None]
 
 
-class Lanes:
+class TopicExecutor:
     """Runs deliveries of one route, at most `route.concurrency` at once. `ended` is told how each one did."""
 
     def __init__(
         self,
         route: Route,
         ended: Ended,
-        freed: Callable[[Lanes], None],
+        freed: Callable[[TopicExecutor], None],
         timed_out: Callable[[Delivery], None],
-        hand_back: Callable[[list[Delivery]], None],
+        release: Callable[[list[Delivery]], None],
     ) -> None:
         self.route = route
-        self.hungry = False
+        self.backlogged = False
         """True if the store may have due tasks that there was no room for."""
         self.occupied = 0
         self.running: dict[Delivery, None] = {}
@@ -147,12 +147,12 @@ class Lanes:
         self._ended = ended
         self._freed = freed
         self._timed_out = timed_out
-        self._hand_back = hand_back
+        self._release = release
         self._loop = asyncio.get_running_loop()
         self._deliver = route.sink.deliver
         self._timeout = None if route.timeout is None else route.timeout / 1000
         self._parked: list[asyncio.Future[None]] = []
-        self._lanes: dict[asyncio.Task[None], None] = {}
+        self._runners: dict[asyncio.Task[None], None] = {}
         self._context = copy_context()
         self._closing = False
         self._waking = False
@@ -179,17 +179,19 @@ class Lanes:
                 self._waking = True
                 parked.set_result(None)
                 return
-        if len(self._lanes) < self.route.concurrency:
+        if len(self._runners) < self.route.concurrency:
             self._waking = True
-            lane = self._loop.create_task(self._lane(), name=f"bide {self.route.topic}", context=self._context.copy())
-            self._lanes[lane] = None
-            lane.add_done_callback(self._gone)
+            runner = self._loop.create_task(
+                self._run_queue(), name=f"bide {self.route.topic}", context=self._context.copy()
+            )
+            self._runners[runner] = None
+            runner.add_done_callback(self._gone)
 
-    def _gone(self, lane: asyncio.Task[None]) -> None:
-        self._lanes.pop(lane, None)
-        log_defect(lane)
+    def _gone(self, runner: asyncio.Task[None]) -> None:
+        self._runners.pop(runner, None)
+        log_defect(runner)
 
-    async def _lane(self) -> None:
+    async def _run_queue(self) -> None:
         """Run what is queued, one after another; park when there is nothing."""
         queue, loop = self.queue, self._loop
         me = asyncio.current_task()
@@ -207,7 +209,7 @@ class Lanes:
                     now = loop.time()
                     if delivery.over or now >= delivery.expires:
                         if not delivery.over:
-                            self._hand_back([delivery])  # no handler has seen it, so it must not count as lost
+                            self._release([delivery])  # no handler has seen it, so it must not count as lost
                         self._done_with(delivery)
                         continue
                     if not await self._run(delivery, me) or copy_context() != base:
@@ -221,14 +223,14 @@ class Lanes:
                 self._parked.append(parked)
                 await parked
         finally:
-            self._lanes.pop(me, None)
+            self._runners.pop(me, None)
             self._waking = False  # it may have been this one that was to wake up
             if queue and not self._closing:
                 self._wake_one()
 
     async def _run(self, delivery: Delivery, me: asyncio.Task[None]) -> bool:
         """Deliver, and tell how it ended, unless that has been decided meanwhile. Whether the lane may go on."""
-        delivery.lane = me
+        delivery.runner = me
         self.running[delivery] = None
         traced = delivery.record.options
         if traced:
@@ -283,10 +285,10 @@ class Lanes:
     async def close(self) -> None:
         """End the lanes; whatever still runs is cancelled. What goes on all the same is named, and left behind."""
         self._closing = True
-        for lane in list(self._lanes):
-            lane.cancel()
-        if self._lanes:
-            await asyncio.wait(self._lanes, timeout=_LAST_WAIT)
+        for runner in list(self._runners):
+            runner.cancel()
+        if self._runners:
+            await asyncio.wait(self._runners, timeout=_LAST_WAIT)
         for delivery in self.running:
             _log.error("%s/%s goes on although it was cancelled: nobody waits for it any more, and it is delivered "
                        "again when its lease has ended", delivery.topic, delivery.key)  # fmt: skip
@@ -300,7 +302,7 @@ def _is_current(task: asyncio.Task[Any]) -> bool:
         return False
 
 
-class Room(Protocol):
+class TopicSlots(Protocol):
     """The room of a topic: `Lanes` has it."""
 
     @property
@@ -312,12 +314,12 @@ class Room(Protocol):
     def occupied(self) -> int: ...
 
     @property
-    def hungry(self) -> bool:
+    def backlogged(self) -> bool:
         """True if there may be due tasks that there was no room for."""
         ...
 
 
-def wants(rooms: Mapping[Topic, Room], slots: int, turn: int = 0) -> dict[Topic, int]:
+def slots_to_lease(rooms: Mapping[Topic, TopicSlots], slots: int, turn: int = 0) -> dict[Topic, int]:
     """How many to ask for, by topic, beginning with another one each `turn`.
 
     Topics without room are left out, and hungry ones without a free slot. 0: no slot is left for a topic of which it is
@@ -331,17 +333,17 @@ def wants(rooms: Mapping[Topic, Room], slots: int, turn: int = 0) -> dict[Topic,
         return {opened[0]: min(free, rooms[opened[0]].free)}
     begin = turn % len(opened)
     in_turn = opened[begin:] + opened[:begin]
-    hungry = sorted((one for one in in_turn if rooms[one].hungry), key=lambda one: rooms[one].occupied)
-    others = [one for one in in_turn if not rooms[one].hungry]
+    backlogged = sorted((one for one in in_turn if rooms[one].backlogged), key=lambda one: rooms[one].occupied)
+    others = [one for one in in_turn if not rooms[one].backlogged]
     kept = min(sum(not rooms[one].occupied for one in others), max(slots // 8, min(2, slots // 2)))
     asked: dict[Topic, int] = {}
-    free -= _share(rooms, hungry, free - kept, asked)
+    free -= _share(rooms, backlogged, free - kept, asked)
     asked |= dict.fromkeys(others, 0)
     _share(rooms, others, free, asked)
     return asked
 
 
-def _share(rooms: Mapping[Topic, Room], topics: Sequence[Topic], count: int, asked: dict[Topic, int]) -> int:
+def _share(rooms: Mapping[Topic, TopicSlots], topics: Sequence[Topic], count: int, asked: dict[Topic, int]) -> int:
     """Add to `asked` equal parts of `count`, as far as there is room. How many that were."""
     left = count
     while left > 0 and (topics := [one for one in topics if asked.get(one, 0) < rooms[one].free]):

@@ -16,7 +16,7 @@ from bide.engine.delivery.executor import Delivery
 from bide.engine.delivery.settler import Settler
 from bide.ports import Clock, Store
 
-_log = logging.getLogger("bide.keeper")
+_log = logging.getLogger("bide.lease_extender")
 _LOST = "the lease was refused: cancelled, replaced, or held by somebody else now"
 PAGE = 1_000
 PURGE_EVERY = 60.0
@@ -26,7 +26,7 @@ PRESENCE: Millis = 6_000
 """How long a worker counts as live after it last said so."""
 
 
-class Keeper:
+class LeaseExtender:
     """Extends what `held` gives, three times within a lease; `lost` is called for each that is refused.
 
     Purges once a minute, and announces the worker by the name `holder` every two seconds, where the store keeps that.

@@ -34,8 +34,8 @@ from bide.core.records import Due, Leased, Record, Settlement, Topic
 from bide.engine.background import begin
 from bide.engine.client import Client
 from bide.engine.delivery.executor import lease_in_turn
-from bide.engine.delivery.settlement import dead, given_back, unfit
-from bide.engine.pauses import HeldBack
+from bide.engine.delivery.settlement import dead, reject_reason, release
+from bide.engine.pauses import PauseGate
 from bide.engine.registry import RouteSettings, announce_for_ever
 from bide.ports import Clock, Policy, Wakes
 
@@ -55,7 +55,7 @@ class Waker:
         self._clock = clock
         self._cap = cap / 1000
         self._loop = asyncio.get_running_loop()
-        self._heard: Millis | None = None
+        self._notified: Millis | None = None
         self._kicked = False
         self._sleeper: asyncio.Future[None] | None = None
         self._alarm: LoopAlarm | DescriptorAlarm | None = None
@@ -72,12 +72,12 @@ class Waker:
         self._kicked = True
         self._end()
 
-    def hear(self, wake: Millis) -> None:
+    def notify(self, wake: Millis) -> None:
         """Something wakes at `wake`. It only ever shortens the sleep, also one that has not begun."""
         self.wakes.tidings += 1
         self.wakes.heard_at = time.monotonic()
-        if self._heard is None or wake < self._heard:
-            self._heard = wake
+        if self._notified is None or wake < self._notified:
+            self._notified = wake
             if self._sleeper is not None and (self._wake is None or wake < self._wake):
                 self._wake = wake
                 self._told = True
@@ -85,7 +85,7 @@ class Waker:
 
     def forget(self) -> None:
         """Call just before a lease is sent: what was heard until here, the lease will see for itself."""
-        self._heard = None
+        self._notified = None
         self._kicked = False
         self._asked_at = self._loop.time()
 
@@ -100,7 +100,7 @@ class Waker:
         await asyncio.sleep(0)  # what was leased begins first: a handler that blocks would hold up the next lease
         if self._kicked:
             return
-        heard = self._heard
+        heard = self._notified
         self._told = heard is not None and (wake is None or heard < wake)
         self._wake = heard if self._told else wake
         self._latest = (self._loop.time() if asked_at is None else asked_at) + self._cap
@@ -115,7 +115,7 @@ class Waker:
         if not self._kicked:
             self._count()
 
-    def found(self, planned: Millis, now: Millis) -> None:
+    def record_miss(self, planned: Millis, now: Millis) -> None:
         """The lease after a sleep that was capped found something that was to be done at `planned`."""
         self.capped = False
         if now - planned >= _UNNOTICED:
@@ -243,11 +243,11 @@ class LeaseLoop(ABC):
     _log: logging.Logger
 
     def __init__(self, client: Client, *, of: Collection[Topic] = ()) -> None:
-        self.store, self.clock, self.terms = client.store, client.clock, client.terms
-        self._recorder, self._history, self._heeding = client.recorder, client.history, client.heeding
-        self._waker = Waker(self.clock, self.terms.cap)
+        self.store, self.clock, self.config = client.store, client.clock, client.config
+        self._recorder, self._history, self._pause_gates = client.recorder, client.history, client.pause_gates
+        self._waker = Waker(self.clock, self.config.cap)
         self.wakes = self._waker.wakes
-        self.held_back = HeldBack(self.store, self.clock, self._waker.kick, of=of)
+        self.pause_gate = PauseGate(self.store, self.clock, self._waker.kick, of=of)
         self._stopping = False
         self._loops: list[asyncio.Task[None]] = []
 
@@ -264,19 +264,19 @@ class LeaseLoop(ABC):
 
     def _start_leasing(self) -> None:
         """To be called once the store is subscribed to."""
-        self._heeding.append(self.held_back)
-        self._loops += begin(self._lease_for_ever(), "leasing"), begin(self.held_back.look_for_ever(), "pauses")
+        self._pause_gates.append(self.pause_gate)
+        self._loops += begin(self._lease_for_ever(), "leasing"), begin(self.pause_gate.look_for_ever(), "pauses")
 
     def _announce(self, routes: Sequence[RouteSettings]) -> None:
         """Let people see how the topics are worked on, as long as the loop runs."""
-        self._loops.append(begin(announce_for_ever(self.store, self.clock, self.terms, routes), "routes"))
+        self._loops.append(begin(announce_for_ever(self.store, self.clock, self.config, routes), "routes"))
 
     async def _stop_leasing(self) -> None:
         """After the turn that is under way."""
         self._stopping = True
         self._waker.kick()
-        if self.held_back in self._heeding:
-            self._heeding.remove(self.held_back)
+        if self.pause_gate in self._pause_gates:
+            self._pause_gates.remove(self.pause_gate)
         if self._loops:
             await asyncio.wait(self._loops[:1])
             for loop in self._loops[1:]:
@@ -291,7 +291,7 @@ class LeaseLoop(ABC):
             if wanted:
                 self._waker.forget()
                 try:
-                    await self.held_back.first()
+                    await self.pause_gate.first()
                     wake = await self._turn()
                 except Exception as error:  # noqa: BLE001 - the loop outlives its defects, loudly
                     say = self._log.warning if isinstance(error, StoreError) else self._log.exception
@@ -310,19 +310,19 @@ class LeaseLoop(ABC):
         until = now + self.clock.span(length)
         leased = await lease_in_turn(partial(self.store.lease, now=now, until=until, holder=holder), wants)
         if self._waker.capped and leased.tasks:
-            self._waker.found(min(record.planned_at for record in leased.tasks), leased.now)
+            self._waker.record_miss(min(record.planned_at for record in leased.tasks), leased.now)
         return leased
 
     def _refusal(self, record: Record, policy: Policy, now: Millis, holder: str) -> Settlement | None:
         """The settlement of a task that was leased and must not be delivered; None: it may be. A loss is noted."""
-        if record.topic in self.held_back.topics:  # since the lease was sent
-            return given_back(record)
+        if record.topic in self.pause_gate.topics:  # since the lease was sent
+            return release(record)
         if record.losses:
             self._note(EventKind.LOSS, record, f"lease lost, {record.losses} in a row", holder)
         elif record.deadline is None:
             return None
-        why = unfit(record, policy, now)
-        return None if why is None else dead(record, why, self.terms.retention_of(record.topic), now)
+        why = reject_reason(record, policy, now)
+        return None if why is None else dead(record, why, self.config.retention_of(record.topic), now)
 
     def _note(self, kind: EventKind, record: Record, what: str, holder: str, wake: Due | None = None) -> None:
         """Write down in the log of events how a delivery of `record` ended, to wake then."""
@@ -330,7 +330,7 @@ class LeaseLoop(ABC):
         wake_at = None if wake is None else wake.resolve(at)
         self._recorder.note(event_of(record, kind, at=at, who=holder, what=what, was=began, wake_at=wake_at))
 
-    def _hear(self, topic: Topic, wake: Millis) -> None:
+    def _on_wake(self, topic: Topic, wake: Millis) -> None:
         """A notification of the store."""
-        if topic not in self.held_back.topics:
-            self._waker.hear(wake)
+        if topic not in self.pause_gate.topics:
+            self._waker.notify(wake)

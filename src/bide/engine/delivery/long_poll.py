@@ -17,15 +17,15 @@ from bide.core.errors import StoreError
 from bide.core.events import EventKind
 from bide.core.instants import Millis
 from bide.core.outcomes import Done, Outcome
-from bide.core.records import Lease, Record, Ref, Settlement, State, Topic, Verdict
+from bide.core.records import Lease, OutcomeKind, Record, Ref, Settlement, State, Topic
 from bide.engine.background import begin
 from bide.engine.client import Client
 from bide.engine.delivery.lease_loop import LeaseLoop
-from bide.engine.delivery.settlement import given_back, settlement
+from bide.engine.delivery.settlement import release, settlement
 from bide.engine.registry import RouteSettings
 from bide.ports import Listening, Policy, all_answers
 
-_log = logging.getLogger("bide.desk")
+_log = logging.getLogger("bide.long_poll")
 _MOST = 10_000
 """Tasks that one lease asks for at most."""
 _FORGET_AFTER = 60.0
@@ -102,7 +102,7 @@ class _Group:
         return {topic: min(count, share) for topic, count in self.wanted.items()}
 
 
-class Desk(LeaseLoop):
+class LongPoll(LeaseLoop):
     """`lease` waits for what is due, `extend` keeps it, and `settle` ends it by the policy of its topic.
 
     Make it in the running loop, `start` it, and `close` it before the client. `started` and `settled` are called for
@@ -118,7 +118,7 @@ class Desk(LeaseLoop):
         *,
         policy_of: Callable[[Topic], Policy],
         started: Callable[[Record, Millis], None] = lambda record, now: None,
-        settled: Callable[[Topic, Verdict], None] = lambda topic, verdict: None,
+        settled: Callable[[Topic, OutcomeKind], None] = lambda topic, verdict: None,
         may_note: Callable[[str], object] = lambda who: True,
     ) -> None:
         super().__init__(client)
@@ -170,7 +170,7 @@ class Desk(LeaseLoop):
         try:
             return await waiting.future
         except asyncio.CancelledError:
-            self.give_back(waiting.taken)
+            self.release(waiting.taken)
             raise
         finally:
             self.waiting -= 1
@@ -180,10 +180,10 @@ class Desk(LeaseLoop):
             if not group.wanted and self._groups.get((holder, lease_for)) is group:
                 del self._groups[holder, lease_for]
 
-    def give_back(self, records: Sequence[Record]) -> None:
+    def release(self, records: Sequence[Record]) -> None:
         """These were not begun: due again at once, counting nothing."""
         if records:
-            self._settle_later([given_back(record) for record in records], "given back")
+            self._settle_later([release(record) for record in records], "given back")
 
     async def extend(self, leases: Sequence[Lease], length: Millis) -> list[bool]:
         """Keep these for a length from now; false where the lease was gone. Raises StoreError."""
@@ -201,10 +201,10 @@ class Desk(LeaseLoop):
         found = dict(zip(looked_up, await self.store.get(refs), strict=True)) if refs else {}
         sent: list[tuple[int, Settlement, Record | None]] = []
         for place, (lease, outcome) in enumerate(ended):
-            record, retention = found.get(place), self.terms.retention_of(lease.topic)
+            record, retention = found.get(place), self.config.retention_of(lease.topic)
             if _plain(outcome):
                 keep = retention.keep_until(State.DONE, self.clock.now())
-                sent.append((place, Settlement(*lease, Verdict.DONE, None, keep), None))
+                sent.append((place, Settlement(*lease, OutcomeKind.DONE, None, keep), None))
             elif record is not None and record.token == lease.token and record.state is State.LEASED:
                 told = settlement(record, outcome, self._policy_of(lease.topic), retention, self.clock)
                 sent.append((place, told, record))
@@ -215,16 +215,16 @@ class Desk(LeaseLoop):
         for (place, told, record), ok in zip(sent, accepted, strict=True):
             settled[place] = ok
             if ok:
-                self._settled(told.topic, told.verdict)
-                self._history.ended(told.topic, told.verdict)
-                if record is not None and told.verdict in (Verdict.RETRY, Verdict.DEAD):
+                self._settled(told.topic, told.outcome)
+                self._history.ended(told.topic, told.outcome)
+                if record is not None and told.outcome in (OutcomeKind.RETRY, OutcomeKind.DEAD):
                     self._note_failure(record, told, who)
         return settled
 
     def _note_failure(self, record: Record, told: Settlement, who: str) -> None:
         if self._may_note(who):
-            kind = EventKind.RETRY if told.verdict is Verdict.RETRY else EventKind.DEAD
-            self._note(kind, record, told.why, who, told.wake)
+            kind = EventKind.RETRY if told.outcome is OutcomeKind.RETRY else EventKind.DEAD
+            self._note(kind, record, told.why, who, told.next_at)
         else:
             self._recorder.dropped += 1
 
@@ -241,7 +241,7 @@ class Desk(LeaseLoop):
         """Ask for everybody who waits, and hand out what came; the next wake of what they still want."""
         wakes: list[Millis] = []
         for group in list(self._groups.values()):
-            asked = {topic: count for topic, count in group.asked().items() if topic not in self.held_back.topics}
+            asked = {topic: count for topic, count in group.asked().items() if topic not in self.pause_gate.topics}
             looking, group.impatient = group.impatient, []
             if not asked:  # nobody is left, or all that is asked for is paused
                 for waiting in looking:
@@ -266,7 +266,7 @@ class Desk(LeaseLoop):
             refused = self._refusal(record, self._policy_of(record.topic), now, group.holder)
             if refused is not None:
                 unfitting.append(refused)
-                if refused.verdict is Verdict.DEAD:
+                if refused.outcome is OutcomeKind.DEAD:
                     self._note(EventKind.DEAD, record, refused.why, group.holder)
                 continue
             waiting = group.next_for(record.topic)
@@ -279,7 +279,7 @@ class Desk(LeaseLoop):
             self._history.began(record.topic, (record.planned_at,), now)
         for waiting in got.values():
             self._answer(group, waiting)
-        self.give_back(left)
+        self.release(left)
         if unfitting:
             self._settle_later(unfitting, "settled")
             self._waker.kick()  # they left room, and there may be more
@@ -321,7 +321,7 @@ class Desk(LeaseLoop):
             self._unasked.pop(topic, None)
             listening = self._listening.get(topic)
             if listening is None or (listening.done() and listening.exception() is not None):
-                listening = self._loop.create_task(wakes.listen([topic], self._hear))
+                listening = self._loop.create_task(wakes.listen([topic], self._on_wake))
                 self._listening[topic] = listening
             elif listening.done():
                 continue

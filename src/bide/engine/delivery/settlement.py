@@ -18,7 +18,7 @@ from bide.core.instants import Millis, instant_text
 from bide.core.names import LONGEST_TEXT, TRACE, error_text, new_id, storable
 from bide.core.options import decode_options
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
-from bide.core.records import In, Record, Settlement, State, Verdict, uncut
+from bide.core.records import In, OutcomeKind, Record, Settlement, State, with_grain
 from bide.engine.config import Retention
 from bide.ports import Clock, Policy
 
@@ -27,7 +27,7 @@ UNDELIVERED = (_LOST, _OVER)
 """Beginnings of the error of a task that died without a delivery."""
 
 
-def unfit(record: Record, route: Policy, now: Millis) -> str | None:
+def reject_reason(record: Record, route: Policy, now: Millis) -> str | None:
     """Why a task that was just leased must not be delivered any more; None: deliver it."""
     if record.losses >= route.losses:
         return f"{_LOST}{record.losses} leases in a row ended unsettled"
@@ -57,27 +57,27 @@ def settlement(
     if isinstance(ended, Dead):
         return dead(record, ended.why, keep, now, failed=True)
     if isinstance(ended, Defer):
-        due = uncut(ended.due, grain)
+        due = with_grain(ended.due, grain)
         if _too_late(record, due.resolve(now)):
             return dead(record, "deadline: deferred past it", keep, now)
-        return Settlement(record.topic, record.key, record.token, Verdict.DEFER, due)
+        return Settlement(record.topic, record.key, record.token, OutcomeKind.DEFER, due)
     error = (ended.why or "retry asked for") if isinstance(ended, Retry) else error_text(ended)
     trace = trace_of(ended) if traces and not isinstance(ended, Outcome) else ""
     pause = _pause(record, route)
     if pause is None:
         return dead(record, error, keep, now, failed=True, trace=trace)
-    due = uncut((ended.due if isinstance(ended, Retry) else None) or In(pause), grain)
+    due = with_grain((ended.due if isinstance(ended, Retry) else None) or In(pause), grain)
     if _too_late(record, due.resolve(now)):
         why = f"deadline: the next try would be after it; last error: {error}"
         return dead(record, why, keep, now, failed=True, trace=trace)
-    return Settlement(record.topic, record.key, record.token, Verdict.RETRY, due, error=error + trace)
+    return Settlement(record.topic, record.key, record.token, OutcomeKind.RETRY, due, error=error + trace)
 
 
 def completion(record: Record, done: Done, keep: Retention, clock: Clock) -> Settlement:
     """The end with success, or the start of the next life."""
     if done.again is not None:
-        again = uncut(done.again, clock.grain)
-        return Settlement(record.topic, record.key, record.token, Verdict.DONE, again, next_id=new_id())
+        again = with_grain(done.again, clock.grain)
+        return Settlement(record.topic, record.key, record.token, OutcomeKind.DONE, again, next_id=new_id())
     return _done(record, keep, clock)
 
 
@@ -89,7 +89,7 @@ def dead(
         record.topic,
         record.key,
         record.token,
-        Verdict.DEAD,
+        OutcomeKind.DEAD,
         None,
         keep.keep_until(State.DEAD, now),
         why[:LONGEST_TEXT] + trace,
@@ -97,14 +97,14 @@ def dead(
     )
 
 
-def given_back(record: Record) -> Settlement:
+def release(record: Record) -> Settlement:
     """The end of a lease that was not begun: due again at once, counting nothing."""
-    return Settlement(record.topic, record.key, record.token, Verdict.DEFER, In(0))
+    return Settlement(record.topic, record.key, record.token, OutcomeKind.DEFER, In(0))
 
 
 def _done(record: Record, keep: Retention, clock: Clock) -> Settlement:
     keep_until = keep.keep_until(State.DONE, clock.now()) if keep.done else 0
-    return Settlement(record.topic, record.key, record.token, Verdict.DONE, None, keep_until)
+    return Settlement(record.topic, record.key, record.token, OutcomeKind.DONE, None, keep_until)
 
 
 def _pause(record: Record, route: Policy) -> Millis | None:

@@ -21,9 +21,9 @@ from bide.core.instants import Millis
 from bide.core.names import text_of
 from bide.core.outcomes import Dead, Defer, Retry
 from bide.core.records import Due, In
-from bide.engine.background import Hooks
+from bide.engine.background import DeadHooks
 from bide.engine.delivery.lease_loop import Waker
-from bide.engine.delivery.watch import DeadRow, Resting, Row, Watch, said
+from bide.engine.delivery.watch import DeadRow, RestingRows, Row, Watch, said
 from bide.engine.transaction_context import joining
 from bide.ports import Clock, DueRow, Head, Raced, RowRefused, Store, Table, TableStats, Taken
 
@@ -54,12 +54,12 @@ class TableLoop:
         self._store = store
         self._clock = table.clock() or clock
         self._cap = watch.source.look_every_ms
-        self._resting = Resting(watch, self._clock)
+        self._resting = RestingRows(watch, self._clock)
         self._running: dict[asyncio.Task[None], Any] = {}
         self._one_by_one = 0
         """So many rows are still to be taken singly, after a page that failed."""
         self._held = _HELD_PAUSE
-        self._hooks = Hooks()
+        self._hooks = DeadHooks()
         self._waker: Waker | None = None
         self._work: asyncio.Task[None] | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -95,14 +95,14 @@ class TableLoop:
         self._loop = asyncio.get_running_loop()
         self._waker = Waker(self._clock, self._cap)
         self._unlisten = self._table.listen(self._others_wrote)
-        self.watch.heard.add(self._look_now)
+        self.watch.listeners.add(self._look_now)
         self._work = self._loop.create_task(self._watch_for_ever(), name=f"bide {self.watch.source.table}")
 
     async def stop(self, grace: float) -> None:
         """Take no more; let handlers end, at most `grace` seconds, and then roll back what they were at."""
         self._stopping = True
         self._stopped.set()
-        self.watch.heard.discard(self._look_now)
+        self.watch.listeners.discard(self._look_now)
         if self._unlisten is not None:
             self._unlisten()
         if self._waker is not None:
@@ -147,7 +147,7 @@ class TableLoop:
         try:
             self._loop.call_soon_threadsafe(self._kick)
         except RuntimeError:  # its loop has been closed without stopping it
-            self.watch.heard.discard(self._look_now)
+            self.watch.listeners.discard(self._look_now)
 
     def _kick(self) -> None:
         if self._waker is not None:

@@ -111,7 +111,7 @@ class Watch:
         self.timeout = timeout
         self.topic = topic
         self._new_task = new_task
-        self.heard: set[Callable[[], None]] = set()
+        self.listeners: set[Callable[[], None]] = set()
         """The loops of this process that watch it, for `look`."""
         self.dead_hooks: list[Callable[[DeadRow], Any]] = []
         self._dead: dict[Any, DeadRow] = {}
@@ -197,8 +197,8 @@ class Watch:
 
         Costs nothing where no worker of this process watches it; without it the row is seen `look_every` later at most.
         """
-        for heard in tuple(self.heard):
-            heard()
+        for listeners in tuple(self.listeners):
+            listeners()
 
     async def call(self, row: Row) -> Retry | Defer | Dead | None:
         """Let the handler have it, and say what it wants other than that the row is published. What it raises comes
@@ -258,7 +258,7 @@ _LOUD = 20
 """Rows at rest of which each is named in the log; beyond that, each power of ten."""
 
 
-class _Rest(Struct):
+class _RestingRow(Struct):
     row: DueRow
     failures: int
     until: Millis
@@ -266,13 +266,13 @@ class _Rest(Struct):
     dead: bool = False
 
 
-class Resting:
+class RestingRows:
     """Those of one loop. What is asked of it costs O(rows at rest)."""
 
     def __init__(self, watch: Watch, clock: Clock) -> None:
         self.clock = clock
         self._watch = watch
-        self._rests: dict[Any, _Rest] = {}
+        self._rests: dict[Any, _RestingRow] = {}
 
     def at(self, now: Millis) -> tuple[list[Any], Millis | None]:
         """The rows that rest at `now`, and when the first of them is tried again."""
@@ -303,12 +303,12 @@ class Resting:
         """Let it rest, counting nothing."""
         before = self._rests.get(row.id)
         failures, pause = (0, 0) if before is None else (before.failures, before.pause)
-        self._rests[row.id] = _Rest(row, failures, until, pause)
+        self._rests[row.id] = _RestingRow(row, failures, until, pause)
 
     def bury(self, row: DueRow) -> None:
         """It was given up: for as long as it is due at the same time."""
         until = self.clock.now() + self.clock.span(LAST_PAUSE)
-        self._rests[row.id] = _Rest(row, 0, until, LAST_PAUSE, dead=True)
+        self._rests[row.id] = _RestingRow(row, 0, until, LAST_PAUSE, dead=True)
 
     def dead(self, row: DueRow, why: str) -> DeadRow:
         before = self._rests.get(row.id)
@@ -328,7 +328,7 @@ class Resting:
             pause = max(LAST_PAUSE, before.pause if before is not None else 0)
         until = now + self.clock.span(pause) if until is None else max(until, now)
         first_end = ended and (before is None or before.pause < LAST_PAUSE)
-        self._rests[row.id] = _Rest(row, failures, until, pause)
+        self._rests[row.id] = _RestingRow(row, failures, until, pause)
         if failures == 1 or first_end:
             self._say(
                 f"row {text_of(row.id)} failed{'' if failures == 1 else f' {failures} times'}, and is as it was; again "

@@ -22,13 +22,13 @@ from bide.core.events import EventKind
 from bide.core.instants import Millis
 from bide.core.names import new_id
 from bide.core.outcomes import Outcome, Retry
-from bide.core.records import Record, Settlement, Topic, Verdict
-from bide.engine.background import Hooks, begin
+from bide.core.records import OutcomeKind, Record, Settlement, Topic
+from bide.engine.background import DeadHooks, begin
 from bide.engine.client import Client
-from bide.engine.delivery.executor import Delivery, Lanes, wants
-from bide.engine.delivery.lease_extender import Keeper
+from bide.engine.delivery.executor import Delivery, TopicExecutor, slots_to_lease
+from bide.engine.delivery.lease_extender import LeaseExtender
 from bide.engine.delivery.lease_loop import LeaseLoop
-from bide.engine.delivery.settlement import given_back, settlement
+from bide.engine.delivery.settlement import release, settlement
 from bide.engine.delivery.settler import Settler
 from bide.engine.delivery.tables import TableLoop
 from bide.engine.registry import settings_of
@@ -73,23 +73,23 @@ class Worker(LeaseLoop):
         self._routes = routes
         for instrument in client.instruments:
             routes = {topic: instrument.route(route) for topic, route in routes.items()}
-        self._lanes = {
-            topic: Lanes(route, self._ended, self._freed, self._time_out, self._hand_back)
+        self._executors = {
+            topic: TopicExecutor(route, self._ended, self._freed, self._time_out, self._release)
             for topic, route in routes.items()
         }
-        super().__init__(client, of=self._lanes)
+        super().__init__(client, of=self._executors)
         self.holder = name or f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"
         self.stats = Stats()
         self.tables = tables
         self._instruments = client.instruments
         self._observers = [one.observe for one in self._instruments] + ([] if observe is None else [observe])
         self._settler = Settler(self.store, self.clock, self._told, self._has_backlog)
-        self._keeper = Keeper(
-            self.store, self.clock, self.terms.lease, self.holder, self._lanes, self._held, self._lose
+        self._lease_extender = LeaseExtender(
+            self.store, self.clock, self.config.lease, self.holder, self._executors, self._held, self._lose
         )
         self._listening: Listening | None = None
         self._tasks: list[asyncio.Task[None]] = []
-        self._hooks = Hooks()
+        self._hooks = DeadHooks()
         self._flood = False
         self._emptied: list[asyncio.Future[None]] = []
         """Those that wait until there is nothing left."""
@@ -112,15 +112,15 @@ class Worker(LeaseLoop):
         for table in self.tables:
             await table.start()
         if (wakes := self.store.features.wakes) is not None:
-            self._listening = await wakes.listen(list(self._lanes), self._heard)
-        if self._lanes:
+            self._listening = await wakes.listen(list(self._executors), self._on_wake)
+        if self._executors:
             self._start_leasing()
-        keeper = self._keeper
-        self._tasks.append(begin(keeper.extend_for_ever(), "keeper"))
-        self._tasks.append(begin(keeper.purge_for_ever(), "purge"))
-        self._tasks.append(begin(keeper.announce_for_ever(), "presence"))
-        if self._lanes:
-            self._announce([settings_of(route, self.terms) for route in self._routes.values()])
+        lease_extender = self._lease_extender
+        self._tasks.append(begin(lease_extender.extend_for_ever(), "keeper"))
+        self._tasks.append(begin(lease_extender.purge_for_ever(), "purge"))
+        self._tasks.append(begin(lease_extender.announce_for_ever(), "presence"))
+        if self._executors:
+            self._announce([settings_of(route, self.config) for route in self._routes.values()])
         for instrument in self._instruments:
             instrument.working(self.wakes)
             for table in self.tables:
@@ -136,12 +136,12 @@ class Worker(LeaseLoop):
         await self._stop_leasing()
         if self._listening is not None:
             await self._listening.close()
-        for lanes in self._lanes.values():
-            self._hand_back(lanes.take_unstarted())
-        ends = (self.terms.grace if grace is None else grace) / 1000
+        for executor in self._executors.values():
+            self._release(executor.take_unstarted())
+        ends = (self.config.grace if grace is None else grace) / 1000
         tables = (table.stop(ends) for table in self.tables)
-        await asyncio.gather(*tables, *(lanes.idle(ends) for lanes in self._lanes.values()))
-        await asyncio.gather(*(lanes.close() for lanes in self._lanes.values()))
+        await asyncio.gather(*tables, *(executor.idle(ends) for executor in self._executors.values()))
+        await asyncio.gather(*(executor.close() for executor in self._executors.values()))
         await self._settler.drain()
         for emptied in self._emptied:
             if not emptied.done():
@@ -149,7 +149,7 @@ class Worker(LeaseLoop):
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, self._hooks.ended(), return_exceptions=True)
-        await self._keeper.leave()
+        await self._lease_extender.leave()
 
     async def until_empty(self) -> None:
         """Wait until nothing of this worker's topics and tables is waiting or leased any more, by anybody.
@@ -170,7 +170,7 @@ class Worker(LeaseLoop):
     async def _until_no_task(self) -> None:
         if self._stopping:
             raise RuntimeError(_STOPPED)
-        if not self._lanes:
+        if not self._executors:
             return
         emptied = asyncio.get_running_loop().create_future()
         self._emptied.append(emptied)
@@ -186,10 +186,10 @@ class Worker(LeaseLoop):
         For tests that move the clock themselves. The wake counts only when nothing was leased: a handler may have
         scheduled something earlier.
         """
-        await self.held_back.first()
+        await self.pause_gate.first()
         before = self.stats.leased
         wake = await self._deliver(self._wanted())
-        await asyncio.gather(*(lanes.idle(None) for lanes in self._lanes.values()))
+        await asyncio.gather(*(executor.idle(None) for executor in self._executors.values()))
         await self._settler.drain()
         await self._hooks.ended()
         return self.stats.leased - before, wake
@@ -200,25 +200,29 @@ class Worker(LeaseLoop):
         return self._wanted() or self._emptied
 
     async def _turn(self) -> Millis | None:
-        await self._keeper.catch_up(self._settler)
+        await self._lease_extender.catch_up(self._settler)
         return await self._deliver(self._wanted())
 
     def _wanted(self) -> dict[Topic, int]:
         """How many of each topic can be started now. What is paused is not asked for: not even when it is due."""
-        held = self.held_back.topics
-        asked = {t: n for t, n in wants(self._lanes, self.terms.concurrency, self._rotation).items() if t not in held}
+        held = self.pause_gate.topics
+        asked = {
+            t: n
+            for t, n in slots_to_lease(self._executors, self.config.concurrency, self._rotation).items()
+            if t not in held
+        }
         self._short = any(
-            (lane.hungry or not asked) and lane.free > asked.get(topic, 0) and topic not in held
-            for topic, lane in self._lanes.items()
+            (executor.backlogged or not asked) and executor.free > asked.get(topic, 0) and topic not in held
+            for topic, executor in self._executors.items()
         )
         return asked
 
     async def _deliver(self, asked: Mapping[Topic, int]) -> Millis | None:
         """Lease and start what is due; the next wake of the topics that still have room."""
-        expires = asyncio.get_running_loop().time() + self.terms.lease / 1000
+        expires = asyncio.get_running_loop().time() + self.config.lease / 1000
         # only a lease that was sent after the question, and while nothing ran here, can answer it
         asking = list(self._emptied) if self._emptied and self._idle else ()
-        leased = await self._lease(asked, self.terms.lease, self.holder)
+        leased = await self._lease(asked, self.config.lease, self.holder)
         self._rotation += sum(map(bool, asked.values()))
         self.stats.leased += len(leased.tasks)
         self._flood = False
@@ -228,14 +232,18 @@ class Worker(LeaseLoop):
         for topic, deliveries in by_topic.items():
             self._history.began(topic, [one.record.planned_at for one in deliveries], leased.now)
         for topic, count in asked.items():
-            lanes, deliveries = self._lanes[topic], by_topic.get(topic, [])
-            fit = [delivery for delivery in deliveries if self._fit(delivery, lanes.route, leased.now)]
+            executor, deliveries = self._executors[topic], by_topic.get(topic, [])
+            fit = [delivery for delivery in deliveries if self._fit(delivery, executor.route, leased.now)]
             if count or deliveries:
-                lanes.hungry = len(deliveries) >= count
-            self._flood |= lanes.hungry and count >= _FLOOD
-            lanes.start(fit)
-        more = self._wanted() if any(lanes.hungry and lanes.free for lanes in self._lanes.values()) else {}
-        if any(count and self._lanes[topic].hungry for topic, count in more.items()):
+                executor.backlogged = len(deliveries) >= count
+            self._flood |= executor.backlogged and count >= _FLOOD
+            executor.start(fit)
+        more = (
+            self._wanted()
+            if any(executor.backlogged and executor.free for executor in self._executors.values())
+            else {}
+        )
+        if any(count and self._executors[topic].backlogged for topic, count in more.items()):
             self._waker.kick()  # it got all that it was lent, or some were unfit, and there may be more
         elif asking and leased.next_wake is None and not leased.tasks and self._idle and await self._holds_nothing():
             for emptied in asking:
@@ -245,11 +253,11 @@ class Worker(LeaseLoop):
 
     @property
     def _idle(self) -> bool:
-        return not any(lanes.occupied for lanes in self._lanes.values())
+        return not any(executor.occupied for executor in self._executors.values())
 
     async def _holds_nothing(self) -> bool:
         """True if no task of the paused topics waits, which no lease asks for."""
-        held, now = {topic: 0 for topic in self.held_back.topics if topic in self._lanes}, self.clock.now()
+        held, now = {topic: 0 for topic in self.pause_gate.topics if topic in self._executors}, self.clock.now()
         return not held or (await self.store.lease(held, now=now, until=now, holder=self.holder)).next_wake is None
 
     def _fit(self, delivery: Delivery, route: Route, now: Millis) -> bool:
@@ -260,16 +268,16 @@ class Worker(LeaseLoop):
         self._settler.put(delivery, refused)
         return False
 
-    def _heard(self, topic: Topic, wake: Millis) -> None:
-        lanes = self._lanes.get(topic)
-        if lanes is not None and lanes.free > 0:
-            self._hear(topic, wake)
-        elif lanes is not None and topic not in self.held_back.topics:
-            lanes.hungry = True
+    def _on_wake(self, topic: Topic, wake: Millis) -> None:
+        executor = self._executors.get(topic)
+        if executor is not None and executor.free > 0:
+            super()._on_wake(topic, wake)
+        elif executor is not None and topic not in self.pause_gate.topics:
+            executor.backlogged = True
 
-    def _freed(self, lanes: Lanes) -> None:
+    def _freed(self, executor: TopicExecutor) -> None:
         """A slot is free: lease again if there may be something for it."""
-        if lanes.hungry or self._short or self._emptied:
+        if executor.backlogged or self._short or self._emptied:
             self._waker.kick()
 
     def _has_backlog(self) -> bool:
@@ -277,7 +285,7 @@ class Worker(LeaseLoop):
         return self._flood and not self._stopping
 
     def _held(self) -> list[Delivery]:
-        return [held for lanes in self._lanes.values() for held in (*lanes.running, *lanes.queue)]
+        return [held for executor in self._executors.values() for held in (*executor.running, *executor.queue)]
 
     # --- settle
 
@@ -288,15 +296,15 @@ class Worker(LeaseLoop):
         if ended is not None:
             cancelled = isinstance(ended, asyncio.CancelledError)
             if isinstance(ended, KeyboardInterrupt) or (cancelled and self._stopping):
-                self._settler.put(delivery, given_back(delivery.record))
+                self._settler.put(delivery, release(delivery.record))
                 return
             if cancelled:
                 ended = Retry("the handler was cancelled")
             elif not isinstance(ended, Outcome) and record.failures == 0:
                 _log.warning("%s/%s failed for the first time", record.topic, record.key, exc_info=ended)
-        route, keep = self._lanes[record.topic].route, self.terms.retention_of(record.topic)
+        route, keep = self._executors[record.topic].route, self.config.retention_of(record.topic)
         try:
-            told = settlement(record, ended, route, keep, self.clock, traces=self.terms.traces)
+            told = settlement(record, ended, route, keep, self.clock, traces=self.config.traces)
         except Exception as defect:  # noqa: BLE001 - an outcome of the handler's own making, without what ours have
             _log.warning("%s/%s: %r is no outcome that can be kept", record.topic, record.key, type(ended))
             told = settlement(record, defect, route, keep, self.clock)
@@ -307,23 +315,23 @@ class Worker(LeaseLoop):
         delivery.over = True
         self.stats.delivered += 1
         record = delivery.record
-        self._told(delivery, Settlement(record.topic, record.key, record.token, Verdict.DONE), True)
+        self._told(delivery, Settlement(record.topic, record.key, record.token, OutcomeKind.DONE), True)
 
     def _time_out(self, delivery: Delivery) -> None:
         """Settle the failure now. What the handler still does is discarded; its slot is freed when it ends."""
-        if delivery.over or delivery.lane is None:
+        if delivery.over or delivery.runner is None:
             return
-        limit = (self._lanes[delivery.topic].route.timeout or 0) / 1000
+        limit = (self._executors[delivery.topic].route.timeout or 0) / 1000
         self._ended(delivery, TimeoutError(f"no outcome within {limit:g} s"))
         delivery.over = True
-        delivery.lane.cancel()
+        delivery.runner.cancel()
 
     def _lose(self, delivery: Delivery, why: str) -> None:
         _log.warning("%s/%s: %s", delivery.topic, delivery.key, why)
         self.stats.lost += 1
         delivery.over = True
-        if delivery.lane is not None:
-            delivery.lane.cancel()
+        if delivery.runner is not None:
+            delivery.runner.cancel()
 
     def _told(self, delivery: Delivery, told: Settlement, accepted: bool) -> None:
         """The store has the outcome, or has refused it."""
@@ -332,32 +340,32 @@ class Worker(LeaseLoop):
             self.stats.lost += 1
             _log.info("%s/%s: outcome refused, the lease was gone", record.topic, record.key)
             return
-        verdict = told.verdict
+        verdict = told.outcome
         self._history.ended(record.topic, verdict)
-        if verdict is Verdict.DONE:
+        if verdict is OutcomeKind.DONE:
             self.stats.done += 1
-        elif verdict is Verdict.RETRY:
+        elif verdict is OutcomeKind.RETRY:
             self.stats.retried += 1
             _log.warning("%s/%s, attempt %d, failed: %s", record.topic, record.key, record.attempt, told.why)
-            self._note(EventKind.RETRY, record, told.why, self.holder, told.wake)
-        elif verdict is Verdict.DEFER:
+            self._note(EventKind.RETRY, record, told.why, self.holder, told.next_at)
+        elif verdict is OutcomeKind.DEFER:
             self.stats.deferred += 1
         else:
             self.stats.dead += 1
             _log.error("%s/%s, attempt %d, is dead: %s", record.topic, record.key, record.attempt, told.why)
             self._note(EventKind.DEAD, record, told.why, self.holder)
             task = delivery.now_as(lifecycle.settle(told, record, self.clock.now(), record.token))
-            self._hooks.call(self._lanes[record.topic].route.on_dead, task)
+            self._hooks.call(self._executors[record.topic].route.on_dead, task)
         for observe in self._observers:
             observe(record, told)
         if self._emptied:
             self._waker.kick()
 
-    def _hand_back(self, deliveries: Iterable[Delivery]) -> None:
+    def _release(self, deliveries: Iterable[Delivery]) -> None:
         """No handler has seen them, so they count for nothing."""
         for delivery in deliveries:
             delivery.over = True
-            self._settler.put(delivery, given_back(delivery.record))
+            self._settler.put(delivery, release(delivery.record))
 
 
 class AppWorker:

@@ -12,8 +12,8 @@ from bide.core.errors import BadInput
 from bide.core.instants import Millis, duration
 from bide.core.names import new_id
 from bide.core.records import Result, State
-from bide.insight.bulk import MOST_PACE, Bulk, BulkVerb, May, change_one, preview, wake_after
-from bide.insight.bulk_run import MOST_NOTED, Bulks, BulkState, Progress, untouched_by
+from bide.insight.bulk import MOST_PACE, BulkRequest, BulkVerb, May, change_one, preview, wake_after
+from bide.insight.bulk_run import MOST_NOTED, BulkRunner, BulkState, Progress, untouched_by
 from bide.ports.remote import LAST_TOKEN
 from bide.service.authz import Forbidden, Verb
 from bide.service.console.page_request import (
@@ -51,7 +51,7 @@ _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 Field = tuple[str, str]
 
 
-def read_bulk(visit: Visit) -> Bulk:
+def read_bulk(visit: Visit) -> BulkRequest:
     """Read a change from a form, and check that the viewer may make it. Raises BadInput, Forbidden."""
     verb = visit.choice("verb", BulkVerb)
     scope = visit.given("scope", "chosen")
@@ -71,7 +71,7 @@ def read_bulk(visit: Visit) -> Bulk:
             visit.caller.check_somewhere(ACTIONS[verb].access)
     else:
         raise BadInput("scope", scope, "chosen or matching")
-    return Bulk(
+    return BulkRequest(
         verb=verb, chosen=seen, where=where, error=visit.given("error") or None if where is not None else None,
         at=visit.phrases.read_time(visit.given("to"), "to") if verb is BulkVerb.MOVE else None,
         by=_by(visit.given("by")) if verb is BulkVerb.SHIFT else None,
@@ -96,7 +96,7 @@ def may_of(visit: Visit, verb: BulkVerb) -> May:
     return lambda topic: caller.may(needed, topic) and caller.may(Verb.READ, topic)
 
 
-def fields_of(visit: Visit, bulk: Bulk) -> Iterator[Field]:
+def fields_of(visit: Visit, bulk: BulkRequest) -> Iterator[Field]:
     """The hidden fields that ask for the same again, with all times fixed; without pace."""
     yield "verb", bulk.verb.value
     if bulk.where is None:
@@ -150,7 +150,7 @@ class ActionsPage(Page):
 
     def __init__(self, shared: Shared) -> None:
         self._access = shared.access
-        self._bulks = Bulks(shared.app, shared.instance)
+        self._bulks = BulkRunner(shared.app, shared.instance)
         routes: Mapping[Route, Answer] = {
             ("POST", "/changes"): self._asked,
             ("GET", "/changes"): self._list,
@@ -176,7 +176,7 @@ class ActionsPage(Page):
         )  # fmt: skip
         return visit.goto(f"/changes/{id}")
 
-    async def _change_one(self, visit: Visit, bulk: Bulk) -> Reply:
+    async def _change_one(self, visit: Visit, bulk: BulkRequest) -> Reply:
         [(ref, token)] = bulk.chosen
         answer = await change_one(visit.client, bulk)
         result, record = answer.result, answer.record
@@ -204,7 +204,7 @@ class ActionsPage(Page):
             again=again, back=back, where=task_address(*ref), paused=paused, ago=ago,
         )  # fmt: skip
 
-    async def _preview(self, visit: Visit, bulk: Bulk) -> Reply:
+    async def _preview(self, visit: Visit, bulk: BulkRequest) -> Reply:
         seen = await preview(visit.client, bulk, may_of(visit, bulk.verb))
         now, paused = visit.phrases.now, await visit.client.paused()
         pace = bulk.pace
@@ -278,7 +278,7 @@ class ActionsPage(Page):
         return fields
 
 
-def _topic(bulk: Bulk) -> str | None:
+def _topic(bulk: BulkRequest) -> str | None:
     """Which topic a change is of; None: of several, or all."""
     if bulk.where is not None:
         return bulk.where.topic
@@ -290,7 +290,7 @@ def _may_see(visit: Visit, progress: Progress) -> bool:
     return progress.identity == visit.caller.id or visit.caller.may(Verb.READ, topic)
 
 
-def _scope(bulk: Bulk) -> list[tuple[str, str | int]]:
+def _scope(bulk: BulkRequest) -> list[tuple[str, str | int]]:
     """Describe the tasks that a change is of, as (name, value); times are instants."""
     where = bulk.where
     if where is None:
@@ -303,13 +303,13 @@ def _scope(bulk: Bulk) -> list[tuple[str, str | int]]:
     return [(name, value) for name, value in named if value is not None]
 
 
-def _match_fields(visit: Visit, bulk: Bulk) -> dict[str, str]:
+def _match_fields(visit: Visit, bulk: BulkRequest) -> dict[str, str]:
     """The filter of a change of all that match, as fields of a form."""
     assert bulk.where is not None
     return filter_fields(visit, bulk.where) | ({} if bulk.error is None else {"error": bulk.error})
 
 
-def _tasks_address(visit: Visit, bulk: Bulk) -> str | None:
+def _tasks_address(visit: Visit, bulk: BulkRequest) -> str | None:
     """The list of the tasks that match."""
     if bulk.where is None:
         return None

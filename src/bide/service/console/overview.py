@@ -75,7 +75,7 @@ def said_of_wake_ups(visit: Visit, channel: Channel) -> tuple[Level, str]:
 
 def grade(flow: Flow | None) -> str:
     """How good the 99th percentile of the last minute is."""
-    late = None if flow is None else flow.past.lateness(0.99)
+    late = None if flow is None else flow.deliveries.lateness(0.99)
     if late is None:
         return ""
     return "good" if late <= _GOOD else "warn" if late <= _WARN else "bad"

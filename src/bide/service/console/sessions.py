@@ -25,7 +25,7 @@ from bide.core.errors import StoreFull
 from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC
 from bide.engine.client import Client
-from bide.engine.settings_store import Kept
+from bide.engine.settings_store import SettingsStore
 from bide.service.access import FRESH, Access, Headers, host_name, is_loopback_name, refuse_foreign_page
 from bide.service.audit import Bucket
 from bide.service.authz import ANONYMOUS, AccessRefused, Caller, Unauthorized, hash_of
@@ -138,8 +138,8 @@ class Sessions:
             self._known.pop(name, None)
 
     @property
-    def _store(self) -> Kept:
-        return Kept(self._client.store, self._client.clock, SHOWN_TOPIC)
+    def _store(self) -> SettingsStore:
+        return SettingsStore(self._client.store, self._client.clock, SHOWN_TOPIC)
 
     async def _look_up(self, name: str) -> _Kept | None:
         now = asyncio.get_running_loop().time()

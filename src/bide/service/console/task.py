@@ -22,7 +22,7 @@ from bide.core.options import NO_OPTIONS, Options, decode_options
 from bide.core.records import Pause, Record, Ref, Result, State
 from bide.engine.history import MINUTE
 from bide.insight.cached_query import CachedQuery
-from bide.insight.task_history import Attempt, Crowd, Ended, Story, story
+from bide.insight.task_history import Attempt, Cohort, Ended, TaskHistory, task_history
 from bide.service.authz import Verb
 from bide.service.console.actions import possible
 from bide.service.console.i18n import Phrases
@@ -37,7 +37,7 @@ _FEW = 4
 """Of so few others nothing follows."""
 
 
-def meaning(phrases: Phrases, told: Story, pause: Pause | None) -> str:
+def meaning(phrases: Phrases, told: TaskHistory, pause: Pause | None) -> str:
     """Explain its state in a sentence."""
     record, say, now = told.record, phrases.say, phrases.now
     if record.state is State.WAITING:
@@ -73,12 +73,12 @@ def meaning(phrases: Phrases, told: Story, pause: Pause | None) -> str:
     return say("It is dead, {ended}: nothing more happens to it unless somebody redrives it.", ended=ended)
 
 
-def reasons(phrases: Phrases, told: Story, pause: Pause | None) -> list[str]:
+def reasons(phrases: Phrases, told: TaskHistory, pause: Pause | None) -> list[str]:
     """Why it is, or was, not delivered when it was first due; empty where it was on time, or is yet to come."""
     return list(_reasons(phrases, told, pause))
 
 
-def _reasons(phrases: Phrases, told: Story, pause: Pause | None) -> Iterator[str]:
+def _reasons(phrases: Phrases, told: TaskHistory, pause: Pause | None) -> Iterator[str]:
     record, say = told.record, phrases.say
     if told.moved:
         first = phrases.moment(told.first_due, millis=True)
@@ -94,8 +94,8 @@ def _reasons(phrases: Phrases, told: Story, pause: Pause | None) -> Iterator[str
     if last is not None and last.late is not None and last.late > ON_TIME:
         yield say("Delivery {number} began {late} after it was planned.", number=last.number,
                   late=phrases.length(last.late))  # fmt: skip
-        if told.crowd is not None:
-            yield from _of_crowd(phrases, told.crowd)
+        if told.cohort is not None:
+            yield from _of_cohort(phrases, told.cohort)
     if record.state is State.WAITING and record.wake_at <= phrases.now and pause is None:
         length = phrases.length(phrases.now - record.wake_at)
         if phrases.now - record.wake_at > _MUCH:
@@ -110,7 +110,7 @@ def _reasons(phrases: Phrases, told: Story, pause: Pause | None) -> Iterator[str
                       since=since, who=isolated(pause.who))  # fmt: skip
 
 
-def _of_attempts(phrases: Phrases, told: Story) -> Iterator[str]:
+def _of_attempts(phrases: Phrases, told: TaskHistory) -> Iterator[str]:
     """Explain the deliveries before the last one."""
     say = phrases.say
     lost = [one for one in told.attempts if one.how is Ended.LOST]
@@ -139,30 +139,31 @@ def _put_off(failed: list[Attempt]) -> Millis:
     return sum(max(0, one.again_at - one.ended) for one in failed if one.again_at is not None and one.ended is not None)
 
 
-def _of_crowd(phrases: Phrases, crowd: Crowd) -> Iterator[str]:
+def _of_cohort(phrases: Phrases, cohort: Cohort) -> Iterator[str]:
     """How the others of the topic fared."""
     say, number = phrases.say, phrases.number
-    if crowd.idle is not None:
-        begin, end = (phrases.clock(at, 60_000) for at in crowd.idle)
+    if cohort.idle is not None:
+        begin, end = (phrases.clock(at, 60_000) for at in cohort.idle)
         yield say("From {begin} to {end} nothing of this topic began: it was paused, or no worker was at work on it.",
                   begin=begin, end=end)  # fmt: skip
-    if crowd.half is None or crowd.most is None:
+    if cohort.half is None or cohort.most is None:
         return
-    if crowd.planned == 2:
+    if cohort.planned == 2:
         yield say("One other of this topic was planned for the same minute, {minute}.",
-                  minute=phrases.clock(crowd.planned_at, 60_000))  # fmt: skip
-    elif crowd.planned > 2:
+                  minute=phrases.clock(cohort.planned_at, 60_000))  # fmt: skip
+    elif cohort.planned > 2:
         yield say("{count} others of this topic were planned for the same minute, {minute}.",
-                  count=number(crowd.planned - 1), minute=phrases.clock(crowd.planned_at, 60_000))  # fmt: skip
-    if crowd.begun > 1:
+                  count=number(cohort.planned - 1), minute=phrases.clock(cohort.planned_at, 60_000))  # fmt: skip
+    if cohort.begun > 1:
         yield say("Of the {count} deliveries of this topic that began at {minute}, half were at most {half} late, and "
-                  "99 of 100 at most {most}.", count=number(crowd.begun), minute=phrases.clock(crowd.began_at, 60_000),
-                  half=phrases.length(crowd.half), most=phrases.length(crowd.most))  # fmt: skip
-        if crowd.begun <= _FEW:
+                  "99 of 100 at most {most}.", count=number(cohort.begun),
+                  minute=phrases.clock(cohort.began_at, 60_000), half=phrases.length(cohort.half),
+                  most=phrases.length(cohort.most))  # fmt: skip
+        if cohort.begun <= _FEW:
             return
-        if crowd.half > ON_TIME and crowd.idle is None:
+        if cohort.half > ON_TIME and cohort.idle is None:
             yield say("So most of the topic was late then: more was due at once than its workers had room for.")
-        elif crowd.half <= ON_TIME:
+        elif cohort.half <= ON_TIME:
             yield say("So most others were on time: the reason lies with this task, or with the worker that had it.")
 
 
@@ -234,7 +235,7 @@ class TaskPage:
 
     async def _told(self, visit: Visit, ref: Ref) -> Mapping[str, Any] | None:
         """The values of the parts that both pages have; None where there is no such task."""
-        told, paused = await asyncio.gather(story(self._app, *ref), self._paused.get())
+        told, paused = await asyncio.gather(task_history(self._app, *ref), self._paused.get())
         if told is None:
             return None
         record, pause = told.record, paused.get(ref.topic)
@@ -255,14 +256,14 @@ class TaskPage:
         }
 
     def _gone(self, visit: Visit, ref: Ref) -> Reply:
-        keep = self._app.terms.retention_of(ref.topic)
+        keep = self._app.config.retention_of(ref.topic)
         return visit.page("task_gone.html", status=404, ref=ref, keep=keep)
 
 
-def _timeline(told: Story) -> str:
+def _timeline(told: TaskHistory) -> str:
     """The time around its last delivery, on the timeline; empty where the history tells nothing of it."""
     last = told.last
-    if told.crowd is None or last is None or last.planned is None or last.began is None:
+    if told.cohort is None or last is None or last.planned is None or last.began is None:
         return ""
     around = {"from": last.planned - 5 * MINUTE, "until": last.began + 5 * MINUTE}
     return address("/timeline", topic=told.record.topic, **around)

@@ -229,7 +229,7 @@ class TasksPage(Page):
             all_chosen=visit.given("chosen") == "all",
             verbs=possible(visit, given["state"].strip(), shown),
             matching={} if asked.key else filter_fields(visit, asked.where),
-            keep=self._app.terms.retention_of(asked.where.topic or ""),
+            keep=self._app.config.retention_of(asked.where.topic or ""),
             alike=_alike(given["topic"], topics),
             widen=[(name, address("/tasks", **{**held, name: ""})) for name in FIELDS[:-1] if name in held],
         )

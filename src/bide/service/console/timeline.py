@@ -18,10 +18,10 @@ from bide.insight.forecast import (
     SECOND,
     Forecast,
     ForecastAnswer,
+    ForecastQuery,
     Peak,
     Range,
     Span,
-    Wanted,
     around,
     chosen,
     outlook,
@@ -283,7 +283,7 @@ class TimelinePage(Page):
             return may(topic) and asked.topic in (None, topic)
 
         whose = visit.caller.topics
-        wanted = Wanted(asked.range, visit.phrases.zone, asked.topic, whose)
+        wanted = ForecastQuery(asked.range, visit.phrases.zone, asked.topic, whose)
         seen, known = await asyncio.gather(self._forecast.seen(wanted, may), self._past())
         fastest = self._day.fastest((whose, asked.topic), shown)
         topics = sorted(seen.topics | {topic for topic in self._day.topics() if topic and may(topic)})

@@ -15,10 +15,10 @@ from typing import Any, NamedTuple
 from bide.core.instants import Millis
 from bide.core.names import check_topic
 from bide.core.records import Count, State, Topic
-from bide.engine.history import Past
+from bide.engine.history import DeliveryCounts
 from bide.engine.registry import Announced, RouteSettings, settings_of_consumers
 from bide.insight.minute_log import QUARTER, Quarter
-from bide.insight.overview import Topics, TopicSeen, TopicStory
+from bide.insight.overview import TopicDetails, Topics, TopicSeen
 from bide.service.authz import Verb
 from bide.service.console.page_request import Answer, Page, Route, Shared, Visit
 from bide.service.console.rendering import address, topic_address
@@ -67,7 +67,7 @@ class Day(NamedTuple):
     """Instants to be written below: the beginning, the quarters of it, the end."""
     bars: Sequence[tuple[int, Quarter]]
     """The quarters in which something happened, by their place."""
-    total: Past
+    total: DeliveryCounts
 
 
 def drawn_ladder(route: RouteSettings) -> Ladder:
@@ -87,12 +87,14 @@ def drawn_day(day: Sequence[Quarter]) -> Day | None:
     """None where nothing is known of it."""
     if not day:
         return None
-    total = Past()
+    total = DeliveryCounts()
     for quarter in day:
-        total.add(quarter.past)
-    most = max(_ended(quarter.past) for quarter in day)
+        total.add(quarter.deliveries)
+    most = max(_ended(quarter.deliveries) for quarter in day)
     heights = [
-        _stacked([quarter.past.done, quarter.past.retried, quarter.past.dead], most) if most else (0, 0, 0)
+        _stacked([quarter.deliveries.done, quarter.deliveries.retried, quarter.deliveries.dead], most)
+        if most
+        else (0, 0, 0)
         for quarter in day
     ]
     step = WIDTH // len(day)
@@ -104,8 +106,8 @@ def drawn_day(day: Sequence[Quarter]) -> Day | None:
                 found.append(f"M{place * step} {HEIGHT - sum(stack[:kind])}v-{stack[kind]}h{step - 2}v{stack[kind]}z")
         return "".join(found)
 
-    half = [quarter.past.lateness(0.5) for quarter in day]
-    nearly_all = [quarter.past.lateness(0.99) for quarter in day]
+    half = [quarter.deliveries.lateness(0.5) for quarter in day]
+    nearly_all = [quarter.deliveries.lateness(0.99) for quarter in day]
     late_most = max((late for late in nearly_all if late is not None), default=0)
     height = _height_of(late_most)
     part = len(day) // 4
@@ -113,12 +115,15 @@ def drawn_day(day: Sequence[Quarter]) -> Day | None:
     return Day(
         f"0 0 {WIDTH} {HEIGHT}", most, bars(0), bars(1), bars(2), late_most, _steps(half, step, height),
         _steps(nearly_all, step, height), [*marks, day[-1].since + QUARTER],
-        [(place * step, quarter) for place, quarter in enumerate(day) if quarter.past.begun or quarter.past.ended],
+        [
+            (place * step, quarter) for place, quarter in enumerate(day)
+            if quarter.deliveries.begun or quarter.deliveries.ended
+        ],
         total,
     )  # fmt: skip
 
 
-def _ended(past: Past) -> int:
+def _ended(past: DeliveryCounts) -> int:
     return past.done + past.retried + past.dead
 
 
@@ -217,7 +222,7 @@ class TopicsPage(Page):
 
     def _by_policy(self, topic: Topic) -> Announced:
         """How this service tries again what its consumers get of a topic that nobody has told of."""
-        return Announced(settings_of_consumers(topic, self._policy_of(topic), self._app.terms), 0)
+        return Announced(settings_of_consumers(topic, self._policy_of(topic), self._app.config), 0)
 
     # --- pause and resume
 
@@ -251,10 +256,10 @@ def rate(number: float) -> str:
     return f"{number:.1f}".removesuffix(".0") if number < 10 else f"{number:,.0f}"
 
 
-def _unknown(story: TopicStory) -> bool:
+def _unknown(story: TopicDetails) -> bool:
     """Tell whether there is no trace of this topic at all."""
     seen = story.seen
-    past = any(quarter.past.begun or quarter.past.ended for quarter in story.day)
+    past = any(quarter.deliveries.begun or quarter.deliveries.ended for quarter in story.day)
     return not (past or story.routes or seen.workers or seen.pause is not None or any(map(_any, seen.counts.values())))
 
 

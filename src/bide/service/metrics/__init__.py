@@ -17,7 +17,7 @@ from bide._version import __version__
 from bide.core.errors import SetupError
 from bide.core.instants import Millis
 from bide.core.outcomes import Outcome
-from bide.core.records import Record, Settlement, State, Topic, Verdict
+from bide.core.records import OutcomeKind, Record, Settlement, State, Topic
 from bide.core.tasks import Task
 from bide.engine.client import Client
 from bide.ports import Instrument, Route, Sink, Store, TableStats, Wakes
@@ -43,7 +43,7 @@ _LATENESS = (
 )  # fmt: skip
 _STORE = (0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10)
 _REQUEST = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60)
-_OUTCOMES = frozenset(Verdict)
+_OUTCOMES = frozenset(OutcomeKind)
 _MOST_CALLS = 100
 
 
@@ -194,7 +194,7 @@ class Metrics(Instrument):
         self._tables.append((table, stats))
 
     def observe(self, record: Record, told: Settlement) -> None:
-        self.settled(record.topic, told.verdict)
+        self.settled(record.topic, told.outcome)
 
     # --- reported by its owner
 
@@ -208,7 +208,7 @@ class Metrics(Instrument):
                 self._late[label] = series
         series.observe(max(0, now - record.planned_at) / 1000)
 
-    def settled(self, topic: Topic, verdict: Verdict) -> None:
+    def settled(self, topic: Topic, verdict: OutcomeKind) -> None:
         """The store has accepted an outcome."""
         self._outcomes.add(self._topics.label(topic), verdict.value)
 

@@ -38,7 +38,7 @@ from bide.core.errors import BadInput, BideError
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.engine.client import Client
-from bide.engine.pauses import HeldBack
+from bide.engine.pauses import PauseGate
 from bide.engine.recorder import acting_as
 from bide.ports import remote
 from bide.ports.remote import CALL_LASTS, OPERATIONS, Batch, Bounds, Call, Failure, Needs, Operation
@@ -217,19 +217,19 @@ class StoreCalls:
         self,
         client: Client,
         *,
-        held_back: HeldBack | None = None,
+        pause_gate: PauseGate | None = None,
         body_limit: int = BODY_LIMIT,
         trusting: bool = False,
     ) -> None:
         self._client = client
         self._body_limit = body_limit
         self._trusting = trusting
-        self._bounds = Bounds(client.terms.payload_limit, trusting)
+        self._bounds = Bounds(client.config.payload_limit, trusting)
         self._sessions = Sessions()
         self._ending = False
         self._streams: set[asyncio.Event] = set()
         """Of each open stream what wakes it."""
-        self._operations = StoreOperations(client, trusting=trusting, held_back=held_back)
+        self._operations = StoreOperations(client, trusting=trusting, pause_gate=pause_gate)
         self._handlers = {name: getattr(self._operations, name) for name in OPERATIONS}
 
     async def answer(self, name: str, body: bytes, caller: Caller) -> Reply:

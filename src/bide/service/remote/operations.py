@@ -21,7 +21,7 @@ from bide.core.names import LONGEST_NAME
 from bide.core.records import Change, Found, Lease, Leased, NewTask, Page, Pause, Record, Ref, Settlement, Tally, Topic
 from bide.engine.client import Client
 from bide.engine.history import MinuteRow, rows_between
-from bide.engine.pauses import HeldBack
+from bide.engine.pauses import PauseGate
 from bide.engine.session import Session, verb_of
 from bide.ports import Pending, all_answers, remote
 from bide.ports.remote import SHORTEST_LEASE, Batch, FlatTally
@@ -42,11 +42,11 @@ _LOOK_AGAIN: Millis = 2_000
 class StoreOperations:
     """`held_back` is what is known to be paused; `trusting` is for tests of the messages alone."""
 
-    def __init__(self, client: Client, *, trusting: bool, held_back: HeldBack | None) -> None:
+    def __init__(self, client: Client, *, trusting: bool, pause_gate: PauseGate | None) -> None:
         self._client = client
         self._store = client.store
         self._trusting = trusting
-        self._held_back = held_back
+        self._pause_gate = pause_gate
         self._session = Session(client.store, client.clock, None)
         """Folds the single calls of many clients into batches, and notes who changed what."""
         self._holders: dict[str, Millis] = {}
@@ -108,9 +108,9 @@ class StoreOperations:
         wants: Mapping[Topic, int] = request.wants
         until, holder = self._until(now, request.lasts), self._holder(caller, request.holder)
         held: dict[Topic, int] = {}
-        if self._held_back is not None:
-            await self._held_back.first()
-            held = {topic: 0 for topic in wants if topic in self._held_back.topics}
+        if self._pause_gate is not None:
+            await self._pause_gate.first()
+            held = {topic: 0 for topic in wants if topic in self._pause_gate.topics}
             wants = {topic: want for topic, want in wants.items() if topic not in held}
         leased = Leased([], None, now)
         if wants or not held:
@@ -130,7 +130,7 @@ class StoreOperations:
         accepted = await _each(self._store.settle(batch.items, now=now))
         for one, ok in zip(batch.items, accepted, strict=True):
             if ok is True:
-                self._client.history.ended(one.topic, one.verdict)
+                self._client.history.ended(one.topic, one.outcome)
         return accepted
 
     async def purge(self, limit: int, caller: Caller, now: Millis) -> int:

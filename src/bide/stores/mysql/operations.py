@@ -31,6 +31,7 @@ from bide.core.records import (
     Filter,
     Lease,
     NewTask,
+    OutcomeKind,
     Record,
     Ref,
     Result,
@@ -39,7 +40,6 @@ from bide.core.records import (
     Tally,
     Token,
     Topic,
-    Verdict,
 )
 from bide.ports import COUNTED
 from bide.stores.batches import Conflicts, Named, rounds, wakes_of
@@ -210,7 +210,7 @@ async def settle(
     """Record how leases ended. All plain Done, leased here and still ours: one conditional delete."""
     known = _NOTHING if leased is None else leased.of(outcomes)
     if known.complete and all(
-        one.verdict is Verdict.DONE and one.wake is None and one.keep_until <= about for one in outcomes
+        one.outcome is OutcomeKind.DONE and one.next_at is None and one.keep_until <= about for one in outcomes
     ):
         try:
             return await _settle_done(connection, known, now)

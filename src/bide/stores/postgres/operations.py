@@ -29,6 +29,7 @@ from bide.core.records import (
     Lease,
     Move,
     NewTask,
+    OutcomeKind,
     Record,
     Ref,
     Result,
@@ -37,7 +38,6 @@ from bide.core.records import (
     Tally,
     Token,
     Topic,
-    Verdict,
 )
 from bide.ports import COUNTED
 from bide.stores.batches import AT_ONCE, Conflicts, Named, rounds, wakes_of
@@ -164,7 +164,7 @@ async def settle(
     connection: Runs, outcomes: Sequence[Settlement], now: Millis | None, about: Millis, tell: Tell
 ) -> list[Any]:
     """Record how leases ended. All plain Done: one conditional delete; a batch of both kinds: one of each."""
-    plain = [one.verdict is Verdict.DONE and one.wake is None and one.keep_until <= about for one in outcomes]
+    plain = [one.outcome is OutcomeKind.DONE and one.next_at is None and one.keep_until <= about for one in outcomes]
     settled: list[Any] = [None] * len(outcomes)
     done = [place for place, yes in enumerate(plain) if yes]
     other = [place for place, yes in enumerate(plain) if not yes]

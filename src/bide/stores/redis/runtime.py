@@ -19,7 +19,7 @@ from msgspec import Struct
 from bide.core.errors import SetupError, StoreCorrupt, StoreError, StoreMismatch
 from bide.core.events import Event
 from bide.core.instants import Millis
-from bide.core.records import In, Record, Ref, Settlement, Topic, Verdict
+from bide.core.records import In, OutcomeKind, Record, Ref, Settlement, Topic
 from bide.ports import Finding
 from bide.stores.clocks import ServerTime
 from bide.stores.listeners import Listeners
@@ -286,7 +286,7 @@ class Runtime:
 
     async def _give_back(self, records: Sequence[Record]) -> None:
         """End leases of which nothing was begun: due again at once, counting nothing."""
-        ends = [Settlement(record.topic, record.key, record.token, Verdict.DEFER, In(0)) for record in records]
+        ends = [Settlement(record.topic, record.key, record.token, OutcomeKind.DEFER, In(0)) for record in records]
         for answer in await self.write("settle", ends, writing.settlement_writer(0), writing.take_accepted, now=""):
             if isinstance(answer, StoreError):
                 _log.warning("a lease could not be given back, and ends by itself: %s", answer)

@@ -17,11 +17,11 @@ from bide.core.records import (
     Move,
     NewTask,
     OnConflict,
+    OutcomeKind,
     Redrive,
     Result,
     Settlement,
     Token,
-    Verdict,
 )
 from bide.stores.redis.layout import NO_DEADLINE, NO_ERROR, Layout, flags_of, packed_id, record_of, seed_of
 from bide.stores.redis.script_client import Call
@@ -39,7 +39,7 @@ _CHANGED = {
     b"n": Result.NOT_FOUND, b"x": Result.REFUSED, b"c": Result.CANCELLED, b"w": Result.CANCELLED_WHILE_LEASED,
     b"r": Result.REDRIVEN,
 }  # fmt: skip
-_VERDICTS = {Verdict.DONE: 0, Verdict.RETRY: 2, Verdict.DEFER: 3, Verdict.DEAD: 4}
+_VERDICTS = {OutcomeKind.DONE: 0, OutcomeKind.RETRY: 2, OutcomeKind.DEFER: 3, OutcomeKind.DEAD: 4}
 _NOTHING = b"+0"
 _NOBODYS: Token = 2**56 - 1
 """Larger than any token ever is."""
@@ -171,12 +171,12 @@ def settlement_writer(now: Millis) -> Callable[[Settlement], Arguments]:
     """`now`: what is not kept beyond it is forgotten at once."""
 
     def write(one: Settlement) -> Arguments:
-        verdict = one.verdict
-        if verdict is Verdict.DONE and one.wake is None and one.keep_until <= now:
+        verdict = one.outcome
+        if verdict is OutcomeKind.DONE and one.next_at is None and one.keep_until <= now:
             return [one.key, one.token, b""]
         error = b"" if one.error is None else one.error.encode()
-        text = b"+0" if one.wake is None else when(one.wake).encode()
-        code = 1 if verdict is Verdict.DONE and one.wake is not None else _VERDICTS[verdict] + one.failed
+        text = b"+0" if one.next_at is None else when(one.next_at).encode()
+        code = 1 if verdict is OutcomeKind.DONE and one.next_at is not None else _VERDICTS[verdict] + one.failed
         what = (
             code.to_bytes(1, "big"),
             min(max(one.keep_until, 0), NO_DEADLINE).to_bytes(6, "big"),

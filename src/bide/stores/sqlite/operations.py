@@ -33,6 +33,7 @@ from bide.core.records import (
     Leased,
     Move,
     NewTask,
+    OutcomeKind,
     Page,
     Record,
     Ref,
@@ -40,7 +41,6 @@ from bide.core.records import (
     State,
     Token,
     Topic,
-    Verdict,
 )
 from bide.stores.sqlite.connection import DiskReserve, lost_part
 from bide.stores.sqlite.rows import (
@@ -273,7 +273,7 @@ def extend(work: UnitOfWork, leases: Sequence[Lease], until: Millis) -> list[boo
 def settle(work: UnitOfWork, outcomes: Sequence[Settlement], now: Millis) -> list[bool]:
     """Record how leases ended. When all are plain Done with nothing to remember: one pass of conditional deletes."""
     work.point("settle:begun")
-    if all(one.verdict is Verdict.DONE and one.wake is None and one.keep_until <= now for one in outcomes):
+    if all(one.outcome is OutcomeKind.DONE and one.next_at is None and one.keep_until <= now for one in outcomes):
         rows = [(one.topic, one.key, one.token) for one in outcomes]
         work.cursor.execute("SAVEPOINT bide_settle")
         deleted = work.cursor.executemany(QUERIES["settle_done"], rows).rowcount

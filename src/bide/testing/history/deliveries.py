@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from bide.core.instants import Millis
-from bide.core.records import Result, Topic, Verdict
+from bide.core.records import OutcomeKind, Result, Topic
 from bide.testing.history import events as ev
 from bide.testing.history.events import Event
 from bide.testing.history.gathered import CANCELLED, LAST_WRITE, SETTLED, Gathered, Op, TaskHistory
@@ -96,7 +96,7 @@ class Deliveries:
         ask = settle.ask
         assert type(ask) is ev.Settling
         delivery = began.get(ask.token)
-        if ask.verdict is Verdict.DONE:
+        if ask.verdict is OutcomeKind.DONE:
             if delivery is None:
                 what = f"the lease with token {ask.token} was settled as done, and no delivery of it ever began"
                 return _violation("P2", told, what, [ask, settle.answer])
@@ -104,7 +104,7 @@ class Deliveries:
                 what = f"the lease with token {ask.token} was settled as done before its delivery began"
                 return _violation("P2", told, what, [ask, settle.answer, delivery[1]])
             return None
-        if ask.verdict is not Verdict.DEAD or delivery is not None:
+        if ask.verdict is not OutcomeKind.DEAD or delivery is not None:
             return None
         lease = told.leases.get(ask.token)
         if lease is None or lease.seen is None:

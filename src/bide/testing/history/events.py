@@ -21,7 +21,7 @@ import msgspec
 from msgspec import Struct
 
 from bide.core.instants import Millis
-from bide.core.records import Due, OnConflict, Record, Result, State, Token, Topic, Verdict
+from bide.core.records import Due, OnConflict, OutcomeKind, Record, Result, State, Token, Topic
 
 
 class Seen(Struct, frozen=True, gc=False, omit_defaults=True):
@@ -181,7 +181,7 @@ class Settling(Struct, frozen=True, tag="settling", gc=False, omit_defaults=True
     topic: Topic
     key: str
     token: Token
-    verdict: Verdict
+    verdict: OutcomeKind
     wake: Due | None = None
     keep_until: Millis = 0
     error: str | None = None

@@ -156,7 +156,7 @@ class Recording(Instrument):
             at, clock = journal.time_ns(), min(journal.clock(), now)
             for call, out in zip(calls, outcomes, strict=True):
                 told = ev.Settling(
-                    call, self._who, at, clock, out.topic, out.key, out.token, out.verdict, out.wake, out.keep_until,
+                    call, self._who, at, clock, out.topic, out.key, out.token, out.outcome, out.next_at, out.keep_until,
                     out.error, out.next_id,
                 )  # fmt: skip
                 journal.say(told)
@@ -297,7 +297,7 @@ class RecordedClient:
         journal = self._journal
         call = journal.call()
         if asks is Asks.CANCEL:
-            details["keeps"] = self.app.terms.retention_of(topic).cancelled > 0
+            details["keeps"] = self.app.config.retention_of(topic).cancelled > 0
         at, clock = journal.time_ns(), journal.clock()
         if now is not None:
             clock = min(clock, now)

@@ -31,6 +31,7 @@ from bide.core.records import (
     Leased,
     NewTask,
     OnConflict,
+    OutcomeKind,
     Page,
     Record,
     Ref,
@@ -38,7 +39,6 @@ from bide.core.records import (
     State,
     Tally,
     Topic,
-    Verdict,
 )
 from bide.ports import Store, Verbs, all_answers
 from bide.testing.clock import FIRST_INSTANT
@@ -164,23 +164,23 @@ def hold(held: Record) -> Lease:
 
 
 def done(held: Record, *, keep_until: Millis = 0) -> Settlement:
-    return Settlement(held.topic, held.key, held.token, Verdict.DONE, keep_until=keep_until)
+    return Settlement(held.topic, held.key, held.token, OutcomeKind.DONE, keep_until=keep_until)
 
 
 def again(held: Record, wake: Due, *, next_id: str = "") -> Settlement:
-    return Settlement(held.topic, held.key, held.token, Verdict.DONE, wake=wake, next_id=next_id or new_id())
+    return Settlement(held.topic, held.key, held.token, OutcomeKind.DONE, next_at=wake, next_id=next_id or new_id())
 
 
 def retry(held: Record, wake: Due, *, error: str | None = "it failed") -> Settlement:
-    return Settlement(held.topic, held.key, held.token, Verdict.RETRY, wake=wake, error=error)
+    return Settlement(held.topic, held.key, held.token, OutcomeKind.RETRY, next_at=wake, error=error)
 
 
 def defer(held: Record, wake: Due) -> Settlement:
-    return Settlement(held.topic, held.key, held.token, Verdict.DEFER, wake=wake)
+    return Settlement(held.topic, held.key, held.token, OutcomeKind.DEFER, next_at=wake)
 
 
 def dead(held: Record, *, keep_until: Millis = KEPT, error: str | None = "it will never work") -> Settlement:
-    return Settlement(held.topic, held.key, held.token, Verdict.DEAD, keep_until=keep_until, error=error)
+    return Settlement(held.topic, held.key, held.token, OutcomeKind.DEAD, keep_until=keep_until, error=error)
 
 
 async def bring(

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Filter, In, Move, Redrive, Ref, Result, Settlement, State, Verdict
+from bide.core.records import At, Cancel, Filter, In, Move, OutcomeKind, Redrive, Ref, Result, Settlement, State
 from bide.ports import Store
 from bide.testing.store_suite.base import (
     DAY,
@@ -162,11 +162,11 @@ class Settling(SuiteBase):
         assert (await do(store, Cancel("t", "c"))).result is Result.CANCELLED_WHILE_LEASED
         outcomes = [
             done(held["a"]),
-            Settlement("t", "nobody", 1, Verdict.DONE),
+            Settlement("t", "nobody", 1, OutcomeKind.DONE),
             done(held["c"]),
             retry(held["b"], In(HOUR), error=None),
             dead(held["d"]),
-            Settlement("nowhere", "a", held["a"].token, Verdict.DEAD),
+            Settlement("nowhere", "a", held["a"].token, OutcomeKind.DEAD),
             defer(held["e"], In(HOUR)),
             again(held["f"], In(HOUR)),
         ]

@@ -17,13 +17,13 @@ from bide.core.records import (
     Move,
     NewTask,
     OnConflict,
+    OutcomeKind,
     Record,
     Redrive,
     Ref,
     Result,
     Settlement,
     State,
-    Verdict,
 )
 from bide.ports import Store
 from bide.testing.store_suite.base import (
@@ -51,11 +51,11 @@ SCHEDULES = {
 }
 CHANGES = (Verb.MOVE, Verb.CANCEL, Verb.REDRIVE)
 SETTLES = {
-    Verb.DONE: Verdict.DONE,
-    Verb.AGAIN: Verdict.DONE,
-    Verb.RETRY: Verdict.RETRY,
-    Verb.DEFER: Verdict.DEFER,
-    Verb.DEAD: Verdict.DEAD,
+    Verb.DONE: OutcomeKind.DONE,
+    Verb.AGAIN: OutcomeKind.DONE,
+    Verb.RETRY: OutcomeKind.RETRY,
+    Verb.DEFER: OutcomeKind.DEFER,
+    Verb.DEAD: OutcomeKind.DEAD,
 }
 STATES = (lifecycle.ABSENT, *State)
 LATER = NOW + SECOND

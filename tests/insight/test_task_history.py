@@ -10,7 +10,7 @@ from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.records import Record, State
 from bide.engine.history import MINUTE
-from bide.insight.task_history import Attempt, Ended, Story, crowd_of, story, story_of
+from bide.insight.task_history import Attempt, Ended, TaskHistory, cohort_of, history_of, task_history
 from bide.testing import ManualClock
 from bide.testing.virtual import VirtualClock, VirtualLoop, run_virtual
 
@@ -40,9 +40,9 @@ def change(at: Millis, verb: str, was: Millis | None, wake_at: Millis | None, **
     return event(EventKind.CHANGE, at, who="anna", what=verb, was=was, wake_at=wake_at, **fields)
 
 
-def told(now: Record, *events: Event) -> Story:
+def told(now: Record, *events: Event) -> TaskHistory:
     """`events` are the oldest first."""
-    return story_of(now, list(reversed(events)))
+    return history_of(now, list(reversed(events)))
 
 
 def test_one_that_waits_has_no_deliveries() -> None:
@@ -143,7 +143,7 @@ def test_earlier_lives_are_told_apart() -> None:
 def test_a_real_life_from_a_worker() -> None:
     """Scheduled, failed, retried, done."""
 
-    async def live(loop: VirtualLoop) -> Story | None:
+    async def live(loop: VirtualLoop) -> TaskHistory | None:
         app = Bide("memory:", keep_done="1h", clock=VirtualClock(loop))
         done = asyncio.Event()
 
@@ -159,7 +159,7 @@ def test_a_real_life_from_a_worker() -> None:
                 await close.schedule(None, key="42", delay="5s")
                 await done.wait()
             await app.history.flush()
-            return await story(app, "order.close", "42")
+            return await task_history(app, "order.close", "42")
 
     found = run_virtual(live)
     assert found is not None
@@ -167,32 +167,32 @@ def test_a_real_life_from_a_worker() -> None:
         (1, "retry", 0, "not yet"), (2, "done", 0, ""),
     ]  # fmt: skip
     assert found.attempts[1].planned == found.attempts[0].again_at
-    assert found.crowd is not None
-    assert (found.crowd.begun, found.crowd.half) == (2, 0)
+    assert found.cohort is not None
+    assert (found.cohort.begun, found.cohort.half) == (2, 0)
 
 
 async def test_nothing_there_tells_nothing() -> None:
     async with Bide("memory:") as app:
-        assert await story(app, "order.close", "42") is None
+        assert await task_history(app, "order.close", "42") is None
 
 
 async def test_the_others_of_that_minute() -> None:
     clock = ManualClock(NOON)
     async with Bide("memory:", clock=clock) as app:
-        assert await crowd_of(app.store, clock, "a", NOON, NOON) is None
+        assert await cohort_of(app.store, clock, "a", NOON, NOON) is None
         app.history.began("a", [NOON, NOON], NOON + 10)
         await app.history.flush()
         clock.advance(5 * MINUTE)
         app.history.began("a", [NOON] * 40, clock.now())
         app.history.began("b", [NOON] * 7, clock.now())
         await app.history.flush()
-        found = await crowd_of(app.store, clock, "a", NOON, clock.now())
+        found = await cohort_of(app.store, clock, "a", NOON, clock.now())
         assert found is not None
         assert (found.planned, found.begun) == (42, 40)
         assert found.half is not None
         assert found.half >= 5 * MINUTE
         assert found.idle == (NOON + MINUTE, NOON + 5 * MINUTE)
-        near = await crowd_of(app.store, clock, "a", NOON, NOON + 10)
+        near = await cohort_of(app.store, clock, "a", NOON, NOON + 10)
         assert near is not None
         assert (near.begun, near.half, near.idle) == (2, 10, None)
 
@@ -203,7 +203,7 @@ async def test_a_long_wait_is_looked_at_in_part() -> None:
         clock.advance(10 * 60 * MINUTE)
         app.history.began("a", [NOON], clock.now())
         await app.history.flush()
-        found = await crowd_of(app.store, clock, "a", NOON, clock.now())
+        found = await cohort_of(app.store, clock, "a", NOON, clock.now())
         assert found is not None
         assert (found.planned, found.begun) == (1, 1)
         assert found.idle == (NOON + MINUTE, NOON + 60 * MINUTE)

@@ -67,7 +67,7 @@ def test_a_loop_that_stood_still_longer_than_a_lease_says_so(virtual: Tell, capl
             await busy.schedule(None, delay="0s")
             await worker.until_empty()
 
-    with caplog.at_level(logging.WARNING, "bide.keeper"):
+    with caplog.at_level(logging.WARNING, "bide.lease_extender"):
         virtual(story)
     assert "blocked for 17.0 s" in caplog.text
     assert "plain function" in caplog.text

@@ -43,7 +43,7 @@ def test_a_program_ends_although_its_worker_was_never_stopped(busy: bool) -> Non
     assert ended.wait(PATIENCE)
 
 
-async def test_lanes_that_somebody_cancels_are_replaced() -> None:
+async def test_runners_that_somebody_cancels_are_replaced() -> None:
     app, seen = Bide("memory:"), list[str]()
 
     @app.handler("work", concurrency=2)
@@ -55,8 +55,8 @@ async def test_lanes_that_somebody_cancels_are_replaced() -> None:
         for number in range(5):
             await work.schedule(None, key=f"{number}", delay="0s")
             await worker.until_empty()
-            for lane in list(worker._lanes["work"]._lanes):
-                lane.cancel()
+            for runner in list(worker._executors["work"]._runners):
+                runner.cancel()
     assert seen == ["0", "1", "2", "3", "4"]
 
 

@@ -12,7 +12,7 @@ import pytest
 from bide import Answer, Bide, Result, StoreUnavailable
 from bide.core.errors import PartlyFailed
 from bide.core.records import Change
-from bide.engine.recorder import acting, acting_as
+from bide.engine.recorder import acting_as, current_caller
 from bide.stores.memory import MemoryStore
 
 Heard = list[tuple[str, list[str], str]]
@@ -50,7 +50,7 @@ async def test_every_verb_is_theirs_who_acts() -> None:
             await app.shift("g", "1h")
             await app.cancel_group("g")
             await app.cancel_many([("t", "x")])
-        assert acting() is None
+        assert current_caller() is None
         await app.schedule("t", 1, key="mine", delay="1h")
 
         assert heard == [

@@ -14,7 +14,7 @@ from tests.engine.conftest import stores
 from bide import BadInput, Bide, NewTask
 from bide.core.names import RESERVED_TOPIC, SHOWN_TOPIC, new_id
 from bide.core.records import Filter, In, Page, Ref, State
-from bide.engine.settings_store import Kept
+from bide.engine.settings_store import SettingsStore
 
 
 @stores("memory", "sqlite", "redis", "postgres", "mysql")
@@ -24,7 +24,7 @@ async def test_what_is_kept_is_hidden_on_every_store(store_url: str) -> None:
 
 
 async def keeps(app: Bide) -> None:
-    kept = Kept(app.store, app.clock)
+    kept = SettingsStore(app.store, app.clock)
     assert await kept.get("a") is None
     assert await kept.all() == {}
     assert not await kept.remove("a")
@@ -80,7 +80,7 @@ async def hidden(app: Bide) -> None:
     for where in ({}, {"state": "waiting"}, {"group": "g"}, {"wake_from": at}, {"page": 1}):
         found = [(task.topic, task.key) async for task in app.find(**where)]
         assert found == ([] if "wake_from" in where else shown), where
-    beside = Kept(app.store, app.clock, SHOWN_TOPIC)
+    beside = SettingsStore(app.store, app.clock, SHOWN_TOPIC)
     for number in range(5):
         await beside.put(f"row {number}", b"", until=app.clock.now() + 3_600_000)
     await app.schedule("z", 1, key="k", delay="1h")
@@ -103,7 +103,7 @@ async def _all(tasks: AsyncIterator[Any]) -> list[Any]:
 @stores("mysql")
 async def test_names_and_topics_are_compared_byte_by_byte(store_url: str) -> None:
     async with Bide(store_url) as app:
-        kept = Kept(app.store, app.clock)
+        kept = SettingsStore(app.store, app.clock)
         await kept.put("Token", b"upper")
         assert await kept.get("token") is None
         task = await app.schedule("BIDE:SETTINGS", 1, key="Token", delay="1h")
@@ -113,7 +113,7 @@ async def test_names_and_topics_are_compared_byte_by_byte(store_url: str) -> Non
 
 async def test_many_settings_take_several_pages_and_a_page_of_them_alone_is_passed_over() -> None:
     async with Bide("memory:") as app:
-        kept = Kept(app.store, app.clock)
+        kept = SettingsStore(app.store, app.clock)
         for number in range(1_203):
             await kept.put(f"one:{number:04}", b"")
         await app.schedule("zzz", 1, key="k", delay="1h")
@@ -126,7 +126,7 @@ async def test_many_settings_take_several_pages_and_a_page_of_them_alone_is_pass
 async def test_within_a_transaction_and_from_synchronous_code_too(tmp_path: Path) -> None:
     app = Bide(f"sqlite:///{tmp_path}/tasks.db")
     async with app:
-        await Kept(app.store, app.clock).put("a", b"1")
+        await SettingsStore(app.store, app.clock).put("a", b"1")
     await asyncio.to_thread(_synchronously, app)
     await asyncio.to_thread(_joined, app, tmp_path / "tasks.db")
 
