@@ -229,8 +229,8 @@ class JournaledConnection(ABC, Generic[C]):
     async def run(self, work: Work[T], repeated: Repeated[T], *, locked: OnLocked = "wait", adding: bool = False) -> T:
         """`work`, once. If it was done by a sending whose answer was lost, `repeated` makes its answer.
 
-        Raises what the dialect says an error means, of which KeyTaken and RowsMissing are left to the caller; RowLocked (see
-        OnLocked); StoreUnavailable: not done; OutcomeUnknown.
+        Raises what the dialect says an error means (KeyTaken and RowsMissing are left to the caller); RowLocked, see
+        OnLocked; StoreUnavailable: not done; OutcomeUnknown.
         """
         async with self._turn:
             self.number += 1

@@ -33,7 +33,7 @@ from bide.stores.sql.reading import ServerReads, find, in_snapshot
 from bide.stores.sql.schema import SqlSchema
 from bide.stores.sql.transactions import ConnectionState, JoinedVerbs, OwnTransactions
 
-KINDS = ("add", "change", "settle", "lease", "extend", "held", "read", "keep", "whole")
+KINDS = ("add", "change", "settle", "lease", "extend", "held", "read", "keep", "scan")
 """The kinds of calls: each has a connection of its own, opened when first used."""
 T = TypeVar("T")
 Operation = Callable[..., Awaitable[Any]]
@@ -147,7 +147,7 @@ class Runtime(ABC):
 
     def tell(self, wakes: Mapping[Topic, Millis]) -> None:
         """Tell of tasks that were committed in this process, or seen there, and wake then."""
-        self.leasing.told(wakes)
+        self.leasing.note_wakes(wakes)
         for topic, wake in wakes.items():
             self.listeners.tell(topic, wake)
 
