@@ -142,14 +142,14 @@ class Runtime(ABC):
         """The messages that a call sends with these wakes, within its transaction; `joined`: in one of the caller's."""
         return []
 
-    def unsaid(self, wakes: Mapping[Topic, Millis]) -> None:  # noqa: B027 - most send no messages
+    def withdraw(self, wakes: Mapping[Topic, Millis]) -> None:  # noqa: B027 - most send no messages
         """Take back what these messages were to tell: the call came to nothing."""
 
-    def tell(self, wakes: Mapping[Topic, Millis]) -> None:
+    def notify(self, wakes: Mapping[Topic, Millis]) -> None:
         """Tell of tasks that were committed in this process, or seen there, and wake then."""
         self.leasing.note_wakes(wakes)
         for topic, wake in wakes.items():
-            self.listeners.tell(topic, wake)
+            self.listeners.notify(topic, wake)
 
     async def reserve(self, now: Millis, most: int) -> int:
         """The first of so many tokens, where the caller's clock counts and a call does not take them itself."""
@@ -303,17 +303,18 @@ class SqlStore(ABC):
         async def write(connection: Any, part: Sequence[Any]) -> list[Any]:
             wakes: dict[Topic, Millis] = {}
 
-            def tell(some: Mapping[Topic, Millis]) -> list[str]:
+            def messages_of(some: Mapping[Topic, Millis]) -> list[str]:
                 merge_earliest(wakes, some)
                 return runtime.messages(some, runtime.about(now))
 
             try:
-                answers: list[Any] = await operation(connection, part, runtime.now(now), runtime.about(now), tell)
+                times = runtime.now(now), runtime.about(now)
+                answers: list[Any] = await operation(connection, part, *times, messages_of)
             except BaseException:
-                runtime.unsaid(wakes)
+                runtime.withdraw(wakes)
                 raise
             if wakes:
-                runtime.tell(wakes)
+                runtime.notify(wakes)
             return answers
 
         answers: list[Any] = []
