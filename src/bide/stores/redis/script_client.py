@@ -13,7 +13,6 @@ What a server refuses was not done: by the first word of the refusal, the call w
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha1
@@ -24,7 +23,6 @@ from msgspec import Struct
 from redis.exceptions import ResponseError
 
 from bide.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from bide.stores.batches import refused_later
 from bide.stores.clocks import ServerTime
 from bide.stores.redis.layout import Layout
 from bide.stores.redis.topology import (
@@ -41,8 +39,8 @@ from bide.stores.redis.topology import (
     where_to_ask,
     word_of,
 )
+from bide.stores.resending import Resending
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _AT_ONCE = 2
 """How often a call goes out again without a pause: servers may send it to each other for ever."""
 _FOLDER = files("bide.stores.redis") / "lua"
@@ -176,12 +174,12 @@ class ScriptClient:
     async def _one(self, place: int, call: Call, now: str, read: Read) -> None:
         """When its turn has come, with all the patience there is."""
         async with self._turns[call.shard]:
-            reply = await self._insist(call, self._command(call, now))
+            reply = await self._until_known(call, self._command(call, now))
         read(place, reply)
 
     async def _go_on(self, sent: _Sent, first: Any, read: Read) -> None:
         """Insist on a call that was sent and not answered. Its turn is given back when the task is done."""
-        read(sent.place, await self._insist(sent.call, sent.command, first))
+        read(sent.place, await self._until_known(sent.call, sent.command, first))
 
     def _command(self, call: Call, now: str) -> Command:
         shard, topics, arguments = call
@@ -218,10 +216,16 @@ class ScriptClient:
                 return [few if type(reply) is list else reply for reply in replies]
         return replies
 
-    async def _insist(self, call: Call, command: Command, first: Any = None) -> Any:
-        """Ask until there is an answer that will not change, or `patience` is over: a reply, or a StoreError."""
-        ends = self._time.clock() + self._patience
-        pause, sent, reply, at_once = _FIRST_PAUSE, False, first, 0
+    async def _until_known(self, call: Call, command: Command, first: Any = None) -> Any:
+        """Ask until there is a reply that will not change: that, or a StoreError. `first`: the reply so far."""
+        try:
+            return await self._reply(call, command, first)
+        except StoreError as error:
+            return error
+
+    async def _reply(self, call: Call, command: Command, first: Any) -> Any:
+        resending = Resending(self._patience)
+        reply, at_once = first, 0
         ask: SharedConnection | None = None
         connection: SharedConnection | None = None
         while True:
@@ -230,46 +234,36 @@ class ScriptClient:
                 try:
                     connection = asking or await self._topology.connection(call.shard)
                     commands: list[Command] = [command] if asking is None else [("ASKING",), command]
-                    reply = (await self._ask(connection, commands, fresh=not sent))[-1]
+                    reply = (await self._ask(connection, commands, fresh=not resending.may_be_done))[-1]
                 except (NotSent, StoreUnavailable) as error:
                     reply = error
             if type(reply) is list:
                 return reply
             if isinstance(reply, StoreError):
-                return refused_later(reply) if sent else reply
+                raise resending.refused(reply)
             self.resent += 1
-            wait = True
+            wait, word = True, word_of(reply) if isinstance(reply, ResponseError) else ""
             if isinstance(reply, (Lost, UnderReplicated)):
-                sent = True
-            elif isinstance(reply, ResponseError) and (there := where_to_ask(reply)):
+                resending.may_be_done = True
+            elif word and (there := where_to_ask(reply)):
                 ask, wait = self._topology.at(*there), False
-            elif isinstance(reply, ResponseError):
-                word = word_of(reply)
-                if word == "NOSCRIPT":
-                    refused = await self._load(connection, call.shard)
-                    if refused is not None:
-                        reply = refusal(refused, self._where(call))
-                        return refused_later(reply) if sent else reply
-                    wait = False
-                elif word == "BIDEOLD":
-                    return OutcomeUnknown(str(reply))
-                elif word not in WAIT and word not in ELSEWHERE:
-                    reply = refusal(reply, self._where(call))
-                    return refused_later(reply) if sent else reply
+            elif word == "NOSCRIPT":
+                if (refused := await self._load(connection, call.shard)) is not None:
+                    raise resending.refused(refusal(refused, self._where(call)))
+                wait = False
+            elif word == "BIDEOLD":
+                raise OutcomeUnknown(str(reply))
+            elif word and word not in WAIT and word not in ELSEWHERE:
+                raise resending.refused(refusal(reply, self._where(call)))
             at_once += not wait
             if wait or at_once > _AT_ONCE:
-                left = ends - self._time.clock()
-                if left <= 0:
-                    text = f"{self._where(call)}: {said(reply)}"
-                    return OutcomeUnknown(text) if sent else StoreUnavailable(text)
-                await asyncio.sleep(min(left, pause * (0.5 + random.random())))
-                pause = min(pause * 2, _LONGEST_PAUSE)
-            if isinstance(reply, (NotSent, Lost)) or (isinstance(reply, ResponseError) and word_of(reply) in ELSEWHERE):
+                await resending.pause(f"{self._where(call)}: {said(reply)}")
+            if isinstance(reply, (NotSent, Lost)) or word in ELSEWHERE:
                 try:
                     await self._topology.rediscover()
                 except (NotSent, StoreUnavailable) as error:
-                    if self._time.clock() > ends:
-                        return OutcomeUnknown(str(error)) if sent else StoreUnavailable(str(error))
+                    if self._time.clock() > resending.ends:
+                        raise resending.given_up(str(error)) from error
             reply = None
 
     async def _load(self, connection: SharedConnection | None, shard: int) -> ResponseError | None:

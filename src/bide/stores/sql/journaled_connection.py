@@ -18,15 +18,14 @@ nobody, until it is let go or patience is over.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError, StoreMismatch, StoreUnavailable
-from bide.stores.batches import refused_later
 from bide.stores.clocks import ServerTime
+from bide.stores.resending import Resending
 from bide.stores.sql.dialect import (
     AlreadyApplied,
     Dialect,
@@ -122,7 +121,6 @@ async def together(answers: list[Any]) -> list[Any]:
     return answers
 
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 T = TypeVar("T")
 Work = Callable[[Any], Awaitable[T]]
 """The work of a call."""
@@ -234,12 +232,12 @@ class JournaledConnection(ABC, Generic[C]):
         """
         async with self._turn:
             self.number += 1
-            return await self._insist(work, repeated, locked, adding=adding)
+            return await self._until_known(work, repeated, locked, adding=adding)
 
     async def read(self, work: Work[T]) -> T:
         """`work` that only reads, or leaves nothing that anybody sees. Raises StoreUnavailable: no answer."""
         async with self._turn:
-            return await self._insist(work, None, writes=False)
+            return await self._until_known(work, None, writes=False)
 
     async def repeat(self, work: Work[T], *, locked: OnLocked = "wait") -> T:
         """`work` that writes, or reads what is to be true of the primary, and may be done twice without harm.
@@ -247,9 +245,9 @@ class JournaledConnection(ABC, Generic[C]):
         Else as `run`.
         """
         async with self._turn:
-            return await self._insist(work, None, locked)
+            return await self._until_known(work, None, locked)
 
-    async def _insist(
+    async def _until_known(
         self,
         work: Work[T],
         repeated: Repeated[T] | None,
@@ -258,45 +256,44 @@ class JournaledConnection(ABC, Generic[C]):
         adding: bool = False,
         writes: bool = True,
     ) -> T:
+        """Send `work` until its outcome is known, or patience is over."""
         past = locked == "pass at once" or (locked == "pass" and self.passes)
-        ends = time.monotonic() + self.patience
-        pause, maybe = _FIRST_PAUSE, False
+        resending = Resending(self.patience)
         while True:
             call: C | None = None
             try:
                 connection = await self._connected(writes=writes)
                 async with asyncio.timeout(self._silence) as limit:
                     call = self._call(connection, limit)
-                    call.again, call.past = maybe, past
+                    call.again, call.past = resending.may_be_done, past
                     if repeated is not None:
                         return await self._once(call, work, repeated, adding=adding)
-                    call.sent = True  # nobody says which of its statements commits
+                    call.sent = True  # which of its statements commits is not known here
                     return await work(call)
             except Exception as error:
                 why = self._meaning(error, call, adding=adding)
-                maybe = maybe if call is None else call.again
+                if call is not None and writes:
+                    resending.may_be_done = call.again or (isinstance(why, Lost) and call.sent)
                 if isinstance(why, Lost | NotSent):
-                    # refused: whatever was in front of the refusal is undone
-                    maybe = maybe or (isinstance(why, Lost) and call is not None and call.sent)
                     self._drop()
-                else:
+                else:  # refused: whatever was in front of the refusal is undone
                     await self._undo()
-                    if isinstance(why, LockTimeout) and locked != "wait":
-                        if locked == "pass" and not past:
-                            past = True  # with the same number, since nothing was done
-                            continue
-                        if not maybe:
-                            raise RowLocked(str(why)) from error
+                    if isinstance(why, LockTimeout) and locked == "pass" and not past:
+                        past = True  # with the same number, since nothing was done
+                        continue
+                    if isinstance(why, LockTimeout) and locked != "wait" and not resending.may_be_done:
+                        raise RowLocked(str(why)) from error
                     if not isinstance(why, TransactionConflict):
-                        if maybe and writes:
-                            why = refused_later(why)
+                        why = resending.refused(why)
                         if why is error:
                             raise
                         raise why from error
             except BaseException:
                 self._drop()  # the statement may be under way still, and a transaction open
                 raise
-            pause = await self._wait(ends, pause, why, unknown=maybe and writes)
+            await resending.pause(str(why))
+            self.resent += 1
+            self._dialect.log.debug("%s is sent again: %s", self.name, why)
 
     async def _once(self, call: C, work: Work[T], repeated: Repeated[T], *, adding: bool) -> T:
         """`work`, unless an earlier sending has done it: then `repeated` makes its answer."""
@@ -319,16 +316,6 @@ class JournaledConnection(ABC, Generic[C]):
                 raise OutcomeUnknown(f"{self._address.shown}: what became of a call is no longer known")
             call.again = False  # to those without a row the gate is shut
             await self._introduce(call)
-
-    async def _wait(self, ends: float, pause: float, why: Exception, *, unknown: bool) -> float:
-        """Let some time pass before it is sent again; the next pause. Raises OutcomeUnknown, StoreUnavailable."""
-        left = ends - time.monotonic()
-        if left <= 0:
-            raise OutcomeUnknown(str(why)) if unknown else StoreUnavailable(str(why))
-        self.resent += 1
-        self._dialect.log.debug("%s is sent again: %s", self.name, why)
-        await asyncio.sleep(min(left, pause * (0.5 + random.random())))
-        return min(pause * 2, _LONGEST_PAUSE)
 
     async def _look_back(self, call: C) -> Any:
         """The row of this call, if it was done before; a first sending that is under way is waited for."""
