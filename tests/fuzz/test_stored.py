@@ -147,7 +147,7 @@ def test_messages_of_wakes(loop: Loop, said: tuple[str, bytes]) -> None:
     assert data != WAKES[kind] or heard == [("t", NOW)]
     listeners = Listeners(logging.getLogger("bide.fuzz"))
     for topic, wake in heard:
-        listeners.tell(topic, wake)
+        listeners.notify(topic, wake)
 
 
 async def told_by(kind: str, data: bytes) -> list[tuple[str, int]]:
@@ -158,7 +158,7 @@ async def told_by(kind: str, data: bytes) -> list[tuple[str, int]]:
         subscriber.stop()  # it has no server to listen to
         subscriber._take([b"message", layout.wake_channel(), data])
     elif kind == "postgres":
-        nowhere = Mock(tell=lambda wakes: heard.extend(wakes.items()))  # it has no server to listen to
+        nowhere = Mock(notify=lambda wakes: heard.extend(wakes.items()))  # it has no server to listen to
         Subscription(nowhere, "c", patience=1)._take(None, 1, "c", data.decode("utf-8", "replace"))
     else:
         with suppress(ValueError):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError
+from bide.core.errors import PartlyFailed
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.records import At, Move, NewTask, Topic
 
@@ -115,17 +115,3 @@ def gathered(answers: list[Any]) -> list[Any]:
     if len(failed) == len(answers) and len({type(one) for one in failed}) == 1:
         raise failed[0]
     raise PartlyFailed(answers)
-
-
-_Error = TypeVar("_Error", bound=Exception)
-
-
-def refused_later(refusal: _Error) -> _Error | OutcomeUnknown:
-    """`refusal`, which the same call met when it was sent again: by itself it says that nothing was done.
-
-    Who refuses may be another server than the one that did it, as one that is just being made a replica; or it refuses
-    for what came about since, a full disk or a right that was taken away. Errors that do not come from the store stay.
-    """
-    if not isinstance(refusal, StoreError) or isinstance(refusal, OutcomeUnknown):
-        return refusal
-    return OutcomeUnknown(f"an answer was lost, and sent again the call was refused: {refusal}")

@@ -40,7 +40,7 @@ class Listeners:
         """Those that somebody listens to."""
         return set().union(*(listener.topics for listener in self._all))
 
-    def tell(self, topic: Topic, wake: Millis) -> None:
+    def notify(self, topic: Topic, wake: Millis) -> None:
         """Whoever listens to `topic` is to ask then."""
         for listener in tuple(self._all):
             if topic in listener.topics and listener in self._all:

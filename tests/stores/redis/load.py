@@ -58,7 +58,7 @@ class Load:
     @property
     def resent(self) -> int:
         """How many calls had to be sent again so far: whether the stores have noticed what befell the servers."""
-        return sum(caller.resent for store in self._stores for caller in store._open().callers.values())
+        return sum(caller.resent for store in self._stores for caller in store._open().clients.values())
 
     async def more(self, count: int) -> None:
         """Until `count` more schedules are acknowledged."""

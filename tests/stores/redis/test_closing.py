@@ -14,7 +14,7 @@ from tests.waiting import forever, until
 
 from bide.core.records import In
 from bide.stores.redis import RedisStore
-from bide.stores.redis.topology import Link, NotSent
+from bide.stores.redis.topology import NotSent, SharedConnection
 from bide.testing.store_suite.base import new
 from bide_proofs.servers.redis_cluster import RedisCluster
 
@@ -58,18 +58,18 @@ async def test_a_store_that_is_closed_while_somebody_begins_to_listen(shared_url
 async def test_nobody_connects_once_the_store_is_closed(shared_url: str, open_store: OpensStore) -> None:
     """As a call that is still under way would, where there is another master by now."""
     store = await open_store(shared_url)
-    nodes = store._open().nodes
+    topology = store._open().topology
     await store.close()
-    nodes._links.clear()
+    topology._connections.clear()
     with pytest.raises(NotSent):
-        await (await nodes.link(0)).ask([("PING",)])
+        await (await topology.connection(0)).ask([("PING",)])
 
 
 @pytest.mark.parametrize("deployment", ["single"])  # what happens, happens to one connection
 async def test_a_call_that_is_cancelled_while_it_is_written(servers: Servers, open_store: OpensStore) -> None:
     """Who comes next finds the connection broken; nobody makes another behind the link's back."""
     store = await open_store(servers.url)
-    link = await store._open().nodes.link(0)
+    link = await store._open().topology.connection(0)
     [server] = servers.masters
     server.pause()
     try:
@@ -87,7 +87,7 @@ async def test_a_call_that_is_cancelled_while_it_is_written(servers: Servers, op
     assert answer.ok
 
 
-def _more_than_it_takes(link: Link) -> Callable[[], bool]:
+def _more_than_it_takes(link: SharedConnection) -> Callable[[], bool]:
     def is_stuck() -> bool:
         writer = getattr(link._connection, "_writer", None)
         return writer is not None and writer.transport.get_write_buffer_size() > 0
@@ -110,7 +110,7 @@ class Slow:
 async def test_a_caller_is_cancelled_though_the_link_is_closed_too() -> None:
     """It ends, and does not take it for a lost connection and try another."""
     connection: Any = Slow()
-    link = Link("slow", lambda: connection, patience=30.0)
+    link = SharedConnection("slow", lambda: connection, patience=30.0)
     asking = asyncio.create_task(link.ask([("PING",)]))
     await some_turns(3)
     asking.cancel()
@@ -136,7 +136,7 @@ async def test_a_connection_that_is_refused_once_its_caller_has_gone() -> None:
     reported: list[dict[str, Any]] = []
     asyncio.get_running_loop().set_exception_handler(lambda _, context: reported.append(context))
     connection: Any = Refused()
-    link = Link("refused", lambda: connection, patience=30.0)
+    link = SharedConnection("refused", lambda: connection, patience=30.0)
     asking = asyncio.create_task(link.ask([("PING",)]))
     await some_turns(3)
     asking.cancel()

@@ -16,7 +16,7 @@ from tests.waiting import not_before, pause, until
 from bide import Bide, Task
 from bide.core.records import At, Cancel, Filter, In, Move, Page, Ref, State
 from bide.stores.redis import RedisStore
-from bide.stores.redis.leasing import CAP, Heads
+from bide.stores.redis.leasing import CAP, HeadCache
 from bide.stores.redis.store import LONGEST_PATIENCE
 from bide.testing.store_suite.base import HOUR, NOW, do, new
 from bide_proofs.servers.redis import Reply
@@ -60,19 +60,19 @@ async def test_an_idle_worker_asks_each_shard_once_a_second(
     announce = store.announce
     announced = 0
     asked: dict[int, list[float]] = defaultdict(list)
-    answered = Heads.answered
+    answered = HeadCache.answered
 
     async def counted(*args: Any, **options: Any) -> dict[str, list[str]]:
         nonlocal announced
         announced += 1
         return await announce(*args, **options)
 
-    def noted(heads: Heads, shard: int, waiting: int, leased: int, clock: float, *, plenty: bool) -> None:
+    def noted(heads: HeadCache, shard: int, waiting: int, leased: int, clock: float, *, plenty: bool) -> None:
         asked[shard].append(clock)
         answered(heads, shard, waiting, leased, clock, plenty=plenty)
 
     monkeypatch.setattr(store, "announce", counted)
-    monkeypatch.setattr(Heads, "answered", noted)
+    monkeypatch.setattr(HeadCache, "answered", noted)
 
     @app.handler("t")
     async def work(task: Task[None]) -> None: ...
@@ -99,7 +99,7 @@ async def test_an_idle_worker_asks_each_shard_once_a_second(
 
 def sent(store: RedisStore) -> int:
     """How many calls the store has sent so far."""
-    return sum(sum(caller._numbers) for caller in store._open().callers.values())
+    return sum(sum(caller._numbers) for caller in store._open().clients.values())
 
 
 def scripts_run(servers: Servers) -> int:

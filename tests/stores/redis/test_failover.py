@@ -90,7 +90,7 @@ def first_node(cluster: RedisCluster, store: RedisStore) -> ClusterNode:
 
 def keys_elsewhere(store: RedisStore, count: int) -> set[str]:
     """Keys of the other nodes."""
-    mine = store._open().nodes.part_of(0)
+    mine = store._open().topology.part_of(0)
     return {key for part, keys in parts(store, count).items() if part != mine for key in keys}
 
 
@@ -98,7 +98,7 @@ def keys_elsewhere(store: RedisStore, count: int) -> set[str]:
 async def test_a_dead_node_fails_its_own_callers_only(lasting_cluster: RedisCluster, open_store: OpensStore) -> None:
     """That part is unavailable once `patience` is over, and the others answer before."""
     store, patient = await open_store(lasting_cluster.url, patience=1.0), await open_store(lasting_cluster.url)
-    by_part, mine = parts(store, 300), store._open().nodes.part_of(0)
+    by_part, mine = parts(store, 300), store._open().topology.part_of(0)
     assert len(by_part) == 3
     async with away(lasting_cluster, first_node(lasting_cluster, store), "killed"):
         calls = {
@@ -202,4 +202,4 @@ def _shard(store: RedisStore, key: str) -> int:
 
 
 def _server(store: RedisStore, key: str) -> int:
-    return store._open().nodes.part_of(_shard(store, key))
+    return store._open().topology.part_of(_shard(store, key))

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections import Counter
 from math import inf
 
-from bide.stores.redis.leasing import GRACE, NEVER, Heads, owned, owner_of
+from bide.stores.redis.leasing import GRACE, NEVER, HeadCache, owned, owner_of
 
 
 def test_what_is_not_known_is_asked_for() -> None:
-    heads = Heads(3)
+    heads = HeadCache(3)
     assert heads.due(0) == [0, 1, 2]
     assert heads.next_wake() == 0
     for shard in range(3):
@@ -21,7 +21,7 @@ def test_what_is_not_known_is_asked_for() -> None:
 
 
 def test_the_oldest_head_is_that_of_no_server_that_is_away() -> None:
-    heads = Heads(3)
+    heads = HeadCache(3)
     for shard in range(3):
         heads.answered(shard, -1, -1, 10.0 + shard, plenty=False)
     assert heads.oldest(()) == 10.0
@@ -30,9 +30,9 @@ def test_the_oldest_head_is_that_of_no_server_that_is_away() -> None:
 
 
 def test_what_was_told_while_a_call_was_under_way_counts_whatever_it_answers() -> None:
-    heads = Heads(1)
+    heads = HeadCache(1)
     heads.asking(0)
-    heads.told(0, 500)
+    heads.note_wake(0, 500)
     heads.answered(0, -1, -1, 1.0, plenty=False)
     assert heads.next_wake() == 500
     heads.asking(0)
@@ -41,16 +41,16 @@ def test_what_was_told_while_a_call_was_under_way_counts_whatever_it_answers() -
 
 
 def test_what_was_told_only_ever_brings_the_wake_forward() -> None:
-    heads = Heads(1)
+    heads = HeadCache(1)
     heads.answered(0, 300, 700, 1.0, plenty=False)
-    heads.told(0, 500)
+    heads.note_wake(0, 500)
     assert heads.next_wake() == 300
-    heads.told(0, 100)
+    heads.note_wake(0, 100)
     assert heads.next_wake() == 100
 
 
 def test_who_does_not_go_first_waits_a_moment() -> None:
-    heads = Heads(2)
+    heads = HeadCache(2)
     heads.mine = [True, False]
     for shard in (0, 1):
         heads.answered(shard, 1_000, -1, 1.0, plenty=False)
@@ -61,14 +61,14 @@ def test_who_does_not_go_first_waits_a_moment() -> None:
 
 
 def test_the_most_overdue_comes_first() -> None:
-    heads = Heads(3)
+    heads = HeadCache(3)
     for shard, wake in enumerate((30, 10, 20)):
         heads.answered(shard, wake, -1, 1.0, plenty=False)
     assert heads.due(25) == [1, 2]
 
 
 def test_room_is_shared_out_and_never_exceeded() -> None:
-    heads = Heads(16)
+    heads = HeadCache(16)
     for room in (1, 5, 16, 100, 1000):
         shares = heads.shares(list(range(16)), room)
         assert sum(shares.values()) == room

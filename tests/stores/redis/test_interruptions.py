@@ -103,7 +103,7 @@ async def test_a_server_that_still_loads_its_data(servers: Servers, open_store: 
             server.launch()
             await asyncio.to_thread(wait_until, lambda: is_loading(server), "it to load", passes=(OSError, Refused))
         adding = asyncio.create_task(store.add([new(f"after-{number}") for number in range(30)], now=0))
-        await until(lambda: store._open().callers["add"].resent > 0, "a call to be refused")
+        await until(lambda: store._open().clients["add"].resent > 0, "a call to be refused")
         await asyncio.to_thread(server.ask, "CONFIG", "SET", "key-load-delay", 0)
         assert all(answer.ok for answer in await adding)
     finally:
@@ -186,6 +186,6 @@ async def test_servers_that_send_a_call_to_each_other_without_end(
                 await store.add([new("k")], now=0)
     finally:
         source.ask("CLUSTER", "SETSLOT", slot, "STABLE")
-    assert store._open().callers["add"].resent < 30, "it asks at a measured pace"
+    assert store._open().clients["add"].resent < 30, "it asks at a measured pace"
     [answer] = await store.add([new("k")], now=0)
     assert answer.ok

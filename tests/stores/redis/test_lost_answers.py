@@ -183,7 +183,7 @@ async def test_a_call_on_a_half_open_connection_is_done_once(
 ) -> None:
     """Nothing ever comes."""
     store = await through(silence=1.0)
-    store._open().callers["extend"]._patience = LONGEST_PATIENCE  # however slow it is; else it is `silence`
+    store._open().clients["extend"]._patience = LONGEST_PATIENCE  # however slow it is; else it is `silence`
     await meets_a_fault(store, proxies, kind, story, Act.HOLD)
 
 
@@ -230,7 +230,7 @@ async def test_a_call_whose_answer_breaks_off_is_done_once(
 async def test_slow_is_only_slow(through: Opens, proxies: Proxies, kind: str, story: Story) -> None:
     store = await through()
     await story(store, lambda: proxies.delay(0.02))
-    assert all(caller.resent == 0 for caller in store._open().callers.values()), "nothing was given up"
+    assert all(caller.resent == 0 for caller in store._open().clients.values()), "nothing was given up"
 
 
 async def test_a_connection_that_falls_silent_is_given_up_after_silence(through: Opens, proxies: Proxies) -> None:
@@ -240,7 +240,7 @@ async def test_a_connection_that_falls_silent_is_given_up_after_silence(through:
     loop = asyncio.get_running_loop()
     began = loop.time()
     scheduling = loop.create_task(put_one(store))
-    await until(lambda: store._open().callers["add"].resent > 0, "being given up")
+    await until(lambda: store._open().clients["add"].resent > 0, "being given up")
     not_before(loop.time(), began + 1.0, "giving it up")
     await proxies.heal()
     await scheduling
@@ -276,7 +276,7 @@ async def test_an_older_call_that_arrives_after_a_newer_one_is_refused(through: 
     await put_one(store, new(payload=b"older"))
     newer = await put_one(store, new(payload=b"newer"))
     (port, first), (_, second) = seen
-    shard, caller = store._open().layout.shard_of("t", "k"), store._open().callers["add"]
+    shard, caller = store._open().layout.shard_of("t", "k"), store._open().clients["add"]
     answer = store._open().layout.fixed(shard, caller._name)[1].decode()
     with socket.create_connection((HOST, port)) as late, Connection(HOST, port) as beside:
         late.sendall(first)
@@ -305,7 +305,7 @@ async def test_a_repeated_answer_waits_for_the_replicas_too(
         await put_one(store)
         assert lost.hits == 1, "and the replica has it"
         line.hold()
-        store._open().callers["add"]._patience = 1.0
+        store._open().clients["add"]._patience = 1.0
         proxies.fault(Act.LOSE_REPLY, when=asks("add"))
         with pytest.raises(OutcomeUnknown):
             await put_one(store, new("none-has-it"))
@@ -316,7 +316,7 @@ async def test_what_never_arrives_is_unavailable_and_what_may_have_is_unknown(th
     await put_one(store, new("before"))
     await proxies.refuse()
     proxies.cut()
-    nodes, shards = store._open().nodes, range(store._open().layout.shards)
+    nodes, shards = store._open().topology, range(store._open().layout.shards)
     # what is sent before the store itself has noticed may have arrived, for all it knows
     await until(lambda: not any(map(nodes.ready, shards)), "the connections to be gone")
     with pytest.raises(StoreUnavailable):
@@ -345,7 +345,7 @@ async def test_a_refusal_after_a_lost_answer_is_no_proof(
     async with Proxies(servers.url, monkeypatch) as proxies:
         store = await open_store(proxies.url, clock="caller")
         await put_one(store, new("before"))
-        nodes, shards = store._open().nodes, range(store._open().layout.shards)
+        nodes, shards = store._open().topology, range(store._open().layout.shards)
         await proxies.refuse()
         proxies.fault(Act.LOSE_REPLY, when=asks("add"))
         adding = asyncio.create_task(put_one(store, new("done")))
@@ -377,7 +377,7 @@ async def test_a_call_that_is_cancelled_beside_a_lost_connection_gives_its_turns
 ) -> None:
     """At whichever step after the loss: the next call to those shards has its turn, and is answered."""
     store = await through()
-    nodes, turns = store._open().nodes, store._open().callers["add"]._turns
+    nodes, turns = store._open().topology, store._open().clients["add"]._turns
     proxies.delay(0.02)
     for steps in range(12):
         await put(store, *(new(f"{key}") for key in range(40)))
@@ -396,7 +396,7 @@ async def test_a_call_that_is_cancelled_beside_a_lost_connection_gives_its_turns
 @pytest.mark.parametrize("deployment", ["single"])  # it never gets to a server
 async def test_a_call_that_cannot_be_written_gives_its_turn_back(through: Opens) -> None:
     store = await through()
-    caller = store._open().callers["add"]
+    caller = store._open().clients["add"]
     await put_one(store)
     for shard, refused in enumerate(("\ud800", 1.5j)):
         with pytest.raises((UnicodeEncodeError, TypeError)):

@@ -16,7 +16,7 @@ async def test_a_late_answer_gives_nothing_that_is_no_longer_held(shared_url: st
     store = await open_store(shared_url, query="&shards=1")
     now = await store.time()
     await store.add([NewTask("t", key, key, In(0), key.encode(), "g", b"options") for key in KEYS], now=now)
-    caller = store._open().callers["lease"]
+    caller = store._open().clients["lease"]
     call = Call(0, ["nobody", "t"], [60_000, "w", 2**53, 3, 10])
     replies: list[list[Any]] = []
     await caller.run([call], lambda _, reply: replies.append(reply))

@@ -99,11 +99,11 @@ async def test_what_is_told_while_it_subscribes_does_not_end_it(shared_url: str,
     """Between the two subscriptions of a subscriber there may be wakes already, on a busy server most often."""
     stores = [await open_store(shared_url) for _ in range(4)]
     command, channel = telling(stores[0], 0)
-    link = await stores[0]._open().nodes.link(0)
+    connection = await stores[0]._open().topology.connection(0)
     over = False
 
     def flood() -> None:
-        with Connection(HOST, int(link.name.rpartition(":")[2])) as loud:
+        with Connection(HOST, int(connection.name.rpartition(":")[2])) as loud:
             while not over:
                 loud.ask_all([(command, channel, "0 1 told")] * 50)
 
@@ -130,9 +130,9 @@ def telling(store: RedisStore, shard: int) -> tuple[str, str]:
 async def test_what_is_no_wake_is_passed_over(shared_url: str, open_store: OpensStore) -> None:
     store, teller = await open_store(shared_url), await open_store(shared_url)
     await hears_of_every_shard(store, teller)
-    link = await teller._open().nodes.link(3)
+    connection = await teller._open().topology.connection(3)
     for words in ("", "x", "1 2", "99 1 told", "-1 x told"):
-        [reply] = await link.ask([(*telling(teller, 3), words)])
+        [reply] = await connection.ask([(*telling(teller, 3), words)])
         assert reply == 1, "it is heard"
     await hears_of_every_shard(store, teller)
     assert subscriptions(store).replaced == 0

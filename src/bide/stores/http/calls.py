@@ -20,7 +20,6 @@ import asyncio
 import io
 import ipaddress
 import logging
-import random
 from typing import Any, Literal, NamedTuple
 from urllib.parse import parse_qsl, urlsplit
 
@@ -43,6 +42,7 @@ from bide.core.instants import Millis
 from bide.ports import remote
 from bide.ports.remote import OPERATIONS, Call, Failure, Hello, Operation, Success, Welcome
 from bide.stores.clocks import ServerTime
+from bide.stores.resending import FIRST_PAUSE, Resending
 from bide.stores.urls import unreached
 
 _ACCEPTED = '"http://host:8420" or "https://host/prefix"; the only option is "?insecure=1"'
@@ -225,7 +225,6 @@ def _timeout(silence: float) -> aiohttp.ClientTimeout:
 
 
 _log = logging.getLogger("bide.http")
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _AT_FIRST = 3.0
 """Seconds that opening waits for a service that cannot be reached."""
 _REFUSALS = 16
@@ -271,40 +270,35 @@ class Calls:
 
     async def begin(self) -> None:
         """Find out who answers there, and begin a session. Raises StoreUnavailable, StoreMismatch, NotAllowed."""
-        ends = self._loop.time() + _AT_FIRST
-        pause = _FIRST_PAUSE
+        resending = Resending(_AT_FIRST)
         while True:
             try:
                 return await self._begin()
             except (NotSent, Lost) as error:
-                left = ends - self._loop.time()
-                if left <= 0:
-                    raise StoreUnavailable(str(error)) from error
-                await _rest(pause, left)
-                pause = min(pause * 2, _LONGEST_PAUSE)
+                await resending.pause(str(error))
 
     async def ask(self, operation: Operation[Any, Any], request: bytes, now: Millis | None) -> Success:
         """Do it, once if it has to be done once. Raises StoreError, BadInput, SetupError, TooLarge."""
         if not operation.once:
-            return await self._insist(operation.name, 0, request, now)
+            return await self._until_known(operation.name, 0, request, now)
         async with self._turns[operation.name]:
             self._numbers[operation.name] += 1
-            return await self._insist(operation.name, self._numbers[operation.name], request, now)
+            return await self._until_known(operation.name, self._numbers[operation.name], request, now)
 
-    async def _insist(self, name: str, number: int, request: bytes, now: Millis | None) -> Success:
+    async def _until_known(self, name: str, number: int, request: bytes, now: Millis | None) -> Success:
         """Send it until there is an answer that will not change, or patience is over."""
         if len(request) + 512 > self.body_limit:
             raise TooLarge
-        where, ends = self._link.where, self._loop.time() + self._patience
-        pause, silence, refusals, body = _FIRST_PAUSE, self._silence, 0, b""
+        where, resending = self._link.where, Resending(self._patience)
+        silence, refusals, body = self._silence, 0, b""
         session: str | None = None
-        may_be_done = False
         while True:
             if self.closed:
-                raise _not_known(may_be_done, f"{where}: {name}: the store is closed")
-            if may_be_done and session != self._session:
+                raise resending.given_up(f"{where}: {name}: the store is closed")
+            if resending.may_be_done and session != self._session:
                 raise OutcomeUnknown(f"{where}: {name}: the answer was lost, and the service has begun anew")
             error: Exception
+            pause: float | None = None
             try:
                 if number and not self._session:
                     await self._begin_again()
@@ -312,9 +306,9 @@ class Calls:
                     session, refusals = self._session, 0
                     body = remote.encode(Call(session, number, now, Raw(request)))
                 at = self._time.clock()
-                answer = self._read(await self._link.post(name, body, min(silence, max(ends - at, 0.05))))
+                answer = self._read(await self._link.post(name, body, min(silence, max(resending.ends - at, 0.05))))
                 if not isinstance(answer, Failure):
-                    if not may_be_done:  # else it may be a repeated answer, with the time of the first
+                    if not resending.may_be_done:  # else it may be a repeated answer, with the time of the first
                         self._time.saw(answer.micros, at, self._time.clock())
                     return answer
                 if answer.kind not in (remote.SESSION, remote.ELSEWHERE):
@@ -322,20 +316,14 @@ class Calls:
                 refusals += 1
                 if self._session == session and (answer.kind == remote.SESSION or refusals >= _REFUSALS):
                     self._session = ""
-                error, rest = NotSent(f"{where}: {answer.text}"), _FIRST_PAUSE / 2 if refusals > _AT_ONCE else 0.0
+                error, pause = NotSent(f"{where}: {answer.text}"), FIRST_PAUSE / 2 if refusals > _AT_ONCE else 0.0
             except (NotSent, Lost) as met:
-                error, rest, pause, silence = met, pause, min(pause * 2, _LONGEST_PAUSE), silence * 2
-                may_be_done = may_be_done or (number > 0 and isinstance(met, Lost))
+                error, silence = met, silence * 2
+                resending.may_be_done = resending.may_be_done or (number > 0 and isinstance(met, Lost))
             except _Foreign as foreign:
-                if may_be_done:
-                    raise OutcomeUnknown(str(foreign.error)) from foreign.error
-                raise foreign.error from None
+                raise resending.refused(foreign.error) from None
+            await resending.pause(f"{name}: {error}", seconds=pause)
             self.resent += 1
-            left = ends - self._loop.time()
-            if left <= 0:
-                raise _not_known(may_be_done, f"{name}: {error}")
-            if rest:
-                await _rest(rest, left)
 
     def _read(self, reply: Reply) -> Success | Failure:
         """The answer. Raises NotSent, Lost, TooLarge, and `_Foreign` where asking again would not help."""
@@ -415,11 +403,3 @@ class Calls:
         raise StoreMismatch(
             f"{where}: this is not bide's service, or a path of it: it answers {reply.status} ({reply.kind}){elsewhere}"
         )
-
-
-def _not_known(may_be_done: bool, text: str) -> StoreError:
-    return OutcomeUnknown(text) if may_be_done else StoreUnavailable(text)
-
-
-async def _rest(pause: float, most: float) -> None:
-    await asyncio.sleep(min(most, pause * (0.5 + random.random())))

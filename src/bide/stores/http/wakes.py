@@ -109,7 +109,7 @@ class Subscriber:
                             opened, pause = True, _FIRST_PAUSE
                             self._subscribed(topics, open_)
                         if len(line) > 1:
-                            self._listeners.tell(*remote.read_wake(line))
+                            self._listeners.notify(*remote.read_wake(line))
                 error = Lost(f"{self._link.where}: the stream has ended")
             except StoreError as refused:
                 if not open_.done():
@@ -138,4 +138,4 @@ class Subscriber:
             return
         now = int(self._time.seconds() * 1000)
         for topic in topics:  # something may have been said while nobody heard
-            self._listeners.tell(topic, now)
+            self._listeners.notify(topic, now)

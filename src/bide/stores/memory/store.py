@@ -333,7 +333,7 @@ class MemoryStore:
             if record.wake_at < earliest.get(record.topic, record.wake_at + 1):
                 earliest[record.topic] = record.wake_at
         for topic, wake_at in earliest.items():
-            asyncio.get_running_loop().call_soon(self._listeners.tell, topic, wake_at)
+            asyncio.get_running_loop().call_soon(self._listeners.notify, topic, wake_at)
 
     def _topic(self, name: Topic, now: Millis) -> TopicTasks:
         topic = self._topics.get(name)

@@ -463,9 +463,9 @@ class Call(NumberedCall):
         """The time for the statements that follow."""
         return [self.write("read_clock", there=self._there(now)), self.write("tell_clock")]
 
-    def look_at_clock(self, now: Millis | None) -> bytes:
+    def select_clock(self, now: Millis | None) -> bytes:
         """The statement that tells the time to the caller alone."""
-        return self.write("look_at_clock", there=self._there(now))
+        return self.write("select_clock", there=self._there(now))
 
     def _there(self, now: Millis | None) -> Code | int:
         return self.there if now is None else now * 1000

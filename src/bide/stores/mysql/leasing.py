@@ -1,16 +1,14 @@
 """Leasing: one packet locks what is due of each topic, the next writes the leases and says when to come again.
 
-What nobody waits for is not asked for: before anything is locked, one packet that only reads says whether something is
-due, unless that is known (`Expected`). So a worker that polls costs the server a few seeks and no write.
+Before anything is locked, one packet that only reads says whether something is due, unless that is known (`NextDue`).
+So a worker that polls costs the server a few seeks and no write.
 
-How far back a thorough look goes, while looking from the very start is expensive; see `sql.scan_position`.
+While full scans are expensive (see `sql.leasing`), a thorough scan begins
 
-It begins:
-
-- for what waits, five seconds before the last thorough look, or where that has left something that is due. Whatever is
-  written wakes no earlier than when it was written: so what is missed, until the next whole look, is what a transaction
-  has written, or kept locked, that was open for longer than that.
-- for lost leases, a second before the last thorough look: a lease ends later than when it was given or extended, by
+- for what waits, five seconds before the last thorough scan, or where that has left something that is due. Whatever is
+  written wakes no earlier than when it was written: so the scan misses, until the next full one, only what was written
+  or kept locked by a transaction that was open for longer;
+- for lost leases, a second before the last thorough scan: a lease ends later than when it was given or extended, by
   more than the statement that does so may take.
 """
 
@@ -39,16 +37,16 @@ from bide.stores.mysql.lease_batches import (
     write_batches,
 )
 from bide.stores.mysql.queries import AT, CODES, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting, these
-from bide.stores.sql.leasing import LATER, LONGEST, POLL, SLACK, Leasing, ScanFloors, WholeLooks
+from bide.stores.sql.leasing import LATER, LONGEST, POLL, SLACK, Leasing, ScanBounds, ScanPositions
 
-DEAR = 0.005
-"""Seconds from which on a whole look is expensive."""
-BACK: Millis = 5_000
-"""How long a transaction may be open, so that its tasks are found by the next thorough look."""
+EXPENSIVE = 0.005
+"""Seconds from which on a full scan is expensive."""
+LONGEST_TRANSACTION: Millis = 5_000
+"""How long a transaction may be open, so that its tasks are found by the next thorough scan."""
 
 
-class Depth(NamedTuple):
-    """From where on a look is to look, topic by topic."""
+class ScanStart(NamedTuple):
+    """Where a scan begins, topic by topic."""
 
     waiting: dict[Topic, Millis]
     """For what waits."""
@@ -56,16 +54,16 @@ class Depth(NamedTuple):
     """For the next wake, and what is due and was passed over."""
     lost: dict[Topic, Millis]
     """For lost leases."""
-    whole: bool
+    full: bool
     thorough: bool
 
 
-def everything(topics: Sequence[Topic]) -> Depth:
+def from_the_start(topics: Sequence[Topic]) -> ScanStart:
     nothing = dict.fromkeys(topics, 0)
-    return Depth(nothing, nothing, nothing, True, True)
+    return ScanStart(nothing, nothing, nothing, True, True)
 
 
-class Depths(WholeLooks):
+class MySqlScanBounds(ScanBounds):
     __slots__ = ("_lost", "_there")
 
     def __init__(self, **options: Any) -> None:
@@ -78,35 +76,35 @@ class Depths(WholeLooks):
         self._there = 0
         self._lost.clear()
 
-    def reach(self, topics: Sequence[Topic], floors: Sequence[Millis], *, thorough: bool) -> Depth:
-        """`floors`: where a look begins that is not thorough."""
-        floor = dict(zip(topics, floors, strict=True))
+    def start(self, topics: Sequence[Topic], positions: Sequence[Millis], *, thorough: bool) -> ScanStart:
+        """`positions`: where an ordinary scan begins."""
+        floor = dict(zip(topics, positions, strict=True))
         if not thorough:
-            return Depth(floor, floor, {}, False, False)
-        if self._whole_at is None:
-            return everything(topics)
+            return ScanStart(floor, floor, {}, False, False)
+        if self._full_at is None:
+            return from_the_start(topics)
         waiting = {topic: self._bounds.get(topic, 0) for topic in topics}
         head = {topic: max(waiting[topic], floor[topic]) for topic in topics}
-        return Depth(waiting, head, {topic: self._lost.get(topic, 0) for topic in topics}, False, True)
+        return ScanStart(waiting, head, {topic: self._lost.get(topic, 0) for topic in topics}, False, True)
 
-    def looked(self, depth: Depth, took: float, there: Millis) -> None:
-        """A thorough look was done at `there`, in so many seconds; what it left is told next."""
+    def scanned(self, start: ScanStart, took: float, there: Millis) -> None:
+        """A thorough scan was made at `there`, in so many seconds; `left` says next what it has left."""
         if there < self._there:  # the clock was set back
             self._forget()
-        elif depth.whole:
+        elif start.full:
             self.patience = 0.0
-            if self._used and took > DEAR:
+            if self._used and took > EXPENSIVE:
                 self._wait(took)
-        elif self._whole_at is not None and self._clock() >= self._whole_at:
-            self._background(list(depth.waiting))
+        elif self._full_at is not None and self._clock() >= self._full_at:
+            self._background(list(start.waiting))
         self._there = there
 
     def found(self, first: Mapping[Topic, tuple[Millis | None, Millis | None]], took: float) -> None:
-        """Take the result of a whole scan in the background: the first wake that waits, and the first lease to end."""
-        if self._whole_at is None:
+        """Take the result of a full scan in the background: the first wake that waits, and the first lease to end."""
+        if self._full_at is None:
             return
-        self._whole_at = None
-        if took > DEAR:
+        self._full_at = None
+        if took > EXPENSIVE:
             self._wait(took)
         for topic, heads in first.items():
             for known, at in zip((self._bounds, self._lost), heads, strict=True):
@@ -114,11 +112,11 @@ class Depths(WholeLooks):
                     known[topic] = at
 
     def left(self, topic: Topic, waiting: Millis | None, lost: Millis | None) -> None:
-        """The wake of the first that the thorough look has left, of those that wait and of those whose lease is lost.
+        """Note the wakes of the first tasks that a thorough scan has left: of what waits, and of what is lost.
 
-        None: nothing of the kind that was due.
+        None: nothing of the kind was due.
         """
-        since = self._there - BACK
+        since = self._there - LONGEST_TRANSACTION
         self._bounds[topic] = since if waiting is None else min(since, waiting)
         since = self._there - SLACK
         self._lost[topic] = since if lost is None else min(since, lost)
@@ -133,12 +131,12 @@ Row = Sequence[Any]
 """The columns of a Record, and `row`; see `queries`."""
 
 
-class Expected:
+class NextDue:
     """When something may be due next, as far as this process knows, and how far one instant has been leased.
 
-    Thousands may be due at the same instant. The floor is that instant until the last of them is leased, and each lease
-    would step over all that were taken before it. So of an instant that is over for a second the last row is noted too,
-    and the next lease begins behind it.
+    Thousands may be due at the same instant. The position is that instant until the last of them is leased, and each
+    lease would step over all that were taken before it. So of an instant that is over for a second the last row is
+    noted too, and the next lease begins behind it.
     """
 
     __slots__ = ("_rows", "_wake")
@@ -147,7 +145,7 @@ class Expected:
         self._wake: Millis | None = None
         self._rows: dict[Topic, tuple[Millis, int]] = {}
 
-    def told(self, wakes: Mapping[Topic, Millis]) -> None:
+    def note_wakes(self, wakes: Mapping[Topic, Millis]) -> None:
         for topic, wake in wakes.items():
             if self._wake is None or wake < self._wake:
                 self._wake = wake
@@ -175,40 +173,40 @@ class MySqlLeasing(Leasing):
     """See `sql.leasing`."""
 
     def __init__(self, runtime: Any) -> None:
-        super().__init__(runtime, ScanFloors(used=runtime.by_server, slack=POLL))
-        self.bounds = Depths(used=runtime.by_server, background=self.look_in_background)
+        super().__init__(runtime, ScanPositions(used=runtime.by_server, slack=POLL))
+        self.bounds = MySqlScanBounds(used=runtime.by_server, background=self.scan_in_background)
         self.leased = lease_batches.LeasedRows()
-        self._expected = Expected()
+        self._next_due = NextDue()
 
-    def told(self, wakes: Mapping[Topic, Millis]) -> None:
-        super().told(wakes)
-        self._expected.told(wakes)
+    def note_wakes(self, wakes: Mapping[Topic, Millis]) -> None:
+        super().note_wakes(wakes)
+        self._next_due.note_wakes(wakes)
 
     async def lease(
         self, wants: Mapping[Topic, int], now: Millis | None, about: Millis, lasts: Millis, holder: str
     ) -> Leased:
         wanted = sum(max(want, 0) for want in wants.values())
-        if wanted and not self._expected.is_due(about):
-            leased, due = await self._look(wants, now, about)
+        if wanted and not self._next_due.is_due(about):
+            leased, due = await self._read_wake(wants, now, about)
             if not due:
-                self._expected.became(leased.next_wake)
+                self._next_due.became(leased.next_wake)
                 return leased
         leased = await super().lease(wants, now, about, lasts, holder)
         if wanted:
-            self._expected.became(0 if len(leased.tasks) >= wanted else leased.next_wake)
+            self._next_due.became(0 if len(leased.tasks) >= wanted else leased.next_wake)
         return leased
 
     async def _take(
         self, wants: Mapping[Topic, int], now: Millis | None, about: Millis, lasts: Millis, holder: str
     ) -> tuple[Leased, bool]:
-        floors, bounds = self.floors, self.bounds
+        positions, bounds = self.positions, self.bounds
         topics = sorted(wants)
         counts = {topic: min(wants[topic], _MOST) for topic in topics}
 
         async def take(call: Call) -> tuple[Leased, bool]:
-            depth, began = self._depth(call, topics, about), time.monotonic()
+            start, began = self._scan_start(call, topics, about), time.monotonic()
             try:
-                locked = await self._locked(call, counts, depth, now)
+                locked = await self._locked(call, counts, start, now)
                 there, found = locked.there, locked.found
                 took = time.monotonic() - began
                 given = self._give(call, locked, there + lasts, holder)
@@ -224,22 +222,22 @@ class MySqlLeasing(Leasing):
                     rows = (row for row, _ in given.pairs)
                     self.leased.leased(rows, tasks, given.batches())  # if the call is undone, nobody settles them
 
-                statements = (*given.statements, *_ask_heads(call, room, depth), *end)
+                statements = (*given.statements, *_ask_heads(call, room, start), *end)
                 answers = await call.send(*statements, commits=bool(given.pairs) or call.again, meanwhile=make_records)
             except BaseException:
-                floors.failed(topics)
-                bounds.failed(time.monotonic() - began, whole=depth.whole)
+                positions.failed(topics)
+                bounds.failed(time.monotonic() - began, full=start.full)
                 raise
-            heads = _read_heads(room, answers, depth)
+            heads = _read_heads(room, answers, start)
             wake, ends, skipped = _next_wake(heads, counts, there)
             if any(found.get(topic) for topic in room):
                 wake = there + lasts if wake is None else min(wake, there + lasts)
-            if depth.thorough:
-                floors.ends(ends)
-                self._looked(depth, took, heads, there)
+            if start.thorough:
+                positions.ends(ends)
+                self._note_scan(start, took, heads, there)
                 for topic in counts.keys() - set(room):
                     bounds.left(topic, found[topic][-1][AT], locked.expired.get(topic))
-            wake = floors.sleep(wake, there, thorough=depth.thorough)
+            wake = positions.sleep(wake, there, thorough=start.thorough)
             if not skipped:
                 self._note(counts, room, found, there)
             return Leased(tasks, wake, there), skipped
@@ -260,24 +258,26 @@ class MySqlLeasing(Leasing):
         over = delete_batches(call, self.leased.over(locked.there + SLACK))
         return Given(dues, pairs, batches, [lease, *locked.rewritten, *over, *written])
 
-    async def _locked(self, call: Call, counts: Mapping[Topic, int], depth: Depth, now: Millis | None) -> LockedTasks:
+    async def _locked(
+        self, call: Call, counts: Mapping[Topic, int], start: ScanStart, now: Millis | None
+    ) -> LockedTasks:
         statements = [*call.begin(now, sum(max(count, 0) for count in counts.values())), call.write("clock")]
         wanted = [topic for topic, count in counts.items() if count > 0]
         for topic in wanted:
-            floor = depth.waiting[topic]
-            behind = 0 if depth.thorough else self._expected.behind(topic, floor)
+            floor = start.waiting[topic]
+            behind = 0 if start.thorough else self._next_due.behind(topic, floor)
             statements.append(call.write("take_waiting", topic=topic, floor=floor, row=behind, most=counts[topic]))
-            if depth.thorough:
-                values = {"topic": topic, "floor": depth.lost[topic], "most": lease_batches.AT_ONCE}
+            if start.thorough:
+                values = {"topic": topic, "floor": start.lost[topic], "most": lease_batches.AT_ONCE}
                 statements.append(call.write("expired_leases", **values))
         [[(there, micros)], *answers] = await call.timed(*statements)
         locked = LockedTasks(there, micros, {}, {}, [])
         expired: dict[Topic, Expired] = {}
-        each = 1 + depth.thorough
+        each = 1 + start.thorough
         for place, topic in enumerate(wanted):
             rest = rest_of_waiting(topic)
             locked.found[topic] = [(*row, *rest) for row in answers[each * place]]
-            if depth.thorough and answers[each * place + 1]:
+            if start.thorough and answers[each * place + 1]:
                 expired[topic] = read_expired(topic, answers[each * place + 1])
         if expired:
             for topic, what in (await look_up(call, expired, counts)).items():
@@ -291,74 +291,74 @@ class MySqlLeasing(Leasing):
                 locked.rewritten.extend(rewrite_batches(call, expired[topic], left, there))
         return locked
 
-    def _depth(self, call: Call, topics: list[Topic], about: Millis) -> Depth:
-        """From where on to look."""
-        floors, bounds = self.floors, self.bounds
-        since, thorough = floors.ask(topics, about)
+    def _scan_start(self, call: Call, topics: list[Topic], about: Millis) -> ScanStart:
+        """Where the scan begins, and how long it may take."""
+        positions, bounds = self.positions, self.bounds
+        since, thorough = positions.begin(topics, about)
         if thorough:
-            bounds.on(call.connection)
-            since = [floors.floor(topic) for topic in topics]
-        depth: Depth = bounds.reach(topics, since, thorough=thorough)
-        if depth.whole and bounds.patience:
+            bounds.on_connection(call.connection)
+            since = [positions.position(topic) for topic in topics]
+        start: ScanStart = bounds.start(topics, since, thorough=thorough)
+        if start.full and bounds.patience:
             call.allow(bounds.patience)
-        return depth
+        return start
 
-    def _looked(self, depth: Depth, took: float, heads: Mapping[Topic, Heads], there: Millis) -> None:
-        """Note a thorough look, and what it has left of those topics whose next wake was asked for."""
-        self.bounds.looked(depth, took, there)
+    def _note_scan(self, start: ScanStart, took: float, heads: Mapping[Topic, Heads], there: Millis) -> None:
+        """Note a thorough scan, and what it has left of those topics whose next wake was asked for."""
+        self.bounds.scanned(start, took, there)
         for topic, first in heads.items():
             self.bounds.left(topic, *[at if at is not None and at <= there else None for at in first])
 
     def _note(
         self, counts: Mapping[Topic, int], room: list[Topic], found: Mapping[Topic, list[Row]], there: Millis
     ) -> None:
-        """Note how far it was looked."""
-        self.floors.emptied([topic for topic in room if counts[topic] > 0], there)
+        """Note how far the scan came."""
+        self.positions.emptied([topic for topic in room if counts[topic] > 0], there)
         reached: dict[Topic, tuple[Millis, int]] = {}
         for topic in counts.keys() - set(room):
             last = next((row for row in reversed(found[topic]) if row[STATE] == _WAITING), None)
             if last is not None:
                 reached[topic] = (last[AT], last[ROW])
-        self.floors.reached({topic: wake for topic, (wake, _) in reached.items()})
+        self.positions.reached({topic: wake for topic, (wake, _) in reached.items()})
         for topic, (wake, row) in reached.items():
-            self._expected.reached(topic, wake, row, there)
+            self._next_due.reached(topic, wake, row, there)
 
-    async def _look(self, wants: Mapping[Topic, int], now: Millis | None, about: Millis) -> tuple[Leased, bool]:
+    async def _read_wake(self, wants: Mapping[Topic, int], now: Millis | None, about: Millis) -> tuple[Leased, bool]:
         """Read the next wake, and whether something is due of a topic that is wanted."""
-        floors, bounds = self.floors, self.bounds
+        positions, bounds = self.positions, self.bounds
         topics = sorted(wants)
 
         async def work(call: Call) -> tuple[Leased, bool]:
-            depth, began = self._depth(call, topics, about), time.monotonic()
-            asked = _ask_heads(call, topics, depth._replace(head=depth.waiting))  # nothing else looks there
+            start, began = self._scan_start(call, topics, about), time.monotonic()
+            asked = _ask_heads(call, topics, start._replace(head=start.waiting))  # nothing else reads there
             try:
-                answers = await call.timed(call.look_at_clock(now), *asked)
+                answers = await call.timed(call.select_clock(now), *asked)
             except BaseException:
-                floors.failed(topics)
-                bounds.failed(time.monotonic() - began, whole=depth.whole)
+                positions.failed(topics)
+                bounds.failed(time.monotonic() - began, full=start.full)
                 raise
             [[(there, _)], *found] = answers
-            heads = _read_heads(topics, found, depth)
+            heads = _read_heads(topics, found, start)
             wake, ends, due = _next_wake(heads, wants, there)
-            if depth.thorough:
-                floors.ends(ends)
-                self._looked(depth, time.monotonic() - began, heads, there)
-            wake = floors.sleep(wake, there, thorough=depth.thorough)
+            if start.thorough:
+                positions.ends(ends)
+                self._note_scan(start, time.monotonic() - began, heads, there)
+            wake = positions.sleep(wake, there, thorough=start.thorough)
             if due:
-                floors.failed(topics)  # the look that follows is to be as thorough
+                positions.failed(topics)  # the scan that follows is to be as thorough
             else:
-                floors.emptied([topic for topic in topics if wants[topic] > 0], there)
+                positions.emptied([topic for topic in topics if wants[topic] > 0], there)
             return Leased([], wake, there), due
 
         return await self._connection.read(work)
 
-    async def _look_whole(self, connection: MySqlConnection, topics: Sequence[Topic]) -> None:
+    async def _scan_fully(self, connection: MySqlConnection, topics: Sequence[Topic]) -> None:
         async def work(call: Call) -> None:
             call.allow(LONGEST)
             began = time.monotonic()
-            whole = everything(topics)
-            answers = await call.send(*_ask_heads(call, topics, whole))
-            self.bounds.found(_read_heads(topics, answers, whole), time.monotonic() - began)
+            full = from_the_start(topics)
+            answers = await call.send(*_ask_heads(call, topics, full))
+            self.bounds.found(_read_heads(topics, answers, full), time.monotonic() - began)
 
         await connection.read(work)
 
@@ -371,7 +371,7 @@ class LockedTasks(NamedTuple):
     found: dict[Topic, list[Row]]
     """Of each topic, oldest first."""
     expired: dict[Topic, Millis]
-    """Where batches of a topic were looked at, the time of the earliest."""
+    """Where batches of a topic had expired, the time of the earliest."""
     rewritten: list[bytes]
     """The statements that write down what is left of them."""
 
@@ -425,18 +425,18 @@ Heads = tuple[Millis | None, Millis | None]
 """When the first task of a topic wakes, and when its first lease ends; None: there is none, or it is not known."""
 
 
-def _ask_heads(call: Call, topics: Sequence[Topic], depth: Depth) -> list[bytes]:
+def _ask_heads(call: Call, topics: Sequence[Topic], start: ScanStart) -> list[bytes]:
     statements = []
     for topic in topics:
-        statements.append(call.write("waiting_head", topic=topic, floor=depth.head[topic]))
-        if depth.thorough:
-            statements.append(call.write("leased_head", topic=topic, floor=depth.lost[topic]))
+        statements.append(call.write("waiting_head", topic=topic, floor=start.head[topic]))
+        if start.thorough:
+            statements.append(call.write("leased_head", topic=topic, floor=start.lost[topic]))
     return statements
 
 
-def _read_heads(topics: Sequence[Topic], answers: list[Rows], depth: Depth) -> dict[Topic, Heads]:
+def _read_heads(topics: Sequence[Topic], answers: list[Rows], start: ScanStart) -> dict[Topic, Heads]:
     first = iter([rows[0][0] if rows else None for rows in answers])
-    return {topic: (next(first), next(first) if depth.thorough else None) for topic in topics}
+    return {topic: (next(first), next(first) if start.thorough else None) for topic in topics}
 
 
 def _next_wake(

@@ -66,8 +66,8 @@ from bide.stores.sql.operations import (
     AddingBatch,
     Batch,
     Found,
+    MessagesOf,
     Places,
-    Tell,
     answers_of,
     decide_added,
     decide_changes,
@@ -174,9 +174,9 @@ class MySqlBatch(Batch):
         if statements := self.statements():
             await self.send(statements)
 
-    async def finish(self, answer: bytes, wakes: Mapping[Topic, Millis], tell: Tell) -> None:
+    async def finish(self, answer: bytes, wakes: Mapping[Topic, Millis], messages_of: MessagesOf) -> None:
         statements = self.statements()
-        tell(wakes)
+        messages_of(wakes)
         statements += [*delete_batches(self.call, self._emptied), *self.call.pass_gate(self.above(), answer)]
         await self.send(statements, commits=True)
 
@@ -192,11 +192,11 @@ class MySqlBatch(Batch):
 
 
 async def change(
-    connection: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, tell: Tell
+    connection: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, messages_of: MessagesOf
 ) -> list[Answer]:
     """Move, cancel, redrive: the rows are read under locks, and written with what was decided."""
     begin = partial(MySqlBatch, now=now, most=len(changes))
-    return await decide_changes(connection, changes, tell, begin)
+    return await decide_changes(connection, changes, messages_of, begin)
 
 
 async def settle(
@@ -204,7 +204,7 @@ async def settle(
     outcomes: Sequence[Settlement],
     now: Millis | None,
     about: Millis,
-    tell: Tell,
+    messages_of: MessagesOf,
     leased: LeasedRows | None = None,
 ) -> list[bool]:
     """Record how leases ended. All plain Done, leased here and still ours: one conditional delete."""
@@ -218,7 +218,7 @@ async def settle(
             pass  # somebody else has one of them, or it has been settled: see which
 
     begin = partial(MySqlBatch, now=now, most=len(outcomes), emptied=known.emptied)
-    answers = await decide_settlements(connection, outcomes, tell, begin)
+    answers = await decide_settlements(connection, outcomes, messages_of, begin)
     known.settled()
     return answers
 
@@ -348,12 +348,12 @@ _COLUMNS = "topic, `key`, id, payload, at, due_at, created_at"
 class _Batch:
     """The tasks to add, and their form: found out once, while the server is at work if it can be."""
 
-    __slots__ = ("parts", "plain", "tasks", "tell")
+    __slots__ = ("note_wakes", "parts", "plain", "tasks")
 
-    def __init__(self, tasks: Sequence[NewTask], tell: Callable[[], object]) -> None:
+    def __init__(self, tasks: Sequence[NewTask], note_wakes: Callable[[], object]) -> None:
         self.tasks = tasks
-        self.tell = tell
-        """Tells of the first wake of each topic, once is enough."""
+        self.note_wakes = note_wakes
+        """Notes the first wake of each topic; once is enough."""
         self.plain = _check_names(tasks)
         """True if all names are ASCII without anything to escape."""
         self.parts: list[Places] = []
@@ -377,24 +377,24 @@ async def add(
     tasks: Sequence[NewTask],
     now: Millis | None,
     about: Millis,
-    tell: Tell,
+    messages_of: MessagesOf,
     conflicts: Conflicts | None = None,
 ) -> list[Answer]:
     """Schedule each: one packet where every key is new. `about`: what time it is there, as far as is known."""
-    batch = _Batch(tasks, lambda: tell(wakes_of(tasks, about)))
+    batch = _Batch(tasks, lambda: messages_of(wakes_of(tasks, about)))
     wary = conflicts is not None and conflicts.likely(tasks)
     if wary or now is not None or len(tasks) < _MANY:
         batch.look()
     if len(batch.parts) <= 1 and not wary:
         with suppress(KeyTaken):
             return await _add_new(connection, batch, now)
-    batch.tell()
+    batch.note_wakes()
 
     async def decided_before(row: Repeated, call: Call) -> list[Answer]:
         return await _complete(call, tasks, answers_of(row.answer or NO_ANSWERS), row)
 
     begin = partial(_AddingBatch, tasks=tasks, now=now)
-    answers: list[Answer] = await decide_added(connection, tasks, tell, begin, kept_of=decided_before)
+    answers: list[Answer] = await decide_added(connection, tasks, messages_of, begin, kept_of=decided_before)
     if conflicts is not None:
         taken = [new for new, answer in zip(tasks, answers, strict=True) if answer.result is not Result.CREATED]
         conflicts.met(tasks, taken)
@@ -432,7 +432,7 @@ async def _add_new(connection: Runs, batch: _Batch, now: Millis | None) -> list[
         places = batch.places
         statements = [*opened, call.write("clock"), *_insertion(call, [tasks[place] for place in places], now)]
         statements += call.pass_gate(_highest(call, now))
-        [[(there, _)], tokens] = await call.timed(*statements, commits=True, meanwhile=batch.tell)
+        [[(there, _)], tokens] = await call.timed(*statements, commits=True, meanwhile=batch.note_wakes)
         return _created([None] * len(tasks), tasks, places, there, tokens)
 
     async def inserted(row: Repeated, call: Call) -> list[Answer]:
@@ -460,8 +460,8 @@ async def _insert_many(call: Call, batch: _Batch, there: Millis) -> list[Answer]
             if last:
                 statements += call.pass_gate(_highest(call, None))
             tokens = await answered(sending)
-            tell = None if sent else batch.tell
-            sending = asyncio.ensure_future(call.send(*statements, commits=last, meanwhile=tell))
+            note_wakes = None if sent else batch.note_wakes
+            sending = asyncio.ensure_future(call.send(*statements, commits=last, meanwhile=note_wakes))
             await asyncio.sleep(0)  # it is written before anything else is done
             _created(answers, tasks, sent, there, tokens)
             sent = part

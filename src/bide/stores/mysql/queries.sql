@@ -42,7 +42,7 @@ SET @bide_micros = LAST_INSERT_ID() - :most, @bide_now = :now, @bide_token = LAS
 -- name: clock
 SELECT @bide_now, @bide_micros
 
--- name: look_at_clock
+-- name: select_clock
 -- The same in one statement, where no other needs it.
 SELECT :there DIV 1000, :there
 

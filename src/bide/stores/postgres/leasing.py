@@ -1,26 +1,24 @@
 """Leasing: one statement takes what is due of each topic, and says when to come again.
 
-Where thorough looks begin while whole ones are expensive: no earlier than anything can still appear.
+A full scan under an old snapshot (see `sql.leasing`) steps over each entry of an index that has died since, and reads
+its row to see that it is dead: 0.3 us for each. After a minute of 4,000 tasks a second that is a quarter of a second,
+in which nothing else is leased. So thorough scans then begin at a bound: no earlier than anything can still appear.
 
-See `sql.scan_position`; each entry of an index that has died since an old snapshot is stepped over, and its row read to
-see that it is dead, 0.3 us for each; after a minute of 4,000 tasks a second that is a quarter of a second, in which
-nothing else is leased.
-
-A look from a bound finds everything all the same, however long transactions last. Whatever is written wakes, and its
+A scan from a bound finds everything all the same, however long transactions last. Whatever is written wakes, and its
 lease ends, no earlier than the clock was when its statement began; and a transaction that has written tasks, or locked
-them, keeps a lock of that kind on the table until it is over. So before each look we read what time it is and which
-transactions have such a lock. One that has none by then is either over, and the look sees what it did; or its tasks
+them, keeps a lock of that kind on the table until it is over. So before each scan we read what time it is and which
+transactions have such a lock. One that has none by then is either over, and the scan sees what it did; or its tasks
 come no earlier than that time. One that has is remembered with the time of the last reading at which it had none. The
-earliest of these times is the next look's bound, for each topic of which nothing due was left.
+earliest of these times is the next scan's bound, for each topic of which nothing due was left.
 
-A pooler hides from us that the connection is another one, as after a crash, and behind one each look is whole.
+A pooler hides from us that the connection is another one, as after a crash, and behind one each thorough scan is full.
 
-What is not found so until the next whole look: what was written by hand, or after the server's clock was set back by
-less than shows between two readings; and what was locked where a whole look found more due than was wanted, so that
-there is no bound, and looks begin where ordinary ones do.
+Not found until the next full scan: what was written by hand, or after the server's clock was set back by less than
+shows between two readings; and what was locked where a full scan found more due than was wanted, so that there is no
+bound, and thorough scans begin where ordinary ones do.
 
-When the next lease ends is looked for in the next moments, and then from the first end on that the last look has seen;
-the shorter leases of others that were given since come into sight when they are about to end.
+The end of the next lease is sought in the next moments, and then from the first end on that the last scan has seen; the
+shorter leases of others that were given since come into sight when they are about to end.
 """
 
 from __future__ import annotations
@@ -33,49 +31,49 @@ from bide.core.instants import Millis
 from bide.core.records import Leased, Record, Topic
 from bide.stores.postgres.connection import Call, PostgresConnection, Row
 from bide.stores.postgres.queries import MOST, WOKE, record_of
-from bide.stores.sql.leasing import LATER, LONGEST, SLACK, Leasing, ScanFloors, WholeLooks
+from bide.stores.sql.leasing import LATER, LONGEST, SLACK, Leasing, ScanBounds, ScanPositions
 
-DEAR = 0.003
-"""Seconds from which on a whole look is expensive."""
+EXPENSIVE = 0.003
+"""Seconds from which on a full scan is expensive."""
 SOON: Millis = 1_500
-"""How far ahead the end of a lease is always looked for: until well after the next thorough look."""
+"""How far ahead the end of a lease is always sought: until well after the next thorough scan."""
 PREPARED = "-1/"
 """How the name of a prepared transaction begins: it had another name when it wrote."""
 
 
-class Reach(NamedTuple):
-    """From where on a look is to look, topic by topic: for what waits, for what is lost, for the next end."""
+class ScanStart(NamedTuple):
+    """Where a scan begins, topic by topic: for what waits, for what is lost, for the next end."""
 
     waiting: list[Millis]
     lost: list[Millis]
     ends: list[Millis]
-    whole: bool
+    full: bool
 
 
-class Asked(NamedTuple):
-    """A whole look that is made in the background: at what, and up to when what was written is there for it to see."""
+class FullScan(NamedTuple):
+    """A full scan in the background, of some topics. It sees all that was written before `sure`."""
 
     topics: list[Topic]
     sure: Millis
 
 
-class Bounds(WholeLooks):
+class PostgresScanBounds(ScanBounds):
     __slots__ = (
-        "_asked", "_ends", "_last", "_lasts", "_read", "_since", "_sure", "_told_all", "_whole", "watching",
+        "_asked", "_bounded", "_ends", "_last", "_lasts", "_read", "_since", "_sure", "_was_full", "watching",
     )  # fmt: skip
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.watching = False
-        """True if `read` is to be called before a thorough look: whole ones have become expensive."""
-        self._told_all = False
-        """True if there was a whole look since there is something that a bound can be."""
-        self._asked: Asked | None = None
-        """The whole look that is under way in the background."""
+        """True if `read` is to be called before a thorough scan: full ones have become expensive."""
+        self._bounded = False
+        """True once there was a full scan after a reading: from then on there can be bounds."""
+        self._asked: FullScan | None = None
+        """The full scan that is under way in the background."""
         self._ends: dict[Topic, Millis] = {}
         self._lasts: Millis = 0
         self._last: dict[Topic, Millis] = {}
-        self._whole = True
+        self._was_full = True
         self._read: Millis | None = None
         self._since: dict[str, Millis] = {}
         self._sure: Millis = 0
@@ -92,55 +90,55 @@ class Bounds(WholeLooks):
 
     def _forget(self) -> None:
         super()._forget()
-        self._told_all = False
+        self._bounded = False
         self._ends.clear()
         self._last.clear()
         self._since.clear()
         self._sure, self._read, self._asked = 0, None, None
 
-    def reach(self, topics: Sequence[Topic], floors: Sequence[Millis]) -> Reach:
-        """For a thorough look; `floors`: where an ordinary one would begin.
+    def start(self, topics: Sequence[Topic], positions: Sequence[Millis]) -> ScanStart:
+        """Where a thorough scan begins; `positions`: where an ordinary one would.
 
-        Where there is no bound, since something due was left, or a transaction is older than the first reading, the
-        look begins where an ordinary one would, and for lost leases where the last thorough look left off.
+        Where there is no bound, since something due was left, or a transaction is older than the first reading, it
+        begins where an ordinary one would, and for lost leases where the last thorough scan left off.
         """
-        first = not self._told_all and self._sure > 0
-        if not (self._used and self.watching) or first or self._whole_at is None:
+        first = not self._bounded and self._sure > 0
+        if not (self._used and self.watching) or first or self._full_at is None:
             nothing = [0] * len(topics)
-            return Reach(nothing, nothing, nothing, True)
-        return Reach(
-            [min(floor, self._bounds.get(topic, floor)) for topic, floor in zip(topics, floors, strict=True)],
+            return ScanStart(nothing, nothing, nothing, True)
+        return ScanStart(
+            [min(floor, self._bounds.get(topic, floor)) for topic, floor in zip(topics, positions, strict=True)],
             [self._bounds.get(topic, max(0, self._last.get(topic, 0) - SLACK)) for topic in topics],
             [self._ends.get(topic, 0) for topic in topics],
             False,
         )
 
-    def looked(
-        self, topics: Collection[Topic], took: float, there: Millis, reach: Reach, lasts: Millis | None = None
+    def scanned(
+        self, topics: Collection[Topic], took: float, there: Millis, start: ScanStart, lasts: Millis | None = None
     ) -> None:
-        """A thorough look was done at `there`, in so many seconds; a lease that it gave out lasts so long."""
-        self._whole = reach.whole
+        """A thorough scan was made at `there`, in so many seconds; a lease that it gave out lasts so long."""
+        self._was_full = start.full
         if lasts is not None:
             self._lasts = lasts
-        if reach.whole:
-            self.watching = self._used and took > DEAR
+        if start.full:
+            self.watching = self._used and took > EXPENSIVE
             self._wait(took)
             self.patience = 0.0
-            self._told_all = self._sure > 0
+            self._bounded = self._sure > 0
             if not self.watching:
                 self._forget()
-        elif self._whole_at is not None and self._clock() >= self._whole_at and self._told_all and self._asked is None:
-            asked = Asked(list(topics), self._sure)
+        elif self._full_at is not None and self._clock() >= self._full_at and self._bounded and self._asked is None:
+            asked = FullScan(list(topics), self._sure)
             self._asked = asked if self._background(asked) else None
         self._last.update(dict.fromkeys(topics, there))
 
-    def found(self, asked: Asked, first: Millis | None, took: float) -> None:
-        """Take the result of a whole scan in the background: the first task that waits, or whose lease ends."""
+    def found(self, asked: FullScan, first: Millis | None, took: float) -> None:
+        """Take the result of a full scan in the background: the first task that waits, or whose lease ends."""
         if asked is not self._asked:  # nothing is known any more
             return
         self._asked = None
         self._wait(took)
-        if took <= DEAR:
+        if took <= EXPENSIVE:
             self.watching = False
             self._forget()
             return
@@ -148,22 +146,22 @@ class Bounds(WholeLooks):
             known = self._bounds.get(topic, asked.sure)
             self._bounds[topic] = known if first is None else min(known, first)
 
-    def lost_sight(self, asked: Asked) -> None:
-        """A whole look in the background is over."""
+    def abandoned(self, asked: FullScan) -> None:
+        """A full scan in the background has ended, whatever came of it."""
         if asked is self._asked:
             self._asked = None
 
     def emptied(self, topics: Collection[Topic], first: Millis | None = None) -> None:
-        """The thorough look left nothing of these that is due; or nothing that is before `first`."""
-        if self._told_all:
+        """The thorough scan left nothing of these that is due; or nothing that is before `first`."""
+        if self._bounded:
             bound = self._sure if first is None else min(first, self._sure)
             for topic in topics:
-                if self._whole or topic in self._bounds:
+                if self._was_full or topic in self._bounds:
                     self._bounds[topic] = bound
 
     def ended(self, topics: Collection[Topic], first: Millis | None, there: Millis) -> None:
-        """When the first lease of these ends that the thorough look at `there` has seen."""
-        if self._told_all:
+        """Note when the first lease of these ends that the thorough scan at `there` has seen."""
+        if self._bounded:
             latest = there + self._lasts
             self._ends.update(dict.fromkeys(topics, latest if first is None else min(first, latest)))
 
@@ -173,7 +171,7 @@ _BEFORE = 5
 _BEFORE_MORE = 2
 """The same of `lease_more`: now, micros."""
 _SLACK: Millis = 100
-"""The slack of the floors where wakes are heard: then who committed late has told of it, whatever is looked for."""
+"""The slack of the positions where notifications come: a transaction that committed late has sent one."""
 
 
 class PostgresLeasing(Leasing):
@@ -181,37 +179,37 @@ class PostgresLeasing(Leasing):
 
     def __init__(self, runtime: Any) -> None:
         pooled = runtime.address.pooled
-        super().__init__(runtime, ScanFloors(used=runtime.by_server, slack=SLACK if pooled else _SLACK))
-        self.bounds = Bounds(used=runtime.by_server and not pooled, background=self.look_in_background)
+        super().__init__(runtime, ScanPositions(used=runtime.by_server, slack=SLACK if pooled else _SLACK))
+        self.bounds = PostgresScanBounds(used=runtime.by_server and not pooled, background=self.scan_in_background)
 
     async def _take(
         self, wants: Mapping[Topic, int], now: Millis | None, about: Millis, lasts: Millis, holder: str
     ) -> tuple[Leased, bool]:
-        floors, bounds = self.floors, self.bounds
+        positions, bounds = self.positions, self.bounds
         topics = sorted(wants)
         counts = [min(wants[topic], MOST[-1]) for topic in topics]
         form = next(most for most in MOST if most >= max(counts))
 
         async def take(call: Call) -> tuple[Leased, bool]:
-            since, thorough = floors.ask(topics, about)
-            began, reach = time.monotonic(), None
+            since, thorough = positions.begin(topics, about)
+            began, start = time.monotonic(), None
             try:
-                if not thorough and len(topics) == 1 and floors.plenty(topics[0]):
+                if not thorough and len(topics) == 1 and positions.plenty(topics[0]):
                     rows = await call.numbered(f"lease_more_{form}", now, topics[0], counts[0], lasts, holder, since[0])
                     return self._taken_more(rows, topics[0], counts[0]), False
-                reach = await self._reach(call, topics, since, thorough=thorough)
+                start = await self._scan_start(call, topics, since, thorough=thorough)
                 began = time.monotonic()
                 rows = await call.numbered(
-                    f"lease_{form}", now, topics, counts, lasts, holder, reach.waiting, thorough, reach.lost,
-                    reach.ends, SOON,
+                    f"lease_{form}", now, topics, counts, lasts, holder, start.waiting, thorough, start.lost,
+                    start.ends, SOON,
                 )  # fmt: skip
             except BaseException:
-                floors.failed(topics)
-                if reach is not None:
-                    bounds.failed(time.monotonic() - began, whole=reach.whole)
+                positions.failed(topics)
+                if start is not None:
+                    bounds.failed(time.monotonic() - began, full=start.full)
                 raise
             if thorough:
-                bounds.looked(topics, time.monotonic() - began, rows[0]["now"], reach, lasts)
+                bounds.scanned(topics, time.monotonic() - began, rows[0]["now"], start, lasts)
             return self._taken(rows, dict(zip(topics, counts, strict=True)), thorough=thorough)
 
         async def taken(row: Row, call: Call) -> tuple[Leased, bool]:
@@ -223,23 +221,23 @@ class PostgresLeasing(Leasing):
 
         return await self._connection.run(take, taken)
 
-    async def _reach(self, call: Call, topics: list[Topic], since: list[Millis], *, thorough: bool) -> Reach:
-        """From where on a look that is to be thorough, or not, is to look."""
+    async def _scan_start(self, call: Call, topics: list[Topic], since: list[Millis], *, thorough: bool) -> ScanStart:
+        """Where a scan begins that is to be thorough, or not."""
         bounds = self.bounds
         if not thorough:
-            return Reach(since, since, since, False)
-        bounds.on(call.connection)
+            return ScanStart(since, since, since, False)
+        bounds.on_connection(call.connection)
         if bounds.watching:
             [row] = await call.fetch("writers")
             bounds.read(row["now"], row["writers"])
-        reach: Reach = bounds.reach(topics, [self.floors.floor(topic) for topic in topics])
-        if reach.whole and bounds.patience:
+        start: ScanStart = bounds.start(topics, [self.positions.position(topic) for topic in topics])
+        if start.full and bounds.patience:
             call.allow(bounds.patience)
-        return reach
+        return start
 
     def _taken(self, rows: list[Any], wants: Mapping[Topic, int], *, thorough: bool) -> tuple[Leased, bool]:
-        """The tasks, oldest first, and whether some were passed over; note how far it was looked."""
-        floors, bounds = self.floors, self.bounds
+        """The tasks, oldest first, and whether some were passed over; note how far the scan came."""
+        positions, bounds = self.positions, self.bounds
         there, _, wake, ends, skipped = rows[0][:_BEFORE]
         first = _first(wake, ends)
         if skipped:
@@ -257,65 +255,65 @@ class PostgresLeasing(Leasing):
                     reached[record.topic] = record.planned_at
         emptied = [topic for topic, want in wants.items() if not skipped and 0 <= numbers.get(topic, 0) < want]
         if not skipped:
-            floors.emptied(emptied, there)
-            floors.reached({topic: at for topic, at in reached.items() if numbers[topic] >= wants[topic]})
+            positions.emptied(emptied, there)
+            positions.reached({topic: at for topic, at in reached.items() if numbers[topic] >= wants[topic]})
         if thorough:
-            floors.ends(ends)
+            positions.ends(ends)
             bounds.ended([topic for topic, want in wants.items() if numbers.get(topic, 0) < max(want, 1)], ends, there)
             bounds.emptied(emptied)
             bounds.emptied([topic for topic, want in wants.items() if want <= 0], first)
-        return Leased(tasks, floors.sleep(wake, there, thorough=thorough), there), skipped
+        return Leased(tasks, positions.sleep(wake, there, thorough=thorough), there), skipped
 
     def _taken_more(self, rows: list[Any], topic: Topic, want: int) -> Leased:
-        """The tasks, oldest first. If there are fewer than wanted, why is for the next look, at once, to see."""
+        """The tasks, oldest first. If there are fewer than wanted, the next scan, at once, sees why."""
         there = rows[0]["now"]
         if rows[0]["topic"] is None:
             rows = []
         rows.sort(key=lambda row: row[_BEFORE_MORE + WOKE])
         tasks = [record_of(row, _BEFORE_MORE) for row in rows]
         if len(tasks) < want:
-            self.floors.ran_short(topic)
+            self.positions.ran_short(topic)
             return Leased(tasks, there, there)
-        self.floors.reached({topic: tasks[-1].planned_at})
-        return Leased(tasks, self.floors.sleep(None, there, thorough=False), there)
+        self.positions.reached({topic: tasks[-1].planned_at})
+        return Leased(tasks, self.positions.sleep(None, there, thorough=False), there)
 
-    async def _look(self, wants: Mapping[Topic, int], now: Millis | None, about: Millis) -> tuple[Leased, bool]:
-        floors, bounds = self.floors, self.bounds
+    async def _read_wake(self, wants: Mapping[Topic, int], now: Millis | None, about: Millis) -> tuple[Leased, bool]:
+        positions, bounds = self.positions, self.bounds
         topics = sorted(wants)
 
         async def work(call: Call) -> Leased:
-            since, thorough = floors.ask(topics, about)
-            reach = await self._reach(call, topics, since, thorough=thorough)
+            since, thorough = positions.begin(topics, about)
+            start = await self._scan_start(call, topics, since, thorough=thorough)
             began = time.monotonic()
-            asked = (now, topics, reach.waiting, thorough, reach.lost, reach.ends, SOON)
+            asked = (now, topics, start.waiting, thorough, start.lost, start.ends, SOON)
             try:
-                [row] = await call.timed("look_for_wake", *asked)
+                [row] = await call.timed("next_wake", *asked)
             except BaseException:
-                floors.failed(topics)
-                bounds.failed(time.monotonic() - began, whole=reach.whole)
+                positions.failed(topics)
+                bounds.failed(time.monotonic() - began, full=start.full)
                 raise
             if thorough:
-                bounds.looked(topics, time.monotonic() - began, row["now"], reach)
-                floors.ends(row["ends"])
+                bounds.scanned(topics, time.monotonic() - began, row["now"], start)
+                positions.ends(row["ends"])
                 bounds.ended(topics, row["ends"], row["now"])
                 bounds.emptied(topics, _first(row["wake"], row["ends"]))
-            return Leased([], floors.sleep(row["wake"], row["now"], thorough=thorough), row["now"])
+            return Leased([], positions.sleep(row["wake"], row["now"], thorough=thorough), row["now"])
 
         return await self._connection.read(work), False
 
-    async def _look_whole(self, connection: PostgresConnection, asked: Asked) -> None:
+    async def _scan_fully(self, connection: PostgresConnection, asked: FullScan) -> None:
         nothing = [0] * len(asked.topics)
 
         async def work(call: Call) -> None:
             call.allow(LONGEST)
             began = time.monotonic()
-            [row] = await call.fetch("look_for_wake", None, asked.topics, nothing, True, nothing, nothing, SOON)
+            [row] = await call.fetch("next_wake", None, asked.topics, nothing, True, nothing, nothing, SOON)
             self.bounds.found(asked, _first(row["wake"], row["ends"]), time.monotonic() - began)
 
         try:
             await connection.read(work)
         finally:
-            self.bounds.lost_sight(asked)
+            self.bounds.abandoned(asked)
 
 
 def _first(*heads: Millis | None) -> Millis | None:

@@ -50,8 +50,8 @@ from bide.stores.sql.operations import (
     AddingBatch,
     Batch,
     Found,
+    MessagesOf,
     Places,
-    Tell,
     decide_added,
     decide_changes,
     decide_settlements,
@@ -118,15 +118,15 @@ class PostgresBatch(Batch):
         if self._put or self._moved or self._forgotten:
             await self._write(None, None, None, [])
 
-    async def finish(self, answer: bytes, wakes: Mapping[Topic, Millis], tell: Tell) -> None:
-        await self._write(self.call.number, self.there, answer, tell(wakes))
+    async def finish(self, answer: bytes, wakes: Mapping[Topic, Millis], messages_of: MessagesOf) -> None:
+        await self._write(self.call.number, self.there, answer, messages_of(wakes))
         await self.call.commit()
 
-    async def _write(self, number: int | None, now: Millis | None, answer: bytes | None, said: list[str]) -> None:
+    async def _write(self, number: int | None, now: Millis | None, answer: bytes | None, messages: list[str]) -> None:
         """Write what was gathered; with an `answer`, the call is over."""
         await self.call.fetch(
             "write_tasks", *columns(self._put, 20), *columns(self._moved, 6), *columns(self._forgotten, 2),
-            self.call.caller, number, now, answer, said,
+            self.call.caller, number, now, answer, messages,
         )  # fmt: skip
         self._put, self._moved, self._forgotten = [], [], []
 
@@ -135,33 +135,33 @@ class PostgresBatch(Batch):
 
 
 async def change(
-    connection: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, tell: Tell
+    connection: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, messages_of: MessagesOf
 ) -> list[Any]:
     """Move, cancel, redrive: of nothing but moves those that apply are one statement, the rest is looked at first."""
     begin = partial(PostgresBatch, now=now)
     moves = [one for one in changes if type(one) is Move]
     if len(moves) < len(changes):
-        return await decide_changes(connection, changes, tell, begin, locked="pass")
+        return await decide_changes(connection, changes, messages_of, begin, locked="pass")
     answers: list[Any] = [None] * len(moves)
     locked: OnLocked = "pass"
     if not connection.passes:
-        said = tell(wakes_of(moves, about))
+        messages = messages_of(wakes_of(moves, about))
         try:
-            await move(connection, moves, answers, now, said)
+            await move(connection, moves, answers, now, messages)
         except RowLocked:  # not done: one of them was locked for longer than a lock is waited for
-            locked, tell = "pass at once", lambda wakes: said  # which counts as told, and was not
+            locked, messages_of = "pass at once", lambda wakes: messages  # which counts as told, and was not
     rest = [place for place, answer in enumerate(answers) if answer is None]
     if rest:
         with rest_of(answers):
             left = [moves[place] for place in rest]
-            decided = await decide_changes(connection, left, tell, begin, locked=locked)
+            decided = await decide_changes(connection, left, messages_of, begin, locked=locked)
         for place, answer in zip(rest, decided, strict=True):
             answers[place] = answer
     return answers
 
 
 async def settle(
-    connection: Runs, outcomes: Sequence[Settlement], now: Millis | None, about: Millis, tell: Tell
+    connection: Runs, outcomes: Sequence[Settlement], now: Millis | None, about: Millis, messages_of: MessagesOf
 ) -> list[Any]:
     """Record how leases ended. All plain Done: one conditional delete; a batch of both kinds: one of each."""
     plain = [one.outcome is OutcomeKind.DONE and one.next_at is None and one.keep_until <= about for one in outcomes]
@@ -176,7 +176,7 @@ async def settle(
     if other:
         with rest_of(settled):
             left, begin = [outcomes[place] for place in other], partial(PostgresBatch, now=now)
-            decided = await decide_settlements(connection, left, tell, begin, locked="pass")
+            decided = await decide_settlements(connection, left, messages_of, begin, locked="pass")
         for place, yes in zip(other, decided, strict=True):
             settled[place] = yes
     return settled
@@ -240,7 +240,7 @@ _DECODE = msgspec.json.Decoder(list[list[Any]]).decode
 
 
 async def move(
-    connection: Runs, moves: Sequence[Move], answers: list[Answer | None], now: Millis | None, said: Sequence[str]
+    connection: Runs, moves: Sequence[Move], answers: list[Answer | None], now: Millis | None, messages: Sequence[str]
 ) -> None:
     """Fill in the answers of those that apply; of a task that comes twice the second is left to whoever looks first.
 
@@ -256,7 +256,7 @@ async def move(
                 answers[places[place - 1]] = Answer(Result.MOVED, record_of(row, start + 2), was)
 
     async def update(call: Call) -> None:
-        answered(await call.numbered("move_tasks", now, *arguments, said), 3)
+        answered(await call.numbered("move_tasks", now, *arguments, messages), 3)
 
     async def updated(row: Any, call: Call) -> None:
         answered(_moves_kept(row["answer"]))
@@ -346,7 +346,7 @@ async def add(
     tasks: Sequence[NewTask],
     now: Millis | None,
     about: Millis,
-    tell: Tell,
+    messages_of: MessagesOf,
     conflicts: Conflicts | None = None,
 ) -> list[Answer]:
     """Schedule each: one statement where every key is new. `about`: what time it is there, as far as is known.
@@ -355,7 +355,7 @@ async def add(
     """
     answers: list[Any] = [None] * len(tasks)
     rest: Places = []
-    adding = _Adding(connection, tasks, now, tell(wakes_of(tasks, about)), conflicts, answers, rest)
+    adding = _Adding(connection, tasks, now, messages_of(wakes_of(tasks, about)), conflicts, answers, rest)
     first, *later = rounds(tasks)
     with rest_of(answers):
         await adding.apart(adding.insert, first)
@@ -375,7 +375,7 @@ class _Adding(Struct):
     connection: Runs
     tasks: Sequence[NewTask]
     now: Millis | None
-    said: list[str]
+    messages: list[str]
     conflicts: Conflicts | None
     answers: list[Any]
     rest: Places
@@ -411,7 +411,7 @@ class _Adding(Struct):
         form = "insert_tasks" if conflicts is None or conflicts.likely(news) else "insert_tasks_all_new"
 
         async def insert(call: Call) -> None:
-            [row] = await call.numbered(form, self.now, *arguments, self.said)
+            [row] = await call.numbered(form, self.now, *arguments, self.messages)
             self.rest += _inserted(tasks, places, row, self.answers)
 
         async def inserted(row: Row, call: Call) -> None:
@@ -431,7 +431,7 @@ class _Adding(Struct):
         asked = [self.tasks[place] for place in places]
 
         decided = await decide_added(
-            self.connection, asked, lambda wakes: self.said, partial(_Batch, now=self.now), locked="pass"
+            self.connection, asked, lambda wakes: self.messages, partial(_Batch, now=self.now), locked="pass"
         )
         for place, answer in zip(places, decided, strict=True):
             self.answers[place] = answer

@@ -315,7 +315,7 @@ SELECT clock.now, clock.micros, leased.* FROM gate CROSS JOIN clock CROSS JOIN q
 SELECT {record} FROM {task}
 WHERE topic = ANY ($1::text[]) AND state = 1 AND at = $2 AND token >= $3 AND holder = $4
 
--- name: look_for_wake
+-- name: next_wake
 -- A lease that wants nothing: two seeks per topic, and nothing is written. $5 .. $7 are $10 .. $12 of `lease`.
 WITH clock AS MATERIALIZED (
     SELECT micros / 1000 AS now, micros FROM (

@@ -80,7 +80,7 @@ class PostgresRuntime(Runtime):
     def messages(self, wakes: Mapping[Topic, Millis], about: Millis, *, joined: bool = False) -> list[str]:
         return self._wake_messages.messages(wakes, about, joined=joined)
 
-    def unsaid(self, wakes: Mapping[Topic, Millis]) -> None:
+    def withdraw(self, wakes: Mapping[Topic, Millis]) -> None:
         self._wake_messages.forget(wakes)
 
     async def look(self, *, check: bool = False) -> None:

@@ -181,7 +181,7 @@ class Subscription:
         except msgspec.MsgspecError:
             _log.warning("this is no wake, and was not told by bide: %r", text[:80])
             return
-        self._runtime.tell(wakes)
+        self._runtime.notify(wakes)
 
     async def close(self) -> None:
         if self._task is not None:

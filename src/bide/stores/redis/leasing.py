@@ -1,15 +1,13 @@
 """Leasing from many shards: asks those where something is due, in rounds, until there is enough.
 
-Which shard to ask for what is due: the known heads, and who goes first.
+For each topic and shard the `HeadCache` holds the head, the earliest wake: from the last answer, and from notifications
+since. So a worker asks only where something is due. A cached head may be too early, never too late: a wake without a
+notification is found when the head is asked for again, once it is `CAP` old; a lease says by when that is, and the
+worker leases again by then.
 
-For each topic and shard the store knows the head, the earliest wake: from the last answer, and from what it was told
-since. So it asks only where something is due, and what it knows may only be too early, never too late: a wake that it
-was not told of is found when a head is asked for again, which happens when it is `CAP` old: a lease says by when that
-is, and a lease comes again by then.
-
-Who goes first on a (topic, shard) is computed by rendezvous hashing (Thaler and Ravishankar, 1998) over the live
-workers: all compute the same, and when one goes, only its shards go to others. **That only says who goes first; the
-lease is the truth**: where the head is 50 ms overdue, anybody with room takes it. Two owners cost a wasted call.
+Every worker derives from the same list of live workers which of them goes first on a (topic, shard), by rendezvous
+hashing (Thaler and Ravishankar, 1998): when one goes, only its shards go to others. **That only says who goes first;
+the lease is the truth**: where the head is 50 ms overdue, any worker with room takes it. Two owners cost a wasted call.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from bide.stores.redis.layout import Layout, record_of, text_of
 from bide.stores.redis.script_client import Call, ScriptClient
 
 CAP = 0.95
-"""Seconds after which a head that was neither asked for nor told of is asked for again."""
+"""Seconds after which a head is asked for again."""
 GRACE: Millis = 50
 """How long a shard is its owner's alone."""
 _AT_LEAST = 64
@@ -39,30 +37,30 @@ _AT_LEAST = 64
 NEVER: Millis = 2**62
 
 
-class Heads:
-    """The heads of one topic: for each shard the head, when it was asked for, and whether there was plenty."""
+class HeadCache:
+    """For each shard of one topic: the head, when it was asked for, and whether there was plenty."""
 
-    __slots__ = ("asked", "heard", "mine", "plenty", "wakes")
+    __slots__ = ("asked", "mine", "noted", "plenty", "wakes")
 
     def __init__(self, shards: int) -> None:
         self.wakes: list[Millis] = [0] * shards
         """0 until it is known: ask."""
         self.asked = [-1e9] * shards
-        self.heard: dict[int, Millis] = {}
-        """The wakes told while a call to that shard was under way: they count, whatever the call answers."""
+        self.noted: dict[int, Millis] = {}
+        """The wakes noted while a call to that shard was under way: they count, whatever the call answers."""
         self.plenty = [False] * shards
         self.mine = [True] * shards
 
-    def told(self, shard: int, wake: Millis) -> None:
+    def note_wake(self, shard: int, wake: Millis) -> None:
         """Something there wakes at that time: it only ever shortens the sleep."""
         if wake < self.wakes[shard]:
             self.wakes[shard] = wake
-        if shard in self.heard:
-            self.heard[shard] = min(wake, self.heard[shard])
+        if shard in self.noted:
+            self.noted[shard] = min(wake, self.noted[shard])
 
     def asking(self, shard: int) -> None:
         """Call before a call to that shard is sent."""
-        self.heard[shard] = NEVER
+        self.noted[shard] = NEVER
 
     def wake(self, shard: int) -> Millis:
         """When this worker should ask there."""
@@ -92,7 +90,7 @@ class Heads:
         return min((asked for shard, asked in enumerate(self.asked) if shard not in away), default=inf)
 
     def answered(self, shard: int, waiting: int, leased: int, clock: float, *, plenty: bool) -> None:
-        wake = self.heard.pop(shard, NEVER)
+        wake = self.noted.pop(shard, NEVER)
         if 0 <= waiting < wake:
             wake = waiting
         self.wakes[shard] = leased if 0 <= leased < wake else wake
@@ -151,30 +149,30 @@ class Leaser:
 
     def __init__(
         self,
-        caller: ScriptClient,
+        client: ScriptClient,
         layout: Layout,
         time: ServerTime,
         *,
         give_back: Callable[[Sequence[Record]], Awaitable[None]],
-        tell: Callable[[Topic, Millis], None],
+        notify: Callable[[Topic, Millis], None],
         by_server: bool,
         part_of: Callable[[int], int] | None = None,
     ) -> None:
         """`part_of`: where the shards are on several servers, which of them fail together.
 
-        `give_back`: ends leases that nobody will use; may fail, and then they end by themselves. `tell`: called when
+        `give_back`: ends leases that nobody will use; may fail, and then they end by themselves. `notify`: called when
         something was leased for a call that did not wait for it: it is to be had now.
         """
-        self._caller = caller
+        self._client = client
         self._layout = layout
         self._time = time
         self._by_server = by_server
-        self._heads: dict[Topic, Heads] = {}
+        self._heads: dict[Topic, HeadCache] = {}
         self._live: Mapping[str, Collection[Topic]] = {}
         self._mine: set[str] = set()
         self._give_back = give_back
         self._part_of = part_of
-        self._tell = tell
+        self._notify = notify
         self._late: dict[str, _Taken] = {}
         """Such tasks, by holder."""
         self._behind: dict[asyncio.Task[None], str] = {}
@@ -182,16 +180,16 @@ class Leaser:
         self._away: dict[int, asyncio.Task[None]] = {}
         """The shards whose answer no lease waits for any more, while it is still to come."""
 
-    def told(self, shard: int, topic: Topic, wake: Millis) -> Millis:
+    def note_wake(self, shard: int, topic: Topic, wake: Millis) -> Millis:
         """Something of a topic now wakes there at that time; when this process should ask."""
         heads = self._heads.get(topic)
         if heads is None:
             return wake
-        heads.told(shard, wake)
+        heads.note_wake(shard, wake)
         return wake if heads.mine[shard] else wake + GRACE
 
     def wrote(self, answers: Sequence[Any], places: Sequence[int]) -> None:
-        """Note the wakes that this process has written itself: the server need not tell of them."""
+        """Note the wakes that this process has written itself, without waiting for notifications of them."""
         if not self._heads:
             return
         for place in places:
@@ -199,7 +197,7 @@ class Leaser:
             if record is not None and record.state is State.WAITING:
                 heads = self._heads.get(record.topic)
                 if heads is not None:
-                    heads.told(self._layout.shard_of(record.topic, record.key), record.wake_at)
+                    heads.note_wake(self._layout.shard_of(record.topic, record.key), record.wake_at)
 
     def share(self, holder: str, topics: Collection[Topic], live: Mapping[str, Collection[Topic]]) -> None:
         """`holder` is of this process (or has gone, if it has no topics), and these are all who live."""
@@ -229,7 +227,7 @@ class Leaser:
         failed: StoreError | None = None
         for topic in wants:
             if topic not in self._heads:
-                self._heads[topic] = Heads(self._layout.shards)
+                self._heads[topic] = HeadCache(self._layout.shards)
                 self._heads[topic].mine = self._owned(topic)
         first = True
         while asked := self._whom(room, self._now(now), empty, stale=first):
@@ -243,7 +241,7 @@ class Leaser:
                 calls.append(Call(shard, list(shares), [until - now, holder, first_token, *shares.values()]))
             if self._part_of is None:
                 replies: list[Any] = [None] * len(calls)
-                await self._caller.run(calls, replies.__setitem__, now="" if self._by_server else str(now))
+                await self._client.run(calls, replies.__setitem__, now="" if self._by_server else str(now))
             else:
                 replies = await self._by_part(calls, holder)
             for call, reply in zip(calls, replies, strict=True):
@@ -299,7 +297,7 @@ class Leaser:
         def read(number: int, reply: Any) -> None:
             replies[places[number]] = reply
 
-        await self._caller.run([calls[place] for place in places], read)
+        await self._client.run([calls[place] for place in places], read)
 
     def _in_background(self, task: asyncio.Task[None], holder: str) -> None:
         self._behind[task] = holder
@@ -319,7 +317,7 @@ class Leaser:
                     continue
                 for topic, (_, _, tasks) in self._answered(call, replies[place]):
                     late += tasks
-                    self._tell(topic, self._now(0))
+                    self._notify(topic, self._now(0))
             if late:
                 self._in_background(asyncio.create_task(self._keep_for_a_moment(holder)), holder)
         finally:

@@ -31,10 +31,10 @@ from bide.stores.redis.topology import (
     ELSEWHERE,
     WAIT,
     Command,
-    Link,
     Lost,
-    Nodes,
     NotSent,
+    SharedConnection,
+    Topology,
     refusal,
     where_to_ask,
     word_of,
@@ -56,9 +56,9 @@ over, and only what stands where it does says where to go on from there."""
 class Reader:
     """Asks what changes nothing, so it may be asked again as often as it takes."""
 
-    def __init__(self, layout: Layout, nodes: Nodes, time: ServerTime, *, patience: float) -> None:
+    def __init__(self, layout: Layout, topology: Topology, time: ServerTime, *, patience: float) -> None:
         self.layout = layout
-        self._nodes = nodes
+        self._topology = topology
         self._time = time
         self._patience = patience
 
@@ -79,59 +79,65 @@ class Reader:
     async def _round(self, asked: Sequence[tuple[int | None, Command]], left: list[int], replies: list[Any]) -> Any:
         """Ask those that are left; what is still open afterwards is marked, and the last problem answered."""
         problem: Any = None
-        groups: dict[Link, list[int]] = {}
+        groups: dict[SharedConnection, list[int]] = {}
         for place in left:
             replies[place] = _NOTHING
             try:
-                groups.setdefault(await self._nodes.link(asked[place][0]), []).append(place)
+                groups.setdefault(await self._topology.connection(asked[place][0]), []).append(place)
             except NotSent as error:
                 problem = error
 
-        for found in await asyncio.gather(*(self._of(link, asked, places, replies) for link, places in groups.items())):
+        for found in await asyncio.gather(
+            *(self._of(connection, asked, places, replies) for connection, places in groups.items())
+        ):
             problem = found or problem
         return problem
 
     async def _of(
-        self, link: Link, asked: Sequence[tuple[int | None, Command]], places: list[int], replies: list[Any]
+        self,
+        connection: SharedConnection,
+        asked: Sequence[tuple[int | None, Command]],
+        places: list[int],
+        replies: list[Any],
     ) -> Exception | None:
         """Ask one server for its share; the last problem that there was."""
         try:
-            got = await link.ask([asked[place][1] for place in places])
+            got = await connection.ask([asked[place][1] for place in places])
         except (NotSent, Lost) as error:
-            await self._look_again()
+            await self._rediscover()
             return error
         problem = None
         for place, reply in zip(places, got, strict=True):
             if isinstance(reply, ResponseError):
                 problem = reply
-                replies[place] = await self._refused(link, asked[place][1], reply)
+                replies[place] = await self._refused(connection, asked[place][1], reply)
             else:
                 replies[place] = reply
         return problem
 
-    async def _refused(self, link: Link, command: Command, reply: ResponseError) -> Any:
+    async def _refused(self, connection: SharedConnection, command: Command, reply: ResponseError) -> Any:
         """Act on a refusal: the reply from elsewhere, or nothing, when it is worth asking again."""
         word = word_of(reply)
         try:
             if elsewhere := where_to_ask(reply):
-                _, there = await self._nodes.at(*elsewhere).ask([("ASKING",), command])
+                _, there = await self._topology.at(*elsewhere).ask([("ASKING",), command])
                 if word == "MOVED":  # for good, and not for this one call
-                    await self._look_again()
+                    await self._rediscover()
                 return _NOTHING if isinstance(there, ResponseError) else there
             if word == "NOSCRIPT":
-                await link.ask([("SCRIPT", "LOAD", _SCRIPTS[str(command[1])])])
+                await connection.ask([("SCRIPT", "LOAD", _SCRIPTS[str(command[1])])])
                 return _NOTHING
         except (NotSent, Lost):
             return _NOTHING
         if word in ELSEWHERE:
-            await self._look_again()
+            await self._rediscover()
         elif word not in WAIT:
             raise refusal(reply, self.layout.namespace)
         return _NOTHING
 
-    async def _look_again(self) -> None:
+    async def _rediscover(self) -> None:
         try:
-            await self._nodes.look_again()
+            await self._topology.rediscover()
         except NotSent:
             return  # the next round meets it, too
 

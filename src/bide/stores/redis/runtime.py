@@ -1,8 +1,6 @@
-"""An open store: its servers, their clock, and a script client for each kind of operation.
+"""An open store: its servers and their set-up, their clock, and a script client for each kind of operation.
 
 Also what belongs to the namespace as a whole: its layout, the register of workers, and the log of events.
-
-The server and its set-up: the checks that make bide refuse it, and those that `doctor` makes.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from bide.stores.redis.layout import VERSION, Layout
 from bide.stores.redis.leasing import Leaser
 from bide.stores.redis.reading import Reader
 from bide.stores.redis.script_client import ScriptClient, script
-from bide.stores.redis.topology import Lost, Nodes, NotSent
+from bide.stores.redis.topology import Lost, NotSent, Topology
 from bide.stores.redis.wakes import Subscriptions
 
 _FULL = 0.8
@@ -89,15 +87,15 @@ def server_of(text: bytes) -> Server:
     )
 
 
-async def diagnose(reader: Reader, nodes: Nodes, where: str, time: ServerTime) -> list[Finding]:
+async def diagnose(reader: Reader, topology: Topology, where: str, time: ServerTime) -> list[Finding]:
     """Look at every server with data; asked anew, since one may have been set up differently while we ran."""
     layout = reader.layout
     found = [Finding(ok=True, what=f"{where}: namespace {layout.namespace}, {layout.shards} shards")]
-    for link in await nodes.masters():
-        [text] = await link.ask([("INFO",)])
+    for connection in await topology.masters():
+        [text] = await connection.ask([("INFO",)])
         found += [
-            Finding(ok=one.ok, what=f"{link.name}: {one.what}", advice=one.advice, severe=one.severe)
-            for one in _looks(server_of(text))
+            Finding(ok=one.ok, what=f"{connection.name}: {one.what}", advice=one.advice, severe=one.severe)
+            for one in _findings(server_of(text))
         ]
     found.append(time.finding())
     counts = await reader.ask([(shard, ("HGET", layout.counts(shard), "damaged")) for shard in range(layout.shards)])
@@ -108,7 +106,7 @@ async def diagnose(reader: Reader, nodes: Nodes, where: str, time: ServerTime) -
     return found
 
 
-def _looks(server: Server) -> Iterator[Finding]:
+def _findings(server: Server) -> Iterator[Finding]:
     """The findings of one server's INFO."""
     info = server.info
     yield _found(
@@ -151,7 +149,7 @@ def _found(ok: bool, good: str, bad: str, advice: str, *, severe: bool = False) 
 
 _log = logging.getLogger("bide.redis")
 _KINDS = ("add", "change", "lease", "extend", "settle", "purge")
-_TELLING = frozenset({"add", "change", "settle"})
+_NOTIFYING = frozenset({"add", "change", "settle"})
 """The kinds that may make something wake earlier, and that promise something to a caller: replicas are waited for."""
 EVENTS_KEPT = 10_000
 _MOST_SHARDS = 1024
@@ -192,7 +190,7 @@ class Runtime:
         self,
         address: Address,
         layout: Layout,
-        nodes: Nodes,
+        topology: Topology,
         time: ServerTime,
         server: Server,
         *,
@@ -202,58 +200,58 @@ class Runtime:
     ) -> None:
         self.address = address
         self.layout = layout
-        self.nodes = nodes
+        self.topology = topology
         self.time = time
         self.server = server
         self.by_server = by_server
-        self.reader = Reader(layout, nodes, time, patience=patience)
+        self.reader = Reader(layout, topology, time, patience=patience)
         name = uuid4().hex[:16]
         sharded = server.cluster and server.shards_channels
         channels = [layout.wake_channel(shard if sharded else None) for shard in range(layout.shards)]
-        self.callers = {
+        self.clients = {
             kind: ScriptClient(
                 script(kind, flags=server.knows_flags),
                 f"{name}{kind[:2]}".encode(),
                 layout,
-                nodes,
+                topology,
                 time,
                 # one that is not extended in this round may be in the next; waiting longer would cost the others theirs
                 patience=min(patience, silence) if kind == "extend" else patience,
-                tells=("SPUBLISH" if sharded else "PUBLISH") if kind in _TELLING else "",
-                channels=channels if kind in _TELLING else (),
-                wait_replicas=address.wait_replicas if kind in _TELLING else 0,
+                publish=("SPUBLISH" if sharded else "PUBLISH") if kind in _NOTIFYING else "",
+                channels=channels if kind in _NOTIFYING else (),
+                wait_replicas=address.wait_replicas if kind in _NOTIFYING else 0,
                 wait_for=silence / 4,  # nobody else's call on that connection may be taken for lost meanwhile
             )
             for kind in _KINDS
         }
         listeners = Listeners(_log)
         several = server.cluster and by_server
-        part_of = nodes.part_of if several else None
+        part_of = topology.part_of if several else None
         self.leaser = Leaser(
-            self.callers["lease"],
+            self.clients["lease"],
             layout,
             time,
             give_back=self._give_back,
-            tell=listeners.tell,
+            notify=listeners.notify,
             by_server=by_server,
             part_of=part_of,
         )
         self.subscriptions = Subscriptions(
-            nodes, layout, name, listeners, self.leaser.told, sharded=sharded, patience=silence
+            topology, layout, name, listeners, self.leaser.note_wake, sharded=sharded, patience=silence
         )
 
     async def prepare(self) -> None:
         """Give every server the scripts, and look at its clock."""
-        texts = [("SCRIPT", "LOAD", caller.script.text) for caller in self.callers.values()]
-        for link in await self.nodes.masters():
+        texts = [("SCRIPT", "LOAD", client.script.text) for client in self.clients.values()]
+        for connection in await self.topology.masters():
             try:
-                await link.ask(texts)
+                await connection.ask(texts)
             except (NotSent, Lost) as error:
                 _log.info("the scripts will be loaded when they are first needed: %s", error)
-        await self.look_at_the_clock()
+        await self.read_clock()
 
-    async def look_at_the_clock(self) -> None:
-        """Ask what time it is there. Every answer tells it; this is for the first time, and for doctor."""
+    async def read_clock(self) -> None:
+        """Ask what time it is there. Every answer says so; this is for the first time, and for doctor."""
 
         async def ask() -> int:
             [(seconds, micros)] = await self.reader.ask([(None, ("TIME",))])
@@ -281,7 +279,7 @@ class Runtime:
             if wakes:
                 self.leaser.wrote(answers, mine)
 
-        await self.callers[kind].run(calls, read, now=now)
+        await self.clients[kind].run(calls, read, now=now)
         return answers
 
     async def _give_back(self, records: Sequence[Record]) -> None:
@@ -296,7 +294,7 @@ class Runtime:
             await self.subscriptions.close()
             await self.leaser.close()
         finally:
-            await self.nodes.close()
+            await self.topology.close()
 
 
 # --- of the namespace as a whole

@@ -5,14 +5,14 @@ written in the same step as the work. So when an answer was lost, the same call 
 answer is repeated, else it is done now. This is why a caller has one call under way per shard, and why each kind of
 operation is a caller of its own: settling does not wait for scheduling.
 
-What a server refuses was not done; by its word the call waits a moment, or looks for the right server (see `link`).
-What is still not known when `patience` is over is `OutcomeUnknown`, for that shard's tasks alone.
+What a server refuses was not done: by the first word of the refusal, the call waits a moment or finds the right server
+(see `topology`). If the outcome is still not known when `patience` is over, that shard's tasks alone get
+`OutcomeUnknown`.
 """
 
 from __future__ import annotations
 
 import asyncio
-import random
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from hashlib import sha1
@@ -23,25 +23,24 @@ from msgspec import Struct
 from redis.exceptions import ResponseError
 
 from bide.core.errors import OutcomeUnknown, StoreError, StoreUnavailable
-from bide.stores.batches import refused_later
 from bide.stores.clocks import ServerTime
 from bide.stores.redis.layout import Layout
 from bide.stores.redis.topology import (
     ELSEWHERE,
     WAIT,
     Command,
-    FewHaveIt,
-    Link,
     Lost,
-    Nodes,
     NotSent,
+    SharedConnection,
+    Topology,
+    UnderReplicated,
     refusal,
     said,
     where_to_ask,
     word_of,
 )
+from bide.stores.resending import Resending
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
 _AT_ONCE = 2
 """How often a call goes out again without a pause: servers may send it to each other for ever."""
 _FOLDER = files("bide.stores.redis") / "lua"
@@ -98,11 +97,11 @@ class ScriptClient:
         script: Script,
         name: bytes,
         layout: Layout,
-        nodes: Nodes,
+        topology: Topology,
         time: ServerTime,
         *,
         patience: float,
-        tells: str = "",
+        publish: str = "",
         channels: Sequence[bytes] = (),
         wait_replicas: int = 0,
         wait_for: float = 0.5,
@@ -110,10 +109,10 @@ class ScriptClient:
         self.script = script
         self._name = name
         self._layout = layout
-        self._nodes = nodes
+        self._topology = topology
         self._time = time
         self._patience = patience
-        self._tells = tells
+        self._publish = publish
         self._channels = channels
         self._wait: Command | None = ("WAIT", wait_replicas, int(wait_for * 1000)) if wait_replicas else None
         self._replicas = wait_replicas
@@ -136,16 +135,16 @@ class ScriptClient:
         try:
             for place, call in enumerate(calls):
                 turn = self._turns[call.shard]
-                link = self._nodes.ready(call.shard) if not (turn.locked() or self._wait) else None
-                if link is None:
+                connection = self._topology.ready(call.shard) if not (turn.locked() or self._wait) else None
+                if connection is None:
                     slow.append(loop.create_task(self._one(place, call, now, read), name="bide call"))
                     continue
                 command = self._command(call, now)
-                answer = link.post([command])  # before the turn is taken: it may refuse an argument
+                answer = connection.post([command])  # before the turn is taken: it may refuse an argument
                 await turn.acquire()  # at once, being free
                 sent.append(_Sent(place, call, command, self._time.clock(), answer, turn))
-                if link.plenty:
-                    await link.flush()
+                if connection.plenty:
+                    await connection.flush()
             while sent:
                 one = sent[0]
                 try:
@@ -175,12 +174,12 @@ class ScriptClient:
     async def _one(self, place: int, call: Call, now: str, read: Read) -> None:
         """When its turn has come, with all the patience there is."""
         async with self._turns[call.shard]:
-            reply = await self._insist(call, self._command(call, now))
+            reply = await self._until_known(call, self._command(call, now))
         read(place, reply)
 
     async def _go_on(self, sent: _Sent, first: Any, read: Read) -> None:
         """Insist on a call that was sent and not answered. Its turn is given back when the task is done."""
-        read(sent.place, await self._insist(sent.call, sent.command, first))
+        read(sent.place, await self._until_known(sent.call, sent.command, first))
 
     def _command(self, call: Call, now: str) -> Command:
         shard, topics, arguments = call
@@ -191,10 +190,10 @@ class ScriptClient:
         channel = self._channels[shard] if self._channels else b""
         return (
             "EVALSHA", self.script.sha, len(keys), *keys,
-            self._numbers[shard], now, self._tells, channel, shard, len(topics), *topics, *arguments,
+            self._numbers[shard], now, self._publish, channel, shard, len(topics), *topics, *arguments,
         )  # fmt: skip
 
-    async def _ask(self, link: Link, commands: Sequence[Command], *, fresh: bool) -> Sequence[Any]:
+    async def _ask(self, connection: SharedConnection, commands: Sequence[Command], *, fresh: bool) -> Sequence[Any]:
         """The replies, or for each what befell them; with replicas to wait for, only what these have too.
 
         `fresh`: these were not sent before. A repeated answer tells what time it was when it was first given.
@@ -202,7 +201,7 @@ class ScriptClient:
         asked = [*commands, self._wait] if self._wait else commands
         sent = self._time.clock()
         try:
-            replies = await link.ask(asked)
+            replies = await connection.ask(asked)
         except (NotSent, Lost, StoreUnavailable) as error:
             return [error] * len(commands)
         if fresh and type(replies[0]) is list:
@@ -210,71 +209,68 @@ class ScriptClient:
         if self._wait:
             reached = replies.pop()
             if not isinstance(reached, int) or reached < self._replicas:
-                few = FewHaveIt(
-                    f"{link.name}: done, but {reached} of {self._replicas} replicas have it: a failover may undo it"
+                few = UnderReplicated(
+                    f"{connection.name}: done, but {reached} of {self._replicas} replicas have it: "
+                    "a failover may undo it"
                 )
                 return [few if type(reply) is list else reply for reply in replies]
         return replies
 
-    async def _insist(self, call: Call, command: Command, first: Any = None) -> Any:
-        """Ask until there is an answer that will not change, or `patience` is over: a reply, or a StoreError."""
-        ends = self._time.clock() + self._patience
-        pause, sent, reply, at_once = _FIRST_PAUSE, False, first, 0
-        ask: Link | None = None
-        link: Link | None = None
+    async def _until_known(self, call: Call, command: Command, first: Any = None) -> Any:
+        """Ask until there is a reply that will not change: that, or a StoreError. `first`: the reply so far."""
+        try:
+            return await self._reply(call, command, first)
+        except StoreError as error:
+            return error
+
+    async def _reply(self, call: Call, command: Command, first: Any) -> Any:
+        resending = Resending(self._patience)
+        reply, at_once = first, 0
+        ask: SharedConnection | None = None
+        connection: SharedConnection | None = None
         while True:
             if reply is None:
                 asking, ask = ask, None
                 try:
-                    link = asking or await self._nodes.link(call.shard)
+                    connection = asking or await self._topology.connection(call.shard)
                     commands: list[Command] = [command] if asking is None else [("ASKING",), command]
-                    reply = (await self._ask(link, commands, fresh=not sent))[-1]
+                    reply = (await self._ask(connection, commands, fresh=not resending.may_be_done))[-1]
                 except (NotSent, StoreUnavailable) as error:
                     reply = error
             if type(reply) is list:
                 return reply
             if isinstance(reply, StoreError):
-                return refused_later(reply) if sent else reply
+                raise resending.refused(reply)
             self.resent += 1
-            wait = True
-            if isinstance(reply, (Lost, FewHaveIt)):
-                sent = True
-            elif isinstance(reply, ResponseError) and (there := where_to_ask(reply)):
-                ask, wait = self._nodes.at(*there), False
-            elif isinstance(reply, ResponseError):
-                word = word_of(reply)
-                if word == "NOSCRIPT":
-                    refused = await self._load(link, call.shard)
-                    if refused is not None:
-                        reply = refusal(refused, self._where(call))
-                        return refused_later(reply) if sent else reply
-                    wait = False
-                elif word == "BIDEOLD":
-                    return OutcomeUnknown(str(reply))
-                elif word not in WAIT and word not in ELSEWHERE:
-                    reply = refusal(reply, self._where(call))
-                    return refused_later(reply) if sent else reply
+            wait, word = True, word_of(reply) if isinstance(reply, ResponseError) else ""
+            if isinstance(reply, (Lost, UnderReplicated)):
+                resending.may_be_done = True
+            elif word and (there := where_to_ask(reply)):
+                ask, wait = self._topology.at(*there), False
+            elif word == "NOSCRIPT":
+                if (refused := await self._load(connection, call.shard)) is not None:
+                    raise resending.refused(refusal(refused, self._where(call)))
+                wait = False
+            elif word == "BIDEOLD":
+                raise OutcomeUnknown(str(reply))
+            elif word and word not in WAIT and word not in ELSEWHERE:
+                raise resending.refused(refusal(reply, self._where(call)))
             at_once += not wait
             if wait or at_once > _AT_ONCE:
-                left = ends - self._time.clock()
-                if left <= 0:
-                    text = f"{self._where(call)}: {said(reply)}"
-                    return OutcomeUnknown(text) if sent else StoreUnavailable(text)
-                await asyncio.sleep(min(left, pause * (0.5 + random.random())))
-                pause = min(pause * 2, _LONGEST_PAUSE)
-            if isinstance(reply, (NotSent, Lost)) or (isinstance(reply, ResponseError) and word_of(reply) in ELSEWHERE):
+                await resending.pause(f"{self._where(call)}: {said(reply)}")
+            if isinstance(reply, (NotSent, Lost)) or word in ELSEWHERE:
                 try:
-                    await self._nodes.look_again()
+                    await self._topology.rediscover()
                 except (NotSent, StoreUnavailable) as error:
-                    if self._time.clock() > ends:
-                        return OutcomeUnknown(str(error)) if sent else StoreUnavailable(str(error))
+                    if self._time.clock() > resending.ends:
+                        raise resending.given_up(str(error)) from error
             reply = None
 
-    async def _load(self, link: Link | None, shard: int) -> ResponseError | None:
+    async def _load(self, connection: SharedConnection | None, shard: int) -> ResponseError | None:
         """Give the server the script; the error if it refuses it."""
         try:
-            link = link or await self._nodes.link(shard)
-            [reply] = await link.ask([("SCRIPT", "LOAD", self.script.text)])
+            connection = connection or await self._topology.connection(shard)
+            [reply] = await connection.ask([("SCRIPT", "LOAD", self.script.text)])
         except (NotSent, Lost, StoreUnavailable):
             return None  # the next try will meet whatever it was
         return reply if isinstance(reply, ResponseError) else None

@@ -38,7 +38,7 @@ from bide.stores.redis.layout import VERSION, Layout, text_of
 from bide.stores.redis.reading import Reader
 from bide.stores.redis.runtime import Runtime, examine
 from bide.stores.redis.script_client import Call
-from bide.stores.redis.topology import nodes_of
+from bide.stores.redis.topology import topology_of
 
 _AT_FIRST = 3.0
 """Seconds that opening waits for a server that cannot be reached."""
@@ -102,24 +102,24 @@ class RedisStore:
         address = self._address
         layout = Layout(address.namespace, address.shards or SHARDS)
         time = ServerTime()
-        nodes = nodes_of(address, layout, patience=self._silence)
+        topology = topology_of(address, layout, patience=self._silence)
         try:
             # what is wrong with an address shows at once, and nobody is served yet who would wait for more
-            reader = Reader(layout, nodes, time, patience=min(_AT_FIRST, self._patience))
+            reader = Reader(layout, topology, time, patience=min(_AT_FIRST, self._patience))
             server = await examine(reader)
             server.check(address)
             shards = await runtime.agree(reader, address.namespace, address.shards, SHARDS)
             if shards != layout.shards:
-                await nodes.close()
+                await topology.close()
                 layout = Layout(address.namespace, shards)
-                nodes = nodes_of(address, layout, patience=self._silence)
+                topology = topology_of(address, layout, patience=self._silence)
             opened = Runtime(
-                address, layout, nodes, time, server,
+                address, layout, topology, time, server,
                 patience=self._patience, silence=self._silence, by_server=self._by_server,
             )  # fmt: skip
             await opened.prepare()
         except BaseException:
-            await nodes.close()
+            await topology.close()
             raise
         return opened
 
@@ -165,7 +165,7 @@ class RedisStore:
         """See `Partitioned`: shards by their server, and those of each server in `_LINES`."""
         opened = self._open()
         shard = opened.layout.shard_of(topic, key)
-        return opened.nodes.part_of(shard) * _LINES + shard % _LINES
+        return opened.topology.part_of(shard) * _LINES + shard % _LINES
 
     # --- look
 
@@ -211,7 +211,7 @@ class RedisStore:
                     arguments += [len(keys), *keys]
                 calls.append(Call(shard, list(topics), arguments))
         replies: list[Any] = [None] * len(calls)
-        await opened.callers["purge"].run(calls, replies.__setitem__, now=self._now(now))
+        await opened.clients["purge"].run(calls, replies.__setitem__, now=self._now(now))
         for reply in replies:
             if isinstance(reply, StoreError):
                 raise reply
@@ -249,7 +249,7 @@ class RedisStore:
 
     async def time(self) -> Millis:
         opened = self._open()
-        await opened.look_at_the_clock()
+        await opened.read_clock()
         return int(opened.time.seconds() * 1000)
 
     def clock(self) -> Clock | None:
@@ -274,4 +274,4 @@ class RedisStore:
 
     async def diagnose(self) -> list[Examined]:
         opened = self._open()
-        return await runtime.diagnose(opened.reader, opened.nodes, opened.address.shown, opened.time)
+        return await runtime.diagnose(opened.reader, opened.topology, opened.address.shown, opened.time)

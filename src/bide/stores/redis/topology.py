@@ -1,17 +1,18 @@
-"""Which server to ask: the one there is, the master that Sentinel names, or the one that has a shard's slot.
+"""The servers of a store: which one has a shard, and one shared connection to each.
 
-Callers ask for `link(shard)`, and for `look_again` when a server said that it is the wrong one, or was lost.
+A `Topology` is one server, the master that Sentinel names, or the masters of a Cluster, each with its slots. Callers
+ask it for `connection(shard)`, and to `rediscover` when a server says that it is the wrong one, or is lost.
 
-One connection to one server, shared by everybody: calls go out one behind the other, answers come back in order.
+A `SharedConnection` pipelines: calls go out one behind the other, and answers come back in that order. redis-py makes
+the connection (TLS, passwords, databases); what it does for each call is left out, since a worker under load sends
+tens of thousands. Whatever is asked within one turn of the event loop leaves in one write.
 
-redis-py makes the connection (TLS, passwords, databases); what it does for each call is left out, since a worker under
-load sends tens of thousands. Whatever is asked within one turn of the event loop leaves in one write.
-
-What an error of the server, or of the way to it, means for the call that met it:
+A call that fails on the way raises one of
 
 NotSent       nothing was sent: trying again is safe
-Lost          it was sent, and the answer did not come: only a repeat by its number tells
-(a reply)     the server refused it, so it was not done: by its first word, wait, ask elsewhere, or give up
+Lost          it was sent, and no answer came: only a repeat by its number tells whether it was done
+
+and a refusal by the server is a reply: not done; by its first word, wait, ask elsewhere, or give up.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ from bide.stores.urls import unreached
 _log = logging.getLogger("bide.redis")
 Command = Sequence[str | bytes | int]
 Reply = Any
-"""bytes, int, None, a list of these, or a ResponseError: as a value, since one refused call is no broken link."""
+"""bytes, int, None, a list of these, or a ResponseError: as a value, since one refused call breaks no connection."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _PLENTY = 16_384
@@ -55,7 +56,7 @@ _pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 WAIT = frozenset({"TRYAGAIN", "LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED", "MISCONF"})
 """Not done, and it passes: ask the same server again in a moment."""
 ELSEWHERE = frozenset({"MOVED", "READONLY", "CLUSTERDOWN", "MASTERDOWN"})
-"""Not done, and another server may be the one to ask: look again which."""
+"""Not done, and another server may be the one to ask: rediscover which."""
 
 _STUMBLED = re.compile(
     r"user_script:[0-9]+: (?:attempt to|bad argument|Missing bytes)|is not (?:an integer|a valid float)"
@@ -63,8 +64,8 @@ _STUMBLED = re.compile(
 """Of a script that found what it did not write. It would stumble again: trying again is no way out."""
 
 
-class _Asked(Struct, eq=False):
-    """Calls that were sent together, and their answers so far."""
+class _Pending(Struct, eq=False):
+    """Commands that were sent together, and their replies so far."""
 
     future: asyncio.Future[list[Reply]]
     count: int
@@ -72,11 +73,11 @@ class _Asked(Struct, eq=False):
     answers: list[Reply] = []
 
 
-class Link:
+class SharedConnection:
     """Connects when it is first needed, and again when it broke. Belongs to one event loop.
 
-    `patience`: seconds without any answer to the oldest call, after which the connection is given up (half-open ones
-    say nothing for ever). `closed`: as after `close`, so that it never connects.
+    `patience`: seconds without any answer to the oldest call, after which the connection is given up: a half-open one
+    stays silent. `closed`: as after `close`, so that it never connects.
     """
 
     def __init__(
@@ -92,7 +93,7 @@ class Link:
         self._writer: asyncio.Task[None] | None = None
         self._outbox: list[bytes] = []
         self._outbox_size = 0
-        self._pending: deque[_Asked] = deque()
+        self._pending: deque[_Pending] = deque()
         self._watch: asyncio.TimerHandle | None = None
         self._failures = 0
         self._not_before = 0.0
@@ -121,12 +122,12 @@ class Link:
     def post(self, commands: Sequence[Command]) -> asyncio.Future[list[Reply]]:
         """Put them into the next write; the answers to come, or Lost. Only while `ready`."""
         packed = b"".join([_pack(tuple(command)) for command in commands])  # may refuse one: then none is sent
-        asked = _Asked(self._loop.create_future(), len(commands), self._loop.time())
+        asked = _Pending(self._loop.create_future(), len(commands), self._loop.time())
         self._outbox.append(packed)
         self._outbox_size += len(packed)
         self._pending.append(asked)
         if self._writer is None:
-            self._writer = self._loop.create_task(self._write(), name=f"bide link to {self.name}: write")
+            self._writer = self._loop.create_task(self._write(), name=f"bide connection to {self.name}: write")
         if self._watch is None:
             self._watch = self._loop.call_later(self._patience, self._check)
         return asked.future
@@ -152,7 +153,7 @@ class Link:
         if self._connecting is None:
             if self._loop.time() < self._not_before:
                 raise NotSent(self._why)
-            self._connecting = self._loop.create_task(self._open(), name=f"bide link to {self.name}: connect")
+            self._connecting = self._loop.create_task(self._open(), name=f"bide connection to {self.name}: connect")
             self._connecting.add_done_callback(_retrieve)
         connecting, caller = self._connecting, asyncio.current_task()
         try:
@@ -183,7 +184,7 @@ class Link:
             self._connecting = None
         self._failures = 0
         self._connection = connection
-        self._reader = self._loop.create_task(self._read(connection), name=f"bide link to {self.name}: read")
+        self._reader = self._loop.create_task(self._read(connection), name=f"bide connection to {self.name}: read")
 
     async def _write(self) -> None:
         try:
@@ -219,13 +220,14 @@ class Link:
         left = self._pending[0].sent + self._patience - self._loop.time()
         if left <= 0:
             self._writer = self._loop.create_task(
-                self._break(Lost(f"{self.name}: no answer within {self._patience:g} s")), name="bide link: give up"
+                self._break(Lost(f"{self.name}: no answer within {self._patience:g} s")),
+                name="bide connection: give up",
             )
         else:
             self._watch = self._loop.call_later(left, self._check)
 
     async def _break(self, error: Lost | NotSent) -> None:
-        """The connection is of no use any more; who waits for an answer on it is told."""
+        """Give up the connection; every call that waits for an answer on it fails."""
         connection, self._connection = self._connection, None
         pending, self._pending = self._pending, deque()
         self._outbox, self._outbox_size = [], 0
@@ -249,7 +251,7 @@ class Link:
             await self._break(Lost(f"{self.name}: {why}"))
 
     async def close(self) -> None:
-        """Let go of it. Who still waits is told that the answer is lost."""
+        """Close it. A call that still waits for an answer fails with Lost."""
         self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()
@@ -285,7 +287,7 @@ class Lost(Exception):
     """The connection broke, or nothing came in time, after the call was sent."""
 
 
-class FewHaveIt(Exception):
+class UnderReplicated(Exception):
     """It was done, and fewer replicas have it than were asked for: asking again waits for them again."""
 
 
@@ -337,98 +339,100 @@ Server = tuple[str, int]
 """Host and port; a socket's path and 0."""
 
 
-class Nodes(ABC):
-    """The servers of one store, and a link to each that was needed so far."""
+class Topology(ABC):
+    """The servers of one store, and a connection to each that was needed so far."""
 
     def __init__(self, address: Address, patience: float) -> None:
         self._address = address
         self._patience = patience
-        self._links: dict[Server, Link] = {}
-        self._looking = asyncio.Lock()
-        self._looked = 0
+        self._connections: dict[Server, SharedConnection] = {}
+        self._discovering = asyncio.Lock()
+        self._discovered = 0
         self._closed = False
-        """For a call that looks for its server after `close`: it never connects."""
+        """A call that asks for its server after `close` never connects."""
 
     @abstractmethod
     def _where(self, shard: int | None) -> Server | None:
         """The server that has the shard (None: what belongs to the whole namespace), as far as known."""
 
     @abstractmethod
-    async def _look(self) -> None:
+    async def _discover(self) -> None:
         """Find out who has what now. Raises NotSent, StoreUnavailable."""
 
-    async def look_again(self) -> None:
-        """A link led to the wrong server, or to none: look, once for all who ask at the same time."""
-        looked = self._looked
-        async with self._looking:
-            if looked == self._looked:
-                await self._look()
-                self._looked += 1
+    async def rediscover(self) -> None:
+        """Find the servers anew, once for all callers who ask at the same time."""
+        discovered = self._discovered
+        async with self._discovering:
+            if discovered == self._discovered:
+                await self._discover()
+                self._discovered += 1
 
     async def _found(self, shard: int | None) -> Server:
         where = self._where(shard)
         if where is None:
-            await self.look_again()
+            await self.rediscover()
             where = self._where(shard)
             if where is None:
                 raise NotSent(f"{self._address.shown}: no server serves the slot of shard {shard}")
         return where
 
-    async def link(self, shard: int | None) -> Link:
+    async def connection(self, shard: int | None) -> SharedConnection:
         """To the server that has the shard. Raises NotSent, StoreUnavailable."""
         return self.at(*await self._found(shard))
 
-    def ready(self, shard: int) -> Link | None:
-        """The same, if it is known and connected."""
+    def ready(self, shard: int) -> SharedConnection | None:
+        """The same if it is known and connected, else None."""
         where = self._where(shard)
-        link = None if where is None else self._links.get(where)
-        return link if link is not None and link.ready else None
+        connection = None if where is None else self._connections.get(where)
+        return connection if connection is not None and connection.ready else None
 
-    def at(self, host: str, port: int) -> Link:
-        """To one server by its address: also for a call that is to be asked there for once."""
-        link = self._links.get((host, port))
-        if link is None:
-            link = self._links[host, port] = self._link_to(host, port)
-        return link
+    def at(self, host: str, port: int) -> SharedConnection:
+        """To one server by its address, for a call that it is redirected to."""
+        connection = self._connections.get((host, port))
+        if connection is None:
+            connection = self._connections[host, port] = self._connect_to(host, port)
+        return connection
 
     def part_of(self, shard: int) -> int:
         """Shards with the same number fail together; others do not wait for them."""
         return 0
 
-    async def masters(self) -> list[Link]:
-        """One link to every server that holds data."""
-        return [await self.link(None)]
+    async def masters(self) -> list[SharedConnection]:
+        """A connection to every server that holds data."""
+        return [await self.connection(None)]
 
-    async def connection(self, shard: int | None) -> AbstractConnection:
-        """A connection of one's own to where `link` leads, not yet connected: for a subscription."""
+    async def new_connection(self, shard: int | None) -> AbstractConnection:
+        """A connection of its own to the same server, not yet connected, for a subscription."""
         return make_connection(self._address, *await self._found(shard))
 
     async def close(self) -> None:
         self._closed = True
-        for link in list(self._links.values()):
-            await link.close()
+        for connection in list(self._connections.values()):
+            await connection.close()
 
-    def _link_to(self, host: str, port: int, *, to_look: bool = False, for_sentinel: bool = False) -> Link:
-        """A new link to a server; `to_look`: for one question, whose answer is not waited for as long."""
+    def _connect_to(
+        self, host: str, port: int, *, to_discover: bool = False, for_sentinel: bool = False
+    ) -> SharedConnection:
+        """A new connection to a server; `to_discover`: for one question, whose answer is waited for less long."""
         name = f"{host}:{port}" if port else host
-        return Link(
+        return SharedConnection(
             f"sentinel {name}" if for_sentinel else name,
             lambda: make_connection(self._address, host, port, for_sentinel=for_sentinel),
-            patience=min(1.0, self._patience) if to_look else self._patience,
+            patience=min(1.0, self._patience) if to_discover else self._patience,
             closed=self._closed,
         )
 
 
-def nodes_of(address: Address, layout: Layout, *, patience: float) -> Nodes:
+def topology_of(address: Address, layout: Layout, *, patience: float) -> Topology:
     if address.kind == "cluster":
-        return ClusterNodes(address, patience, layout)
+        return ClusterTopology(address, patience, layout)
     if address.kind == "sentinel":
-        return SentinelNodes(address, patience)
-    return OneNode(address, patience)
+        return SentinelTopology(address, patience)
+    return SingleServer(address, patience)
 
 
 def make_connection(address: Address, host: str, port: int, *, for_sentinel: bool = False) -> AbstractConnection:
-    """A connection that is not yet connected. Answers in bytes; no timeouts of its own, the link has them."""
+    """A connection that is not yet connected. Answers in bytes; timeouts are the SharedConnection's."""
     options: dict[str, Any] = {
         "db": 0 if for_sentinel or address.kind == "cluster" else address.db,
         "username": address.sentinel_username if for_sentinel else address.username,
@@ -448,17 +452,17 @@ def make_connection(address: Address, host: str, port: int, *, for_sentinel: boo
     return kind(host=host, port=port, socket_keepalive=True, **options)
 
 
-class OneNode(Nodes):
-    """One server. There is no other to look for; one that became a replica may be made a master again."""
+class SingleServer(Topology):
+    """One server. There is no other; one that became a replica may be made a master again."""
 
     def _where(self, shard: int | None) -> Server:
         return self._address.hosts[0] if self._address.path is None else (self._address.path, 0)
 
-    async def _look(self) -> None:
+    async def _discover(self) -> None:
         return
 
 
-class SentinelNodes(Nodes):
+class SentinelTopology(Topology):
     """The master that a majority of Sentinels agrees on: asked for at the start, and whenever it is lost or demoted."""
 
     _master: Server | None = None
@@ -466,7 +470,7 @@ class SentinelNodes(Nodes):
     def _where(self, shard: int | None) -> Server | None:
         return self._master
 
-    async def _look(self) -> None:
+    async def _discover(self) -> None:
         """Ask each Sentinel in turn, until one answers."""
         troubles = []
         for host, port in self._address.hosts:
@@ -487,17 +491,17 @@ class SentinelNodes(Nodes):
         raise NotSent(f"no Sentinel names a master: {'; '.join(troubles)}")
 
     async def _ask(self, host: str, port: int) -> Server | None:
-        link = self._link_to(host, port, to_look=True, for_sentinel=True)
+        connection = self._connect_to(host, port, to_discover=True, for_sentinel=True)
         try:
-            [reply] = await link.ask([("SENTINEL", "get-master-addr-by-name", self._address.service)])
+            [reply] = await connection.ask([("SENTINEL", "get-master-addr-by-name", self._address.service)])
         finally:
-            await link.close()
+            await connection.close()
         if isinstance(reply, ResponseError):
             raise NotSent(f"sentinel {host}:{port}: {reply}")
         return None if reply is None else (reply[0].decode(), int(reply[1]))
 
 
-class ClusterNodes(Nodes):
+class ClusterTopology(Topology):
     """The masters of a Cluster, each with the slots it serves now."""
 
     def __init__(self, address: Address, patience: float, layout: Layout) -> None:
@@ -509,17 +513,17 @@ class ClusterNodes(Nodes):
     def _where(self, shard: int | None) -> Server | None:
         return self._owner.get(self._common if shard is None else self._slots[shard])
 
-    async def _look(self) -> None:
+    async def _discover(self) -> None:
         troubles = []
         for host, port in dict.fromkeys([*self._owner.values(), *self._address.hosts]):
-            link = self._link_to(host, port, to_look=True)
+            connection = self._connect_to(host, port, to_discover=True)
             try:
-                [reply] = await link.ask([("CLUSTER", "SLOTS")])
+                [reply] = await connection.ask([("CLUSTER", "SLOTS")])
             except (NotSent, Lost) as error:
                 troubles.append(str(error))
                 continue
             finally:
-                await link.close()
+                await connection.close()
             if isinstance(reply, ResponseError):
                 raise StoreUnavailable(f"{host}:{port} is no Cluster: {reply} (use redis:// for a single server)")
             wanted = {*self._slots, self._common}
@@ -534,6 +538,6 @@ class ClusterNodes(Nodes):
     def part_of(self, shard: int) -> int:
         return hash(self._owner.get(self._slots[shard], shard))
 
-    async def masters(self) -> list[Link]:
+    async def masters(self) -> list[SharedConnection]:
         await self._found(None)
         return [self.at(*where) for where in dict.fromkeys(self._owner.values())]

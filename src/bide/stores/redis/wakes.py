@@ -23,7 +23,7 @@ from bide.core.records import Topic
 from bide.ports import Heard
 from bide.stores.listeners import Listener, Listeners
 from bide.stores.redis.layout import Layout
-from bide.stores.redis.topology import Lost, Nodes, NotSent, said
+from bide.stores.redis.topology import Lost, NotSent, Topology, said
 
 _log = logging.getLogger("bide.redis")
 ECHO_EVERY = 2.0
@@ -39,10 +39,10 @@ When = Callable[[int, Topic, Millis], Millis]
 class Subscriber:
     """Receives the wakes of one shard (or of all, on one channel) over a connection of its own."""
 
-    def __init__(self, nodes: Nodes, layout: Layout, shard: int | None, name: str, heard: HeardWake) -> None:
+    def __init__(self, topology: Topology, layout: Layout, shard: int | None, name: str, heard: HeardWake) -> None:
         self.replaced = 0
         """How often it was found dead or cut off, and replaced."""
-        self._nodes = nodes
+        self._topology = topology
         self._shard = shard
         tag = f"{{{layout.namespace}}}:" if shard is None else layout.tags[shard]
         self._channels = (layout.wake_channel(shard), f"{tag}echo:{name}".encode())
@@ -76,12 +76,12 @@ class Subscriber:
             except (RedisError, OSError, NotSent, Lost, StoreUnavailable, TimeoutError) as error:
                 _log.info("the subscription ended (%s); another is made", said(error))
                 try:
-                    await self._nodes.look_again()
+                    await self._topology.rediscover()
                 except (NotSent, Lost, StoreUnavailable) as away:
                     _log.info("and no server is to be had: %s", away)
 
     async def _listen(self) -> None:
-        connection = await self._nodes.connection(self._shard)
+        connection = await self._topology.new_connection(self._shard)
         watching: asyncio.Task[None] | None = None
         try:
             async with asyncio.timeout(ECHO_EVERY):
@@ -122,8 +122,8 @@ class Subscriber:
         while True:
             self._echoed.clear()
             try:
-                link = await self._nodes.link(self._shard)
-                [reply] = await link.ask([command])
+                shared = await self._topology.connection(self._shard)
+                [reply] = await shared.ask([command])
                 if isinstance(reply, ResponseError):
                     _log.warning("the subscription cannot test itself: %s", reply)
                 async with asyncio.timeout(ECHO_EVERY):
@@ -139,7 +139,7 @@ class Subscriptions:
 
     def __init__(
         self,
-        nodes: Nodes,
+        topology: Topology,
         layout: Layout,
         name: str,
         listeners: Listeners,
@@ -148,7 +148,7 @@ class Subscriptions:
         sharded: bool,
         patience: float,
     ) -> None:
-        self._nodes = nodes
+        self._topology = topology
         self._layout = layout
         self._name = name
         self._when = when
@@ -178,13 +178,13 @@ class Subscriptions:
         # a slot may move by itself at any time, so each shard's channel has a subscriber of its own
         shards: list[int | None] = [*range(self._layout.shards)] if self._sharded else [None]
         self._subscribers = [
-            Subscriber(self._nodes, self._layout, shard, f"{self._name}{number}", self._heard)
+            Subscriber(self._topology, self._layout, shard, f"{self._name}{number}", self._heard)
             for number, shard in enumerate(shards)
         ]
         await asyncio.gather(*(one.subscribed(self._patience) for one in self._subscribers))
 
     def _heard(self, shard: int, topic: Topic, wake: Millis) -> None:
-        self._listeners.tell(topic, self._when(shard, topic, wake))
+        self._listeners.notify(topic, self._when(shard, topic, wake))
 
     async def close(self) -> None:
         await asyncio.gather(*[one.stop() for one in self._subscribers], return_exceptions=True)

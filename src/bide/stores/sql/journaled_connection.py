@@ -18,16 +18,14 @@ nobody, until it is let go or patience is over.
 from __future__ import annotations
 
 import asyncio
-import random
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError, StoreMismatch, StoreUnavailable
-from bide.ports import Pending
-from bide.stores.batches import refused_later
 from bide.stores.clocks import ServerTime
+from bide.stores.resending import Resending
 from bide.stores.sql.dialect import (
     AlreadyApplied,
     Dialect,
@@ -57,11 +55,11 @@ class LockedRows:
         self._waiting: set[asyncio.Task[None]] = set()
 
     def answers(self, asked: Sequence[Any], answers: list[Any], ask: Ask, *, patience: float) -> list[Any]:
-        """`answers` with a Pending in the place of each that says RowLocked; `ask` is what is tried again."""
+        """`answers` with a future in the place of each that says RowLocked; `ask` is what is tried again."""
         if is_among(RowLocked, answers):
             places = [place for place, answer in enumerate(answers) if type(answer) is RowLocked]
             loop = asyncio.get_running_loop()
-            futures: list[Pending[Any]] = [Pending(loop=loop) for _ in places]
+            futures = [loop.create_future() for _ in places]
             for place, future in zip(places, futures, strict=True):
                 answers[place] = future
             again = self._again([asked[place] for place in places], futures, ask, patience)
@@ -70,7 +68,7 @@ class LockedRows:
             task.add_done_callback(self._waiting.discard)
         return answers
 
-    async def _again(self, asked: list[Any], futures: list[Pending[Any]], ask: Ask, patience: float) -> None:
+    async def _again(self, asked: list[Any], futures: list[asyncio.Future[Any]], ask: Ask, patience: float) -> None:
         ends, pause = time.monotonic() + patience, _FIRST_LOOK
         try:
             while asked:
@@ -110,7 +108,19 @@ def is_among(kind: type, answers: Sequence[Any]) -> bool:
     return any(issubclass(one, kind) for one in set(map(type, answers)))
 
 
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.5
+async def together(answers: list[Any]) -> list[Any]:
+    """All of them, those that come later waited for. Raises PartlyFailed."""
+    if not is_among(asyncio.Future, answers):
+        return answers
+    later = {place: answer for place, answer in enumerate(answers) if isinstance(answer, asyncio.Future)}
+    await asyncio.wait(later.values())
+    for place, future in later.items():
+        answers[place] = future.exception() or future.result()
+    if any(isinstance(answer, StoreError) for answer in answers):
+        raise PartlyFailed(answers)
+    return answers
+
+
 T = TypeVar("T")
 Work = Callable[[Any], Awaitable[T]]
 """The work of a call."""
@@ -217,17 +227,17 @@ class JournaledConnection(ABC, Generic[C]):
     async def run(self, work: Work[T], repeated: Repeated[T], *, locked: OnLocked = "wait", adding: bool = False) -> T:
         """`work`, once. If it was done by a sending whose answer was lost, `repeated` makes its answer.
 
-        Raises the meaning that the dialect gives an error; the caller handles KeyTaken and RowsMissing. RowLocked (see
-        OnLocked); StoreUnavailable: not done; OutcomeUnknown.
+        Raises what the dialect says an error means (KeyTaken and RowsMissing are left to the caller); RowLocked, see
+        OnLocked; StoreUnavailable: not done; OutcomeUnknown.
         """
         async with self._turn:
             self.number += 1
-            return await self._insist(work, repeated, locked, adding=adding)
+            return await self._until_known(work, repeated, locked, adding=adding)
 
     async def read(self, work: Work[T]) -> T:
         """`work` that only reads, or leaves nothing that anybody sees. Raises StoreUnavailable: no answer."""
         async with self._turn:
-            return await self._insist(work, None, writes=False)
+            return await self._until_known(work, None, writes=False)
 
     async def repeat(self, work: Work[T], *, locked: OnLocked = "wait") -> T:
         """`work` that writes, or reads what is to be true of the primary, and may be done twice without harm.
@@ -235,9 +245,9 @@ class JournaledConnection(ABC, Generic[C]):
         Else as `run`.
         """
         async with self._turn:
-            return await self._insist(work, None, locked)
+            return await self._until_known(work, None, locked)
 
-    async def _insist(
+    async def _until_known(
         self,
         work: Work[T],
         repeated: Repeated[T] | None,
@@ -246,45 +256,44 @@ class JournaledConnection(ABC, Generic[C]):
         adding: bool = False,
         writes: bool = True,
     ) -> T:
+        """Send `work` until its outcome is known, or patience is over."""
         past = locked == "pass at once" or (locked == "pass" and self.passes)
-        ends = time.monotonic() + self.patience
-        pause, maybe = _FIRST_PAUSE, False
+        resending = Resending(self.patience)
         while True:
             call: C | None = None
             try:
                 connection = await self._connected(writes=writes)
                 async with asyncio.timeout(self._silence) as limit:
                     call = self._call(connection, limit)
-                    call.again, call.past = maybe, past
+                    call.again, call.past = resending.may_be_done, past
                     if repeated is not None:
                         return await self._once(call, work, repeated, adding=adding)
-                    call.sent = True  # nobody says which of its statements commits
+                    call.sent = True  # which of its statements commits is not known here
                     return await work(call)
             except Exception as error:
                 why = self._meaning(error, call, adding=adding)
-                maybe = maybe if call is None else call.again
+                if call is not None and writes:
+                    resending.may_be_done = call.again or (isinstance(why, Lost) and call.sent)
                 if isinstance(why, Lost | NotSent):
-                    # refused: whatever was in front of the refusal is undone
-                    maybe = maybe or (isinstance(why, Lost) and call is not None and call.sent)
                     self._drop()
-                else:
+                else:  # refused: whatever was in front of the refusal is undone
                     await self._undo()
-                    if isinstance(why, LockTimeout) and locked != "wait":
-                        if locked == "pass" and not past:
-                            past = True  # with the same number, since nothing was done
-                            continue
-                        if not maybe:
-                            raise RowLocked(str(why)) from error
+                    if isinstance(why, LockTimeout) and locked == "pass" and not past:
+                        past = True  # with the same number, since nothing was done
+                        continue
+                    if isinstance(why, LockTimeout) and locked != "wait" and not resending.may_be_done:
+                        raise RowLocked(str(why)) from error
                     if not isinstance(why, TransactionConflict):
-                        if maybe and writes:
-                            why = refused_later(why)
+                        why = resending.refused(why)
                         if why is error:
                             raise
                         raise why from error
             except BaseException:
                 self._drop()  # the statement may be under way still, and a transaction open
                 raise
-            pause = await self._wait(ends, pause, why, unknown=maybe and writes)
+            await resending.pause(str(why))
+            self.resent += 1
+            self._dialect.log.debug("%s is sent again: %s", self.name, why)
 
     async def _once(self, call: C, work: Work[T], repeated: Repeated[T], *, adding: bool) -> T:
         """`work`, unless an earlier sending has done it: then `repeated` makes its answer."""
@@ -307,16 +316,6 @@ class JournaledConnection(ABC, Generic[C]):
                 raise OutcomeUnknown(f"{self._address.shown}: what became of a call is no longer known")
             call.again = False  # to those without a row the gate is shut
             await self._introduce(call)
-
-    async def _wait(self, ends: float, pause: float, why: Exception, *, unknown: bool) -> float:
-        """Let some time pass before it is sent again; the next pause. Raises OutcomeUnknown, StoreUnavailable."""
-        left = ends - time.monotonic()
-        if left <= 0:
-            raise OutcomeUnknown(str(why)) if unknown else StoreUnavailable(str(why))
-        self.resent += 1
-        self._dialect.log.debug("%s is sent again: %s", self.name, why)
-        await asyncio.sleep(min(left, pause * (0.5 + random.random())))
-        return min(pause * 2, _LONGEST_PAUSE)
 
     async def _look_back(self, call: C) -> Any:
         """The row of this call, if it was done before; a first sending that is under way is waited for."""

@@ -1,16 +1,15 @@
-"""Leasing on a SQL server: when a lease looks again at what others have locked, and whole looks in the background.
+"""Leasing on a SQL server: where in the index each scan for due tasks begins.
 
-From where on to look: past the remains of what was leased before.
+A lease, settlement or move leaves a dead entry in the index, at its old time, until vacuum removes it. So a scan from
+the start of the index would step over everything done since the last vacuum, and while a transaction somewhere holds an
+old snapshot, over everything done since that began. Three kinds of scan keep the cost of a lease flat:
 
-What was leased, settled or moved leaves an entry in the index until vacuum comes, at its old time. So what lies before
-now is a graveyard: a lease that began at its start would step over all that was done since the last vacuum, and with an
-old snapshot held somewhere over all that was done since then. But nothing new can appear far back, since whatever
-begins to wait wakes at the earliest when it is written. So a lease begins where the one before left off.
-
-What could be missed all the same, a task whose transaction was open for long, or that somebody had locked and let go,
-is found by looking thoroughly once a second, from the start and for lost leases too; the former is also told of when it
-is committed. So it costs a second at most. A thorough look also says when the next lease ends that others hold, and the
-look after that is thorough too: a lost lease is noticed when it ends.
+    ordinary    begins where the scan before it left off: nothing new can appear far back, since whatever begins to wait
+                wakes no earlier than when it is written
+    thorough    once a second, for lost leases too: finds a task whose transaction was open for long, or that was locked
+                and let go. It also reads when the next lease of another worker ends; the scan after that is thorough
+    full        from the very start. Each thorough scan is one while that is cheap; else full scans run in the
+                background, and thorough scans begin at a bound, of which each server has its own kind
 """
 
 from __future__ import annotations
@@ -26,199 +25,193 @@ from bide.core.instants import Millis
 from bide.core.records import Leased, Topic
 from bide.stores.sql.journaled_connection import JournaledConnection
 
-THOROUGH = 0.9
-"""Seconds between thorough looks, so that a worker which sleeps at most a second is thorough whenever it wakes."""
+THOROUGH_EVERY = 0.9
+"""Seconds between thorough scans, so that a worker which sleeps at most a second makes one whenever it wakes."""
 SLACK: Millis = 1_000
 """How long a transaction may be open, so that its tasks are not yet too far back when they appear."""
 
 
-class ScanFloors:
-    """Of each topic: from where on to look, and when it was last looked at thoroughly."""
+class ScanPositions:
+    """Where the next ordinary scan of each topic begins, and when the topic was last scanned thoroughly."""
 
-    __slots__ = ("_ends", "_floors", "_heard", "_looked", "_plenty", "_slack", "_used")
+    __slots__ = ("_ends", "_noted", "_plenty", "_positions", "_scanned_at", "_slack", "_used")
 
     def __init__(self, *, used: bool, slack: Millis = SLACK) -> None:
-        """`used` false: every look is thorough, for a clock that is the caller's and may leap.
+        """`used` false: every scan is thorough, for a clock that is the caller's and may leap.
 
-        `slack`: how far before now a look begins at least. What has died there is stepped over by each.
+        `slack`: how far before now a scan begins at least. Every scan steps over what has died there.
         """
         self._used = used
         self._slack = slack
-        self._heard: dict[Topic, Millis] = {}
-        """The wakes told of since the last look began, which may not have seen them."""
-        self._floors: dict[Topic, Millis] = {}
-        self._looked: dict[Topic, float] = {}
+        self._noted: dict[Topic, Millis] = {}
+        """The wakes noted since the last scan began, which may not have seen them."""
+        self._positions: dict[Topic, Millis] = {}
+        self._scanned_at: dict[Topic, float] = {}
         self._ends: Millis | None = None
         self._plenty: set[Topic] = set()
 
-    def ask(self, topics: Collection[Topic], about: Millis) -> tuple[list[Millis], bool]:
-        """From where on to look, topic by topic, and whether thoroughly. `about`: what time it is there."""
+    def begin(self, topics: Collection[Topic], about: Millis) -> tuple[list[Millis], bool]:
+        """Where a scan begins, topic by topic, and whether it is thorough. `about`: the server's time, roughly."""
         now = time.monotonic()
-        self._heard.clear()
+        self._noted.clear()
         ended = self._ends is not None and self._ends <= about
-        if not self._used or ended or any(self._looked.get(topic, -1.0) < now - THOROUGH for topic in topics):
+        before = now - THOROUGH_EVERY
+        if not self._used or ended or any(self._scanned_at.get(topic, -1.0) < before for topic in topics):
             self._ends = None
             for topic in topics:
-                self._looked[topic] = now
+                self._scanned_at[topic] = now
             return [0] * len(topics), True
-        return [self._floors.get(topic, 0) for topic in topics], False
+        return [self.position(topic) for topic in topics], False
 
-    def floor(self, topic: Topic) -> Millis:
-        """From where on a look that is not thorough would look; 0 for a topic that was never emptied."""
-        return self._floors.get(topic, 0)
+    def position(self, topic: Topic) -> Millis:
+        """Where an ordinary scan would begin; 0 for a topic that was never emptied."""
+        return self._positions.get(topic, 0)
 
     def ends(self, at: Millis | None) -> None:
-        """When the next lease ends that a thorough look has seen."""
+        """Note when the next lease ends, as a thorough scan has seen it."""
         self._ends = at
 
     def sleep(self, wake: Millis | None, now: Millis, *, thorough: bool) -> Millis | None:
-        """When to look again, if `wake` is the earliest of what waits: not after the next lease ends.
+        """When to scan again, if `wake` is the earliest that waits: not after the next lease ends.
 
-        A look that was not thorough has not seen when leases end: nobody is to sleep past the next that is.
+        An ordinary scan has not seen when leases end, so after one no worker sleeps past the next thorough scan.
         """
         wakes = [at for at in (wake, self._ends) if at is not None]
         if not thorough:
-            wakes.append(now + int(THOROUGH * 1000) + 1)
+            wakes.append(now + int(THOROUGH_EVERY * 1000) + 1)
         return min(wakes, default=None)
 
     def emptied(self, topics: Collection[Topic], now: Millis) -> None:
         """Nothing due was left of these."""
         for topic in topics:
-            self._floors[topic] = min(now - self._slack, self._heard.get(topic, now))
+            self._positions[topic] = min(now - self._slack, self._noted.get(topic, now))
             self._plenty.discard(topic)
 
     def plenty(self, topic: Topic) -> bool:
-        """True if more of it was due than the last look has taken, as far as is known."""
+        """True if more of it was due than the last scan has taken, as far as is known."""
         return topic in self._plenty
 
     def ran_short(self, topic: Topic) -> None:
-        """There was less of it than was wanted, and why was not looked at."""
+        """There was less of it than was wanted, for a reason that was not looked up."""
         self._plenty.discard(topic)
 
     def reached(self, wakes: Mapping[Topic, Millis]) -> None:
         """More may be due of these; the last that was taken woke then."""
         for topic, wake in wakes.items():
-            self._floors[topic] = min(wake, self._heard.get(topic, wake))
+            self._positions[topic] = min(wake, self._noted.get(topic, wake))
         self._plenty.update(wakes)
 
-    def told(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Something wakes then."""
+    def note_wakes(self, wakes: Mapping[Topic, Millis]) -> None:
+        """Tasks were committed that wake then."""
         for topic, wake in wakes.items():
-            self._heard[topic] = min(wake, self._heard.get(topic, wake))
-            floor = self._floors.get(topic)
-            if floor is not None and wake < floor:
-                self._floors[topic] = wake
+            self._noted[topic] = min(wake, self._noted.get(topic, wake))
+            position = self._positions.get(topic)
+            if position is not None and wake < position:
+                self._positions[topic] = wake
 
     def failed(self, topics: Sequence[Topic]) -> None:
-        """A look did not come to its end."""
+        """A scan did not come to its end."""
         for topic in topics:
-            self._looked.pop(topic, None)
+            self._scanned_at.pop(topic, None)
 
-
-# --- thorough looks while a transaction holds an old snapshot
 
 SHARE = 20
-"""An expensive look is followed by no other whole one for this many times as long as it took."""
+"""An expensive full scan is followed by no other for this many times as long as it took."""
 LONGEST = 600.0
-"""Seconds that a whole look may take at most."""
+"""Seconds that a full scan may take at most."""
 
 
-class WholeLooks:
-    """Where thorough looks begin. Belongs to the one connection that leases.
+class ScanBounds:
+    """Where thorough scans begin while full ones are expensive. Belongs to the one connection that leases.
 
-    A thorough look is a whole one, from the very start, as long as that is cheap. While another holds an old snapshot
-    it is not: nothing that has died since is removed, and each look steps over all of it. So then whole looks are made
-    in the background, on a connection of their own, and for no more than a small part of the time: they only say where
-    there is something. And a thorough look begins at a bound, of which each server has its own.
-
-    A crash of the server may undo the newest commits, and tasks lie at their old place; so with another connection
-    nothing is known, and the first look is a whole one. One that is not over in the time that a call may take may take
-    twice as long the next time: a worker that begins to work under an old snapshot begins late.
+    A crash of the server may undo the newest commits, and put tasks back at their old place; so with a new connection
+    nothing is known, and the first scan is full. One that does not end in the time that a call may take may take twice
+    as long the next time: a worker that starts under an old snapshot starts late.
     """
 
-    __slots__ = ("_background", "_bounds", "_clock", "_connection", "_used", "_whole_at", "patience")
+    __slots__ = ("_background", "_bounds", "_clock", "_connection", "_full_at", "_used", "patience")
 
     def __init__(
         self, *, used: bool, background: Callable[[Any], bool], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`used` false: each is a whole one, where the clock may leap, or a crash may be hidden from us.
+        """`used` false: each is a full scan, where the clock may leap, or a crash may be hidden from us.
 
-        `background` begins a whole look, and says whether it could.
+        `background` begins a full scan, and says whether it could.
         """
         self._used = used
         self._background = background
         self._clock = clock
         self._connection: object = None
-        self._whole_at: float | None = None
-        """From when on the next whole look may be made in the background; None: nothing is known, the next is one."""
+        self._full_at: float | None = None
+        """From when on the next full scan may be made in the background; None: nothing is known, the next is one."""
         self._bounds: dict[Topic, Millis] = {}
-        """From where on to look for what waits."""
+        """Where to begin, for what waits."""
         self.patience = 0.0
-        """Seconds that a whole look may take, if that is more than a call may."""
+        """Seconds that a full scan may take, if that is more than a call may."""
 
-    def on(self, connection: object) -> None:
-        """Note which connection looks."""
+    def on_connection(self, connection: object) -> None:
+        """Note which connection scans."""
         if connection is not self._connection:
             self._connection = connection
             self._forget()
 
-    def failed(self, took: float, *, whole: bool) -> None:
-        """A look came to nothing after so many seconds; if it was a whole one, the next may take longer."""
-        if whole:
+    def failed(self, took: float, *, full: bool) -> None:
+        """A scan failed after so many seconds; if it was a full one, the next may take longer."""
+        if full:
             self.patience = min(max(self.patience, 2 * took), LONGEST)
 
-    def told(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Something wakes then."""
+    def note_wakes(self, wakes: Mapping[Topic, Millis]) -> None:
+        """Tasks were committed that wake then."""
         for topic, wake in wakes.items():
             if wake < self._bounds.get(topic, 0):
                 self._bounds[topic] = wake
 
     def _wait(self, took: float) -> None:
-        """A whole look took so long: note when the next may be made."""
-        self._whole_at = self._clock() + took * SHARE
+        """Note when the next full scan may be made, after one that took so long."""
+        self._full_at = self._clock() + took * SHARE
 
     def _forget(self) -> None:
-        self._whole_at = None
+        self._full_at = None
         self._bounds.clear()
 
 
 LATER: Millis = 20
-"""When to look again at what somebody keeps locked for longer, as an open transaction of the application's may."""
+"""When to scan again for what stays locked for longer, as an open transaction of the application's may keep it."""
 POLL: Millis = 200
-"""How often a worker looks while nothing tells it of what others schedule."""
+"""How often a worker polls while no notification reaches it of what others schedule."""
 _PAUSES = (0.001, 0.002, 0.004, 0.008)
-"""Seconds between looks at what others have locked: a verb takes a few round trips."""
+"""Seconds between scans for what others have locked: a verb takes a few round trips."""
 
 
 class Leasing(ABC):
-    """Takes what is due, and knows from where on to look. Belongs to the connection that leases, and its event loop."""
+    """Takes what is due. Belongs to the connection that leases, and its event loop."""
 
     bounds: Any
-    """Where thorough looks begin while whole ones are expensive."""
+    """The server's ScanBounds."""
 
-    def __init__(self, runtime: Any, floors: ScanFloors) -> None:
+    def __init__(self, runtime: Any, positions: ScanPositions) -> None:
         self._runtime = runtime
         self._connection: JournaledConnection[Any] = runtime.connections["lease"]
-        self.floors = floors
-        self._whole: asyncio.Task[None] | None = None
+        self.positions = positions
+        self._scanning: asyncio.Task[None] | None = None
 
-    def told(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Something wakes then."""
-        self.floors.told(wakes)
-        self.bounds.told(wakes)
+    def note_wakes(self, wakes: Mapping[Topic, Millis]) -> None:
+        """Tasks were committed that wake then."""
+        self.positions.note_wakes(wakes)
+        self.bounds.note_wakes(wakes)
 
     async def lease(
         self, wants: Mapping[Topic, int], now: Millis | None, about: Millis, lasts: Millis, holder: str
     ) -> Leased:
         """Take what is due: O(log n) per task taken, whatever else waits, and a few seeks per topic.
 
-        `about`: what time it is there, as far as is known.
+        `about`: the server's time, as far as it is known.
 
-        What others have locked is passed over. If there is nothing else, it is looked for again a few times: whoever
+        What others have locked is passed over. If there is nothing else, the scan is repeated a few times: a verb that
         locks a task has decided something about it in a moment.
         """
         if not any(want > 0 for want in wants.values()):
-            leased, _ = await self._look(wants, now, about)
+            leased, _ = await self._read_wake(wants, now, about)
             return leased
         for pause in _PAUSES:
             leased, skipped = await self._take(wants, now, about, lasts, holder)
@@ -228,24 +221,24 @@ class Leasing(ABC):
         leased, _ = await self._take(wants, now, about, lasts, holder)
         return leased
 
-    def look_in_background(self, asked: Any) -> bool:
-        """Begin a whole look, unless one is under way: then False. If the store is away that is logged, and no more."""
-        if self._whole is not None and not self._whole.done():
+    def scan_in_background(self, asked: Any) -> bool:
+        """Begin a full scan, unless one is under way: then False."""
+        if self._scanning is not None and not self._scanning.done():
             return False
-        self._whole = asyncio.get_running_loop().create_task(self._look_aside(asked), name="bide whole look")
+        self._scanning = asyncio.get_running_loop().create_task(self._run_scan(asked), name="bide full scan")
         return True
 
-    async def _look_aside(self, asked: Any) -> None:
+    async def _run_scan(self, asked: Any) -> None:
         try:
-            await self._look_whole(self._runtime.connections["whole"], asked)
+            await self._scan_fully(self._runtime.connections["scan"], asked)
         except StoreError as error:
-            self._runtime.dialect.log.info("a look from the very start came to nothing: %s", error)
+            self._runtime.dialect.log.info("a full scan failed: %s", error)
 
     async def close(self) -> None:
-        """End the look that is under way."""
-        if self._whole is not None:
-            self._whole.cancel()
-            await asyncio.wait([self._whole])
+        """End the scan that is under way."""
+        if self._scanning is not None:
+            self._scanning.cancel()
+            await asyncio.wait([self._scanning])
 
     # --- the server's part
 
@@ -256,9 +249,9 @@ class Leasing(ABC):
         """Take what is due, oldest first, and tell whether something due was locked and passed over."""
 
     @abstractmethod
-    async def _look(self, wants: Mapping[Topic, int], now: Millis | None, about: Millis) -> tuple[Leased, bool]:
+    async def _read_wake(self, wants: Mapping[Topic, int], now: Millis | None, about: Millis) -> tuple[Leased, bool]:
         """Read the next wake, and tell whether something is due."""
 
     @abstractmethod
-    async def _look_whole(self, connection: Any, asked: Any) -> None:
+    async def _scan_fully(self, connection: Any, asked: Any) -> None:
         """Read what comes first from the very start, which may take long, and tell `bounds`."""

@@ -24,7 +24,7 @@ from bide.stores.batches import Named, earliest, rounds
 from bide.stores.sql.journaled_connection import OnLocked, Repeated, RowLocked, Runs
 
 Places = list[int]
-Tell = Callable[[Mapping[Topic, Millis]], list[str]]
+MessagesOf = Callable[[Mapping[Topic, Millis]], list[str]]
 """From the earliest wakes of a batch to the messages that are worth sending."""
 NO_ANSWERS = b"\x90"
 """An empty list in MessagePack."""
@@ -84,7 +84,7 @@ class Batch(ABC):
         """Write what was gathered."""
 
     @abstractmethod
-    async def finish(self, answer: bytes, wakes: Mapping[Topic, Millis], tell: Tell) -> None:
+    async def finish(self, answer: bytes, wakes: Mapping[Topic, Millis], messages_of: MessagesOf) -> None:
         """Write the rest, keep the answer for a caller whose connection breaks now, and commit."""
 
 
@@ -127,7 +127,7 @@ def _settle(asked: Settlement, found: Found, batch: Batch) -> bool:
 async def _decide(
     connection: Runs,
     asked: Sequence[Any],
-    tell: Tell,
+    messages_of: MessagesOf,
     begin: Callable[..., Batch],
     *,
     decide: Callable[[Any, Found, Batch], Any],
@@ -159,7 +159,7 @@ async def _decide(
         wakes: dict[Topic, Millis] = {}
         for record in batch.waiting:
             earliest(wakes, record.topic, record.wake_at)
-        await batch.finish(encode(decided), wakes, tell)
+        await batch.finish(encode(decided), wakes, messages_of)
         return decided
 
     async def repeated(row: Sequence[Any], call: Any) -> list[Any]:

@@ -33,7 +33,7 @@ from bide.stores.sql.reading import ServerReads, find, in_snapshot
 from bide.stores.sql.schema import SqlSchema
 from bide.stores.sql.transactions import ConnectionState, JoinedVerbs, OwnTransactions
 
-KINDS = ("add", "change", "settle", "lease", "extend", "held", "read", "keep", "whole")
+KINDS = ("add", "change", "settle", "lease", "extend", "held", "read", "keep", "scan")
 """The kinds of calls: each has a connection of its own, opened when first used."""
 T = TypeVar("T")
 Operation = Callable[..., Awaitable[Any]]
@@ -142,14 +142,14 @@ class Runtime(ABC):
         """The messages that a call sends with these wakes, within its transaction; `joined`: in one of the caller's."""
         return []
 
-    def unsaid(self, wakes: Mapping[Topic, Millis]) -> None:  # noqa: B027 - most send no messages
+    def withdraw(self, wakes: Mapping[Topic, Millis]) -> None:  # noqa: B027 - most send no messages
         """Take back what these messages were to tell: the call came to nothing."""
 
-    def tell(self, wakes: Mapping[Topic, Millis]) -> None:
+    def notify(self, wakes: Mapping[Topic, Millis]) -> None:
         """Tell of tasks that were committed in this process, or seen there, and wake then."""
-        self.leasing.told(wakes)
+        self.leasing.note_wakes(wakes)
         for topic, wake in wakes.items():
-            self.listeners.tell(topic, wake)
+            self.listeners.notify(topic, wake)
 
     async def reserve(self, now: Millis, most: int) -> int:
         """The first of so many tokens, where the caller's clock counts and a call does not take them itself."""
@@ -299,17 +299,18 @@ class SqlStore(ABC):
         async def write(connection: Any, part: Sequence[Any]) -> list[Any]:
             wakes: dict[Topic, Millis] = {}
 
-            def tell(some: Mapping[Topic, Millis]) -> list[str]:
+            def messages_of(some: Mapping[Topic, Millis]) -> list[str]:
                 merge_earliest(wakes, some)
                 return runtime.messages(some, runtime.about(now))
 
             try:
-                answers: list[Any] = await operation(connection, part, runtime.now(now), runtime.about(now), tell)
+                times = runtime.now(now), runtime.about(now)
+                answers: list[Any] = await operation(connection, part, *times, messages_of)
             except BaseException:
-                runtime.unsaid(wakes)
+                runtime.withdraw(wakes)
                 raise
             if wakes:
-                runtime.tell(wakes)
+                runtime.notify(wakes)
             return answers
 
         answers: list[Any] = []

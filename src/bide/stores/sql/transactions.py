@@ -113,14 +113,14 @@ class JoinedVerbs(ABC):
         wakes: dict[Topic, Millis] = {}
         answers: list[Any] = []
 
-        def tell(some: Mapping[Topic, Millis]) -> list[str]:
+        def messages_of(some: Mapping[Topic, Millis]) -> list[str]:
             merge_earliest(wakes, some)
             messages: list[str] = runtime.messages(some, about, joined=True)
             return messages
 
         async def work(call: Any) -> None:
             for part in slices(asked, self._at_once):
-                answers.extend(await operation(call, part, there, about, tell))
+                answers.extend(await operation(call, part, there, about, messages_of))
 
         await self._savepoint(work, floor=floor, adding=adding)
         merge_earliest(self.wakes, wakes)
@@ -467,7 +467,7 @@ class OwnTransactions(Pool):
     def _done(self, joined: Any) -> None:
         """Tell what was committed."""
         if joined.wakes:
-            self._runtime.tell(joined.wakes)
+            self._runtime.notify(joined.wakes)
 
     def _refused(self, error: Exception, found: Exception) -> Exception:
         """The error to raise where the server refuses to commit."""

@@ -187,7 +187,7 @@ class Writer(_Thread):
             return
         work.point("after commit")
         if work.wakes:
-            self._notifier.tell(work.wakes)
+            self._notifier.notify(work.wakes)
 
     def _begin(self, durable: bool) -> None:
         connection = self._connection

@@ -277,7 +277,7 @@ class Transactions:
                 if self._committed is not None:
                     self._committed(connection.total_changes - changes)
                 if joined.wakes:
-                    self._notifier.tell(joined.wakes)
+                    self._notifier.notify(joined.wakes)
             finally:
                 lane.owner = None
                 if not lane.closed:

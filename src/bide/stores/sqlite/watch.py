@@ -132,7 +132,7 @@ class Notifier:
         """Those that anybody listens to."""
         return set[Topic]().union(*(listener.topics for listener in self._listeners)) - {COMMITTED}
 
-    def tell(self, wakes: Mapping[Topic, Millis]) -> None:
+    def notify(self, wakes: Mapping[Topic, Millis]) -> None:
         """Pass on the earliest wake of each topic, from any thread, to everybody who cares."""
         for listener in self._listeners:
             if not listener.topics.isdisjoint(wakes):
@@ -337,7 +337,7 @@ class Watcher:
             if version != self._version:
                 self._tell(cursor)
                 self._version = version
-                self._notifier.tell({COMMITTED: 0})
+                self._notifier.notify({COMMITTED: 0})
         except sqlite3.Error:
             # Whoever reads or writes meets the same error and is told; a wake may go untold.
             return True
@@ -359,4 +359,4 @@ class Watcher:
                 self._told[topic] = head
                 wakes[topic] = head[0]
         if wakes:
-            self._notifier.tell(wakes)
+            self._notifier.notify(wakes)

@@ -1,4 +1,4 @@
-"""Under an old snapshot no look touches what has died since, and what appears late is found all the same."""
+"""Under an old snapshot no scan touches what has died since, and what appears late is found all the same."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ from tests.stores.sql.fixtures import OpensStore
 from bide.core.records import Filter, In, Page
 from bide.stores.postgres import leasing as postgres
 from bide.stores.postgres.connection import CALLS_OF_A_ROW, Call, address_of
-from bide.stores.postgres.leasing import Asked, Bounds, Reach
+from bide.stores.postgres.leasing import FullScan, PostgresScanBounds, ScanStart
 from bide.stores.sql import leasing
 from bide.testing.store_suite.base import NOW, lease, new, put_one
 
-WHOLE = Reach([0], [0], [0], True)
+FULL = ScanStart([0], [0], [0], True)
 LASTS = 600_000
 
 
@@ -39,142 +39,142 @@ def clock() -> Clock:
     return Clock()
 
 
-def begins(asked: Asked) -> bool:
-    """A whole look that is begun, and never ends."""
+def begins(asked: FullScan) -> bool:
+    """A full scan that is begun, and never ends."""
     return True
 
 
-def dear(clock: Clock, beside: Callable[[Asked], bool] = begins) -> Bounds:
-    """After a whole look that took 20 ms, and another before which it was read who writes: nobody."""
-    known = Bounds(used=True, background=beside, clock=clock)
-    assert known.reach(["t"], [NOW]) == WHOLE
-    known.looked(["t"], 0.02, NOW, WHOLE, LASTS)
+def expensive(clock: Clock, background: Callable[[FullScan], bool] = begins) -> PostgresScanBounds:
+    """After a full scan that took 20 ms, and another before which the writers were read: none."""
+    known = PostgresScanBounds(used=True, background=background, clock=clock)
+    assert known.start(["t"], [NOW]) == FULL
+    known.scanned(["t"], 0.02, NOW, FULL, LASTS)
     assert known.watching
     known.read(NOW + 1_000, [])
-    assert known.reach(["t"], [NOW]) == WHOLE, "nothing is known of the time before"
-    known.looked(["t"], 0.02, NOW + 1_001, WHOLE, LASTS)
+    assert known.start(["t"], [NOW]) == FULL, "nothing is known of the time before"
+    known.scanned(["t"], 0.02, NOW + 1_001, FULL, LASTS)
     known.emptied(["t"])
     known.ended(["t"], None, NOW + 1_001)
     return known
 
 
-def test_as_long_as_a_whole_look_is_cheap_each_is_one(clock: Clock) -> None:
-    known = Bounds(used=True, background=begins, clock=clock)
+def test_as_long_as_a_full_scan_is_cheap_each_is_one(clock: Clock) -> None:
+    known = PostgresScanBounds(used=True, background=begins, clock=clock)
     for _ in range(3):
         clock.seconds += 1
-        assert known.reach(["t"], [NOW]) == WHOLE
-        known.looked(["t"], 0.002, NOW, WHOLE, LASTS)
+        assert known.start(["t"], [NOW]) == FULL
+        known.scanned(["t"], 0.002, NOW, FULL, LASTS)
         known.emptied(["t"])
         assert not known.watching
 
 
-def test_between_dear_looks_one_begins_where_nothing_can_be_before(clock: Clock) -> None:
-    known = dear(clock)
+def test_between_expensive_scans_one_begins_where_nothing_can_be_before(clock: Clock) -> None:
+    known = expensive(clock)
     known.read(NOW + 2_000, [])
-    reach = known.reach(["t"], [NOW + 1_900])
-    assert reach == Reach([NOW + 1_000], [NOW + 1_000], [NOW + 1_001 + LASTS], False)
-    known.looked(["t"], 0.001, NOW + 2_001, reach, LASTS)
+    start = known.start(["t"], [NOW + 1_900])
+    assert start == ScanStart([NOW + 1_000], [NOW + 1_000], [NOW + 1_001 + LASTS], False)
+    known.scanned(["t"], 0.001, NOW + 2_001, start, LASTS)
     known.emptied(["t"])
     known.ended(["t"], NOW + 9_000, NOW + 2_001)
-    reach = known.reach(["t"], [NOW + 1_900])
-    assert reach == Reach([NOW + 1_900], [NOW + 2_000], [NOW + 9_000], False), "a floor may lie lower"
+    start = known.start(["t"], [NOW + 1_900])
+    assert start == ScanStart([NOW + 1_900], [NOW + 2_000], [NOW + 9_000], False), "a floor may lie lower"
 
 
-def later(known: Bounds, second: int) -> Reach:
-    """A thorough look at that second, which leaves nothing."""
+def later(known: PostgresScanBounds, second: int) -> ScanStart:
+    """A thorough scan at that second, which leaves nothing."""
     known.read(NOW + second * 1_000, [])
-    reach = known.reach(["t", "u"], [NOW * 2, NOW * 2])
-    known.looked(["t", "u"], 0.001, NOW + second * 1_000, reach, LASTS)
+    start = known.start(["t", "u"], [NOW * 2, NOW * 2])
+    known.scanned(["t", "u"], 0.001, NOW + second * 1_000, start, LASTS)
     known.emptied(["t"])
-    return reach
+    return start
 
 
-def test_whole_looks_are_made_beside_and_lower_the_bounds(clock: Clock) -> None:
-    begun: list[Asked] = []
+def test_full_scans_are_made_in_the_background_and_lower_the_bounds(clock: Clock) -> None:
+    begun: list[FullScan] = []
 
-    def beside(asked: Asked) -> bool:
+    def background(asked: FullScan) -> bool:
         begun.append(asked)
         return True
 
-    known = dear(clock, beside)
+    known = expensive(clock, background)
     later(known, 2)
     assert not begun
     clock.seconds += 0.02 * leasing.SHARE
     later(known, 3)
     later(known, 4)
-    assert begun == [Asked(["t", "u"], NOW + 3_000)], "one at a time"
+    assert begun == [FullScan(["t", "u"], NOW + 3_000)], "one at a time"
     known.found(begun[0], NOW + 1_500, 0.02)
     assert later(known, 5).waiting == [NOW + 1_500, NOW + 1_500], "also where there was no bound"
     clock.seconds += 0.02 * leasing.SHARE
     later(known, 6)
-    known.lost_sight(begun[1])
+    known.abandoned(begun[1])
     later(known, 7)
     assert len(begun) == 3, "it came to nothing, and is begun again"
-    known.on(object())
+    known.on_connection(object())
     known.found(begun[2], NOW, 0.02)
-    assert later(known, 8).whole, "with another connection nothing is known"
+    assert later(known, 8).full, "with another connection nothing is known"
     known.found(begun[1], NOW, 0.02)
     clock.seconds += 100
     later(known, 9)
     known.found(begun[-1], None, 0.002)
     assert not known.watching, "it is cheap again"
-    assert later(known, 10) == Reach([0, 0], [0, 0], [0, 0], True)
+    assert later(known, 10) == ScanStart([0, 0], [0, 0], [0, 0], True)
 
 
 def test_who_writes_is_waited_for(clock: Clock) -> None:
-    known = dear(clock)
+    known = expensive(clock)
     for second, writers in ((2, ["3/1"]), (3, ["3/1", "4/1"]), (4, ["4/1", "3/2"]), (5, ["-1/77"]), (6, ["-1/77"])):
         known.read(NOW + second * 1_000, writers)
         known.emptied(["t"])
         bound = {2: 1, 3: 1, 4: 2, 5: 2, 6: 2}[second]
-        assert known.reach(["t"], [NOW * 2]).lost == [NOW + bound * 1_000], second
+        assert known.start(["t"], [NOW * 2]).lost == [NOW + bound * 1_000], second
     known.read(NOW + 7_000, [])
     known.emptied(["t"])
-    assert known.reach(["t"], [NOW * 2]).lost == [NOW + 7_000]
+    assert known.start(["t"], [NOW * 2]).lost == [NOW + 7_000]
 
 
 def test_what_was_left_keeps_the_bound_back(clock: Clock) -> None:
-    known = dear(clock)
+    known = expensive(clock)
     known.read(NOW + 2_000, [])
-    assert known.reach(["t"], [NOW * 2]).waiting == [NOW + 1_000]
+    assert known.start(["t"], [NOW * 2]).waiting == [NOW + 1_000]
     known.emptied(["t"], NOW + 1_500)
-    assert known.reach(["t"], [NOW * 2]).waiting == [NOW + 1_500]
-    known.told({"t": NOW + 1_200, "u": NOW})
-    assert known.reach(["t", "u"], [NOW * 2, NOW + 70]).waiting == [NOW + 1_200, NOW + 70]
+    assert known.start(["t"], [NOW * 2]).waiting == [NOW + 1_500]
+    known.note_wakes({"t": NOW + 1_200, "u": NOW})
+    assert known.start(["t", "u"], [NOW * 2, NOW + 70]).waiting == [NOW + 1_200, NOW + 70]
 
 
-def test_who_wrote_before_the_first_reading_makes_no_look_dearer(clock: Clock) -> None:
-    known = Bounds(used=True, background=begins, clock=clock)
-    known.looked(["t"], 0.02, NOW, WHOLE, LASTS)
+def test_who_wrote_before_the_first_reading_makes_no_scan_more_expensive(clock: Clock) -> None:
+    known = PostgresScanBounds(used=True, background=begins, clock=clock)
+    known.scanned(["t"], 0.02, NOW, FULL, LASTS)
     known.read(NOW + 1_000, ["9/9"])
-    reach = known.reach(["t"], [NOW + 900])
-    assert reach == Reach([NOW + 900], [NOW - leasing.SLACK], [0], False)
+    start = known.start(["t"], [NOW + 900])
+    assert start == ScanStart([NOW + 900], [NOW - leasing.SLACK], [0], False)
     known.read(NOW + 2_000, [])
-    assert known.reach(["t"], [NOW + 900]) == WHOLE, "now there can be a bound"
+    assert known.start(["t"], [NOW + 900]) == FULL, "now there can be a bound"
 
 
 def test_a_clock_that_is_set_back_is_begun_with_anew(clock: Clock) -> None:
-    known = dear(clock)
+    known = expensive(clock)
     known.read(NOW - 5_000, [])
-    assert known.reach(["t"], [NOW]) == WHOLE
+    assert known.start(["t"], [NOW]) == FULL
 
 
-def test_with_another_connection_a_look_is_whole(clock: Clock) -> None:
-    known = dear(clock)
+def test_with_another_connection_a_scan_is_full(clock: Clock) -> None:
+    known = expensive(clock)
     one, another = object(), object()
-    for connection, whole in ((one, True), (one, False), (another, True), (another, False)):
-        known.on(connection)
+    for connection, full in ((one, True), (one, False), (another, True), (another, False)):
+        known.on_connection(connection)
         known.read(NOW + 2_000, [])
-        reach = known.reach(["t"], [NOW])
-        assert reach.whole is whole
-        known.looked(["t"], 0.02, NOW + 2_001, reach, LASTS)
+        start = known.start(["t"], [NOW])
+        assert start.full is full
+        known.scanned(["t"], 0.02, NOW + 2_001, start, LASTS)
 
 
-def test_where_it_is_not_used_every_look_is_whole(clock: Clock) -> None:
-    known = Bounds(used=False, background=begins, clock=clock)
+def test_where_it_is_not_used_every_scan_is_full(clock: Clock) -> None:
+    known = PostgresScanBounds(used=False, background=begins, clock=clock)
     for _ in range(3):
-        assert known.reach(["t"], [NOW]) == WHOLE
-        known.looked(["t"], 0.5, NOW, WHOLE, LASTS)
+        assert known.start(["t"], [NOW]) == FULL
+        known.scanned(["t"], 0.5, NOW, FULL, LASTS)
         assert not known.watching
 
 
@@ -194,11 +194,11 @@ async def snapshot(url: str) -> AsyncIterator[asyncpg.Connection[Any]]:
 
 
 @pytest.fixture
-def always_dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Any whole look is too dear for another; and each look is thorough."""
-    monkeypatch.setattr(postgres, "DEAR", 0.0)
+def always_expensive(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Any full scan is too expensive for another; and each scan is thorough."""
+    monkeypatch.setattr(postgres, "EXPENSIVE", 0.0)
     monkeypatch.setattr(leasing, "SHARE", 1_000_000_000)
-    monkeypatch.setattr(leasing, "THOROUGH", 0.0)
+    monkeypatch.setattr(leasing, "THOROUGH_EVERY", 0.0)
 
 
 Sent = dict[str, tuple[Any, ...]]
@@ -240,8 +240,8 @@ async def cost(surveyed: Surveyed, sent: Sent, query: str) -> int:
     return pages(await surveyed.explained(surveyed.executed(query, arguments)))
 
 
-async def test_no_look_touches_what_has_died_under_a_snapshot(
-    fresh_url: str, open_store: OpensStore, always_dear: None, sent: Sent, monkeypatch: pytest.MonkeyPatch
+async def test_no_scan_touches_what_has_died_under_a_snapshot(
+    fresh_url: str, open_store: OpensStore, always_expensive: None, sent: Sent, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with survey(fresh_url) as surveyed, snapshot(fresh_url):
         store = await open_store(fresh_url, clock="server")
@@ -256,30 +256,30 @@ async def test_no_look_touches_what_has_died_under_a_snapshot(
                 await lease(store, 5, lasts=LASTS)
                 await lease(store, 0, lasts=LASTS)
             costs = {"thorough": await cost(surveyed, sent, "lease_16"),
-                     "for the wake": await cost(surveyed, sent, "look_for_wake")}  # fmt: skip
+                     "for the wake": await cost(surveyed, sent, "next_wake")}  # fmt: skip
             assert sent["lease_16"][8] is True
-            monkeypatch.setattr(leasing, "THOROUGH", 1_000.0)
+            monkeypatch.setattr(leasing, "THOROUGH_EVERY", 1_000.0)
             await lease(store, 5, lasts=LASTS)
             costs["ordinary"] = await cost(surveyed, sent, "lease_16")
             assert sent["lease_16"][8] is False
-            monkeypatch.setattr(leasing, "THOROUGH", 0.0)
+            monkeypatch.setattr(leasing, "THOROUGH_EVERY", 0.0)
             found[count] = costs
         for what, few in found[0].items():
             assert found[20_000][what] <= few * 2 + 20, (what, found)
         sent["lease_16"] = (*sent["lease_16"][:7], [0], True, [0], [0], 1_500)
-        assert await cost(surveyed, sent, "lease_16") > 40_000, "a whole look steps over all of it"
+        assert await cost(surveyed, sent, "lease_16") > 40_000, "a full scan steps over all of it"
 
 
-def test_a_whole_look_that_was_cut_short_may_take_longer(clock: Clock) -> None:
-    known = Bounds(used=True, background=begins, clock=clock)
-    known.failed(10.0, whole=False)
+def test_a_full_scan_that_was_cut_short_may_take_longer(clock: Clock) -> None:
+    known = PostgresScanBounds(used=True, background=begins, clock=clock)
+    known.failed(10.0, full=False)
     assert known.patience == 0.0
     for took, patience in ((10.0, 20.0), (20.0, 40.0), (0.001, 40.0), (400.0, 600.0)):
-        known.failed(took, whole=True)
-        known.on(object())
-        assert known.reach(["t"], [NOW]) == WHOLE
+        known.failed(took, full=True)
+        known.on_connection(object())
+        assert known.start(["t"], [NOW]) == FULL
         assert known.patience == patience
-    known.looked(["t"], 90.0, NOW, WHOLE, LASTS)
+    known.scanned(["t"], 90.0, NOW, FULL, LASTS)
     assert known.patience == 0.0
 
 
