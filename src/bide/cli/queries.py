@@ -169,11 +169,11 @@ def show(context: Context, topic: str, key: str) -> Exit:
 
 def _reasons(life: Story, pause: Pause | None) -> list[str]:
     """The reasons for its lateness, in the console's sentences."""
-    from bide.service.console.i18n import Phrases
+    from bide.service.console.i18n import Locale
     from bide.service.console.task import reasons
 
     zone = datetime.now().astimezone().tzinfo or UTC
-    return [printable(why) for why in reasons(Phrases("en", "", zone, current_millis()), life, pause)]
+    return [printable(why) for why in reasons(Locale("en", "", zone, current_millis()), life, pause)]
 
 
 def _delivery_shape(last: Attempt, why: Sequence[str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from bide.ports.remote import STREAM_TYPE
 from bide.service.access import Access, Networks
 from bide.service.audit import Bucket, audit, refused, unknown
 from bide.service.authz import AccessRefused, Verb
-from bide.service.console.router import Site
+from bide.service.console.router import Router
 from bide.service.contract import CALLS, document
 from bide.service.health import OPEN, Health, pages_of
 from bide.service.metrics import Metrics
@@ -69,14 +69,14 @@ class Service:
 
     def __init__(
         self, client: Client, access: Access, consuming: Consuming, following: Following, stores: StoreCalls,
-        *, health: Health, metrics: Metrics, site: Site, proxies: Networks = (),
+        *, health: Health, metrics: Metrics, console: Router, proxies: Networks = (),
     ) -> None:  # fmt: skip
         self._client = client
         self._access = access
         self._following = following
         self._stores = stores
         self._metrics = metrics
-        self._site = site
+        self._console = console
         self._body_limit, self._body_patience = BODY_LIMIT, BODY_PATIENCE
         self._proxies = proxies
         self._loop = asyncio.get_running_loop()
@@ -148,11 +148,11 @@ class Service:
         route = self._routes.find(path)
         if route is None:
             if path.split(b"/")[1:2] != [b"v1"]:
-                page = self._site.find(request)
+                page = self._console.find(request)
                 if page is not None:
                     return "console", page, True
                 if "text/html" in (request.header(b"accept") or ""):
-                    return "unknown", self._site.missing, True
+                    return "unknown", self._console.not_found, True
             raise Problem(404, "no-such-call", "There is no such call", "see /openapi.json for those there are")
         calls, parts = route
         request.segments = tuple(segment(raw, name) for name, raw in parts.items())

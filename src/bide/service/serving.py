@@ -62,8 +62,8 @@ from bide.ports import Policy
 from bide.service.access import Access, check_start, is_loopback, networks_of
 from bide.service.audit import Rates
 from bide.service.authz import Tokens
-from bide.service.console.page_request import Shared
-from bide.service.console.router import Site
+from bide.service.console.page_request import ConsoleContext
+from bide.service.console.router import Router
 from bide.service.health import Health
 from bide.service.metrics import Metrics
 from bide.service.remote.calls import StoreCalls
@@ -255,11 +255,13 @@ class Serving:
         overviews, day = Overviews(app), LastDay(app)
         stack.push_async_callback(overviews.close)
         stack.push_async_callback(day.close)
-        site = Site(Shared(app, health, self.policy_of, self.instance, self._channel, access, overviews, day))
-        stack.push_async_callback(site.close)
+        console = Router(
+            ConsoleContext(app, health, self.policy_of, self.instance, self._channel, access, overviews, day)
+        )
+        stack.push_async_callback(console.close)
         consuming = Consuming(self._desk, instance=self.instance, lease=app.terms.lease)
         self.service = Service(
-            app, access, consuming, self._following, stores, health=health, metrics=self.metrics, site=site,
+            app, access, consuming, self._following, stores, health=health, metrics=self.metrics, console=console,
             proxies=self._proxies,
         )  # fmt: skip
 
