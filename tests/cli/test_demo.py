@@ -137,8 +137,8 @@ def in_town(
     async def play(loop: VirtualLoop) -> None:
         app = Bide(MemoryStore() if store is None else store, clock=VirtualClock(loop), **settings)
         town = Town(app, shown_store="memory:", say=said.append)
-        await town.ready()
-        async with app, app.worker(), town.beside("http://here"):
+        await town.prepare()
+        async with app, app.worker(), town.running("http://here"):
             await story(town, app, loop)
 
     run_virtual(play)
@@ -200,8 +200,8 @@ def test_the_next_run_knows_the_customers_of_the_last() -> None:
         for run in range(2):
             app = Bide(store, clock=VirtualClock(loop), keep_cancelled="15m", keep_done="1h")
             town = Town(app, shown_store="memory:", say=said.append)
-            await town.ready()
-            async with app, app.worker(), town.beside("http://here"):
+            await town.prepare()
+            async with app, app.worker(), town.running("http://here"):
                 if run == 0:
                     numbers, ends = town.orders.sale, town.orders.sale_ends
                     await town.orders.until(ends - 38_000)  # all have ordered, few have paid

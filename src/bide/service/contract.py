@@ -189,7 +189,7 @@ CALLS: tuple[Call, ...] = (
     ),
     Call(
         name="lease", method="POST", path="/v1/lease", summary="Take what is due; with `wait`, as soon as something is",
-        ask=schemas.LeaseAsk, accepted="a JSON object: topics, wait, lease_for",
+        ask=schemas.LeaseRequest, accepted="a JSON object: topics, wait, lease_for",
         answers={200: ("What is yours now; maybe nothing", LeasedShape)},
     ),
     Call(

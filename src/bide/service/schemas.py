@@ -171,7 +171,7 @@ LeaseSpan: TypeAlias = Annotated[
 Room: TypeAlias = Annotated[int, Meta(ge=1, le=1_000)]
 
 
-class LeaseAsk(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class LeaseRequest(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """So many tasks of each topic as can be started now. With `wait` the answer comes when something is due."""
 
     topics: Annotated[dict[Name, Room], Meta(min_length=1, max_length=100)]
@@ -192,7 +192,7 @@ class Settle(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=Tru
     """Why, for retry and dead."""
 
 
-class Held(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class LeaseRef(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A lease: a task and the token that it was leased with."""
 
     topic: Name
@@ -203,7 +203,7 @@ class Held(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True)
 class Extend(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """Leases to be kept for a length from now."""
 
-    leases: Annotated[list[Held], Meta(max_length=MOST_AT_ONCE)]
+    leases: Annotated[list[LeaseRef], Meta(max_length=MOST_AT_ONCE)]
     lease_for: LeaseSpan | None = None
 
 

@@ -36,13 +36,13 @@ class Town:
             self.orders, payments, self.coupons, *(story(app, self._notebook) for story in others)
         ]  # fmt: skip
 
-    async def ready(self) -> None:
+    async def prepare(self) -> None:
         """Raises BadInput for a store with tasks of others, before any of them is delivered; StoreError."""
         async with self._app:
             await self._notebook.refuse_strangers()
 
     @asynccontextmanager
-    async def beside(self, where: str) -> AsyncIterator[None]:
+    async def running(self, where: str) -> AsyncIterator[None]:
         """Everybody lives, while the service answers at `where`."""
         for story in self.stories:
             await story.prepare()

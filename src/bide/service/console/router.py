@@ -18,7 +18,7 @@ from urllib.parse import quote
 from bide.core.errors import BadInput, StoreError
 from bide.engine.recorder import acting_as
 from bide.service.access import refuse_foreign_page
-from bide.service.audit import Bucket, audit, refused
+from bide.service.audit import TokenBucket, audit, audit_refused
 from bide.service.authz import AccessRefused, Forbidden, Unauthorized
 from bide.service.console.actions import ActionsPage
 from bide.service.console.i18n import LANGUAGES
@@ -38,7 +38,7 @@ from bide.service.console.sessions import Session, Sessions, clear_cookie, cooki
 from bide.service.console.tasks import DeadPage, TasksPage
 from bide.service.console.timeline import TimelinePage
 from bide.service.console.topics import TopicsPage
-from bide.service.requests import OPEN_LIMIT, Gone, Reply, Request, Routes, of_error, segment
+from bide.service.requests import OPEN_LIMIT, ClientDisconnected, Reply, Request, Routes, problem_of, segment
 
 Handler = Callable[[Iterable[bytes], Request], Awaitable[Reply]]
 """Answers a request, of whose path the route has left these parts open."""
@@ -85,7 +85,7 @@ class Router:
         pages = [entry for one in self._pages for entry in one.routes.items()]
         found += [(route, partial(self._answer, answer, False)) for route, answer in pages]
         self._routes = Routes([(*route, handler) for route, handler in found])
-        self._complaints = Bucket(1, 1.0, time.monotonic())
+        self._complaints = TokenBucket(1, 1.0, time.monotonic())
         """One a second: while the store is away every open page asks again and again."""
 
     async def close(self) -> None:
@@ -127,7 +127,7 @@ class Router:
         try:
             session = await self.sessions.begin(request.raw_field("token"))
         except AccessRefused as error:
-            refused(error, http.peer)
+            audit_refused(error, http.peer)
             return request.render("login.html", status=401, next=where, wrong=request.t(error.detail))
         return request.redirect(where, set_cookie(session, self._client.clock.now(), host=http.header(b"host")))
 
@@ -173,10 +173,10 @@ class Router:
         return _with_headers(await self._or_error_page(request, answered()), headers)
 
     async def _or_error_page(self, request: PageRequest, answering: Coroutine[Any, Any, Reply]) -> Reply:
-        """Answer with a page, whatever goes wrong. Raises Gone."""
+        """Answer with a page, whatever goes wrong. Raises ClientDisconnected."""
         try:
             return await answering
-        except Gone:
+        except ClientDisconnected:
             raise
         except Unauthorized:
             return self._to_login(request)
@@ -188,7 +188,7 @@ class Router:
     async def _session(self, http: Request) -> tuple[Session, bool]:
         """The session of this request, and whether it begins with it. Raises AccessRefused, StoreError."""
         if await self._access.anonymous_now():
-            self._access.refuse_from_beyond(http.headers)
+            self._access.refuse_remote_anonymous(http.headers)
         try:
             return await self.sessions.of(cookie_of(http.header(b"cookie"))), False
         except Unauthorized:
@@ -215,12 +215,12 @@ class Router:
     def _page_of_error(self, request: PageRequest, error: Exception) -> Reply:
         t = request.t
         if isinstance(error, AccessRefused):
-            refused(error, request.http.peer)
+            audit_refused(error, request.http.peer)
             return self._error_page(request, error.status, "You may not do this", _denial(error, t))
         if isinstance(error, BadInput):
             detail = f"{t(error.field)}: {t(error.accepted)}"
             return self._error_page(request, 422, "A value is not accepted", inert(detail))
-        problem = of_error(error)
+        problem = problem_of(error)
         if problem.status == 500:
             _log.exception("a defect in the console", exc_info=error)
             return self._error_page(request, 500, "A defect of the console", t("its log says where"))
