@@ -22,7 +22,7 @@ from tests.waiting import elapse, wait_until
 from bide import Bide, StoreUnavailable
 from bide.cli.demo.ahead import AUDIENCE, GUESTS, SUMMER
 from bide.cli.demo.orders import SALE, is_paid
-from bide.cli.demo.story import Notebook
+from bide.cli.demo.story import DemoState
 from bide.cli.demo.town import Town, uneventful
 from bide.cli.exits import Exit
 from bide.core.records import State
@@ -250,10 +250,10 @@ async def test_numbers_are_given_once() -> None:
     taken: list[int] = []
     for _ in range(3):
         async with Bide(store) as app:
-            notebook = Notebook(app)
-            await notebook.refuse_strangers()
+            state = DemoState(app)
+            await state.refuse_foreign_tasks()
             for count in (1, 1_500, 700, 1):
-                numbers = await notebook.numbers(count)
+                numbers = await state.numbers(count)
                 assert len(numbers) == count
                 taken += numbers
     assert len(taken) == len(set(taken))

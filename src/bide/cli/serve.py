@@ -10,7 +10,7 @@ import click
 
 from bide.app import Bide
 from bide.cli.context import Context, WholeNumber, shared_options, without_password
-from bide.cli.exits import Exit, Stopping, run_loop
+from bide.cli.exits import Exit, Shutdown, run_loop
 from bide.core.errors import MissingExtra
 from bide.settings import PREFIX, Settings
 
@@ -86,7 +86,7 @@ def serve(
         app = Bide(settings=Settings.from_env(store=store))
     running = serving.serve(
         app, config, host=host, port=port, insecure=insecure, shown_store=without_password(app.url),
-        companion=companion, begin=Stopping().begin,
+        companion=companion, begin=Shutdown().begin,
     )  # fmt: skip
     run_loop(running, uvloop=uvloop)
     return Exit.DONE
