@@ -22,7 +22,7 @@ from tests.waiting import elapse, wait_until
 from bide import Bide, StoreUnavailable
 from bide.cli.demo.ahead import AUDIENCE, GUESTS, SUMMER
 from bide.cli.demo.orders import SALE, is_paid
-from bide.cli.demo.story import Notebook
+from bide.cli.demo.story import DemoState
 from bide.cli.demo.town import Town, uneventful
 from bide.cli.exits import Exit
 from bide.core.records import State
@@ -137,8 +137,8 @@ def in_town(
     async def play(loop: VirtualLoop) -> None:
         app = Bide(MemoryStore() if store is None else store, clock=VirtualClock(loop), **settings)
         town = Town(app, shown_store="memory:", say=said.append)
-        await town.ready()
-        async with app, app.worker(), town.beside("http://here"):
+        await town.prepare()
+        async with app, app.worker(), town.running("http://here"):
             await story(town, app, loop)
 
     run_virtual(play)
@@ -200,8 +200,8 @@ def test_the_next_run_knows_the_customers_of_the_last() -> None:
         for run in range(2):
             app = Bide(store, clock=VirtualClock(loop), keep_cancelled="15m", keep_done="1h")
             town = Town(app, shown_store="memory:", say=said.append)
-            await town.ready()
-            async with app, app.worker(), town.beside("http://here"):
+            await town.prepare()
+            async with app, app.worker(), town.running("http://here"):
                 if run == 0:
                     numbers, ends = town.orders.sale, town.orders.sale_ends
                     await town.orders.until(ends - 38_000)  # all have ordered, few have paid
@@ -250,10 +250,10 @@ async def test_numbers_are_given_once() -> None:
     taken: list[int] = []
     for _ in range(3):
         async with Bide(store) as app:
-            notebook = Notebook(app)
-            await notebook.refuse_strangers()
+            state = DemoState(app)
+            await state.refuse_foreign_tasks()
             for count in (1, 1_500, 700, 1):
-                numbers = await notebook.numbers(count)
+                numbers = await state.numbers(count)
                 assert len(numbers) == count
                 taken += numbers
     assert len(taken) == len(set(taken))

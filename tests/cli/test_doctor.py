@@ -74,7 +74,7 @@ def test_dead_tasks(line: CommandLine) -> None:
             raise Dead("no such order")
 
         @app.on_dead("t")
-        async def tell(task: Task[object]) -> None:
+        async def report(task: Task[object]) -> None:
             died.set()
 
         async with app.worker():

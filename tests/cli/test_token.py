@@ -10,7 +10,7 @@ import pytest
 
 from bide import Bide
 from bide.service.access import Access
-from bide.service.authz import USUAL, Unauthorized, Verb, parse
+from bide.service.authz import DEFAULT_VERBS, Unauthorized, Verb, parse
 
 if TYPE_CHECKING:
     from tests.cli.conftest import CommandLine
@@ -33,7 +33,7 @@ def test_the_token_alone_is_on_stdout(line: CommandLine) -> None:
     assert parse(text) is not None
     assert "shown this once" in made.stderr
     assert text[-43:] not in made.stderr
-    assert caller(line, text) == ("ann", set(USUAL), ("*",))
+    assert caller(line, text) == ("ann", set(DEFAULT_VERBS), ("*",))
 
 
 def test_scopes_and_expiry(line: CommandLine) -> None:

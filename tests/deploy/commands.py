@@ -7,8 +7,8 @@ from typing import Any
 
 import click
 
-from bide.cli.change import main
 from bide.cli.context import Context
+from bide.cli.main import main
 from bide.settings import describe
 
 SETTINGS = {one.variable: one for one in describe()} | {

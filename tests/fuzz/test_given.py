@@ -14,7 +14,7 @@ from bide.app import Bide
 from bide.cli import main
 from bide.cli.exits import Exit
 from bide.core.errors import BadInput, MissingExtra, SetupError
-from bide.service.serving import Serving, read_config
+from bide.service.serving import ServiceInstance, read_config
 
 LINES = (
     "schedule t {} --key k --delay 15m", "schedule t --at 2030-01-01T00:00:00Z --group g", "ls --topic t --limit 3",
@@ -77,4 +77,4 @@ def test_the_settings_file_of_a_service(text: bytes, tmp_path: Path) -> None:
     path = tmp_path / "service.toml"
     path.write_bytes(text)
     with refusals(BadInput, SetupError, MissingExtra):
-        Serving(Bide("memory:"), read_config(str(path)), host="127.0.0.1")
+        ServiceInstance(Bide("memory:"), read_config(str(path)), host="127.0.0.1")

@@ -28,7 +28,7 @@ from bide.core.names import RESERVED_TOPICS, new_id
 from bide.core.records import At, Cancel, Filter, In, Lease, Move, NewTask, OutcomeKind, Page, Record, Ref, Settlement
 from bide.ports import remote
 from bide.service.contract import CALLS
-from bide.service.serving import ServeConfig, Serving
+from bide.service.serving import ServeConfig, ServiceInstance
 from bide.stores.memory import MemoryStore
 
 PAGES = (
@@ -222,7 +222,7 @@ class Answered:
 class Service:
     """An instance, and a store that begins with the same few tasks."""
 
-    def __init__(self, serving: Serving, store: MemoryStore) -> None:
+    def __init__(self, serving: ServiceInstance, store: MemoryStore) -> None:
         self._service, self._store = serving.service, store
 
     async def begin(self, now: int) -> int:
@@ -280,7 +280,7 @@ class Service:
 async def answer_to(request: Request) -> Answered:
     store = MemoryStore()
     app = Bide(store, history="off")
-    async with Serving(app, ServeConfig(), host="127.0.0.1") as serving:
+    async with ServiceInstance(app, ServeConfig(), host="127.0.0.1") as serving:
         service = Service(serving, store)
         token = await service.begin(app.clock.now())
         request = await service.in_session(request, token)

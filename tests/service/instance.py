@@ -11,13 +11,13 @@ from typing import Any
 from tests.service.prompt_server import PromptServer
 
 from bide import Bide
-from bide.service.serving import ServeConfig, Serving, under_uvicorn
+from bide.service.serving import ServeConfig, ServiceInstance, under_uvicorn
 
 
 class Instance:
     """A running instance."""
 
-    def __init__(self, url: str, serving: Serving, app: Bide, server: PromptServer) -> None:
+    def __init__(self, url: str, serving: ServiceInstance, app: Bide, server: PromptServer) -> None:
         self.url = url
         self.serving = serving
         self.app = app
@@ -31,12 +31,12 @@ async def served(store: Any, config: ServeConfig | None = None, **settings: Any)
     with socket.socket(proto=socket.IPPROTO_TCP) as listening:  # as `running` does
         listening.bind(("127.0.0.1", 0))
         listening.listen(2048)  # who calls before the server is up waits for it
-        async with Serving(app, config or ServeConfig(), host="127.0.0.1") as serving:
+        async with ServiceInstance(app, config or ServeConfig(), host="127.0.0.1") as serving:
             server = PromptServer(under_uvicorn(serving.service, app.config.grace / 1000, serving.config.connections))
             running = asyncio.ensure_future(server.serve(sockets=[listening]))
             try:
                 yield Instance(f"http://127.0.0.1:{listening.getsockname()[1]}", serving, app, server)
             finally:
-                await serving.let_go()
+                await serving.drain()
                 server.end()
                 await running

@@ -22,11 +22,11 @@ from bide import BadInput, Bide, SetupError, StoreUnavailable
 from bide.core.names import RESERVED_TOPIC
 from bide.engine.settings_store import SettingsStore
 from bide.service import access as access_module
-from bide.service.access import AGE, FRESH, SOON, Access, Foreign, check_start, is_loopback
+from bide.service.access import AGE, FRESH, SOON, Access, ForeignOrigin, check_start, is_loopback
 from bide.service.authz import (
     ALL_VERBS,
+    DEFAULT_VERBS,
     LONGEST_TOKEN,
-    USUAL,
     Caller,
     Forbidden,
     Token,
@@ -53,7 +53,7 @@ def tokens_of(app: Bide) -> Tokens:
 async def make(
     app: Bide,
     name: str = "ann",
-    verbs: frozenset[Verb] = USUAL,
+    verbs: frozenset[Verb] = DEFAULT_VERBS,
     topics: tuple[str, ...] = ("*",),
     expires_at: int | None = None,
 ) -> tuple[Token, str]:
@@ -202,7 +202,7 @@ def test_a_token_has_exactly_one_form(id: str, secret: str, place: int, letter: 
 
 
 def test_verbs_by_name() -> None:
-    assert verbs_of([]) == USUAL == ALL_VERBS - {Verb.ADMIN}
+    assert verbs_of([]) == DEFAULT_VERBS == ALL_VERBS - {Verb.ADMIN}
     assert verbs_of(["read", "work"]) == {Verb.READ, Verb.WORK}
     assert verbs_of(["all"]) == ALL_VERBS
     with pytest.raises(BadInput, match=r"verb: 'READ' is not accepted; give all, or one of schedule"):
@@ -237,7 +237,7 @@ async def test_bad_tokens_are_not_made() -> None:
             ("expires", {"expires_at": now}),
         ):
             with pytest.raises(BadInput) as caught:
-                await tokens.add(**{"name": "ann", "verbs": USUAL, "topics": ("*",), "now": now, **given})  # type: ignore[arg-type]
+                await tokens.add(**{"name": "ann", "verbs": DEFAULT_VERBS, "topics": ("*",), "now": now, **given})  # type: ignore[arg-type]
             assert caught.value.field == field
         assert await tokens.all() == []
 
@@ -268,7 +268,7 @@ async def test_a_token_says_who_calls() -> None:
         for form in (header, header.replace("Bearer", "bearer"), header.replace(" ", "   ")):
             assert await access.caller_of(form) == Caller("ann", frozenset({Verb.READ}), ("order.*",), token.id)
         assert (await access.caller_of(other)).name == "bob"
-        assert (await access.caller_with(f" {header.split()[1]}\n")).name == "ann"
+        assert (await access.caller_of_token(f" {header.split()[1]}\n")).name == "ann"
 
 
 async def test_no_error_holds_what_was_sent() -> None:
@@ -513,12 +513,12 @@ async def test_a_page_of_another_site_does_not_reach_loopback(headers: dict[str,
 
         async def call(access: Access, **more: str) -> str:
             sent = {name.encode(): value.encode() for name, value in {**headers, **more}.items()}
-            return (await access.caller_behind(sent)).name
+            return (await access.caller_of_request(sent)).name
 
         if let_in:
             assert await call(access) == "anonymous"
         else:
-            with pytest.raises(Foreign):
+            with pytest.raises(ForeignOrigin):
                 await call(access)
         if headers.get("host") == "evil.example:8420":
             assert await call(Access(app, anonymous=True, any_name=True)) == "anonymous"

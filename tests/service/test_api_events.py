@@ -109,7 +109,7 @@ def test_a_heartbeat_and_the_end(topic: str, monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.setattr(streaming, "_HEARTBEAT", 0.1)
     with running("memory:", **KEPT) as service, streamed(service) as stream:
         assert stream.block() == [": still here"]
-        service.run(service.serving.let_go())
+        service.run(service.serving.drain())
         while block := stream.block():
             assert block == [": still here"]
 
@@ -169,7 +169,7 @@ def test_more_than_the_log_keeps_is_a_gap(topic: str, monkeypatch: pytest.Monkey
 async def test_a_listener_that_is_too_far_behind_has_a_gap_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(streaming, "_MOST_KEPT", 3)
     async with Bide("memory:") as app:
-        following = streaming.Following(app)
+        following = streaming.EventFeed(app)
         parts = await following.stream(None, lambda _: True)
         assert (await anext(parts)).startswith(b": bide events")
         store: Any = app.store

@@ -17,7 +17,7 @@ from tests.service.instance import served
 from tests.waiting import not_before, until
 from yarl import URL
 
-from bide.service.audit import Rates
+from bide.service.audit import EventQuota
 from bide.service.serving import ServeConfig, TopicConfig
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
@@ -269,7 +269,7 @@ async def test_who_waits_is_answered_when_the_instance_drains(topic: str) -> Non
         async with calling(service.url) as many:
             leasing = asyncio.ensure_future(many.lease(topic, wait="60s"))
             await waiting(service, 1)
-            await asyncio.to_thread(service.run, service.serving.let_go())
+            await asyncio.to_thread(service.run, service.serving.drain())
             assert await leasing == []
 
 
@@ -303,8 +303,8 @@ def test_each_outcome(api: Api, topic: str) -> None:
 
 
 def test_who_settles_does_not_push_all_others_out_of_the_log_of_events(topic: str, monkeypatch: Any) -> None:
-    monkeypatch.setattr(Rates, "MOST", 20)
-    monkeypatch.setattr(Rates, "A_SECOND", 0.0)
+    monkeypatch.setattr(EventQuota, "MOST", 20)
+    monkeypatch.setattr(EventQuota, "A_SECOND", 0.0)
     with running("memory:") as service, contextlib.closing(Api(service.url)) as api:
         for number in range(30):
             api.put(topic, str(number), delay="0s")

@@ -9,7 +9,7 @@ import pytest
 
 from bide import Bide
 from bide.engine.recorder import acting_as
-from bide.service.audit import Refusals, audit, network_of, unknown
+from bide.service.audit import Refusals, audit, audit_unknown, network_of
 from bide.service.authz import AccessRefused, Forbidden, Unauthorized, Verb
 
 PARTS = ("who", "verb", "topic", "key", "id", "was", "wake_at", "answer")
@@ -78,8 +78,8 @@ async def test_nothing_is_made_where_nobody_listens(caplog: pytest.LogCaptureFix
 
 
 def test_a_change_whose_answer_was_lost_is_a_line_too(caplog: pytest.LogCaptureFixture) -> None:
-    unknown("ann", "cancel", "order.close", "k")
-    unknown("ann", "cancel")
+    audit_unknown("ann", "cancel", "order.close", "k")
+    audit_unknown("ann", "cancel")
     one, many = lines(caplog)
     assert parts(one, "who", "verb", "topic", "key", "answer") == ("ann", "cancel", "order.close", "k", "unknown")
     assert one.getMessage() == "ann: cancel order.close/k: the outcome is unknown"

@@ -22,7 +22,7 @@ from bide.core.errors import BadInput
 from bide.engine.history import rows_between
 from bide.service import requests, server
 from bide.service.access import networks_of
-from bide.service.serving import ServeConfig, Serving
+from bide.service.serving import ServeConfig, ServiceInstance
 
 GET = b"GET /healthz HTTP/1.1\r\nhost: localhost\r\n"
 
@@ -264,8 +264,8 @@ def test_a_proxy_is_named_by_its_address(wrong: str) -> None:
 
 async def test_that_everybody_may_do_everything_is_said_only_where_they_may(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path}/tasks.db"
-    async with Serving(Bide(url), ServeConfig(), host="127.0.0.1") as serving:
+    async with ServiceInstance(Bide(url), ServeConfig(), host="127.0.0.1") as serving:
         assert serving.open_to_all
         await make(serving.app)
-    async with Serving(Bide(url), ServeConfig(), host="127.0.0.1") as serving:
+    async with ServiceInstance(Bide(url), ServeConfig(), host="127.0.0.1") as serving:
         assert not serving.open_to_all

@@ -20,7 +20,7 @@ from bide.core.retry import policy
 from bide.engine.delivery.long_poll import LongPoll
 from bide.ports import Features, Policy
 from bide.service.metrics import Metrics
-from bide.service.metrics.measures import OPERATIONS, Few, Series, time_calls
+from bide.service.metrics.measures import OPERATIONS, BoundedLabels, Series, time_calls
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 from bide.testing.virtual import VirtualLoop, run_virtual
@@ -269,7 +269,7 @@ def test_a_store_that_answers_and_takes_too_long_to_count_is_up_and_its_last_cou
 
 async def test_topics_with_a_route_keep_their_series_and_others_make_room() -> None:
     clock = [0.0]
-    few = Few(3, clock=lambda: clock[0])
+    few = BoundedLabels(3, clock=lambda: clock[0])
     few.reserve("order.close")
     assert [few.label(value) for value in ("a", "b", "c")] == ["a", "b", "other"]
     clock[0] = 3_599
@@ -444,5 +444,5 @@ def test_a_histogram_puts_each_value_where_it_belongs() -> None:
 
 
 def test_few_values_of_a_label_are_themselves() -> None:
-    few = Few(2)
+    few = BoundedLabels(2)
     assert [few.label(value) for value in ("a", "b", "c", "a", "d")] == ["a", "b", "other", "a", "other"]

@@ -24,13 +24,22 @@ from bide.service.access import (
     FRESH,
     SOON,
     Access,
-    Foreign,
+    ForeignOrigin,
     is_loopback_name,
     refuse_foreign_name,
     refuse_foreign_page,
 )
 from bide.service.authz import Unauthorized
-from bide.service.console.sessions import COOKIE, LASTS, Forged, Session, Sessions, clear_cookie, cookie_of, set_cookie
+from bide.service.console.sessions import (
+    COOKIE,
+    LASTS,
+    CsrfMismatch,
+    Session,
+    Sessions,
+    clear_cookie,
+    cookie_of,
+    set_cookie,
+)
 from bide.testing.faults import FaultyStore
 from bide.testing.virtual import VirtualLoop
 
@@ -219,18 +228,18 @@ async def test_what_changes_something_must_come_from_a_page_of_the_session() -> 
         session = await sessions.begin(header.split()[1])
         another = await sessions.begin(header.split()[1])
         for csrf in (None, "", another.csrf, session.csrf[:-1], session.csrf + "=", session.cookie, "é", "\udc80"):
-            with pytest.raises(Forged) as caught:
+            with pytest.raises(CsrfMismatch) as caught:
                 changes(session, csrf)
             assert caught.value.status == 403
             assert session.csrf not in str(caught.value)
         for site in ("cross-site", "same-site", "", "SAME-ORIGIN", "same-origin, cross-site"):
-            with pytest.raises(Foreign):
+            with pytest.raises(ForeignOrigin):
                 changes(session, session.csrf, site=site)
-        with pytest.raises(Foreign):
+        with pytest.raises(ForeignOrigin):
             changes(session, session.csrf, site=None, origin="https://evil.example")
         changes(session, session.csrf, site=None, origin=f"https://{HOST}")
         changes(session, session.csrf, site=None)
-        for error in (Forged("why"), Foreign("why")):
+        for error in (CsrfMismatch("why"), ForeignOrigin("why")):
             assert str(pickle.loads(pickle.dumps(error))) == "why"
 
 
@@ -322,7 +331,7 @@ def test_a_page_of_another_site_is_told(host: str | None, origin: str | None, si
     if ours:
         refuse_foreign_page(headers(host, origin, site))
     else:
-        with pytest.raises(Foreign):
+        with pytest.raises(ForeignOrigin):
             refuse_foreign_page(headers(host, origin, site))
 
 
@@ -343,7 +352,7 @@ def test_names_of_this_machine(host: str | None) -> None:
     ],
 )  # fmt: skip
 def test_a_rebound_name_is_told(host: str) -> None:
-    with pytest.raises(Foreign, match="not by that name"):
+    with pytest.raises(ForeignOrigin, match="not by that name"):
         refuse_foreign_name(host)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from yarl import URL
 
 from bide import BadInput
-from bide.sinks.webhook.guard import Guard, Refused, literal, why_not
+from bide.sinks.webhook.guard import AddressRefused, Guard, blocked_reason, ip_literal
 
 GUARD = Guard()
 
@@ -214,7 +214,7 @@ def test_no_connection_to_a_public_looking_ipv6_address_of_a_special_range(rest:
     for network in ("2001::/23", "2001:db8::/32", "2002::/16", "3fff::/20", "fc00::/7", "fe80::/10", "ff00::/8"):
         base = ipaddress.IPv6Network(network)
         address = base[rest % base.num_addresses]
-        assert why_not(address)
+        assert blocked_reason(address)
 
 
 @given(host=st.text("0123456789abcdefxX.", min_size=1, max_size=20))
@@ -223,11 +223,11 @@ def test_what_the_c_library_reads_as_an_address_is_never_taken_for_a_name(host: 
         meant = IPv4Address(socket.inet_aton(host))
     except OSError:
         return
-    if literal(host) is None:
+    if ip_literal(host) is None:
         with pytest.raises(BadInput):
             GUARD.target(f"https://{host}/")
     else:
-        assert literal(host) == meant
+        assert ip_literal(host) == meant
 
 
 @pytest.mark.parametrize("name", ["hooks.example.com", "3com", "0x7g", "a.b.0xyz", "1e5", "xn--0", "deadbeef"])
@@ -260,7 +260,7 @@ def test_no_two_parsers_read_a_url_that_passed_as_leading_to_two_hosts(url: str)
     sent, standard = URL(url), urlsplit(url)
     for host, port in ((sent.raw_host, sent.port), (standard.hostname, standard.port or sent.port)):
         assert host is not None
-        address = literal(host)
+        address = ip_literal(host)
         name = f"[{address}]" if address is not None and address.version == 6 else host.removesuffix(".")
         assert f"{name}:{port}" == target.host
     assert sent.user is None
@@ -321,7 +321,7 @@ def test_the_list_is_a_list() -> None:
 )
 def test_no_socket_is_made_for_an_address_that_must_not_be_connected_to(address: str) -> None:
     family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with pytest.raises(Refused):
+    with pytest.raises(AddressRefused):
         GUARD.socket((family, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", (address, 443)))
 
 

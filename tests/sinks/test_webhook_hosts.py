@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 from tests.waiting import elapse, virtual_time
 
-from bide.sinks.webhook.hosts import FARTHEST, PATIENCE, Hosts, Place
+from bide.sinks.webhook.hosts import FARTHEST, PATIENCE, HostLimits, HostSlot
 from bide.testing.virtual import VirtualLoop, run_virtual
 
 A, B = "a.example:443", "b.example:443"
 MOST = 8
 
 
-def told(story: Callable[[Hosts], Coroutine[Any, Any, None]]) -> None:
+def told(story: Callable[[HostLimits], Coroutine[Any, Any, None]]) -> None:
     async def begin(loop: VirtualLoop) -> None:
-        await story(Hosts(MOST, chance=lambda: 0.0))
+        await story(HostLimits(MOST, chance=lambda: 0.0))
 
     run_virtual(begin)
 
 
-def fill(hosts: Hosts, name: str = A) -> list[Place]:
+def fill(hosts: HostLimits, name: str = A) -> list[HostSlot]:
     places = []
     while (place := hosts.enter(name)) is not None:
         places.append(place)
@@ -32,7 +32,7 @@ def fill(hosts: Hosts, name: str = A) -> list[Place]:
 
 
 def test_a_host_has_so_many_places_and_no_other_host_has_less_for_it() -> None:
-    async def story(hosts: Hosts) -> None:
+    async def story(hosts: HostLimits) -> None:
         places = fill(hosts)
         assert len(places) == MOST
         assert len(fill(hosts, B)) == MOST
@@ -43,7 +43,7 @@ def test_a_host_has_so_many_places_and_no_other_host_has_less_for_it() -> None:
 
 
 def test_who_waits_gets_the_place_that_becomes_free() -> None:
-    async def story(hosts: Hosts) -> None:
+    async def story(hosts: HostLimits) -> None:
         places = fill(hosts)
         waiting = [asyncio.ensure_future(hosts.wait(A)) for _ in range(2)]
         await elapse(PATIENCE / 2)
@@ -51,7 +51,7 @@ def test_who_waits_gets_the_place_that_becomes_free() -> None:
         places[0].leave(True)
         assert hosts.enter(A) is None, "it is for who came first"
         await elapse(PATIENCE)
-        assert isinstance(waiting[0].result(), Place)
+        assert isinstance(waiting[0].result(), HostSlot)
         assert waiting[1].result() is None
         assert hosts.busy(A) == MOST
 
@@ -59,7 +59,7 @@ def test_who_waits_gets_the_place_that_becomes_free() -> None:
 
 
 def test_nobody_waits_long_and_at_a_host_that_hangs_nobody_waits_at_all() -> None:
-    async def story(hosts: Hosts) -> None:
+    async def story(hosts: HostLimits) -> None:
         fill(hosts)
         began = virtual_time()
         assert await hosts.wait(A) is None
@@ -73,7 +73,7 @@ def test_nobody_waits_long_and_at_a_host_that_hangs_nobody_waits_at_all() -> Non
 
 
 def test_who_is_cancelled_while_waiting_takes_no_place_along() -> None:
-    async def story(hosts: Hosts) -> None:
+    async def story(hosts: HostLimits) -> None:
         places = fill(hosts)
         before, given = (asyncio.ensure_future(hosts.wait(A)) for _ in range(2))
         await asyncio.sleep(0)
@@ -90,7 +90,7 @@ def test_who_is_cancelled_while_waiting_takes_no_place_along() -> None:
 
 
 def test_a_host_that_is_down_is_given_fewer_and_one_that_answers_all_again() -> None:
-    async def story(hosts: Hosts) -> None:
+    async def story(hosts: HostLimits) -> None:
         seen = []
         for answered in (False, False, False, False, None, True, True, True, True):
             place = hosts.enter(A)
@@ -106,7 +106,7 @@ def test_a_host_that_is_down_is_given_fewer_and_one_that_answers_all_again() -> 
 def test_those_that_are_deferred_come_back_one_by_one() -> None:
     """And the longer a host takes, the farther apart, within bounds."""
 
-    async def story(hosts: Hosts) -> None:
+    async def story(hosts: HostLimits) -> None:
         places = fill(hosts)
         await elapse(30.0)
         for place in places:
@@ -126,7 +126,7 @@ def test_those_that_are_deferred_come_back_one_by_one() -> None:
 def test_none_comes_back_before_it_has_waited_for_as_long_as_the_host_has_been_silent() -> None:
     """Nor much later, while it is known to be quick: a host that stood still for a moment has its backlog back."""
 
-    async def story(hosts: Hosts) -> None:
+    async def story(hosts: HostLimits) -> None:
         for _ in range(60):
             one = hosts.enter(A)
             assert one is not None
@@ -142,7 +142,7 @@ def test_none_comes_back_before_it_has_waited_for_as_long_as_the_host_has_been_s
 
 
 def test_a_host_that_is_well_again_is_not_held_to_its_past() -> None:
-    async def story(hosts: Hosts) -> None:
+    async def story(hosts: HostLimits) -> None:
         places = fill(hosts)
         await elapse(30.0)
         assert all(hosts.pause(A) == pytest.approx(30.0) for _ in range(1_000))
@@ -161,7 +161,7 @@ def test_a_host_that_is_well_again_is_not_held_to_its_past() -> None:
 
 def test_jitter_only_lengthens() -> None:
     async def begin(loop: VirtualLoop) -> None:
-        hosts = Hosts(1)
+        hosts = HostLimits(1)
         fill(hosts)
         pauses = [hosts.pause(A) for _ in range(50)]
         shortest = [0.02 * (place + 1) for place in range(50)]
@@ -172,7 +172,7 @@ def test_jitter_only_lengthens() -> None:
 
 
 def test_hosts_are_forgotten_when_there_are_too_many_and_never_one_at_work() -> None:
-    async def story(hosts: Hosts) -> None:
+    async def story(hosts: HostLimits) -> None:
         kept = hosts.enter(A)
         assert kept is not None
         for number in range(20_000):

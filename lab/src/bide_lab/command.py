@@ -13,7 +13,8 @@ from typing import Any
 import click
 
 from bide.cli.context import Context, WholeNumber, shared_options
-from bide.cli.output import console, plain_table, print_json
+from bide.cli.output import print_json
+from bide.cli.tables import console, plain_table
 from bide.core.errors import BadInput
 from bide.core.instants import duration
 from bide_lab.choose import Choice, Twice, Wishes, choose

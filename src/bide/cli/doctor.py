@@ -60,31 +60,31 @@ def doctor(context: Context) -> Exit:
     """
     errors = 0
 
-    def tell(note: Note) -> None:
+    def report(note: Note) -> None:
         nonlocal errors
         errors += note.level is Level.ERROR
         advice = f"\n{'':8}{click.style(note.advice, dim=True)}" if note.advice else ""
         words = f"{click.style(f'{note.level.value:8}', fg=_COLOURS[note.level])}{note.what}{advice}"
         context.say({"level": note.level.value, "what": note.what, "advice": note.advice}, words)
 
-    for note in check_around():
-        tell(note)
+    for note in check_environment():
+        report(note)
 
     async def examine() -> None:
         check_there(context.settings().store)
         async with Bide(settings=context.settings()) as app:
-            tell(Note(Level.OK, f"the store opens: {context.shown_store}"))
+            report(Note(Level.OK, f"the store opens: {context.shown_store}"))
             for note in await check_store(app):
-                tell(note)
+                report(note)
 
     try:
         asyncio.run(examine())
     except BideError as error:
-        tell(Note(Level.ERROR, str(error), "nothing more can be said until this is put right"))
+        report(Note(Level.ERROR, str(error), "nothing more can be said until this is put right"))
     return Exit.NOT_DONE if errors else Exit.DONE
 
 
-def check_around() -> Iterator[Note]:
+def check_environment() -> Iterator[Note]:
     """Python, the clock, the environment. No store is needed."""
     python = platform.python_version()
     if sys.version_info < (3, 11):  # noqa: UP036 - pip's check can be overridden

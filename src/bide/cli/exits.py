@@ -96,37 +96,37 @@ def end_at_once(number: int, frame: FrameType | None) -> None:
     os._exit(Exit.DONE)
 
 
-class Stopping:
+class Shutdown:
     """A signal, or the supervisor, ends the process while nothing has begun; then it drains, a second one ends it."""
 
     def __init__(self, *, only_drains: bool = False) -> None:
         self._only_drains = only_drains
         self._drain: Callable[[str], object] | None = None
-        self._told = False
+        self._requested = False
 
     def begin(self, drain: Callable[[str], object], grace: Millis) -> float:
         """From now on `drain` is called in this loop with the reason; the seconds after which the process then ends."""
         self._loop = asyncio.get_running_loop()
-        self._longest = grace / 1000 + SETTLING
+        self._drain_seconds = grace / 1000 + SETTLING
         self._drain = drain
         signal.signal(signal.SIGALRM, self._overdue)
-        on_signals(lambda number, frame: self.tell(signal.Signals(number).name, 128 + number))
-        return self._longest
+        on_signals(lambda number, frame: self.request(signal.Signals(number).name, 128 + number))
+        return self._drain_seconds
 
-    def tell(self, why: str, code: int = Exit.DONE) -> None:
+    def request(self, why: str, code: int = Exit.DONE) -> None:
         """May be called from any thread, at any time."""
         if self._drain is None:
             os._exit(Exit.DONE)
-        elif not self._told:
-            self._told = True
-            signal.setitimer(signal.ITIMER_REAL, self._longest)  # a loop that a handler blocks has no timers
+        elif not self._requested:
+            self._requested = True
+            signal.setitimer(signal.ITIMER_REAL, self._drain_seconds)  # a loop that a handler blocks has no timers
             with suppress(RuntimeError):  # the loop is closed: we are ending anyhow
                 self._loop.call_soon_threadsafe(self._drain, why)
         elif not self._only_drains:
             _end(f"{why} again: ending at once", code)
 
     def _overdue(self, number: int, frame: FrameType | None) -> None:
-        _end(f"not drained after {self._longest:g} s: ending at once", Exit.DEFECT)
+        _end(f"not drained after {self._drain_seconds:g} s: ending at once", Exit.DEFECT)
 
 
 def _end(what: str, code: int) -> None:

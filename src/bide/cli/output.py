@@ -1,7 +1,4 @@
-"""The output of commands: tasks, times and answers in words, JSON, a progress bar, and streams that nothing fails.
-
-Tasks and events as tables for a person: relative times first, the local time beside them.
-"""
+"""The output of commands in words and JSON, a progress bar, and standard streams whose failure fails no command."""
 
 from __future__ import annotations
 
@@ -13,28 +10,20 @@ import re
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from datetime import datetime, timedelta
 from typing import Any, TextIO
 
 import click
 import msgspec
-from rich import box
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from bide.app import Bide
 from bide.core import names
 from bide.core.answers import Answer
 from bide.core.errors import BideError
-from bide.core.events import Event, EventKind
 from bide.core.instants import Millis, as_datetime, instant_text, rough_text
-from bide.core.names import error_parts
-from bide.core.options import decode_options
 from bide.core.records import Count, Pause, Record, Result, State, Topic
-from bide.insight.task_history import Attempt
 from bide.service.schemas import one_line
 
 WORDS: dict[Result, str] = {
@@ -230,143 +219,3 @@ def _stream(number: int, before: TextIO | None) -> tuple[TextIO, Output]:
         line_buffering=number == 2 or raw.isatty(),
     )  # fmt: skip
     return text, raw
-
-
-STYLES = {
-    "waiting": "cyan", "due": "bold yellow", "leased": "green", "leased, lost": "bold red", "done": "dim green",
-    "cancelled": "dim", "dead": "bold red",
-}  # fmt: skip
-_KINDS = {EventKind.RETRY: "yellow", EventKind.DEAD: "bold red", EventKind.LOSS: "red", EventKind.CHANGE: "cyan"}
-
-
-def console() -> Console:
-    """A console that never cuts off what goes into a file or a pipe."""
-    return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
-
-
-def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """A table without lines but the one under its head; long texts are folded, never cut off."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
-    for column in columns:
-        table.add_column(column, justify="right" if column in right else "left", overflow="fold")
-    return table
-
-
-_HEADS = ("topic", "key", "group", "state", "when", "local time", "attempt", "last error")
-_RARE = frozenset({"group", "last error"})
-"""Columns that a table of all there is goes without when they are empty."""
-
-
-def print_tasks(records: Sequence[Record], widths: Sequence[int] = (), *, whole: bool) -> Sequence[int]:
-    """One line per task. A page, unless it is the `whole`, is as wide as the first one, whose widths are returned."""
-    now = current_millis()
-    rows = [_cells(record, now) for record in records]
-    shown = [n for n, head in enumerate(_HEADS) if not whole or head not in _RARE or any(row[n] for row in rows)]
-    table = plain_table(*(_HEADS[n] for n in shown), right=("attempt",))
-    table.show_edge = whole
-    table.show_header = not widths
-    widths = widths or [max(len(head), *(row[n].cell_len for row in rows)) for n, head in enumerate(_HEADS)]
-    for column, n in zip(table.columns, shown, strict=True):
-        column.min_width = None if whole else widths[n]
-    for row in rows:
-        table.add_row(*(row[n] for n in shown))
-    console().print(table)
-    return widths
-
-
-def _cells(record: Record, now: Millis) -> list[Text]:
-    state = state_words(record, now)
-    at = record.finished_at if record.finished_at is not None else record.wake_at
-    return [
-        Text(printable(record.topic)), Text(printable(record.key)), Text(printable(record.group or "")),
-        Text(state, STYLES.get(state, "")), Text(relative_words(at, now)), Text(local_words(at), "dim"),
-        Text(str(record.attempt or "")), Text(_first_line(error_parts(record.error)[0]), "red"),
-    ]  # fmt: skip
-
-
-def print_task(record: Record, last: Attempt | None, why: Sequence[str]) -> None:
-    """All of one task, a line per fact: also how its last delivery went, and why it was not on time."""
-    now = current_millis()
-    state = state_words(record, now)
-    table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold")
-    table.add_column(overflow="fold")
-
-    def row(name: str, value: object, style: str = "") -> None:
-        if value not in (None, ""):
-            table.add_row(name, Text(printable(str(value)), style))
-
-    def when(name: str, at: Millis | None) -> None:
-        if at is not None:
-            row(name, moment_words(at, now))
-
-    row("task", f"{record.topic}/{record.key}", "bold")
-    row("state", state, STYLES.get(state, ""))
-    row("group", record.group)
-    when("asked for", record.due_at)
-    if record.state.live:
-        when("lease ends" if record.holder else "wakes", record.wake_at)
-    row("holder", record.holder)
-    when("deadline", record.deadline)
-    when("created", record.created_at)
-    if last is not None:
-        when("began", last.began)
-        row("late by", None if last.late is None else length_words(last.late))
-        row("took", None if last.took is None else length_words(last.took))
-    for reason in why:
-        row("why", reason)
-    when("finished", record.finished_at)
-    when("forgotten", record.keep_until if not record.state.live else None)
-    row("deliveries", f"{record.attempt} (failures {record.failures}, leases lost {record.losses})")
-    error, trace = error_parts(record.error)
-    row("last error", error, "red")
-    row("trace", trace.rstrip(), "dim")
-    row("id", record.id, "dim")
-    row("token", record.token, "dim")
-    try:
-        options = decode_options(record.options)
-        row("retry", options.retry)
-        for name, value in options.headers.items():
-            row(f"header {name}", value)
-    except ValueError as damage:
-        row("options", f"damaged: {damage}", "red")
-    printer = console()
-    printer.print(table)
-    pretty = pretty_payload(record.payload)
-    if pretty is None:
-        shown = record.payload[:200]
-        printer.print(Text(f"payload, {len(record.payload):,} bytes that are not JSON:", "bold"))
-        printer.print(Text(f"{shown!r}{'…' if len(record.payload) > len(shown) else ''}"))
-    else:
-        printer.print(Text(f"payload, {len(record.payload):,} bytes of JSON:", "bold"))
-        printer.print(Text(printable(pretty)))
-
-
-def print_events(events: Sequence[Event], *, of_one: bool) -> None:
-    """One line per event, the newest first."""
-    if not events:
-        click.echo("events: nothing out of the ordinary")
-        return
-    now = current_millis()
-    table = plain_table("when", "local time", *([] if of_one else ["task"]), "what", "who", "from", "to")
-    for event in events:
-        what = event.what if event.kind is EventKind.CHANGE else f"{event.kind.value}: {event.what}"
-        cells = [Text(relative_words(event.at, now)), Text(local_words(event.at), "dim")]
-        if not of_one:
-            cells.append(Text(printable(f"{event.topic}/{event.key}")))
-        cells += [
-            Text(_first_line(what), _KINDS[event.kind]),
-            Text(printable(event.who or "")),
-            Text("" if event.was is None else local_words(event.was)),
-            Text("" if event.wake_at is None else local_words(event.wake_at)),
-        ]
-        table.add_row(*cells)
-    if of_one:
-        console().print(Text("events", "bold"))
-    console().print(table)
-
-
-def _first_line(text: str | None, limit: int = 100) -> str:
-    """As much as a table has room for; `show` and --json have the rest."""
-    first, _, rest = (text or "").partition("\n")
-    return printable(first if len(first) <= limit and not rest else f"{first[:limit]}…")

@@ -103,7 +103,7 @@ def ls(
 
 
 def _print_page(records: Sequence[Record], widths: Sequence[int], *, whole: bool) -> Sequence[int]:
-    from bide.cli.output import print_tasks  # rich, which --json can do without
+    from bide.cli.tables import print_tasks  # rich, which --json can do without
 
     return print_tasks(records, widths, whole=whole)
 
@@ -155,7 +155,7 @@ def show(context: Context, topic: str, key: str) -> Exit:
         elif task is None and not events:
             click.echo(f"{topic}/{key}: {WORDS[Result.NOT_FOUND]}")
         else:
-            from bide.cli.output import print_events, print_task
+            from bide.cli.tables import print_events, print_task
 
             if task is None:
                 click.echo(f"{topic}/{key}: finished and forgotten; what was noted of it:")
@@ -169,11 +169,11 @@ def show(context: Context, topic: str, key: str) -> Exit:
 
 def _reasons(life: TaskHistory, pause: Pause | None) -> list[str]:
     """The reasons for its lateness, in the console's sentences."""
-    from bide.service.console.i18n import Phrases
+    from bide.service.console.i18n import Locale
     from bide.service.console.task import reasons
 
     zone = datetime.now().astimezone().tzinfo or UTC
-    return [printable(why) for why in reasons(Phrases("en", "", zone, current_millis()), life, pause)]
+    return [printable(why) for why in reasons(Locale("en", "", zone, current_millis()), life, pause)]
 
 
 def _delivery_shape(last: Attempt, why: Sequence[str]) -> dict[str, Any]:
@@ -201,7 +201,7 @@ def events(context: Context, topic: str | None, key: str | None, limit: int) -> 
             for event in found:
                 print_json(event_shape(event))
         else:
-            from bide.cli.output import print_events
+            from bide.cli.tables import print_events
 
             print_events(found, of_one=key is not None)
         return Exit.DONE
@@ -283,7 +283,7 @@ def _tally_shape(found: Tally, edges: list[Millis]) -> dict[str, Any]:
 def _print_tally(found: Tally, edges: list[Millis], store: str, paused: Mapping[Topic, Pause]) -> None:
     from rich.text import Text
 
-    from bide.cli.output import STYLES, console, plain_table
+    from bide.cli.tables import STYLES, console, plain_table
 
     topics = sorted({topic for topic, _ in found.counts} | set(found.forecast) | paused.keys())
     if not topics:
@@ -309,7 +309,7 @@ def _print_forecast(found: Tally, edges: list[Millis]) -> None:
     """One bar per step, the longest as wide as the window allows."""
     from rich.text import Text
 
-    from bide.cli.output import console, plain_table
+    from bide.cli.tables import console, plain_table
 
     printer = console()
     sums = [

@@ -10,7 +10,7 @@ import click
 
 from bide.app import Bide
 from bide.cli.context import Context, WholeNumber, shared_options, without_password
-from bide.cli.exits import Exit, Stopping, run_loop
+from bide.cli.exits import Exit, Shutdown, run_loop
 from bide.core.errors import MissingExtra
 from bide.settings import PREFIX, Settings
 
@@ -71,12 +71,12 @@ def serve(
     handler = logs.setup(log_level or ("warning" if demo else "info"), json=log_format == "json")
     logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it says what bide says
     store = context.store
-    company: serving.Beside | None = None
+    companion: serving.Companion | None = None
     if demo:
         from bide.cli.demo.town import Town, uneventful
 
         app = Bide(settings=_demo_settings(_DEMO_STORE if store is None else store))
-        company = Town(app, shown_store=without_password(app.url), say=click.echo)
+        companion = Town(app, shown_store=without_password(app.url), say=click.echo)
         if path is None:
             config.keep_most = _DEMO_KEEPS
         if log_level is None:
@@ -85,8 +85,8 @@ def serve(
     else:
         app = Bide(settings=Settings.from_env(store=store))
     running = serving.serve(
-        app, config, host=host, port=port, insecure=insecure, shown_store=without_password(app.url), company=company,
-        begin=Stopping().begin,
+        app, config, host=host, port=port, insecure=insecure, shown_store=without_password(app.url),
+        companion=companion, begin=Shutdown().begin,
     )  # fmt: skip
     run_loop(running, uvloop=uvloop)
     return Exit.DONE

@@ -152,7 +152,7 @@ def _shape(one: Token) -> dict[str, Any]:
 def _print(tokens: list[Token], now: Millis) -> None:
     from rich.text import Text
 
-    from bide.cli.output import console, plain_table
+    from bide.cli.tables import console, plain_table
 
     table = plain_table("id", "name", "may", "on", "made", "expires")
     for one in tokens:

@@ -22,7 +22,8 @@ from rich.text import Text
 from bide.app import Bide
 from bide.cli.context import Context, shared_options
 from bide.cli.exits import Exit
-from bide.cli.output import STYLES, console, count_words, length_words, local_words, print_json, printable
+from bide.cli.output import count_words, length_words, local_words, print_json, printable
+from bide.cli.tables import STYLES, console
 from bide.core.errors import BadInput, StoreError
 from bide.core.instants import Millis, duration, duration_text, instant_text
 from bide.core.records import Count

@@ -22,7 +22,7 @@ import click
 
 from bide.app import Bide
 from bide.cli.context import Context, WholeNumber, shared_options, without_password
-from bide.cli.exits import SETTLING, SIGNALS, Exit, Stopping, on_signals, run_loop
+from bide.cli.exits import SETTLING, SIGNALS, Exit, Shutdown, on_signals, run_loop
 from bide.core.errors import BadInput, BideError, SetupError
 from bide.core.instants import duration_text
 from bide.core.records import OutcomeKind, Record, Settlement
@@ -34,7 +34,7 @@ SHORTEST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 HEALTHY_AFTER = 30.0
 """Seconds of life after which a death counts as the first again."""
-_HOPELESS = frozenset({Exit.BAD_INPUT, Exit.DAMAGED, Exit.SETUP})
+_PERMANENT = frozenset({Exit.BAD_INPUT, Exit.DAMAGED, Exit.SETUP})
 """Exit codes of a process that would end the same way again."""
 _SLACK = 2.0
 """Seconds after the longest drain of a process until it is killed: it ends itself, unless it is frozen."""
@@ -74,8 +74,8 @@ def work(
     _log_to_stderr("error" if quiet else log_level)
     if processes > 1:
         return Supervisor(sys.argv, processes, os.environ).run()
-    stopping = Stopping(only_drains=supervised is not None)
-    line = None if supervised is None else _line_to_supervisor(stopping)
+    shutdown = Shutdown(only_drains=supervised is not None)
+    pipe = None if supervised is None else _supervisor_pipe(shutdown)
     app = load_app(application)
     for topic in topics:
         if topic not in app.routes:
@@ -86,13 +86,13 @@ def work(
         work_on = [*topics] or [*sorted(app.routes), *(f"table {watch.name}" for watch in app.watches)]
         who = f"{supervised} processes under pid {os.getppid()}" if supervised else f"pid {os.getpid()}"
         click.echo(f"bide work {application}: {', '.join(work_on)} from {without_password(app.url)}, {who}", err=True)
-    run_loop(_work(app, topics, stopping, line), uvloop=uvloop)
+    run_loop(_work(app, topics, shutdown, pipe), uvloop=uvloop)
     if not quiet and supervised is None:
         click.echo(f"bide work: pid {os.getpid()} has stopped", err=True)
     return Exit.DONE
 
 
-async def _work(app: Bide, topics: tuple[str, ...], stopping: Stopping, line: socket.socket | None) -> None:
+async def _work(app: Bide, topics: tuple[str, ...], shutdown: Shutdown, pipe: socket.socket | None) -> None:
     draining = asyncio.Event()
 
     def drain(why: str) -> None:
@@ -100,11 +100,11 @@ async def _work(app: Bide, topics: tuple[str, ...], stopping: Stopping, line: so
         draining.set()
 
     async with app:
-        longest = stopping.begin(drain, app.settings.grace)
+        drain_seconds = shutdown.begin(drain, app.settings.grace)
         async with app.worker(topics=topics or None, observe=_observe):
-            if line is not None:
+            if pipe is not None:
                 with suppress(OSError):
-                    line.send(f"{longest}\n".encode())
+                    pipe.send(f"{drain_seconds}\n".encode())
             await draining.wait()
 
 
@@ -117,19 +117,19 @@ def _observe(record: Record, settlement: Settlement) -> None:
         _log.debug("%s failed, will be tried again: %s", task, why)
 
 
-def _line_to_supervisor(stopping: Stopping) -> socket.socket:
+def _supervisor_pipe(shutdown: Shutdown) -> socket.socket:
     """Our standard input: the supervisor ends it to have us drain, and the kernel when the supervisor is killed."""
-    line = socket.socket(fileno=os.dup(0))
+    pipe = socket.socket(fileno=os.dup(0))
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # so that no handler, and nothing that one starts, reads or holds it
 
     def wait() -> None:
         with suppress(OSError):
-            while line.recv(1024):
+            while pipe.recv(1024):
                 pass
-        stopping.tell("the supervisor")
+        shutdown.request("the supervisor")
 
     threading.Thread(target=wait, name="bide supervised", daemon=True).start()
-    return line
+    return pipe
 
 
 def _log_to_stderr(level: str) -> None:
@@ -170,21 +170,21 @@ def load_app(application: str) -> Bide:
     return found
 
 
-class _Place:
+class _Child:
     """One of the processes, and when it may be started again."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
-        self.line: socket.socket | None = None
+        self.pipe: socket.socket | None = None
         """The other end of its standard input. It says there that it is at work, and drains when this is closed."""
         self.started = 0.0
         self.deaths = 0
         self.not_before = 0.0
 
     def close(self) -> None:
-        if self.line is not None:
-            self.line.close()
-            self.line = None
+        if self.pipe is not None:
+            self.pipe.close()
+            self.pipe = None
 
 
 class Supervisor:
@@ -198,13 +198,13 @@ class Supervisor:
     def __init__(self, command: Sequence[str], processes: int, environ: Mapping[str, str]) -> None:
         self._command = [sys.executable, "-m", "bide", *command[1:], "--processes", "1", "--supervised"]
         self._environ = {**environ}
-        self._places = [_Place() for _ in range(processes)]
+        self._children = [_Child() for _ in range(processes)]
         self._signals: list[int] = []
         self._ready = False
         """True once the first process has been at work."""
-        self._longest = 30.0 + SETTLING
+        self._drain_seconds = 30.0 + SETTLING
         """Seconds that a process takes at most to drain, as the first one says."""
-        self._ends_by: float | None = None
+        self._drain_deadline: float | None = None
         """The time by which all have to have ended; None as long as they shall work."""
         self._wakes: socket.socket
         self._code: int = Exit.DONE
@@ -215,22 +215,22 @@ class Supervisor:
         self._wakes.setblocking(False)
         written.setblocking(False)
         signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
-        on_signals(lambda number, frame: self._signals.append(number))  # and `_obey` does the rest
+        on_signals(lambda number, frame: self._signals.append(number))  # and `_handle_signals` does the rest
         signal.signal(signal.SIGCHLD, lambda number, frame: None)  # that it arrives is all: it ends the sleep
         while True:
             self._reap()
-            self._obey()
-            for place in self._places:
-                self._tend(place)
-            if self._ends_by is not None and not any(place.process for place in self._places):
+            self._handle_signals()
+            for child in self._children:
+                self._supervise(child)
+            if self._drain_deadline is not None and not any(child.process for child in self._children):
                 return self._code
             self._sleep()
 
     def _sleep(self) -> None:
         """Until a signal, until a place may be filled, or until the first process is at work. Nothing polls."""
-        ahead = [place.not_before for place in self._places if self._is_free(place)]
-        until = min(ahead, default=math.inf) if self._ends_by is None else self._ends_by
-        lines = [place.line for place in self._places[:1] if place.line is not None and not self._ready]
+        ahead = [child.not_before for child in self._children if self._may_start(child)]
+        until = min(ahead, default=math.inf) if self._drain_deadline is None else self._drain_deadline
+        lines = [child.pipe for child in self._children[:1] if child.pipe is not None and not self._ready]
         select.select([self._wakes, *lines], [], [], None if until == math.inf else max(0.0, until - time.monotonic()))
         with suppress(BlockingIOError):
             self._wakes.recv(4096)
@@ -239,91 +239,91 @@ class Supervisor:
         """Take the exit codes of all children. Process 1 is also given those that handlers have left behind."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
-                for place in self._places:
-                    if place.process is not None and place.process.pid == ended[0]:
-                        place.process.returncode = os.waitstatus_to_exitcode(ended[1])
+                for child in self._children:
+                    if child.process is not None and child.process.pid == ended[0]:
+                        child.process.returncode = os.waitstatus_to_exitcode(ended[1])
 
-    def _obey(self) -> None:
+    def _handle_signals(self) -> None:
         """The first signal drains. A second one kills, and so does the end of the time to drain."""
-        if self._signals and self._ends_by is None:
+        if self._signals and self._drain_deadline is None:
             self._drain()
-        overdue = self._ends_by is not None and time.monotonic() >= self._ends_by
+        overdue = self._drain_deadline is not None and time.monotonic() >= self._drain_deadline
         if not overdue and len(self._signals) < 2:
             return
         why = "not drained in time" if overdue else f"{signal.Signals(self._signals[-1]).name} again"
         _supervisor_log.warning("%s: ending at once; what was running is delivered again when its lease is over", why)
         self._code = Exit.DEFECT if overdue else 128 + self._signals[-1]
-        self._ends_by = math.inf
+        self._drain_deadline = math.inf
         del self._signals[1:]
-        for place in self._places:
-            if place.process is not None:
-                place.process.kill()
+        for child in self._children:
+            if child.process is not None:
+                child.process.kill()
 
     def _drain(self) -> None:
-        self._ends_by = time.monotonic() + self._longest + _SLACK
-        for place in self._places:
-            place.close()
+        self._drain_deadline = time.monotonic() + self._drain_seconds + _SLACK
+        for child in self._children:
+            child.close()
 
-    def _is_free(self, place: _Place) -> bool:
-        return place.process is None and (self._ready or place is self._places[0])
+    def _may_start(self, child: _Child) -> bool:
+        return child.process is None and (self._ready or child is self._children[0])
 
-    def _tend(self, place: _Place) -> None:
-        if place.process is None:
-            if self._ends_by is None and self._is_free(place) and time.monotonic() >= place.not_before:
-                self._start(place)
-        elif place.process.returncode is not None:
-            place.close()
-            pid, code, place.process = place.process.pid, place.process.returncode, None
-            self._ended(place, pid, code)
-        elif not self._ready and place.line is not None:
-            self._note_ready(place, place.line)
+    def _supervise(self, child: _Child) -> None:
+        if child.process is None:
+            if self._drain_deadline is None and self._may_start(child) and time.monotonic() >= child.not_before:
+                self._start(child)
+        elif child.process.returncode is not None:
+            child.close()
+            pid, code, child.process = child.process.pid, child.process.returncode, None
+            self._ended(child, pid, code)
+        elif not self._ready and child.pipe is not None:
+            self._note_ready(child, child.pipe)
 
-    def _start(self, place: _Place) -> None:
-        place.started = time.monotonic()
-        place.line, theirs = socket.socketpair()
-        place.line.setblocking(False)
-        shown = 0 if self._ready else len(self._places)
+    def _start(self, child: _Child) -> None:
+        child.started = time.monotonic()
+        child.pipe, theirs = socket.socketpair()
+        child.pipe.setblocking(False)
+        shown = 0 if self._ready else len(self._children)
         # A session of its own: Ctrl-C and the end of a terminal reach us alone. That its standard input ends tells it
         # to drain, by us or by our own end; a signal to all processes of a unit tells it the same once more, and waits
         # until it has a handler.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         with theirs:
             try:
-                place.process = subprocess.Popen(
+                child.process = subprocess.Popen(
                     [*self._command, str(shown)], env=self._environ, stdin=theirs.fileno(), start_new_session=True
                 )
             except OSError as error:  # no memory, or as many processes as there may be
-                place.close()
-                self._rest(place, f"no process could be started ({error})")
+                child.close()
+                self._back_off(child, f"no process could be started ({error})")
                 return
             finally:
                 signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)
-        _supervisor_log.info("process %d started", place.process.pid)
+        _supervisor_log.info("process %d started", child.process.pid)
 
-    def _note_ready(self, place: _Place, line: socket.socket) -> None:
+    def _note_ready(self, child: _Child, pipe: socket.socket) -> None:
         with suppress(BlockingIOError):
-            if said := line.recv(64):
-                self._longest = float(said)
+            if said := pipe.recv(64):
+                self._drain_seconds = float(said)
                 self._ready = True
             else:
-                place.close()
+                child.close()
 
-    def _ended(self, place: _Place, pid: int, code: int) -> None:
-        if self._ends_by is not None:
+    def _ended(self, child: _Child, pid: int, code: int) -> None:
+        if self._drain_deadline is not None:
             if code != 0 and self._code == Exit.DONE:
                 self._code = Exit.DEFECT
-        elif code in _HOPELESS and not self._ready:
+        elif code in _PERMANENT and not self._ready:
             _supervisor_log.error("process %d cannot work, and would not at a second start", pid)
             self._code = code
             self._drain()
         else:
             how = f"killed by {signal.Signals(-code).name}" if code < 0 else f"ended with {code}"
-            self._rest(place, f"process {pid} was {how}")
+            self._back_off(child, f"process {pid} was {how}")
 
-    def _rest(self, place: _Place, why: str) -> None:
+    def _back_off(self, child: _Child, why: str) -> None:
         """Until it is started again, longer from death to death."""
         now = time.monotonic()
-        place.deaths = 1 if now - place.started >= HEALTHY_AFTER else place.deaths + 1
-        pause = min(SHORTEST_PAUSE * 2 ** (place.deaths - 1), LONGEST_PAUSE)
-        place.not_before = now + pause
+        child.deaths = 1 if now - child.started >= HEALTHY_AFTER else child.deaths + 1
+        pause = min(SHORTEST_PAUSE * 2 ** (child.deaths - 1), LONGEST_PAUSE)
+        child.not_before = now + pause
         _supervisor_log.warning("%s; another one starts in %.1f s", why, pause)

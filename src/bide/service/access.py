@@ -24,7 +24,17 @@ from typing import TypeAlias
 from bide.core.errors import BadInput, SetupError
 from bide.engine.client import Client
 from bide.engine.settings_store import SettingsStore
-from bide.service.authz import ANONYMOUS, ANYBODY, AccessRefused, Caller, Token, Tokens, Unauthorized, hash_of, parse
+from bide.service.authz import (
+    ANONYMOUS,
+    ANONYMOUS_CALLER,
+    AccessRefused,
+    Caller,
+    Token,
+    Tokens,
+    Unauthorized,
+    hash_of,
+    parse,
+)
 
 _log = logging.getLogger("bide.access")
 AGE = 2.0
@@ -72,15 +82,15 @@ class Access:
         await self._refresh()
         if authorization is None:
             if self._anonymous and not self._any:
-                return ANYBODY
+                return ANONYMOUS_CALLER
             raise Unauthorized("a token is needed: send the header 'Authorization: Bearer bide_...'", sent=False)
         scheme, _, credentials = authorization.partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthorized("only 'Authorization: Bearer' followed by a token of this service is accepted")
-        return await self._caller_with(credentials.strip(" "))
+        return await self._caller_of_token(credentials.strip(" "))
 
-    async def caller_behind(self, headers: Headers) -> Caller:
-        """Return the caller who sent these headers. Raises Unauthorized, Foreign, StoreUnavailable.
+    async def caller_of_request(self, headers: Headers) -> Caller:
+        """Return the caller who sent these headers. Raises Unauthorized, ForeignOrigin, StoreUnavailable.
 
         Like `caller_of`; but where nothing is shown, whatever a page of another site made a browser send is refused,
         and so is what calls this machine by another's name: a page reaches loopback too.
@@ -88,19 +98,19 @@ class Access:
         caller = await self.caller_of(header(headers, b"authorization"))
         if caller.name == ANONYMOUS:
             refuse_foreign_page(headers)
-            self.refuse_from_beyond(headers)
+            self.refuse_remote_anonymous(headers)
         return caller
 
-    def refuse_from_beyond(self, headers: Headers) -> None:
-        """Raises Foreign where an anonymous caller calls this machine by a name that is not its own, or by a proxy."""
+    def refuse_remote_anonymous(self, headers: Headers) -> None:
+        """Raises ForeignOrigin for an anonymous caller who uses a name that is not this machine's, or a proxy."""
         if not self._any_name:
             refuse_foreign_name(header(headers, b"host"))
             refuse_proxied(headers)
 
-    async def caller_with(self, token: str) -> Caller:
+    async def caller_of_token(self, token: str) -> Caller:
         """The same for a bare token, as somebody pasted it into a form. Raises Unauthorized."""
         await self._refresh()
-        return await self._caller_with(token.strip())
+        return await self._caller_of_token(token.strip())
 
     async def caller_by_id(self, id: str) -> Caller:
         """Return the owner of the token of this id, if it still counts; for a session or a change begun with it.
@@ -110,7 +120,7 @@ class Access:
         if id == ANONYMOUS:
             if not await self.anonymous_now():
                 raise Unauthorized("a token is needed now; log in with one")
-            return ANYBODY
+            return ANONYMOUS_CALLER
         await self._refresh()
         known = self._known.get(id)
         if known is None:
@@ -127,7 +137,7 @@ class Access:
         await self._refresh()
         return self._anonymous and not self._any
 
-    async def _caller_with(self, token: str) -> Caller:
+    async def _caller_of_token(self, token: str) -> Caller:
         shown = parse(token)
         if shown is None:
             raise Unauthorized("this is not a token of this service: those are bide_, 8 characters, _ and 43 more")
@@ -221,7 +231,7 @@ def check_start(hosts: Sequence[str], *, tokens: bool, insecure: bool = False) -
     return False
 
 
-class Foreign(AccessRefused):
+class ForeignOrigin(AccessRefused):
     """A page of another site is behind this request, or a name that is not this service's."""
 
 
@@ -232,7 +242,7 @@ def header(headers: Headers, name: bytes) -> str | None:
 
 
 def refuse_foreign_page(headers: Headers) -> None:
-    """Raises Foreign where a page of another origin sent this, by Host, Origin and Sec-Fetch-Site.
+    """Raises ForeignOrigin where a page of another origin sent this, by Host, Origin and Sec-Fetch-Site.
 
     Call it for whatever changes something and is known by a cookie, or by nothing at all. Who sends a bearer token
     needs no such check: no page of another's has it.
@@ -241,30 +251,32 @@ def refuse_foreign_page(headers: Headers) -> None:
     site = header(headers, b"sec-fetch-site")
     if site is not None:
         if site not in _OWN:
-            raise Foreign("a page of another site sent this; open the console itself, or send a token")
+            raise ForeignOrigin("a page of another site sent this; open the console itself, or send a token")
         return
     if origin is not None:
         place = _place(origin)
         if place is None or host is None or place != _place(f"//{host}", origin):
-            raise Foreign("a page of another origin sent this; open the console itself, or send a token")
+            raise ForeignOrigin("a page of another origin sent this; open the console itself, or send a token")
 
 
 def refuse_foreign_name(host: str | None) -> None:
-    """Raises Foreign unless Host is this machine by an address of loopback or as localhost.
+    """Raises ForeignOrigin unless Host is this machine by an address of loopback or as localhost.
 
     For callers without a token of a service on loopback. A request without Host comes from no browser.
     """
     if host is not None and not is_loopback_name(host_name(host)):
-        raise Foreign("without a token this service is called by 127.0.0.1, [::1] or localhost only, not by that name")
+        raise ForeignOrigin(
+            "without a token this service is called by 127.0.0.1, [::1] or localhost only, not by that name"
+        )
 
 
 def refuse_proxied(headers: Headers) -> None:
-    """Raises Foreign where the names of the headers tell that a proxy has passed this on.
+    """Raises ForeignOrigin where the names of the headers tell that a proxy has passed this on.
 
     For callers without a token of a service on loopback: who calls the proxy may be anybody, whatever Host says.
     """
     if any(name in _PROXIED or name.startswith(b"x-forwarded-") for name in headers):
-        raise Foreign("without a token this service is called directly, not through a proxy (bide token add)")
+        raise ForeignOrigin("without a token this service is called directly, not through a proxy (bide token add)")
 
 
 def is_loopback_name(name: str) -> bool:

@@ -53,7 +53,7 @@ def audit(verb: str, answers: Sequence[Answer], who: str) -> None:
         )  # fmt: skip
 
 
-def note_pause(who: str, verb: str, topic: Topic, answer: str) -> None:
+def audit_pause(who: str, verb: str, topic: Topic, answer: str) -> None:
     """Write one line for a topic that somebody paused or resumed."""
     _log.info(
         "%s: %s %s: %s", who, verb, topic, answer,
@@ -61,7 +61,7 @@ def note_pause(who: str, verb: str, topic: Topic, answer: str) -> None:
     )  # fmt: skip
 
 
-def unknown(who: str, verb: str, topic: str | None = None, key: str | None = None) -> None:
+def audit_unknown(who: str, verb: str, topic: str | None = None, key: str | None = None) -> None:
     """One line for a change that was sent and whose answer was lost (OutcomeUnknown): it may have been done."""
     _log.warning(
         "%s: %s %s: the outcome is unknown", who, verb, "many" if key is None else f"{topic}/{key}",
@@ -84,8 +84,8 @@ class Refusals:
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._all = Bucket(*self.IN_ALL, clock())
-        self._peers: OrderedDict[tuple[str, str], Bucket] = OrderedDict()
+        self._all = TokenBucket(*self.IN_ALL, clock())
+        self._peers: OrderedDict[tuple[str, str], TokenBucket] = OrderedDict()
         self._left_out = 0
 
     def note(self, error: AccessRefused, peer: str) -> None:
@@ -95,7 +95,7 @@ class Refusals:
         place = (network_of(peer), who)
         bucket = self._peers.get(place)
         if bucket is None:
-            bucket = self._peers[place] = Bucket(*self.OF_ONE, now)
+            bucket = self._peers[place] = TokenBucket(*self.OF_ONE, now)
             if len(self._peers) > self.MOST_PEERS:
                 self._peers.popitem(last=False)
         else:
@@ -114,7 +114,7 @@ class Refusals:
         )  # fmt: skip
 
 
-class Bucket:
+class TokenBucket:
     """A token bucket."""
 
     __slots__ = ("_at", "_left", "_most", "_rate")
@@ -134,18 +134,18 @@ class Bucket:
         return taken
 
 
-class Rates:
+class EventQuota:
     """How many lines each caller may still write into the log of events, which holds some 10,000 in all."""
 
     MOST, A_SECOND = 2_000, 20.0
 
     def __init__(self) -> None:
-        self._all: dict[str, Bucket] = {}
+        self._all: dict[str, TokenBucket] = {}
 
     def take(self, who: str, wanted: int = 1) -> int:
         """How many of the wanted there are."""
         now = time.monotonic()
-        return self._all.setdefault(who, Bucket(self.MOST, self.A_SECOND, now)).take(now, wanted)
+        return self._all.setdefault(who, TokenBucket(self.MOST, self.A_SECOND, now)).take(now, wanted)
 
 
 def network_of(peer: str) -> str:
@@ -160,5 +160,5 @@ def network_of(peer: str) -> str:
     return str(address)
 
 
-refused = Refusals().note
+audit_refused = Refusals().note
 """The one of this process, as the logger is."""

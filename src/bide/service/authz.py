@@ -205,7 +205,7 @@ class Caller(Struct, frozen=True):
 
 
 ANONYMOUS = "anonymous"
-ANYBODY = Caller(ANONYMOUS, id=ANONYMOUS)
+ANONYMOUS_CALLER = Caller(ANONYMOUS, id=ANONYMOUS)
 """A caller without a token, where that is allowed. They may do everything."""
 
 
@@ -214,7 +214,7 @@ PREFIX = "token:"
 MOST_PATTERNS = 100
 LONGEST_TOKEN = 5 + 8 + 1 + 43
 """Characters of every token."""
-USUAL = ALL_VERBS - {Verb.ADMIN}
+DEFAULT_VERBS = ALL_VERBS - {Verb.ADMIN}
 """The verbs of a token that names none."""
 
 _FORM = re.compile(r"bide_([a-z0-9]{8})_([A-Za-z0-9_-]{43})", re.ASCII)
@@ -241,19 +241,19 @@ class Token(Struct, frozen=True, kw_only=True):
         return self.expires_at is not None and self.expires_at <= now
 
 
-class Shown(NamedTuple):
+class TokenParts(NamedTuple):
     """A token as it was sent, in two parts."""
 
     id: str
     secret: str
 
 
-def parse(text: str) -> Shown | None:
+def parse(text: str) -> TokenParts | None:
     """The parts of a token; None when `text` does not have the form of one. O(1)."""
     if len(text) != LONGEST_TOKEN:
         return None
     found = _FORM.fullmatch(text)
-    return None if found is None else Shown(found[1], found[2])
+    return None if found is None else TokenParts(found[1], found[2])
 
 
 def hash_of(secret: str) -> str:
@@ -277,7 +277,7 @@ def verbs_of(names: Iterable[str]) -> frozenset[Verb]:
             raise BadInput("verb", name, f"all, or one of {', '.join(Verb)}")
     if "all" in given:
         return ALL_VERBS
-    return frozenset(map(Verb, given)) or USUAL
+    return frozenset(map(Verb, given)) or DEFAULT_VERBS
 
 
 class Tokens:

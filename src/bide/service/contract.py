@@ -1,4 +1,4 @@
-"""The table of calls over HTTP, and the OpenAPI document that is made of it."""
+"""The table of HTTP calls, and the OpenAPI document made from it."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ PAUSE_PATH = "/v1/topics/{topic}/pause"
 
 
 class ItemShape(Struct, frozen=True, gc=False):
-    """One item of a batch: its answer, or, where its part of the store was away, what went wrong with it alone."""
+    """The answer to one item of a batch; `problem` instead, if its part of the store was unavailable."""
 
     answer: str | UnsetType = UNSET
     task: TaskShape | UnsetType | None = UNSET
@@ -37,21 +37,21 @@ class ItemShape(Struct, frozen=True, gc=False):
 
 
 class FoundShape(Struct, frozen=True):
-    """One page."""
+    """A page of tasks; `cursor` leads to the next one."""
 
     tasks: list[TaskShape]
     cursor: str | None
 
 
 class LeasedShape(Struct, frozen=True):
-    """The tasks that are yours now. `paused`: the topics asked for that are paused; nothing of them is given out."""
+    """The leased tasks. `paused` lists the requested topics that are paused: none of their tasks are leased."""
 
     tasks: list[TaskShape]
     paused: list[str] | UnsetType = UNSET
 
 
 class PauseShape(Struct, frozen=True):
-    """How it is now, and whether this call made it so."""
+    """Whether the topic is paused now, and whether this call changed that."""
 
     topic: str
     paused: bool
@@ -61,25 +61,25 @@ class PauseShape(Struct, frozen=True):
 
 
 class TopicsShape(Struct, frozen=True):
-    """Those that have tasks, or are paused."""
+    """The topics that have tasks or are paused."""
 
     topics: list[TopicShape]
 
 
 class SettledShape(Struct, frozen=True):
-    """In the order of what was sent; false: the lease was gone, and nothing changed."""
+    """One value for each outcome, in the order sent; false: the lease was no longer held, and nothing changed."""
 
     settled: list[bool]
 
 
 class ExtendedShape(Struct, frozen=True):
-    """In the order of what was sent; false: the lease was gone."""
+    """One value for each lease, in the order sent; false: it was no longer held."""
 
     extended: list[bool]
 
 
 class Call(Struct, frozen=True, kw_only=True):
-    """One call."""
+    """One call of the API."""
 
     name: str
     method: str
@@ -88,25 +88,25 @@ class Call(Struct, frozen=True, kw_only=True):
     ask: Any = None
     """The type of the body; None: no body."""
     accepted: str = ""
-    """The body in words."""
+    """The body in words, for the document and for error messages."""
     answers: Mapping[int, tuple[str, Any]]
     """By status: a sentence, and the type of the body."""
     query: Mapping[str, tuple[str, dict[str, Any]]] = {}
     """The parameters after the question mark: a sentence and the schema."""
     headers: Mapping[str, str] = {}
-    """Request headers that mean something here."""
+    """The request headers that this call reads."""
 
 
 def _batch(item: Any) -> Any:
     return Annotated[list[item], Meta(max_length=MOST_AT_ONCE)]
 
 
-_ITEMS = {200: ("The answers, in the order of what was sent", list[ItemShape])}
+_ITEMS = {200: ("The answers, in the order of the request", list[ItemShape])}
 _ANSWERED = {200: ("Done as asked", AnswerShape)}
-_NOT_NOW = ("Not done, and `answer` says why", AnswerShape)
-_NOT_FOUND = ("It never was, or is finished and forgotten", AnswerShape)
-_CHANGED = {**_ANSWERED, 404: _NOT_FOUND, 409: _NOT_NOW, 412: ("`If-Match` is not its token any more", AnswerShape)}
-_IF_MATCH = {"If-Match": "The ETag that was seen; anything else changes nothing and answers 412"}
+_NOT_NOW = ("Not done; `answer` says why", AnswerShape)
+_NOT_FOUND = ("There is no such task: it never existed, or it finished and was forgotten", AnswerShape)
+_CHANGED = {**_ANSWERED, 404: _NOT_FOUND, 409: _NOT_NOW, 412: ("`If-Match` is not its current ETag", AnswerShape)}
+_IF_MATCH = {"If-Match": "Change the task only if this is its current ETag; else answer 412"}
 _NAME = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": NAME_PATTERN}
 _INSTANT = {"type": "string", "format": "date-time", "pattern": INSTANT_PATTERN}
 
@@ -115,14 +115,15 @@ CALLS: tuple[Call, ...] = (
         name="schedule", method="PUT", path=TASK_PATH, summary="Schedule a task",
         ask=schemas.Schedule, accepted="a JSON object: payload or payload_base64, at or delay, group, on_conflict, "
         "retry, deadline, headers",
-        answers={201: ("A task that was not there before", AnswerShape), **_ANSWERED, 409: _NOT_NOW,
-                 412: ("`If-None-Match: *` was sent, and it is there", AnswerShape)},
-        headers={"If-None-Match": "`*`: only if there is no such task; the same as on_conflict=refuse"},
+        answers={201: ("A new task was created", AnswerShape), **_ANSWERED, 409: _NOT_NOW,
+                 412: ("`If-None-Match: *` was sent, and the task exists", AnswerShape)},
+        headers={"If-None-Match": "`*`: schedule only if there is no such task, as on_conflict=refuse does"},
     ),
     Call(
         name="get", method="GET", path=TASK_PATH, summary="Get a task",
-        answers={200: ("The task", TaskShape), 304: ("It is as `If-None-Match` says", None), 404: _NOT_FOUND},
-        headers={"If-None-Match": "The ETag that was seen"},
+        answers={200: ("The task", TaskShape), 304: ("The task still has the ETag of `If-None-Match`", None),
+                 404: _NOT_FOUND},
+        headers={"If-None-Match": "The ETag of an earlier answer"},
     ),
     Call(
         name="reschedule", method="PATCH", path=TASK_PATH, summary="Reschedule a waiting task",
@@ -152,61 +153,61 @@ CALLS: tuple[Call, ...] = (
         accepted="a JSON array of objects (topic, key, if_token), or an object (group, topic)", answers=_ITEMS,
     ),
     Call(
-        name="redrive_many", method="POST", path="/v1/redrive", summary="Send dead tasks again, as new lives",
+        name="redrive_many", method="POST", path="/v1/redrive", summary="Redrive dead tasks, as new lives",
         ask=_batch(schemas.RedriveItem), accepted="a JSON array of objects: topic, key, delay, if_token",
         answers=_ITEMS,
     ),
     Call(
-        name="shift", method="POST", path="/v1/shift", summary="Move the waiting tasks of a group by a length",
+        name="shift", method="POST", path="/v1/shift", summary="Shift the waiting tasks of a group by a duration",
         ask=schemas.Shift, accepted="a JSON object: group, by, topic, deadlines",
-        answers={200: ("An answer for each task that was found live", list[ItemShape])},
+        answers={200: ("One answer for each live task of the group", list[ItemShape])},
     ),
     Call(
-        name="find", method="GET", path="/v1/tasks", summary="Tasks, page by page, from an index",
-        answers={200: ("One page; with a cursor there is more", FoundShape)},
+        name="find", method="GET", path="/v1/tasks", summary="List tasks, page by page",
+        answers={200: ("A page; if `cursor` is not null, more tasks follow", FoundShape)},
         query={
-            "topic": ("Only of this topic", _NAME),
-            "state": ("Only in this state", {"type": "string", "enum": [*State]}),
-            "group": ("Only of this group", _NAME),
+            "topic": ("Only tasks of this topic", _NAME),
+            "state": ("Only tasks in this state", {"type": "string", "enum": [*State]}),
+            "group": ("Only tasks of this group", _NAME),
             "wake_from": ("Only live tasks that wake at this instant or later", _INSTANT),
             "wake_before": ("Only live tasks that wake before this instant", _INSTANT),
-            "cursor": ("The `cursor` of the page before", {"type": "string"}),
-            "limit": ("At most so many, 100 unless given", {"type": "integer", "minimum": 1, "maximum": 1000}),
+            "cursor": ("The `cursor` of the previous page", {"type": "string"}),
+            "limit": ("At most this many tasks; 100 by default", {"type": "integer", "minimum": 1, "maximum": 1000}),
         },
     ),
     Call(
-        name="topics", method="GET", path="/v1/topics", summary="The topics: their counts, and which are paused",
-        answers={200: ("Every topic that has tasks or is paused, and that the caller may read", TopicsShape)},
-        query={"topic": ("Only this one", _NAME)},
+        name="topics", method="GET", path="/v1/topics", summary="List topics with their counts and pauses",
+        answers={200: ("Every topic that has tasks or is paused and that the caller may read", TopicsShape)},
+        query={"topic": ("Only this topic", _NAME)},
     ),
     Call(
-        name="pause", method="PUT", path=PAUSE_PATH, summary="Hold the tasks of a topic back, and keep taking new ones",
-        answers={200: ("It is paused", PauseShape)},
+        name="pause", method="PUT", path=PAUSE_PATH, summary="Pause a topic: hold its tasks back, accept new ones",
+        answers={200: ("The topic is paused", PauseShape)},
     ),
     Call(
-        name="resume", method="DELETE", path=PAUSE_PATH, summary="Let the tasks of a topic go out again",
-        answers={200: ("It is not paused", PauseShape)},
+        name="resume", method="DELETE", path=PAUSE_PATH, summary="Resume a topic: let its tasks go out again",
+        answers={200: ("The topic is not paused", PauseShape)},
     ),
     Call(
-        name="lease", method="POST", path="/v1/lease", summary="Take what is due; with `wait`, as soon as something is",
-        ask=schemas.LeaseAsk, accepted="a JSON object: topics, wait, lease_for",
-        answers={200: ("What is yours now; maybe nothing", LeasedShape)},
+        name="lease", method="POST", path="/v1/lease", summary="Lease due tasks; with `wait`, wait until one is due",
+        ask=schemas.LeaseRequest, accepted="a JSON object: topics, wait, lease_for",
+        answers={200: ("The leased tasks; there may be none", LeasedShape)},
     ),
     Call(
-        name="settle", method="POST", path="/v1/settle", summary="How deliveries ended",
+        name="settle", method="POST", path="/v1/settle", summary="Settle deliveries: report their outcomes",
         ask=_batch(schemas.Settle), accepted="a JSON array of objects: topic, key, token, outcome, at or delay, error",
-        answers={200: ("Whether each was recorded", SettledShape)},
+        answers={200: ("For each outcome, whether it was recorded", SettledShape)},
     ),
     Call(
-        name="extend", method="POST", path="/v1/extend", summary="Keep leases for longer",
+        name="extend", method="POST", path="/v1/extend", summary="Extend leases",
         ask=schemas.Extend, accepted="a JSON object: leases, lease_for",
-        answers={200: ("Whether each was extended", ExtendedShape)},
+        answers={200: ("For each lease, whether it was extended", ExtendedShape)},
     ),
     Call(
-        name="events", method="GET", path="/v1/events", summary="What happens, as server-sent events",
+        name="events", method="GET", path="/v1/events", summary="Follow the event log as server-sent events",
         answers={200: ("A stream; see docs/http.md", "text/event-stream")},
-        query={"topic": ("Only of this topic", _NAME)},
-        headers={"Last-Event-ID": "Go on after this event"},
+        query={"topic": ("Only events of this topic", _NAME)},
+        headers={"Last-Event-ID": "Resume after this event"},
     ),
 )  # fmt: skip
 """Every call of version 1 but those about the service itself."""
@@ -215,16 +216,16 @@ CALLS: tuple[Call, ...] = (
 _REF = "#/components/schemas/{name}"
 _PROBLEMS = {
     400: "The request cannot be read",
-    401: "It is not known who calls",
+    401: "The caller shows no token that counts",
     403: "The token does not allow this",
-    405: "Not with this method",
-    408: "The body came too slowly",
+    405: "The path does not take this method",
+    408: "The body arrived too slowly",
     413: "The body is too large",
-    415: "Only JSON is taken",
+    415: "The body has to be application/json",
     422: "A value is not accepted: `field` names it, `accepted` says what would be",
-    501: "The store that the service rests on cannot do this",
-    503: "The store is away; nothing was done",
-    504: "The answer of the store was lost; it was done once or not at all",
+    501: "The service's store does not support this",
+    503: "The store is unavailable; nothing was done",
+    504: "The store's answer was lost; the call was done once or not at all",
     507: "The store is full; nothing was done",
 }
 _ONE_DUE = {
@@ -268,7 +269,7 @@ def contents() -> dict[str, Any]:
         "info": {
             "title": "bide",
             "version": __version__,
-            "summary": "Register something to happen at a time; until then fire it now, move it, or cancel it.",
+            "summary": "Schedule something to happen at a time; until then fire it now, move it, or cancel it.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "security": [{"token": []}, {}],
@@ -281,7 +282,7 @@ def contents() -> dict[str, Any]:
 
 
 def _refine(components: dict[str, Any]) -> None:
-    """Add which fields go together, which types cannot say."""
+    """Add the rules on which fields go together, which the types cannot express."""
     for name in (schemas.Schedule.__name__, schemas.ScheduleItem.__name__):
         components[name] |= {**_ONE_DUE, **_NOT_BOTH_PAYLOADS}
     for name in (schemas.Move.__name__, schemas.MoveItem.__name__):

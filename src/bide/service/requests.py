@@ -169,7 +169,7 @@ _MEANINGS: Mapping[type[Exception], _Meaning] = {
 the store and the text of its driver are for the log, and not for callers."""
 
 
-def of_error(error: Exception) -> Problem:
+def problem_of(error: Exception) -> Problem:
     """Turn any error of the service, the engine or the store into an answer."""
     if isinstance(error, Problem):
         return error
@@ -263,7 +263,7 @@ Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 
-class Gone(Exception):
+class ClientDisconnected(Exception):
     """The client has gone: nobody is there to be answered."""
 
 
@@ -272,7 +272,7 @@ class Request:
 
     __slots__ = (
         "_receive", "_scope", "body", "caller", "headers", "limits", "method", "path", "proxies", "raw_query",
-        "segments", "still",
+        "reauthorize", "segments",
     )  # fmt: skip
 
     def __init__(self, scope: Scope, receive: Receive) -> None:
@@ -290,7 +290,7 @@ class Request:
         self.body = b""
         self.caller = _NOBODY
         self.segments: tuple[str, ...] = ()
-        self.still: Callable[[], Awaitable[float]]
+        self.reauthorize: Callable[[], Awaitable[float]]
         """Raises when the caller may call no longer; else the seconds after which to ask again. Set with `caller`."""
 
     def header(self, name: bytes) -> str | None:
@@ -312,7 +312,7 @@ class Request:
     async def read(self, most: int | None = None) -> None:
         """Take in the body; at most `most` bytes where nobody is known yet.
 
-        Raises Problem for one that is too large or comes too slowly; Gone.
+        Raises Problem for one that is too large or comes too slowly; ClientDisconnected.
         """
         limit, patience = self.limits
         limit = limit if most is None else min(limit, most)
@@ -334,7 +334,7 @@ class Request:
         while True:
             message = await self._receive()
             if message["type"] != "http.request":
-                raise Gone
+                raise ClientDisconnected
             part = message.get("body", b"")
             size += len(part)
             if size > limit:
@@ -349,21 +349,22 @@ class Request:
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
-    async def attended(self, work: Coroutine[Any, Any, T], undo: Callable[[T], object] = lambda _: None) -> T:
-        """Return the result of `work`, however long it takes. The one place that looks after a caller who waits.
+    async def while_connected(self, work: Coroutine[Any, Any, T], undo: Callable[[T], object] = lambda _: None) -> T:
+        """Return the result of `work`, however long it takes, while the caller is connected and has access.
 
-        Raises Gone as the client goes, and what `still` raises as they may call no longer: that is asked by the clock,
-        and once more before the result is theirs. Then `work` is cancelled; what it has returned is undone.
+        Raises ClientDisconnected when the client goes, and what `reauthorize` raises when the caller loses access: that
+        is asked by the clock, and once more before the result is handed over. Then `work` is cancelled, and `undo` is
+        given what it has returned.
         """
         working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(self.gone())
         theirs = False
         try:
             while not working.done():
-                lasts = await self.still()
+                lasts = await self.reauthorize()
                 await asyncio.wait([working, leaving], timeout=max(0.0, lasts), return_when=asyncio.FIRST_COMPLETED)
                 if leaving.done():
-                    raise Gone
-            await self.still()
+                    raise ClientDisconnected
+            await self.reauthorize()
             theirs = True
             return working.result()
         finally:

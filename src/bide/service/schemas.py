@@ -1,5 +1,5 @@
-"""The types of requests and answers as JSON: a wrong field is named, and the OpenAPI document is made from them. Tasks,
-answers and events have the same shapes over HTTP and on the command line.
+"""The JSON types of requests and answers. Decoding names the wrong field, and the OpenAPI document is made from them.
+Tasks, answers and events have the same shapes over HTTP and on the command line.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from bide.core.records import OnConflict, OutcomeKind, Pause, Record, Result, St
 from bide.core.retry import FOREVER, PRESETS, Exponential, Fixed, Ladder, RetryPolicy, policy
 
 MOST_AT_ONCE = 10_000
-"""Items that one batch may have."""
+"""Most items of one batch."""
 
 BASE64_PATTERN = "^(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$"
 NAME_PATTERN = r"^[^\u0000-\u001f\u007f-\u009f\u2028\u2029]+$"
@@ -63,14 +63,14 @@ RetryText: TypeAlias = Annotated[
 
 
 class FixedTerms(Struct, forbid_unknown_fields=True, tag_field="policy", tag="fixed"):
-    """The same pause each time."""
+    """A fixed pause between tries."""
 
     pause: Span
     tries: Tries
 
 
 class ExponentialTerms(Struct, forbid_unknown_fields=True, tag_field="policy", tag="exponential", omit_defaults=True):
-    """Pauses that grow."""
+    """Pauses that grow exponentially."""
 
     first: Span = "1s"
     factor: Annotated[float, Meta(ge=1, le=100)] = 2.0
@@ -80,14 +80,14 @@ class ExponentialTerms(Struct, forbid_unknown_fields=True, tag_field="policy", t
 
 
 class LadderTerms(Struct, forbid_unknown_fields=True, tag_field="policy", tag="ladder"):
-    """One pause per failure; after the last it is dead."""
+    """One pause per failure; the failure after the last pause makes the task dead."""
 
     rungs: Rungs
 
 
 Terms: TypeAlias = FixedTerms | ExponentialTerms | LadderTerms
 Retries: TypeAlias = RetryText | Rungs | Terms
-"""When to try again: a preset, a ladder as a list of lengths, or a policy with its terms."""
+"""When to retry: the name of a preset, a ladder as a list of durations, or a policy with its terms."""
 
 
 HeaderText: TypeAlias = Annotated[
@@ -96,7 +96,7 @@ HeaderText: TypeAlias = Annotated[
 
 
 class Schedule(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A task to be registered. One of `at` and `delay`; at most one of `payload` (any JSON) and `payload_base64`."""
+    """A task to schedule: one of `at` and `delay`, and at most one of `payload` (any JSON) and `payload_base64`."""
 
     payload: Raw | UnsetType = UNSET
     payload_base64: Base64 | UnsetType = UNSET
@@ -117,7 +117,7 @@ class ScheduleItem(Schedule, kw_only=True):
 
 
 class Move(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Another time for a task. One of `at` and `delay`."""
+    """A new time for a task: one of `at` and `delay`."""
 
     at: Instant | None = None
     delay: Span | None = None
@@ -126,14 +126,14 @@ class Move(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True)
 
 
 class MoveItem(Move, kw_only=True):
-    """Another time for a task of a batch."""
+    """A new time for a task of a batch."""
 
     topic: Name
     key: Name
 
 
 class Ref(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Which task, and on which condition."""
+    """A task, and optionally the token that it must still have."""
 
     topic: Name
     key: Name
@@ -141,20 +141,20 @@ class Ref(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
 
 
 class RedriveItem(Ref, kw_only=True):
-    """A dead task to be sent again, at once or after `delay`."""
+    """A dead task to redrive, at once or after `delay`."""
 
     delay: Span | None = None
 
 
 class CancelGroup(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Every live task of a group, or of one topic of it."""
+    """Cancel every live task of a group, or only those of one topic."""
 
     group: Name
     topic: Name | None = None
 
 
 class Shift(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Move every waiting task of a group by a length, which may be negative."""
+    """Move every waiting task of a group by a duration, which may be negative."""
 
     group: Name
     by: Annotated[str, Meta(extra_json_schema={"pattern": r"^-?[0-9]{1,6}(ms|s|m|h|d)$", "example": "-2h"})]
@@ -163,7 +163,7 @@ class Shift(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 
 
 LONGEST_WAIT = 60
-"""Seconds that a lease may wait."""
+"""Most seconds that a lease call may wait for a due task."""
 WaitSpan: TypeAlias = Annotated[str, Meta(extra_json_schema={"pattern": "^([0-9]|[1-5][0-9]|60)s$", "example": "5s"})]
 LeaseSpan: TypeAlias = Annotated[
     str, Meta(extra_json_schema={"pattern": "^([1-9][0-9]{0,3}s|[1-9][0-9]{0,2}m|[1-9]h)$", "example": "30s"})
@@ -171,8 +171,8 @@ LeaseSpan: TypeAlias = Annotated[
 Room: TypeAlias = Annotated[int, Meta(ge=1, le=1_000)]
 
 
-class LeaseAsk(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """So many tasks of each topic as can be started now. With `wait` the answer comes when something is due."""
+class LeaseRequest(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """How many tasks of each topic the caller can start now. With `wait` the answer comes once a task is due."""
 
     topics: Annotated[dict[Name, Room], Meta(min_length=1, max_length=100)]
     wait: WaitSpan = "0s"
@@ -180,7 +180,7 @@ class LeaseAsk(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
 
 
 class Settle(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """How a delivery ended. `at` or `delay`: when to try again; with done, when the next life begins."""
+    """The outcome of a delivery. `at` or `delay`: when to try again; with `done`, when the next life begins."""
 
     topic: Name
     key: Name
@@ -189,10 +189,10 @@ class Settle(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=Tru
     at: Instant | None = None
     delay: Span | None = None
     error: str | None = None
-    """Why, for retry and dead."""
+    """The reason, for retry and dead."""
 
 
-class Held(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+class LeaseRef(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A lease: a task and the token that it was leased with."""
 
     topic: Name
@@ -201,14 +201,14 @@ class Held(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True)
 
 
 class Extend(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """Leases to be kept for a length from now."""
+    """Leases to extend, each by a duration from now."""
 
-    leases: Annotated[list[Held], Meta(max_length=MOST_AT_ONCE)]
+    leases: Annotated[list[LeaseRef], Meta(max_length=MOST_AT_ONCE)]
     lease_for: LeaseSpan | None = None
 
 
 def retries(value: str | list[str] | Terms | None) -> RetryPolicy | None:
-    """The policy that is meant. Raises BadInput."""
+    """The retry policy that a request describes. Raises BadInput."""
     if value is None or isinstance(value, str):
         return None if value is None else policy(value)
     if isinstance(value, list):
@@ -227,11 +227,11 @@ Whole = Annotated[int, Meta(ge=0)]
 OnlyTrue = Annotated[bool, Meta(extra_json_schema={"const": True})]
 
 _checked = msgspec.json.Decoder(Raw).decode
-"""Says whether it is JSON, and reads no number: any that JSON can write may be in a payload, such as 1e400."""
+"""Checks that a payload is JSON without reading its numbers: one such as 1e400 is JSON, and fits no float."""
 
 
 class TaskShape(Struct, frozen=True, gc=False):
-    """A task. A payload that is JSON stands as itself, any other as base64."""
+    """A task. A JSON payload appears as it is, any other payload in base64."""
 
     topic: str
     key: str
@@ -247,13 +247,13 @@ class TaskShape(Struct, frozen=True, gc=False):
     error: str | None
     created_at: InstantText
     finished_at: InstantText | None
-    trace: Annotated[str, Meta(description="there only for one task alone that an exception has ended")] | UnsetType = (
-        UNSET
-    )
+    trace: (
+        Annotated[str, Meta(description="the traceback; only for a single task that an exception ended")] | UnsetType
+    ) = UNSET
 
 
 class DetailShape(Struct, frozen=True):
-    """The further fields of one task alone: how it has fared, and what travels with it."""
+    """The further fields of a single task: its failures, its holder, and its options."""
 
     failures: int
     losses: int
@@ -266,23 +266,23 @@ class DetailShape(Struct, frozen=True):
 
 
 class AnswerShape(Struct, frozen=True, gc=False):
-    """The answer of a verb: one word, and the task as it now is."""
+    """The answer to a verb: one word, and the task as it is now."""
 
     answer: Annotated[str, Meta(extra_json_schema={"enum": [*Result]})]
     task: TaskShape | None
     paused: OnlyTrue | UnsetType = UNSET
-    """There only where the task is live and its topic is paused: it waits until that is resumed."""
+    """True if the task is live and its topic is paused: it waits until the topic is resumed."""
 
 
 class PausedShape(Struct, frozen=True):
-    """A pause: since when, and by whom."""
+    """A pause: its beginning, and the caller who made it."""
 
     since: InstantText
     who: str | None
 
 
 class CountShape(Struct, frozen=True):
-    """So many; where `exact` is false, at least so many."""
+    """A count; if `exact` is false, there are at least this many."""
 
     number: Whole
     exact: bool
@@ -317,7 +317,7 @@ class EventShape(Struct, frozen=True):
 
 
 def task_shape(record: Record, *, withheld: bool = False, alone: bool = False) -> TaskShape:
-    """A task; without its payload where that is `withheld`, and with its trace where it is shown `alone`."""
+    """A task as JSON: without its payload if that is `withheld`, with its traceback if it is shown `alone`."""
     raw: Raw | UnsetType = UNSET
     encoded: str | UnsetType = UNSET
     try:
@@ -339,7 +339,7 @@ def task_shape(record: Record, *, withheld: bool = False, alone: bool = False) -
 
 
 def detail_shape(record: Record) -> DetailShape:
-    """Describe what `bide show` adds to the task."""
+    """The fields that `bide show` adds to a task."""
     shape = DetailShape(
         record.failures, record.losses, record.holder, _optional(record.deadline), _optional(record.keep_until)
     )
@@ -351,7 +351,7 @@ def detail_shape(record: Record) -> DetailShape:
 
 
 def answer_shape(answer: Answer, *, paused: Container[Topic] = (), withheld: bool = False) -> AnswerShape:
-    """The answer of a verb. `paused`: topics whose live tasks wait, whatever their time; the answer says so."""
+    """The answer to a verb. `paused`: the paused topics, whose live tasks wait; the answer says so."""
     record = answer.record
     if record is None:
         return AnswerShape(answer.result.value, None)
@@ -360,12 +360,12 @@ def answer_shape(answer: Answer, *, paused: Container[Topic] = (), withheld: boo
 
 
 def paused_shape(pause: Pause) -> PausedShape:
-    """A pause."""
+    """A pause as JSON."""
     return PausedShape(instant_text(pause.since), pause.who)
 
 
 def event_shape(event: Event) -> EventShape:
-    """One line of the event log."""
+    """A line of the event log as JSON."""
     return EventShape(
         instant_text(event.at), event.topic, event.key, event.id, event.kind.value, event.attempt, event.who,
         event.what, _optional(event.was), _optional(event.wake_at),
@@ -373,7 +373,7 @@ def event_shape(event: Event) -> EventShape:
 
 
 def one_line(shape: object) -> bytes:
-    """One line of JSON. A payload with line breaks between its tokens must not break the line."""
+    """One line of JSON, also where a payload has line breaks between its tokens."""
     encoded = msgspec.json.encode(shape)
     if b"\n" in encoded or b"\r" in encoded:
         encoded = msgspec.json.format(encoded, indent=-1)

@@ -19,9 +19,9 @@ from bide.engine.client import Client
 from bide.engine.recorder import acting_as
 from bide.ports.remote import STREAM_TYPE
 from bide.service.access import Access, Networks
-from bide.service.audit import Bucket, audit, refused, unknown
+from bide.service.audit import TokenBucket, audit, audit_refused, audit_unknown
 from bide.service.authz import AccessRefused, Verb
-from bide.service.console.router import Site
+from bide.service.console.router import Router
 from bide.service.contract import CALLS, document
 from bide.service.health import OPEN, Health, pages_of
 from bide.service.metrics import Metrics
@@ -31,7 +31,7 @@ from bide.service.requests import (
     BODY_PATIENCE,
     CONTENT_TYPE,
     OPEN_LIMIT,
-    Gone,
+    ClientDisconnected,
     Problem,
     Receive,
     Reply,
@@ -39,11 +39,11 @@ from bide.service.requests import (
     Routes,
     Scope,
     Send,
-    of_error,
+    problem_of,
     segment,
 )
-from bide.service.streaming import Following
-from bide.service.verbs import Consuming, Verbs
+from bide.service.streaming import EventFeed
+from bide.service.verbs import ConsumerVerbs, Verbs
 
 _log = logging.getLogger("bide.service")
 _FAREWELL = 1.0
@@ -53,7 +53,7 @@ _GONE = 499
 _EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
-class Streamed:
+class StreamingReply:
     """A reply that goes on."""
 
     def __init__(self, parts: AsyncGenerator[bytes, None], content_type: str) -> None:
@@ -61,28 +61,28 @@ class Streamed:
         self.content_type = content_type
 
 
-Page = Callable[[Request], Awaitable[Reply | Streamed]]
+Page = Callable[[Request], Awaitable[Reply | StreamingReply]]
 
 
 class Service:
     """The application: the calls of the contract, those of bide's own clients, the pages about itself, the console."""
 
     def __init__(
-        self, client: Client, access: Access, consuming: Consuming, following: Following, stores: StoreCalls,
-        *, health: Health, metrics: Metrics, site: Site, proxies: Networks = (),
+        self, client: Client, access: Access, consumer_verbs: ConsumerVerbs, feed: EventFeed, store_calls: StoreCalls,
+        *, health: Health, metrics: Metrics, console: Router, proxies: Networks = (),
     ) -> None:  # fmt: skip
         self._client = client
         self._access = access
-        self._following = following
-        self._stores = stores
+        self._feed = feed
+        self._store_calls = store_calls
         self._metrics = metrics
-        self._site = site
+        self._console = console
         self._body_limit, self._body_patience = BODY_LIMIT, BODY_PATIENCE
         self._proxies = proxies
         self._loop = asyncio.get_running_loop()
         verbs = Verbs(client)
         answers: dict[str, Page] = {
-            name: getattr(consuming if name in ("lease", "settle", "extend") else verbs, name)
+            name: getattr(consumer_verbs if name in ("lease", "settle", "extend") else verbs, name)
             for name in (call.name for call in CALLS)
             if name != "events"
         }
@@ -98,7 +98,7 @@ class Service:
         )
         self._open = frozenset(path.encode() for path in {*OPEN, "/openapi.json"})
         self._written: bytes | None = None
-        self._complaints = Bucket(1, 1.0, self._loop.time())
+        self._complaints = TokenBucket(1, 1.0, self._loop.time())
         """One a second: while the store is away every request fails."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -108,7 +108,7 @@ class Service:
         request = Request(scope, receive)
         request.limits, request.proxies = (self._body_limit, self._body_patience), self._proxies
         name = "unknown"
-        reply: Reply | Streamed | None
+        reply: Reply | StreamingReply | None
         try:
             request.check_host()
             name, page, known = self._route(request)
@@ -119,8 +119,8 @@ class Service:
                 await request.read(OPEN_LIMIT)
             with acting_as(request.caller.name, audit), self._traced(request):
                 reply = await page(request)
-            status = 200 if isinstance(reply, Streamed) else reply.status
-        except Gone:
+            status = 200 if isinstance(reply, StreamingReply) else reply.status
+        except ClientDisconnected:
             reply, status = None, _GONE
         except Exception as error:  # noqa: BLE001 - every error is answered
             reply = self._problem(request, name, error)
@@ -129,7 +129,7 @@ class Service:
             await _send(reply, send, head=request.method == "HEAD")
         request.body = b""  # the request itself is there until the garbage collector comes by
         self._metrics.request(name, status, self._loop.time() - started)
-        if isinstance(reply, Streamed):
+        if isinstance(reply, StreamingReply):
             await self._stream(reply, request, send)
 
     # --- the way of a request
@@ -148,11 +148,11 @@ class Service:
         route = self._routes.find(path)
         if route is None:
             if path.split(b"/")[1:2] != [b"v1"]:
-                page = self._site.find(request)
+                page = self._console.find(request)
                 if page is not None:
                     return "console", page, True
                 if "text/html" in (request.header(b"accept") or ""):
-                    return "unknown", self._site.missing, True
+                    return "unknown", self._console.not_found, True
             raise Problem(404, "no-such-call", "There is no such call", "see /openapi.json for those there are")
         calls, parts = route
         request.segments = tuple(segment(raw, name) for name, raw in parts.items())
@@ -166,41 +166,41 @@ class Service:
         return *found, path in self._open
 
     async def _authenticate(self, request: Request) -> None:
-        async def still() -> float:
-            request.caller = await self._access.caller_behind(request.headers)
+        async def reauthorize() -> float:
+            request.caller = await self._access.caller_of_request(request.headers)
             return self._access.lasts
 
-        request.still = still
-        await still()
+        request.reauthorize = reauthorize
+        await reauthorize()
 
     def _problem(self, request: Request, name: str, error: Exception) -> Reply:
-        problem = of_error(error)
+        problem = problem_of(error)
         if isinstance(error, AccessRefused):
-            refused(error, request.peer)
+            audit_refused(error, request.peer)
         elif isinstance(error, StoreError):
             if self._complaints.take(self._loop.time()):
                 _log.warning("%s: %s", name, error)
             if isinstance(error, OutcomeUnknown):
                 topic, key = request.segments if len(request.segments) == 2 else (None, None)
-                unknown(request.caller.name, name, topic, key)
+                audit_unknown(request.caller.name, name, topic, key)
         elif problem.status == 500:
             _log.exception("a defect in %s", name, exc_info=error)
         return Reply(problem.status, problem.body, CONTENT_TYPE, problem.headers)
 
-    async def _stream(self, streamed: Streamed, request: Request, send: Send) -> None:
+    async def _stream(self, streaming: StreamingReply, request: Request, send: Send) -> None:
         """Until it ends, the client goes, or its caller may listen no longer."""
-        headers = [*_HEADERS, (b"content-type", streamed.content_type.encode()), (b"cache-control", b"no-store"),
+        headers = [*_HEADERS, (b"content-type", streaming.content_type.encode()), (b"cache-control", b"no-store"),
                    (b"x-accel-buffering", b"no")]  # fmt: skip
         await send({"type": "http.response.start", "status": 200, "headers": headers})
 
         async def pump() -> None:
-            async with aclosing(streamed.parts) as parts:
+            async with aclosing(streaming.parts) as parts:
                 async for part in parts:
                     await send({"type": "http.response.body", "body": part, "more_body": True})
 
         try:
-            await request.attended(pump())
-        except Gone:
+            await request.while_connected(pump())
+        except ClientDisconnected:
             return
         except (AccessRefused, StoreError) as error:
             _log.info("%s listens no longer: %s", request.caller.name, error)
@@ -212,14 +212,14 @@ class Service:
 
     # --- calls of its own
 
-    async def _store(self, request: Request) -> Reply | Streamed:
+    async def _store(self, request: Request) -> Reply | StreamingReply:
         """A call of bide's own clients: see `remote`."""
         [operation] = request.segments
         if operation == "listen":
-            return Streamed(self._stores.listen(request.body, request.caller), STREAM_TYPE)
-        return await self._stores.answer(operation, request.body, request.caller)
+            return StreamingReply(self._store_calls.listen(request.body, request.caller), STREAM_TYPE)
+        return await self._store_calls.answer(operation, request.body, request.caller)
 
-    async def _events(self, request: Request) -> Reply | Streamed:
+    async def _events(self, request: Request) -> Reply | StreamingReply:
         topic = request.query(("topic",)).get("topic")
         caller = request.caller
         caller.check(Verb.EVENTS, topic)
@@ -232,7 +232,7 @@ class Service:
         def admits(event: Event) -> bool:
             return topic in (None, event.topic) and caller.may(Verb.EVENTS, event.topic)
 
-        return Streamed(await self._following.stream(last, admits), _EVENT_STREAM)
+        return StreamingReply(await self._feed.stream(last, admits), _EVENT_STREAM)
 
     async def _document(self, request: Request) -> Reply:
         if self._written is None:

@@ -60,18 +60,18 @@ from bide.insight.minute_log import LastDay
 from bide.insight.overview import Overviews
 from bide.ports import Policy
 from bide.service.access import Access, check_start, is_loopback, networks_of
-from bide.service.audit import Rates
+from bide.service.audit import EventQuota
 from bide.service.authz import Tokens
-from bide.service.console.page_request import Shared
-from bide.service.console.router import Site
+from bide.service.console.page_request import ConsoleContext
+from bide.service.console.router import Router
 from bide.service.health import Health
 from bide.service.metrics import Metrics
 from bide.service.remote.calls import StoreCalls
 from bide.service.requests import BoundedHeads
 from bide.service.schemas import Terms, retries
 from bide.service.server import Service
-from bide.service.streaming import Following
-from bide.service.verbs import Consuming
+from bide.service.streaming import EventFeed
+from bide.service.verbs import ConsumerVerbs
 from bide.wiring import is_traced, sink_at, webhook_post
 
 PER_TASK = "per-task"
@@ -156,7 +156,7 @@ def read_config(path: str) -> ServeConfig:
     return config
 
 
-class Serving:
+class ServiceInstance:
     """One instance. Use it as `async with`: then `service` is the ASGI application."""
 
     def __init__(self, app: Bide, config: ServeConfig, *, host: str, insecure: bool = False) -> None:
@@ -174,8 +174,8 @@ class Serving:
         self._insecure = insecure
         self._long_poll: LongPoll
         self._worker: Worker
-        self._following: Following
-        self._stores: StoreCalls
+        self._feed: EventFeed
+        self._store_calls: StoreCalls
         self._stack = AsyncExitStack()
         self._policies: dict[Topic, Policy] = {}
         self._default = Policy(policy(None), app.settings.losses)
@@ -234,7 +234,7 @@ class Serving:
             await stack.enter_async_context(sink)
         self._long_poll = LongPoll(
             app, policy_of=self.policy_of, started=self.metrics.started, settled=self.metrics.settled,
-            may_note=Rates().take,
+            may_note=EventQuota().take,
         )  # fmt: skip
         await self._long_poll.pause_gate.first()
         self._worker = await stack.enter_async_context(app.worker(name=self.instance))
@@ -243,23 +243,25 @@ class Serving:
         self.metrics.polls = lambda: self._long_poll.waiting
         await self._long_poll.start(self._told_consumers())
         stack.push_async_callback(self._long_poll.close)
-        self._following = Following(app)
-        self.metrics.streams = lambda: self._following.listeners
-        stack.push_async_callback(self._following.close)
+        self._feed = EventFeed(app)
+        self.metrics.streams = lambda: self._feed.listeners
+        stack.push_async_callback(self._feed.close)
         beyond = self._insecure and not is_loopback(self._host)
         access = Access(app, anonymous=anonymous, any_name=beyond)
         stack.push_async_callback(access.close)
-        self._stores = stores = StoreCalls(app, pause_gate=self._long_poll.pause_gate)
-        stack.push_async_callback(stores.close)
+        self._store_calls = store_calls = StoreCalls(app, pause_gate=self._long_poll.pause_gate)
+        stack.push_async_callback(store_calls.close)
         health = Health(app)
         overviews, day = Overviews(app), LastDay(app)
         stack.push_async_callback(overviews.close)
         stack.push_async_callback(day.close)
-        site = Site(Shared(app, health, self.policy_of, self.instance, self._channel, access, overviews, day))
-        stack.push_async_callback(site.close)
-        consuming = Consuming(self._long_poll, instance=self.instance, lease=app.config.lease)
+        console = Router(
+            ConsoleContext(app, health, self.policy_of, self.instance, self._channel, access, overviews, day)
+        )
+        stack.push_async_callback(console.close)
+        consumer_verbs = ConsumerVerbs(self._long_poll, instance=self.instance, lease=app.config.lease)
         self.service = Service(
-            app, access, consuming, self._following, stores, health=health, metrics=self.metrics, site=site,
+            app, access, consumer_verbs, self._feed, store_calls, health=health, metrics=self.metrics, console=console,
             proxies=self._proxies,
         )  # fmt: skip
 
@@ -271,10 +273,10 @@ class Serving:
             if topic not in self.app.routes
         ]
 
-    async def let_go(self) -> None:
+    async def drain(self) -> None:
         """The instance is about to stop: begin no webhook, give those that run the grace, answer all who wait."""
-        self._stores.let_go()
-        await asyncio.gather(self._long_poll.close(), self._following.close(), self._worker.stop())
+        self._store_calls.drain()
+        await asyncio.gather(self._long_poll.close(), self._feed.close(), self._worker.stop())
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -288,21 +290,21 @@ _KEEP_ALIVE = 75
 """Seconds that an idle connection of a client is kept: longer than proxies keep theirs, so that they close first."""
 
 
-class Beside(Protocol):
+class Companion(Protocol):
     """Something that runs in the same process, with handlers on the same app."""
 
-    async def ready(self) -> None:
+    async def prepare(self) -> None:
         """Called before anything of the store is worked on; may raise BadInput, StoreError."""
         ...
 
-    def beside(self, where: str) -> AbstractAsyncContextManager[None]:
+    def running(self, where: str) -> AbstractAsyncContextManager[None]:
         """Entered once the app is open and its handlers are at work, and left once the last call is answered."""
         ...
 
 
 async def serve(
     app: Bide, config: ServeConfig, *, host: str, port: int, insecure: bool, shown_store: str,
-    begin: Callable[[Callable[[str], object], Millis], object], company: Beside | None = None,
+    begin: Callable[[Callable[[str], object], Millis], object], companion: Companion | None = None,
 ) -> None:  # fmt: skip
     """Serve until told to stop: `begin` is given what drains, and the grace, before anything is begun.
 
@@ -316,9 +318,9 @@ async def serve(
 
     listening = _bind(host, port)
     try:
-        if company is not None:
-            await company.ready()
-        serving = Serving(app, config, host=host, insecure=insecure)
+        if companion is not None:
+            await companion.prepare()
+        serving = ServiceInstance(app, config, host=host, insecure=insecure)
         async with AsyncExitStack() as stack:
             await stack.enter_async_context(app)
             begin(drain, app.config.grace)
@@ -329,41 +331,41 @@ async def serve(
             _log.info("bide serve: %s from %s, pid %d", where, shown_store, os.getpid())
             if serving.open_to_all:
                 _log.warning("as long as there is no token, whoever reaches %s may do anything (bide token add)", where)
-            if company is None:
+            if companion is None:
                 await _run_server(serving, listening, told)
             else:
-                async with company.beside(where):
+                async with companion.running(where):
                     await _run_server(serving, listening, told)
     finally:
         listening.close()
     _log.info("bide serve: pid %d has stopped", os.getpid())
 
 
-async def _run_server(serving: Serving, listening: socket.socket, told: asyncio.Event) -> None:
+async def _run_server(serving: ServiceInstance, listening: socket.socket, told: asyncio.Event) -> None:
     """Webhooks and connections have one grace, which begins for both with the first signal."""
     loop = asyncio.get_running_loop()
     grace = serving.app.config.grace / 1000
     server = _Server(under_uvicorn(serving.service, grace, serving.config.connections))
 
-    async def let_go() -> None:
+    async def drain() -> None:
         await told.wait()
         server.should_exit = True
         cutting = loop.call_later(grace, server.cut)
         try:
-            await serving.let_go()
+            await serving.drain()
             await ended.wait()
         finally:
             cutting.cancel()
 
     ended = asyncio.Event()
-    letting_go = asyncio.ensure_future(let_go())
+    draining = asyncio.ensure_future(drain())
     try:
         await server.serve(sockets=[listening])
     finally:
         ended.set()
         if not told.is_set():
-            letting_go.cancel()
-        await asyncio.gather(letting_go, return_exceptions=True)
+            draining.cancel()
+        await asyncio.gather(draining, return_exceptions=True)
 
 
 def under_uvicorn(service: Service, grace: float, connections: int = MOST_CONNECTIONS) -> uvicorn.Config:

@@ -33,7 +33,7 @@ _GAP = b"event: gap\ndata: {}\n\n"
 _encode = msgspec.json.encode
 
 
-class Following:
+class EventFeed:
     """Polls the log once for all listeners, each of which keeps its own place in it. Belongs to the running loop."""
 
     def __init__(self, client: Client) -> None:

@@ -1,5 +1,5 @@
 """The calls of the contract, from the request to the engine and back: `Verbs` puts in, changes and reads tasks, and
-`Consuming` leases (which can wait), settles and extends."""
+`ConsumerVerbs` leases (which can wait), settles and extends."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ from bide.engine.client import Client
 from bide.engine.delivery.long_poll import LongPoll
 from bide.ports.remote import LONGEST_LEASE, SHORTEST_LEASE
 from bide.service import schemas
-from bide.service.audit import note_pause
+from bide.service.audit import audit_pause
 from bide.service.authz import Caller, Verb
 from bide.service.contract import (
     CALLS,
@@ -48,7 +48,7 @@ from bide.service.contract import (
     SettledShape,
     TopicsShape,
 )
-from bide.service.requests import Reply, Request, bad_input, encode, etag, of_error, reply, reply_to, shape_for
+from bide.service.requests import Reply, Request, bad_input, encode, etag, problem_of, reply, reply_to, shape_for
 from bide.service.schemas import (
     LONGEST_WAIT,
     AnswerShape,
@@ -67,10 +67,10 @@ async def set_paused(client: Client, topic: Topic, who: str, *, paused: bool) ->
     """Pause a topic, or resume it; whether that changed anything. Raises BadInput, StoreError."""
     if paused:
         changed = await client.pause(topic, who=who)
-        note_pause(who, "pause", topic, "paused" if changed else "paused already")
+        audit_pause(who, "pause", topic, "paused" if changed else "paused already")
     else:
         changed = await client.resume(topic, who=who)
-        note_pause(who, "resume", topic, "resumed" if changed else "not paused")
+        audit_pause(who, "resume", topic, "resumed" if changed else "not paused")
     return changed
 
 
@@ -319,7 +319,7 @@ def _item(caller: Caller, answer: object, paused: Container[Topic]) -> AnswerSha
     if type(answer) is Answer:
         return shape_for(caller, answer, paused)
     assert isinstance(answer, Exception)
-    return ItemShape(problem=of_error(answer).shape)
+    return ItemShape(problem=problem_of(answer).shape)
 
 
 def _each(request: Request, batch: Sequence[Any], verb: Verb, make: Callable[[Any], Made]) -> list[Made]:
@@ -336,7 +336,7 @@ def _each(request: Request, batch: Sequence[Any], verb: Verb, make: Callable[[An
     return made
 
 
-class Consuming:
+class ConsumerVerbs:
     """Each method is a call of the contract, for consumers in any language."""
 
     def __init__(self, long_poll: LongPoll, *, instance: str, lease: Millis) -> None:
@@ -346,14 +346,14 @@ class Consuming:
 
     async def lease(self, request: Request) -> Reply:
         """Waits at the desk, and leaves it when the client goes, or may no longer."""
-        ask: schemas.LeaseAsk = asked(request, "lease")
+        ask: schemas.LeaseRequest = asked(request, "lease")
         room = {check_topic(topic, "topics"): count for topic, count in ask.topics.items()}
         request.caller.check_all(Verb.WORK, room)
         wait = _bounded(ask.wait, "wait", 0, 1_000 * LONGEST_WAIT) / 1_000
         lease_for = self._length(ask.lease_for)
         holder = f"{request.caller.name}@{self._instance}"
         leasing = self._long_poll.lease(room, holder=holder, lease_for=lease_for, wait=wait)
-        tasks = await request.attended(leasing, undo=self._long_poll.release)
+        tasks = await request.while_connected(leasing, undo=self._long_poll.release)
         paused = [topic for topic in room if topic in self._long_poll.pause_gate.topics]
         return reply(
             LeasedShape([task_shape(record) for record in request.caller.visible(tasks, Verb.WORK)], paused or UNSET)

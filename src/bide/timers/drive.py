@@ -69,10 +69,10 @@ _SHORTEST_LOOP_SLEEP = 0.001
 _logger = logging.getLogger(__name__)
 
 
-class _OnLoop(Generic[Item]):
+class _LoopRunner(Generic[Item]):
     """A drive on an asyncio event loop: one handle, no task."""
 
-    def __init__(self, drive: _Driven[Item]) -> None:
+    def __init__(self, drive: _BaseDrive[Item]) -> None:
         self._drive = drive
         self._loop = asyncio.get_running_loop()
         self._handle: asyncio.Handle | None = None
@@ -105,10 +105,10 @@ class _OnLoop(Generic[Item]):
                 break
 
 
-class _InThread(Generic[Item]):
+class _ThreadRunner(Generic[Item]):
     """A drive in a thread of its own."""
 
-    def __init__(self, drive: _Driven[Item]) -> None:
+    def __init__(self, drive: _BaseDrive[Item]) -> None:
         self._drive = drive
         self._changed = threading.Condition(drive._lock)
         self._closing = False
@@ -141,7 +141,7 @@ class _InThread(Generic[Item]):
         return False
 
 
-class _Driven(Generic[Item]):
+class _BaseDrive(Generic[Item]):
     """The common part of drives of timers and of idle rings: due items, the set sleep, beginning and ending."""
 
     def __init__(
@@ -155,16 +155,16 @@ class _Driven(Generic[Item]):
             raise TypeError(f"callback must be a plain function, which may start a task; {callback!r} is a coroutine's")
         if not longest_sleep > 0:
             raise ValueError(f"longest_sleep must be more than 0 seconds, not {longest_sleep}")
-        self._advancing = timer
+        self._timed = timer
         self._callback = callback
         self._clock = clock
         self._longest_sleep = longest_sleep
         self._lock = threading.Lock()
-        self._runner: _OnLoop[Item] | _InThread[Item] | None = None
+        self._runner: _LoopRunner[Item] | _ThreadRunner[Item] | None = None
         # taken out of the timer, not called yet: can still be cancelled and moved
         self._due: OrderedDict[Item, None] = OrderedDict()
         # what the drive sleeps for; anything added for an earlier time wakes it
-        self._looks_at: float = -math.inf
+        self._sleeps_until: float = -math.inf
         self._latest: float = -math.inf
         # how much later than the clock says what is counted from a reading of it may be due
         self._rounding: Millis = 0
@@ -174,14 +174,14 @@ class _Driven(Generic[Item]):
         return self._clock.now()
 
     async def __aenter__(self) -> Self:
-        self._begin(_OnLoop)
+        self._begin(_LoopRunner)
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:
         self.close()
 
     def __enter__(self) -> Self:
-        self._begin(_InThread)
+        self._begin(_ThreadRunner)
         return self
 
     def __exit__(self, *exc_info: object) -> None:
@@ -196,18 +196,18 @@ class _Driven(Generic[Item]):
         if runner is not None:
             runner.close()
 
-    def _begin(self, kind: type[_OnLoop[Item]] | type[_InThread[Item]]) -> None:
+    def _begin(self, kind: type[_LoopRunner[Item]] | type[_ThreadRunner[Item]]) -> None:
         if self._runner is not None:
             raise RuntimeError("this drive is running already")
-        self._looks_at = -math.inf
+        self._sleeps_until = -math.inf
         # known before it starts, so that no change from another thread finds nobody to wake
         self._runner = kind(self)
         self._runner.start()
 
     def _wake_for(self, at: float) -> None:
-        if at < self._looks_at:
+        if at < self._sleeps_until:
             # once is enough: until the drive has looked, nothing else need wake it
-            self._looks_at = -math.inf
+            self._sleeps_until = -math.inf
             if self._runner is not None:
                 self._runner.wake()
 
@@ -216,17 +216,17 @@ class _Driven(Generic[Item]):
         now = self._clock.now()
         if now >= self._latest:
             self._latest = now
-            self._due.update(dict.fromkeys(self._advancing.advance(now - self._rounding)))
+            self._due.update(dict.fromkeys(self._timed.advance(now - self._rounding)))
         if self._due:
-            self._looks_at = -math.inf
+            self._sleeps_until = -math.inf
             return 0
-        deadline = self._advancing.next_deadline()
+        deadline = self._timed.next_deadline()
         if deadline is None:
-            self._looks_at = math.inf
+            self._sleeps_until = math.inf
             return None
         # a clock that was set back is waited for
-        self._looks_at = max(deadline + self._rounding, self._latest)
-        seconds = self._clock.seconds_until(int(self._looks_at))
+        self._sleeps_until = max(deadline + self._rounding, self._latest)
+        seconds = self._clock.seconds_until(int(self._sleeps_until))
         return min(max(seconds, _SHORTEST_WAIT), self._longest_sleep)
 
     def _call_next(self) -> bool:
@@ -243,14 +243,14 @@ class _Driven(Generic[Item]):
 
     def __len__(self) -> int:
         with self._lock:
-            return len(self._advancing) + len(self._due)
+            return len(self._timed) + len(self._due)
 
     def __contains__(self, item: object) -> bool:
         with self._lock:
-            return item in self._advancing or item in self._due
+            return item in self._timed or item in self._due
 
 
-class Drive(_Driven[Item]):
+class Drive(_BaseDrive[Item]):
     """A timer that runs. `async with` runs it on the event loop, `with` in a thread; made by `drive`.
 
     Use the drive's verbs, not the timer's, while it runs: they wake it where needed. In thread form any thread may
@@ -296,7 +296,7 @@ class Drive(_Driven[Item]):
         return True
 
 
-class IdleDrive(_Driven[Item]):
+class IdleDrive(_BaseDrive[Item]):
     """An idle ring that runs. `async with` runs it on the event loop, `with` in a thread; made by `drive`."""
 
     def __init__(
@@ -313,7 +313,7 @@ class IdleDrive(_Driven[Item]):
             self._due.pop(uid, None)
             self._ring.touch(uid, self._clock.now())
             # a touch only ever puts something at the end; only an empty ring sleeps without an end
-            if self._looks_at == math.inf:
+            if self._sleeps_until == math.inf:
                 self._wake_for(-math.inf)
 
     def remove(self, uid: Item) -> bool:

@@ -41,7 +41,7 @@ from bide.core.instants import Millis
 from bide.timers.heap import HeapTimer
 from bide.timers.wheel import SLACK, Item, Wheel
 
-_LOOK = 1024
+_MOST_SCANNED = 1024
 """So many entries are looked at for the earliest time before a wake-up for nothing is the cheaper way."""
 
 
@@ -178,7 +178,7 @@ class HashedWheel(Wheel[Item]):
             bucket = self._buckets[slot]
             # the slot as the hand will next enter it
             number = first + (slot - first) % slots
-            if looked and looked + len(bucket) > _LOOK:
+            if looked and looked + len(bucket) > _MOST_SCANNED:
                 return number * tick
             looked += len(bucket)
             earliest = min(map(self._at.__getitem__, self._sift(slot, bucket)), default=math.inf)

@@ -39,7 +39,7 @@ DIGIT_BITS = 8
 SLOTS_PER_LEVEL = 1 << DIGIT_BITS
 
 _LAST_DIGIT = SLOTS_PER_LEVEL - 1
-_LOOK = 64
+_MOST_SCANNED = 64
 """Buckets of up to so many entries are searched for their exact earliest time: cheaper than a wake-up for nothing."""
 
 
@@ -180,7 +180,7 @@ class HierarchicalWheel(Wheel[Item]):
             index = (self._occupied & -self._occupied).bit_length() - 1
             span = span_of(self._elapsed, index)
             bucket = self._buckets[index]
-            if len(bucket) > _LOOK and span.start > self._elapsed:
+            if len(bucket) > _MOST_SCANNED and span.start > self._elapsed:
                 return span.start
             alive = self._sift(index, bucket)
             if alive:

@@ -26,7 +26,7 @@ from bide.insight.bulk_run import KEPT, LOST_AFTER, BulkState, Progress
 from bide.service.authz import Verb
 from bide.service.console.actions import ACTIONS, REASONS
 from bide.service.console.i18n import translations
-from bide.service.console.page_request import inside
+from bide.service.console.page_request import local_path
 from bide.service.console.rendering import ref_field
 
 HOUR = 3_600_000
@@ -423,7 +423,7 @@ def test_in_chinese(one: Running, visit: Visit, topic: str) -> None:
     [("/tasks?a=b", True), ("//evil", False), ("/\\evil", False), ("https://evil", False), ("", False), ("/ü", False)],
 )
 def test_back_leads_nowhere_else(where: str, inner: bool) -> None:
-    assert inside(where, "elsewhere") == (where if inner else "elsewhere")
+    assert local_path(where, "elsewhere") == (where if inner else "elsewhere")
 
 
 def test_stopping_the_service_leaves_what_was_done_and_says_so(tmp_path: Path, visit: Visit) -> None:

@@ -48,13 +48,13 @@ class Texts(NamedTuple):
 HARMLESS = Texts("order", "it went wrong")
 
 
-class Shown(NamedTuple):
+class PayloadView(NamedTuple):
     """The pages of one store, by what they are of."""
 
     pages: Mapping[str, Page]
 
 
-def look(texts: Texts) -> Shown:
+def look(texts: Texts) -> PayloadView:
     """Every page that shows such texts."""
     clock = ManualClock(START)
     name = texts.name
@@ -87,7 +87,7 @@ def look(texts: Texts) -> Shown:
         pages |= {"change": over(browser), "change, part": browser.get(f"{browser.where}/live")}
         pages["changed meanwhile"] = browser.post("/changes", seen)
         browser.close()
-    return Shown(pages)
+    return PayloadView(pages)
 
 
 async def _fill(one: Running, texts: Texts, clock: ManualClock) -> None:
@@ -123,7 +123,7 @@ def _tell(app: Bide, record: Record, texts: Texts, clock: ManualClock) -> None:
 
 
 @pytest.fixture(scope="module")
-def harmless() -> Shown:
+def harmless() -> PayloadView:
     return look(HARMLESS)
 
 
@@ -132,7 +132,7 @@ MAY_VARY = frozenset({"timeline", "dead letters"})
 
 
 @pytest.mark.parametrize("texts", [*[Texts(one, one) for one in HOSTILE], *[Texts(MARKUP, one) for one in WORSE]])
-def test_no_text_adds_an_element_or_an_attribute(harmless: Shown, texts: Texts) -> None:
+def test_no_text_adds_an_element_or_an_attribute(harmless: PayloadView, texts: Texts) -> None:
     for what, page in look(texts).pages.items():
         expected = harmless.pages[what]
         assert page.status == expected.status, (what, page)

@@ -22,15 +22,15 @@ from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, as_datetime, duration_text, instant
 from bide.core.records import Count
 from bide.service import health
-from bide.service.console.i18n import Phrases, language_of, translations, zone_of
+from bide.service.console.i18n import Locale, language_of, translations, zone_of
 
 NOW = instant("2026-06-01T12:00:00Z")
 ZONES = ("UTC", "Europe/Berlin", "America/New_York", "Asia/Shanghai", "Asia/Kolkata", "Australia/Lord_Howe")
 ORDINARY = st.integers(0, instant("2300-01-01T00:00:00Z"))
 
 
-def phrases(zone: str = "UTC", language: str = "en", now: int = NOW) -> Phrases:
-    return Phrases(language, *zone_of(zone), now)
+def locale(zone: str = "UTC", language: str = "en", now: int = NOW) -> Locale:
+    return Locale(language, *zone_of(zone), now)
 
 
 def millis(text: str) -> int:
@@ -43,7 +43,7 @@ def millis(text: str) -> int:
 @given(ORDINARY, st.sampled_from(ZONES))
 def test_a_time_that_is_shown_is_read_again(at: int, zone: str) -> None:
     at -= at % 1000
-    found = phrases(zone)
+    found = locale(zone)
     local = as_datetime(at).astimezone(ZoneInfo(zone))
     # of an hour that comes twice the later is meant
     twice = local.replace(fold=1).utcoffset() != local.replace(fold=0).utcoffset()
@@ -55,7 +55,7 @@ def test_a_time_that_is_shown_is_read_again(at: int, zone: str) -> None:
 
 @given(st.integers(0, 10**11))
 def test_a_length_is_from_now(length: int) -> None:
-    found = phrases()
+    found = locale()
     text = duration_text(length)
     assert found.read_time(text, "at") == NOW + length
     assert found.read_time(f"+{text}", "at") == NOW + length
@@ -83,13 +83,13 @@ def test_a_length_is_from_now(length: int) -> None:
     ],
 )
 def test_times_of_a_zone(zone: str, text: str, meant: str) -> None:
-    assert phrases(zone).read_time(text, "at") == millis(meant)
+    assert locale(zone).read_time(text, "at") == millis(meant)
 
 
 @given(st.datetimes(datetime(1971, 1, 1), datetime(2300, 1, 1)), st.sampled_from(ZONES))
 def test_a_time_of_the_wall_is_never_read_as_an_earlier_one(moment: datetime, zone: str) -> None:
     moment -= timedelta(microseconds=moment.microsecond)
-    read = phrases(zone).read_time(moment.isoformat(sep=" "), "at")
+    read = locale(zone).read_time(moment.isoformat(sep=" "), "at")
     shown = as_datetime(read).astimezone(ZoneInfo(zone)).replace(tzinfo=None)
     assert shown >= moment
     assert shown - moment <= timedelta(hours=1)
@@ -106,14 +106,14 @@ def test_a_time_of_the_wall_is_never_read_as_an_earlier_one(moment: datetime, zo
 @pytest.mark.parametrize("zone", ["UTC", "Asia/Shanghai", "America/New_York"])
 def test_what_is_no_time_is_refused(zone: str, text: str) -> None:
     with pytest.raises(BadInput) as caught:
-        phrases(zone).read_time(text, "wake_from")
+        locale(zone).read_time(text, "wake_from")
     assert caught.value.field == "wake_from"
 
 
 @given(st.text(max_size=30), st.sampled_from(ZONES))
 def test_any_text_is_a_time_or_refused(text: str, zone: str) -> None:
     try:
-        found = phrases(zone).read_time(text, "at")
+        found = locale(zone).read_time(text, "at")
     except BadInput:
         return
     assert 0 <= found <= LAST_INSTANT
@@ -123,7 +123,7 @@ def test_any_text_is_a_time_or_refused(text: str, zone: str) -> None:
 def test_any_date_is_a_time_or_refused(text: str) -> None:
     for zone in ZONES:
         try:
-            found = phrases(zone).read_time(text, "at")
+            found = locale(zone).read_time(text, "at")
         except BadInput:
             continue
         assert 0 <= found <= LAST_INSTANT
@@ -134,14 +134,14 @@ def test_any_date_is_a_time_or_refused(text: str) -> None:
 
 @given(st.integers(0, LAST_INSTANT), st.sampled_from(ZONES))
 def test_every_instant_can_be_shown(at: int, zone: str) -> None:
-    found = phrases(zone)
+    found = locale(zone)
     for shown in (found.moment(at), found.moment(at, millis=True), found.clock(at), found.field(at), found.utc(at),
                   found.relative(at)):  # fmt: skip
         assert shown
 
 
 def test_the_last_instant_is_shown_in_a_zone_ahead_of_utc() -> None:
-    assert phrases("Asia/Shanghai").moment(LAST_INSTANT) == "9999-12-31 23:59:59"
+    assert locale("Asia/Shanghai").moment(LAST_INSTANT) == "9999-12-31 23:59:59"
 
 
 @pytest.mark.parametrize(
@@ -153,18 +153,18 @@ def test_the_last_instant_is_shown_in_a_zone_ahead_of_utc() -> None:
     ],
 )  # fmt: skip
 def test_lengths(length: int | None, english: str, chinese: str) -> None:
-    assert phrases().length(length) == english
-    assert phrases(language="zh").length(length) == chinese
+    assert locale().length(length) == english
+    assert locale(language="zh").length(length) == chinese
 
 
 def test_from_now() -> None:
-    found = phrases()
+    found = locale()
     assert [found.relative(NOW + off) for off in (0, 5_000, -90_000)] == ["now", "in 5s", "1m 30s ago"]
-    assert phrases(language="zh").relative(NOW + 5_000) == "5秒后"
+    assert locale(language="zh").relative(NOW + 5_000) == "5秒后"
 
 
 def test_numbers() -> None:
-    found = phrases()
+    found = locale()
     assert found.number(None) == ""
     assert [found.number(one) for one in (0, 1_234_567, Count(10_000, False), Count(3))] == [
         "0", "1,234,567", "10,000+", "3",
@@ -257,7 +257,7 @@ def test_every_sentence_of_a_module_is_translated(name: str) -> None:
     said = {
         node.args[0].value for node in ast.walk(ast.parse((CONSOLE / name).read_text(encoding="utf-8")))
         if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant)
-        and "say" in (getattr(node.func, "attr", ""), getattr(node.func, "id", ""))
+        and "t" in (getattr(node.func, "attr", ""), getattr(node.func, "id", ""))
     }  # fmt: skip
     assert said - translations("zh").keys() == set()
 
@@ -296,4 +296,4 @@ def test_one_sentence_has_one_translation() -> None:
 @given(st.text(max_size=40))
 def test_a_value_is_no_template(text: str) -> None:
     assume("{count}" not in text)
-    assert phrases().say("{count} tasks", count=text) == f"{text} tasks"
+    assert locale().t("{count} tasks", count=text) == f"{text} tasks"

@@ -20,7 +20,7 @@ from bide.engine.registry import Channel
 from bide.insight.minute_log import Flow
 from bide.ports import COUNTED
 from bide.service.authz import Verb
-from bide.service.console.i18n import Phrases, translations
+from bide.service.console.i18n import Locale, translations
 from bide.service.console.overview import bars, grade, said_of_wake_ups
 from bide.service.health import Level
 
@@ -144,14 +144,14 @@ def test_bars() -> None:
 class Says:
     """A visit, as far as words go: tells which sentence was asked for."""
 
-    def say(self, english: str, **values: object) -> str:
+    def t(self, english: str, **values: object) -> str:
         assert english in translations("zh"), english
         return "* " + english.format(**values)
 
 
 def test_what_is_said_of_wake_ups() -> None:
     class Viewer(Says):
-        phrases = Phrases("en", "UTC", UTC, 0)
+        locale = Locale("en", "UTC", UTC, 0)
 
     def words(**changes: object) -> tuple[Level, str]:
         well = Channel(notifies=True, loops=2, heard=3, heard_ago=4.2, missed=0, missed_lately=False)

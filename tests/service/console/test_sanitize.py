@@ -32,17 +32,17 @@ def test_what_can_be_seen_stays() -> None:
 
 @given(ANY)
 def test_what_is_shown_is_harmless_and_stays_so(text: str) -> None:
-    shown = inert(text)
-    assert not [one for one in shown if unicodedata.category(one) in UNSEEN and one not in "\n\t"]
-    assert inert(shown) == shown
-    shown.encode()
+    payload_view = inert(text)
+    assert not [one for one in payload_view if unicodedata.category(one) in UNSEEN and one not in "\n\t"]
+    assert inert(payload_view) == payload_view
+    payload_view.encode()
 
 
 @given(ANY)
 def test_a_line_is_one_line(text: str) -> None:
-    shown = inert_line(text)
-    assert len(shown.splitlines()) <= 1
-    assert "\t" not in shown
+    payload_view = inert_line(text)
+    assert len(payload_view.splitlines()) <= 1
+    assert "\t" not in payload_view
 
 
 @given(ANY, st.integers(1, 30))
@@ -54,9 +54,9 @@ def test_what_is_long_is_cut(text: str, limit: int) -> None:
 
 @given(ANY)
 def test_a_sentence_keeps_its_direction(text: str) -> None:
-    shown = isolated(text)
-    assert shown[0] + shown[-1] == "\u2068\u2069"
-    assert shown[1:-1] == inert_line(text, 200)
+    payload_view = isolated(text)
+    assert payload_view[0] + payload_view[-1] == "\u2068\u2069"
+    assert payload_view[1:-1] == inert_line(text, 200)
 
 
 @given(ANY)

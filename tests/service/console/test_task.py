@@ -21,7 +21,7 @@ from bide.core.instants import as_datetime
 from bide.core.records import OutcomeKind, Ref, Settlement
 from bide.engine.pauses import Pauses
 from bide.service.authz import Verb
-from bide.service.console.rendering import MOST_SHOWN, dump, pretty, shown
+from bide.service.console.rendering import MOST_SHOWN, dump, payload_view, pretty
 from bide.testing import ManualClock
 
 START = 1_900_000_020_000  # 2030-03-17T17:47:00Z, a whole minute
@@ -458,7 +458,7 @@ def test_what_was_written_is_shown_as_it_was_written() -> None:
 
 @given(st.binary(max_size=300))
 def test_any_payload_can_be_shown(data: bytes) -> None:
-    found = shown(data)
+    found = payload_view(data)
     assert found.size == len(data)
     assert (found.raw is None) is (found.dump is not None)
     if found.dump is not None:
@@ -469,7 +469,7 @@ def test_any_payload_can_be_shown(data: bytes) -> None:
     "data", [b"[" * 100_000 + b"]" * 100_000, b'{"a":' * 900 + b"1" + b"}" * 900, b"[1," * 500 + b"1" + b"]" * 500]
 )
 def test_what_is_nested_deeply_stays_small(data: bytes) -> None:
-    found = shown(data)
+    found = payload_view(data)
     assert len(found.pretty or "") + len(found.raw or "") <= 3 * MOST_SHOWN
 
 

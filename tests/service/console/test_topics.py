@@ -23,7 +23,7 @@ from bide.engine.registry import RouteSettings, announced_routes
 from bide.engine.settings_store import SettingsStore
 from bide.insight.minute_log import QUARTER, QUARTERS, LastDay, Quarter
 from bide.service.authz import Verb
-from bide.service.console.topics import HEIGHT, WIDTH, drawn_day, drawn_ladder, rate
+from bide.service.console.topics import HEIGHT, WIDTH, day_chart, rate, retry_chart
 from bide.service.serving import ServeConfig, TopicConfig, WebhooksConfig
 
 
@@ -252,14 +252,14 @@ def test_rates_are_short() -> None:
 
 
 def test_a_ladder_is_drawn_by_its_logarithm() -> None:
-    ladder = drawn_ladder(RouteSettings(topic="t", kind="handler", pauses=[100, 1_000, 10_000], tries=24))
-    assert [rung.width for rung in ladder.rungs] == sorted(rung.width for rung in ladder.rungs)
-    assert ladder.rungs[-1].width == 100
-    assert [rung.after for rung in ladder.rungs] == [100, 1_100, 11_100]
+    ladder = retry_chart(RouteSettings(topic="t", kind="handler", pauses=[100, 1_000, 10_000], tries=24))
+    assert [rung.width for rung in ladder.bars] == sorted(rung.width for rung in ladder.bars)
+    assert ladder.bars[-1].width == 100
+    assert [rung.after for rung in ladder.bars] == [100, 1_100, 11_100]
     assert ladder.left == 20
-    assert drawn_ladder(RouteSettings(topic="t", kind="handler", tries=1)) == ([], 1, 0)
-    assert drawn_ladder(RouteSettings(topic="t", kind="handler", pauses=[0, 0], tries=3)).rungs[0].width == 1
-    assert drawn_ladder(RouteSettings(topic="t", kind="handler", pauses=[5], tries=None)).left == 0
+    assert retry_chart(RouteSettings(topic="t", kind="handler", tries=1)) == ([], 1, 0)
+    assert retry_chart(RouteSettings(topic="t", kind="handler", pauses=[0, 0], tries=3)).bars[0].width == 1
+    assert retry_chart(RouteSettings(topic="t", kind="handler", pauses=[5], tries=None)).left == 0
 
 
 numbers = st.integers(0, 10**6)
@@ -267,7 +267,7 @@ numbers = st.integers(0, 10**6)
 
 @given(st.lists(st.tuples(numbers, numbers, numbers, st.integers(0, 10**9)), min_size=1, max_size=QUARTERS))
 def test_whatever_happened_stays_within_the_picture(quarters: list[tuple[int, int, int, int]]) -> None:
-    day = drawn_day([Quarter(place * QUARTER, past(*its)) for place, its in enumerate(quarters)])
+    day = day_chart([Quarter(place * QUARTER, past(*its)) for place, its in enumerate(quarters)])
     assert day is not None
     assert day.most == max(sum(its[:3]) for its in quarters)
     for path in (day.done, day.retried, day.dead):
@@ -277,7 +277,7 @@ def test_whatever_happened_stays_within_the_picture(quarters: list[tuple[int, in
             assert int(y) - int(height) >= 0
     for path in (day.half, day.nearly_all):
         assert all(0 <= int(y) <= HEIGHT for y in re.findall(r"M\d+ (-?\d+)", path) + re.findall(r"V(-?\d+)", path))
-    assert drawn_day([]) is None
+    assert day_chart([]) is None
 
 
 async def test_the_day_is_read_once_and_then_only_what_is_new(tmp_path: Path) -> None:

@@ -18,7 +18,7 @@ from tests.waiting import until
 from bide.engine.client import Client
 from bide.engine.config import EngineConfig
 from bide.ports import Store, remote
-from bide.service.authz import ANYBODY, AccessRefused, Caller, Unauthorized
+from bide.service.authz import ANONYMOUS_CALLER, AccessRefused, Caller, Unauthorized
 from bide.service.remote.calls import StoreCalls
 
 CallerOf = Callable[[str | None], Caller]
@@ -34,7 +34,7 @@ class Service:
         make_store: Callable[[], Store],
         *,
         trusting: bool = False,
-        caller_of: CallerOf = lambda _: ANYBODY,
+        caller_of: CallerOf = lambda _: ANONYMOUS_CALLER,
         payload_limit: int = 2 << 20,
         body_limit: int = 8 << 20,
     ) -> None:

@@ -6,7 +6,7 @@ import asyncio
 
 import pytest
 
-from bide.service.remote.calls import ANSWER_LASTS, SESSION_LASTS, PassedOver, Session, Sessions, Work
+from bide.service.remote.calls import ANSWER_LASTS, SESSION_LASTS, ClientSession, ClientSessions, StaleCall, Work
 from bide.service.requests import Reply
 
 
@@ -18,7 +18,7 @@ def work_of(size: int, done: list[int]) -> Work:
     return work
 
 
-def begun(sessions: Sessions, who: str = "shop") -> tuple[str, Session]:
+def begun(sessions: ClientSessions, who: str = "shop") -> tuple[str, ClientSession]:
     name = sessions.begin(who)
     session = sessions.session(name, who)
     assert session is not None
@@ -35,20 +35,20 @@ class Time:
 
 
 async def test_a_number_is_done_once_and_a_lower_one_never() -> None:
-    sessions, done = Sessions(), list[int]()
+    sessions, done = ClientSessions(), list[int]()
     _, session = begun(sessions)
     for number in (1, 1, 2, 2, 5):
         answered = await sessions.once(session, "add", number, work_of(number, done))
         assert len(answered.body) == number
     assert done == [1, 2, 5]
-    with pytest.raises(PassedOver):
+    with pytest.raises(StaleCall):
         await sessions.once(session, "add", 4, work_of(4, done))
     await sessions.once(session, "change", 1, work_of(9, done))
     assert done == [1, 2, 5, 9], "each operation has numbers of its own"
 
 
 async def test_what_is_under_way_is_waited_for_and_the_next_comes_after_it() -> None:
-    sessions, order = Sessions(), list[str]()
+    sessions, order = ClientSessions(), list[str]()
     _, session = begun(sessions)
     go = asyncio.Event()
 
@@ -75,18 +75,18 @@ async def test_what_is_under_way_is_waited_for_and_the_next_comes_after_it() -> 
 
 async def test_answers_are_forgotten_when_they_are_old_or_too_many() -> None:
     time, done = Time(), list[int]()
-    sessions = Sessions(most_bytes=1_000, clock=time)
+    sessions = ClientSessions(most_bytes=1_000, clock=time)
     _, one = begun(sessions)
     _, two = begun(sessions)
     await sessions.once(one, "add", 1, work_of(700, done))
     await sessions.once(two, "add", 1, work_of(700, done))
     await sessions.once(two, "change", 1, work_of(1, done))
-    with pytest.raises(PassedOver):
+    with pytest.raises(StaleCall):
         await sessions.once(one, "add", 1, work_of(700, done))
     assert len((await sessions.once(two, "add", 1, work_of(0, done))).body) == 700
     time.now += ANSWER_LASTS
     sessions.begin("shop")
-    with pytest.raises(PassedOver):
+    with pytest.raises(StaleCall):
         await sessions.once(two, "add", 1, work_of(0, done))
     assert done == [700, 700, 1]
     assert sessions._answers.weight == 0
@@ -94,7 +94,7 @@ async def test_answers_are_forgotten_when_they_are_old_or_too_many() -> None:
 
 async def test_sessions_are_forgotten_when_they_are_silent_or_too_many() -> None:
     time = Time()
-    sessions = Sessions(most_sessions=2, clock=time)
+    sessions = ClientSessions(most_sessions=2, clock=time)
     first, _ = begun(sessions)
     second, _ = begun(sessions)
     assert sessions.session(first, "shop") is not None
@@ -107,7 +107,7 @@ async def test_sessions_are_forgotten_when_they_are_silent_or_too_many() -> None
 
 
 async def test_a_caller_pushes_out_its_own_sessions_and_answers_alone() -> None:
-    sessions, done = Sessions(most_sessions=10, most_bytes=1_000), list[int]()
+    sessions, done = ClientSessions(most_sessions=10, most_bytes=1_000), list[int]()
     mine = sessions.begin("shop")
     session = sessions.session(mine, "shop")
     assert session is not None

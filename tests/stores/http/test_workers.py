@@ -149,7 +149,7 @@ async def test_streams_end_when_the_service_is_about_to_stop() -> None:
         listening = await store.listen(["t"], lambda topic, wake: None)
         opened = store._opened
         assert opened is not None
-        service.calls.let_go()
+        service.calls.drain()
         await until(lambda: opened.wakes.replaced > 0, "the stream to end")
         await listening.close()
         await store.close()

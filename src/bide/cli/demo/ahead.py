@@ -48,7 +48,7 @@ class Coupons(Story):
 
     async def prepare(self) -> None:
         """The evening is tomorrow's, or that for which an earlier run has made them."""
-        made = await self.notebook.made_until("coupons")
+        made = await self.state.made_until("coupons")
         self.evening = self.at(1, 20) if made is None else as_datetime(made).astimezone()
 
     async def play(self) -> None:
@@ -134,7 +134,7 @@ class Posts(Story):
                 await self.app.fire_now(*post.record.ref)
             else:
                 await self.app.cancel(*post.record.ref)
-        [number] = await self.notebook.numbers()
+        [number] = await self.state.numbers()
         at = self.waking_hours(self.chance.randrange(1, _PLANNED_DAYS))
         await self.publish.schedule(Post(f"{self.chance.choice(_SUBJECTS)} {number}"), key=f"draft-{number}", at=at)
 

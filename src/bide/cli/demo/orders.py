@@ -21,7 +21,7 @@ from random import Random
 import msgspec
 
 from bide.app import Bide
-from bide.cli.demo.story import Notebook, Story
+from bide.cli.demo.story import DemoState, Story
 from bide.core.instants import Millis, as_datetime
 from bide.core.outcomes import Retry
 from bide.core.records import NewTask, Page
@@ -70,7 +70,7 @@ class Payments(Story):
         self.notify = notify
 
     async def play(self) -> None:
-        first = await self.notebook.numbers(3 * len(MERCHANTS))
+        first = await self.state.numbers(3 * len(MERCHANTS))
         await self.app.schedule_many(self.new(Payment(number, 1_000)) for number in first[::3])
         await self.now_and_then(180, self._redrive_some)
 
@@ -117,8 +117,8 @@ class Order(msgspec.Struct):
 
 
 class Orders(Story):
-    def __init__(self, app: Bide, notebook: Notebook, payments: Payments) -> None:
-        super().__init__(app, notebook)
+    def __init__(self, app: Bide, state: DemoState, payments: Payments) -> None:
+        super().__init__(app, state)
         self.payments = payments
         self.sale: range
         """The numbers of the next sale's orders."""
@@ -144,7 +144,7 @@ class Orders(Story):
 
     async def prepare(self) -> None:
         """The first sale has its numbers already, so that its last unpaid order can be told."""
-        self.sale = await self.notebook.numbers(SALE)
+        self.sale = await self.state.numbers(SALE)
         now = self.app.clock.now()
         self.sale_ends = -(-(now + _AHEAD + 5_000) // 10_000) * 10_000  # a whole ten seconds on the clock
         async for task in self.app.find(topic="order.close", state="waiting"):
@@ -162,7 +162,7 @@ class Orders(Story):
             both.create_task(self._sales())  # waits for a store that is away, as the other does: neither ends
 
     async def _order(self) -> None:
-        [number] = await self.notebook.numbers()
+        [number] = await self.state.numbers()
         now = self.app.clock.now()
         await self._take([_order(number, now, now + self.chance.randrange(20_000, 90_000))])
 
@@ -170,15 +170,15 @@ class Orders(Story):
         while True:
             await self.until(self.sale_ends - _AHEAD)
             crowds = [self.sale[place : place + _CROWD] for place in range(0, SALE, _CROWD)]
-            for cohort in crowds:
+            for crowd in crowds:
                 begun = self.app.clock.now()
-                orders = [_order(number, begun, self.sale_ends, sale=True) for number in cohort]
-                await self.patiently(partial(self._take, orders))
+                orders = [_order(number, begun, self.sale_ends, sale=True) for number in crowd]
+                await self.retry_while_away(partial(self._take, orders))
                 await self.until(begun + _SELLS_FOR * _CROWD // SALE)
-            await self.patiently(self._next_sale)
+            await self.retry_while_away(self._next_sale)
 
     async def _next_sale(self) -> None:
-        self.sale = await self.notebook.numbers(SALE)
+        self.sale = await self.state.numbers(SALE)
         self.sale_ends += _SALE_EVERY
 
     async def _take(self, orders: Sequence[Order]) -> None:

@@ -32,14 +32,14 @@ _HOURS = (1, 1, 1, 1, 1, 2, 4, 8, 10, 8, 7, 7, 9, 7, 6, 6, 7, 8, 10, 12, 10, 7, 
 """How much happens in each hour of a day."""
 
 
-class Notebook:
+class DemoState:
     """The memory of the demo between two runs, kept in the store of an open app. Errors are the store's own."""
 
     def __init__(self, app: Bide) -> None:
         self._app = app
         self._next = self._end = 0
 
-    async def refuse_strangers(self) -> None:
+    async def refuse_foreign_tasks(self) -> None:
         """Take an empty store for the demo's; raises BadInput for one that holds tasks of others.
 
         Before anything is worked on: its handlers would take an order of somebody else's for their own.
@@ -80,9 +80,9 @@ class Notebook:
 class Story:
     """One kind of traffic. Subclasses declare handlers in `define`, and say `prepare` and `play`."""
 
-    def __init__(self, app: Bide, notebook: Notebook) -> None:
+    def __init__(self, app: Bide, state: DemoState) -> None:
         self.app = app
-        self.notebook = notebook
+        self.state = state
         self.chance = Random(type(self).__name__)
         self._people: set[asyncio.Task[bool]] = set()
         self._away = False
@@ -101,7 +101,7 @@ class Story:
     async def live(self) -> None:
         """Play; a defect ends this story, loudly, and neither the others nor the service."""
         try:
-            await self.patiently(self.play)
+            await self.retry_while_away(self.play)
         except Exception:  # noqa: BLE001 - whatever it is, its traceback is told
             _log.exception("a defect in the demo: %s are over", type(self).__name__.lower())
         finally:
@@ -121,7 +121,7 @@ class Story:
             await asyncio.sleep(self.chance.uniform(0.4, 1.6) * seconds)
             await self._unless_away(act())
 
-    async def patiently(self, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
+    async def retry_while_away(self, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Act, and again every second for as long as the store is away."""
         while not await self._unless_away(act()):  # noqa: ASYNC110 - nobody tells us that it is back
             await asyncio.sleep(1)
@@ -162,13 +162,13 @@ class Story:
 
         A run that was ended in the middle is taken up by the next, so each task should `keep` what is there.
         """
-        if await self.notebook.made_until(what) is not None:
+        if await self.state.made_until(what) is not None:
             return
         left = iter(tasks())
         while batch := list(islice(left, _BATCH)):
             await self.app.schedule_many(batch)
             await asyncio.sleep(_BREATH)
-        await self.notebook.note_made(what, until=millis_of(until or self.app.now() + timedelta(days=3650)))
+        await self.state.note_made(what, until=millis_of(until or self.app.now() + timedelta(days=3650)))
 
 
 def millis_of(moment: datetime) -> Millis:

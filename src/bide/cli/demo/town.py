@@ -11,7 +11,7 @@ from datetime import timedelta
 from bide.app import Bide
 from bide.cli.demo.ahead import AUDIENCE, GUESTS, SUMMER, Coupons, Posts, Reminders, Subscriptions
 from bide.cli.demo.orders import SALE, TOPIC, Orders, Payments
-from bide.cli.demo.story import Notebook, Story, millis_of
+from bide.cli.demo.story import DemoState, Story, millis_of
 from bide.core.errors import StoreError
 from bide.core.instants import Millis, as_datetime
 from bide.engine.history import MINUTE, MinuteRow, rows_between
@@ -27,22 +27,22 @@ class Town:
         self._app = app
         self._shown_store = shown_store
         self._say = say
-        self._notebook = Notebook(app)
-        payments = Payments(app, self._notebook)
-        self.orders = Orders(app, self._notebook, payments)
-        self.coupons = Coupons(app, self._notebook)
+        self._state = DemoState(app)
+        payments = Payments(app, self._state)
+        self.orders = Orders(app, self._state, payments)
+        self.coupons = Coupons(app, self._state)
         others = (Reminders, Posts, Subscriptions)
         self.stories: list[Story] = [
-            self.orders, payments, self.coupons, *(story(app, self._notebook) for story in others)
+            self.orders, payments, self.coupons, *(story(app, self._state) for story in others)
         ]  # fmt: skip
 
-    async def ready(self) -> None:
+    async def prepare(self) -> None:
         """Raises BadInput for a store with tasks of others, before any of them is delivered; StoreError."""
         async with self._app:
-            await self._notebook.refuse_strangers()
+            await self._state.refuse_foreign_tasks()
 
     @asynccontextmanager
-    async def beside(self, where: str) -> AsyncIterator[None]:
+    async def running(self, where: str) -> AsyncIterator[None]:
         """Everybody lives, while the service answers at `where`."""
         for story in self.stories:
             await story.prepare()
@@ -105,8 +105,8 @@ def uneventful(record: logging.LogRecord) -> bool:
     """
     if record.name == "bide.audit":
         return False
-    told_of = record.args[0] if isinstance(record.args, tuple) and record.args else None
-    return not (record.name == "bide.worker" and told_of == TOPIC)
+    topic = record.args[0] if isinstance(record.args, tuple) and record.args else None
+    return not (record.name == "bide.worker" and topic == TOPIC)
 
 
 def _clock(at: Millis) -> str:

@@ -18,14 +18,14 @@ from bide.ports.remote import LAST_TOKEN
 from bide.service.authz import Forbidden, Verb
 from bide.service.console.page_request import (
     Answer,
+    ConsoleContext,
     Page,
+    PageRequest,
     Route,
-    Shared,
-    Visit,
-    chosen,
+    chosen_refs,
     filter_fields,
-    filter_given,
-    inside,
+    local_path,
+    read_filter,
 )
 from bide.service.console.rendering import address, task_address
 from bide.service.requests import Reply
@@ -51,63 +51,63 @@ _ID = re.compile(r"[0-9a-f]{8}(-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 Field = tuple[str, str]
 
 
-def read_bulk(visit: Visit) -> BulkRequest:
+def read_bulk(request: PageRequest) -> BulkRequest:
     """Read a change from a form, and check that the viewer may make it. Raises BadInput, Forbidden."""
-    verb = visit.choice("verb", BulkVerb)
-    scope = visit.given("scope", "chosen")
+    verb = request.choice_field("verb", BulkVerb)
+    scope = request.field("scope", "chosen")
     if scope == "chosen":
-        seen = tuple(chosen(visit))
+        seen = tuple(chosen_refs(request))
         if not seen:
             raise BadInput("tasks", "none", "at least one: tick some in the list, or choose all that match")
         for needed in (Verb.READ, ACTIONS[verb].access):
-            visit.caller.check_all(needed, [one.ref.topic for one in seen])
+            request.caller.check_all(needed, [one.ref.topic for one in seen])
         where = None
     elif scope == "matching":
-        seen, where = (), filter_given(visit)
+        seen, where = (), read_filter(request)
         if where.topic is not None:
-            visit.caller.check(Verb.READ, where.topic)
-            visit.caller.check(ACTIONS[verb].access, where.topic)
+            request.caller.check(Verb.READ, where.topic)
+            request.caller.check(ACTIONS[verb].access, where.topic)
         else:
-            visit.caller.check_somewhere(ACTIONS[verb].access)
+            request.caller.check_somewhere(ACTIONS[verb].access)
     else:
         raise BadInput("scope", scope, "chosen or matching")
     return BulkRequest(
-        verb=verb, chosen=seen, where=where, error=visit.given("error") or None if where is not None else None,
-        at=visit.phrases.read_time(visit.given("to"), "to") if verb is BulkVerb.MOVE else None,
-        by=_by(visit.given("by")) if verb is BulkVerb.SHIFT else None,
-        deadlines=verb is BulkVerb.SHIFT and bool(visit.given("deadlines")),
-        pace=visit.whole("pace", 0, least=1, most=MOST_PACE) or None,
-        untouched_since=visit.whole("since", 0, least=1, most=LAST_TOKEN) or None,
+        verb=verb, chosen=seen, where=where, error=request.field("error") or None if where is not None else None,
+        at=request.locale.read_time(request.field("to"), "to") if verb is BulkVerb.MOVE else None,
+        by=_by(request.field("by")) if verb is BulkVerb.SHIFT else None,
+        deadlines=verb is BulkVerb.SHIFT and bool(request.field("deadlines")),
+        pace=request.number_field("pace", 0, least=1, most=MOST_PACE) or None,
+        untouched_since=request.number_field("since", 0, least=1, most=LAST_TOKEN) or None,
     )  # fmt: skip
 
 
-def possible(visit: Visit, state: str, topics: Sequence[str]) -> frozenset[str]:
+def possible(request: PageRequest, state: str, topics: Sequence[str]) -> frozenset[str]:
     """The changes that the viewer may make to tasks of this state (empty: of any), of any of these topics."""
     return frozenset(
         verb
         for verb, action in ACTIONS.items()
-        if (not state or state in action.states) and any(visit.caller.may(action.access, topic) for topic in topics)
+        if (not state or state in action.states) and any(request.caller.may(action.access, topic) for topic in topics)
     )
 
 
-def may_of(visit: Visit, verb: BulkVerb) -> May:
+def may_of(request: PageRequest, verb: BulkVerb) -> May:
     """Return a function that tells whether the viewer may do this to tasks of a topic."""
-    caller, needed = visit.caller, ACTIONS[verb].access
+    caller, needed = request.caller, ACTIONS[verb].access
     return lambda topic: caller.may(needed, topic) and caller.may(Verb.READ, topic)
 
 
-def fields_of(visit: Visit, bulk: BulkRequest) -> Iterator[Field]:
+def fields_of(request: PageRequest, bulk: BulkRequest) -> Iterator[Field]:
     """The hidden fields that ask for the same again, with all times fixed; without pace."""
     yield "verb", bulk.verb.value
     if bulk.where is None:
         yield "scope", "chosen"
-        for text in dict.fromkeys(visit.all_given("ref")):
+        for text in dict.fromkeys(request.field_values("ref")):
             yield "ref", text
     else:
         yield "scope", "matching"
-        yield from _match_fields(visit, bulk).items()
+        yield from _match_fields(request, bulk).items()
     if bulk.at is not None:
-        yield "to", visit.phrases.utc(bulk.at)
+        yield "to", request.locale.utc(bulk.at)
     if bulk.by is not None:
         yield "by", f"{bulk.by}ms"
     if bulk.deadlines:
@@ -148,9 +148,9 @@ REASONS = {
 class ActionsPage(Page):
     """The forms that change tasks, and changes in the background, whose `close` writes down how far they came."""
 
-    def __init__(self, shared: Shared) -> None:
-        self._access = shared.access
-        self._bulks = BulkRunner(shared.app, shared.instance)
+    def __init__(self, context: ConsoleContext) -> None:
+        self._access = context.access
+        self._bulks = BulkRunner(context.app, context.instance)
         routes: Mapping[Route, Answer] = {
             ("POST", "/changes"): self._asked,
             ("GET", "/changes"): self._list,
@@ -162,113 +162,113 @@ class ActionsPage(Page):
 
     # --- ask
 
-    async def _asked(self, visit: Visit) -> Reply:
-        bulk = read_bulk(visit)
+    async def _asked(self, request: PageRequest) -> Reply:
+        bulk = read_bulk(request)
         if len(bulk.chosen) == 1:
-            return await self._change_one(visit, bulk)
-        if not visit.given("confirm"):
-            return await self._preview(visit, bulk)
-        id = read_id(visit.given("id"))
-        caller, access = visit.caller, self._access
+            return await self._change_one(request, bulk)
+        if not request.field("confirm"):
+            return await self._preview(request, bulk)
+        id = read_id(request.field("id"))
+        caller, access = request.caller, self._access
         await self._bulks.start(
-            id, bulk, may_of(visit, bulk.verb), who=caller.name, identity=caller.id,
+            id, bulk, may_of(request, bulk.verb), who=caller.name, identity=caller.id,
             still=lambda: access.caller_by_id(caller.id),
         )  # fmt: skip
-        return visit.goto(f"/changes/{id}")
+        return request.redirect(f"/changes/{id}")
 
-    async def _change_one(self, visit: Visit, bulk: BulkRequest) -> Reply:
+    async def _change_one(self, request: PageRequest, bulk: BulkRequest) -> Reply:
         [(ref, token)] = bulk.chosen
-        answer = await change_one(visit.client, bulk)
+        answer = await change_one(request.client, bulk)
         result, record = answer.result, answer.record
-        back = inside(visit.given("back"), "")
+        back = local_path(request.field("back"), "")
         said, ago = result.value, ""
         if bulk.verb is BulkVerb.FIRE and answer.ok:
             said = "fired"
         elif record is not None and (answer.past or timedelta(0)) >= timedelta(seconds=1):
-            said, ago = "past", visit.phrases.relative(record.due_at)
+            said, ago = "past", request.locale.relative(record.due_at)
         if answer.ok and back:
-            return visit.goto(f"{back}{'&' if '?' in back else '?'}said={said}")
+            return request.redirect(f"{back}{'&' if '?' in back else '?'}said={said}")
         since = []
         if not answer.ok:
-            events = await visit.client.events(ref.topic, ref.key, limit=20)
+            events = await request.client.events(ref.topic, ref.key, limit=20)
             since = [event for event in events if event.at * 1000 + 999 >= token]
         live = answer.ok and record is not None and record.state.live
-        paused = live and ref.topic in await visit.client.paused()
+        paused = live and ref.topic in await request.client.paused()
         again = None
         if result is Result.STALE_TOKEN and record is not None:
             possible = record.state is State.DEAD if bulk.verb is BulkVerb.REDRIVE else record.state.live
-            again = [one for one in fields_of(visit, bulk) if one[0] != "ref"] if possible else None
-        return visit.page(
+            again = [one for one in fields_of(request, bulk) if one[0] != "ref"] if possible else None
+        return request.render(
             "change_answer.html", status=200 if answer.ok else 409, verb=ACTIONS[bulk.verb].name, ref=ref,
             answer=answer, record=record, reason=REASONS.get(result.value, ""), seen_at=token // 1000, since=since,
             again=again, back=back, where=task_address(*ref), paused=paused, ago=ago,
         )  # fmt: skip
 
-    async def _preview(self, visit: Visit, bulk: BulkRequest) -> Reply:
-        seen = await preview(visit.client, bulk, may_of(visit, bulk.verb))
-        now, paused = visit.phrases.now, await visit.client.paused()
+    async def _preview(self, request: PageRequest, bulk: BulkRequest) -> Reply:
+        seen = await preview(request.client, bulk, may_of(request, bulk.verb))
+        now, paused = request.locale.now, await request.client.paused()
         pace = bulk.pace
         if pace is None and bulk.verb is BulkVerb.REDRIVE and seen.meant.number > _STEADY:
             pace = _STEADY
-        return visit.page(
+        return request.render(
             "change_preview.html", bulk=bulk, verb=ACTIONS[bulk.verb].name, seen=seen, scope=_scope(bulk),
             sample=[(record, wake_after(bulk, record, now)) for record in seen.sample], pace=pace,
-            paused=sorted(seen.topics & paused.keys()), fields=list(fields_of(visit, bulk)), id=read_id(""),
-            back=inside(visit.given("back"), ""), later=bulk.by is not None and bulk.by > 0,
+            paused=sorted(seen.topics & paused.keys()), fields=list(fields_of(request, bulk)), id=read_id(""),
+            back=local_path(request.field("back"), ""), later=bulk.by is not None and bulk.by > 0,
         )  # fmt: skip
 
     # --- look
 
-    async def _list(self, visit: Visit) -> Reply:
-        visit.caller.check_somewhere(Verb.READ)
-        shown = [one for one in await self._bulks.all() if _may_see(visit, one)]
+    async def _list(self, request: PageRequest) -> Reply:
+        request.caller.check_somewhere(Verb.READ)
+        shown = [one for one in await self._bulks.all() if _may_see(request, one)]
         rows = [(one, self._state(one), _scope(one.bulk)) for one in shown[:200]]
-        return visit.page("changes.html", rows=rows, actions=ACTIONS)
+        return request.render("changes.html", rows=rows, actions=ACTIONS)
 
-    async def _stop(self, visit: Visit) -> Reply:
-        progress = await self._known(visit)
+    async def _stop(self, request: PageRequest) -> Reply:
+        progress = await self._known(request)
         if progress is None:
-            return visit.page("change_gone.html", status=404)
-        if progress.identity != visit.caller.id:
-            visit.caller.check(ACTIONS[progress.bulk.verb].access, _topic(progress.bulk))
+            return request.render("change_gone.html", status=404)
+        if progress.identity != request.caller.id:
+            request.caller.check(ACTIONS[progress.bulk.verb].access, _topic(progress.bulk))
         if not progress.state.over:
-            await self._bulks.stop(progress.id, who=visit.caller.name)
-        return visit.goto(f"/changes/{progress.id}")
+            await self._bulks.stop(progress.id, who=request.caller.name)
+        return request.redirect(f"/changes/{progress.id}")
 
-    async def _known(self, visit: Visit) -> Progress | None:
-        progress = await self._bulks.get(read_id(visit.part[0]))
-        if progress is not None and not _may_see(visit, progress):
-            raise Forbidden(Verb.READ, _topic(progress.bulk), visit.caller.name)
+    async def _known(self, request: PageRequest) -> Progress | None:
+        progress = await self._bulks.get(read_id(request.path_values[0]))
+        if progress is not None and not _may_see(request, progress):
+            raise Forbidden(Verb.READ, _topic(progress.bulk), request.caller.name)
         return progress
 
-    async def _one(self, template: str, visit: Visit) -> Reply:
+    async def _one(self, template: str, request: PageRequest) -> Reply:
         """The page, or what of it is asked for again and again until it is over."""
-        progress = await self._known(visit)
+        progress = await self._known(request)
         if progress is None:
-            return visit.page("change_gone.html", status=404)
-        now = visit.client.clock.now()
+            return request.render("change_gone.html", status=404)
+        now = request.client.clock.now()
         state = self._state(progress)
-        missed = [one for one in await self._bulks.missed(progress.id) if visit.caller.may(Verb.READ, one.topic)]
-        every = bool(visit.given("all"))
+        missed = [one for one in await self._bulks.missed(progress.id) if request.caller.may(Verb.READ, one.topic)]
+        every = bool(request.field("all"))
         rate, left = _rate(progress, progress.alive_at if state == "lost" else now)
-        return visit.page(
+        return request.render(
             template, progress=progress, bulk=progress.bulk, verb=ACTIONS[progress.bulk.verb].name, state=state,
             over=progress.state.over or state == "lost", scope=_scope(progress.bulk), rate=rate, left=left,
             counts=sorted(progress.counts.items(), key=lambda one: -one[1]), reasons=REASONS,
             missed=missed if every else missed[:_SHOWN], more=max(0, len(missed) - _SHOWN) if not every else 0,
-            kept=len(missed), again=self._again(visit, progress, state), tasks=_tasks_address(visit, progress.bulk),
+            kept=len(missed), again=self._again(request, progress, state), tasks=_tasks_address(request, progress.bulk),
             later=progress.bulk.by is not None and progress.bulk.by > 0, noted=MOST_NOTED,
         )  # fmt: skip
 
     def _state(self, progress: Progress) -> str:
         return "lost" if self._bulks.is_lost(progress) else progress.state.value
 
-    def _again(self, visit: Visit, progress: Progress, state: str) -> list[tuple[str, str]] | None:
+    def _again(self, request: PageRequest, progress: Progress, state: str) -> list[tuple[str, str]] | None:
         """The form that goes on with what is left; None where there is none, or nobody knows of what."""
         broken_off = state in ("lost", BulkState.STOPPED.value, BulkState.FAILED.value)
         if not broken_off or progress.chosen:
             return None
-        fields = list(fields_of(visit, progress.bulk))
+        fields = list(fields_of(request, progress.bulk))
         if progress.bulk.verb is BulkVerb.SHIFT and progress.bulk.untouched_since is None:
             since = untouched_by(progress)  # what has a newer token may have been shifted already
             if since is not None:
@@ -285,9 +285,9 @@ def _topic(bulk: BulkRequest) -> str | None:
     return bulk.chosen[0].ref.topic
 
 
-def _may_see(visit: Visit, progress: Progress) -> bool:
+def _may_see(request: PageRequest, progress: Progress) -> bool:
     topic = _topic(progress.bulk)
-    return progress.identity == visit.caller.id or visit.caller.may(Verb.READ, topic)
+    return progress.identity == request.caller.id or request.caller.may(Verb.READ, topic)
 
 
 def _scope(bulk: BulkRequest) -> list[tuple[str, str | int]]:
@@ -303,17 +303,17 @@ def _scope(bulk: BulkRequest) -> list[tuple[str, str | int]]:
     return [(name, value) for name, value in named if value is not None]
 
 
-def _match_fields(visit: Visit, bulk: BulkRequest) -> dict[str, str]:
+def _match_fields(request: PageRequest, bulk: BulkRequest) -> dict[str, str]:
     """The filter of a change of all that match, as fields of a form."""
     assert bulk.where is not None
-    return filter_fields(visit, bulk.where) | ({} if bulk.error is None else {"error": bulk.error})
+    return filter_fields(request, bulk.where) | ({} if bulk.error is None else {"error": bulk.error})
 
 
-def _tasks_address(visit: Visit, bulk: BulkRequest) -> str | None:
+def _tasks_address(request: PageRequest, bulk: BulkRequest) -> str | None:
     """The list of the tasks that match."""
     if bulk.where is None:
         return None
-    fields = _match_fields(visit, bulk)
+    fields = _match_fields(request, bulk)
     if bulk.verb is BulkVerb.REDRIVE:
         return address("/dead", topic=fields.get("topic"), error=fields.get("error"))
     return address("/tasks", **fields)

@@ -38,13 +38,13 @@ def translations(language: str) -> Mapping[str, str]:
 _SENTENCES: dict[str, Mapping[str, str]] = {language: translations(language) for language in LANGUAGES}
 
 
-def language_of(accepted: str | None, chosen: str | None = None) -> str:
+def language_of(accepted: str | None, chosen_refs: str | None = None) -> str:
     """The language that a browser asks for (Accept-Language), or that was chosen; English where it is neither.
 
     A language counts by its highest weight, whatever the region: "zh-TW;q=0, zh" asks for Chinese.
     """
-    if chosen in LANGUAGES:
-        return chosen
+    if chosen_refs in LANGUAGES:
+        return chosen_refs
     wanted: list[tuple[float, int, str]] = []
     for place, part in enumerate((accepted or "")[:500].split(",")):
         found = _CHOICE.fullmatch(part)
@@ -64,7 +64,7 @@ def zone_of(name: str | None) -> tuple[str, tzinfo]:
     return "UTC", UTC
 
 
-class Phrases:
+class Locale:
     """How one viewer is spoken to."""
 
     def __init__(self, language: str, zone_name: str, zone: tzinfo, now: Millis) -> None:
@@ -74,7 +74,7 @@ class Phrases:
         self.now = now
         self._sentences = _SENTENCES[language]
 
-    def say(self, english: str, **values: object) -> str:
+    def t(self, english: str, **values: object) -> str:
         """The sentence, with its values in place. One that is not translated stays English."""
         text = self._sentences.get(english, english)
         return text.format(**values) if values else text
@@ -112,10 +112,10 @@ class Phrases:
     def relative(self, at: Millis) -> str:
         """ "in 14m 3s", "3.2s ago", "now"."""
         if abs(at - self.now) < 50:
-            return self.say("now")
+            return self.t("now")
         if at > self.now:
-            return self.say("in {length}", length=self.length(at - self.now))
-        return self.say("{length} ago", length=self.length(self.now - at))
+            return self.t("in {length}", length=self.length(at - self.now))
+        return self.t("{length} ago", length=self.length(self.now - at))
 
     def moment(self, at: Millis, *, millis: bool = False) -> str:
         """The date and time in the viewer's zone: 2030-01-31 08:00:00, with milliseconds where they matter."""

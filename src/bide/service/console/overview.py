@@ -12,7 +12,7 @@ from bide.engine.registry import Channel
 from bide.insight.minute_log import Flow
 from bide.insight.overview import Overview
 from bide.service.authz import ANONYMOUS, Verb
-from bide.service.console.page_request import Page, Shared, Visit
+from bide.service.console.page_request import ConsoleContext, Page, PageRequest
 from bide.service.health import Level
 from bide.service.requests import Reply
 
@@ -34,42 +34,43 @@ class HealthLine(NamedTuple):
 class OverviewPage(Page):
     """The page, and what of it is asked for again and again while it is open."""
 
-    def __init__(self, shared: Shared) -> None:
-        self._shared = shared
+    def __init__(self, context: ConsoleContext) -> None:
+        self._shared = context
         routes = {
             ("GET", "/"): partial(self._shown, "overview.html"),
             ("GET", "/overview/live"): partial(self._shown, "overview_live.html"),
         }
         super().__init__(routes)
 
-    async def _shown(self, template: str, visit: Visit) -> Reply:
-        everything = visit.caller.may(Verb.READ, None)
-        visit.caller.check_somewhere(Verb.READ)
+    async def _shown(self, template: str, request: PageRequest) -> Reply:
+        everything = request.caller.may(Verb.READ, None)
+        request.caller.check_somewhere(Verb.READ)
         seen = await self._shared.overviews.get()
-        overview = seen.overview(None if everything else lambda topic: visit.caller.may(Verb.READ, topic))
+        overview = seen.overview(None if everything else lambda topic: request.caller.may(Verb.READ, topic))
         checks = [
-            HealthLine(visit.say(check.name), check.level, visit.say(check.sentence, **check.values))
+            HealthLine(request.t(check.name), check.level, request.t(check.sentence, **check.values))
             for check in (await self._shared.health.ready()).checks
         ]
         channel = self._shared.channel.look(notifies=self._shared.app.store.features.wakes is not None)
-        checks.append(HealthLine(visit.say("wake-ups"), *said_of_wake_ups(visit, channel)))
-        return visit.page(
+        checks.append(HealthLine(request.t("wake-ups"), *said_of_wake_ups(request, channel)))
+        return request.render(
             template, o=overview, checks=checks, late=grade(overview.minute), bars=bars(overview.by_minute),
-            box=f"0 0 {_WIDTH} {_HEIGHT}", everything=everything, nothing=is_nothing(overview), example=_example(visit),
+            box=f"0 0 {_WIDTH} {_HEIGHT}", everything=everything, nothing=is_nothing(overview),
+            example=_example(request),
         )  # fmt: skip
 
 
-def said_of_wake_ups(visit: Visit, channel: Channel) -> tuple[Level, str]:
+def said_of_wake_ups(request: PageRequest, channel: Channel) -> tuple[Level, str]:
     """How this instance hears of earlier wakes."""
-    say, number = visit.say, visit.phrases.number
+    t, number = request.t, request.locale.number
     if not channel.notifies:
-        return Level.OK, say("this store cannot tell of them: who waits asks again and again")
+        return Level.OK, t("this store cannot tell of them: who waits asks again and again")
     if channel.heard_ago is None:
-        return Level.OK, say("none heard here so far")
-    heard = say("last heard {length} ago", length=visit.phrases.length(round(channel.heard_ago * 1000)))
+        return Level.OK, t("none heard here so far")
+    heard = t("last heard {length} ago", length=request.locale.length(round(channel.heard_ago * 1000)))
     if not channel.missed:
         return Level.OK, heard
-    missed = say("{count} missed since the start", count=number(channel.missed))
+    missed = t("{count} missed since the start", count=number(channel.missed))
     return (Level.WARNING if channel.missed_lately else Level.OK), f"{heard} · {missed}"
 
 
@@ -93,17 +94,17 @@ def bars(numbers: Sequence[int]) -> str:
     )
 
 
-def _example(visit: Visit) -> str:
+def _example(request: PageRequest) -> str:
     """A command that schedules a first task here."""
-    request = visit.request
-    host = request.header(b"host") or ""
+    http = request.http
+    host = http.header(b"host") or ""
     if not _HOST.fullmatch(host):
         host = "127.0.0.1:8420"
-    scheme = "https" if request.header(b"x-forwarded-proto") == "https" else "http"
-    token = "" if visit.caller.name == ANONYMOUS else " -H 'authorization: Bearer YOUR-TOKEN'"
+    scheme = "https" if http.header(b"x-forwarded-proto") == "https" else "http"
+    token = "" if request.caller.name == ANONYMOUS else " -H 'authorization: Bearer YOUR-TOKEN'"
     return (
         f"curl -X PUT {scheme}://{host}/v1/topics/hello/tasks/1{token} \\\n"
-        f'  -H \'content-type: application/json\' -d \'{{"payload": {{"say": "hello"}}, "delay": "1m"}}\''
+        f'  -H \'content-type: application/json\' -d \'{{"payload": {{"t": "hello"}}, "delay": "1m"}}\''
     )
 
 

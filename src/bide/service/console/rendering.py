@@ -29,7 +29,7 @@ from msgspec import Struct
 from bide.core.instants import Millis
 from bide.core.names import error_parts
 from bide.core.records import Record
-from bide.service.console.i18n import Phrases
+from bide.service.console.i18n import Locale
 from bide.service.requests import Reply
 
 _ODD = re.compile(
@@ -78,7 +78,7 @@ _WIDE = 4
 """So many times as long as what was sent may get what is made visible in it."""
 
 
-class Shown(Struct, frozen=True, kw_only=True):
+class PayloadView(Struct, frozen=True, kw_only=True):
     """A payload for a page. All texts are inert."""
 
     size: int
@@ -93,15 +93,15 @@ class Shown(Struct, frozen=True, kw_only=True):
     """True if there is more than is shown."""
 
 
-def shown(payload: bytes) -> Shown:
+def payload_view(payload: bytes) -> PayloadView:
     """O(size)."""
     try:
         text = payload.decode()
     except UnicodeDecodeError:
         part = payload[:_MOST_BYTES]
-        return Shown(size=len(payload), pretty=None, raw=None, dump=dump(part), cut=len(part) < len(payload))
+        return PayloadView(size=len(payload), pretty=None, raw=None, dump=dump(part), cut=len(part) < len(payload))
     laid_out, cut = pretty(text, MOST_SHOWN) if _is_json(payload) else (None, False)
-    return Shown(
+    return PayloadView(
         size=len(payload),
         pretty=None if laid_out is None else _visible(laid_out),
         raw=_visible(text[:MOST_SHOWN]),
@@ -238,7 +238,7 @@ def _environment() -> Environment:
     return made
 
 
-def render(template: str, phrases: Phrases, values: Mapping[str, Any]) -> str:
+def render(template: str, locale: Locale, values: Mapping[str, Any]) -> str:
     """The page, or part of one. Templates find the viewer's words as `t`, `number`, `length`, `when` and so on."""
 
     def when(at: Millis | None, *, millis: bool = False) -> Markup:
@@ -246,11 +246,11 @@ def render(template: str, phrases: Phrases, values: Mapping[str, Any]) -> str:
         if at is None:
             return Markup("")
         return Markup('<time datetime="{0}" title="{0}">{1}</time> <span class="dim">{2}</span>').format(
-            phrases.utc(at), phrases.moment(at, millis=millis), phrases.relative(at)
+            locale.utc(at), locale.moment(at, millis=millis), locale.relative(at)
         )
 
     return _environment().get_template(template).render(
-        t=phrases.say, number=phrases.number, size=phrases.size, length=phrases.length, clock=phrases.clock,
-        relative=phrases.relative, moment=phrases.moment, utc=phrases.utc, field=phrases.field, when=when,
-        language=phrases.language, zone=phrases.zone_name, now=phrases.now, escape=escape, **values,
+        t=locale.t, number=locale.number, size=locale.size, length=locale.length, clock=locale.clock,
+        relative=locale.relative, moment=locale.moment, utc=locale.utc, field=locale.field, when=when,
+        language=locale.language, zone=locale.zone_name, now=locale.now, escape=escape, **values,
     )  # fmt: skip

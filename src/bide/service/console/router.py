@@ -18,18 +18,27 @@ from urllib.parse import quote
 from bide.core.errors import BadInput, StoreError
 from bide.engine.recorder import acting_as
 from bide.service.access import refuse_foreign_page
-from bide.service.audit import Bucket, audit, refused
+from bide.service.audit import TokenBucket, audit, audit_refused
 from bide.service.authz import AccessRefused, Forbidden, Unauthorized
 from bide.service.console.actions import ActionsPage
 from bide.service.console.i18n import LANGUAGES
 from bide.service.console.overview import OverviewPage
-from bide.service.console.page_request import HTML, LANGUAGE_COOKIE, Answer, Page, Route, Shared, Visit, inside
+from bide.service.console.page_request import (
+    HTML,
+    LANGUAGE_COOKIE,
+    Answer,
+    ConsoleContext,
+    Page,
+    PageRequest,
+    Route,
+    local_path,
+)
 from bide.service.console.rendering import inert, isolated, statics
 from bide.service.console.sessions import Session, Sessions, clear_cookie, cookie_of, set_cookie
 from bide.service.console.tasks import DeadPage, TasksPage
 from bide.service.console.timeline import TimelinePage
 from bide.service.console.topics import TopicsPage
-from bide.service.requests import OPEN_LIMIT, Gone, Reply, Request, Routes, of_error, segment
+from bide.service.requests import OPEN_LIMIT, ClientDisconnected, Reply, Request, Routes, problem_of, segment
 
 Handler = Callable[[Iterable[bytes], Request], Awaitable[Reply]]
 """Answers a request, of whose path the route has left these parts open."""
@@ -53,18 +62,18 @@ _SAFE = {
 }
 
 
-class Site:
+class Router:
     """Every page of one instance, by method and path. Make it in the running loop, once the app is open, and close it
     before the app."""
 
-    def __init__(self, shared: Shared) -> None:
-        self._client = shared.app
-        self._access = shared.access
-        self.sessions = Sessions(shared.app, shared.access)
+    def __init__(self, context: ConsoleContext) -> None:
+        self._client = context.app
+        self._access = context.access
+        self.sessions = Sessions(context.app, context.access)
         self._pages: Sequence[Page] = [
-            made(shared) for made in (OverviewPage, TimelinePage, TasksPage, ActionsPage, DeadPage, TopicsPage)
+            made(context) for made in (OverviewPage, TimelinePage, TasksPage, ActionsPage, DeadPage, TopicsPage)
         ]
-        doors: Mapping[Route, Answer] = {
+        open_pages: Mapping[Route, Answer] = {
             ("GET", "/login"): self._login_page,
             ("POST", "/login"): self._login,
             ("POST", "/logout"): self._logout,
@@ -72,11 +81,11 @@ class Site:
         }
         found: list[tuple[Route, Handler]]
         found = [(("GET", path), partial(_static, file)) for path, file in statics().files.items()]
-        found += [(route, partial(self._answer, door, True)) for route, door in doors.items()]
+        found += [(route, partial(self._answer, page, True)) for route, page in open_pages.items()]
         pages = [entry for one in self._pages for entry in one.routes.items()]
         found += [(route, partial(self._answer, answer, False)) for route, answer in pages]
         self._routes = Routes([(*route, handler) for route, handler in found])
-        self._complaints = Bucket(1, 1.0, time.monotonic())
+        self._complaints = TokenBucket(1, 1.0, time.monotonic())
         """One a second: while the store is away every open page asks again and again."""
 
     async def close(self) -> None:
@@ -84,168 +93,168 @@ class Site:
         for one in self._pages:
             await one.close()
 
-    def find(self, request: Request) -> Callable[[Request], Awaitable[Reply]] | None:
+    def find(self, http: Request) -> Callable[[Request], Awaitable[Reply]] | None:
         """Find the page for this request; None where there is no such page."""
-        found = self._routes.find(request.path)
+        found = self._routes.find(http.path)
         if found is None:
             return None
         handlers, parts = found
-        handler = handlers.get("GET" if request.method == "HEAD" else request.method)
-        return partial(self._not_with, handlers) if handler is None else partial(handler, parts.values())
+        handler = handlers.get("GET" if http.method == "HEAD" else http.method)
+        return partial(self._method_not_allowed, handlers) if handler is None else partial(handler, parts.values())
 
-    async def _not_with(self, allowed: Collection[str], request: Request) -> Reply:
+    async def _method_not_allowed(self, allowed: Collection[str], http: Request) -> Reply:
         """There is something, and it is not asked for like this."""
         methods = ", ".join(sorted({*allowed, "HEAD"} if "GET" in allowed else allowed))
-        reply = self._trouble(Visit(request, self._client), 405, "Not with this method", methods)
-        return _with(reply, {**_SAFE, "allow": methods})
+        reply = self._error_page(PageRequest(http, self._client), 405, "Not with this method", methods)
+        return _with_headers(reply, {**_SAFE, "allow": methods})
 
-    async def missing(self, request: Request) -> Reply:
+    async def not_found(self, http: Request) -> Reply:
         """For a browser that asked for what is not there."""
-        return _with(self._trouble(Visit(request, self._client), 404, "There is no such page", ""), _SAFE)
+        return _with_headers(self._error_page(PageRequest(http, self._client), 404, "There is no such page", ""), _SAFE)
 
     # --- pages for everybody
 
-    async def _login_page(self, visit: Visit) -> Reply:
-        where = inside(visit.exact("next"))
+    async def _login_page(self, request: PageRequest) -> Reply:
+        where = local_path(request.raw_field("next"))
         if await self._access.anonymous_now():
-            return visit.goto(where)
-        return visit.page("login.html", next=where, wrong="")
+            return request.redirect(where)
+        return request.render("login.html", next=where, wrong="")
 
-    async def _login(self, visit: Visit) -> Reply:
-        request = visit.request
-        refuse_foreign_page(request.headers)  # nobody else's page logs somebody in as somebody else, or out
-        where = inside(visit.exact("next"))
+    async def _login(self, request: PageRequest) -> Reply:
+        http = request.http
+        refuse_foreign_page(http.headers)  # nobody else's page logs somebody in as somebody else, or out
+        where = local_path(request.raw_field("next"))
         try:
-            session = await self.sessions.begin(visit.exact("token"))
+            session = await self.sessions.begin(request.raw_field("token"))
         except AccessRefused as error:
-            refused(error, request.peer)
-            return visit.page("login.html", status=401, next=where, wrong=visit.say(error.detail))
-        return visit.goto(where, set_cookie(session, self._client.clock.now(), host=request.header(b"host")))
+            audit_refused(error, http.peer)
+            return request.render("login.html", status=401, next=where, wrong=request.t(error.detail))
+        return request.redirect(where, set_cookie(session, self._client.clock.now(), host=http.header(b"host")))
 
-    async def _logout(self, visit: Visit) -> Reply:
-        request = visit.request
-        refuse_foreign_page(request.headers)
-        await self.sessions.end(cookie_of(request.header(b"cookie")))
-        return visit.goto("/login", clear_cookie(host=request.header(b"host")))
+    async def _logout(self, request: PageRequest) -> Reply:
+        http = request.http
+        refuse_foreign_page(http.headers)
+        await self.sessions.end(cookie_of(http.header(b"cookie")))
+        return request.redirect("/login", clear_cookie(host=http.header(b"host")))
 
-    async def _language(self, visit: Visit) -> Reply:
-        language = visit.given("to")
+    async def _language(self, request: PageRequest) -> Reply:
+        language = request.field("to")
         if language not in LANGUAGES:
             raise BadInput("language", language, f"one of {', '.join(LANGUAGES)}")
         cookie = f"{LANGUAGE_COOKIE}={language}; Max-Age={_YEAR}; Path=/; SameSite=Lax"
-        return visit.goto(inside(visit.exact("next")), cookie)
+        return request.redirect(local_path(request.raw_field("next")), cookie)
 
     # --- the way of a request
 
-    async def _answer(self, answer: Answer, for_all: bool, parts: Iterable[bytes], request: Request) -> Reply:
-        """The page; unless it is `for_all`, once it is known who asks for it."""
-        visit = Visit(request, self._client)
+    async def _answer(self, answer: Answer, is_open: bool, parts: Iterable[bytes], http: Request) -> Reply:
+        """The page; unless it is `is_open`, once it is known who asks for it."""
+        request = PageRequest(http, self._client)
         headers = dict(_SAFE)
 
         async def answered() -> Reply:
-            if for_all:
-                await request.read(OPEN_LIMIT)
+            if is_open:
+                await http.read(OPEN_LIMIT)
                 async with asyncio.timeout(PATIENCE):
-                    return await answer(visit)
+                    return await answer(request)
             async with asyncio.timeout(PATIENCE):
-                visit.session, begun = await self._session(request)
-                request.caller = visit.caller
+                request.session, begun = await self._session(http)
+                http.caller = request.caller
             if begun:
-                cookie = set_cookie(visit.session, self._client.clock.now(), host=request.header(b"host"))
+                cookie = set_cookie(request.session, self._client.clock.now(), host=http.header(b"host"))
                 headers["set-cookie"] = cookie
-            await request.read()
+            await http.read()
             async with asyncio.timeout(PATIENCE):
-                visit.part = tuple(segment(one, "path") for one in parts)
-                if not visit.looks:
-                    visit.session.check_change(request.headers, visit.csrf)
-                with acting_as(visit.caller.name, audit):
-                    return await answer(visit)
+                request.path_values = tuple(segment(one, "path") for one in parts)
+                if not request.is_read:
+                    request.session.check_change(http.headers, request.csrf)
+                with acting_as(request.caller.name, audit):
+                    return await answer(request)
 
-        return _with(await self._in_any_case(visit, answered()), headers)
+        return _with_headers(await self._or_error_page(request, answered()), headers)
 
-    async def _in_any_case(self, visit: Visit, answering: Coroutine[Any, Any, Reply]) -> Reply:
-        """Answer with a page, whatever goes wrong. Raises Gone."""
+    async def _or_error_page(self, request: PageRequest, answering: Coroutine[Any, Any, Reply]) -> Reply:
+        """Answer with a page, whatever goes wrong. Raises ClientDisconnected."""
         try:
             return await answering
-        except Gone:
+        except ClientDisconnected:
             raise
         except Unauthorized:
-            return self._to_login(visit)
+            return self._to_login(request)
         except TimeoutError:
-            return self._silent(visit)
+            return self._store_timeout_page(request)
         except Exception as error:  # noqa: BLE001 - see above
-            return self._wrong(visit, error)
+            return self._page_of_error(request, error)
 
-    async def _session(self, request: Request) -> tuple[Session, bool]:
+    async def _session(self, http: Request) -> tuple[Session, bool]:
         """The session of this request, and whether it begins with it. Raises AccessRefused, StoreError."""
         if await self._access.anonymous_now():
-            self._access.refuse_from_beyond(request.headers)
+            self._access.refuse_remote_anonymous(http.headers)
         try:
-            return await self.sessions.of(cookie_of(request.header(b"cookie"))), False
+            return await self.sessions.of(cookie_of(http.header(b"cookie"))), False
         except Unauthorized:
             # not where a browser may have kept the cookie back: a new one would end what is open in its other windows
-            if _from_elsewhere(request) or not await self._access.anonymous_now():
+            if _linked_from_other_site(http) or not await self._access.anonymous_now():
                 raise
             return await self.sessions.begin_anonymous(), True
 
-    def _to_login(self, visit: Visit) -> Reply:
+    def _to_login(self, request: PageRequest) -> Reply:
         """To the login, and from there back to the page that is open."""
-        if _from_elsewhere(visit.request):
+        if _linked_from_other_site(request.http):
             # a link of another site: the browser keeps the cookie back, until the page itself asks again
-            return visit.page("again.html")
-        login = f"/login?next={quote(visit.here, safe='')}"
-        return Reply(401, b"", HTML, {"hx-redirect": login}) if visit.by_script else visit.goto(login)
+            return request.render("again.html")
+        login = f"/login?next={quote(request.here, safe='')}"
+        return Reply(401, b"", HTML, {"hx-redirect": login}) if request.is_htmx else request.redirect(login)
 
-    def _silent(self, visit: Visit) -> Reply:
+    def _store_timeout_page(self, request: PageRequest) -> Reply:
         """No answer in time."""
-        detail = visit.say("it is slow, or away")
-        if not visit.looks:
-            detail = visit.say("it is slow, or away: what you asked for may still be done; look before you try again")
-        return self._trouble(visit, 503, "The store does not answer", detail)
+        detail = request.t("it is slow, or away")
+        if not request.is_read:
+            detail = request.t("it is slow, or away: what you asked for may still be done; look before you try again")
+        return self._error_page(request, 503, "The store does not answer", detail)
 
-    def _wrong(self, visit: Visit, error: Exception) -> Reply:
-        say = visit.say
+    def _page_of_error(self, request: PageRequest, error: Exception) -> Reply:
+        t = request.t
         if isinstance(error, AccessRefused):
-            refused(error, visit.request.peer)
-            return self._trouble(visit, error.status, "You may not do this", _why(error, say))
+            audit_refused(error, request.http.peer)
+            return self._error_page(request, error.status, "You may not do this", _denial(error, t))
         if isinstance(error, BadInput):
-            detail = f"{say(error.field)}: {say(error.accepted)}"
-            return self._trouble(visit, 422, "A value is not accepted", inert(detail))
-        problem = of_error(error)
+            detail = f"{t(error.field)}: {t(error.accepted)}"
+            return self._error_page(request, 422, "A value is not accepted", inert(detail))
+        problem = problem_of(error)
         if problem.status == 500:
             _log.exception("a defect in the console", exc_info=error)
-            return self._trouble(visit, 500, "A defect of the console", say("its log says where"))
+            return self._error_page(request, 500, "A defect of the console", t("its log says where"))
         if isinstance(error, StoreError) and self._complaints.take(time.monotonic()):
             _log.warning("a page could not be shown: %s", error)
-        return self._trouble(visit, min(problem.status, 503), problem.shape.title, inert(say(problem.shape.detail)))
+        return self._error_page(request, min(problem.status, 503), problem.shape.title, inert(t(problem.shape.detail)))
 
-    def _trouble(self, visit: Visit, status: int, title: str, detail: str) -> Reply:
+    def _error_page(self, request: PageRequest, status: int, title: str, detail: str) -> Reply:
         """A page that says what is wrong; `detail` is inert."""
-        template = "trouble_part.html" if visit.by_script else "trouble.html"
-        if visit.by_script and status == 503:
+        template = "trouble_part.html" if request.is_htmx else "trouble.html"
+        if request.is_htmx and status == 503:
             status = 200  # or the part would not be shown
-        return visit.page(template, status=status, title=visit.say(title), detail=detail)
+        return request.render(template, status=status, title=request.t(title), detail=detail)
 
 
-def _why(error: AccessRefused, say: Callable[..., str]) -> str:
+def _denial(error: AccessRefused, t: Callable[..., str]) -> str:
     """Why somebody may not, in their language."""
     if not isinstance(error, Forbidden):
-        return inert(say(error.detail))
+        return inert(t(error.detail))
     who, verb = isolated(error.who), error.verb.value
     if error.topic is None:
-        return say(
+        return t(
             "{who} may not {verb} over all topics: their token lacks the verb, or the pattern *", who=who, verb=verb
         )
     topic = isolated(error.topic)
-    return say("{who} may not {verb} on topic {topic}: their token does not say so", who=who, verb=verb, topic=topic)
+    return t("{who} may not {verb} on topic {topic}: their token does not say so", who=who, verb=verb, topic=topic)
 
 
-def _from_elsewhere(request: Request) -> bool:
+def _linked_from_other_site(http: Request) -> bool:
     """Tell whether a browser has followed a link of another site."""
-    return request.header(b"sec-fetch-site") == "cross-site" and request.method in ("GET", "HEAD")
+    return http.header(b"sec-fetch-site") == "cross-site" and http.method in ("GET", "HEAD")
 
 
-def _with(reply: Reply, headers: Mapping[str, str]) -> Reply:
+def _with_headers(reply: Reply, headers: Mapping[str, str]) -> Reply:
     return Reply(reply.status, reply.body, reply.content_type, {**headers, **reply.headers})
 
 

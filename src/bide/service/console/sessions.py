@@ -27,7 +27,7 @@ from bide.core.names import SHOWN_TOPIC
 from bide.engine.client import Client
 from bide.engine.settings_store import SettingsStore
 from bide.service.access import FRESH, Access, Headers, host_name, is_loopback_name, refuse_foreign_page
-from bide.service.audit import Bucket
+from bide.service.audit import TokenBucket
 from bide.service.authz import ANONYMOUS, AccessRefused, Caller, Unauthorized, hash_of
 
 COOKIE = "bide_session"
@@ -43,7 +43,7 @@ _OFTEN = (100, 0.1)
 """Sessions that one token may begin at once, and so many more a second."""
 
 
-class Forged(AccessRefused):
+class CsrfMismatch(AccessRefused):
     """It changes something and does not show that a page of the console sent it."""
 
 
@@ -57,13 +57,13 @@ class Session(NamedTuple):
     cookie: str
 
     def check_change(self, headers: Headers, csrf: str | None) -> None:
-        """Raises Forged, Foreign unless a page of this very session sent what changes something.
+        """Raises CsrfMismatch, ForeignOrigin unless a page of this very session sent what changes something.
 
         `csrf` comes from its header or the form.
         """
         refuse_foreign_page(headers)
         if csrf is None or not hmac.compare_digest(csrf.encode(errors="replace"), self.csrf.encode()):
-            raise Forged("this form is not of your session, or the session is another now; load the page again")
+            raise CsrfMismatch("this form is not of your session, or the session is another now; load the page again")
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):
@@ -82,14 +82,14 @@ class Sessions:
         self._access = access
         self._known: OrderedDict[str, tuple[float, _Kept]] = OrderedDict()
         """By name, with the time of the loop until which no store has to be asked."""
-        self._begun: dict[str, Bucket] = {}
+        self._begun: dict[str, TokenBucket] = {}
         """How many each token may still begin: each is kept in the store."""
 
     async def begin(self, token: str) -> Session:
         """Begin a session for the owner of this token. Raises Unauthorized, StoreError."""
-        caller = await self._access.caller_with(token)
+        caller = await self._access.caller_of_token(token)
         now = self._client.clock.now() / 1000
-        if not self._begun.setdefault(caller.id, Bucket(*_OFTEN, now)).take(now):
+        if not self._begun.setdefault(caller.id, TokenBucket(*_OFTEN, now)).take(now):
             raise Unauthorized("too many sessions were begun with this token; wait a minute")
         secret = secrets.token_urlsafe(32)
         kept = _Kept(caller.id, self._client.clock.now() + LASTS)

@@ -25,9 +25,9 @@ from bide.insight.cached_query import CachedQuery
 from bide.insight.task_history import Attempt, Cohort, Ended, TaskHistory, task_history
 from bide.service.authz import Verb
 from bide.service.console.actions import possible
-from bide.service.console.i18n import Phrases
-from bide.service.console.page_request import Answer, Route, Shared, Visit
-from bide.service.console.rendering import address, isolated, shown, task_address
+from bide.service.console.i18n import Locale
+from bide.service.console.page_request import Answer, ConsoleContext, PageRequest, Route
+from bide.service.console.rendering import address, isolated, payload_view, task_address
 from bide.service.requests import Reply
 
 ON_TIME: Millis = 100
@@ -37,134 +37,131 @@ _FEW = 4
 """Of so few others nothing follows."""
 
 
-def meaning(phrases: Phrases, told: TaskHistory, pause: Pause | None) -> str:
+def meaning(locale: Locale, history: TaskHistory, pause: Pause | None) -> str:
     """Explain its state in a sentence."""
-    record, say, now = told.record, phrases.say, phrases.now
+    record, t, now = history.record, locale.t, locale.now
     if record.state is State.WAITING:
         if record.wake_at <= now:
-            length = phrases.length(now - record.wake_at)
+            length = locale.length(now - record.wake_at)
             if pause is not None:
-                return say("It has been due for {length} and is held back: its topic is paused.", length=length)
-            return say("It has been due for {length} and waits for a worker.", length=length)
-        after = phrases.relative(record.wake_at)
+                return t("It has been due for {length} and is held back: its topic is paused.", length=length)
+            return t("It has been due for {length} and waits for a worker.", length=length)
+        after = locale.relative(record.wake_at)
         if record.failures:
-            failures = phrases.number(record.failures)
-            return say("It waits for its retry, {after}; failed so far: {count}.", after=after, count=failures)
-        return say("It waits until it is due, {after}.", after=after)
-    last = told.last
+            failures = locale.number(record.failures)
+            return t("It waits for its retry, {after}; failed so far: {count}.", after=after, count=failures)
+        return t("It waits until it is due, {after}.", after=after)
+    last = history.last
     if record.state is State.LEASED:
         holder = isolated(record.holder or "")
         if record.wake_at <= now:
-            length = phrases.length(now - record.wake_at)
-            return say("{holder} had it and is lost: its lease ended {length} ago, and the next worker gets it.",
-                       holder=holder, length=length)  # fmt: skip
-        began = phrases.relative(record.started_at or now)
-        return say("It is being delivered by {holder}, since {began}.", holder=holder, began=began)
+            length = locale.length(now - record.wake_at)
+            return t("{holder} had it and is lost: its lease ended {length} ago, and the next worker gets it.",
+                     holder=holder, length=length)  # fmt: skip
+        began = locale.relative(record.started_at or now)
+        return t("It is being delivered by {holder}, since {began}.", holder=holder, began=began)
     if record.state is State.DONE and last is not None and last.late is not None:
-        late, took = phrases.length(last.late), phrases.length(last.took)
-        return say("It is done: delivered {late} after it was due, which took {took}.", late=late, took=took)
-    ended = phrases.relative(record.finished_at or now)
+        late, took = locale.length(last.late), locale.length(last.took)
+        return t("It is done: delivered {late} after it was due, which took {took}.", late=late, took=took)
+    ended = locale.relative(record.finished_at or now)
     if record.state is State.DONE:
-        return say("It is done, {ended}.", ended=ended)
+        return t("It is done, {ended}.", ended=ended)
     if record.state is State.CANCELLED:
         if record.holder is not None:
-            return say("It was cancelled while it was being delivered, {ended}.", ended=ended)
-        return say("It was cancelled, {ended}: it was never to happen any more.", ended=ended)
-    return say("It is dead, {ended}: nothing more happens to it unless somebody redrives it.", ended=ended)
+            return t("It was cancelled while it was being delivered, {ended}.", ended=ended)
+        return t("It was cancelled, {ended}: it was never to happen any more.", ended=ended)
+    return t("It is dead, {ended}: nothing more happens to it unless somebody redrives it.", ended=ended)
 
 
-def reasons(phrases: Phrases, told: TaskHistory, pause: Pause | None) -> list[str]:
+def reasons(locale: Locale, history: TaskHistory, pause: Pause | None) -> list[str]:
     """Why it is, or was, not delivered when it was first due; empty where it was on time, or is yet to come."""
-    return list(_reasons(phrases, told, pause))
+    return list(_reasons(locale, history, pause))
 
 
-def _reasons(phrases: Phrases, told: TaskHistory, pause: Pause | None) -> Iterator[str]:
-    record, say = told.record, phrases.say
-    if told.moved:
-        first = phrases.moment(told.first_due, millis=True)
-        if told.moved == 1:
-            yield say("It was moved; before that it was due at {first}.", first=first)
+def _reasons(locale: Locale, history: TaskHistory, pause: Pause | None) -> Iterator[str]:
+    record, t = history.record, locale.t
+    if history.moved:
+        first = locale.moment(history.first_due, millis=True)
+        if history.moved == 1:
+            yield t("It was moved; before that it was due at {first}.", first=first)
         else:
-            yield say("It was moved {count} times; before that it was due at {first}.", count=told.moved, first=first)
-    if record.created_at > record.due_at + ON_TIME and not told.moved:
-        length = phrases.length(record.created_at - record.due_at)
-        yield say("It was scheduled {length} after the time that was asked for, and so was due at once.", length=length)
-    yield from _of_attempts(phrases, told)
-    last = told.last
+            yield t("It was moved {count} times; before that it was due at {first}.", count=history.moved, first=first)
+    if record.created_at > record.due_at + ON_TIME and not history.moved:
+        length = locale.length(record.created_at - record.due_at)
+        yield t("It was scheduled {length} after the time that was asked for, and so was due at once.", length=length)
+    yield from _of_attempts(locale, history)
+    last = history.last
     if last is not None and last.late is not None and last.late > ON_TIME:
-        yield say("Delivery {number} began {late} after it was planned.", number=last.number,
-                  late=phrases.length(last.late))  # fmt: skip
-        if told.cohort is not None:
-            yield from _of_cohort(phrases, told.cohort)
-    if record.state is State.WAITING and record.wake_at <= phrases.now and pause is None:
-        length = phrases.length(phrases.now - record.wake_at)
-        if phrases.now - record.wake_at > _MUCH:
-            yield say("It has been due for {length}: no worker has had room for it, or none works on this topic.",
-                      length=length)  # fmt: skip
+        yield t("Delivery {number} began {late} after it was planned.", number=last.number,
+                late=locale.length(last.late))  # fmt: skip
+        if history.cohort is not None:
+            yield from _of_cohort(locale, history.cohort)
+    if record.state is State.WAITING and record.wake_at <= locale.now and pause is None:
+        length = locale.length(locale.now - record.wake_at)
+        if locale.now - record.wake_at > _MUCH:
+            yield t("It has been due for {length}: no worker has had room for it, or none works on this topic.",
+                    length=length)  # fmt: skip
     if pause is not None and record.state.live:
-        since = phrases.moment(pause.since)
+        since = locale.moment(pause.since)
         if pause.who is None:
-            yield say("The topic is paused since {since}: nothing of it is given out until it is resumed.", since=since)
+            yield t("The topic is paused since {since}: nothing of it is given out until it is resumed.", since=since)
         else:
-            yield say("The topic is paused since {since}, by {who}: nothing of it is given out until it is resumed.",
-                      since=since, who=isolated(pause.who))  # fmt: skip
+            yield t("The topic is paused since {since}, by {who}: nothing of it is given out until it is resumed.",
+                    since=since, who=isolated(pause.who))  # fmt: skip
 
 
-def _of_attempts(phrases: Phrases, told: TaskHistory) -> Iterator[str]:
+def _of_attempts(locale: Locale, history: TaskHistory) -> Iterator[str]:
     """Explain the deliveries before the last one."""
-    say = phrases.say
-    lost = [one for one in told.attempts if one.how is Ended.LOST]
-    failed = [one for one in told.attempts if one.how is Ended.RETRY]
+    t = locale.t
+    lost = [one for one in history.attempts if one.how is Ended.LOST]
+    failed = [one for one in history.attempts if one.how is Ended.RETRY]
     for one in lost:
-        ended = phrases.moment(one.ended, millis=True) if one.ended is not None else ""
-        yield say("Delivery {number} was lost: its worker died or hung, and when the lease had ended, it was given out "
-                  "again, at {ended}.", number=one.number, ended=ended)  # fmt: skip
+        ended = locale.moment(one.ended, millis=True) if one.ended is not None else ""
+        yield t("Delivery {number} was lost: its worker died or hung, and when the lease had ended, it was given out "
+                "again, at {ended}.", number=one.number, ended=ended)  # fmt: skip
     if not failed:
         return
     first = failed[0]
     if first.number == 1 and first.late is not None and first.late <= ON_TIME:
-        yield say(
-            "Its first delivery was on time, {late} after it was due, and failed.", late=phrases.length(first.late)
-        )
-    length = phrases.length(_put_off(failed))
+        yield t("Its first delivery was on time, {late} after it was due, and failed.", late=locale.length(first.late))
+    length = locale.length(_put_off(failed))
     if len(failed) == 1:
-        yield say("Delivery {number} failed; the pause before the retry was {length}.", number=failed[0].number,
-                  length=length)  # fmt: skip
+        yield t("Delivery {number} failed; the pause before the retry was {length}.", number=failed[0].number,
+                length=length)  # fmt: skip
     else:
-        yield say("{count} deliveries failed; the pauses before the retries come to {length}.",
-                  count=phrases.number(len(failed)), length=length)  # fmt: skip
+        yield t("{count} deliveries failed; the pauses before the retries come to {length}.",
+                count=locale.number(len(failed)), length=length)  # fmt: skip
 
 
 def _put_off(failed: list[Attempt]) -> Millis:
     return sum(max(0, one.again_at - one.ended) for one in failed if one.again_at is not None and one.ended is not None)
 
 
-def _of_cohort(phrases: Phrases, cohort: Cohort) -> Iterator[str]:
+def _of_cohort(locale: Locale, cohort: Cohort) -> Iterator[str]:
     """How the others of the topic fared."""
-    say, number = phrases.say, phrases.number
+    t, number = locale.t, locale.number
     if cohort.idle is not None:
-        begin, end = (phrases.clock(at, 60_000) for at in cohort.idle)
-        yield say("From {begin} to {end} nothing of this topic began: it was paused, or no worker was at work on it.",
-                  begin=begin, end=end)  # fmt: skip
+        begin, end = (locale.clock(at, 60_000) for at in cohort.idle)
+        yield t("From {begin} to {end} nothing of this topic began: it was paused, or no worker was at work on it.",
+                begin=begin, end=end)  # fmt: skip
     if cohort.half is None or cohort.most is None:
         return
     if cohort.planned == 2:
-        yield say("One other of this topic was planned for the same minute, {minute}.",
-                  minute=phrases.clock(cohort.planned_at, 60_000))  # fmt: skip
+        yield t("One other of this topic was planned for the same minute, {minute}.",
+                minute=locale.clock(cohort.planned_at, 60_000))  # fmt: skip
     elif cohort.planned > 2:
-        yield say("{count} others of this topic were planned for the same minute, {minute}.",
-                  count=number(cohort.planned - 1), minute=phrases.clock(cohort.planned_at, 60_000))  # fmt: skip
+        yield t("{count} others of this topic were planned for the same minute, {minute}.",
+                count=number(cohort.planned - 1), minute=locale.clock(cohort.planned_at, 60_000))  # fmt: skip
     if cohort.begun > 1:
-        yield say("Of the {count} deliveries of this topic that began at {minute}, half were at most {half} late, and "
-                  "99 of 100 at most {most}.", count=number(cohort.begun),
-                  minute=phrases.clock(cohort.began_at, 60_000), half=phrases.length(cohort.half),
-                  most=phrases.length(cohort.most))  # fmt: skip
+        yield t("Of the {count} deliveries of this topic that began at {minute}, half were at most {half} late, and "
+                "99 of 100 at most {most}.", count=number(cohort.begun), minute=locale.clock(cohort.began_at, 60_000),
+                half=locale.length(cohort.half), most=locale.length(cohort.most))  # fmt: skip
         if cohort.begun <= _FEW:
             return
         if cohort.half > ON_TIME and cohort.idle is None:
-            yield say("So most of the topic was late then: more was due at once than its workers had room for.")
+            yield t("So most of the topic was late then: more was due at once than its workers had room for.")
         elif cohort.half <= ON_TIME:
-            yield say("So most others were on time: the reason lies with this task, or with the worker that had it.")
+            yield t("So most others were on time: the reason lies with this task, or with the worker that had it.")
 
 
 _SAID: Mapping[str, str] = {
@@ -186,87 +183,89 @@ _SANDBOX = "default-src 'none'; sandbox"
 class TaskPage:
     """Belongs to the event loop in which the app is open. `paused`: which topics are, as of a moment ago."""
 
-    def __init__(self, shared: Shared, paused: CachedQuery[Mapping[str, Pause]]) -> None:
-        self._app = shared.app
+    def __init__(self, context: ConsoleContext, paused: CachedQuery[Mapping[str, Pause]]) -> None:
+        self._app = context.app
         self._paused = paused
         parts = (("", self._page), ("/live", self._live), ("/payload", self._payload))
         self.routes: Mapping[Route, Answer] = {
             ("GET", path + part): answer for path in ("/tasks/{topic}/{key}", "/task") for part, answer in parts
         }
 
-    async def _page(self, visit: Visit) -> Reply:
-        ref = _asked(visit)
-        told = await self._told(visit, ref)
-        if told is None:
-            return self._gone(visit, ref)
-        record: Record = told["record"]
+    async def _page(self, request: PageRequest) -> Reply:
+        ref = _ref_of(request)
+        values = await self._shared_values(request, ref)
+        if values is None:
+            return self._gone(request, ref)
+        record: Record = values["record"]
         options = _options(record)
         policy = None if options is None else options.retry
-        said = visit.given("said")
-        return visit.page(
+        said = request.field("said")
+        return request.render(
             "task.html",
-            **told,
-            said=visit.say(_SAID[said], ago=visit.phrases.relative(record.due_at)) if said in _SAID else "",
+            **values,
+            said=request.t(_SAID[said], ago=request.locale.relative(record.due_at)) if said in _SAID else "",
             well=said
             in ("fired", "past", Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED, Result.REDRIVEN),
-            payload=shown(record.payload),
+            payload=payload_view(record.payload),
             headers=None if options is None else options.headers,
             policy=None if policy is None else to_builtins(policy),
-            verbs=possible(visit, record.state, [record.topic]),
+            verbs=possible(request, record.state, [record.topic]),
         )
 
-    async def _live(self, visit: Visit) -> Reply:
+    async def _live(self, request: PageRequest) -> Reply:
         """The part that is asked for again while the page is open."""
-        ref = _asked(visit)
-        told = await self._told(visit, ref)
-        return visit.page("task_over.html", ref=ref) if told is None else visit.page("task_live.html", **told)
+        ref = _ref_of(request)
+        values = await self._shared_values(request, ref)
+        if values is None:
+            return request.render("task_over.html", ref=ref)
+        return request.render("task_live.html", **values)
 
-    async def _payload(self, visit: Visit) -> Reply:
+    async def _payload(self, request: PageRequest) -> Reply:
         """All of it, to be saved: no browser shows it as anything."""
-        ref = _asked(visit)
+        ref = _ref_of(request)
         [task] = await self._app.get_many([ref])
         if task is None:
-            return self._gone(visit, ref)
+            return self._gone(request, ref)
         headers = {
             "content-disposition": f'attachment; filename="payload-{task.id}.txt"',
             "content-security-policy": _SANDBOX,
         }
         return Reply(200, task.payload_bytes, "text/plain; charset=utf-8", headers)
 
-    async def _told(self, visit: Visit, ref: Ref) -> Mapping[str, Any] | None:
+    async def _shared_values(self, request: PageRequest, ref: Ref) -> Mapping[str, Any] | None:
         """The values of the parts that both pages have; None where there is no such task."""
-        told, paused = await asyncio.gather(task_history(self._app, *ref), self._paused.get())
-        if told is None:
+        history, paused = await asyncio.gather(task_history(self._app, *ref), self._paused.get())
+        if history is None:
             return None
-        record, pause = told.record, paused.get(ref.topic)
-        seen = visit.given("token")
+        record, pause = history.record, paused.get(ref.topic)
+        seen_token = request.field("token")
         return {
             "ref": record.ref,
             "record": record,
-            "story": told,
-            "due": record.state.live and record.wake_at <= visit.phrases.now,
+            "story": history,
+            "due": record.state.live and record.wake_at <= request.locale.now,
             "pause": pause,
-            "meaning": meaning(visit.phrases, told, pause),
-            "reasons": reasons(visit.phrases, told, pause),
-            "timeline": _timeline(told),
+            "meaning": meaning(request.locale, history, pause),
+            "reasons": reasons(request.locale, history, pause),
+            "timeline": _timeline(history),
             "over": not record.state.live,
-            "changed": bool(seen) and seen != str(record.token) and record.state.live,
+            "changed": bool(seen_token) and seen_token != str(record.token) and record.state.live,
             "live": _with_token(task_address(record.topic, record.key, "live"), record),
             "whole": task_address(record.topic, record.key, "payload"),
         }
 
-    def _gone(self, visit: Visit, ref: Ref) -> Reply:
+    def _gone(self, request: PageRequest, ref: Ref) -> Reply:
         keep = self._app.config.retention_of(ref.topic)
-        return visit.page("task_gone.html", status=404, ref=ref, keep=keep)
+        return request.render("task_gone.html", status=404, ref=ref, keep=keep)
 
 
-def _timeline(told: TaskHistory) -> str:
+def _timeline(history: TaskHistory) -> str:
     """The time around its last delivery, on the timeline; empty where the history tells nothing of it."""
-    last = told.last
-    if told.cohort is None or last is None or last.planned is None or last.began is None:
+    last = history.last
+    if history.cohort is None or last is None or last.planned is None or last.began is None:
         return ""
     around = {"from": last.planned - 5 * MINUTE, "until": last.began + 5 * MINUTE}
-    return address("/timeline", topic=told.record.topic, **around)
+    return address("/timeline", topic=history.record.topic, **around)
 
 
 def _with_token(where: str, record: Record) -> str:
@@ -274,11 +273,11 @@ def _with_token(where: str, record: Record) -> str:
     return f"{where}{'&' if '?' in where else '?'}token={record.token}"
 
 
-def _asked(visit: Visit) -> Ref:
+def _ref_of(request: PageRequest) -> Ref:
     """The task that the address names. Raises BadInput, Forbidden."""
-    topic, key = visit.part if visit.part else (visit.exact("topic"), visit.exact("key"))
+    topic, key = request.path_values if request.path_values else (request.raw_field("topic"), request.raw_field("key"))
     ref = Ref(check_topic(topic), check_name("key", key))
-    visit.caller.check(Verb.READ, ref.topic)
+    request.caller.check(Verb.READ, ref.topic)
     return ref
 
 

@@ -31,7 +31,7 @@ from bide.insight.cached_query import CachedQuery
 from bide.insight.dead_letters import MOST_LOOKED_AT, DeadLetters, dead_letters, tasks_of_group
 from bide.service.authz import Verb
 from bide.service.console.actions import possible
-from bide.service.console.page_request import DUE, Page, Shared, Visit, filter_fields, filter_given
+from bide.service.console.page_request import DUE, ConsoleContext, Page, PageRequest, filter_fields, read_filter
 from bide.service.console.rendering import address, inert_line, isolated
 from bide.service.console.task import TaskPage
 from bide.service.requests import Reply
@@ -72,26 +72,26 @@ class TasksFound(NamedTuple):
     """Those of the key that the other conditions leave out."""
 
 
-def search_of(visit: Visit) -> Search:
+def search_of(request: PageRequest) -> Search:
     """Read the address. Raises BadInput."""
-    key = visit.exact("key")
-    where = filter_given(visit)
-    limit = visit.whole("limit", LIMITS[0], least=1, most=LIMITS[-1])
-    due = visit.given("state") == DUE
-    return Search(where, check_name("key", key) if key else "", due, limit, visit.given("cursor"))
+    key = request.raw_field("key")
+    where = read_filter(request)
+    limit = request.number_field("limit", LIMITS[0], least=1, most=LIMITS[-1])
+    due = request.field("state") == DUE
+    return Search(where, check_name("key", key) if key else "", due, limit, request.field("cursor"))
 
 
-async def search(visit: Visit, asked: Search, topics: Sequence[Topic]) -> TasksFound:
+async def search(request: PageRequest, asked: Search, topics: Sequence[Topic]) -> TasksFound:
     """One page; `topics`: all that are known and that they may read. Raises BadInput, Forbidden, StoreError."""
-    where, caller = asked.where, visit.caller
+    where, caller = asked.where, request.caller
     if where.topic is not None:
         caller.check(Verb.READ, where.topic)
     if asked.key:
         in_topics = [where.topic] if where.topic is not None else topics[:_MOST_TOPICS]
-        found = await _by_key(visit.client, asked, in_topics)
+        found = await _by_key(request.client, asked, in_topics)
     else:
         whole = where.topic is not None or caller.may(Verb.READ, None)
-        found = await _page(visit.client, asked, None if whole else topics)
+        found = await _page(request.client, asked, None if whole else topics)
     return found._replace(tasks=caller.visible(found.tasks), left_out=caller.visible(found.left_out))
 
 
@@ -187,35 +187,35 @@ _MOST_NAMED = 200
 class TasksPage(Page):
     """The list, and with it the page of one task."""
 
-    def __init__(self, shared: Shared) -> None:
-        self._app = shared.app
+    def __init__(self, context: ConsoleContext) -> None:
+        self._app = context.app
         self._tally: CachedQuery[Tally] = CachedQuery(self._app.tally, every=5.0)
         self._paused: CachedQuery[Mapping[str, Pause]] = CachedQuery(self._app.paused, every=2.0, share=0.1)
-        routes = {("GET", "/tasks"): self._page, **TaskPage(shared, self._paused).routes}
+        routes = {("GET", "/tasks"): self._page, **TaskPage(context, self._paused).routes}
         super().__init__(routes, self._tally, self._paused)
 
-    async def _page(self, visit: Visit) -> Reply:
-        visit.caller.check_somewhere(Verb.READ)
+    async def _page(self, request: PageRequest) -> Reply:
+        request.caller.check_somewhere(Verb.READ)
         tally, paused = await asyncio.gather(self._tally.get(), self._paused.get())
-        topics = _readable(visit, tally)
-        given = {name: visit.exact(name) for name in FIELDS}
+        topics = _readable(request, tally)
+        given = {name: request.raw_field(name) for name in FIELDS}
         try:
-            asked = search_of(visit)
-            found = await search(visit, asked, topics)
+            asked = search_of(request)
+            found = await search(request, asked, topics)
             if asked.key and asked.where.topic is None and not found.tasks and self._tally.age > 1.0:
                 tally = await self._tally.fresh()  # its topic may be new
-                topics = _readable(visit, tally)
-                found = await search(visit, asked, topics)
+                topics = _readable(request, tally)
+                found = await search(request, asked, topics)
         except BadInput as error:
-            return visit.page(
+            return request.render(
                 "tasks.html", status=422, given=given, topics=topics[:_MOST_NAMED], asked=None, rows=(), paused=paused,
-                wrong=_wrong(visit, error),
+                wrong=_wrong(request, error),
             )  # fmt: skip
         held = {name: text for name, text in given.items() if text}
         shown = sorted({record.topic for record in found.tasks})
-        return visit.page(
+        return request.render(
             "tasks.html",
-            given={**given, **_times(visit, asked)},
+            given={**given, **_times(request, asked)},
             topics=topics[:_MOST_NAMED],
             asked=asked,
             wrong="",
@@ -226,9 +226,9 @@ class TasksPage(Page):
             first=address("/tasks", **held) if asked.cursor else "",
             following=address("/tasks", **held, cursor=found.cursor) if found.cursor else "",
             all_address=address("/tasks", **held, cursor=asked.cursor, chosen="all"),
-            all_chosen=visit.given("chosen") == "all",
-            verbs=possible(visit, given["state"].strip(), shown),
-            matching={} if asked.key else filter_fields(visit, asked.where),
+            all_chosen=request.field("chosen") == "all",
+            verbs=possible(request, given["state"].strip(), shown),
+            matching={} if asked.key else filter_fields(request, asked.where),
             keep=self._app.config.retention_of(asked.where.topic or ""),
             alike=_alike(given["topic"], topics),
             widen=[(name, address("/tasks", **{**held, name: ""})) for name in FIELDS[:-1] if name in held],
@@ -258,11 +258,11 @@ _NAMES = {"topic": "Topic", "key": "Key", "group": "Group", "state": "State", "w
 """The labels of the form's fields."""
 
 
-def _wrong(visit: Visit, error: BadInput) -> str:
+def _wrong(request: PageRequest, error: BadInput) -> str:
     """Name the value that is not accepted, in the form's own words."""
-    name, given = visit.say(_NAMES.get(error.field, error.field)), isolated(str(error.value), 60)
-    return visit.say("{name}: {given} is not accepted; give {accepted}", name=name, given=given,
-                     accepted=inert_line(visit.say(error.accepted)))  # fmt: skip
+    name, given = request.t(_NAMES.get(error.field, error.field)), isolated(str(error.value), 60)
+    return request.t("{name}: {given} is not accepted; give {accepted}", name=name, given=given,
+                     accepted=inert_line(request.t(error.accepted)))  # fmt: skip
 
 
 def _alike(text: str, topics: Sequence[Topic]) -> Sequence[Topic]:
@@ -271,19 +271,19 @@ def _alike(text: str, topics: Sequence[Topic]) -> Sequence[Topic]:
     return [topic for topic in topics if part and part in topic.lower() and topic != text][:10]
 
 
-def _times(visit: Visit, asked: Search) -> Mapping[str, str]:
+def _times(request: PageRequest, asked: Search) -> Mapping[str, str]:
     """The times of an address that names them in UTC, as the fields show them: in the viewer's zone."""
-    phrases = visit.phrases
+    locale = request.locale
     times = {"wake_from": asked.where.wake_from, "wake_before": asked.where.wake_before}
     shown = {
-        name: phrases.field(at) for name, at in times.items() if at is not None and visit.given(name).endswith("Z")
+        name: locale.field(at) for name, at in times.items() if at is not None and request.field(name).endswith("Z")
     }
-    return {name: text for name, text in shown.items() if phrases.read_time(text, name) == times[name]}
+    return {name: text for name, text in shown.items() if locale.read_time(text, name) == times[name]}
 
 
-def _readable(visit: Visit, tally: Tally) -> list[Topic]:
+def _readable(request: PageRequest, tally: Tally) -> list[Topic]:
     """The topics that there are and that they may read."""
-    return sorted({topic for topic, _ in tally.counts if visit.caller.may(Verb.READ, topic)})
+    return sorted({topic for topic, _ in tally.counts if request.caller.may(Verb.READ, topic)})
 
 
 _EVERY = 1.0
@@ -296,59 +296,61 @@ _MOST_GROUPS = 200
 class DeadPage(Page):
     """All groups, or the tasks of one."""
 
-    def __init__(self, shared: Shared) -> None:
-        self._look: CachedQuery[DeadLetters] = CachedQuery(lambda: dead_letters(shared.app), every=_EVERY, share=_SHARE)
+    def __init__(self, context: ConsoleContext) -> None:
+        self._look: CachedQuery[DeadLetters] = CachedQuery(
+            lambda: dead_letters(context.app), every=_EVERY, share=_SHARE
+        )
         super().__init__({("GET", "/dead"): self._page}, self._look)
 
-    async def _page(self, visit: Visit) -> Reply:
-        topic = visit.exact("topic")
-        error = visit.given("error")
+    async def _page(self, request: PageRequest) -> Reply:
+        topic = request.raw_field("topic")
+        error = request.field("error")
         if error and not topic:
             raise BadInput("topic", topic, "the topic of the group as well")
-        if topic and (error or visit.given("list")):
-            return await self._group(visit, check_topic(topic), error or None)
-        return await self._groups(visit, check_topic(topic) if topic else None)
+        if topic and (error or request.field("list")):
+            return await self._group(request, check_topic(topic), error or None)
+        return await self._groups(request, check_topic(topic) if topic else None)
 
-    async def _groups(self, visit: Visit, only: Topic | None) -> Reply:
+    async def _groups(self, request: PageRequest, only: Topic | None) -> Reply:
         """All groups; those of one topic."""
         if only is None:
-            visit.caller.check_somewhere(Verb.READ)
+            request.caller.check_somewhere(Verb.READ)
         else:
-            visit.caller.check(Verb.READ, only)
-        said = _said(visit)
-        found = await (self._look.fresh() if said or visit.given("fresh") else self._look.get())
+            request.caller.check(Verb.READ, only)
+        said = _said(request)
+        found = await (self._look.fresh() if said or request.field("fresh") else self._look.get())
         shown = {
             topic: count
             for topic, count in found.totals.items()
-            if only in (None, topic) and visit.caller.may(Verb.READ, topic)
+            if only in (None, topic) and request.caller.may(Verb.READ, topic)
         }
         groups = [group for group in found.groups if group.topic in shown]
-        may_redrive = {topic for topic in shown if visit.caller.may(Verb.REDRIVE, topic)}
-        return visit.page(
+        may_redrive = {topic for topic in shown if request.caller.may(Verb.REDRIVE, topic)}
+        return request.render(
             "dead.html", only=only, groups=groups[:_MOST_GROUPS], more=max(0, len(groups) - _MOST_GROUPS),
             totals=sorted(shown.items(), key=lambda one: (-one[1].number, one[0])), all=summed(shown.values()),
             partly=found.partly & shown.keys(), looked=sum(group.number for group in groups), most=MOST_LOOKED_AT,
             may=may_redrive, said=said, age=int(self._look.age * 1000),
         )  # fmt: skip
 
-    async def _group(self, visit: Visit, topic: Topic, error: str | None) -> Reply:
+    async def _group(self, request: PageRequest, topic: Topic, error: str | None) -> Reply:
         """The tasks of one group, or of a topic, to choose from."""
-        visit.caller.check(Verb.READ, topic)
-        limit = visit.whole("limit", 100, least=1, most=500)
-        page = await tasks_of_group(visit.client, topic, error, visit.given("cursor") or None, limit=limit)
-        tasks = visit.caller.visible(page.tasks)
+        request.caller.check(Verb.READ, topic)
+        limit = request.number_field("limit", 100, least=1, most=500)
+        page = await tasks_of_group(request.client, topic, error, request.field("cursor") or None, limit=limit)
+        tasks = request.caller.visible(page.tasks)
         traced = [one for one in tasks if error and error_parts(one.error)[1]]
         following = None
         if page.cursor is not None:
             following = address("/dead", topic=topic, error=error, list="yes", limit=limit, cursor=page.cursor)
-        return visit.page(
+        return request.render(
             "dead_group.html", topic=topic, error=error, tasks=tasks, next=following,
-            first=address("/dead", topic=topic, error=error, list="yes") if visit.given("cursor") else None,
-            here=address("/dead", topic=topic, error=error, list="yes"), may=visit.caller.may(Verb.REDRIVE, topic),
-            said=_said(visit), traced=traced[-1] if traced else None,
+            first=address("/dead", topic=topic, error=error, list="yes") if request.field("cursor") else None,
+            here=address("/dead", topic=topic, error=error, list="yes"), may=request.caller.may(Verb.REDRIVE, topic),
+            said=_said(request), traced=traced[-1] if traced else None,
         )  # fmt: skip
 
 
-def _said(visit: Visit) -> str:
+def _said(request: PageRequest) -> str:
     """The answer to a form that was sent from this page."""
-    return Result.REDRIVEN.value if visit.given("said") == Result.REDRIVEN.value else ""
+    return Result.REDRIVEN.value if request.field("said") == Result.REDRIVEN.value else ""

@@ -28,8 +28,8 @@ from bide.insight.forecast import (
 )
 from bide.insight.minute_log import Fastest, PastInterval
 from bide.service.authz import Verb
-from bide.service.console.i18n import Phrases
-from bide.service.console.page_request import Page, Shared, Visit
+from bide.service.console.i18n import Locale
+from bide.service.console.page_request import ConsoleContext, Page, PageRequest
 from bide.service.console.rendering import address, inert_line
 from bide.service.requests import Reply
 
@@ -44,7 +44,7 @@ _NAMES = {Span.MINUTE: "Minute", Span.HOUR: "Hour", Span.DAY: "Day", Span.MONTH:
 PastOf = Callable[[Sequence[Millis]], list[PastInterval]]
 
 
-class Asked(NamedTuple):
+class TimelineQuery(NamedTuple):
     """The range, topic and rate that a viewer asks for."""
 
     range: Span | Range
@@ -58,11 +58,11 @@ class Asked(NamedTuple):
             return address(path, span=where.value, topic=self.topic, rate=self.rate)
         return address(path, **{"from": where.first, "until": where.until}, topic=self.topic, rate=self.rate)
 
-    def tasks(self, phrases: Phrases, low: Millis, high: Millis, topic: Topic | None = None) -> str:
+    def tasks(self, locale: Locale, low: Millis, high: Millis, topic: Topic | None = None) -> str:
         """Where the tasks are listed that wait between these instants."""
         return address(
-            "/tasks", topic=topic or self.topic, state="waiting", wake_from=phrases.utc(low),
-            wake_before=phrases.utc(high),
+            "/tasks", topic=topic or self.topic, state="waiting", wake_from=locale.utc(low),
+            wake_before=locale.utc(high),
         )  # fmt: skip
 
 
@@ -75,20 +75,20 @@ class Rate(NamedTuple):
     at: Millis | None
 
 
-class View:
+class TimelineView:
     """The timeline of one viewer: the values of the templates."""
 
     def __init__(
-        self, asked: Asked, seen: ForecastAnswer, phrases: Phrases, *, fastest: Fastest | None, past: PastOf
+        self, query: TimelineQuery, seen: ForecastAnswer, locale: Locale, *, fastest: Fastest | None, past: PastOf
     ) -> None:
-        self.asked = asked
+        self.asked = query
         self.seen = seen
-        self.phrases = phrases
-        if isinstance(asked.range, Range):
-            self.shown = asked.range
+        self.locale = locale
+        if isinstance(query.range, Range):
+            self.shown = query.range
         else:
-            self.shown = around(asked.range, phrases.now)._replace(first=seen.edges[0])
-        self.rate = _rate(asked, fastest)
+            self.shown = around(query.range, locale.now)._replace(first=seen.edges[0])
+        self.rate = _rate(query, fastest)
         self.series, self.others = _series(seen)
         self.begun = seen.edges[0] < seen.counted_at
         self.by_minute = self.begun and self.shown.step >= MINUTE
@@ -100,13 +100,13 @@ class View:
         self.peaks = _worth_telling([self._peak(peak) for peak in seen.peaks])
 
     def values(self, *, topics: Sequence[Topic], past_known: bool) -> dict[str, Any]:
-        asked, seen, shown = self.asked, self.seen, self.shown
+        query, seen, shown = self.asked, self.seen, self.shown
         return {
-            "spans": [(_NAMES[span], span.value, asked.at(span), asked.range is span) for span in Span],
-            "moves": _moves(asked, shown, self.phrases.now),
-            "asked": asked,
-            "live": None if isinstance(asked.range, Range) else asked.at(asked.range, "/timeline/live"),
-            "here": asked.at(asked.range),
+            "spans": [(_NAMES[span], span.value, query.at(span), query.range is span) for span in Span],
+            "moves": _moves(query, shown, self.locale.now),
+            "asked": query,
+            "live": None if isinstance(query.range, Range) else query.at(query.range, "/timeline/live"),
+            "here": query.at(query.range),
             "shown": shown._replace(until=seen.edges[-1]),
             "whole_range": seen.edges[-1] - seen.edges[0],
             "topics": topics,
@@ -120,39 +120,39 @@ class View:
             "begun": self.begun,
             "by_minute": self.by_minute,
             "past_known": past_known,
-            "day_back": self.begun and shown.first <= self.phrases.now - BACK + MINUTE,
+            "day_back": self.begun and shown.first <= self.locale.now - BACK + MINUTE,
             "empty": not seen.total.number and not any(one.planned or one.done for _, one in self.behind),
-            "overdue": asked.tasks(self.phrases, 0, seen.counted_at),
+            "overdue": query.tasks(self.locale, 0, seen.counted_at),
             "chart": self._chart(),
         }
 
     def _chart(self) -> Mapping[str, Any]:
         """The data that the script draws."""
-        seen, phrases, behind, step = self.seen, self.phrases, self.behind, self.shown.step
+        seen, locale, behind, step = self.seen, self.locale, self.behind, self.shown.step
         drawn = [(inert_line(topic, 60), counts) for topic, counts in self.series]
         if self.others:
-            drawn.append((phrases.say("others"), self.others))
+            drawn.append((locale.t("others"), self.others))
         return {
-            "zone": phrases.zone_name,
+            "zone": locale.zone_name,
             "now": seen.counted_at,
             "first": seen.edges[0],
             "until": seen.edges[-1],
             "step": step,
             "lows": [bar.low for bar in seen.bars],
             "highs": [bar.high for bar in seen.bars],
-            "labels": [phrases.clock(bar.low, step) for bar in seen.bars],
-            "totals": [phrases.number(bar.total) for bar in seen.bars],
+            "labels": [locale.clock(bar.low, step) for bar in seen.bars],
+            "totals": [locale.number(bar.total) for bar in seen.bars],
             "series": [{"name": name, "counts": [count.number for count in counts]} for name, counts in drawn],
             "others": bool(self.others),
             "peaks": [peak["top"].low for peak in self.peaks],
             "past": {
                 "lows": [low for (low, _), _ in behind],
                 "highs": [high for (_, high), _ in behind],
-                "labels": [phrases.clock(low, step) for (low, _), _ in behind],
+                "labels": [locale.clock(low, step) for (low, _), _ in behind],
                 "planned": [one.planned for _, one in behind],
                 "done": [one.done for _, one in behind],
             },
-            "words": {word: phrases.say(word) for word in ("{count} tasks", "planned", "done", "now")},
+            "words": {word: locale.t(word) for word in ("{count} tasks", "planned", "done", "now")},
             "keep": address("", topic=self.asked.topic, rate=self.asked.rate).lstrip("?"),
             "topic": self.asked.topic or "",
         }
@@ -171,9 +171,9 @@ class View:
             "outlook": reckoned,
             "in_time": reckoned is not None and reckoned.late <= _IN_TIME,
             "needs": top.total,
-            "zoom": self.asked.at(_closer(peak, self.phrases.now)),
+            "zoom": self.asked.at(_closer(peak, self.locale.now)),
             # from the start of the second: a bar that begins now begins within one
-            "tasks": self.asked.tasks(self.phrases, top.low - top.low % SECOND, top.high),
+            "tasks": self.asked.tasks(self.locale, top.low - top.low % SECOND, top.high),
         }
 
     def _rows(self) -> dict[str, list[Mapping[str, Any]]]:
@@ -185,7 +185,7 @@ class View:
                 "low": bar.low,
                 "total": bar.total,
                 "counts": [counts[place] for counts in columns],
-                "tasks": self.asked.tasks(self.phrases, bar.low, bar.high),
+                "tasks": self.asked.tasks(self.locale, bar.low, bar.high),
                 "peak": any(bar.low <= top < bar.high for top in tops),
             }
             for place, bar in enumerate(self.seen.bars)
@@ -195,9 +195,9 @@ class View:
         return {"peaks": first, "all": rows}
 
 
-def _rate(asked: Asked, fastest: Fastest | None) -> Rate:
-    if asked.rate is not None:
-        return Rate(asked.rate, "given", None)
+def _rate(query: TimelineQuery, fastest: Fastest | None) -> Rate:
+    if query.rate is not None:
+        return Rate(query.rate, "given", None)
     if fastest is not None:
         return Rate(fastest.rate, "seen", fastest.at)
     return Rate(_ASSUMED, "assumed", None)
@@ -234,7 +234,7 @@ def _closer(peak: Peak, now: Millis) -> Range:
     return Range(max(low, now - BACK), high, SECOND)
 
 
-def _moves(asked: Asked, shown: Range, now: Millis) -> Mapping[str, str | None]:
+def _moves(query: TimelineQuery, shown: Range, now: Millis) -> Mapping[str, str | None]:
     """Where to go from here: out, earlier, later; None where there is nowhere to go."""
     half, floor = shown.length // 2, now - BACK
     out = Range(max(floor, shown.first - shown.length), shown.until + shown.length, shown.step)
@@ -244,9 +244,9 @@ def _moves(asked: Asked, shown: Range, now: Millis) -> Mapping[str, str | None]:
     earlier = earlier._replace(until=earlier.first + shown.length)
     later = Range(shown.first + half, shown.until + half, shown.step)
     return {
-        "out": asked.at(out) if out.length > shown.length else None,
-        "earlier": asked.at(earlier) if earlier.first < shown.first - SECOND else None,
-        "later": asked.at(later),
+        "out": query.at(out) if out.length > shown.length else None,
+        "earlier": query.at(earlier) if earlier.first < shown.first - SECOND else None,
+        "later": query.at(later),
     }
 
 
@@ -258,36 +258,40 @@ _PATIENCE = 0.35
 class TimelinePage(Page):
     """The page, its main part for a page that is open and goes to another range, and what changes by itself."""
 
-    def __init__(self, shared: Shared) -> None:
-        self._forecast = Forecast(shared.app)
-        self._day = shared.day
+    def __init__(self, context: ConsoleContext) -> None:
+        self._forecast = Forecast(context.app)
+        self._day = context.day
         routes = {("GET", "/timeline"): self._page, ("GET", "/timeline/live"): self._live}
         super().__init__(routes, self._forecast)
 
-    async def _page(self, visit: Visit) -> Reply:
-        return visit.page("timeline_part.html" if visit.by_script else "timeline.html", **await self._values(visit))
+    async def _page(self, request: PageRequest) -> Reply:
+        return request.render(
+            "timeline_part.html" if request.is_htmx else "timeline.html", **await self._values(request)
+        )
 
-    async def _live(self, visit: Visit) -> Reply:
-        return visit.page("timeline_live.html", **await self._values(visit))
+    async def _live(self, request: PageRequest) -> Reply:
+        return request.render("timeline_live.html", **await self._values(request))
 
-    async def _values(self, visit: Visit) -> Mapping[str, Any]:
-        visit.caller.check_somewhere(Verb.READ)
-        asked = _asked(visit)
-        if asked.topic is not None:
-            visit.caller.check(Verb.READ, asked.topic)
+    async def _values(self, request: PageRequest) -> Mapping[str, Any]:
+        request.caller.check_somewhere(Verb.READ)
+        query = _query_of(request)
+        if query.topic is not None:
+            request.caller.check(Verb.READ, query.topic)
 
         def may(topic: Topic) -> bool:
-            return visit.caller.may(Verb.READ, topic)
+            return request.caller.may(Verb.READ, topic)
 
         def shown(topic: Topic) -> bool:
-            return may(topic) and asked.topic in (None, topic)
+            return may(topic) and query.topic in (None, topic)
 
-        whose = visit.caller.topics
-        wanted = ForecastQuery(asked.range, visit.phrases.zone, asked.topic, whose)
+        whose = request.caller.topics
+        wanted = ForecastQuery(query.range, request.locale.zone, query.topic, whose)
         seen, known = await asyncio.gather(self._forecast.seen(wanted, may), self._past())
-        fastest = self._day.fastest((whose, asked.topic), shown)
+        fastest = self._day.fastest((whose, query.topic), shown)
         topics = sorted(seen.topics | {topic for topic in self._day.topics() if topic and may(topic)})
-        view = View(asked, seen, visit.phrases, fastest=fastest, past=lambda edges: self._day.between(edges, shown))
+        view = TimelineView(
+            query, seen, request.locale, fastest=fastest, past=lambda edges: self._day.between(edges, shown)
+        )
         return view.values(topics=topics, past_known=known)
 
     async def _past(self) -> bool:
@@ -298,25 +302,25 @@ class TimelinePage(Page):
         return self._day.whole
 
 
-def _asked(visit: Visit) -> Asked:
+def _query_of(request: PageRequest) -> TimelineQuery:
     """Read the address. Raises BadInput."""
-    rate = visit.whole("rate", 0, least=1, most=_MOST_RATE) or None
-    topic = visit.given("topic")
-    return Asked(_range(visit), check_topic(topic) if topic else None, rate)
+    rate = request.number_field("rate", 0, least=1, most=_MOST_RATE) or None
+    topic = request.field("topic")
+    return TimelineQuery(_range(request), check_topic(topic) if topic else None, rate)
 
 
-def _range(visit: Visit) -> Span | Range:
-    first, until = visit.given("from"), visit.given("until")
+def _range(request: PageRequest) -> Span | Range:
+    first, until = request.field("from"), request.field("until")
     if first or until:
-        now = visit.phrases.now
+        now = request.locale.now
         return chosen(
-            _time(visit, first, "from") if first else now, _time(visit, until, "until") if until else now, now
+            _time(request, first, "from") if first else now, _time(request, until, "until") if until else now, now
         )
-    return visit.choice("span", Span, Span.DAY)
+    return request.choice_field("span", Span, Span.DAY)
 
 
-def _time(visit: Visit, text: str, field: str) -> Millis:
+def _time(request: PageRequest, text: str, field: str) -> Millis:
     """Milliseconds since the epoch, as links have them; or as somebody writes a time."""
     if text.isascii() and text.isdigit() and 9 <= len(text) <= 15:
         return int(text)
-    return visit.phrases.read_time(text, field)
+    return request.locale.read_time(text, field)

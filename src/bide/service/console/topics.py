@@ -20,7 +20,7 @@ from bide.engine.registry import Announced, RouteSettings, settings_of_consumers
 from bide.insight.minute_log import QUARTER, Quarter
 from bide.insight.overview import TopicDetails, Topics, TopicSeen
 from bide.service.authz import Verb
-from bide.service.console.page_request import Answer, Page, Route, Shared, Visit
+from bide.service.console.page_request import Answer, ConsoleContext, Page, PageRequest, Route
 from bide.service.console.rendering import address, topic_address
 from bide.service.requests import Reply
 from bide.service.verbs import set_paused
@@ -30,7 +30,7 @@ _UNIT = 100
 """Milliseconds below which pauses look alike."""
 
 
-class Rung(NamedTuple):
+class RetryBar(NamedTuple):
     """One pause."""
 
     failure: int
@@ -42,16 +42,16 @@ class Rung(NamedTuple):
     """Of 100."""
 
 
-class Ladder(NamedTuple):
+class RetryChart(NamedTuple):
     """The pauses that are told, and how it goes on."""
 
-    rungs: Sequence[Rung]
+    bars: Sequence[RetryBar]
     tries: int | None
     left: int
     """Pauses beyond those that are told; of one that never ends, nought."""
 
 
-class Day(NamedTuple):
+class DayChart(NamedTuple):
     """The last day, in two pictures of `WIDTH` by `HEIGHT`, and as a table."""
 
     box: str
@@ -70,20 +70,20 @@ class Day(NamedTuple):
     total: DeliveryCounts
 
 
-def drawn_ladder(route: RouteSettings) -> Ladder:
+def retry_chart(route: RouteSettings) -> RetryChart:
     """The pauses of a route, as bars."""
     longest = max(route.pauses, default=0)
-    rungs: list[Rung] = []
+    bars: list[RetryBar] = []
     after = 0
     for place, pause in enumerate(route.pauses, 1):
         after += pause
         width = round(100 * log1p(pause / _UNIT) / log1p(longest / _UNIT)) if longest else 0
-        rungs.append(Rung(place, pause, after, max(1, width)))
-    left = 0 if route.tries is None else max(0, route.tries - 1 - len(rungs))
-    return Ladder(rungs, route.tries, left)
+        bars.append(RetryBar(place, pause, after, max(1, width)))
+    left = 0 if route.tries is None else max(0, route.tries - 1 - len(bars))
+    return RetryChart(bars, route.tries, left)
 
 
-def drawn_day(day: Sequence[Quarter]) -> Day | None:
+def day_chart(day: Sequence[Quarter]) -> DayChart | None:
     """None where nothing is known of it."""
     if not day:
         return None
@@ -112,7 +112,7 @@ def drawn_day(day: Sequence[Quarter]) -> Day | None:
     height = _height_of(late_most)
     part = len(day) // 4
     marks = [quarter.since for quarter in day[::part]][:4] if part else []
-    return Day(
+    return DayChart(
         f"0 0 {WIDTH} {HEIGHT}", most, bars(0), bars(1), bars(2), late_most, _steps(half, step, height),
         _steps(nearly_all, step, height), [*marks, day[-1].since + QUARTER],
         [
@@ -177,11 +177,11 @@ COLUMNS: Mapping[str, tuple[str, Callable[[TopicSeen], Any]]] = {
 class TopicsPage(Page):
     """The list, and one topic."""
 
-    def __init__(self, shared: Shared) -> None:
-        self._app = shared.app
-        self._policy_of = shared.policy_of
-        self._overviews = shared.overviews
-        self._topics = Topics(shared.app, shared.overviews, shared.day)
+    def __init__(self, context: ConsoleContext) -> None:
+        self._app = context.app
+        self._policy_of = context.policy_of
+        self._overviews = context.overviews
+        self._topics = Topics(context.app, context.overviews, context.day)
         routes: Mapping[Route, Answer] = {
             ("GET", "/topics"): self._list,
             ("GET", "/topics/{topic}"): self._one,
@@ -190,34 +190,34 @@ class TopicsPage(Page):
         }
         super().__init__(routes, self._topics)
 
-    async def _list(self, visit: Visit) -> Reply:
-        visit.caller.check_somewhere(Verb.READ)
-        seen = [one for one in await self._topics.all() if visit.caller.may(Verb.READ, one.topic)]
-        given = visit.given("sort", "topic")
+    async def _list(self, request: PageRequest) -> Reply:
+        request.caller.check_somewhere(Verb.READ)
+        seen = [one for one in await self._topics.all() if request.caller.may(Verb.READ, one.topic)]
+        given = request.field("sort", "topic")
         by, falling = given.removeprefix("-"), given.startswith("-")
         if by not in COLUMNS:
             by, falling = "topic", False
         seen.sort(key=COLUMNS[by][1], reverse=falling)
-        return visit.page(
-            _part(visit, "topics"), topics=seen[:_MOST_SHOWN], more=len(seen) - _MOST_SHOWN, columns=COLUMNS, by=by,
+        return request.render(
+            _part(request, "topics"), topics=seen[:_MOST_SHOWN], more=len(seen) - _MOST_SHOWN, columns=COLUMNS, by=by,
             falling=falling, rate=rate, live=address("/topics", part="live", sort=given),
-            may_pause=[visit.caller.may(Verb.ADMIN, one.topic) for one in seen[:_MOST_SHOWN]], **_said(visit),
+            may_pause=[request.caller.may(Verb.ADMIN, one.topic) for one in seen[:_MOST_SHOWN]], **_said(request),
         )  # fmt: skip
 
-    async def _one(self, visit: Visit) -> Reply:
-        topic = check_topic(visit.part[0])
-        visit.caller.check(Verb.READ, topic)
+    async def _one(self, request: PageRequest) -> Reply:
+        topic = check_topic(request.path_values[0])
+        request.caller.check(Verb.READ, topic)
         story = await self._topics.one(topic)
         if _unknown(story):  # it may have come since the last look
             await self._overviews.changed()
             story = await self._topics.one(topic)
         routes = story.routes or ([] if _unknown(story) else [self._by_policy(topic)])
-        drawn = [(told, drawn_ladder(told.route)) for told in routes]
-        return visit.page(
-            _part(visit, "topic"), status=404 if _unknown(story) else 200, topic=topic, seen=story.seen, story=story,
-            routes=drawn, told=bool(story.routes), day=drawn_day(story.day), unknown=_unknown(story),
+        charts = [(told, retry_chart(told.route)) for told in routes]
+        return request.render(
+            _part(request, "topic"), status=404 if _unknown(story) else 200, topic=topic, seen=story.seen, story=story,
+            routes=charts, told=bool(story.routes), day=day_chart(story.day), unknown=_unknown(story),
             live=address(topic_address(topic), part="live"), rate=rate,
-            may_pause=visit.caller.may(Verb.ADMIN, topic), **_said(visit),
+            may_pause=request.caller.may(Verb.ADMIN, topic), **_said(request),
         )  # fmt: skip
 
     def _by_policy(self, topic: Topic) -> Announced:
@@ -226,27 +226,27 @@ class TopicsPage(Page):
 
     # --- pause and resume
 
-    async def _set_paused(self, paused: bool, visit: Visit) -> Reply:
+    async def _set_paused(self, paused: bool, request: PageRequest) -> Reply:
         """Then to the list, sorted as it was, or to the topic's own page; what was done is said there."""
-        topic = check_topic(visit.part[0])
-        visit.caller.check(Verb.ADMIN, topic)
-        changed = await set_paused(self._app, topic, visit.caller.name, paused=paused)
+        topic = check_topic(request.path_values[0])
+        request.caller.check(Verb.ADMIN, topic)
+        changed = await set_paused(self._app, topic, request.caller.name, paused=paused)
         done = _DONE[paused, changed]
         await self._overviews.changed()
-        listed = visit.given("from") == "list" or not visit.caller.may(Verb.READ, topic)
+        listed = request.field("from") == "list" or not request.caller.may(Verb.READ, topic)
         if listed:
-            return visit.goto(address("/topics", sort=visit.given("sort"), done=done, of=topic))
-        return visit.goto(address(topic_address(topic), done=done))
+            return request.redirect(address("/topics", sort=request.field("sort"), done=done, of=topic))
+        return request.redirect(address(topic_address(topic), done=done))
 
 
-def _part(visit: Visit, name: str) -> str:
+def _part(request: PageRequest, name: str) -> str:
     """The template: of the whole page, or of what is kept fresh in it."""
-    return f"{name}_live.html" if visit.given("part") == "live" else f"{name}.html"
+    return f"{name}_live.html" if request.field("part") == "live" else f"{name}.html"
 
 
-def _said(visit: Visit) -> dict[str, Any]:
-    done = visit.given("done")
-    return {"done": done if done in _DONE.values() else "", "of": visit.given("of")}
+def _said(request: PageRequest) -> dict[str, Any]:
+    done = request.field("done")
+    return {"done": done if done in _DONE.values() else "", "of": request.field("of")}
 
 
 def rate(number: float) -> str:

@@ -26,12 +26,12 @@ from bide.service.metrics.measures import (
     ERRORS,
     OPERATIONS,
     OTHER,
+    BoundedLabels,
     Family,
-    Few,
     Histogram,
-    Looking,
     Numbers,
     Series,
+    StoreSampler,
     Values,
     by_label,
     kind_of,
@@ -128,9 +128,9 @@ class Metrics(Instrument):
         if client.open_in is not None:
             raise SetupError("make the metrics before the app is opened: they time the store's calls from its opening")
         self._client = client
-        self._looking = Looking(client, every=tally_every, patience=patience)
-        self._topics = Few(topics)
-        self._calls = Few(_MOST_CALLS)
+        self._sampler = StoreSampler(client, every=tally_every, patience=patience)
+        self._topics = BoundedLabels(topics)
+        self._calls = BoundedLabels(_MOST_CALLS)
         self._wakes: list[Wakes] = []
         self._tables: list[tuple[str, TableStats]] = []
         self._stores: list[Store] = []
@@ -179,7 +179,7 @@ class Metrics(Instrument):
     def route(self, route: Route) -> Route:
         """`route`, whose deliveries' lateness is measured."""
         self._topics.reserve(route.topic)
-        return replace(route, sink=_Measured(route.sink, self))
+        return replace(route, sink=_MeasuredSink(route.sink, self))
 
     def reserve(self, topic: Topic) -> None:
         """This topic has series of its own, however many there are."""
@@ -237,14 +237,14 @@ class Metrics(Instrument):
 
     async def _count(self) -> dict[str, Mapping[Values, float]]:
         """Count the tasks in the store, by the name of the metric; what is not known is left out."""
-        up, counted = (False, False) if self._client.open_in is None else await self._looking.look()
+        up, counted = (False, False) if self._client.open_in is None else await self._sampler.sample()
         found: dict[str, Mapping[Values, float]]
         found = {"bide_store_up": {(): up}, "bide_store_counted": {(): counted}}
-        seen = self._looking.seen
-        if not up or seen is None:
+        sample = self._sampler.latest
+        if not up or sample is None:
             return found
         present: Counter[Topic] = Counter()
-        for (topic, _), number in seen.tasks.items():
+        for (topic, _), number in sample.tasks.items():
             present[topic] += number
         for topic in sorted(present, key=lambda topic: (-present[topic], topic)):  # the fullest first
             self._topics.label(topic)
@@ -255,20 +255,20 @@ class Metrics(Instrument):
         label = self._topics.given
         topics = sorted(present.keys() | self._topics.known.keys())
         tasks: dict[Values, float]
-        tasks = {(topic, state.value): seen.tasks.get((topic, state), 0) for state in State for topic in topics}
+        tasks = {(topic, state.value): sample.tasks.get((topic, state), 0) for state in State for topic in topics}
 
         def of_topics(numbers: Mapping[Topic, float]) -> dict[Values, float]:
             return {(topic,): numbers.get(topic, 0) for topic in topics}
 
         found |= {
-            "bide_counts_age_seconds": {(): self._looking.age},
+            "bide_counts_age_seconds": {(): self._sampler.age},
             "bide_tasks": by_label(tasks, label),
-            "bide_tasks_due": by_label(of_topics(seen.due), label),
-            "bide_oldest_due_seconds": by_label(of_topics(seen.oldest), label, max),
-            "bide_topic_paused": {(label(topic),): 1 for topic in seen.paused},
-            "bide_counts_at_limit": {(): seen.at_limit},
+            "bide_tasks_due": by_label(of_topics(sample.due), label),
+            "bide_oldest_due_seconds": by_label(of_topics(sample.oldest), label, max),
+            "bide_topic_paused": {(label(topic),): 1 for topic in sample.paused},
+            "bide_counts_at_limit": {(): sample.at_limit},
             "bide_topics_in_other": {(): sum(label(topic) != topic for topic in present)},
-            "bide_clock_skew_seconds": {} if seen.skew is None else {(): seen.skew},
+            "bide_clock_skew_seconds": {} if sample.skew is None else {(): sample.skew},
         }
         return found
 
@@ -301,7 +301,7 @@ class Metrics(Instrument):
         }
 
 
-class _Measured:
+class _MeasuredSink:
     """A sink whose deliveries are measured as they start."""
 
     def __init__(self, sink: Sink, metrics: Metrics) -> None:

@@ -111,7 +111,7 @@ class Histogram(Family[Series]):
         yield family
 
 
-class Few:
+class BoundedLabels:
     """Keeps the values of one label few: so many are themselves, all others are "other".
 
     Those that are `reserved` always are; the first of the others, until they have been absent for an hour.
@@ -204,7 +204,7 @@ _MOST_OLDEST = 50
 """Topics whose oldest due task is looked for: those with any that is overdue by a minute first, then the fullest."""
 
 
-class Seen(Struct, frozen=True):
+class StoreSample(Struct, frozen=True):
     """The findings of one look. Counts of a topic that has none in a state are left out."""
 
     tasks: Mapping[tuple[Topic, State], int]
@@ -218,7 +218,7 @@ class Seen(Struct, frozen=True):
     paused: Collection[Topic]
 
 
-class Looking:
+class StoreSampler:
     """Looks at most every `every` seconds, however many ask, who wait for no longer than `patience`.
 
     Cost: a task that does not exist, and a tally with two intervals (O(topics) on most stores, never O(tasks)), a page
@@ -229,7 +229,7 @@ class Looking:
         self._client = client
         self._every = every
         self._patience = patience
-        self.seen: Seen | None = None
+        self.latest: StoreSample | None = None
         """The findings of the last look that was counted in time."""
 
     @cached_property
@@ -240,7 +240,7 @@ class Looking:
         )
 
     @cached_property
-    def _counting(self) -> CachedQuery[Seen]:
+    def _counting(self) -> CachedQuery[StoreSample]:
         return CachedQuery(self._ask, every=self._every, share=_SHARE)
 
     @property
@@ -248,8 +248,8 @@ class Looking:
         """Seconds since what was seen was asked for."""
         return self._counting.age
 
-    async def look(self) -> tuple[bool, bool]:
-        """Tell whether the store answers, and whether it was counted in time; if not, `seen` is older."""
+    async def sample(self) -> tuple[bool, bool]:
+        """Tell whether the store answers, and whether it was counted in time; if not, `latest` is older."""
         if not await self._told("reached", self._reaching):
             return False, False
         return True, await self._told("counted", self._counting)
@@ -267,7 +267,7 @@ class Looking:
             _log.exception("a defect kept the store from being %s for the metrics", what)
         return False
 
-    async def _ask(self) -> Seen:
+    async def _ask(self) -> StoreSample:
         client = self._client
         now = client.clock.now()
         edges = (0, max(now - _LONG, 0), now + 1)
@@ -276,7 +276,7 @@ class Looking:
         due = {topic: sum(numbers) for topic, numbers in overdue.items() if sum(numbers)}
         worst = sorted(due, key=lambda topic: (-min(overdue[topic][0], 1), -due[topic]))[:_MOST_OLDEST]
         oldest = await oldest_due(client, worst, now)
-        self.seen = Seen(
+        self.latest = StoreSample(
             {of: count.number for of, count in tally.counts.items()},
             due,
             {topic: (now - since) / 1000 for topic, since in oldest.items()},
@@ -284,7 +284,7 @@ class Looking:
             await self._skew(),
             (await client.paused()).keys(),
         )
-        return self.seen
+        return self.latest
 
     async def _skew(self) -> float | None:
         clock = self._client.store.features.clock

@@ -45,7 +45,7 @@ from bide.ports.remote import CALL_LASTS, OPERATIONS, Batch, Bounds, Call, Failu
 from bide.service.audit import audit
 from bide.service.authz import ALL_VERBS, AccessRefused, Caller, Verb
 from bide.service.remote.operations import StoreOperations
-from bide.service.requests import BODY_LIMIT, Reply, of_error
+from bide.service.requests import BODY_LIMIT, Reply, problem_of
 
 ANSWER_LASTS = CALL_LASTS + 15.0
 """Seconds that an answer is kept."""
@@ -61,27 +61,27 @@ Work = Callable[[], Coroutine[Any, Any, Reply]]
 Key = TypeVar("Key")
 
 
-class PassedOver(Exception):
+class StaleCall(Exception):
     """The number is lower than the last, or its answer is forgotten."""
 
 
-class _Lane:
+class _CallSequence:
     """One operation of one session: its last number, and the work that answers it."""
 
     number = -1
     work: asyncio.Task[Reply] | None = None
 
 
-class Session:
+class ClientSession:
     """One client's."""
 
     def __init__(self, who: str) -> None:
         self.who = who
-        self.lanes: defaultdict[str, _Lane] = defaultdict(_Lane)
+        self.sequences: defaultdict[str, _CallSequence] = defaultdict(_CallSequence)
         """By operation."""
 
 
-class _ByAge(Generic[Key]):
+class _LruByOwner(Generic[Key]):
     """Things of callers, the one that was used longest ago first; each has its owner and a weight."""
 
     def __init__(self) -> None:
@@ -117,7 +117,7 @@ class _ByAge(Generic[Key]):
             yield one
 
 
-class Sessions:
+class ClientSessions:
     """All sessions of this instance. Belongs to one event loop."""
 
     def __init__(
@@ -129,9 +129,9 @@ class Sessions:
     ) -> None:
         self._clock = clock
         self._prefix = f"{secrets.token_urlsafe(6)}."
-        self._sessions: dict[str, Session] = {}
-        self._names: _ByAge[str] = _ByAge()
-        self._answers: _ByAge[_Lane] = _ByAge()
+        self._sessions: dict[str, ClientSession] = {}
+        self._names: _LruByOwner[str] = _LruByOwner()
+        self._answers: _LruByOwner[_CallSequence] = _LruByOwner()
         """The lanes whose answer is kept."""
         self._under_way: set[asyncio.Task[Reply]] = set()
         self._most_bytes = most_bytes
@@ -144,7 +144,7 @@ class Sessions:
             del self._sessions[old]
         self._forget_answers(now)
         if writes:
-            self._sessions[name] = Session(who)
+            self._sessions[name] = ClientSession(who)
             self._names.put(name, who, 1, now)
         return name
 
@@ -152,7 +152,7 @@ class Sessions:
         """Tell whether a session of this name began here."""
         return name.startswith(self._prefix)
 
-    def session(self, name: str, who: str) -> Session | None:
+    def session(self, name: str, who: str) -> ClientSession | None:
         """The session, if it is theirs and was not forgotten."""
         session = self._sessions.get(name)
         if session is None or session.who != who:
@@ -160,23 +160,23 @@ class Sessions:
         self._names.put(name, who, 1, self._clock())
         return session
 
-    async def once(self, session: Session, operation: str, number: int, work: Work) -> Reply:
+    async def once(self, session: ClientSession, operation: str, number: int, work: Work) -> Reply:
         """The answer to this number: of `work`, which is done now, or of the call that came first.
 
-        The work goes on when its caller has gone. Raises PassedOver.
+        The work goes on when its caller has gone. Raises StaleCall.
         """
-        lane = session.lanes[operation]
-        if number < lane.number or (number == lane.number and lane.work is None):
-            raise PassedOver
-        if number > lane.number:
-            self._answers.drop(lane)
-            task = asyncio.get_running_loop().create_task(self._run(lane.work, work), name=f"bide {operation} call")
-            lane.number, lane.work = number, task
+        sequence = session.sequences[operation]
+        if number < sequence.number or (number == sequence.number and sequence.work is None):
+            raise StaleCall
+        if number > sequence.number:
+            self._answers.drop(sequence)
+            task = asyncio.get_running_loop().create_task(self._run(sequence.work, work), name=f"bide {operation} call")
+            sequence.number, sequence.work = number, task
             self._under_way.add(task)
-            task.add_done_callback(partial(self._keep, lane, session.who))
+            task.add_done_callback(partial(self._keep, sequence, session.who))
             self._forget_answers(self._clock())
-        assert lane.work is not None
-        return await asyncio.shield(lane.work)
+        assert sequence.work is not None
+        return await asyncio.shield(sequence.work)
 
     async def _run(self, before: asyncio.Task[Reply] | None, work: Work) -> Reply:
         """In the order of the numbers: one that its caller has given up may still be under way."""
@@ -184,14 +184,14 @@ class Sessions:
             await asyncio.wait([before])
         return await work()
 
-    def _keep(self, lane: _Lane, who: str, done: asyncio.Task[Reply]) -> None:
+    def _keep(self, sequence: _CallSequence, who: str, done: asyncio.Task[Reply]) -> None:
         self._under_way.discard(done)
-        if lane.work is done and not done.cancelled() and done.exception() is None:
-            self._answers.put(lane, who, len(done.result().body), self._clock())
+        if sequence.work is done and not done.cancelled() and done.exception() is None:
+            self._answers.put(sequence, who, len(done.result().body), self._clock())
 
     def _forget_answers(self, now: float) -> None:
-        for lane in self._answers.surplus(now - ANSWER_LASTS, self._most_bytes):
-            lane.work = None
+        for sequence in self._answers.surplus(now - ANSWER_LASTS, self._most_bytes):
+            sequence.work = None
 
     async def close(self) -> None:
         """Wait for the work that is under way."""
@@ -225,7 +225,7 @@ class StoreCalls:
         self._body_limit = body_limit
         self._trusting = trusting
         self._bounds = Bounds(client.config.payload_limit, trusting)
-        self._sessions = Sessions()
+        self._sessions = ClientSessions()
         self._ending = False
         self._streams: set[asyncio.Event] = set()
         """Of each open stream what wakes it."""
@@ -251,7 +251,7 @@ class StoreCalls:
             if self._sessions.began(call.session):
                 return _failed(409, Failure(remote.SESSION, "this session has ended; begin another"))
             return _failed(409, Failure(remote.ELSEWHERE, "this session began with another instance"))
-        except PassedOver:
+        except StaleCall:
             return _failed(409, Failure(remote.FORGOTTEN, "the answer to this call is no longer known"))
         except remote.UNREADABLE as error:
             return _failed(400, Failure("bad_input", "", "body", None, f"what a client of bide sends ({error})"))
@@ -267,7 +267,7 @@ class StoreCalls:
         self._check(remote.LISTEN, topics, caller)
         return self._wakes(topics)
 
-    def let_go(self) -> None:
+    def drain(self) -> None:
         """End the streams, also those to come; their listeners subscribe again, here or elsewhere."""
         self._ending = True
         for news in self._streams:
@@ -275,7 +275,7 @@ class StoreCalls:
 
     async def close(self) -> None:
         """End the streams, and wait for the calls that are under way."""
-        self.let_go()
+        self.drain()
         await self._sessions.close()
         await self._operations.close()
 
@@ -349,7 +349,7 @@ class StoreCalls:
     def _refused(self, error: Exception, name: str) -> Reply:
         if not isinstance(error, BideError):
             _log.error("a defect in %s of the store calls", name, exc_info=error)
-        problem = of_error(error)
+        problem = problem_of(error)
         return _failed(problem.status, _failure(error), problem.headers)
 
     async def _wakes(self, topics: Sequence[Topic]) -> AsyncGenerator[bytes, None]:

@@ -25,7 +25,7 @@ from bide.engine.pauses import PauseGate
 from bide.engine.session import Session, verb_of
 from bide.ports import Pending, all_answers, remote
 from bide.ports.remote import SHORTEST_LEASE, Batch, FlatTally
-from bide.service.audit import Rates
+from bide.service.audit import EventQuota
 from bide.service.authz import Caller, Verb
 from bide.service.verbs import set_paused
 
@@ -51,7 +51,7 @@ class StoreOperations:
         """Folds the single calls of many clients into batches, and notes who changed what."""
         self._holders: dict[str, Millis] = {}
         """The workers that announced themselves here, and until when they are taken to live."""
-        self._rates = Rates()
+        self._rates = EventQuota()
 
     async def close(self) -> None:
         """Write the events that were noted."""

@@ -11,10 +11,10 @@ Plain http is refused unless it goes to an allowed host or to an allowed address
 anywhere. The signature would show a changed body, but not a read one; and the answer is not signed, so anybody on the
 way could say "200 OK" for a receiver that never heard of it.
 
-Which addresses are public is a table of ours (`why_not`), since `ipaddress.is_global` changes between Python versions:
-the IANA registries of special-purpose addresses for IPv4 and IPv6 as of 2025; `is_global` is asked as well. A URL often
-comes from a customer, and bide stands inside the network of whoever runs it: without the table a customer could have it
-call the cloud's metadata service, a database, or bide itself (server-side request forgery).
+A table of ours says which addresses are public (`blocked_reason`), since `ipaddress.is_global` changes between Python
+versions: the IANA registries of special-purpose addresses for IPv4 and IPv6 as of 2025; `is_global` is asked as well. A
+URL often comes from a customer, and bide stands inside its operator's network: without the table a customer could have
+it call the cloud's metadata service, a database, or bide itself (server-side request forgery).
 """
 
 from __future__ import annotations
@@ -93,7 +93,7 @@ _NAT64 = IPv6Network("64:ff9b::/96")
 """A network with IPv6 alone reaches IPv4 through these: the address within is what counts (RFC 6052)."""
 
 
-class Refused(OSError):
+class AddressRefused(OSError):
     """This address must not be connected to. An OSError, as what makes a connection fails with those."""
 
 
@@ -160,7 +160,7 @@ class Guard:
 
     def _check_host(self, name: str, shown: str, field: str) -> bool:
         """True for an address of an allowed network. Raises BadInput for an address that must not be called."""
-        address = literal(name.strip("[]"))
+        address = ip_literal(name.strip("[]"))
         if address is None:
             if name.startswith("[") or _ENDS_IN_A_NUMBER.search(name):
                 raise BadInput(field, shown, "a name, or an IP address in its usual form")
@@ -169,7 +169,7 @@ class Guard:
             return False
         if self._is_allowed(address):
             return True
-        why = why_not(address)
+        why = blocked_reason(address)
         if why is not None:
             raise BadInput(field, shown, f"a public host; {address} is {why}{_HOW_TO_ALLOW}")
         return False
@@ -182,7 +182,7 @@ class Guard:
             return f"{address[:60]!r} is not an IP address"
         if self._is_allowed(found):
             return None
-        why = why_not(found)
+        why = blocked_reason(found)
         return None if why is None else f"refused: {found} is {why}{_HOW_TO_ALLOW}"
 
     def _is_allowed(self, address: Address) -> bool:
@@ -193,7 +193,7 @@ class Guard:
         family, kind, protocol, _, address = info
         why = self.refusal(str(address[0]))
         if why is not None:
-            raise Refused(why)
+            raise AddressRefused(why)
         return socket.socket(family, kind, protocol)
 
     def __repr__(self) -> str:
@@ -206,7 +206,7 @@ _HOW_TO_ALLOW = " (to allow its network, or its host and port: bide serve --allo
 def _with_port(name: str, port: int) -> str:
     """One spelling for one host: lower case, no dot at the end, IPv6 addresses shortened."""
     plain = name.lower().removesuffix(".")
-    address = literal(plain.strip("[]"))
+    address = ip_literal(plain.strip("[]"))
     if address is not None and address.version == 6:
         plain = f"[{address}]"
     return f"{plain}:{port}"
@@ -229,10 +229,10 @@ def _shown(url: object) -> str:
     return f"{scheme}://{authority.rpartition('@')[2]}"
 
 
-def why_not(address: Address) -> str | None:
+def blocked_reason(address: Address) -> str | None:
     """The reason not to connect to `address`: "a private address"; None: it is a public one. O(1)."""
     if isinstance(address, IPv4Address):
-        return _why_not_v4(address)
+        return _blocked_reason_v4(address)
     if address.scope_id is not None:
         return "a link-local address"
     for network, what in _V6:
@@ -240,21 +240,21 @@ def why_not(address: Address) -> str | None:
             return what
     if address in _NAT64:
         within = IPv4Address(int(address) & 0xFFFF_FFFF)
-        what_within = _why_not_v4(within)
+        what_within = _blocked_reason_v4(within)
         return None if what_within is None else f"{what_within} ({within}) behind NAT64"
     if address not in _GLOBAL_V6 or not address.is_global:
         return "not a public address"
     return None
 
 
-def _why_not_v4(address: IPv4Address) -> str | None:
+def _blocked_reason_v4(address: IPv4Address) -> str | None:
     for network, what in _V4:
         if address in network:
             return what
     return None if address.is_global else "not a public address"
 
 
-def literal(host: str) -> Address | None:
+def ip_literal(host: str) -> Address | None:
     """The address that `host` is, in its usual form (IPv6 without brackets); None for a name or another form."""
     try:
         return ip_address(host)

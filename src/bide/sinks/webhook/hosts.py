@@ -50,9 +50,9 @@ class _Host:
         self.typical = _FIRST_GUESS
         self.ahead = 0.0
         self.counted_at = 0.0
-        self.started: dict[Place, float] = {}
+        self.started: dict[HostSlot, float] = {}
         """When each delivery under way began, the oldest first."""
-        self.waiting: deque[asyncio.Future[Place | None]] = deque()
+        self.waiting: deque[asyncio.Future[HostSlot | None]] = deque()
 
     def oldest(self, now: float) -> float:
         """Seconds since the oldest delivery under way began."""
@@ -63,12 +63,12 @@ class _Host:
         return max(self.typical, self.oldest(now)) / self.allowed
 
 
-class Place:
+class HostSlot:
     """One of a host's places, held by one delivery until it is left."""
 
     __slots__ = ("_host", "_hosts")
 
-    def __init__(self, hosts: Hosts, host: _Host) -> None:
+    def __init__(self, hosts: HostLimits, host: _Host) -> None:
         self._hosts = hosts
         self._host = host
 
@@ -77,7 +77,7 @@ class Place:
         self._hosts._left(self, self._host, answered)
 
 
-class Hosts:
+class HostLimits:
     """The places of all hosts. `most`: places of one host. For one event loop."""
 
     def __init__(self, most: int, chance: Callable[[], float] = random.random) -> None:
@@ -86,7 +86,7 @@ class Hosts:
         self._hosts: dict[str, _Host] = {}
         self._now: Callable[[], float] = asyncio.get_running_loop().time
 
-    def enter(self, name: str) -> Place | None:
+    def enter(self, name: str) -> HostSlot | None:
         """A place, if one is free at once. O(1)."""
         host = self._hosts.get(name)
         if host is None:
@@ -97,22 +97,22 @@ class Hosts:
             return None
         return self._take(host)
 
-    async def wait(self, name: str) -> Place | None:
+    async def wait(self, name: str) -> HostSlot | None:
         """A place, if it is to be had within `PATIENCE`. To be called when `enter` had none."""
         host = self._hosts[name]
         if (len(host.waiting) + 1) * host.spacing(self._now()) > PATIENCE:
             return None
         loop = asyncio.get_running_loop()
-        turn: asyncio.Future[Place | None] = loop.create_future()
+        turn: asyncio.Future[HostSlot | None] = loop.create_future()
         host.waiting.append(turn)
         timer = loop.call_later(PATIENCE, _tell_none, turn)
         try:
             return await turn
         except asyncio.CancelledError:
             if turn.done() and not turn.cancelled():
-                place = turn.result()
-                if place is not None:
-                    place.leave(None)
+                slot = turn.result()
+                if slot is not None:
+                    slot.leave(None)
             raise
         finally:
             timer.cancel()
@@ -139,13 +139,13 @@ class Hosts:
         host = self._hosts.get(name)
         return 0 if host is None else len(host.started)
 
-    def _take(self, host: _Host) -> Place:
-        place = Place(self, host)
-        host.started[place] = self._now()
-        return place
+    def _take(self, host: _Host) -> HostSlot:
+        slot = HostSlot(self, host)
+        host.started[slot] = self._now()
+        return slot
 
-    def _left(self, place: Place, host: _Host, answered: bool | None) -> None:
-        took = self._now() - host.started.pop(place)
+    def _left(self, slot: HostSlot, host: _Host, answered: bool | None) -> None:
+        took = self._now() - host.started.pop(slot)
         if answered is not None:
             host.typical += (took - host.typical) * _WEIGHT
             host.allowed = min(host.allowed * 2, self._most) if answered else max(host.allowed // 2, 1)
@@ -160,6 +160,6 @@ class Hosts:
             del self._hosts[name]
 
 
-def _tell_none(turn: asyncio.Future[Place | None]) -> None:
+def _tell_none(turn: asyncio.Future[HostSlot | None]) -> None:
     if not turn.done():
         turn.set_result(None)

@@ -30,7 +30,7 @@ from msgspec import Struct
 from bide.core.errors import BadInput
 from bide.core.names import printable
 from bide.core.outcomes import Dead, Outcome, Retry
-from bide.sinks.webhook.guard import Refused
+from bide.sinks.webhook.guard import AddressRefused
 
 EXCERPT = 500
 """Bytes of an answer that are kept for people to read."""
@@ -167,7 +167,7 @@ class _Handler(ResponseHandler):
         super().data_received(data)
 
 
-class Way:
+class Exchange:
     """The connection of one request, and the beginning of its answer, also where that cannot be read."""
 
     __slots__ = ("_handler", "fresh", "reused")
@@ -181,7 +181,7 @@ class Way:
     def leads(self, handler: _Handler) -> None:
         self._handler, self.reused, handler.used, handler.heard = handler, handler.used, True, b""
 
-    def follow(self, other: Way) -> None:
+    def follow(self, other: Exchange) -> None:
         """It went there in the end."""
         self._handler, self.reused = other._handler, other.reused
 
@@ -197,12 +197,12 @@ class Way:
         return None if found is None else int(found[1])
 
 
-WAY: ContextVar[Way] = ContextVar("bide_webhook_way")
+CURRENT_EXCHANGE: ContextVar[Exchange] = ContextVar("bide_webhook_exchange")
 """Of the request that is being sent."""
 
 
 class Connector(aiohttp.TCPConnector):
-    """Tells each request's `Way` of its connection."""
+    """Tells each request's `Exchange` of its connection."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
@@ -211,14 +211,14 @@ class Connector(aiohttp.TCPConnector):
     async def connect(self, req: Any, traces: Any, timeout: Any) -> Connection:
         connection = await super().connect(req, traces, timeout)
         assert isinstance(connection.protocol, _Handler)
-        WAY.get().leads(connection.protocol)
+        CURRENT_EXCHANGE.get().leads(connection.protocol)
         return connection
 
     async def _get(self, key: Any, traces: Any) -> Connection | None:
-        return None if WAY.get().fresh else await super()._get(key, traces)
+        return None if CURRENT_EXCHANGE.get().fresh else await super()._get(key, traces)
 
 
-class Lookup(AbstractResolver):
+class ThreadedResolver(AbstractResolver):
     """Resolves by the system's `getaddrinfo`, in threads of its own. What it finds is checked when it is connected to.
 
     asyncio looks names up in the loop's default threads, a handful that the whole program shares. A few names whose
@@ -334,7 +334,7 @@ def what_failed(error: Exception, host: str, connect: float, total: float) -> st
             return f"TLS: the certificate of {host} is not valid ({_said(error.certificate_error)})"
         case aiohttp.ClientSSLError():
             return f"TLS with {host} failed ({_said(error.os_error)})"
-        case aiohttp.ClientConnectorError() if isinstance(error.os_error, Refused):
+        case aiohttp.ClientConnectorError() if isinstance(error.os_error, AddressRefused):
             return f"{host} {error.os_error}"
         case aiohttp.ClientConnectorError():
             return f"no connection to {host} ({_said(error.os_error)})"

@@ -25,13 +25,13 @@ from bide.core.records import Record
 from bide.core.tasks import Task
 from bide.sinks.trace_headers import trace_headers
 from bide.sinks.webhook.guard import Guard, Target
-from bide.sinks.webhook.hosts import Hosts
+from bide.sinks.webhook.hosts import HostLimits
 from bide.sinks.webhook.sending import (
-    WAY,
+    CURRENT_EXCHANGE,
     Connector,
-    Lookup,
+    Exchange,
     Observe,
-    Way,
+    ThreadedResolver,
     WebhookResult,
     beginning_of,
     content_type,
@@ -94,8 +94,8 @@ class WebhookPost:
         self._connections = connections
         self._tls = tls
         self._resolver = resolver
-        self._own_resolver: Lookup | None = None
-        self._hosts: Hosts | None = None
+        self._own_resolver: ThreadedResolver | None = None
+        self._hosts: HostLimits | None = None
         self._guarded: aiohttp.ClientSession | None = None
         self._unguarded: aiohttp.ClientSession | None = None
 
@@ -121,7 +121,7 @@ class WebhookPost:
     # --- what sinks need
 
     @property
-    def hosts(self) -> Hosts:
+    def hosts(self) -> HostLimits:
         if self._hosts is None:
             raise SetupError("the webhook post is not open: use it as `async with post:` around the worker")
         return self._hosts
@@ -146,10 +146,10 @@ class WebhookPost:
         """Make ready, in the running loop. No connection is made before it is needed."""
         if self._hosts is not None:
             raise SetupError("the webhook post is open already")
-        self._hosts = Hosts(self.per_host)
+        self._hosts = HostLimits(self.per_host)
         resolver = self._resolver
         if resolver is None:
-            resolver = self._own_resolver = Lookup()
+            resolver = self._own_resolver = ThreadedResolver()
         self._guarded = self._new_session(resolver, guarded=True)
         if self.guard.trusts_hosts:
             self._unguarded = self._new_session(resolver, guarded=False)
@@ -252,26 +252,26 @@ class WebhookSink:
             target = self._target or self._own_target(task.record)
         except BadInput as error:
             return _Ended(None, Dead(inert(str(error).encode())))
-        place = hosts.enter(target.host) or await hosts.wait(target.host)
-        if place is None:
+        slot = hosts.enter(target.host) or await hosts.wait(target.host)
+        if slot is None:
             return _Ended(target, Defer(timedelta(seconds=hosts.pause(target.host))))
         answered: bool | None = None
-        status, headers, begin, way = 0, _NO_HEADERS, b"", Way()
+        status, headers, begin, exchange = 0, _NO_HEADERS, b"", Exchange()
         try:
-            response = await self._send(task, target, way)
+            response = await self._send(task, target, exchange)
             answered = True
             status, headers = response.status, response.headers
             begin = await beginning_of(response)
         except aiohttp.ClientResponseError as error:  # the status decides, also where the rest cannot be read
-            answered = way.status is not None
-            if way.status is None:
+            answered = exchange.status is not None
+            if exchange.status is None:
                 return _Ended(target, Retry(what_failed(error, target.host, 0, 0)))
-            status = way.status
+            status = exchange.status
         except (aiohttp.ClientError, OSError) as error:
             answered = False
             return _Ended(target, Retry(what_failed(error, target.host, self._connect, self._total)))
         finally:
-            place.leave(answered)
+            slot.leave(answered)
         if 200 <= status < 300:
             return _Ended(target, None, status, begin)
         asked, where, date = headers.get("Retry-After"), headers.get("Location"), headers.get("Date")
@@ -288,29 +288,34 @@ class WebhookSink:
             raise BadInput(field, None, "the URL that this task is to be posted to")
         return self._post.target(url, field)
 
-    async def _send(self, task: Task[Any], target: Target, way: Way) -> aiohttp.ClientResponse:
+    async def _send(self, task: Task[Any], target: Target, exchange: Exchange) -> aiohttp.ClientResponse:
         """Once more at once, on a new connection, where one that had been used before broke before any answer: the
         receiver closed it as the request was on its way. What it does twice has the same `webhook-id`."""
         began = time.perf_counter()
         headers = self._headers(task)
         try:
-            return await self._post_once(task, target, headers, way, self._timeout)
+            return await self._post_once(task, target, headers, exchange, self._timeout)
         except (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError):
             left = self._total - (time.perf_counter() - began)
-            if not (way.reused and way.silent) or left <= 0:
+            if not (exchange.reused and exchange.silent) or left <= 0:
                 raise
         timeout = aiohttp.ClientTimeout(total=left, connect=self._connect)
-        again = Way(fresh=True)
+        again = Exchange(fresh=True)
         try:
             return await self._post_once(task, target, headers, again, timeout)
         finally:
-            way.follow(again)
+            exchange.follow(again)
 
     async def _post_once(
-        self, task: Task[Any], target: Target, headers: dict[str, str], way: Way, timeout: aiohttp.ClientTimeout
+        self,
+        task: Task[Any],
+        target: Target,
+        headers: dict[str, str],
+        exchange: Exchange,
+        timeout: aiohttp.ClientTimeout,
     ) -> aiohttp.ClientResponse:
         payload = task.record.payload
-        token = WAY.set(way)
+        token = CURRENT_EXCHANGE.set(exchange)
         try:
             return await self._post.session(trusted=target.trusted).post(
                 target.url,
@@ -320,7 +325,7 @@ class WebhookSink:
                 allow_redirects=False,
             )
         finally:
-            WAY.reset(token)
+            CURRENT_EXCHANGE.reset(token)
 
     def _headers(self, task: Task[Any]) -> dict[str, str]:
         post, record = self._post, task.record
