@@ -21,7 +21,7 @@ from msgspec import Struct, field
 from bide.core.errors import StoreCorrupt, StoreError
 from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC, new_id
-from bide.core.records import Topic, OutcomeKind
+from bide.core.records import OutcomeKind, Topic
 from bide.engine.background import Coalescer
 from bide.engine.settings_store import SettingsStore
 from bide.ports import Clock, Store

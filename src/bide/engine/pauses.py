@@ -36,7 +36,7 @@ class Pauses:
     """Those of a store. `verbs`: an open transaction on it, in which they are read and written."""
 
     def __init__(self, store: Store, clock: Clock, verbs: Verbs | None = None) -> None:
-        self._service = store.features.remote
+        self._remote = store.features.remote
         self._kept = SettingsStore(verbs or store, clock)
         self._clock = clock
 

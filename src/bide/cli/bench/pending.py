@@ -31,7 +31,7 @@ from bide.cli.bench.worker import PAYLOAD, Spec, Work
 from bide.cli.bench.workers import fill, stage, worker_process
 from bide.core.instants import Millis
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Filter, Leased, Move, NewTask, Page, Settlement, State, OutcomeKind
+from bide.core.records import At, Cancel, Filter, Leased, Move, NewTask, OutcomeKind, Page, Settlement, State
 from bide.ports import all_answers
 from bide.settings import Settings
 from bide.wiring import store_maker

@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError, StoreMismatch, StoreUnavailable
+from bide.ports import Pending
 from bide.stores.clocks import ServerTime
 from bide.stores.resending import Resending
 from bide.stores.sql.dialect import (
@@ -55,11 +56,11 @@ class LockedRows:
         self._waiting: set[asyncio.Task[None]] = set()
 
     def answers(self, asked: Sequence[Any], answers: list[Any], ask: Ask, *, patience: float) -> list[Any]:
-        """`answers` with a future in the place of each that says RowLocked; `ask` is what is tried again."""
+        """`answers` with a Pending in the place of each that says RowLocked; `ask` is what is tried again."""
         if is_among(RowLocked, answers):
             places = [place for place, answer in enumerate(answers) if type(answer) is RowLocked]
             loop = asyncio.get_running_loop()
-            futures = [loop.create_future() for _ in places]
+            futures: list[Pending[Any]] = [Pending(loop=loop) for _ in places]
             for place, future in zip(places, futures, strict=True):
                 answers[place] = future
             again = self._again([asked[place] for place in places], futures, ask, patience)
@@ -68,7 +69,7 @@ class LockedRows:
             task.add_done_callback(self._waiting.discard)
         return answers
 
-    async def _again(self, asked: list[Any], futures: list[asyncio.Future[Any]], ask: Ask, patience: float) -> None:
+    async def _again(self, asked: list[Any], futures: list[Pending[Any]], ask: Ask, patience: float) -> None:
         ends, pause = time.monotonic() + patience, _FIRST_LOOK
         try:
             while asked:
@@ -106,19 +107,6 @@ class LockedRows:
 def is_among(kind: type, answers: Sequence[Any]) -> bool:
     """Tell whether one of many answers is of this kind: they are mostly of the same, so kinds are looked at once."""
     return any(issubclass(one, kind) for one in set(map(type, answers)))
-
-
-async def together(answers: list[Any]) -> list[Any]:
-    """All of them, those that come later waited for. Raises PartlyFailed."""
-    if not is_among(asyncio.Future, answers):
-        return answers
-    later = {place: answer for place, answer in enumerate(answers) if isinstance(answer, asyncio.Future)}
-    await asyncio.wait(later.values())
-    for place, future in later.items():
-        answers[place] = future.exception() or future.result()
-    if any(isinstance(answer, StoreError) for answer in answers):
-        raise PartlyFailed(answers)
-    return answers
 
 
 T = TypeVar("T")
@@ -227,8 +215,8 @@ class JournaledConnection(ABC, Generic[C]):
     async def run(self, work: Work[T], repeated: Repeated[T], *, locked: OnLocked = "wait", adding: bool = False) -> T:
         """`work`, once. If it was done by a sending whose answer was lost, `repeated` makes its answer.
 
-        Raises what the dialect says an error means (KeyTaken and RowsMissing are left to the caller); RowLocked, see
-        OnLocked; StoreUnavailable: not done; OutcomeUnknown.
+        Raises the meaning that the dialect gives an error; the caller handles KeyTaken and RowsMissing. RowLocked (see
+        OnLocked); StoreUnavailable: not done; OutcomeUnknown.
         """
         async with self._turn:
             self.number += 1
