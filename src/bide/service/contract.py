@@ -51,7 +51,7 @@ class LeasedShape(Struct, frozen=True):
 
 
 class PauseShape(Struct, frozen=True):
-    """Whether the topic is paused now, and whether this call changed that."""
+    """A topic's pause as it is now; `changed` says that this call changed it."""
 
     topic: str
     paused: bool
