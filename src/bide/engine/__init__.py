@@ -1,1 +1,1 @@
-"""How tasks move: client, batcher, worker, keeper, settler, sweeper. Knows the ports only."""
+"""How tasks move: the verbs of a client, and in `delivery` the workers. Knows the ports only."""
