@@ -8,7 +8,7 @@ Bind it to a store of your own (with pytest and pytest-asyncio installed):
         async def make_store(self, tmp_path):
             return MyStore(tmp_path / "tasks")
 
-Each test's name is a rule; the class it is in says which promise (P1 to P12 of ARCHITECTURE.md) the rule serves.
+Each test's name is a rule; the class it is in says which promise (P1 to P12 of docs/correctness.md) the rule serves.
 Optional capabilities are tested where the store has them and skipped elsewhere. Nothing here sleeps: time is an
 argument of every call.
 """
