@@ -1,6 +1,6 @@
-"""The receiver of the webhooks: it checks, applies each effect once, and sometimes fails, hangs up, or is slow.
+"""The receiver of the webhooks, which applies each effect once, and the judge of what it saw.
 
-Compares what the receiver saw with the history, and says what is wrong.
+It checks what comes, and sometimes fails, hangs up, or is slow; what it saw is then compared with the history.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ KINDS = (
 APPLIED, REPEATED, STALE, NONE = "applied", "repeated", "stale", "none"
 """The end of a delivery: its effect; none, since the life had had it; since a later token was seen; it failed."""
 Ref: TypeAlias = tuple[str, str, Token]
+_FAILS, _HANGS_UP, _SLOW = 0.03, 0.03, 0.01
+_DIES = 0.5
+"""The part of the deliveries of one topic that is answered with 410: the task shall be dead."""
+_LONGEST = 1.0
+"""Seconds that a slow answer takes at most."""
 
 
 class Arrived(msgspec.Struct, frozen=True, gc=False):
@@ -46,55 +51,6 @@ class Arrived(msgspec.Struct, frozen=True, gc=False):
     effect: str = APPLIED
     acknowledged: bool = True
     """True if it was answered with 200, and the connection left whole."""
-
-
-def judge(arrivals: Sequence[Arrived], events: Iterable[Event]) -> dict[str, list[object]]:
-    """All that is wrong, by kind. Both are in the order of time."""
-    wrong: dict[str, list[object]] = {kind: [] for kind in KINDS}
-    began: dict[Ref, ev.Began] = {}
-    settling: dict[int, ev.Settling] = {}
-    settled: dict[Ref, ev.Settling] = {}
-    for event in events:
-        if isinstance(event, ev.Began):
-            began[event.topic, event.key, event.token] = event
-        elif isinstance(event, ev.Settling):
-            settling[event.call] = event
-        elif isinstance(event, ev.Told) and event.ok and event.call in settling:
-            ask = settling[event.call]
-            settled[ask.topic, ask.key, ask.token] = ask
-    by_lease: dict[Ref, list[Arrived]] = defaultdict(list)
-    effects: dict[str, set[str]] = defaultdict(set)
-    highest: dict[tuple[str, str], Token] = defaultdict(int)
-    for one in arrivals:
-        by_lease[one.topic, one.key, one.token].append(one)
-        lease = began.get((one.topic, one.key, one.token))
-        if lease is None or (lease.id, lease.attempt) != (one.id, one.attempt) or lease.at > one.at:
-            wrong["unknown_delivery"].append((one, lease))
-        if one.effect == APPLIED:
-            if APPLIED in effects[one.id]:
-                wrong["applied_twice"].append(one)
-            if one.token < highest[one.topic, one.key]:
-                wrong["stale_applied"].append(one)
-        effects[one.id].add(one.effect)
-        highest[one.topic, one.key] = max(one.token, highest[one.topic, one.key])
-    for ref, end in settled.items():
-        answered = [one for one in by_lease[ref] if one.acknowledged]
-        if end.verdict is not Verdict.DONE:
-            # an answer that took longer may have been given up, rightly
-            wrong["unheard"] += [(one, end) for one in answered if end.at - one.at < LEASE * 1e9]
-            continue
-        if not answered:
-            wrong["unacknowledged"].append((end, by_lease[ref]))
-        elif not effects[answered[0].id] & {APPLIED, STALE}:
-            wrong["not_applied"].append((end, by_lease[ref]))
-    return wrong
-
-
-_FAILS, _HANGS_UP, _SLOW = 0.03, 0.03, 0.01
-_DIES = 0.5
-"""The part of the deliveries of one topic that is answered with 410: the task shall be dead."""
-_LONGEST = 1.0
-"""Seconds that a slow answer takes at most."""
 
 
 class Receiver:
@@ -175,3 +131,45 @@ class Receiver:
         ref = (arrived.topic, arrived.key)
         highest = self._highest[ref] = max(arrived.token, self._highest.get(ref, 0))
         return highest
+
+
+def judge(arrivals: Sequence[Arrived], events: Iterable[Event]) -> dict[str, list[object]]:
+    """All that is wrong, by kind. Both are in the order of time."""
+    wrong: dict[str, list[object]] = {kind: [] for kind in KINDS}
+    began: dict[Ref, ev.Began] = {}
+    settling: dict[int, ev.Settling] = {}
+    settled: dict[Ref, ev.Settling] = {}
+    for event in events:
+        if isinstance(event, ev.Began):
+            began[event.topic, event.key, event.token] = event
+        elif isinstance(event, ev.Settling):
+            settling[event.call] = event
+        elif isinstance(event, ev.Told) and event.ok and event.call in settling:
+            ask = settling[event.call]
+            settled[ask.topic, ask.key, ask.token] = ask
+    by_lease: dict[Ref, list[Arrived]] = defaultdict(list)
+    effects: dict[str, set[str]] = defaultdict(set)
+    highest: dict[tuple[str, str], Token] = defaultdict(int)
+    for one in arrivals:
+        by_lease[one.topic, one.key, one.token].append(one)
+        lease = began.get((one.topic, one.key, one.token))
+        if lease is None or (lease.id, lease.attempt) != (one.id, one.attempt) or lease.at > one.at:
+            wrong["unknown_delivery"].append((one, lease))
+        if one.effect == APPLIED:
+            if APPLIED in effects[one.id]:
+                wrong["applied_twice"].append(one)
+            if one.token < highest[one.topic, one.key]:
+                wrong["stale_applied"].append(one)
+        effects[one.id].add(one.effect)
+        highest[one.topic, one.key] = max(one.token, highest[one.topic, one.key])
+    for ref, end in settled.items():
+        answered = [one for one in by_lease[ref] if one.acknowledged]
+        if end.verdict is not Verdict.DONE:
+            # an answer that took longer may have been given up, rightly
+            wrong["unheard"] += [(one, end) for one in answered if end.at - one.at < LEASE * 1e9]
+            continue
+        if not answered:
+            wrong["unacknowledged"].append((end, by_lease[ref]))
+        elif not effects[answered[0].id] & {APPLIED, STALE}:
+            wrong["not_applied"].append((end, by_lease[ref]))
+    return wrong

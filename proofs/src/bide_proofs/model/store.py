@@ -1,8 +1,7 @@
-"""The store of the model: one table, and what each request does to the one task.
+"""The parts of a state of the model, its parameters, and its store: one table, and what each request does to the task.
 
-Written from the promises and not from `core.lifecycle`; a test holds the two tables against each other.
-
-The parts of a state of the model, and its parameters: its bounds, and its deliberate defects.
+The table is written from the promises and not from `core.lifecycle`; a test holds the two against each other. The
+parameters are bounds, and deliberate defects.
 
 Times count from now, in instants, and stand at 0 once they have passed: so time may go on for ever, and the states stay
 finite. Tokens are 1 (the newest that was given) or 0 (any older one), and a new one is 2 until all are counted down. So

@@ -1,8 +1,7 @@
 """One server of our own: a process with its data, to be paused, killed and started again on the same data.
 
-Clocks of processes that can be set while they run, by libfaketime.
-
-`bide serve` as a server of our own, over a store that is not its.
+Its clock can be set while it runs, by libfaketime. Of several servers that are one to their clients the base is here
+too, and `bide serve` as a server over a store that is not its.
 """
 
 from __future__ import annotations
@@ -36,6 +35,13 @@ PACKAGES = "libfaketime"
 CLOCK_FILE = "FAKETIME_TIMESTAMP_FILE"
 """In the environment of a process whose clock can be set."""
 _NAME = "faketime/libfaketimeMT.so.1"
+_TRIES = 5
+"""Starts, if others keep taking the port first."""
+_UNLUCKY = "libfaketime: In ft_shm_init()"
+"""In the log of a server whose pid another user's process had, of which libfaketime has left a file: the next start
+has another pid."""
+_BEGINNINGS: dict[type[ServerProcess], Path] = {}
+"""The data that every new server of a kind begins with: its own program takes a second of processor time to make it."""
 
 
 def library() -> Path:
@@ -87,15 +93,6 @@ def _set(file: Path, ahead: float) -> None:
     written.write_text(f"{ahead:+f}\n", encoding="ascii")
     written.chmod(0o644)
     os.replace(written, file)  # at no moment is there half of it
-
-
-_TRIES = 5
-"""Starts, if others keep taking the port first."""
-_UNLUCKY = "libfaketime: In ft_shm_init()"
-"""In the log of a server whose pid another user's process had, of which libfaketime has left a file: the next start
-has another pid."""
-_BEGINNINGS: dict[type[ServerProcess], Path] = {}
-"""The data that every new server of a kind begins with: its own program takes a second of processor time to make it."""
 
 
 class Running:
@@ -444,9 +441,6 @@ class SqlServer(ServerProcess):
         return rows[0][0] if rows else None
 
 
-_PATIENCE = 2.0
-
-
 class ServiceProcess(ServerProcess):
     """One instance, which keeps its port over a restart. Its `store` is a URL, set before it starts."""
 
@@ -467,5 +461,5 @@ class ServiceProcess(ServerProcess):
         return [*words, *self.words]
 
     def answers(self) -> bool:
-        with urllib.request.urlopen(f"{self.url}/healthz", timeout=_PATIENCE) as answer:
+        with urllib.request.urlopen(f"{self.url}/healthz", timeout=2.0) as answer:
             return bool(answer.status == 200)

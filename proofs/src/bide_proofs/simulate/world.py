@@ -1,6 +1,7 @@
-"""Plays a plan: processes with a real client and a real worker each, on a store that the world breaks and mends.
+"""Plays a plan: processes, each with a real client or a real worker of bide, on a store that breaks and is mended.
 
-The places of a simulated world in which processes live: each with a real client or a real worker of bide.
+The `World` takes the steps of the plan; a `Slot` is the place of one process in it, in which whoever dies is followed
+by another.
 """
 
 from __future__ import annotations
@@ -50,6 +51,15 @@ from bide_proofs.simulate.plan import (
 )
 from bide_proofs.simulate.server import Server, WallClock
 
+LOSSES = 10
+TIMEOUT: Millis = 3_000
+_MOST_AGAIN = 3
+"""So many times a task of one key starts its next life by itself."""
+_AGAIN = 0.2
+"""Seconds after which a program that could not reach its store is started again."""
+_BACK: Millis = 300
+_world = copy_context()
+"""The context of the world: a fate of a process is not its own doing."""
 _DRAIN = 90.0
 """Seconds after the end within which everything has to be over."""
 _LOOK = 1.0
@@ -214,17 +224,6 @@ class World:
         if not isinstance(error, BideError):
             message = _PLACE.sub("", str(context.get("message")))
             self.played.defects.append(f"{message}: {error!r}")
-
-
-LOSSES = 10
-TIMEOUT: Millis = 3_000
-_MOST_AGAIN = 3
-"""So many times a task of one key starts its next life by itself."""
-_AGAIN = 0.2
-"""Seconds after which a program that could not reach its store is started again."""
-_BACK: Millis = 300
-_world = copy_context()
-"""The context of the world: a fate of a process is not its own doing."""
 
 
 class Slot:

@@ -8,13 +8,12 @@ import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.mariadb import ADMINISTRATOR, BINARY_LOG, DATABASE, PACKAGES, USER, MariaDbServer, connect
 from bide_proofs.servers.process import HOST, ServerFailed, program, until
-from bide_proofs.torture.server import Common
-from bide_proofs.torture.servers.private import CONNECTIONS, KILLED_FOR_MEMORY, TorturedPair
+from bide_proofs.torture.server import CONNECTIONS, TorturedPair
 
 _WAIT = 3_000
 """Milliseconds for which a commit waits for the replica; then none does until that is there again. Without an end
@@ -135,7 +134,6 @@ class TorturedMariaDb(TorturedPair):
         f"a primary and a replica, each behind a proxy, replication not; {CONNECTIONS} connections; only "
         "the tables are on the disk that can be full"
     )
-    lacks: ClassVar[Mapping[str, str]] = {Common.OOM: KILLED_FOR_MEMORY}
 
     def options(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
         return {**_OPTIONS, "server-id": "1"}, {**_OPTIONS, "server-id": "2"}

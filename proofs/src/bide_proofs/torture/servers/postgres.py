@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.postgres import DATABASE, USER, PostgresServer
 from bide_proofs.servers.process import HOST, until
-from bide_proofs.torture.server import Common, Trouble, Wait
-from bide_proofs.torture.servers.private import CONNECTIONS, TorturedPair
+from bide_proofs.torture.server import CONNECTIONS, Common, TorturedPair, Trouble, Wait
 
 if TYPE_CHECKING:
     import psycopg
@@ -122,8 +121,8 @@ class TorturedPostgres(TorturedPair):
         super().run()
         self.version = f"PostgreSQL {self.primary.value('SHOW server_version')}"
 
-    def troubles_of_kind(self) -> Mapping[str, Trouble]:
-        return {**super().troubles_of_kind(), Common.OOM: self._one_killed}
+    def further_troubles(self) -> Mapping[str, Trouble]:
+        return {**super().further_troubles(), Common.OOM: self._one_killed}
 
     def _one_killed(self, chance: random.Random, wait: Wait) -> str:
         """Kill one of its processes, as the kernel does without memory. All others end, and it recovers."""
