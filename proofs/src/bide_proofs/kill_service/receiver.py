@@ -53,6 +53,48 @@ class Arrived(msgspec.Struct, frozen=True, gc=False):
     """True if it was answered with 200, and the connection left whole."""
 
 
+def judge(arrivals: Sequence[Arrived], events: Iterable[Event]) -> dict[str, list[object]]:
+    """All that is wrong, by kind. Both are in the order of time."""
+    wrong: dict[str, list[object]] = {kind: [] for kind in KINDS}
+    began: dict[Ref, ev.Began] = {}
+    settling: dict[int, ev.Settling] = {}
+    settled: dict[Ref, ev.Settling] = {}
+    for event in events:
+        if isinstance(event, ev.Began):
+            began[event.topic, event.key, event.token] = event
+        elif isinstance(event, ev.Settling):
+            settling[event.call] = event
+        elif isinstance(event, ev.Told) and event.ok and event.call in settling:
+            ask = settling[event.call]
+            settled[ask.topic, ask.key, ask.token] = ask
+    by_lease: dict[Ref, list[Arrived]] = defaultdict(list)
+    effects: dict[str, set[str]] = defaultdict(set)
+    highest: dict[tuple[str, str], Token] = defaultdict(int)
+    for one in arrivals:
+        by_lease[one.topic, one.key, one.token].append(one)
+        lease = began.get((one.topic, one.key, one.token))
+        if lease is None or (lease.id, lease.attempt) != (one.id, one.attempt) or lease.at > one.at:
+            wrong["unknown_delivery"].append((one, lease))
+        if one.effect == APPLIED:
+            if APPLIED in effects[one.id]:
+                wrong["applied_twice"].append(one)
+            if one.token < highest[one.topic, one.key]:
+                wrong["stale_applied"].append(one)
+        effects[one.id].add(one.effect)
+        highest[one.topic, one.key] = max(one.token, highest[one.topic, one.key])
+    for ref, end in settled.items():
+        answered = [one for one in by_lease[ref] if one.acknowledged]
+        if end.verdict is not Verdict.DONE:
+            # an answer that took longer may have been given up, rightly
+            wrong["unheard"] += [(one, end) for one in answered if end.at - one.at < LEASE * 1e9]
+            continue
+        if not answered:
+            wrong["unacknowledged"].append((end, by_lease[ref]))
+        elif not effects[answered[0].id] & {APPLIED, STALE}:
+            wrong["not_applied"].append((end, by_lease[ref]))
+    return wrong
+
+
 class Receiver:
     """On a free port of this machine. Use it as `async with`."""
 
@@ -131,45 +173,3 @@ class Receiver:
         ref = (arrived.topic, arrived.key)
         highest = self._highest[ref] = max(arrived.token, self._highest.get(ref, 0))
         return highest
-
-
-def judge(arrivals: Sequence[Arrived], events: Iterable[Event]) -> dict[str, list[object]]:
-    """All that is wrong, by kind. Both are in the order of time."""
-    wrong: dict[str, list[object]] = {kind: [] for kind in KINDS}
-    began: dict[Ref, ev.Began] = {}
-    settling: dict[int, ev.Settling] = {}
-    settled: dict[Ref, ev.Settling] = {}
-    for event in events:
-        if isinstance(event, ev.Began):
-            began[event.topic, event.key, event.token] = event
-        elif isinstance(event, ev.Settling):
-            settling[event.call] = event
-        elif isinstance(event, ev.Told) and event.ok and event.call in settling:
-            ask = settling[event.call]
-            settled[ask.topic, ask.key, ask.token] = ask
-    by_lease: dict[Ref, list[Arrived]] = defaultdict(list)
-    effects: dict[str, set[str]] = defaultdict(set)
-    highest: dict[tuple[str, str], Token] = defaultdict(int)
-    for one in arrivals:
-        by_lease[one.topic, one.key, one.token].append(one)
-        lease = began.get((one.topic, one.key, one.token))
-        if lease is None or (lease.id, lease.attempt) != (one.id, one.attempt) or lease.at > one.at:
-            wrong["unknown_delivery"].append((one, lease))
-        if one.effect == APPLIED:
-            if APPLIED in effects[one.id]:
-                wrong["applied_twice"].append(one)
-            if one.token < highest[one.topic, one.key]:
-                wrong["stale_applied"].append(one)
-        effects[one.id].add(one.effect)
-        highest[one.topic, one.key] = max(one.token, highest[one.topic, one.key])
-    for ref, end in settled.items():
-        answered = [one for one in by_lease[ref] if one.acknowledged]
-        if end.verdict is not Verdict.DONE:
-            # an answer that took longer may have been given up, rightly
-            wrong["unheard"] += [(one, end) for one in answered if end.at - one.at < LEASE * 1e9]
-            continue
-        if not answered:
-            wrong["unacknowledged"].append((end, by_lease[ref]))
-        elif not effects[answered[0].id] & {APPLIED, STALE}:
-            wrong["not_applied"].append((end, by_lease[ref]))
-    return wrong

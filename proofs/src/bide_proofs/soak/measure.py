@@ -197,7 +197,7 @@ _FIGURES: Mapping[str, Figure] = {
 
 
 def figure_of(name: str) -> tuple[str, Figure] | None:
-    """Whose figure it is, and the figure, by the longest end of the name that fits; None: it may grow.
+    """The owner of a figure, and what it is, by the longest end of its name that fits; None: it may grow.
 
     >>> whose, figure = figure_of("worker-1_resident")
     >>> whose, figure.words
