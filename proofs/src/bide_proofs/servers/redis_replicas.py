@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from bide_proofs.servers.process import HOST, ServerFailed, until
 from bide_proofs.servers.redis import RedisServer, Refused, Reply
@@ -47,7 +47,7 @@ class ReplicatedRedis(SeveralServers):
 
     @contextmanager
     def patient(self) -> Iterator[None]:
-        """Take nobody for dead meanwhile, however long it is away. News spreads more slowly, too.
+        """Take no server for dead meanwhile, however long it is away. News spreads more slowly, too.
 
         A node that is started in it does not know, which does no harm: it alone cannot say that another has failed.
         """
@@ -100,19 +100,24 @@ class ClusterNode(RedisServer):
 
 
 class RedisCluster(ReplicatedRedis):
-    """Six nodes below `directory`, with the `options` of `RedisServer`.
+    """Six nodes below `directory`, of a `kind` of node, with the `options` of `RedisServer`.
 
     Any one master may die: its slots are served again after twice the `node_timeout`, in milliseconds.
     Joined by plain commands and not by `redis-cli --cluster create`, which waits in whole seconds and has to be there.
     A start takes about 2 s, since a node that starts as a master waits so long before it serves.
     """
 
-    node: ClassVar[type[ClusterNode]] = ClusterNode
-
-    def __init__(self, directory: Path, *, node_timeout: int = NODE_TIMEOUT, **options: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        node_timeout: int = NODE_TIMEOUT,
+        kind: type[ClusterNode] = ClusterNode,
+        **options: Any,
+    ) -> None:
         self.gives_up_after = node_timeout
         self.nodes: Sequence[ClusterNode] = [
-            self.node(directory / f"node-{number}", node_timeout=node_timeout, name=f"node {number}", **options)
+            kind(directory / f"node-{number}", node_timeout=node_timeout, name=f"node {number}", **options)
             for number in range(1, 2 * MASTERS + 1)
         ]
 
@@ -250,19 +255,18 @@ class RedisSentinel(ReplicatedRedis):
     `down_after`, in milliseconds, another is master a second later. A server that comes back follows the present one.
     """
 
-    server: ClassVar[type[RedisServer]] = RedisServer
-
     def __init__(
         self,
         directory: Path,
         *,
         down_after: int = DOWN_AFTER,
         failover_timeout: int = FAILOVER_TIMEOUT,
+        kind: type[RedisServer] = RedisServer,
         **options: Any,
     ) -> None:
         self.gives_up_after = down_after
         self.servers = [
-            self.server(directory / f"server-{number}", name=f"server {number}", **options) for number in (1, 2, 3)
+            kind(directory / f"server-{number}", name=f"server {number}", **options) for number in (1, 2, 3)
         ]
         self.sentinels = [
             Sentinel(

@@ -181,7 +181,7 @@ class ServerProcess(Running):
     halts_by: ClassVar[signal.Signals] = signal.SIGTERM
     """Ends it in order."""
     stops_by: ClassVar[signal.Signals] = signal.SIGKILL
-    """Ends it where nobody needs it any more."""
+    """Ends it where it is not needed any more."""
 
     def __init__(
         self,
@@ -287,7 +287,7 @@ class ServerProcess(Running):
         self._beside = self._begun(command, self.home / f"{name}.log")
 
     def _begun(self, command: Sequence[str], log: Path) -> Process:
-        # by `env`, and so by nobody but the server itself: libfaketime makes something that only its user may open
+        # by `env`, and so only by the server itself: libfaketime makes something that only its user may open
         given = {**self.environment(), **({} if self._clock is None else self._clock.environment(self.home))}
         forgotten = [word for name in os.environ if name.startswith("BIDE_") for word in ("-u", name)]
         variables = [f"{name}={value}" for name, value in given.items()]
@@ -432,7 +432,7 @@ class SqlServer(ServerProcess):
         self.follows = follows
 
     def ask(self, *statements: str) -> list[Any]:
-        """The rows of the last of them, all on one connection. Raises OSError where nobody answers."""
+        """The rows of the last of them, all on one connection. Raises OSError where no server answers."""
         raise NotImplementedError
 
     def value(self, *statements: str) -> Any:

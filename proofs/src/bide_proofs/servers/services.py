@@ -15,8 +15,8 @@ scripts/services --with rocketmq start [redis] ...    RocketMQ 5 too, at TEST_RO
 RocketMQ needs a JDK and Maven, which fetches 100 MB of it once, into a folder in your cache directory.
 
 What is installed are Debian's and Ubuntu's packages. They start services of their own when they are installed, on the
-ports that everybody uses. A policy keeps them from that while we install, and nobody else: one that ran before goes on,
-since a package that is there is left as it is.
+usual ports. A policy keeps them from that while we install, and no others: one that ran before goes on, since a package
+that is there is left as it is.
 """
 
 from __future__ import annotations
@@ -215,7 +215,7 @@ def _apt(*words: str) -> str:
 
 @contextlib.contextmanager
 def _services_held(by_hand: str) -> Iterator[None]:
-    """None of these services starts meanwhile. Raises InstallFailed where somebody else's policy would let it."""
+    """None of these services starts meanwhile. Raises InstallFailed where another policy would let one start."""
     try:
         descriptor = os.open(_POLICY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755)
     except FileExistsError:  # in a container, most likely, and it says no to everything

@@ -7,7 +7,7 @@ Of the plan as a whole:
 - P8, P11: in the calm a process asks its store so often as its work, its cap and its presence need, and no oftener.
 - P9: while there is no room for new work, nothing else is refused for that.
 - P10: nothing ended is left that has been kept for longer than anything is kept.
-- no callback, and no coroutine that nobody waits for, raised anything.
+- no callback, and no coroutine that is not awaited, raised anything.
 
 Of what a worker owes its deliveries (`owed`), by a world that knows who lived and what was broken:
 
@@ -15,10 +15,10 @@ Of what a worker owes its deliveries (`owed`), by a world that knows who lived a
   it, as long as the worker lives.
 - P3: nothing begins whose lease has run out; in the calm no lease is lost while its holder lives; a worker does not
   lease what its own handler has ended before it has settled that.
-- P4: nothing begins whose deadline has passed; whoever asks is answered, and in the calm at once.
+- P4: nothing begins whose deadline has passed; every caller is answered, and in the calm at once.
 - P6: in the calm a topic that has room for one delivery at a time begins the next as soon as there is room.
 - P7: nothing is asked for that there is no room for.
-- P11: nobody asks again and again while nothing happens.
+- P11: no worker asks again and again while nothing happens.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ from bide_proofs.simulate.world import Played
 LATE: Millis = 60
 """Of a delivery in the calm: the journeys of a wake-up and of a lease, and whole milliseconds on both sides."""
 _PER_SECOND = 3.0
-"""Calls to one shard by what a worker does for ever: presence, pauses, purge; and the keeper's."""
+"""Calls to one shard by what a worker does all the time: presence, pauses, purge; and the keeper's."""
 _PER_DELIVERY = 6.0
 _LONGEST_KEPT: Millis = 20_000
 """For tasks that end dead; all others are kept for a shorter time."""
@@ -109,7 +109,7 @@ def _settled(plan: Plan) -> int:
 
 
 def _busy(plan: Plan, played: Played) -> list[Violation]:
-    """Whoever asked its store more often than it had reason to."""
+    """The processes that asked their store more often than they had reason to."""
     setup = plan.setup
     seconds = (setup.length - setup.calm) / 1000
     work = sum(
@@ -219,7 +219,7 @@ def _undone(seen: _Seen) -> Iterator[Violation]:
 
 
 def _given_up(seen: _Seen) -> Iterator[Violation]:
-    """Not settled in the end, though whoever had the outcome lived on."""
+    """Not settled in the end, though the worker that had the outcome lived on."""
     failed: dict[Delivery, tuple[ev.Settling, ev.Failed]] = {}
     for event in seen.history:
         if isinstance(event, ev.Settling):
@@ -310,7 +310,7 @@ def _past_deadlines(seen: _Seen) -> Iterator[Violation]:
 
 
 def _waited(seen: _Seen, calm: int, room: Callable[[Topic], int], late: Millis) -> Iterator[Violation]:
-    """Due, and somebody was free to deliver it, and yet it waited. Of the one topic that has room for one."""
+    """Due, and a worker was free to deliver it, and yet it waited. Of the one topic that has room for one."""
     free: dict[str, int] = {}
     was_free: dict[str, int] = {}
     ends: set[str] = set()
@@ -359,7 +359,7 @@ def _too_many(seen: _Seen, room: Callable[[Topic], int]) -> Iterator[Violation]:
 
 
 def _spins(seen: _Seen) -> Iterator[Violation]:
-    """Asked again and again within a moment, and given nothing, though nobody else asked for or ended anything."""
+    """Asked again and again within a moment, and given nothing, though nothing else was asked for or ended."""
     empty: dict[str, list[Event]] = defaultdict(list)
     for event in seen.history:
         if isinstance(event, ev.Leasing):
@@ -376,7 +376,7 @@ def _spins(seen: _Seen) -> Iterator[Violation]:
 
 
 def _unanswered(seen: _Seen, calm: int) -> Iterator[Violation]:
-    """Neither answered nor said to have failed, though whoever asked lived on; or late, though nothing was broken."""
+    """Neither answered nor said to have failed, though the caller lived on; or late, though nothing was broken."""
     asked = {call: ask for call, ask in seen.asks.items() if isinstance(ask, ev.Asked)}
     for event in seen.history:
         if isinstance(event, ev.Answered | ev.Failed):

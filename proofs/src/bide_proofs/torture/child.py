@@ -58,7 +58,7 @@ _CONFLICTS = ("replace", "replace", "replace", "keep", "earliest", "latest", "re
 _HASTY, _HASTE = 0.06, 0.02
 """The part of the verbs whose caller is cancelled, and the most seconds after which."""
 _FRESH = 0.4
-"""The part of the schedules that are of a key which nobody has used."""
+"""The part of the schedules that are of a key not used before."""
 _AGAIN = 0.2
 """Seconds after which a store is opened again that is away."""
 

@@ -42,6 +42,10 @@ DURABILITY = "appendonly yes, appendfsync everysec: what was answered outlives a
 _ROOM = (-200_000, 0, 20_000)
 """Bytes of memory that are left to a server that is full, or will be in a moment; fewer than none, and nothing is taken
 until some of what is there is done."""
+_WHOLE = (
+    "replication not; a failover befalls a master whose writes are paused (CLIENT PAUSE) until its replicas have all "
+    "that it has, since Redis promises nothing about what they lack"
+)
 _PAUSE = 120_000
 """Milliseconds for which nothing may be written to a master at most."""
 _NODE_TIMEOUT = 15_000
@@ -60,9 +64,6 @@ class RedisOnDisk(OnDisk, RedisServer):
     @property
     def data(self) -> Path:
         return self.disk_place
-
-    def fill(self) -> None:
-        self.make_disk()
 
     def stranger(self) -> Connection:
         connection = Connection(self.host, self.port)
@@ -145,6 +146,7 @@ class TorturedReplicas(TorturedOfRedis):
     A failover befalls a master whose replicas have all that it has: Redis promises nothing about what they lack.
     """
 
+    durability = f"{DURABILITY}; a failover keeps what the replicas had"
     at_once: ClassVar[int]
     """Milliseconds of silence after which a server is given up while a failover is wanted."""
     lacks: ClassVar[Mapping[str, str]] = {
@@ -228,10 +230,6 @@ class _Node(RedisOnDisk, ClusterNode):
         }
 
 
-class _Cluster(RedisCluster):
-    node = _Node
-
-
 class TorturedCluster(TorturedReplicas):
     """A Redis Cluster: three masters, each with a replica, each behind a proxy.
 
@@ -241,19 +239,14 @@ class TorturedCluster(TorturedReplicas):
 
     name = "redis-cluster"
     gives_back = True
-    """A slow node may lease what nobody waits for any more."""
+    """A slow node may lease for a caller that waits no more."""
     at_once = 1_500
-    durability = f"{DURABILITY}; a failover keeps what the replica had"
-    set_up = (
-        "three masters, each with a replica, each behind a proxy, replication not; a failover befalls a "
-        "master whose writes are paused (CLIENT PAUSE) until its replica has all that it has, since Redis promises "
-        "nothing about what it lacks"
-    )
-    server: _Cluster
+    set_up = f"three masters, each with a replica, each behind a proxy, {_WHOLE}"
+    server: RedisCluster
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.server = _Cluster(folder, node_timeout=_NODE_TIMEOUT, clock=self.clock, options=OPTIONS)
+        self.server = RedisCluster(folder, node_timeout=_NODE_TIMEOUT, kind=_Node, clock=self.clock, options=OPTIONS)
         self.nodes = [node for node in self.server.nodes if isinstance(node, _Node)]
 
     async def open(self) -> None:
@@ -274,10 +267,6 @@ class TorturedCluster(TorturedReplicas):
 
 
 # --- Sentinel
-
-
-class _Servers(RedisSentinel):
-    server = RedisOnDisk
 
 
 class _Teller:
@@ -330,18 +319,13 @@ class TorturedSentinel(TorturedReplicas):
 
     name = "redis-sentinel"
     at_once = 1_000
-    durability = f"{DURABILITY}; a failover keeps what the replicas had"
-    set_up = (
-        "a master, two replicas and three Sentinels, each behind a proxy, replication not; a "
-        "failover befalls a master whose writes are paused (CLIENT PAUSE) until its replicas have all that it has, "
-        "since Redis promises nothing about what they lack"
-    )
-    server: _Servers
+    set_up = f"a master, two replicas and three Sentinels, each behind a proxy, {_WHOLE}"
+    server: RedisSentinel
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
-        self.server = _Servers(
-            folder, down_after=_DOWN_AFTER, failover_timeout=10_000, clock=self.clock, options=OPTIONS
+        self.server = RedisSentinel(
+            folder, down_after=_DOWN_AFTER, failover_timeout=10_000, kind=RedisOnDisk, clock=self.clock, options=OPTIONS
         )
         self.nodes = [server for server in self.server.servers if isinstance(server, RedisOnDisk)]
         self._teller = _Teller()
