@@ -26,8 +26,7 @@ from bide_proofs.servers.mariadb import MariaDbServer, drop_databases
 from bide_proofs.servers.postgres import PostgresServer, ask
 from bide_proofs.servers.process import ServerMissing
 from bide_proofs.servers.redis import RedisServer
-from bide_proofs.servers.redis_cluster import RedisCluster
-from bide_proofs.servers.redis_sentinel import RedisSentinel
+from bide_proofs.servers.redis_replicas import RedisCluster, RedisSentinel
 from bide_proofs.servers.server import Running, ServerClock
 from bide_proofs.servers.services import OF_REDIS, SharedServers
 

@@ -5,7 +5,7 @@ Each line is the report of one run; the newest line of each store counts. A stor
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
@@ -14,7 +14,8 @@ import msgspec
 from msgspec import Struct
 
 from bide.core.errors import BadInput
-from bide_proofs.soak.measure import GROWS, Slope
+from bide_proofs.harness.command import markdown_table
+from bide_proofs.soak.measure import GROWS, Slope, figure_of
 
 _NAMES: Mapping[str, str] = {
     "sqlite": "SQLite", "redis": "Redis", "redis-cluster": "Redis Cluster", "redis-sentinel": "Redis Sentinel",
@@ -25,18 +26,6 @@ _SOAKED = ("SQLite", "Redis", "PostgreSQL", "MariaDB", "HTTP")
 _BROKEN = (("P2", "lost"), ("P1", "early"), ("P4", "delivered after cancelled"), ("P3", "stale token accepted"))
 """Counts of a run under faults: the promise that was broken, and the name that older reports have for it."""
 _KIB, _MIB = 1024, 1024 * 1024
-
-_FIGURES: Mapping[str, tuple[str, str]] = {
-    "resident": ("resident memory", "bytes"), "private": ("memory of its own", "bytes"),
-    "used_bytes": ("memory used", "bytes"), "blocks": ("objects of Python's allocator", ""),
-    "descriptors": ("open files", ""), "threads": ("threads", ""), "processes": ("processes", ""),
-    "file_bytes": ("file", "bytes"), "wal_bytes": ("write-ahead log", "bytes"), "table_bytes": ("table", "bytes"),
-    "index_bytes": ("indexes", "bytes"), "bytes": ("files", "bytes"), "live_rows": ("rows", ""),
-    "dead_rows": ("dead rows", ""), "history": ("transactions not purged", ""), "live": ("tasks alive", ""),
-    "remembered": ("ended tasks remembered", ""), "late_p50_ms": ("lateness p50", "ms"),
-    "late_p99_ms": ("lateness p99", "ms"),
-}  # fmt: skip
-"""The figures of a soak, by the end of their names: in words, and the unit."""
 
 
 class _Run(Struct):
@@ -75,7 +64,7 @@ class Torture(_Run):
         lost, *others = (next((self.wrong[name] for name in names if name in self.wrong), 0) for names in _BROKEN)
         load = {name: _sum(value) for name, value in self.load.items() if name != "deliveries"}
         return [
-            self.name, self.about["version"], self.minutes, _counts(self.processes), _counts(load),
+            f"**{self.name}**", self.about["version"], self.minutes, _counts(self.processes), _counts(load),
             *map(_number, (self.load["deliveries"], lost, self.delivered_again, *others, _sum(self.wrong))),
             self.late("most"),
         ]  # fmt: skip
@@ -84,7 +73,7 @@ class Torture(_Run):
         for kind, number in self.faults.items():
             way_back = self.recovery_seconds.get(kind, {})
             times = (_number(way_back[part] * 1000) if way_back else "" for part in ("p50", "most"))
-            yield [self.name, kind, _number(number), *times]
+            yield [f"**{self.name}**", kind, _number(number), *times]
 
 
 class Soak(_Run):
@@ -104,7 +93,7 @@ class Soak(_Run):
             self.maximum_per_s, self.rate, _sum(self.load["schedule"]), self.deliveries, self.lost, self.duplicated,
             self.early, self.wrong["left"],
         )  # fmt: skip
-        return [self.name, self.minutes, *map(_number, figures), *map(self.late, ("p50", "p99", "most"))]
+        return [f"**{self.name}**", self.minutes, *map(_number, figures), *map(self.late, ("p50", "p99", "most"))]
 
     def chapter(self) -> str:
         """The verdict on its slopes, and each of them."""
@@ -116,13 +105,13 @@ class Soak(_Run):
         for name, slope in self.slopes.items():
             words, unit = _figure(name)
             rows.append(
-                [words, _in_unit(slope.mean, unit), _in_unit(slope.per_minute, unit),
+                [f"**{words}**", _in_unit(slope.mean, unit), _in_unit(slope.per_minute, unit),
                  f"{_in_unit(slope.low, unit)} to {_in_unit(slope.high, unit)}",
                  _number(slope.percent_per_hour), _in_unit(slope.allowed, unit), slope.verdict]
             )  # fmt: skip
         heads = ["figure", "mean", "slope per minute", "99 % certain", "% of the mean per hour",
                  "allowed over the run", "verdict"]  # fmt: skip
-        return f"### {self.name}\n\n{verdict}\n\n{_table(heads, rows, right=range(1, 6))}"
+        return f"### {self.name}\n\n{verdict}\n\n{markdown_table(heads, rows, right=range(1, 6))}"
 
 
 class Results:
@@ -138,10 +127,10 @@ class Results:
                  "delivered after cancelled", "stale tokens accepted", "all that was wrong",
                  "worst lateness, ms"]  # fmt: skip
         rows = _rows(self._torture, _NAMES.values(), len(heads))
-        parts = [_table(heads, rows, right={2, *range(5, 13)})]
+        parts = [markdown_table(heads, rows, right={2, *range(5, 13)})]
         if faults := list(chain.from_iterable(run.fault_rows() for run in _in_order(self._torture, _NAMES.values()))):
             heads = ["store", "fault", "injected", "recovery p50, ms", "worst recovery, ms"]
-            parts.append(_table(heads, faults, right={2, 3, 4}))
+            parts.append(markdown_table(heads, faults, right={2, 3, 4}))
         return "\n\n".join(parts) + "\n"
 
     def cannot(self) -> str:
@@ -158,7 +147,7 @@ class Results:
         """A table of all stores, and for each one of its figures and their slopes."""
         heads = ["store", "minutes", "maximum/s", "tasks/s", "scheduled", "deliveries", "lost", "duplicated", "early",
                  "left behind", "late p50, ms", "late p99, ms", "worst, ms"]  # fmt: skip
-        table = _table(heads, _rows(self._soak, _SOAKED, len(heads)), right=range(1, 13))
+        table = markdown_table(heads, _rows(self._soak, _SOAKED, len(heads)), right=range(1, 13))
         return "\n\n".join([table, *(run.chapter() for run in _in_order(self._soak, _SOAKED) if run.slopes)]) + "\n"
 
 
@@ -189,7 +178,9 @@ def _in_order(runs: Mapping[str, R], expected: Iterable[str]) -> list[R]:
 def _rows(runs: Mapping[str, R], expected: Iterable[str], width: int) -> list[list[str]]:
     """A row of each store that is expected, whether it was run or not; then of any others."""
     not_yet: list[str] = ["not run yet", *[""] * (width - 2)]
-    return [runs[name].row() if name in runs else [name, *not_yet] for name in dict.fromkeys([*expected, *runs])]
+    return [
+        runs[name].row() if name in runs else [f"**{name}**", *not_yet] for name in dict.fromkeys([*expected, *runs])
+    ]
 
 
 def _figure(name: str) -> tuple[str, str]:
@@ -198,12 +189,10 @@ def _figure(name: str) -> tuple[str, str]:
     >>> _figure("worker-1_resident"), _figure("late_p99_ms")
     (('worker 1: resident memory', 'bytes'), ('lateness p99', 'ms'))
     """
-    end = max((one for one in _FIGURES if name == one or name.endswith(f"_{one}")), key=len, default=None)
-    if end is None:
+    if (known := figure_of(name)) is None:
         return name, ""
-    words, unit = _FIGURES[end]
-    whose = name.removesuffix(end).rstrip("_").replace("-", " ")
-    return (f"{whose}: {words}" if whose else words), unit
+    whose, figure = known[0].replace("-", " "), known[1]
+    return f"{whose}: {figure.words}" if whose else figure.words, figure.unit
 
 
 def _in_unit(value: float, unit: str) -> str:
@@ -233,13 +222,3 @@ def _counts(numbers: Mapping[str, float]) -> str:
 def _sum(value: Any) -> float:
     """Of all numbers within, however deep."""
     return sum(map(_sum, value.values())) if isinstance(value, Mapping) else value
-
-
-def _table(heads: Sequence[str], rows: Sequence[Sequence[str]], *, right: Collection[int]) -> str:
-    """A Markdown table, some of its columns set to the right."""
-    rules = ["---:" if number in right else "---" for number in range(len(heads))]
-    lines = [f"| {' | '.join(heads)} |", f"|{'|'.join(rules)}|"]
-    for row in rows:
-        cells = [one.replace("|", "\\|").replace("\n", " ") for one in row]
-        lines.append(f"| {' | '.join([f'**{cells[0]}**', *cells[1:]])} |")
-    return "\n".join(lines)

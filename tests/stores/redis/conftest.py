@@ -23,7 +23,7 @@ from tests.waiting import wait_until
 from bide.stores.redis import RedisStore, topology
 from bide.stores.redis.store import LONGEST_PATIENCE
 from bide_proofs.servers.process import ServerMissing
-from bide_proofs.servers.redis_cluster import RedisCluster
+from bide_proofs.servers.redis_replicas import RedisCluster
 
 _SHARED = {"single": "redis_url", "sentinel": "redis_sentinel_url", "cluster": "redis_cluster_url"}
 

@@ -10,8 +10,7 @@ from typing import Any
 from tests.waiting import wait_until
 
 from bide_proofs.servers.redis import RedisServer, Reply, Word
-from bide_proofs.servers.redis_cluster import RedisCluster
-from bide_proofs.servers.redis_sentinel import SERVICE, RedisSentinel
+from bide_proofs.servers.redis_replicas import SERVICE, RedisCluster, RedisSentinel
 
 DEPLOYMENTS = ("single", "sentinel", "cluster")
 

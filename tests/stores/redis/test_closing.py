@@ -16,7 +16,7 @@ from bide.core.records import In
 from bide.stores.redis import RedisStore
 from bide.stores.redis.topology import NotSent, SharedConnection
 from bide.testing.store_suite.base import new
-from bide_proofs.servers.redis_cluster import RedisCluster
+from bide_proofs.servers.redis_replicas import RedisCluster
 
 
 async def some_turns(count: int) -> None:

@@ -18,7 +18,7 @@ from bide.core.errors import PartlyFailed, StoreError
 from bide.core.records import In, Record
 from bide.stores.redis import RedisStore
 from bide.testing.store_suite.base import keys, new
-from bide_proofs.servers.redis_cluster import ClusterNode, RedisCluster
+from bide_proofs.servers.redis_replicas import ClusterNode, RedisCluster
 
 in_a_cluster = pytest.mark.parametrize("deployment", ["cluster"])  # elsewhere all tasks are on one server
 LONG = 600_000

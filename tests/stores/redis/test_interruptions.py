@@ -16,7 +16,7 @@ from bide.stores.redis import RedisStore
 from bide.testing.store_suite.base import new
 from bide_proofs.servers.process import HOST
 from bide_proofs.servers.redis import RedisServer, Refused
-from bide_proofs.servers.redis_cluster import ClusterNode, RedisCluster
+from bide_proofs.servers.redis_replicas import ClusterNode, RedisCluster
 
 
 def went_well(load: Load) -> None:

@@ -19,7 +19,7 @@ from bide.core.records import (
 )
 from bide.stores.redis import RedisStore
 from bide_proofs.servers.redis import RedisServer
-from bide_proofs.servers.redis_cluster import RedisCluster
+from bide_proofs.servers.redis_replicas import RedisCluster
 
 PASSWORD = "SECRET"
 

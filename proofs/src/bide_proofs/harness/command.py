@@ -12,7 +12,7 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
@@ -140,6 +140,16 @@ def _keep(folder: Path, goal: Path, wrong: WrongByKind) -> None:
 def counts_of(wrong: WrongByKind) -> dict[str, int]:
     """How many there are of each kind."""
     return {kind: len(cases) for kind, cases in wrong.items()}
+
+
+def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> str:
+    """Of these columns, some of them set to the right."""
+    rules = ["---:" if number in right else "---" for number in range(len(heads))]
+    lines = [f"| {' | '.join(heads)} |", f"|{'|'.join(rules)}|"]
+    for row in rows:
+        cells = [cell.replace("|", "\\|").replace("\n", " ") for cell in row]
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
 
 
 def percentiles(lengths: Sequence[float]) -> dict[str, float]:

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 import msgspec
 
+from bide.cli.bench.processes import environment
 from bide.testing.history.events import Died
 from bide.testing.history.recording import Journal
 from bide_proofs.harness.command import PATIENCE
@@ -49,24 +50,24 @@ class ChildSpec:
     """True if it may end by itself, with 0: its work is done, and it is not replaced."""
 
 
+@dataclass(eq=False)
 class Child:
     """One process of a group."""
 
-    def __init__(self, kind: str, slot: int, name: str, spec: ChildSpec, process: asyncio.subprocess.Process) -> None:
-        self.kind = kind
-        self.slot = slot
-        self.name = name
-        self.spec = spec
-        self.process = process
-        self.said: dict[str, Any] = {}
-        """The newest value of each word that it said."""
-        self.expected = False
-        """True if somebody ended it on purpose."""
-        self.over: asyncio.Task[None]
-        """Ends when it has ended and all that it said was read."""
-        self._changed = asyncio.Event()
-        """Set when it has said something, or has ended."""
-        self._ended = False
+    kind: str
+    slot: int
+    name: str
+    spec: ChildSpec
+    process: asyncio.subprocess.Process
+    said: dict[str, Any] = field(default_factory=dict)
+    """The newest value of each word that it said."""
+    expected: bool = False
+    """True if it was ended on purpose."""
+    over: asyncio.Task[None] = field(init=False)
+    """Ends when it has ended and all that it said was read."""
+    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when it has said something, or has ended."""
+    _ended: bool = False
 
     @property
     def code(self) -> int | None:
@@ -120,7 +121,7 @@ class Child:
     def send(self, number: signal.Signals) -> None:
         """A signal, if it still runs."""
         if self.code is None:
-            # not by the process object, which looks first whether it lives, and takes its end from whoever waits for it
+            # not by the process object, which first polls whether it lives, and so takes its end from the watcher
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.process.pid, number)
 
@@ -140,7 +141,7 @@ class ProcessGroup:
         heard: Callable[[Child, dict[str, Any]], None] | None = None,
     ) -> None:
         self.wrong: list[str] = []
-        """The ends that nobody had in mind."""
+        """The ends that were not intended."""
         self.children: list[Child] = []
         """Those that live."""
         self.started = 0
@@ -172,7 +173,7 @@ class ProcessGroup:
             process = await asyncio.create_subprocess_exec(
                 sys.executable, "-P", "-m", spec.module,
                 stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors, start_new_session=True,
-                env={**_without_settings(), **spec.environment},
+                env={**environment(), **spec.environment},  # without settings that would change what is tried
             )  # fmt: skip
         child = Child(kind, slot, name, spec, process)
         child.tell(msgspec.json.encode(spec.spec).decode())
@@ -246,11 +247,6 @@ class ProcessGroup:
         ]
 
 
-def _without_settings() -> dict[str, str]:
-    """The environment, without settings that would change what is tried."""
-    return {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")}
-
-
 # --- the child's side
 
 
@@ -284,16 +280,16 @@ def spec_of(kind: type[S]) -> S:
 
 def run(main: Callable[[Parent], Awaitable[None]]) -> None:
     """Run `main` until it returns. It has to end soon after `parent.over`."""
-    asyncio.run(_run(main))
 
+    async def listened() -> None:
+        parent = Parent()
+        listening = asyncio.create_task(parent.listen())
+        try:
+            await main(parent)
+        finally:
+            listening.cancel()
 
-async def _run(main: Callable[[Parent], Awaitable[None]]) -> None:
-    parent = Parent()
-    listening = asyncio.create_task(parent.listen())
-    try:
-        await main(parent)
-    finally:
-        listening.cancel()
+    asyncio.run(listened())
 
 
 def say(**values: object) -> None:

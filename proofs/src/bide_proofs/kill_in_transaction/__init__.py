@@ -1,4 +1,4 @@
-"""Kills everybody who works in one transaction with the tasks, and checks that each effect is there exactly once.
+"""Kills the processes that work in one transaction with the tasks, and checks that each effect is there exactly once.
 
     python -m bide_proofs.kill_in_transaction postgresql://127.0.0.1:5432/shop --orders 10000
 
@@ -12,7 +12,7 @@ the truth, and what the clients said *after* a commit or a rollback has to agree
 - fired_twice: the effect is there more than once
 - fired_uncommitted: the effect is there, and the order is not
 - left: tasks that are still in the store
-- process_ended: one that nobody had killed
+- process_ended: one that was not killed
 
 It works in tables of its own, which it makes in the database of the URL and drops at the end.
 """

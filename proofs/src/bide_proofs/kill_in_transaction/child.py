@@ -1,6 +1,7 @@
 """A client that places orders, each with its timer in one transaction; or a worker that carries out their timers.
 
-The tables of a run in each kind of database: orders, and the effects of their timers; and how they are judged.
+`Tables` are the orders, and the effects of their timers, in each kind of database; `judge` compares them with what the
+clients said.
 """
 
 from __future__ import annotations
@@ -22,6 +23,11 @@ from bide.core.tasks import Task
 from bide.settings import Settings
 from bide_proofs.harness.processes import Parent, ready, run, say, spec_of
 
+TOPIC = "orders.close"
+LEASE = 2.0
+"""Seconds after which what a dead worker held comes back."""
+_LONGEST_DELAY = 1.0
+_SIDE_BY_SIDE = 4
 PLACED, EFFECT = "placed", "effect"
 BEGUN, COMMITTED, ROLLED_BACK = "begun", "committed", "rolled back"
 """The words of a client about an order."""
@@ -154,13 +160,6 @@ def judge(
     wrong["left"] += [f"task {key} is still there" for key in left]
     wrong["process_ended"] += list(ended)
     return wrong
-
-
-TOPIC = "orders.close"
-LEASE = 2.0
-"""Seconds after which what a dead worker held comes back."""
-_LONGEST_DELAY = 1.0
-_SIDE_BY_SIDE = 4
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):

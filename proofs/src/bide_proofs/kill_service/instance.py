@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
+from contextlib import suppress
 
 from bide.core.instants import Millis
 from bide.service import serving
 from bide_proofs.harness.processes import Parent, ready
-from bide_proofs.servers.process import HOST
+from bide_proofs.servers.process import HOST, listens
 from bide_proofs.torture.child import Actor, main
 
 PORTS, CONFIG = "KILL_SERVICE_PORTS", "KILL_SERVICE_CONFIG"
@@ -29,25 +30,18 @@ async def _serve(actor: Actor, parent: Parent) -> None:
     instance = asyncio.create_task(
         serving.serve(actor.app, config, host=HOST, port=port, insecure=False, shown_store="", begin=begin)
     )
-    while not instance.done() and not await _answers(port):  # noqa: ASYNC110 - nobody tells
+    while not instance.done():
+        with suppress(OSError):
+            if await asyncio.to_thread(listens, port):
+                ready()
+                break
         await asyncio.sleep(_LOOK)
-    if not instance.done():
-        ready()
     over = asyncio.create_task(parent.over.wait())
     await asyncio.wait([instance, over], return_when=asyncio.FIRST_COMPLETED)
     over.cancel()
     for drain in drains:
         drain("the parent is over")
     await instance
-
-
-async def _answers(port: int) -> bool:
-    try:
-        _, writer = await asyncio.open_connection(HOST, port)
-    except OSError:
-        return False
-    writer.close()
-    return True
 
 
 if __name__ == "__main__":

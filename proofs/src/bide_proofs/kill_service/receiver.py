@@ -1,6 +1,6 @@
-"""The receiver of the webhooks: it checks, applies each effect once, and sometimes fails, hangs up, or is slow.
+"""The receiver of the webhooks, which applies each effect once, and the judge of what it saw.
 
-Compares what the receiver saw with the history, and says what is wrong.
+It checks what comes, and sometimes fails, hangs up, or is slow; what it saw is then compared with the history.
 """
 
 from __future__ import annotations
@@ -31,6 +31,11 @@ KINDS = (
 APPLIED, REPEATED, STALE, NONE = "applied", "repeated", "stale", "none"
 """The end of a delivery: its effect; none, since the life had had it; since a later token was seen; it failed."""
 Ref: TypeAlias = tuple[str, str, Token]
+_FAILS, _HANGS_UP, _SLOW = 0.03, 0.03, 0.01
+_DIES = 0.5
+"""The part of the deliveries of one topic that is answered with 410: the task shall be dead."""
+_LONGEST = 1.0
+"""Seconds that a slow answer takes at most."""
 
 
 class Arrived(msgspec.Struct, frozen=True, gc=False):
@@ -88,13 +93,6 @@ def judge(arrivals: Sequence[Arrived], events: Iterable[Event]) -> dict[str, lis
         elif not effects[answered[0].id] & {APPLIED, STALE}:
             wrong["not_applied"].append((end, by_lease[ref]))
     return wrong
-
-
-_FAILS, _HANGS_UP, _SLOW = 0.03, 0.03, 0.01
-_DIES = 0.5
-"""The part of the deliveries of one topic that is answered with 410: the task shall be dead."""
-_LONGEST = 1.0
-"""Seconds that a slow answer takes at most."""
 
 
 class Receiver:

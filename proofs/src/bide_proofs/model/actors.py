@@ -135,7 +135,7 @@ def _rest(rules: Rules, bounds: Bounds) -> int:
 
 
 def seen_by(effect: Effect, worker: Worker, rules: Rules) -> Worker:
-    """`worker`, after a step of somebody else, or an instant later."""
+    """`worker`, after a step of another actor, or an instant later."""
     ref = None if worker.ref is None else _ref_after(effect, worker.ref)
     if ref is not None and worker.phase not in ("told", "has"):
         ref = _plain(ref)

@@ -8,7 +8,7 @@ What has to happen in the end (P2) is checked from *every* state in which a task
 steps that help (nothing fails any more, but every wake-up is lost) to a delivery by the live lease, or to the end of
 the task. No step can make that impossible, so every fair run gets there: one in which what is possible again and again
 is done at last. On the way chosen time passes only when nothing else can be done. So the instants on it are how late a
-delivery is because of what was lost, and not because somebody was slow.
+delivery is because of what was lost, and not because an actor was slow.
 """
 
 from __future__ import annotations
@@ -105,7 +105,7 @@ class Explorer:
         self._transitions = self._depth = 0
 
     def steps(self) -> set[str]:
-        """Every step that somebody could take anywhere, in words: to see that what was explored had something in it."""
+        """Every step that could be taken anywhere, in words: to see that what was explored had something in it."""
         return self._told
 
     def explore(self) -> Found:
@@ -150,7 +150,7 @@ class Explorer:
         return "", ()
 
     def _lateness(self) -> tuple[int, str, tuple[str, ...]]:
-        """The most instants by which a wake is missed; what is broken if it is missed for ever, or by too many."""
+        """The most instants by which a wake is missed; what is broken if it is always missed, or by too many."""
         order, onward = self._order, self._onward
         unknown, on_the_way = 0xFFFF, 0xFFFE
         instants = array("H", [unknown]) * len(order)

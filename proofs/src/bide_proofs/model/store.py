@@ -1,13 +1,12 @@
-"""The store of the model: one table, and what each request does to the one task.
+"""The parts of a state of the model, its parameters, and its store: one table, and what each request does to the task.
 
-Written from the promises and not from `core.lifecycle`; a test holds the two tables against each other.
+The table is written from the promises and not from `core.lifecycle`; a test holds the two against each other. The
+parameters are bounds, and deliberate defects.
 
-The parts of a state of the model, and its parameters: its bounds, and its deliberate defects.
-
-Times count from now, in instants, and stand at 0 once they have passed: so time may go on for ever, and the states stay
-finite. Tokens are 1 (the newest that was given) or 0 (any older one), and a new one is 2 until all are counted down. So
-is a life: the key's newest, or an older one. What begins with "truly" is the model's own knowledge, which neither store
-nor worker can see; the invariants are checked against it.
+Times count from now, in instants, and stand at 0 once they have passed: so time may go on without end, and the states
+stay finite. Tokens are 1 (the newest that was given) or 0 (any older one), and a new one is 2 until all are counted
+down. So is a life: the key's newest, or an older one. What begins with "truly" is the model's own knowledge, which
+neither store nor worker can see; the invariants are checked against it.
 """
 
 from __future__ import annotations
@@ -217,7 +216,7 @@ class Rules(NamedTuple):
     """Notifications are forgotten before the lease is sent, and not when it is answered."""
     capped: bool = True
     caps_from_sending: bool = True
-    """The longest sleep counts from when the lease was sent: who schedules beyond it tells nobody, from then on."""
+    """The longest sleep counts from when the lease was sent: no wake-up is published for a later wake."""
     tells_of_retry: bool = True
     next_wake_of_leased: bool = True
     looks_before_it_begins: bool = True
@@ -272,7 +271,7 @@ class Answer(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step that somebody can take."""
+    """A step that an actor, or the store, can take."""
 
     told: str
     """In words. `{me}` stands for the actor."""
@@ -396,7 +395,7 @@ class Store:
         return Answer(word, new, Effect(True, raised, born and rules.new_life_new_id, called_off, wake_up), broken)
 
     def _published(self, wake: int) -> int | None:
-        """The wake that others are told of: nobody sleeps past the cap."""
+        """The wake that is published: none past the cap, beyond which no worker sleeps."""
         return wake if wake < self.bounds.cap else None
 
 

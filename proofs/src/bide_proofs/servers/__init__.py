@@ -1,4 +1,4 @@
-"""Private servers: started from the system's programs on free ports of this machine, and outliving nobody.
+"""Private servers: started from the system's programs on free ports of this machine, never outliving their process.
 
 Tests, `scripts/services`, the lab and the torture all start their servers here. `process` is a process with its guard,
 `server` one server with its data, and then there is a module for each kind; `shared` lists the kinds that tests share,

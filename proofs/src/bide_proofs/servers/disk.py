@@ -52,7 +52,7 @@ class Disk:
         """Unmounted, with all that was on it; nothing if it is not there."""
         if self._guard is not None:
             done = subprocess.run(["umount", str(self.place)], capture_output=True, text=True, check=False)
-            if done.returncode:  # somebody is in it, who is to be found; nothing stays mounted for that
+            if done.returncode:  # a process is in it, which is to be found; nothing stays mounted for that
                 subprocess.run(["umount", "-l", str(self.place)], check=True)
             self._guard.dismiss()
             self._guard = None
@@ -108,6 +108,10 @@ class OnDisk(ServerProcess):
         if self._disk is None:
             self._disk = Disk(self.disk_place, size=self.size, account=self.account)
             self._disk.make()
+
+    def fill(self) -> None:
+        self.make_disk()
+        super().fill()
 
     def need_room(self) -> None:
         """Need room on the full disk at once, though some was put by."""

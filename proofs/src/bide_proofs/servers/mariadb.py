@@ -126,7 +126,7 @@ class MariaDbServer(SqlServer):
 
 
 def connect(url: str) -> Any:
-    """A connection that commits each statement. Raises OSError where nobody answers."""
+    """A connection that commits each statement. Raises OSError where no server answers."""
     import pymysql
 
     parts = urlsplit(url)
@@ -143,7 +143,7 @@ def connect(url: str) -> Any:
 
 
 def ask(url: str, *statements: str) -> list[Any]:
-    """The rows of the last of them, on a connection of its own. Raises OSError where nobody answers."""
+    """The rows of the last of them, on a connection of its own. Raises OSError where no server answers."""
     with _cursor(url) as cursor:
         for statement in statements:
             cursor.execute(statement)

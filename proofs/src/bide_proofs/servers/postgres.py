@@ -89,7 +89,7 @@ class PostgresServer(SqlServer):
 
 
 def ask(url: str, *statements: str) -> list[Any]:
-    """The rows of the last of them, on a connection of its own. Raises OSError where nobody answers."""
+    """The rows of the last of them, on a connection of its own. Raises OSError where no server answers."""
     import psycopg
 
     rows: list[Any] = []

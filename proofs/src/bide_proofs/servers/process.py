@@ -1,4 +1,4 @@
-"""Processes of servers: started from the system's programs on free ports, ended by their pids, and outliving nobody.
+"""Processes of servers: started from the system's programs on free ports, ended by their pids, and never outliving us.
 
 Beside each runs a guard, a shell that waits on a pipe of ours. The pipe breaks when this process ends in whatever way,
 SIGKILL too, and the guard then undoes the one thing that it was given: it kills a process, or unmounts a folder.
@@ -54,10 +54,10 @@ def program(name: str, packages: str, *folders: str) -> str:
 
 
 def free_port(*, bus: bool = False) -> int:
-    """A port that nobody has at this moment, with `bus` the one for the cluster bus too.
+    """A port that is free at this moment, with `bus` the one for the cluster bus too.
 
-    At random, since others start servers at the same time; and still a guess that somebody may be quicker to take, so
-    whoever starts a server tries again with another.
+    At random, since others start servers at the same time; and still a guess, since another may be quicker to take it:
+    a start that fails for that tries again with another.
     """
     chance = random.SystemRandom()
     for _ in range(1_000):
@@ -132,7 +132,7 @@ class Guard:
         )  # fmt: skip
 
     def dismiss(self) -> None:
-        with contextlib.suppress(BrokenPipeError):  # somebody else ended it
+        with contextlib.suppress(BrokenPipeError):  # it was ended from outside
             self._shell.communicate(b"dismissed\n")
 
 
@@ -189,7 +189,7 @@ class Process:
             below = self.family()[1:]
             self.send(signal.SIGKILL)
             self._process.wait()
-        # who is started next may refuse while one is left, and nobody else knows of them any more
+        # the next start may be refused while one is left, and only we know of them
         while left := [pid for pid in below if _lives(pid)]:
             _signal(left, signal.SIGKILL)
             time.sleep(_STEP / 4)

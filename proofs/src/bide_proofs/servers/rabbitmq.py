@@ -52,7 +52,7 @@ class RabbitMqServer(ServerProcess):
         give_to(self.account, self.data)
 
     def prepare(self) -> None:
-        """The port mapper runs: the broker would start one that stays, and for everybody."""
+        """The port mapper runs: the broker would start one that stays, and that others use."""
         settings = {
             "listeners.tcp.1": f"{HOST}:{self.port}", "log.console": "true", "log.console.level": "warning",
             "log.file": "false", **self.options,

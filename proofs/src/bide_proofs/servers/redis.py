@@ -1,8 +1,7 @@
-"""One Redis server of our own, which Sentinels and nodes of a Cluster are too.
+"""One Redis server of our own, which Sentinels and nodes of a Cluster are too, and the least client of it.
 
-The least Redis client: sends commands and reads replies, in RESP2, blocking, with nothing but the standard library.
-
-So that servers can be started where no driver is installed, and judged by something else than the driver in test.
+The client sends commands and reads replies, in RESP2, blocking, with nothing but the standard library: so that servers
+can be started where no driver is installed, and judged by something else than the driver in test.
 """
 
 from __future__ import annotations
@@ -14,12 +13,13 @@ from pathlib import Path
 from typing import Any, Literal, Self
 
 from bide_proofs.servers.process import program, until
-from bide_proofs.servers.server import ServerProcess, SeveralServers
+from bide_proofs.servers.server import ServerProcess
 
 Reply = str | int | None | list["Reply"]
 """A reply; bytes that are no UTF-8 are kept as surrogates, so that they can be sent as they came."""
 
 Word = str | int
+PACKAGES = "redis-server"
 _PATIENCE = 60.0
 
 
@@ -84,13 +84,6 @@ class Connection:
 def _packed(words: Sequence[Word]) -> bytes:
     encoded = [str(word).encode("utf-8", "surrogateescape") for word in words]
     return b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
-
-
-PACKAGES = "redis-server"
-
-
-FOR_EVER = 100_000_000
-"""Milliseconds."""
 
 
 class RedisServer(ServerProcess):
@@ -191,42 +184,3 @@ class RedisServer(ServerProcess):
     def is_linked(self) -> bool:
         """True if it follows a master, and their connection is up."""
         return self.info("replication").get("master_link_status") == "up"
-
-
-class ReplicatedRedis(SeveralServers):
-    """Several servers, of which others take over from a master that is silent for `gives_up_after` milliseconds."""
-
-    gives_up_after: int
-
-    @property
-    def masters(self) -> Sequence[RedisServer]:
-        """The servers that run and take writes."""
-        raise NotImplementedError
-
-    def await_whole(self) -> None:
-        """Wait until those that run agree who is master, and the replicas among them are linked."""
-        until(self._whole, "the servers to be whole")
-
-    def _whole(self) -> bool:
-        raise NotImplementedError
-
-    def await_master(self, *, other_than: RedisServer) -> RedisServer:
-        """Wait until another serves in place of a master that is away, and return it."""
-        raise NotImplementedError
-
-    def give_up_after(self, milliseconds: int) -> None:
-        """Set the silence after which a server counts as dead."""
-        raise NotImplementedError
-
-    @contextmanager
-    def patient(self) -> Iterator[None]:
-        """Take nobody for dead meanwhile, however long it is away. News spreads more slowly, too.
-
-        A node that is started in it does not know, which does no harm: it alone cannot say that another has failed.
-        """
-        self.give_up_after(FOR_EVER)
-        try:
-            yield
-            self.await_whole()  # else one that is just back is still missed
-        finally:
-            self.give_up_after(self.gives_up_after)

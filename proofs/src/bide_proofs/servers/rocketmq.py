@@ -24,38 +24,7 @@ TOPIC = "bide_lab"
 """The topic for delayed messages that the broker begins with; clients of the proxy cannot make one."""
 GROUPS = [f"{TOPIC}_{number:02}" for number in range(60)]
 """Groups of consumers that it begins with, for the same reason."""
-_PARTS = ("rocketmq-namesrv", "rocketmq-broker", "rocketmq-proxy")
-_POM = """<project xmlns="http://maven.apache.org/POM/4.0.0">
-<modelVersion>4.0.0</modelVersion>
-<groupId>bide</groupId><artifactId>rocketmq-class-path</artifactId><version>1</version><packaging>pom</packaging>
-<dependencies>{parts}</dependencies>
-</project>
-"""
-_PART = (
-    "<dependency><groupId>org.apache.rocketmq</groupId><artifactId>{}</artifactId><version>{}</version></dependency>"
-)
-_LOOPBACK = """
-#define _GNU_SOURCE
-#include <arpa/inet.h>
-#include <dlfcn.h>
-#include <string.h>
-
-/* The proxy and the broker's replication listen on every address, and no setting says otherwise. */
-int bind(int socket, const struct sockaddr *given, socklen_t length) {
-    int (*next)(int, const struct sockaddr *, socklen_t) = dlsym(RTLD_NEXT, "bind");
-    struct sockaddr_storage own;
-    memcpy(&own, given, length < sizeof own ? length : sizeof own);
-    if (given->sa_family == AF_INET) {
-        struct sockaddr_in *one = (struct sockaddr_in *)&own;
-        if (one->sin_addr.s_addr == htonl(INADDR_ANY)) one->sin_addr.s_addr = htonl(INADDR_LOOPBACK);
-    } else if (given->sa_family == AF_INET6) {
-        struct sockaddr_in6 *one = (struct sockaddr_in6 *)&own;
-        if (!memcmp(&one->sin6_addr, &in6addr_any, sizeof in6addr_any))
-            inet_pton(AF_INET6, "::ffff:127.0.0.1", &one->sin6_addr);
-    }
-    return next(socket, (struct sockaddr *)&own, length);
-}
-"""
+_POM, _LOOPBACK = (Path(__file__).with_name(name) for name in ("rocketmq_pom.xml", "rocketmq_loopback.c"))
 _JAVA = ("-Xms256m", "-Xmx512m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-Djava.net.preferIPv4Stack=true")
 _OPENED = (
     "--add-exports=java.base/jdk.internal.ref=ALL-UNNAMED", "--add-exports=java.base/sun.nio.ch=ALL-UNNAMED",
@@ -87,8 +56,7 @@ def class_path() -> str:
             return known
     maven = _tool("mvn", "Maven to fetch its parts")
     folder.mkdir(parents=True, exist_ok=True)
-    parts = "".join(_PART.format(part, VERSION) for part in _PARTS)
-    (folder / "pom.xml").write_text(_POM.format(parts=parts))
+    (folder / "pom.xml").write_text(_POM.read_text(encoding="utf-8").replace("VERSION", VERSION))
     done = subprocess.run(
         [maven, "-q", "-B", "dependency:build-classpath", f"-Dmdep.outputFile={kept}"], cwd=folder,
         stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False,
@@ -106,8 +74,8 @@ def loopback_library() -> Path:
         compiler = _tool("cc", "a C compiler, by which it is kept on the loopback address")
         library.parent.mkdir(parents=True, exist_ok=True)
         made = library.with_suffix(f".{os.getpid()}")
-        words = [compiler, "-shared", "-fPIC", "-O1", "-x", "c", "-o", str(made), "-", "-ldl"]
-        done = subprocess.run(words, input=_LOOPBACK, capture_output=True, text=True, check=False)
+        words = [compiler, "-shared", "-fPIC", "-O1", "-o", str(made), str(_LOOPBACK), "-ldl"]
+        done = subprocess.run(words, capture_output=True, text=True, check=False)
         if done.returncode:
             raise ServerMissing(f"cc: {done.stderr[-500:]}")
         made.rename(library)

@@ -1,8 +1,7 @@
 """One server of our own: a process with its data, to be paused, killed and started again on the same data.
 
-Clocks of processes that can be set while they run, by libfaketime.
-
-`bide serve` as a server of our own, over a store that is not its.
+Its clock can be set while it runs, by libfaketime. Of several servers that are one to their clients the base is here
+too, and `bide serve` as a server over a store that is not its.
 """
 
 from __future__ import annotations
@@ -36,6 +35,13 @@ PACKAGES = "libfaketime"
 CLOCK_FILE = "FAKETIME_TIMESTAMP_FILE"
 """In the environment of a process whose clock can be set."""
 _NAME = "faketime/libfaketimeMT.so.1"
+_TRIES = 5
+"""Starts, if others keep taking the port first."""
+_UNLUCKY = "libfaketime: In ft_shm_init()"
+"""In the log of a server whose pid another user's process had, of which libfaketime has left a file: the next start
+has another pid."""
+_BEGINNINGS: dict[type[ServerProcess], Path] = {}
+"""The data that every new server of a kind begins with: its own program takes a second of processor time to make it."""
 
 
 def library() -> Path:
@@ -87,15 +93,6 @@ def _set(file: Path, ahead: float) -> None:
     written.write_text(f"{ahead:+f}\n", encoding="ascii")
     written.chmod(0o644)
     os.replace(written, file)  # at no moment is there half of it
-
-
-_TRIES = 5
-"""Starts, if others keep taking the port first."""
-_UNLUCKY = "libfaketime: In ft_shm_init()"
-"""In the log of a server whose pid another user's process had, of which libfaketime has left a file: the next start
-has another pid."""
-_BEGINNINGS: dict[type[ServerProcess], Path] = {}
-"""The data that every new server of a kind begins with: its own program takes a second of processor time to make it."""
 
 
 class Running:
@@ -184,7 +181,7 @@ class ServerProcess(Running):
     halts_by: ClassVar[signal.Signals] = signal.SIGTERM
     """Ends it in order."""
     stops_by: ClassVar[signal.Signals] = signal.SIGKILL
-    """Ends it where nobody needs it any more."""
+    """Ends it where it is not needed any more."""
 
     def __init__(
         self,
@@ -290,7 +287,7 @@ class ServerProcess(Running):
         self._beside = self._begun(command, self.home / f"{name}.log")
 
     def _begun(self, command: Sequence[str], log: Path) -> Process:
-        # by `env`, and so by nobody but the server itself: libfaketime makes something that only its user may open
+        # by `env`, and so only by the server itself: libfaketime makes something that only its user may open
         given = {**self.environment(), **({} if self._clock is None else self._clock.environment(self.home))}
         forgotten = [word for name in os.environ if name.startswith("BIDE_") for word in ("-u", name)]
         variables = [f"{name}={value}" for name, value in given.items()]
@@ -435,16 +432,13 @@ class SqlServer(ServerProcess):
         self.follows = follows
 
     def ask(self, *statements: str) -> list[Any]:
-        """The rows of the last of them, all on one connection. Raises OSError where nobody answers."""
+        """The rows of the last of them, all on one connection. Raises OSError where no server answers."""
         raise NotImplementedError
 
     def value(self, *statements: str) -> Any:
         """The first value that the last of them finds."""
         rows = self.ask(*statements)
         return rows[0][0] if rows else None
-
-
-_PATIENCE = 2.0
 
 
 class ServiceProcess(ServerProcess):
@@ -467,5 +461,5 @@ class ServiceProcess(ServerProcess):
         return [*words, *self.words]
 
     def answers(self) -> bool:
-        with urllib.request.urlopen(f"{self.url}/healthz", timeout=_PATIENCE) as answer:
+        with urllib.request.urlopen(f"{self.url}/healthz", timeout=2.0) as answer:
             return bool(answer.status == 200)

@@ -14,13 +14,9 @@ scripts/services --with rocketmq start [redis] ...    RocketMQ 5 too, at TEST_RO
 
 RocketMQ needs a JDK and Maven, which fetches 100 MB of it once, into a folder in your cache directory.
 
-The servers that tests share: what they are called, where they are named, and how each is started.
-
-Installing the programs that the tests' servers are, and a browser, from Debian's and Ubuntu's packages.
-
-These packages start services of their own when they are installed, on the ports that everybody uses. A policy keeps
-them from that while we install, and nobody else: one that ran before goes on, since a package that is there is left as
-it is.
+What is installed are Debian's and Ubuntu's packages. They start services of their own when they are installed, on the
+usual ports. A policy keeps them from that while we install, and no others: one that ran before goes on, since a package
+that is there is left as it is.
 """
 
 from __future__ import annotations
@@ -47,10 +43,21 @@ from bide_proofs.servers.postgres import PostgresServer
 from bide_proofs.servers.process import ServerFailed, ServerMissing, program
 from bide_proofs.servers.rabbitmq import RabbitMqServer
 from bide_proofs.servers.redis import RedisServer
-from bide_proofs.servers.redis_cluster import RedisCluster
-from bide_proofs.servers.redis_sentinel import RedisSentinel
+from bide_proofs.servers.redis_replicas import RedisCluster, RedisSentinel
 from bide_proofs.servers.rocketmq import RocketMqServer
 from bide_proofs.servers.server import Running
+
+_NEVER = 600_000
+"""Milliseconds until others take over: a machine that stands still for a second is no reason to."""
+_POLICY = Path("/usr/sbin/policy-rc.d")
+"""The program that Debian's packages ask before they start or stop a service; exit code 101 is no."""
+
+_OURS = """#!/bin/sh
+# Made by bide's scripts/services while it installs packages, and of no effect when that is over.
+kill -0 {pid} 2>/dev/null || exit 0
+case "$1" in redis*|postgresql*|pgbouncer*|mariadb*|mysql*|rabbitmq*|epmd*) exit 101 ;; esac
+exit 0
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,8 +72,6 @@ class Kind:
     """Started only when it is asked for by name: large, or needed by few tests."""
 
 
-_NEVER = 600_000
-"""Milliseconds until others take over: a machine that stands still for a second is no reason to."""
 KINDS: Mapping[str, Kind] = {
     "redis": Kind(variable="TEST_REDIS_URL", make=RedisServer),
     "cluster": Kind(variable="TEST_REDIS_CLUSTER_URL", make=partial(RedisCluster, node_timeout=_NEVER)),
@@ -108,15 +113,7 @@ class SharedServers:
         self._started.close()
 
 
-_POLICY = Path("/usr/sbin/policy-rc.d")
-"""The program that Debian's packages ask before they start or stop a service; exit code 101 is no."""
-
-_OURS = """#!/bin/sh
-# Made by bide's scripts/services while it installs packages, and of no effect when that is over.
-kill -0 {pid} 2>/dev/null || exit 0
-case "$1" in redis*|postgresql*|pgbouncer*|mariadb*|mysql*|rabbitmq*|epmd*) exit 101 ;; esac
-exit 0
-"""
+# --- their programs
 
 
 class InstallFailed(Exception):
@@ -218,7 +215,7 @@ def _apt(*words: str) -> str:
 
 @contextlib.contextmanager
 def _services_held(by_hand: str) -> Iterator[None]:
-    """None of these services starts meanwhile. Raises InstallFailed where somebody else's policy would let it."""
+    """None of these services starts meanwhile. Raises InstallFailed where another policy would let one start."""
     try:
         descriptor = os.open(_POLICY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755)
     except FileExistsError:  # in a container, most likely, and it says no to everything
@@ -235,6 +232,9 @@ def _services_held(by_hand: str) -> Iterator[None]:
         _POLICY.unlink(missing_ok=True)
 
 
+# --- the command
+
+
 def main(arguments: Sequence[str]) -> int:
     """The exit code."""
     usual = [name for name, kind in KINDS.items() if not kind.asked_for]
@@ -245,8 +245,8 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("verb", choices=("install", "start", "run"))
     parser.add_argument("kinds", nargs="*", metavar="redis|cluster|sentinel|postgres|mysql|rabbitmq")
     parser.add_argument("--with", dest="more", action="append", default=[], choices=more, help="one more kind")
-    own, command = _parted(arguments)
-    given = parser.parse_args(own)
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    given, command = parser.parse_args(arguments[:end]), arguments[end + 1 :]
     kinds: list[str] = given.kinds or ([] if given.more else usual)
     if unknown := [kind for kind in kinds if kind not in usual]:
         parser.error(f"{unknown[0]!r} is not accepted; give {', '.join(usual)}")
@@ -255,7 +255,10 @@ def main(arguments: Sequence[str]) -> int:
     signal.signal(signal.SIGTERM, _ended)
     try:
         if given.verb == "install":
-            return _install()
+            if installed := install():
+                said = f"installed {', '.join(installed)}; none of their services was started"
+                sys.stdout.write(f"scripts/services: {said}\n")
+            return 0
         return _with_servers([*kinds, *given.more], command)
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -264,22 +267,8 @@ def main(arguments: Sequence[str]) -> int:
         return 1
 
 
-def _parted(arguments: Sequence[str]) -> tuple[Sequence[str], Sequence[str]]:
-    """The words before and after the first `--`."""
-    if "--" not in arguments:
-        return arguments, ()
-    at = list(arguments).index("--")
-    return arguments[:at], arguments[at + 1 :]
-
-
 def _ended(number: int, frame: FrameType | None) -> None:
     raise SystemExit(128 + number)
-
-
-def _install() -> int:
-    if installed := install():
-        sys.stdout.write(f"scripts/services: installed {', '.join(installed)}; none of their services was started\n")
-    return 0
 
 
 def _with_servers(kinds: Sequence[str], command: Sequence[str]) -> int:

@@ -9,7 +9,7 @@ same code as theirs (`bide.stores.clocks`).
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import copy_context
 from random import Random
@@ -54,8 +54,8 @@ _LATE = 6.0
 """Seconds that the double of a message may be behind it."""
 _AGAIN: Millis = 1_000
 Asked = TypeVar("Asked", NewTask, Change, Lease, Settlement, Ref)
-_nobody = copy_context()
-"""The world's own: what is on its way arrives, whatever became of who sent it."""
+_world = copy_context()
+"""The context of no process: what is on its way arrives, whatever became of its sender."""
 Moment = Callable[[str, str], None]
 """Told of each message: the operation, and where it is ("sent", "applied", "answered")."""
 
@@ -86,14 +86,6 @@ class _SimulatedTime(ServerTime):
 
     def seconds(self) -> float:
         return self._loop.time() + (self._low + self._high) / 2
-
-
-class _Turns:
-    """The calls under way between one process and one shard, by operation."""
-
-    def __init__(self) -> None:
-        self.lock = asyncio.Lock()
-        self.number = 0
 
 
 class _Asking:
@@ -136,7 +128,10 @@ class Link:
         self._by_caller = by_caller
         self._full = full
         self._moment = moment
-        self._turns: dict[tuple[str, int], _Turns] = defaultdict(_Turns)
+        self._under_way: dict[tuple[str, int], asyncio.Lock] = defaultdict(asyncio.Lock)
+        """By operation and shard."""
+        self._number: Counter[tuple[str, int]] = Counter()
+        """Of the last call, likewise."""
         self._time = _SimulatedTime(self._loop, wall)
         self._subscriptions: list[Any] = []
         self.calls = 0
@@ -297,15 +292,14 @@ class Link:
 
     async def _ask(self, kind: str, place: int, work: Work, now: Millis | None) -> Any:
         """The answer, or the StoreError that it comes to. `now`: None for what changes nothing."""
-        turns = self._turns[kind, place]
         if self._by_caller and now is not None:
             done = work
             caller_now = now
             work = lambda store, _: done(store, caller_now)  # noqa: E731 - the same at another time
-        async with turns.lock:
-            turns.number += 1
+        async with self._under_way[kind, place]:
+            self._number[kind, place] += 1
             self.calls += 1
-            return await self._insist(kind, place, turns.number if now is not None else None, work)
+            return await self._insist(kind, place, self._number[kind, place] if now is not None else None, work)
 
     async def _insist(self, kind: str, place: int, number: int | None, work: Work) -> Any:
         shard, loop = self._server.shards[place], self._loop
@@ -365,9 +359,9 @@ class Link:
             asking.answer(reply.value)
 
         if not lost:
-            loop.call_later(there, arrive, context=_nobody)
+            loop.call_later(there, arrive, context=_world)
         if twice:
-            loop.call_later(there + late, arrive, context=_nobody)
+            loop.call_later(there + late, arrive, context=_world)
         self._moment(kind, "sent")
 
     def _delay(self) -> float:

@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 R = TypeVar("R")
 _MOST_CANCELLED = 100
 _NOT_MISSED = "_log_destroy_pending"
-"""Of a task: whether asyncio complains if nobody sees its end. No stub knows it."""
+"""Of a task: whether asyncio complains if its end is never seen. No stub knows it."""
 
 
 class Process:
@@ -152,7 +152,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         """There are none."""
 
     def _write_to_self(self) -> None:
-        """Nobody calls from another thread."""
+        """No other thread calls."""
 
 
 def run_simulated(chance: Random, main: Callable[[SimulatedLoop], Coroutine[Any, Any, R]]) -> R:

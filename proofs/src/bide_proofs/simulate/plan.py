@@ -19,7 +19,7 @@ TOPICS = ("work", "flaky", "slow", "beat")
 """With a handler in every worker; `slow` has room for one delivery at a time."""
 ALONE = "slow"
 UNHANDLED = "orphan"
-"""Nobody works on it until the end."""
+"""No worker handles it until the end."""
 MINUTE: Millis = 60_000
 _CALM = 0.75
 """The part of the time after which nothing breaks any more."""
@@ -66,7 +66,7 @@ class Ask(Struct, frozen=True, tag="ask", omit_defaults=True):
     known: bool = False
     """True if it names the token that this client saw last."""
     patience: Millis | None = None
-    """After so long whoever waits for the answer is cancelled."""
+    """After so long the caller that waits for the answer is cancelled."""
 
 
 class Kill(Struct, frozen=True, tag="kill", omit_defaults=True):

@@ -122,7 +122,7 @@ class Server:
 
 
 def _as_still_held(shard: Shard, value: Any) -> Any:
-    """A repeated answer gives nobody what has changed hands since."""
+    """A repeated answer without what has changed hands since."""
     if not isinstance(value, Leased):
         return value
     now = at_once(shard.store.get([task.ref for task in value.tasks]))

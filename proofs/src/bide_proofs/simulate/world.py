@@ -1,6 +1,7 @@
-"""Plays a plan: processes with a real client and a real worker each, on a store that the world breaks and mends.
+"""Plays a plan: processes, each with a real client or a real worker of bide, on a store that breaks and is mended.
 
-The places of a simulated world in which processes live: each with a real client or a real worker of bide.
+The `World` takes the steps of the plan; a `Slot` is the place of one process in it: one that dies is followed by
+another.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from contextlib import suppress
 from contextvars import copy_context
+from dataclasses import dataclass, field
 from datetime import timedelta
 from hashlib import sha256
 from itertools import count
@@ -50,6 +52,15 @@ from bide_proofs.simulate.plan import (
 )
 from bide_proofs.simulate.server import Server, WallClock
 
+LOSSES = 10
+TIMEOUT: Millis = 3_000
+_MOST_AGAIN = 3
+"""So many times a task of one key starts its next life by itself."""
+_AGAIN = 0.2
+"""Seconds after which a program that could not reach its store is started again."""
+_BACK: Millis = 300
+_world = copy_context()
+"""The context of the world: a fate of a process is not its own doing."""
 _DRAIN = 90.0
 """Seconds after the end within which everything has to be over."""
 _LOOK = 1.0
@@ -58,15 +69,15 @@ _PLACE = re.compile(r" at /\S+:\d+")
 _ID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
+@dataclass
 class Played:
     """The result of a played plan."""
 
-    def __init__(self) -> None:
-        self.history: list[Event] = []
-        self.calls: dict[str, int] = {}
-        """Of each process that lived through the calm: calls to the store in it."""
-        self.defects: list[str] = []
-        """Errors that should never be raised."""
+    history: list[Event] = field(default_factory=list)
+    calls: dict[str, int] = field(default_factory=dict)
+    """Of each process that lived through the calm: calls to the store in it."""
+    defects: list[str] = field(default_factory=list)
+    """Errors that should never be raised."""
 
     def digest(self) -> str:
         """The same for two plays of one plan. Ids are drawn by the system, so they count by their order alone."""
@@ -98,7 +109,7 @@ class World:
         self.down = [0] * setup.shards
         self.again: dict[tuple[str, str], int] = defaultdict(int)
         self.delivered: dict[str, int] = defaultdict(int)
-        """Deliveries that began, by life: what a handler does goes by it, lest one defer for ever."""
+        """Deliveries that began, by life: what a handler does goes by it, so that none defers without end."""
         self.calls = count(1)
         self.slots = {
             name: Slot(self, name, number)
@@ -137,7 +148,7 @@ class World:
             if not any(record.state.live for record in self.server.records()):
                 break
             await asyncio.sleep(_LOOK)
-        await asyncio.sleep(_LOOK)  # what was answered is noted by whoever asked
+        await asyncio.sleep(_LOOK)  # answers are noted by their callers
         for record in self.server.records():
             self.say(ev.Left(self.time_ns(), self.clock.now(), record.topic, record.key, seen(record)))
         self.say(ev.End(self.time_ns(), self.clock.now(), True))
@@ -216,19 +227,8 @@ class World:
             self.played.defects.append(f"{message}: {error!r}")
 
 
-LOSSES = 10
-TIMEOUT: Millis = 3_000
-_MOST_AGAIN = 3
-"""So many times a task of one key starts its next life by itself."""
-_AGAIN = 0.2
-"""Seconds after which a program that could not reach its store is started again."""
-_BACK: Millis = 300
-_world = copy_context()
-"""The context of the world: a fate of a process is not its own doing."""
-
-
 class Slot:
-    """The place of a process: whoever dies here is followed by another."""
+    """The place of a process: one that dies here is followed by another."""
 
     def __init__(self, world: World, name: str, number: int, topics: tuple[str, ...] = TOPICS) -> None:
         setup = world.plan.setup
@@ -347,7 +347,7 @@ class Slot:
         return app
 
     async def _open(self, app: Bide) -> None:
-        """As long as it takes: a program that cannot reach its store is started again by whoever watches over it."""
+        """As long as it takes: a program that cannot reach its store is started again by its supervisor."""
         while True:
             try:
                 await app.open()
@@ -442,7 +442,7 @@ class Slot:
         return None
 
     def _before_calm(self, lasts: Millis) -> bool:
-        """True if what takes so long is over before the calm, in which nobody dies or stands still."""
+        """True if what takes so long is over before the calm, in which no process dies or stands still."""
         return self.world.loop.time() * 1000 + lasts < self.world.plan.setup.calm
 
     def ask(self, step: Ask) -> None:

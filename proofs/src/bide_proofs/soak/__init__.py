@@ -26,5 +26,5 @@ Redelivery (after a pause of this machine that was longer than a lease) is allow
 With `--service` the client and the workers reach the store through a `bide serve`, whose memory is looked at too.
 
 Run it on a quiet machine, and against a server that has nothing else to do; it works in a namespace or schema of its
-own, which is removed. `--leak BYTES` lets the workers' handlers keep so much of each task for ever: it must be found.
+own, which is removed. `--leak BYTES` lets the workers' handlers keep so much of each task to the end: it must be found.
 """

@@ -58,7 +58,7 @@ other: a megabyte a minute with 32 threads. And it learns to put large blocks in
 read from a socket asks for one of 256 KiB and gives nearly all of it back: 0.2 MB a minute at 6,000 tasks a second."""
 SERVICE, WORKER = "service", "worker"
 _UNDER_WAY = 2_000
-"""Tasks at once while the maximum is measured: enough that nobody waits for the others."""
+"""Tasks at once while the maximum is measured: enough that no part waits for the others."""
 
 
 class Soak:

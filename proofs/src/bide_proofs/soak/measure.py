@@ -1,13 +1,12 @@
-"""Memory, files and rows of processes and stores, as the system and the server show them.
+"""The figures of a soak: what processes and stores hold, whether a figure grows, and what is left in the end.
 
-A figure that cannot be seen from here is left out.
+Memory, files and rows are as the system and the server show them; a figure that cannot be seen from here is left out.
 
-Decides if a figure grows that is sampled again and again: a robust slope, its interval, and the rise allowed.
-
-The slope is Theil and Sen's: the median of the slopes of all pairs of samples (H. Theil 1950, P. K. Sen 1968), which up
-to 29 % of wild samples do not move. Its interval is Sen's own, from the spread of Kendall's rank statistic: the pairs'
-slopes in order, and as many left out at either end as chance would put there in one of a hundred series that do not
-grow. Both come from the samples alone, without a random number.
+A figure that is sampled again and again is judged by a robust slope, its interval, and the rise allowed. The slope is
+Theil and Sen's: the median of the slopes of all pairs of samples (H. Theil 1950, P. K. Sen 1968), which up to 29 % of
+wild samples do not move. Its interval is Sen's own, from the spread of Kendall's rank statistic: the pairs' slopes in
+order, and as many left out at either end as chance would put there in one of a hundred series that do not grow. Both
+come from the samples alone, without a random number.
 
 What a process holds is not noise around a line: it rises in steps while caches fill and arenas are opened, and then it
 stays. So a figure *grows* only if three things are true of it after the warm-up:
@@ -18,12 +17,10 @@ stays. So a figure *grows* only if three things are true of it after the warm-up
 
 If the third is missing it has `settled`. A leak of one object for each task passes all three; see `BYTES`.
 
-Rows and keys that are left in a store after a soak, by table or kind, and how many may be.
-
-Each bide process that was there may leave a row of history for each minute (kept for a day), one for each handler that
-it told of, the last answers of its calls, and its presence until that ends by itself. The event log is capped, and the
-record of the namespace stays. Nothing else may be there: no body, index entry, group, or line of what is to be
-forgotten.
+In the end rows and keys that are left are counted, by table or kind, and held against how many may be. Each bide
+process that was there may leave a row of history for each minute (kept for a day), one for each handler that it told
+of, the last answers of its calls, and its presence until that ends by itself. The event log is capped, and the record
+of the namespace stays. Nothing else may be there: no body, index entry, group, or line of what is to be forgotten.
 """
 
 from __future__ import annotations
@@ -165,15 +162,49 @@ MANY = Allowed(1 / 4, 100.0)
 """Tasks that wait, are remembered, dead rows."""
 LATENESS = Allowed(1 / 2, 2.0)
 """Milliseconds."""
-_ALLOWED: Mapping[str, Allowed] = {
-    **dict.fromkeys(("resident", "private", "used_bytes"), BYTES),
-    **dict.fromkeys(("file_bytes", "wal_bytes", "table_bytes", "index_bytes", "bytes"), FILES),
-    **dict.fromkeys(("descriptors", "threads", "processes"), FEW),
-    **dict.fromkeys(("rows", "history", "live", "remembered"), MANY),
-    **dict.fromkeys(("late_p50_ms", "late_p99_ms"), LATENESS),
-    "blocks": BLOCKS,
+
+
+class Figure(NamedTuple):
+    """A figure that may not grow: its name for people, its unit, and the rise that is allowed."""
+
+    words: str
+    unit: str
+    allowed: Allowed
+
+
+_FIGURES: Mapping[str, Figure] = {
+    "resident": Figure("resident memory", "bytes", BYTES),
+    "private": Figure("memory of its own", "bytes", BYTES),
+    "used_bytes": Figure("memory used", "bytes", BYTES),
+    "blocks": Figure("objects of Python's allocator", "", BLOCKS),
+    "descriptors": Figure("open files", "", FEW),
+    "threads": Figure("threads", "", FEW),
+    "processes": Figure("processes", "", FEW),
+    "file_bytes": Figure("file", "bytes", FILES),
+    "wal_bytes": Figure("write-ahead log", "bytes", FILES),
+    "table_bytes": Figure("table", "bytes", FILES),
+    "index_bytes": Figure("indexes", "bytes", FILES),
+    "bytes": Figure("files", "bytes", FILES),
+    "live_rows": Figure("rows", "", MANY),
+    "dead_rows": Figure("dead rows", "", MANY),
+    "history": Figure("transactions not purged", "", MANY),
+    "live": Figure("tasks alive", "", MANY),
+    "remembered": Figure("ended tasks remembered", "", MANY),
+    "late_p50_ms": Figure("lateness p50", "ms", LATENESS),
+    "late_p99_ms": Figure("lateness p99", "ms", LATENESS),
 }
-"""By the end of a figure's name, the longest that fits. What is not here is only written down."""
+"""By the end of its name. All other figures are only written down."""
+
+
+def figure_of(name: str) -> tuple[str, Figure] | None:
+    """The owner of a figure, and what it is, by the longest end of its name that fits; None: it may grow.
+
+    >>> whose, figure = figure_of("worker-1_resident")
+    >>> whose, figure.words
+    ('worker-1', 'resident memory')
+    """
+    end = max((one for one in _FIGURES if f"_{name}".endswith(f"_{one}")), key=len, default=None)
+    return None if end is None else (name.removesuffix(end).rstrip("_"), _FIGURES[end])
 
 
 class Slope(Struct, frozen=True, kw_only=True):
@@ -267,11 +298,10 @@ def judged(samples: Sequence[Mapping[str, Any]]) -> dict[str, Slope]:
     found: dict[str, Slope] = {}
     long = bool(samples) and samples[-1]["at"] - samples[0]["at"] >= LEAST * 0.9
     for name in dict.fromkeys(name for sample in samples for name in sample):
-        kind = max((one for one in _ALLOWED if name == one or name.endswith(f"_{one}")), key=len, default=None)
-        if kind is None:
+        if (known := figure_of(name)) is None:
             continue
         points = [(float(one["at"]), float(one[name])) for one in samples if name in one]
-        allowed = _ALLOWED[kind].of(fmean(value for _, value in points))
+        allowed = known[1].allowed.of(fmean(value for _, value in points))
         # what has ended is forgotten once a minute, and databases tidy up as often
         period = PURGE_EVERY if name.startswith(("store_", "server_", "remembered")) and long else 0.0
         slope = judge(points, allowed, period=period)

@@ -33,7 +33,7 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     keep: float
     """Seconds for which ended tasks of two topics are remembered."""
     leak: int = 0
-    """Bytes that a handler keeps of each task for ever: how the soak itself is tried out."""
+    """Bytes that a handler keeps of each task to the end: how the soak itself is tried out."""
 
 
 class Ids(msgspec.Struct):

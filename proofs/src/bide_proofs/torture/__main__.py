@@ -10,7 +10,7 @@ from bide_proofs import torture
 from bide_proofs.harness.command import WrongByKind, not_in_memory, parser_of, tried
 from bide_proofs.torture.plain import server_at
 from bide_proofs.torture.run import add_options, tortured
-from bide_proofs.torture.server import Server
+from bide_proofs.torture.servers import server_of
 
 
 def main() -> int:
@@ -35,16 +35,10 @@ def main() -> int:
         not_in_memory(parser, given.url)
 
     async def run(folder: Path) -> tuple[dict[str, Any], WrongByKind]:
-        server = server_at(given.url, folder) if given.server is None else _server_of(given.server, folder)
+        server = server_at(given.url, folder) if given.server is None else server_of(given.server, folder / "server")
         return await tortured(server, given, folder)
 
     return tried("torture", run, results=given.results, keep=given.keep)
-
-
-def _server_of(name: str, folder: Path) -> Server:
-    from bide_proofs.torture.servers import server_of  # a URL needs none of it
-
-    return server_of(name, folder / "server")
 
 
 if __name__ == "__main__":

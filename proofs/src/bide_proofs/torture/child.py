@@ -1,8 +1,7 @@
-"""A process of a run: several callers on one app, or a worker on all topics, until it is told to end, or worse.
+"""A process of a run: a client or a worker on one app, until it is told to end, or worse.
 
-Topics of a run and their handlers: one for each way in which a delivery can go.
-
-The load of a client: random verbs at a given rate, over keys that are used again and again.
+A worker has the handlers of all topics, one for each way in which a delivery can go. A client has several callers, who
+ask random verbs at a given rate, over keys that are used again and again.
 """
 
 from __future__ import annotations
@@ -48,6 +47,20 @@ LOSSES = 10
 KEPT = 5.0
 """Seconds for which what ended is remembered, whatever its end; of `again` nothing is."""
 LONGEST_WORK = 6.0
+KEYS = 40
+"""Keys of each topic that are used again."""
+GROUPS = 12
+CALLERS = 6
+"""Coroutines of one client process, each of which asks one thing at a time."""
+NEAR = 5.0
+"""Seconds: most delays are at most this, and none is longer than what a client is told."""
+_CONFLICTS = ("replace", "replace", "replace", "keep", "earliest", "latest", "refuse")
+_HASTY, _HASTE = 0.06, 0.02
+"""The part of the verbs whose caller is cancelled, and the most seconds after which."""
+_FRESH = 0.4
+"""The part of the schedules that are of a key not used before."""
+_AGAIN = 0.2
+"""Seconds after which a store is opened again that is away."""
 
 
 def app_on(url: str) -> Bide:
@@ -103,20 +116,6 @@ def handle(app: Bide, chance: random.Random) -> None:
     @app.handler(THREADED, concurrency=8)
     def threaded(task: Task[Any]) -> None:
         select.select([], [], [], chance.uniform(0, 0.05))  # sleeps, also where libfaketime spoils time.sleep
-
-
-KEYS = 40
-"""Keys of each topic that are used again."""
-GROUPS = 12
-CALLERS = 6
-"""Coroutines of one client process, each of which asks one thing at a time."""
-NEAR = 5.0
-"""Seconds: most delays are at most this, and none is longer than what a client is told."""
-_CONFLICTS = ("replace", "replace", "replace", "keep", "earliest", "latest", "refuse")
-_HASTY, _HASTE = 0.06, 0.02
-"""The part of the verbs whose caller is cancelled, and the most seconds after which."""
-_FRESH = 0.4
-"""The part of the schedules that are of a key which nobody has used."""
 
 
 class Caller:
@@ -238,10 +237,6 @@ class Caller:
                 self._tokens[record.topic, record.key] = record.token
                 if len(self._tokens) > 50:
                     self._tokens.pop(next(iter(self._tokens)))
-
-
-_AGAIN = 0.2
-"""Seconds after which a store is opened again that is away."""
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,13 +15,13 @@ _LOOKS = 5
 """Of which the quickest counts: one may be interrupted between its two clocks."""
 _SIZE = 8
 SLACK: Millis = 2
-"""By how much the clock of a history may differ from the store's where nobody sets it: both round down."""
+"""By how much the clock of a history may differ from the store's where it is not set: both round down."""
 
 
 class SharedClock:
     """A file of one number: the store's time of day less the monotonic clock, in nanoseconds.
 
-    The monotonic clock is the same in all processes and nobody sets it, so that a process whose own time of day is
+    The monotonic clock is the same in all processes and is never set, so that a process whose own time of day is
     wrong still knows that of the store. Reading costs no system call beyond that of the monotonic clock.
     """
 

@@ -10,7 +10,6 @@ import time
 from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
 from functools import partial
 
 from bide.core.errors import BadInput
@@ -31,29 +30,6 @@ _SHARES = {WORKER: 0.65, CLIENT: 0.35}
 _JUMPS = (0.4, 3.0, 60.0, 3_600.0, 86_400.0)
 
 
-@dataclass
-class FaultLog:
-    """The faults that were caused."""
-
-    journal: Journal
-    counts: Counter[str] = field(default_factory=Counter)
-    spans: list[Span] = field(default_factory=list)
-    """Those that are over, in that order."""
-
-    @asynccontextmanager
-    async def during(self, kind: str, what: str) -> AsyncIterator[None]:
-        """Around one fault. One that the end of all faults cuts short has been one all the same."""
-        begun = time.monotonic_ns()
-        self.journal.say(Fault(begun, what))
-        self.counts[kind] += 1
-        try:
-            yield
-        finally:
-            at = time.monotonic_ns()
-            self.spans.append((kind, begun, at))
-            self.journal.say(Fault(at, f"over: {what}"))
-
-
 Lane = Callable[[Collection[str], random.Random], Awaitable[None]]
 """Causes one fault, of one of the kinds that are given."""
 
@@ -66,11 +42,15 @@ class Faults:
     """
 
     def __init__(
-        self, server: Server, group: ProcessGroup, log: FaultLog, plan: argparse.Namespace, wrong: ServerClock | None
+        self, server: Server, group: ProcessGroup, journal: Journal, plan: argparse.Namespace, wrong: ServerClock | None
     ) -> None:
+        self.counts: Counter[str] = Counter()
+        """How many were caused, by kind."""
+        self.spans: list[Span] = []
+        """Those that are over, in that order."""
         self._server = server
         self._group = group
-        self._log = log
+        self._journal = journal
         self._wrong = wrong
         self._plan = plan
         self._over = False
@@ -131,10 +111,23 @@ class Faults:
             await asyncio.sleep(chance.uniform(*pauses) / self._plan.pace)
             await lane(kinds, chance)
 
+    @asynccontextmanager
+    async def _during(self, kind: str, what: str) -> AsyncIterator[None]:
+        """Around one fault. One that the end of all faults cuts short has been one all the same."""
+        begun = time.monotonic_ns()
+        self._journal.say(Fault(begun, what))
+        self.counts[kind] += 1
+        try:
+            yield
+        finally:
+            at = time.monotonic_ns()
+            self.spans.append((kind, begun, at))
+            self._journal.say(Fault(at, f"over: {what}"))
+
     async def _kills(self, kinds: Collection[str], chance: random.Random) -> None:
         child = self._victim(KILL, kinds, chance)
         if child is not None:
-            async with self._log.during(f"{KILL} {child.kind}", f"kill -9 of {child.name}"):
+            async with self._during(f"{KILL} {child.kind}", f"kill -9 of {child.name}"):
                 # another takes its place, also where the end of all faults comes in between
                 self._killing = asyncio.ensure_future(self._group.kill(child))
                 await asyncio.shield(self._killing)
@@ -142,7 +135,7 @@ class Faults:
     async def _halts(self, kinds: Collection[str], chance: random.Random) -> None:
         child, seconds = self._victim(HALT, kinds, chance), chance.uniform(0.1, LONGEST_HALT)
         if child is not None:
-            async with self._log.during(f"{HALT} {child.kind}", f"SIGSTOP of {child.name}, {seconds:.1f} s"):
+            async with self._during(f"{HALT} {child.kind}", f"SIGSTOP of {child.name}, {seconds:.1f} s"):
                 await self._group.halt(child, seconds)
 
     def _victim(self, what: str, kinds: Collection[str], chance: random.Random) -> Child | None:
@@ -158,7 +151,7 @@ class Faults:
     async def _connections(self, proxy: FaultProxy, kinds: Collection[str], chance: random.Random) -> None:
         kind = chance.choice(list(kinds))
         seconds = chance.uniform(0.2, 4.0)
-        async with self._log.during(kind, f"{kind} at port {proxy.port}, {seconds:.1f} s"):
+        async with self._during(kind, f"{kind} at port {proxy.port}, {seconds:.1f} s"):
             try:
                 await _befall(proxy, kind, seconds, chance)
             finally:
@@ -166,15 +159,15 @@ class Faults:
 
     async def _server_itself(self, kinds: Collection[str], chance: random.Random) -> None:
         kind = chance.choice(list(kinds))
-        async with self._log.during(kind, f"the server: {kind}"):
+        async with self._during(kind, f"the server: {kind}"):
             over = threading.Event()
             said = await in_thread(self._server.troubles()[kind], chance, over.wait, over=over)
-        self._log.journal.say(Fault(time.monotonic_ns(), said))
+        self._journal.say(Fault(time.monotonic_ns(), said))
 
     async def _clocks(self, kinds: Collection[str], chance: random.Random) -> None:
         assert self._wrong is not None
         seconds = chance.choice((-1, 1)) * chance.choice(_JUMPS) * chance.uniform(0.5, 1.5)
-        async with self._log.during(CLOCKS, f"every second process's clock jumps to {seconds:+.1f} s"):
+        async with self._during(CLOCKS, f"every second process's clock jumps to {seconds:+.1f} s"):
             self._wrong.shift(seconds)
             await asyncio.sleep(chance.uniform(0.5, 5.0))
         if chance.random() < 0.7:

@@ -1,7 +1,6 @@
-"""Sums of the events of a run: load, lateness, recovery. `bide.testing.history` decides what they break.
+"""Sums of the events of a run: load, lateness, recovery; and the leases that a crash of the server may have undone.
 
-Leases that a crash of the server may have undone: what a store says that it does not keep is no broken promise.
-
+`bide.testing.history` decides what is broken, and what a store says that it does not keep is no broken promise.
 PostgreSQL commits leases without waiting for the disk or for a standby, and Redis answers before its replicas have
 heard (docs/sql.md and docs/redis.md, "What survives what"). After a crash, or a failover, such a task is as it was
 before its newest lease, or the extension of one. To the checker, which knows of no such thing, that looks like two live
@@ -25,6 +24,7 @@ from bide.testing.history.events import Event
 from bide.testing.history.report import Violation
 from bide_proofs.harness.command import percentiles
 
+_BEGINS = (Result.CREATED, Result.REPLACED, Result.REDRIVEN)
 UNDONE_BY: Mapping[str, Collection[str]] = {
     "postgres": ("kill -9 of the server", "OOM", "failover", "server restart", "disk full"),
     "redis-sentinel": ("kill -9 of the server", "SIGSTOP of the server", "hand-over", "failover"),
@@ -40,56 +40,6 @@ half a second; on a busy one who writes gets its turn seconds later."""
 
 Span = tuple[str, int, int]
 """A trouble, and from when to when it lasted, in nanoseconds of the monotonic clock."""
-
-
-def undone(
-    name: str, violations: Sequence[Violation], events: Iterable[Event], spans: Sequence[Span]
-) -> list[Violation]:
-    """Those of `violations` that leases undone by a crash of the server called `name` account for."""
-    kinds = UNDONE_BY.get(name, ())
-    windows = [(begun - _BEFORE, over) for kind, begun, over in spans if kind in kinds]
-    if not windows:
-        return []
-    suspects = {(one.topic, one.key) for one in violations if _of_a_lease(one)}
-    held = _held(events, suspects)
-    return [
-        one
-        for one in violations
-        if _of_a_lease(one)
-        and any(begun <= at <= over and _goes_on(one, at) for begun, over in windows for at in held[one.topic, one.key])
-    ]
-
-
-def _of_a_lease(violation: Violation) -> bool:
-    """True if a lease that was undone can look like this."""
-    return violation.promise in _PROMISES or (violation.promise == "P12" and violation.what.startswith(_UNCOUNTED))
-
-
-def _goes_on(violation: Violation, at: int) -> bool:
-    """True if one of its events came after that instant."""
-    return any(event.at > at for event in violation.events)
-
-
-def _held(events: Iterable[Event], suspects: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[int]]:
-    """When each of these was said to be leased, or its lease to be extended."""
-    held: dict[tuple[str, str], list[int]] = defaultdict(list)
-    extending: dict[int, tuple[str, str]] = {}
-    for event in events:
-        if isinstance(event, ev.Leased):
-            for one in event.tasks:
-                if (one.topic, one.key) in suspects:
-                    held[one.topic, one.key].append(event.at)
-        elif isinstance(event, ev.Extending):
-            if (event.topic, event.key) in suspects:
-                extending[event.call] = (event.topic, event.key)
-        elif isinstance(event, ev.Told) and event.call in extending:
-            ref = extending.pop(event.call)
-            if event.ok:
-                held[ref].append(event.at)
-    return held
-
-
-_BEGINS = (Result.CREATED, Result.REPLACED, Result.REDRIVEN)
 
 
 class Figures:
@@ -163,3 +113,53 @@ class Figures:
         self.verbs[asked.asks]["unknown" if event.unknown else "failed"] += 1
         if not event.error.startswith("CancelledError"):  # by its own caller
             self.failed.append(event)
+
+
+# --- leases undone
+
+
+def undone(
+    name: str, violations: Sequence[Violation], events: Iterable[Event], spans: Sequence[Span]
+) -> list[Violation]:
+    """Those of `violations` that leases undone by a crash of the server called `name` account for."""
+    kinds = UNDONE_BY.get(name, ())
+    windows = [(begun - _BEFORE, over) for kind, begun, over in spans if kind in kinds]
+    if not windows:
+        return []
+    suspects = {(one.topic, one.key) for one in violations if _of_a_lease(one)}
+    held = _held(events, suspects)
+    return [
+        one
+        for one in violations
+        if _of_a_lease(one)
+        and any(begun <= at <= over and _goes_on(one, at) for begun, over in windows for at in held[one.topic, one.key])
+    ]
+
+
+def _of_a_lease(violation: Violation) -> bool:
+    """True if a lease that was undone can look like this."""
+    return violation.promise in _PROMISES or (violation.promise == "P12" and violation.what.startswith(_UNCOUNTED))
+
+
+def _goes_on(violation: Violation, at: int) -> bool:
+    """True if one of its events came after that instant."""
+    return any(event.at > at for event in violation.events)
+
+
+def _held(events: Iterable[Event], suspects: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[int]]:
+    """When each of these was said to be leased, or its lease to be extended."""
+    held: dict[tuple[str, str], list[int]] = defaultdict(list)
+    extending: dict[int, tuple[str, str]] = {}
+    for event in events:
+        if isinstance(event, ev.Leased):
+            for one in event.tasks:
+                if (one.topic, one.key) in suspects:
+                    held[one.topic, one.key].append(event.at)
+        elif isinstance(event, ev.Extending):
+            if (event.topic, event.key) in suspects:
+                extending[event.call] = (event.topic, event.key)
+        elif isinstance(event, ev.Told) and event.call in extending:
+            ref = extending.pop(event.call)
+            if event.ok:
+                held[ref].append(event.at)
+    return held

@@ -1,4 +1,4 @@
-"""Stores that need no server of ours: a file of SQLite, and a server that somebody else has started."""
+"""Stores that need no server of ours: a file of SQLite, and a server that runs already."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class SqliteFile(Server):
         return f"the clock of every process went from {before:+.1f} s to {self.ahead:+.1f} s"
 
 
-class SomebodysServer(Server):
+class RunningServer(Server):
     """A server that runs already, with a proxy before it; it is not stopped, filled or told another time."""
 
     def __init__(self, url: str) -> None:
@@ -121,7 +121,7 @@ class SomebodysServer(Server):
         self.name = urlsplit(url).scheme
         self.gives_back = self.name == "redis+cluster"
         self.cannot = dict.fromkeys(
-            (Common.RESTART, Common.FAILOVER, Common.DISK, Common.OOM, Common.CLOCK), "the server is somebody else's"
+            (Common.RESTART, Common.FAILOVER, Common.DISK, Common.OOM, Common.CLOCK), "the server is not one of ours"
         )
         self._entered = AsyncExitStack()
 
@@ -159,4 +159,4 @@ def server_at(url: str, folder: Path) -> Server:
     parts = urlsplit(url)
     if parts.scheme == "sqlite":
         return SqliteFile(folder, Path(unquote(parts.path.removeprefix("/"))).absolute())
-    return SomebodysServer(url)
+    return RunningServer(url)

@@ -31,7 +31,7 @@ from bide_proofs.servers.process import ServerMissing
 from bide_proofs.servers.server import ServerClock
 from bide_proofs.torture.child import CAP, KEPT, LEASE, LOSSES, TOPICS, Spec, app_on
 from bide_proofs.torture.clock import SLACK, SharedClock
-from bide_proofs.torture.faults import CLIENT, CLOCKS, KILL, WORKER, FaultLog, Faults
+from bide_proofs.torture.faults import CLIENT, CLOCKS, KILL, WORKER, Faults
 from bide_proofs.torture.figures import Figures, Span, undone
 from bide_proofs.torture.server import Server
 
@@ -78,7 +78,6 @@ class _Run:
         self._clock = SharedClock(folder / "clock")
         log = Log(folder / "frame.jsonl")
         self._journal = Journal(log.say, time_ns=time.monotonic_ns, clock=self._clock.now)
-        self._faults = FaultLog(self._journal)
         self._group = ProcessGroup(folder, self._spec_of, journal=self._journal)
         self._numbers = count()
         """Of the processes."""
@@ -91,11 +90,11 @@ class _Run:
 
     async def go(self) -> tuple[dict[str, Any], WrongByKind]:
         """The report, and what was wrong."""
-        server, given, group, faults = self._server, self._given, self._group, self._faults
+        server, given, group = self._server, self._given, self._group
         self._entered.push_async_callback(server.stop)
         await self._prepare()
         self._entered.push_async_callback(group.abandon)
-        lasted, asked, drained_in = await self._suffer()
+        faults, lasted, asked, drained_in = await self._suffer()
         await self._look(drained=drained_in is not None)
         about, errors = server.about(), group.errors()
         figures, checked, aside, wrong = judged(self._folder, server.name, faults.spans)
@@ -153,14 +152,14 @@ class _Run:
         slack, cap = SLACK + round(2 * server.farthest * 1000), round(CAP * 1000)
         journal.say(Header(server.name, slack, cap, LOSSES, time.monotonic_ns(), gives_back=server.gives_back))
 
-    async def _suffer(self) -> tuple[float, float, float | None]:
+    async def _suffer(self) -> tuple[Faults, float, float, float | None]:
         """Start the processes, cause faults, and let all of it come to an end.
 
-        Returns the seconds for which faults went on, those for which clients asked, and those until nothing was live
-        any more; None: something still was. The journals tell the rest.
+        Returns the faults, the seconds for which they went on, those for which clients asked, and those until nothing
+        was live any more; None: something still was. The journals tell the rest.
         """
         given, group = self._given, self._group
-        faults = Faults(self._server, group, self._faults, given, self._wrong_clock)
+        faults = Faults(self._server, group, self._journal, given, self._wrong_clock)
         await group.start(WORKER, given.workers)
         await group.start(CLIENT, given.clients)
         began = time.monotonic()
@@ -177,7 +176,7 @@ class _Run:
         await group.end(CLIENT)
         seconds = await drained(lambda: app_on(self._server.direct))
         await group.end(WORKER)
-        return mended - began, asked, seconds
+        return faults, mended - began, asked, seconds
 
     def _spec_of(self, kind: str, slot: int, name: str) -> ChildSpec:
         """The spec of a process: the ways to the store in turn, and a wrong clock for every second one."""

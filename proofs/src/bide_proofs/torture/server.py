@@ -1,15 +1,25 @@
-"""The store under torture: where it is, the ways to it that can be disturbed, and the troubles that it has itself."""
+"""The store under torture: where it is, the ways to it that can be disturbed, and the troubles that it has itself.
+
+`Server` is the seam to a run. The private ones, which may be broken in any way, are `PrivateServer`s, each with what
+only its kind has (`servers/`); the troubles that all kinds can have are functions here.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import random
 import threading
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
 from enum import StrEnum
-from typing import Any, TypeAlias, TypeVar
+from pathlib import Path
+from typing import Any, ClassVar, TypeAlias, TypeVar
 
 from bide.testing.proxy import FaultProxy
+from bide_proofs.servers.disk import OnDisk
+from bide_proofs.servers.process import HOST, ServerMissing
+from bide_proofs.servers.server import Running, ServerClock, ServerProcess, stop_all
 
 T = TypeVar("T")
 Wait: TypeAlias = Callable[[float], bool]
@@ -37,6 +47,17 @@ class Common(StrEnum):
 
 FARTHEST = 2.0
 """Seconds by which a store's clock is set wrong at most, either way."""
+_KILLED_FOR_MEMORY = "the kernel's killer sends the process SIGKILL, as 'kill -9 of the server' does"
+"""Why servers of one process have no trouble OOM beside Common.KILL."""
+CONNECTIONS = 150
+"""As many as each server takes that can be crowded."""
+LONGEST_AWAY = 2.0
+"""Seconds that a dead server is left dead."""
+_CROWDED_FOR = (0.5, 2.0)
+FULL_FOR = (1.0, 4.0)
+_STILL = (0.2, 5.0)
+_JUMPED = (1.0, 4.0)
+"""Seconds until a clock is set back."""
 
 
 class Server:
@@ -97,3 +118,261 @@ async def in_thread(call: Callable[..., T], *given: Any, over: threading.Event |
         await asyncio.wait([running])
         running.result()
         raise
+
+
+# --- servers of our own
+
+
+class PrivateServer(Server):
+    """Servers of our own, whose clock can be set where libfaketime is installed.
+
+    They start, suffer and end on threads, so that their proxies, which live on the event loop, never stand still.
+    """
+
+    server: Running
+    """All of them together, where their kind needs no more to start and to stop."""
+    durability: ClassVar[str]
+    set_up: ClassVar[str]
+    lacks: ClassVar[Mapping[str, str]] = {}
+    """Troubles that no server of the kind can have, with the reason."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__()
+        folder.mkdir(parents=True, exist_ok=True)
+        self.version = ""
+        self.nodes: Sequence[OnDisk] = ()
+        """The servers that have a disk."""
+        self.clock: ServerClock | None = None
+        self._no_clock = ""
+        try:
+            self.clock = ServerClock()
+            self.farthest = FARTHEST
+        except ServerMissing as error:
+            self._no_clock = str(error)
+
+    @property
+    def ahead(self) -> float:  # type: ignore[override]
+        return self.clock.ahead if self.clock else 0.0
+
+    async def start(self) -> None:
+        await in_thread(self.run)
+        await self.open()
+        no_disk = next((node.disk.refused for node in self.nodes if node.disk.refused), "")
+        oom = "" if Common.OOM in self.further_troubles() else _KILLED_FOR_MEMORY
+        found = {Common.CLOCK: self._no_clock, Common.DISK: no_disk, Common.OOM: oom, **self.lacks}
+        self.cannot = {name: reason for name, reason in found.items() if reason}
+
+    def run(self) -> None:
+        """Start all servers, and set `version`; on a thread."""
+        self.server.start()
+
+    async def open(self) -> None:
+        """Open the proxies, and set `urls` and `direct`; on the event loop."""
+        raise NotImplementedError
+
+    def end(self) -> None:
+        """End all servers; on a thread."""
+        self.server.stop()
+
+    async def proxy(self, port: int, *, host: str = HOST, at: int = 0) -> FaultProxy:
+        """Open one more of `proxies` before that port, at port `at` if given."""
+        proxy = FaultProxy(host, port)
+        proxy.port = at
+        await proxy.accept()
+        self.proxies = (*self.proxies, proxy)
+        return proxy
+
+    async def stop(self) -> None:
+        try:
+            for proxy in self.proxies:
+                await proxy.close()
+        finally:
+            await in_thread(self.end)
+
+    def troubles(self) -> Mapping[str, Trouble]:
+        there = {name: befalls(self.victim, what) for name, what in _OF_ALL.items()}
+        there |= {**self.further_troubles(), Common.CLOCK: self._clock_set}
+        return {name: trouble for name, trouble in there.items() if name not in self.cannot}
+
+    def victim(self, chance: random.Random) -> Any:
+        """The server that suffers what all kinds can suffer."""
+        raise NotImplementedError
+
+    def further_troubles(self) -> Mapping[str, Trouble]:
+        """The troubles that only its kind has, by name, also those that it `cannot` have here."""
+        return {}
+
+    def about(self) -> dict[str, Any]:
+        return {"version": self.version, "durability": self.durability, "set-up": self.set_up}
+
+    def _clock_set(self, chance: random.Random, wait: Wait) -> str:
+        """Set the servers' clock ahead or back, and right again some seconds later."""
+        assert self.clock is not None
+        jump, lasts = chance.uniform(-FARTHEST, FARTHEST), chance.uniform(*_JUMPED)
+        try:
+            self.clock.shift(jump)
+            wait(lasts)
+        finally:
+            self.clock.shift(0)
+        way = "ahead" if jump > 0 else "back"
+        return f"set the server's clock {abs(jump):.1f} s {way}, and right again after {lasts:.1f} s"
+
+
+Befall: TypeAlias = Callable[[Any, random.Random, Wait], str]
+"""Something that a server suffers: does it, mends it, and returns in words what it did."""
+
+
+def befalls(pick: Callable[[random.Random], Any], what: Befall) -> Trouble:
+    """The trouble that `what`, such as `killed`, befalls the server that is picked."""
+    return lambda chance, wait: what(pick(chance), chance, wait)
+
+
+def killed(node: ServerProcess, chance: random.Random, wait: Wait) -> str:
+    """Kill it by SIGKILL, and start it again on the same data."""
+    away, took = chance.uniform(0, LONGEST_AWAY), 0.0
+    try:
+        node.kill()
+        wait(away)
+    finally:
+        took = node.mend()
+    return f"killed {node.name}, started it again after {away:.1f} s; it answered {took:.1f} s later"
+
+
+def restarted(node: ServerProcess, chance: random.Random, wait: Wait) -> str:
+    """End it in order, and start it again."""
+    took = 0.0
+    try:
+        node.halt()
+    finally:
+        took = node.mend()
+    return f"restarted {node.name}; it answered {took:.1f} s after it had ended"
+
+
+def stood_still(node: ServerProcess, chance: random.Random, wait: Wait) -> str:
+    """Stop it by SIGSTOP, until SIGCONT."""
+    lasts = chance.uniform(*_STILL)
+    try:
+        node.pause()
+        wait(lasts)
+    finally:
+        node.resume()
+    return f"let {node.name} stand still for {lasts:.1f} s"
+
+
+def crowded(node: Any, chance: random.Random, wait: Wait) -> str:
+    """Throw all clients out, and let strangers take every connection.
+
+    `node.stranger()` opens a connection, and raises OSError where there is none left; `node.throw_out(stranger)` ends
+    those of clients by way of it.
+    """
+    lasts, strangers, ends = chance.uniform(*_CROWDED_FOR), 0, 0.0
+    with ExitStack() as open_to_us:
+        first = open_to_us.enter_context(node.stranger())
+        while not ends or time.monotonic() < ends:
+            try:
+                open_to_us.enter_context(node.stranger())
+                strangers += 1
+            except OSError:
+                # full, of them and of clients: whose places the next ones are quicker to take, or not
+                node.throw_out(first)
+                ends = ends or time.monotonic() + lasts
+                if wait(0.02):
+                    break
+    return f"threw all clients out, and let {strangers} strangers take the connections for {lasts:.1f} s"
+
+
+def disk_full(node: OnDisk, chance: random.Random, wait: Wait) -> str:
+    """Fill its disk for a while. If it ended over this, start it again, as a person would."""
+    lasts, used, ended = chance.uniform(*FULL_FOR), 0, False
+    try:
+        used = node.disk.fill()
+        node.need_room()
+        wait(lasts)
+    finally:
+        node.disk.free()
+        ended = not node.running
+        node.mend()
+        node.has_room()
+    end = ", over which it ended, and was started again" if ended else ""
+    return f"let the disk of {node.name} be full for {lasts:.1f} s with {used / 1e6:.1f} MB on it{end}"
+
+
+_OF_ALL: Mapping[str, Befall] = {
+    Common.KILL: killed, Common.RESTART: restarted, Common.STILL: stood_still, Common.CROWDED: crowded,
+    Common.DISK: disk_full,
+}  # fmt: skip
+"""By the name of the trouble."""
+
+
+class TorturedPair(PrivateServer):
+    """A primary, and one that has every commit before it is answered, so that a failover loses none. Both are behind
+    proxies; they replicate past them."""
+
+    node: ClassVar[Any]
+    """The kind of server, of which one may follow the other: it is `OnDisk`, has `follows` and `promote` as a server of
+    its kind has, a `discard` that lets its next start be its first, and an `await_follower(other)`, from whose end on
+    the other has every commit that is answered, and all that was before."""
+    follower: ClassVar[str]
+    """The word for the server that follows."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.primary, self.standby = (
+            self.node(folder / f"server-{number}", clock=self.clock, options=options, name=f"server {number}")
+            for number, options in enumerate(self.options(), start=1)
+        )
+        self.nodes = [self.primary, self.standby]
+        self.standby.follows = self.primary
+
+    def options(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
+        """The options of the first and of the second server."""
+        raise NotImplementedError
+
+    def url(self, *ports: int) -> str:
+        """The URL of the one that may be written to, by way of these ports."""
+        raise NotImplementedError
+
+    def migrate(self, url: str) -> None:
+        """Make bide's tables."""
+        raise NotImplementedError
+
+    def run(self) -> None:
+        self.primary.start()
+        self.migrate(self.primary.url)
+        self.standby.start()
+        self.primary.await_follower(self.standby)
+
+    async def open(self) -> None:
+        ports = [node.port for node in self.nodes]
+        self.direct = self.url(*ports)
+        self.urls = (self.url(*[(await self.proxy(port)).port for port in ports]),)
+
+    def end(self) -> None:
+        # the standby first: a primary that ends in order waits for it
+        stop_all((self.standby, self.primary))
+
+    def victim(self, chance: random.Random) -> Any:
+        return self.primary
+
+    def further_troubles(self) -> Mapping[str, Trouble]:
+        return {
+            f"kill -9 of the {self.follower}": befalls(lambda _: self.standby, killed),
+            Common.FAILOVER: self._failover,
+        }
+
+    def _failover(self, chance: random.Random, wait: Wait) -> str:
+        """Kill the primary for good, promote the other, and make a new one in the old one's place."""
+        old, new, away = self.primary, self.standby, chance.uniform(0, LONGEST_AWAY / 2)
+        # one that was killed has forgotten what it had heard and not done, and asks for it again
+        old.await_follower(new)
+        try:
+            old.kill()
+            wait(away)
+        finally:
+            new.promote()
+            self.primary, self.standby = new, old
+            old.discard()
+            old.follows = new
+            old.start()
+            new.await_follower(old)
+        return f"killed {old.name} for good, promoted {new.name} after {away:.1f} s, and made the other its follower"

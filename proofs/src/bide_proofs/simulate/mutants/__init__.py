@@ -1,11 +1,12 @@
 """Builds of bide that are broken on purpose, each in one place: what the simulation has to catch.
 
-A judge who finds nothing wrong has said something only if it does find what is wrong. So for every promise there are
+A judge that finds nothing wrong has said something only if it does find what is wrong. So for every promise there are
 mutants that break it, and `python -m bide_proofs.simulate.mutants` plays seed after seed of each until one shows it.
 
 A mutant is a few words of one function's source exchanged, in the running program, and put back afterwards: it *is* its
 change, and can be read as one in `catalogue.toml`. The source is compiled anew and its code object takes the place of
-the function's own, so that whoever has imported the function, or holds a bound method of it, runs the mutant too.
+the function's own, so that a module that has imported the function, or an object that holds a bound method of it, runs
+the mutant too.
 """
 
 from __future__ import annotations

@@ -9,6 +9,7 @@ import msgspec
 from msgspec import Struct
 
 from bide.testing.history.report import Violation
+from bide_proofs.harness.command import markdown_table
 from bide_proofs.simulate.judge import judged
 from bide_proofs.simulate.mutants import MUTANTS, applied
 from bide_proofs.simulate.plan import plan_of
@@ -79,14 +80,11 @@ def write(path: Path, caught: Mapping[str, Caught]) -> None:
 
 def table(results: Path) -> str:
     """The table of docs/correctness.md, in the order of the promises. Raises OSError, msgspec.ValidationError."""
-    caught = written(results)
-    lines = [
-        "| promise | mutant | what was changed | where | first seed | of the first seeds | found as |",
-        "|---|---|---|---|---|---|---|",
-    ]
+    caught, rows = written(results), []
     for mutant in sorted(MUTANTS.values(), key=lambda one: int(one.promise[1:])):
         one = caught.get(mutant.name)
-        how = "not caught | · | ·" if one is None else f"{one.seed} | {one.first} of {one.of} | {one.by}"
+        how = ("not caught", "·", "·") if one is None else (f"{one.seed}", f"{one.first} of {one.of}", one.by)
         where = f"`{mutant.where.replace(':', '.').removeprefix('bide.')}`"
-        lines.append(f"| {mutant.promise} | `{mutant.name}` | {mutant.says} | {where} | {how} |")
-    return "\n".join(lines) + "\n"
+        rows.append([mutant.promise, f"`{mutant.name}`", mutant.says, where, *how])
+    heads = ["promise", "mutant", "what was changed", "where", "first seed", "of the first seeds", "found as"]
+    return markdown_table(heads, rows) + "\n"

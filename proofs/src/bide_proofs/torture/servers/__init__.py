@@ -14,8 +14,7 @@ from bide_proofs.torture.server import Server
 from bide_proofs.torture.servers.http import TorturedService
 from bide_proofs.torture.servers.mariadb import TorturedMariaDb
 from bide_proofs.torture.servers.postgres import TorturedPostgres
-from bide_proofs.torture.servers.redis import TorturedRedis
-from bide_proofs.torture.servers.redis_replicas import TorturedCluster, TorturedSentinel
+from bide_proofs.torture.servers.redis import TorturedCluster, TorturedRedis, TorturedSentinel
 
 _KINDS: Mapping[str, Callable[[Path], Server]] = {
     "sqlite": SqliteFile,

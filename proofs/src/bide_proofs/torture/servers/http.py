@@ -9,8 +9,7 @@ from typing import Any
 
 from bide_proofs.servers.process import HOST
 from bide_proofs.servers.server import ServiceProcess, start_all, stop_all
-from bide_proofs.torture.server import Trouble
-from bide_proofs.torture.servers.private import PrivateServer, befalls, killed, restarted, stood_still
+from bide_proofs.torture.server import PrivateServer, Trouble, befalls, killed, restarted, stood_still
 
 
 class TorturedService(PrivateServer):

@@ -8,18 +8,17 @@ import shutil
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.mariadb import ADMINISTRATOR, BINARY_LOG, DATABASE, PACKAGES, USER, MariaDbServer, connect
 from bide_proofs.servers.process import HOST, ServerFailed, program, until
-from bide_proofs.torture.server import Common
-from bide_proofs.torture.servers.private import CONNECTIONS, KILLED_FOR_MEMORY, TorturedPair
+from bide_proofs.torture.server import CONNECTIONS, TorturedPair
 
 _WAIT = 3_000
 """Milliseconds for which a commit waits for the replica; then none does until that is there again. Without an end
-MariaDB 10.11 can stand still for ever: a replica that comes back while a commit waits for it is not let in before its
-old connection is gone, and that is not before the commit is."""
+MariaDB 10.11 can stand still without end: a replica that comes back while a commit waits for it is not let in before
+its old connection is gone, and that is not before the commit is."""
 _OPTIONS = {
     **BINARY_LOG,
     "max-connections": str(CONNECTIONS),
@@ -44,7 +43,7 @@ class MariaDbOnDisk(OnDisk, MariaDbServer):
         return self.data / DATABASE  # a folder of the data is a database
 
     def fill(self) -> None:
-        super().fill()
+        MariaDbServer.fill(self)  # the disk is a folder of its data
         self.make_disk()
 
     def stranger(self) -> AbstractContextManager[Any]:
@@ -135,7 +134,6 @@ class TorturedMariaDb(TorturedPair):
         f"a primary and a replica, each behind a proxy, replication not; {CONNECTIONS} connections; only "
         "the tables are on the disk that can be full"
     )
-    lacks: ClassVar[Mapping[str, str]] = {Common.OOM: KILLED_FOR_MEMORY}
 
     def options(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
         return {**_OPTIONS, "server-id": "1"}, {**_OPTIONS, "server-id": "2"}
@@ -146,7 +144,7 @@ class TorturedMariaDb(TorturedPair):
     def migrate(self, url: str) -> None:
         from bide.stores.mysql.schema import SCHEMA
 
-        self.primary.ask("SET GLOBAL rpl_semi_sync_master_enabled = 0")  # nobody follows it yet
+        self.primary.ask("SET GLOBAL rpl_semi_sync_master_enabled = 0")  # it has no replica yet
         asyncio.run(SCHEMA.migrate(url))
 
     def run(self) -> None:

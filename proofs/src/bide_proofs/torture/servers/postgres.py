@@ -14,8 +14,7 @@ from typing import TYPE_CHECKING
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.postgres import DATABASE, USER, PostgresServer
 from bide_proofs.servers.process import HOST, until
-from bide_proofs.torture.server import Common, Trouble, Wait
-from bide_proofs.torture.servers.private import CONNECTIONS, TorturedPair
+from bide_proofs.torture.server import CONNECTIONS, Common, TorturedPair, Trouble, Wait
 
 if TYPE_CHECKING:
     import psycopg
@@ -36,7 +35,7 @@ _OPTIONS = {
     "min_wal_size": "2MB",
     "wal_keep_size": "64MB",
     "wal_retrieve_retry_interval": "200ms",
-    # its shared memory is a file of its data, which nobody has to tidy up after a kill
+    # its shared memory is a file of its data, which need not be tidied up after a kill
     "dynamic_shared_memory_type": "mmap",
 }
 """Besides what PostgreSQL comes with: synchronous_commit is on."""
@@ -53,9 +52,8 @@ class PostgresOnDisk(OnDisk, PostgresServer):
         return self.disk_place / "data"
 
     def fill(self) -> None:
-        self.make_disk()
         super().fill()
-        # who is promoted waits for nobody until somebody follows it
+        # one that is promoted waits for no standby until it has one
         settings = self.data / "postgresql.auto.conf"
         lines = settings.read_text(encoding="utf-8").splitlines(keepends=True)
         settings.write_text("".join(line for line in lines if _SYNCHRONOUS not in line), encoding="utf-8")
@@ -122,8 +120,8 @@ class TorturedPostgres(TorturedPair):
         super().run()
         self.version = f"PostgreSQL {self.primary.value('SHOW server_version')}"
 
-    def troubles_of_kind(self) -> Mapping[str, Trouble]:
-        return {**super().troubles_of_kind(), Common.OOM: self._one_killed}
+    def further_troubles(self) -> Mapping[str, Trouble]:
+        return {**super().further_troubles(), Common.OOM: self._one_killed}
 
     def _one_killed(self, chance: random.Random, wait: Wait) -> str:
         """Kill one of its processes, as the kernel does without memory. All others end, and it recovers."""
@@ -131,7 +129,7 @@ class TorturedPostgres(TorturedPair):
         found = {int(row[0]) for row in node.ask(_BACKENDS)}
         there = sorted(found & set(node.family()))
         if not there:
-            return "nobody was connected whose process could be killed"
+            return "no client was connected whose process could be killed"
         node.kill_one(chance.choice(there))
         wait(chance.uniform(0.5, 1.5))
         return f"killed one of the {len(there)} processes of {node.name} that serve clients"

@@ -1,7 +1,11 @@
-"""Redis: what all deployments of it suffer, and one server behind one proxy."""
+"""Redis, alone, as a Cluster and under Sentinel: a failover loses nothing that was answered.
+
+What befalls the clients' connections befalls neither replication nor those who watch over it.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import random
 from collections.abc import Mapping, Sequence
@@ -9,20 +13,26 @@ from pathlib import Path
 from typing import ClassVar
 
 from bide_proofs.servers.disk import OnDisk
-from bide_proofs.servers.process import HOST
+from bide_proofs.servers.process import HOST, until
 from bide_proofs.servers.redis import Connection, RedisServer, Refused
-from bide_proofs.torture.server import Common, Trouble, Wait
-from bide_proofs.torture.servers.private import (
+from bide_proofs.servers.redis_replicas import (
+    SERVICE,
+    ClusterNode,
+    RedisCluster,
+    RedisSentinel,
+    ReplicatedRedis,
+    url_of,
+)
+from bide_proofs.torture.server import (
     CONNECTIONS,
     FULL_FOR,
-    KILLED_FOR_MEMORY,
+    LONGEST_AWAY,
+    Common,
     PrivateServer,
+    Trouble,
+    Wait,
     befalls,
-    crowded,
-    disk_full,
     killed,
-    restarted,
-    stood_still,
 )
 
 MAXMEMORY = 1 << 30
@@ -32,6 +42,18 @@ DURABILITY = "appendonly yes, appendfsync everysec: what was answered outlives a
 _ROOM = (-200_000, 0, 20_000)
 """Bytes of memory that are left to a server that is full, or will be in a moment; fewer than none, and nothing is taken
 until some of what is there is done."""
+_WHOLE = (
+    "replication not; a failover befalls a master whose writes are paused (CLIENT PAUSE) until its replicas have all "
+    "that it has, since Redis promises nothing about what they lack"
+)
+_PAUSE = 120_000
+"""Milliseconds for which nothing may be written to a master at most."""
+_NODE_TIMEOUT = 15_000
+"""Milliseconds of silence after which a node counts as failed: Redis's own default, so that none does that is only
+killed and started again, or stands still for a while."""
+_DOWN_AFTER = 30_000
+"""Milliseconds of silence after which a master is taken for dead: Sentinel's own default, so that none is who is only
+killed and started again, or stands still for a while."""
 
 
 class RedisOnDisk(OnDisk, RedisServer):
@@ -42,9 +64,6 @@ class RedisOnDisk(OnDisk, RedisServer):
     @property
     def data(self) -> Path:
         return self.disk_place
-
-    def fill(self) -> None:
-        self.make_disk()
 
     def stranger(self) -> Connection:
         connection = Connection(self.host, self.port)
@@ -75,17 +94,11 @@ class TorturedOfRedis(PrivateServer):
         super().run()
         self.version = f"Redis {self.masters[0].info('server')['redis_version']}"
 
-    def troubles_of_kind(self) -> Mapping[str, Trouble]:
-        def master(chance: random.Random) -> RedisServer:
-            return chance.choice(self.masters)
+    def victim(self, chance: random.Random) -> RedisServer:
+        return chance.choice(self.masters)
 
-        return {
-            Common.KILL: befalls(master, killed),
-            Common.RESTART: befalls(master, restarted),
-            Common.STILL: befalls(master, stood_still),
-            Common.MEMORY: self._memory_full,
-            Common.DISK: befalls(master, disk_full),
-        }
+    def further_troubles(self) -> Mapping[str, Trouble]:
+        return {Common.MEMORY: self._memory_full}
 
     def _memory_full(self, chance: random.Random, wait: Wait) -> str:
         """Leave the masters hardly any memory for a while."""
@@ -107,7 +120,7 @@ class TorturedRedis(TorturedOfRedis):
     server: RedisOnDisk
     durability = DURABILITY
     set_up = "one server behind one proxy; maxmemory 1 GB, noeviction"
-    lacks: ClassVar[Mapping[str, str]] = {Common.OOM: KILLED_FOR_MEMORY, Common.FAILOVER: "one server has no replica"}
+    lacks: ClassVar[Mapping[str, str]] = {Common.FAILOVER: "one server has no replica"}
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -123,8 +136,236 @@ class TorturedRedis(TorturedOfRedis):
         self.direct = self.server.url
         self.urls = (f"redis://{HOST}:{(await self.proxy(self.server.port)).port}/0",)
 
-    def troubles_of_kind(self) -> Mapping[str, Trouble]:
-        def server(chance: random.Random) -> RedisOnDisk:
-            return self.server
 
-        return {**super().troubles_of_kind(), Common.CROWDED: befalls(server, crowded)}
+# --- with replicas
+
+
+class TorturedReplicas(TorturedOfRedis):
+    """Masters with replicas, each behind a proxy; they replicate past it.
+
+    A failover befalls a master whose replicas have all that it has: Redis promises nothing about what they lack.
+    """
+
+    durability = f"{DURABILITY}; a failover keeps what the replicas had"
+    at_once: ClassVar[int]
+    """Milliseconds of silence after which a server is given up while a failover is wanted."""
+    lacks: ClassVar[Mapping[str, str]] = {
+        Common.CROWDED: "on one Redis server alone: here replicas and Sentinels are among the clients"
+    }
+    server: ReplicatedRedis
+
+    @property
+    def masters(self) -> Sequence[RedisServer]:
+        return self.server.masters
+
+    def further_troubles(self) -> Mapping[str, Trouble]:
+        def replica(chance: random.Random) -> OnDisk:
+            masters: Sequence[object] = self.masters
+            return chance.choice([node for node in self.nodes if node not in masters])
+
+        return {
+            **super().further_troubles(),
+            "kill -9 of a replica": befalls(replica, killed),
+            Common.FAILOVER: self.failover,
+            Common.HAND_OVER: self.hand_over,
+        }
+
+    def failover(self, chance: random.Random, wait: Wait) -> str:
+        """Kill a master at a moment when its replicas have all that it has."""
+        self.server.await_whole()
+        old, away = chance.choice(self.server.masters), chance.uniform(0, LONGEST_AWAY)
+        try:
+            let_replicas_catch_up(old)
+            old.kill()
+            self.server.give_up_after(self.at_once)
+            new = self.server.await_master(other_than=old)
+            self.prepare_return(old, new)
+            wait(away)
+        finally:
+            if old.running:
+                old.ask("CLIENT", "UNPAUSE")
+            old.mend()
+            self.server.await_whole()  # else one that is just back is still missed
+            self.server.give_up_after(self.server.gives_up_after)
+        return f"killed {old.name}, a master; {new.name} served in its place, and the old one followed it later"
+
+    def prepare_return(self, old: RedisServer, new: RedisServer) -> None:
+        """Let `old`, which is dead, follow `new` from its next start on."""
+
+    def hand_over(self, chance: random.Random, wait: Wait) -> str:
+        """Let a master and its replica change places, both alive; nothing is lost."""
+        raise NotImplementedError
+
+
+def let_replicas_catch_up(master: RedisServer) -> None:
+    """Pause writes until CLIENT UNPAUSE, and wait until all linked replicas have everything.
+
+    Raises ServerFailed when they do not come to have it, or there is none.
+    """
+    master.ask("CLIENT", "PAUSE", _PAUSE, "WRITE")
+
+    def have_it() -> bool:
+        told = master.info("replication")
+        replicas = [rest for name, rest in told.items() if name.startswith("slave") and "offset=" in rest]
+        reached = [dict(part.split("=") for part in rest.split(",")) for rest in replicas]
+        there = [one for one in reached if one["state"] == "online"]
+        return bool(there) and all(one["offset"] == told["master_repl_offset"] for one in there)
+
+    until(have_it, f"the replicas of {master.name} to have what it has")
+
+
+# --- Cluster
+
+
+class _Node(RedisOnDisk, ClusterNode):
+    """One node. Its second port, for the bus, has no proxy."""
+
+    host = "127.0.0.2"
+
+    def directives(self) -> dict[str, str]:
+        return super().directives() | {
+            "cluster-announce-ip": self.host,
+            "cluster-announce-hostname": HOST,
+            "cluster-preferred-endpoint-type": "hostname",
+        }
+
+
+class TorturedCluster(TorturedReplicas):
+    """A Redis Cluster: three masters, each with a replica, each behind a proxy.
+
+    The nodes are at another address of the loopback than their proxies, at the same ports. Clients are told of the
+    proxies' (as a "hostname", which is what a Cluster tells to clients alone), the other nodes of the nodes' own.
+    """
+
+    name = "redis-cluster"
+    gives_back = True
+    """A slow node may lease for a caller that waits no more."""
+    at_once = 1_500
+    set_up = f"three masters, each with a replica, each behind a proxy, {_WHOLE}"
+    server: RedisCluster
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.server = RedisCluster(folder, node_timeout=_NODE_TIMEOUT, kind=_Node, clock=self.clock, options=OPTIONS)
+        self.nodes = [node for node in self.server.nodes if isinstance(node, _Node)]
+
+    async def open(self) -> None:
+        # the nodes themselves, who name to clients the proxies of the others: those have to be healed before
+        self.direct = self.server.url
+        for node in self.nodes:
+            await self.proxy(node.port, host=node.host, at=node.port)
+        self.urls = ("redis+cluster://" + ",".join(f"{HOST}:{node.port}" for node in self.nodes),)
+
+    def hand_over(self, chance: random.Random, wait: Wait) -> str:
+        """Change them by CLUSTER FAILOVER."""
+        self.server.await_whole()
+        old = chance.choice(self.server.masters)
+        self.server.replica_of(old).ask("CLUSTER", "FAILOVER")
+        new = self.server.await_master(other_than=old)
+        self.server.await_whole()
+        return f"{new.name} took over from {old.name}, which lived"
+
+
+# --- Sentinel
+
+
+class _Teller:
+    """Passes on what clients and Sentinels say to each other, with the ports of the servers' proxies for their own.
+
+    Both have five digits, so that no length in an answer changes.
+    """
+
+    def __init__(self) -> None:
+        self.told: dict[int, int] = {}
+        """The port of its proxy, by that of a server."""
+        self._listening: list[asyncio.Server] = []
+
+    async def listen(self, port: int) -> int:
+        """Listen for clients of the Sentinel at `port`. Returns the port."""
+
+        async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            with contextlib.suppress(OSError):
+                there_reader, there_writer = await asyncio.open_connection(HOST, port)
+                ways = (self._pass_on(reader, there_writer), self._pass_on(there_reader, writer, told=True))
+                await asyncio.gather(*ways, return_exceptions=True)
+            writer.close()
+
+        server = await asyncio.start_server(serve, HOST, 0)
+        self._listening.append(server)
+        found: int = server.sockets[0].getsockname()[1]
+        return found
+
+    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, *, told: bool = False) -> None:
+        try:
+            while data := await reader.read(65_536):
+                for own, proxy in self.told.items() if told else ():
+                    data = data.replace(b"$5\r\n%d\r\n" % own, b"$5\r\n%d\r\n" % proxy)
+                writer.write(data)
+                await writer.drain()
+        finally:
+            writer.close()
+
+    def close(self) -> None:
+        for server in self._listening:
+            server.close()
+        self._listening.clear()
+
+
+class TorturedSentinel(TorturedReplicas):
+    """A Redis master with two replicas, and three Sentinels who choose the master among them, each behind a proxy.
+
+    Between a Sentinel and its proxy stands a `_Teller`.
+    """
+
+    name = "redis-sentinel"
+    at_once = 1_000
+    set_up = f"a master, two replicas and three Sentinels, each behind a proxy, {_WHOLE}"
+    server: RedisSentinel
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.server = RedisSentinel(
+            folder, down_after=_DOWN_AFTER, failover_timeout=10_000, kind=RedisOnDisk, clock=self.clock, options=OPTIONS
+        )
+        self.nodes = [server for server in self.server.servers if isinstance(server, RedisOnDisk)]
+        self._teller = _Teller()
+
+    async def open(self) -> None:
+        self.direct = self.server.url
+        for server in self.nodes:
+            self._teller.told[server.port] = (await self.proxy(server.port)).port
+        told = [await self.proxy(await self._teller.listen(sentinel.port)) for sentinel in self.server.sentinels]
+        self.urls = (url_of(*(proxy.port for proxy in told)),)
+
+    async def stop(self) -> None:
+        self._teller.close()
+        await super().stop()
+
+    def further_troubles(self) -> Mapping[str, Trouble]:
+        sentinel = befalls(lambda chance: chance.choice(self.server.sentinels), killed)
+        return {**super().further_troubles(), "kill -9 of a Sentinel": sentinel}
+
+    def prepare_return(self, old: RedisServer, new: RedisServer) -> None:
+        """Configure it as a replica. It would take itself for the master otherwise, and lose what it answers."""
+        lines = old.configuration.read_text(encoding="utf-8").splitlines()
+        kept = [line for line in lines if not line.startswith(("replicaof ", "slaveof "))]
+        follows = f"replicaof {HOST} {new.port}"
+        old.configuration.write_text("\n".join([*kept, follows, ""]), encoding="utf-8")
+
+    def hand_over(self, chance: random.Random, wait: Wait) -> str:
+        """Change master and replica as docs/redis.md does it for an upgrade.
+
+        Nothing is written to the old one until it follows the new. It is told that by us, since the connection by which
+        a Sentinel would tell it waits in the same line: it has published something there.
+        """
+        self.server.await_whole()
+        old = self.server.master
+        try:
+            let_replicas_catch_up(old)
+            chance.choice(self.server.sentinels).ask("SENTINEL", "FAILOVER", SERVICE)
+            new = self.server.await_master(other_than=old)
+            old.ask("REPLICAOF", HOST, new.port)
+        finally:
+            old.ask("CLIENT", "UNPAUSE")
+            self.server.await_whole()
+        return f"{new.name} took over from {old.name}, which lived"

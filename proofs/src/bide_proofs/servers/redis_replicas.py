@@ -1,0 +1,350 @@
+"""Redis with replicas that take over: a Cluster of three masters and their replicas, and a master under Sentinel.
+
+Failovers come as soon as tests want them. A machine that tests do much on may stand still for longer than
+`NODE_TIMEOUT` or `DOWN_AFTER`: where no test wants a failover, more of it is better.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
+
+from bide_proofs.servers.process import HOST, ServerFailed, until
+from bide_proofs.servers.redis import RedisServer, Refused, Reply
+from bide_proofs.servers.server import SeveralServers, start_all
+
+FOR_EVER = 100_000_000
+"""Milliseconds."""
+
+
+class ReplicatedRedis(SeveralServers):
+    """Several servers, of which others take over from a master that is silent for `gives_up_after` milliseconds."""
+
+    gives_up_after: int
+
+    @property
+    def masters(self) -> Sequence[RedisServer]:
+        """The servers that run and take writes."""
+        raise NotImplementedError
+
+    def await_whole(self) -> None:
+        """Wait until those that run agree who is master, and the replicas among them are linked."""
+        until(self._whole, "the servers to be whole")
+
+    def _whole(self) -> bool:
+        raise NotImplementedError
+
+    def await_master(self, *, other_than: RedisServer) -> RedisServer:
+        """Wait until another serves in place of a master that is away, and return it."""
+        raise NotImplementedError
+
+    def give_up_after(self, milliseconds: int) -> None:
+        """Set the silence after which a server counts as dead."""
+        raise NotImplementedError
+
+    @contextmanager
+    def patient(self) -> Iterator[None]:
+        """Take no server for dead meanwhile, however long it is away. News spreads more slowly, too.
+
+        A node that is started in it does not know, which does no harm: it alone cannot say that another has failed.
+        """
+        self.give_up_after(FOR_EVER)
+        try:
+            yield
+            self.await_whole()  # else one that is just back is still missed
+        finally:
+            self.give_up_after(self.gives_up_after)
+
+
+# --- Cluster
+
+
+SLOTS = 16_384
+MASTERS = 3
+NODE_TIMEOUT = 1_500
+"""Milliseconds without an answer after which a node counts as failed; a replica is master about as long after that."""
+
+
+class ClusterNode(RedisServer):
+    """One node, with its second port 10,000 above."""
+
+    bus = True
+
+    def __init__(self, directory: Path, *, node_timeout: int, **options: Any) -> None:
+        super().__init__(directory, **options)
+        self._node_timeout = node_timeout
+
+    def directives(self) -> dict[str, str]:
+        return super().directives() | {
+            "cluster-enabled": "yes",
+            "cluster-config-file": "nodes.conf",
+            "cluster-node-timeout": str(self._node_timeout),
+            "cluster-require-full-coverage": "no",
+            "cluster-replica-validity-factor": "0",  # a replica steps in however long its master has been away
+            "cluster-allow-replica-migration": "no",  # each stays with its master, so that it is known who follows whom
+        }
+
+    @property
+    def id(self) -> str:
+        """Its name in the cluster, of 40 hexadecimal digits."""
+        return str(self.ask("CLUSTER", "MYID"))
+
+    def known(self) -> list[list[str]]:
+        """The lines of CLUSTER NODES about nodes that it has shaken hands with, by words."""
+        reply = self.ask("CLUSTER", "NODES")
+        assert isinstance(reply, str)
+        return [words for line in reply.splitlines() if (words := line.split()) and "handshake" not in words[2]]
+
+
+class RedisCluster(ReplicatedRedis):
+    """Six nodes below `directory`, of a `kind` of node, with the `options` of `RedisServer`.
+
+    Any one master may die: its slots are served again after twice the `node_timeout`, in milliseconds.
+    Joined by plain commands and not by `redis-cli --cluster create`, which waits in whole seconds and has to be there.
+    A start takes about 2 s, since a node that starts as a master waits so long before it serves.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        node_timeout: int = NODE_TIMEOUT,
+        kind: type[ClusterNode] = ClusterNode,
+        **options: Any,
+    ) -> None:
+        self.gives_up_after = node_timeout
+        self.nodes: Sequence[ClusterNode] = [
+            kind(directory / f"node-{number}", node_timeout=node_timeout, name=f"node {number}", **options)
+            for number in range(1, 2 * MASTERS + 1)
+        ]
+
+    @property
+    def url(self) -> str:
+        return "redis+cluster://" + ",".join(f"{node.host}:{node.port}" for node in self.nodes)
+
+    @property
+    def masters(self) -> list[ClusterNode]:
+        """The nodes that run and serve slots."""
+        return [node for node in self.nodes if node.running and node.is_master]
+
+    @property
+    def parts(self) -> Sequence[ClusterNode]:
+        return self.nodes
+
+    def start_parts(self) -> None:
+        """Start all, and wait until every slot is served and every replica is linked."""
+        joined = all((node.data / "nodes.conf").exists() for node in self.nodes)
+        start_all(self.nodes)
+        self.give_up_after(NODE_TIMEOUT)  # nodes that begin wait the longer, too
+        if not joined:
+            self._join()
+        self.await_whole()
+        self.give_up_after(self.gives_up_after)
+
+    def give_up_after(self, milliseconds: int) -> None:
+        for node in filter(lambda node: node.running, self.nodes):
+            node.ask("CONFIG", "SET", "cluster-node-timeout", milliseconds)
+
+    def _join(self) -> None:
+        first, *others = self.nodes
+        for number, node in enumerate(self.nodes):
+            node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)  # else they have to find out who is which
+            if number < MASTERS:
+                slots = range(SLOTS * number // MASTERS, SLOTS * (number + 1) // MASTERS)
+                node.ask("CLUSTER", "ADDSLOTS", *slots)
+        for node in others:
+            first.ask("CLUSTER", "MEET", node.host, node.port)
+        until(lambda: all(len(node.known()) == len(self.nodes) for node in self.nodes), "all nodes to meet")
+        for master in self.nodes[:MASTERS]:
+            self.replica_of(master).ask("CLUSTER", "REPLICATE", master.id)
+
+    def _whole(self) -> bool:
+        running = [node for node in self.nodes if node.running]
+        for node in running:
+            state = node.info("cluster")
+            if state["cluster_state"] != "ok" or state["cluster_slots_ok"] != str(SLOTS):
+                return False
+            if not (node.is_master or node.is_linked):
+                return False
+        views = {tuple(sorted((words[0], _role(words)) for words in node.known())) for node in running}
+        return len(views) == 1 and len(self.masters) == MASTERS
+
+    def await_master(self, *, other_than: RedisServer) -> ClusterNode:
+        """Wait until its replica serves in place of a master that is away, and return it."""
+        new = self.replica_of(other_than)
+        until(lambda: new.is_master, f"{new.name} to be a master")
+        return new
+
+    def replica_of(self, master: RedisServer) -> ClusterNode:
+        """The node that follows `master`, as it always will: they only change places."""
+        return self.nodes[(self.nodes.index(master) + MASTERS) % len(self.nodes)]
+
+    def master_of(self, slot: int) -> ClusterNode:
+        """The node that serves `slot`, as a node that runs sees it. Raises LookupError when no such node is known."""
+        for node in filter(lambda node: node.running, self.nodes):
+            ranges = node.ask("CLUSTER", "SLOTS")
+            assert isinstance(ranges, list)
+            for one in ranges:
+                first, last, master, *_ = cast(tuple[int, int, list[Any]], one)
+                if first <= slot <= last and (owner := self._node_at(master[1])).running:
+                    return owner
+        raise LookupError(f"no running node serves slot {slot}")
+
+    def _node_at(self, port: int) -> ClusterNode:
+        return next(node for node in self.nodes if node.port == port)
+
+    def slot_of(self, key: str) -> int:
+        """The slot that the servers put `key` into."""
+        slot = next(node for node in self.nodes if node.running).ask("CLUSTER", "KEYSLOT", key)
+        assert isinstance(slot, int)
+        return slot
+
+
+def _role(words: Sequence[str]) -> str:
+    flags = words[2].split(",")
+    return "gone" if "fail" in flags else "master" if "master" in flags else words[3]
+
+
+# --- Sentinel
+
+
+SERVICE = "mymaster"
+QUORUM = 2
+DOWN_AFTER = 1_000
+"""Milliseconds without an answer after which a sentinel takes a server for dead."""
+FAILOVER_TIMEOUT = 3_000
+_PERIODS = {"publish-period": 200, "info-period": 500, "ask-period": 200, "tilt-period": 1_000}
+"""Milliseconds between what sentinels do again and again, and how long they trust nothing after a pause of their own:
+shorter than the 2 s, 10 s, 1 s and 30 s that they come with, so that tests are."""
+
+
+class Sentinel(RedisServer):
+    """One of those who watch. The server's own program serves: redis-sentinel is another name for it."""
+
+    def __init__(self, directory: Path, master: RedisServer, *, failover_timeout: int, name: str) -> None:
+        super().__init__(directory, name=name)
+        self._watched = master
+        self._failover_timeout = failover_timeout
+
+    def directives(self) -> dict[str, str]:
+        return {
+            f"sentinel monitor {SERVICE}": f"{HOST} {self._watched.port} {QUORUM}",
+            f"sentinel down-after-milliseconds {SERVICE}": str(DOWN_AFTER),
+            f"sentinel failover-timeout {SERVICE}": str(self._failover_timeout),
+            f"sentinel parallel-syncs {SERVICE}": "1",
+        }
+
+    def command(self) -> Sequence[str]:
+        return [*super().command(), "--sentinel"]
+
+    def await_ready(self) -> float:
+        took = super().await_ready()
+        with contextlib.suppress(Refused):  # before 7.0 the periods are fixed
+            for name, period in _PERIODS.items():
+                self.ask("SENTINEL", "DEBUG", name, period)
+        return took
+
+
+class RedisSentinel(ReplicatedRedis):
+    """A master with two followers and three sentinels with a quorum of two, below `directory`.
+
+    `options` are those of `RedisServer`, for the servers that hold data. When the master dies or hangs for longer than
+    `down_after`, in milliseconds, another is master a second later. A server that comes back follows the present one.
+    """
+
+    def __init__(
+        self,
+        directory: Path,
+        *,
+        down_after: int = DOWN_AFTER,
+        failover_timeout: int = FAILOVER_TIMEOUT,
+        kind: type[RedisServer] = RedisServer,
+        **options: Any,
+    ) -> None:
+        self.gives_up_after = down_after
+        self.servers = [
+            kind(directory / f"server-{number}", name=f"server {number}", **options) for number in (1, 2, 3)
+        ]
+        self.sentinels = [
+            Sentinel(
+                directory / f"sentinel-{number}", self.servers[0],
+                failover_timeout=failover_timeout, name=f"sentinel {number}",
+            )
+            for number in (1, 2, 3)
+        ]  # fmt: skip
+
+    @property
+    def url(self) -> str:
+        return url_of(*(sentinel.port for sentinel in self.sentinels))
+
+    @property
+    def parts(self) -> Sequence[RedisServer]:
+        return *self.sentinels, *self.servers
+
+    def start_parts(self) -> None:
+        """Start all, and wait until the replicas are linked and the sentinels know them and each other."""
+        first, *others = self.servers
+        first.start()
+        for server in others:
+            server.options.setdefault("replicaof", f"{HOST} {first.port}")
+        start_all(others)
+        until(lambda: all(server.is_linked for server in others), "the replicas to be linked")
+        start_all(self.sentinels)
+        self.await_whole()
+        if self.gives_up_after != DOWN_AFTER:
+            self.give_up_after(self.gives_up_after)
+
+    @property
+    def master(self) -> RedisServer:
+        """The server that most sentinels name, whether it runs or not. Raises ServerFailed when they do not agree."""
+        named: list[int] = []
+        for sentinel in self.sentinels:
+            if sentinel.running:
+                address = sentinel.ask("SENTINEL", "GET-MASTER-ADDR-BY-NAME", SERVICE)
+                assert isinstance(address, list)
+                named.append(int(str(address[1])))
+        for port in set(named):
+            if named.count(port) >= QUORUM:
+                return next(server for server in self.servers if server.port == port)
+        raise ServerFailed(f"the sentinels name {named}, and no master that {QUORUM} agree on")
+
+    @property
+    def masters(self) -> list[RedisServer]:
+        """The one master."""
+        return [self.master]
+
+    def await_master(self, *, other_than: RedisServer) -> RedisServer:
+        """Wait until another server is the master and takes writes, and return it."""
+        until(lambda: self.master is not other_than and self.master.is_master, "another master")
+        return self.master
+
+    def give_up_after(self, milliseconds: int) -> None:
+        for sentinel in self.sentinels:
+            sentinel.ask("SENTINEL", "SET", SERVICE, "down-after-milliseconds", milliseconds)
+
+    def _whole(self) -> bool:
+        for sentinel in self.sentinels:
+            master = _fields(sentinel.ask("SENTINEL", "MASTER", SERVICE))
+            if (master["flags"], master["num-other-sentinels"]) != ("master", str(len(self.sentinels) - 1)):
+                return False
+            replicas = sentinel.ask("SENTINEL", "REPLICAS", SERVICE)
+            assert isinstance(replicas, list)
+            seen = [(one["flags"], one["master-link-status"]) for one in map(_fields, replicas)]
+            if seen != [("slave", "ok")] * (len(self.servers) - 1):
+                return False
+        return self.master.is_master
+
+
+def url_of(*ports: int) -> str:
+    """The URL by way of sentinels at these ports."""
+    return f"redis+sentinel://{','.join(f'{HOST}:{port}' for port in ports)}/{SERVICE}/0"
+
+
+def _fields(reply: Reply) -> dict[str, str]:
+    """A flat list of names and values as a mapping."""
+    assert isinstance(reply, list)
+    words = [str(word) for word in reply]
+    return dict(zip(words[::2], words[1::2], strict=True))
