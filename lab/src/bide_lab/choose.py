@@ -14,8 +14,8 @@ from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
 
+from bide_lab.findings import NOT_WAITED_FOR, Findings, Row
 from bide_lab.journal import BY_NAME, SHARES, Figures, figure
-from bide_lab.report.findings import NOT_WAITED_FOR, Findings, Row
 from bide_lab.strategy import Flaw, Strategy
 from bide_lab.workloads import WORKLOADS
 

@@ -17,8 +17,8 @@ from bide.cli.output import console, plain_table, print_json
 from bide.core.errors import BadInput
 from bide.core.instants import duration
 from bide_lab.choose import Choice, Twice, Wishes, choose
+from bide_lab.findings import NOT_WAITED_FOR, findings
 from bide_lab.journal import MEASURES, Result
-from bide_lab.report.findings import NOT_WAITED_FOR, findings
 from bide_lab.report.page import write_report
 from bide_lab.running import FAILED, Cell, ResultsFile, Run, cells_of, measure_all
 from bide_lab.strategies import PARTS, Card, card_of, catalogue, chosen

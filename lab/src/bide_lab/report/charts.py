@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
 
+from bide_lab.findings import Findings, Row
 from bide_lab.journal import BY_NAME, SHARES, Measure, figure
-from bide_lab.report.findings import Findings, Row
 from bide_lab.strategies import Family
 
 if TYPE_CHECKING:
