@@ -11,8 +11,8 @@ from tests.lab.reported import late, made, result
 
 from bide_lab import choose as choosing
 from bide_lab.choose import DOUBLED, LATE, LOST, Choice, Twice, Wishes, choose, kinds_of
+from bide_lab.figures import Result
 from bide_lab.findings import findings
-from bide_lab.journal import Result
 from bide_lab.running import ResultsFile
 from bide_lab.strategies import catalogue
 from bide_lab.strategy import Flaw

@@ -17,8 +17,8 @@ from bide.cli.output import console, plain_table, print_json
 from bide.core.errors import BadInput
 from bide.core.instants import duration
 from bide_lab.choose import Choice, Twice, Wishes, choose
+from bide_lab.figures import MEASURES, Result
 from bide_lab.findings import NOT_WAITED_FOR, findings
-from bide_lab.journal import MEASURES, Result
 from bide_lab.report.page import write_report
 from bide_lab.running import FAILED, Cell, ResultsFile, Run, cells_of, measure_all
 from bide_lab.strategies import PARTS, Card, card_of, catalogue, chosen
@@ -182,7 +182,7 @@ def _in_short(result: Result) -> str:
     if seen is None:
         return result.why_not
     if result.workload in NOT_WAITED_FOR:
-        taken = [(one, value) for one in MEASURES
+        taken = [(one, value) for one in MEASURES.values()
                  if one.workload == result.workload and (value := one.of(seen)) is not None]  # fmt: skip
         return ", ".join(f"{one.head} {one.words(value)}" for one, value in taken) or "measured"
     fired = f"{seen.fired} of {seen.expected} fired, {seen.lost} lost, {seen.duplicated} twice, {seen.early} early"

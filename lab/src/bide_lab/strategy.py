@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
 
 import msgspec
 
-from bide_lab.journal import Figures
+from bide_lab.figures import Figures
 
 VERBS = ("schedule", "reschedule", "cancel", "fire_now")
 """The calls that a client may make, in the order in which reports show them."""

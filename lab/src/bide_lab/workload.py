@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from bide.testing.proxy import Act, Chunk, FaultProxy
 from bide_lab import journal
-from bide_lab.journal import Figures
+from bide_lab.figures import Figures
 from bide_lab.processes import LabFault, Process, Spec, Step
 from bide_lab.strategies import source_of
 from bide_lab.strategy import Setting, Strategy, now

@@ -15,20 +15,14 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from bide_lab.choose import Wishes, choose, late_words
+from bide_lab.figures import MEASURES, Figures, Measure, Result, figure
 from bide_lab.findings import NOT_WAITED_FOR, Findings, Row
-from bide_lab.journal import BY_NAME, Figures, Measure, Result, figure
 from bide_lab.report.charts import Picture
 from bide_lab.strategies import PARTS, Card, Family
 from bide_lab.strategy import VERBS
 
 TITLE = "Delayed tasks, measured"
-COLUMNS = tuple(
-    BY_NAME[name]
-    for name in (
-        "late-p50", "late-p99", "completed", "idle-cpu", "idle-server-cpu", "idle-trips", "bytes", "server-bytes",
-        "trips", "verb-schedule", "verb-reschedule", "verb-cancel", "verb-fire_now",
-    )
-)  # fmt: skip
+COLUMNS = [one for one in MEASURES.values() if one.column]
 """The columns of a family's table."""
 EMPTY = "·"
 

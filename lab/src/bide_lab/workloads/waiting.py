@@ -12,7 +12,7 @@ from statistics import median
 from urllib.parse import urlsplit
 
 from bide.cli.bench.processes import resident_bytes, spent_by_family
-from bide_lab.journal import Figures
+from bide_lab.figures import Figures
 from bide_lab.processes import Step
 from bide_lab.strategy import VERBS, Strategy, now
 from bide_lab.workload import HOUR, Trial, batches, keys_of, processor_share, workload

@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Generic, TypeVar
 from bide.core.instants import Millis
 from bide.ports import Timer
 from bide.timers import drive
-from bide_lab.journal import Figures
+from bide_lab.figures import Figures
 from bide_lab.strategy import GONE, Effect, Flaw, Item, Setting, Strategy, now, when
 
 Thing = TypeVar("Thing", bound=Hashable)

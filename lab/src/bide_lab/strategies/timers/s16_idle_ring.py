@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 from bide.core.instants import Millis
 from bide.timers import IdleRing, drive
-from bide_lab.journal import Figures
+from bide_lab.figures import Figures
 from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, now, when
 
 SLOTS = 30

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bide_lab.journal import Figures
+from bide_lab.figures import Figures
 from bide_lab.servers import RedisStrategy
 from bide_lab.strategy import DONE_TWICE, NEVER_DONE, Effect, Flaw, Item, now, poll, when
 

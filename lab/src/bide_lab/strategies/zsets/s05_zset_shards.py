@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from bide_lab.journal import Figures
+from bide_lab.figures import Figures
 from bide_lab.servers import RedisStrategy
 from bide_lab.strategy import Effect, Flaw, Item, Setting, now, poll, together, when
 

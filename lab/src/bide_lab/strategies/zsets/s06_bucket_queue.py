@@ -7,7 +7,7 @@ import zlib
 from collections.abc import Sequence
 from uuid import uuid4
 
-from bide_lab.journal import Figures
+from bide_lab.figures import Figures
 from bide_lab.servers import RedisStrategy
 from bide_lab.strategy import Effect, Flaw, Item, now, together
 

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from bide_lab.journal import Figures
+from bide_lab.figures import Figures
 from bide_lab.servers import RedisStrategy
 from bide_lab.strategy import NEVER_DONE, Effect, Flaw, Item, Setting, due_or_told, now, together, when
 
