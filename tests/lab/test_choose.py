@@ -87,7 +87,7 @@ def test_what_lacks_a_verb_is_out_with_the_reason_that_it_gives(verb: str) -> No
 
 
 def test_what_is_late_by_design_is_out_where_that_is_too_late() -> None:
-    by_design = [name for name, strategy in EVERY.items() if (strategy.precision or 0) >= 60]
+    by_design = [name for name, strategy in EVERY.items() if strategy.precision >= 60]
     assert by_design
     for name in by_design:
         assert "late by design" in why_not(name, Wishes(servers=ALL, late=59))

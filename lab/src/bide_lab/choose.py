@@ -115,7 +115,7 @@ def _against(wishes: Wishes, row: Row) -> Iterator[Reason]:
 
 
 def _lateness(wishes: Wishes, row: Row) -> Iterator[Reason]:
-    by_design, seen, limit = row.strategy.precision or 0.0, late_words(row), wishes.late * 1000
+    by_design, seen, limit = row.strategy.precision, late_words(row), wishes.late * 1000
     if by_design > wishes.late:
         yield Reason(f"up to {span_words(by_design)} late by design{f' ({seen})' if seen else ''}")
     steady = row.figures("steady")

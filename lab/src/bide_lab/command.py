@@ -101,7 +101,7 @@ def _strategy_shape(strategy: type[Strategy]) -> dict[str, Any]:
     return {
         "strategy": strategy.name, "title": strategy.title, "needs": list(strategy.needs),
         "roles": list(strategy.roles), "in_process": strategy.in_process, "cannot": dict(strategy.cannot),
-        "precision": strategy.precision or 0.0,
+        "precision": strategy.precision,
         "flaws": [{"text": flaw.text, "workload": flaw.workload} for flaw in strategy.flaws],
     }  # fmt: skip
 

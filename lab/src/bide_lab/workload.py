@@ -106,7 +106,7 @@ class Trial:
     @property
     def patience(self) -> float:
         """Seconds after its time by which every firing has to be there, if nothing goes wrong."""
-        return MARGIN + 1.5 * (self.strategy.period + self.setting.span(self.strategy.precision or 0.0))
+        return MARGIN + 1.5 * (self.strategy.period + self.setting.span(self.strategy.precision))
 
     @property
     def hold(self) -> float:

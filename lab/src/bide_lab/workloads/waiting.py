@@ -73,7 +73,7 @@ async def trips(trial: Trial, *, quick: bool) -> Figures:
     Each is fired before the next is scheduled.
     """
     ahead, seconds = 50, 1.0
-    each = ahead / 1000 + trial.strategy.period + trial.setting.span(trial.strategy.precision or 0.0)
+    each = ahead / 1000 + trial.strategy.period + trial.setting.span(trial.strategy.precision)
     count = max(5, min(20 if quick else 100, int((5 if quick else 20) / each)))
     client, _ = await trial.ready()
     await asyncio.sleep(0.5)

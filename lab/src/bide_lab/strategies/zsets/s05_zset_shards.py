@@ -129,10 +129,9 @@ class HashedShards(RedisStrategy):
 
         Answers whether there may be more.
         """
-        ask = self.redis.pipeline(transaction=False)
-        ask.zrangebyscore(self._shard(shard), 0, now(), start=0, num=_PAGE)
-        ask.zcard(self._shard(shard))
-        found, self.counted[f"waiting_{shard}"] = await ask.execute()
+        look = self.redis.pipeline(transaction=False)
+        look.zrangebyscore(self._shard(shard), 0, now(), start=0, num=_PAGE).zcard(self._shard(shard))
+        found, self.counted[f"waiting_{shard}"] = await look.execute()
         if found:
             await self.redis.rpush(self._queue, *found)
             self.counted[f"waiting_{shard}"] -= await self.redis.zrem(self._shard(shard), *found)
