@@ -17,7 +17,6 @@ from functools import cache, partial
 from pathlib import Path
 
 from bide.core import lifecycle
-from bide.core.errors import MissingExtra
 from bide.core.lifecycle import TABLE
 from bide.core.records import State
 from bide.settings import describe
@@ -129,11 +128,7 @@ def main(arguments: list[str]) -> int:
                 path.write_text(wanted, encoding="utf-8")
     stale += [path.relative_to(ROOT) for path in lab().stale_pictures()]
     if "--check" not in arguments and ("--draw" in arguments or lab().stale_pictures()):
-        try:
-            lab().draw()
-        except MissingExtra as error:
-            print(error, file=sys.stderr)
-            return 1
+        lab().draw()
     for path in stale:
         print(f"{path}: {'is out of date; run make generate' if '--check' in arguments else 'written'}")
     return 1 if stale and "--check" in arguments else 0

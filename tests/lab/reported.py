@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from bide_lab.journal import SHARES, Figures, Result
+from bide_lab.figures import SHARES, Figures, Result
 
 MACHINE = {"cpus": 2, "python": "3.11.7", "system": "Linux"}
 

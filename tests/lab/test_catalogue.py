@@ -8,7 +8,7 @@ import pytest
 from tests.lab.playing import named
 
 from bide.core.errors import BadInput
-from bide_lab.journal import Figures
+from bide_lab.figures import Figures
 from bide_lab.strategies import PARTS, card_of, catalogue, check, chosen, source_of
 from bide_lab.strategy import VERBS, Strategy
 from bide_lab.workloads import WORKLOADS

@@ -11,8 +11,8 @@ from tests.lab.reported import late, made, result
 
 from bide_lab import choose as choosing
 from bide_lab.choose import DOUBLED, LATE, LOST, Choice, Twice, Wishes, choose, kinds_of
-from bide_lab.journal import Result
-from bide_lab.report.findings import findings
+from bide_lab.figures import Result
+from bide_lab.findings import findings
 from bide_lab.running import ResultsFile
 from bide_lab.strategies import catalogue
 from bide_lab.strategy import Flaw
@@ -87,7 +87,7 @@ def test_what_lacks_a_verb_is_out_with_the_reason_that_it_gives(verb: str) -> No
 
 
 def test_what_is_late_by_design_is_out_where_that_is_too_late() -> None:
-    by_design = [name for name, strategy in EVERY.items() if (strategy.precision or 0) >= 60]
+    by_design = [name for name, strategy in EVERY.items() if strategy.precision >= 60]
     assert by_design
     for name in by_design:
         assert "late by design" in why_not(name, Wishes(servers=ALL, late=59))

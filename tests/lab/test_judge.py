@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from bide_lab.journal import SHARES, Call, Figures, Firing, Journal, judge, read
+from bide_lab.figures import SHARES, Figures
+from bide_lab.journal import Call, Firing, Journal, judge, read
 
 MS = 1_000_000
 LATER = 10_000 * MS

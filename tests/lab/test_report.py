@@ -11,13 +11,14 @@ from xml.etree import ElementTree
 import pytest
 from tests.lab.reported import late, made, result, some_results
 
-from bide_lab import journal, strategies, strategy
-from bide_lab.journal import Result
-from bide_lab.report import charts, findings
+from bide_lab import figures, findings, strategies, strategy
+from bide_lab.figures import Result
+from bide_lab.findings import NOT_ASKED, Findings, Row
+from bide_lab.report import charts
 from bide_lab.report import page as pages
 from bide_lab.report.charts import DARK, LIGHT, alone, pictures, write_pictures
-from bide_lab.report.document import Document, ahead, cell_table, markdown
-from bide_lab.report.findings import NOT_ASKED, Findings, Row
+from bide_lab.report.content import ahead, cell_table
+from bide_lab.report.document import Document, markdown
 from bide_lab.report.page import page, write_report
 from bide_lab.running import ResultsFile
 from bide_lab.strategies import OWN, catalogue, families, family_of
@@ -44,7 +45,7 @@ def ahead_of_bide(*results: Result) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize(
     "module",
-    [journal, charts, strategies, strategy, s09_delay_levels, s13_ring],
+    [figures, charts, strategies, strategy, s09_delay_levels, s13_ring],
     ids=lambda module: module.__name__,
 )
 def test_examples_in_docstrings_are_true(module: object) -> None:

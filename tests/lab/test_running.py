@@ -9,7 +9,7 @@ import pytest
 from tests.lab.playing import setting_of
 
 from bide.core.errors import BadInput
-from bide_lab.journal import Result
+from bide_lab.figures import Result
 from bide_lab.processes import LabFault, Step
 from bide_lab.running import FAILED, Cell, ResultsFile, Run, cells_of, measure, measure_all, why_not
 from bide_lab.strategies import catalogue, chosen, source_of

@@ -14,8 +14,8 @@ from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
 
-from bide_lab.journal import BY_NAME, SHARES, Figures, figure
-from bide_lab.report.findings import NOT_WAITED_FOR, Findings, Row
+from bide_lab.figures import MEASURES, SHARES, Figures, figure
+from bide_lab.findings import NOT_WAITED_FOR, Findings, Row
 from bide_lab.strategy import Flaw, Strategy
 from bide_lab.workloads import WORKLOADS
 
@@ -115,7 +115,7 @@ def _against(wishes: Wishes, row: Row) -> Iterator[Reason]:
 
 
 def _lateness(wishes: Wishes, row: Row) -> Iterator[Reason]:
-    by_design, seen, limit = row.strategy.precision or 0.0, late_words(row), wishes.late * 1000
+    by_design, seen, limit = row.strategy.precision, late_words(row), wishes.late * 1000
     if by_design > wishes.late:
         yield Reason(f"up to {span_words(by_design)} late by design{f' ({seen})' if seen else ''}")
     steady = row.figures("steady")
@@ -157,7 +157,7 @@ def _repeats(wishes: Wishes, row: Row) -> Iterator[Reason]:
 
 
 def _size(wishes: Wishes, row: Row) -> Iterator[Reason]:
-    bears, each = row.strategy.bears, row.value(BY_NAME["bytes"])
+    bears, each = row.strategy.bears, row.value(MEASURES["bytes"])
     if bears is not None and wishes.tasks > bears:
         yield Reason(f"no machine should be asked to bear more than {bears:,} at once in this way")
     if each is not None and each * wishes.tasks > wishes.memory:
@@ -233,13 +233,13 @@ def _merits(wishes: Wishes, row: Row) -> Iterator[str]:
         if seen is not None and seen.expected and not seen.lost:
             twice = f", {seen.duplicated:,} done twice" if seen.duplicated else ""
             yield f"lost none of {seen.expected:,}{twice} ({name}: {WORKLOADS[name].about})"
-    if (each := row.value(BY_NAME["bytes"])) is not None:
-        servers = row.value(BY_NAME["server-bytes"])
+    if (each := row.value(MEASURES["bytes"])) is not None:
+        servers = row.value(MEASURES["server-bytes"])
         beside = f", {bytes_words(servers * wishes.tasks)} on the servers" if servers else ""
         yield f"{wishes.tasks:,} tasks take {bytes_words(each * wishes.tasks)} of its own memory{beside}"
-    if (rate := row.value(BY_NAME["completed"])) is not None:
+    if (rate := row.value(MEASURES["completed"])) is not None:
         yield f"fired {figure(rate)} a second in a burst"
-    if (idle := row.value(BY_NAME["idle-cpu"])) is not None:
+    if (idle := row.value(MEASURES["idle-cpu"])) is not None:
         yield f"{figure(idle)} % of a processor while nothing is due"
 
 

@@ -6,7 +6,7 @@ import asyncio
 import shutil
 import sys
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +18,8 @@ from bide.cli.tables import console, plain_table
 from bide.core.errors import BadInput
 from bide.core.instants import duration
 from bide_lab.choose import Choice, Twice, Wishes, choose
-from bide_lab.journal import MEASURES, Result
-from bide_lab.report.findings import NOT_WAITED_FOR, findings
+from bide_lab.figures import MEASURES, Result
+from bide_lab.findings import NOT_WAITED_FOR, findings
 from bide_lab.report.page import write_report
 from bide_lab.running import FAILED, Cell, ResultsFile, Run, cells_of, measure_all
 from bide_lab.strategies import PARTS, Card, card_of, catalogue, chosen
@@ -102,7 +102,7 @@ def _strategy_shape(strategy: type[Strategy]) -> dict[str, Any]:
     return {
         "strategy": strategy.name, "title": strategy.title, "needs": list(strategy.needs),
         "roles": list(strategy.roles), "in_process": strategy.in_process, "cannot": dict(strategy.cannot),
-        "precision": strategy.precision or 0.0,
+        "precision": strategy.precision,
         "flaws": [{"text": flaw.text, "workload": flaw.workload} for flaw in strategy.flaws],
     }  # fmt: skip
 
@@ -183,7 +183,7 @@ def _in_short(result: Result) -> str:
     if seen is None:
         return result.why_not
     if result.workload in NOT_WAITED_FOR:
-        taken = [(one, value) for one in MEASURES
+        taken = [(one, value) for one in MEASURES.values()
                  if one.workload == result.workload and (value := one.of(seen)) is not None]  # fmt: skip
         return ", ".join(f"{one.head} {one.words(value)}" for one, value in taken) or "measured"
     fired = f"{seen.fired} of {seen.expected} fired, {seen.lost} lost, {seen.duplicated} twice, {seen.early} early"
@@ -212,29 +212,49 @@ def report(surroundings: Context, results: Path, out: Path, words: tuple[str, ..
     click.echo(f"{written.page}\n{written.tables}")
 
 
+class Asked(click.Option):
+    """An option that is asked for in a terminal where it is not given; elsewhere its default counts."""
+
+    def prompt_for_value(self, ctx: click.Context) -> Any:
+        surroundings = ctx.find_object(Context)
+        asks = sys.stdin.isatty() and surroundings is not None and not surroundings.json
+        return super().prompt_for_value(ctx) if asks else self.get_default(ctx)
+
+
+def asked(name: str, question: str, default: Any, **more: Any) -> Callable[[click.decorators.FC], click.decorators.FC]:
+    """An option whose help is its question."""
+    more = {"help": f"{question}?", "show_default": True, **more}
+    return click.option(name, cls=Asked, prompt=question, default=default, **more)
+
+
+def _are_servers() -> bool:
+    return bool(_kinds(click.get_current_context().params["servers"]))
+
+
 @lab.command(name="choose")
-@click.option("--tasks", type=WholeNumber(1, 10**12), metavar="N", help="How many wait at the same time. [100000]")
-@click.option("--late", metavar="LENGTH", help="By how much 99 of 100 may be late, such as 50ms, 1s or 1h. [1s]")
-@click.option(
-    "--servers", metavar="KINDS", help=f"What you have, such as redis,postgres; or none. Of {', '.join(KINDS)}."
-)
-@click.option("--several/--one-machine", default=None,
-              help="Do processes on several machines take part? [yes, if there are servers]")  # fmt: skip
-@click.option("--cancel/--no-cancel", default=None, help="May it be cancelled until its time? [yes]")
-@click.option("--move/--no-move", default=None, help="May it be moved to another time? [yes]")
-@click.option("--survive/--no-survive", default=None, help="Must it survive a process that dies? [yes]")
-@click.option("--twice", type=click.Choice([one.value for one in Twice]),
-              help="May it be done twice: yes, only after a crash, or no? [crash]")  # fmt: skip
+@asked("--tasks", "How many tasks wait at the same time", 100_000, type=WholeNumber(1, 10**12), metavar="N")
+@asked("--late", "By how much may 99 of 100 be late (50ms, 1s, 1h)", "1s", metavar="LENGTH")
+@asked("--servers", f"Which servers do you have ({', '.join(KINDS)}, or none)", "none", metavar="KINDS")
+@asked("--several/--one-machine", "Do processes on several machines take part", _are_servers,
+       show_default="yes, if there are servers")  # fmt: skip
+@asked("--cancel/--no-cancel", "May a task be cancelled until its time", True)
+@asked("--move/--no-move", "May it be moved to another time", True)
+@asked("--survive/--no-survive", "Must it survive a process that dies", True)
+@asked("--twice", "May it be done twice (crash: only after a crash)", "crash",
+       type=click.Choice([one.value for one in Twice]))  # fmt: skip
 @results_option
 @own_option
 @_quiet
 @click.pass_obj
-def choose_(surroundings: Context, /, results: Path, words: tuple[str, ...], **given: Any) -> None:
+def choose_(
+    surroundings: Context, /, results: Path, words: tuple[str, ...], late: str, servers: str, twice: str, **given: Any
+) -> None:
     """Which strategy to pick, and why: a few questions, held against what was measured here, or else by us.
 
-    What no option answers is asked, in a terminal; elsewhere the value in brackets counts.
+    What no option answers is asked, in a terminal; elsewhere the default counts.
     """
-    wishes = _wishes(given, asks=sys.stdin.isatty() and not surroundings.json)
+    seconds = duration(late, field="late") / 1000
+    wishes = Wishes(late=seconds, servers=_kinds(servers), twice=Twice(twice), **given)
     here = results.exists()
     choice = choose(wishes, findings(ResultsFile(results if here else _SHIPPED).read(), chosen(words) if words else ()))
     if not surroundings.json:
@@ -254,38 +274,12 @@ def choose_(surroundings: Context, /, results: Path, words: tuple[str, ...], **g
     })  # fmt: skip
 
 
-_QUESTIONS: Mapping[str, tuple[str, Any]] = {
-    "tasks": ("How many tasks wait at the same time", 100_000),
-    "late": ("By how much may 99 of 100 be late (50ms, 1s, 1h)", "1s"),
-    "servers": (f"Which servers do you have ({', '.join(KINDS)}, or none)", "none"),
-    "several": ("Do processes on several machines take part", None),
-    "cancel": ("May a task be cancelled until its time", True),
-    "move": ("May it be moved to another time", True),
-    "survive": ("Must it survive a process that dies", True),
-    "twice": ("May it be done twice (yes, crash: only after a crash, no)", "crash"),
-}
-"""By option, in the order in which they are asked: the question, and the answer where nobody gives one."""
-
-
-def _wishes(given: Mapping[str, Any], *, asks: bool) -> Wishes:
-    answers: dict[str, Any] = {}
-    for name, (question, default) in _QUESTIONS.items():
-        if name == "several":
-            default = answers["servers"].strip() not in ("", "none")
-        if given[name] is not None or not asks:
-            answers[name] = default if given[name] is None else given[name]
-        elif isinstance(default, bool):
-            answers[name] = click.confirm(question, default=default)
-        else:
-            answers[name] = click.prompt(question, default=default, type=type(default))
-    servers = {word.strip() for word in answers["servers"].split(",")} - {"", "none"}
+def _kinds(given: str) -> frozenset[str]:
+    """The kinds of server in a list with commas. Raises BadInput."""
+    servers = frozenset(word.strip() for word in given.split(",")) - {"", "none"}
     for one in sorted(servers - set(KINDS)):
         raise BadInput("servers", one, f"some of {', '.join(KINDS)}, with commas between them, or none")
-    if answers["twice"] not in list(Twice):
-        raise BadInput("twice", answers["twice"], "yes, crash or no")
-    late = duration(answers["late"], field="late") / 1000
-    read = {"late": late, "servers": frozenset(servers), "twice": Twice(answers["twice"])}
-    return Wishes(**{**answers, **read})
+    return servers
 
 
 def _print_choice(choice: Choice, results: Path, *, here: bool) -> None:

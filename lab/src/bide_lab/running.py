@@ -18,7 +18,7 @@ import msgspec
 
 from bide._version import __version__
 from bide.core.errors import BadInput, BideError
-from bide_lab.journal import Figures, Result
+from bide_lab.figures import Figures, Result
 from bide_lab.processes import LabFault
 from bide_lab.strategy import Setting, Strategy
 from bide_lab.workload import Trial, Workload

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
 
 import msgspec
 
-from bide_lab.journal import Figures
+from bide_lab.figures import Figures
 
 VERBS = ("schedule", "reschedule", "cancel", "fire_now")
 """The calls that a client may make, in the order in which reports show them."""
@@ -85,31 +85,31 @@ class Flaw(NamedTuple):
     """Its trace in these figures, in words with numbers; empty if there is none."""
 
 
-_ABOVE = {"ns": "us", "us": "ms", "ms": "s"}
-"""By unit: the one that is a thousand times as long."""
-
-
 def when(name: str, words: str, *, over: float = 0) -> Callable[[Figures], str]:
     """The `seen` of a flaw that shows where a figure, or else a count, of this name is `over` so much.
 
-    `words` are a format of all figures and counts; one that was not taken is 0. There are `p50_s` and `most_s`,
-    lateness in seconds, and `done`, all firings; a time in `x_ms` is there as `x_s` too, and so on from `x_ns`.
+    `words` are a format of all figures and counts; one that was not taken is 0.
 
     >>> when("lost", "{lost} of {expected} gone")(Figures(lost=3, expected=9))
     '3 of 9 gone'
     """
 
     def seen(figures: Figures) -> str:
-        taken = {**figures.counts, **msgspec.structs.asdict(figures), "p50": figures.p50, "most": figures.most}
+        taken = figures.counts | msgspec.structs.asdict(figures)
+        taken |= {"p50": figures.p50, "most": figures.most, "done": figures.done}
         values: dict[str, Any] = defaultdict(int, {one: value for one, value in taken.items() if value is not None})
-        values |= {"p50_s": values["p50"] / 1000, "most_s": values["most"] / 1000}
-        values["done"] = values["fired"] + values["duplicated"]
-        for one, (stem, _, unit) in [(one, one.rpartition("_")) for one in figures.counts]:
-            if unit in _ABOVE:
-                values[f"{stem}_{_ABOVE[unit]}"] = values[one] / 1000
         return words.format_map(values) if values[name] > over else ""
 
     return seen
+
+
+def held_up(seen: Figures) -> str:
+    """How late the quick tasks were behind slow ones; empty if that was no more than a machine is slow at times."""
+    slow, late, many = seen.counts.get("slow_ms", 0), seen.p50 or 0, seen.counts.get("slow", 0)
+    if not slow or late < slow / 4:
+        return ""
+    tasks = f"{many:.0f} tasks" if many else "one task"
+    return f"behind {tasks} of {slow / 1000:g} s half of the others were {late:,.0f} ms late"
 
 
 NEVER_DONE = when("lost", "{lost} of {expected} tasks never done")
@@ -138,7 +138,7 @@ class Strategy:
     in_process: ClassVar[bool] = False
     cannot: ClassVar[Mapping[str, str]] = {}
     """By verb: why there is none."""
-    precision: ClassVar[float | None] = None
+    precision: ClassVar[float] = 0.0
     """Seconds by which it is late by design, where that is more than a moment: of strategy time, so it is scaled."""
     hold: ClassVar[float] = 0.0
     """Seconds, not scaled, after which the tasks of a dead consumer are given to another."""

@@ -15,7 +15,7 @@ from urllib.parse import urlsplit
 
 from bide.testing.proxy import Act, Chunk, FaultProxy
 from bide_lab import journal
-from bide_lab.journal import Figures
+from bide_lab.figures import Figures
 from bide_lab.processes import LabFault, Process, Spec, Step
 from bide_lab.strategies import source_of
 from bide_lab.strategy import Setting, Strategy, now
@@ -106,7 +106,7 @@ class Trial:
     @property
     def patience(self) -> float:
         """Seconds after its time by which every firing has to be there, if nothing goes wrong."""
-        return MARGIN + 1.5 * (self.strategy.period + self.setting.span(self.strategy.precision or 0.0))
+        return MARGIN + 1.5 * (self.strategy.period + self.setting.span(self.strategy.precision))
 
     @property
     def hold(self) -> float:

@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from xml.sax.saxutils import escape, quoteattr
 
-from bide_lab.journal import BY_NAME, SHARES, Measure, figure
-from bide_lab.report.findings import Findings, Row
+from bide_lab.figures import MEASURES, SHARES, Measure, figure
+from bide_lab.findings import Findings, Row
 from bide_lab.strategies import Family
 
 if TYPE_CHECKING:
@@ -168,7 +168,7 @@ def _of_family(found: Findings, family: Family) -> Iterator[Picture]:
         ("idle", "Processor time while nothing is due", ("idle-cpu", "idle-server-cpu")),
         ("memory", "Memory for each task that waits", ("bytes", "server-bytes")),
     ):
-        measures = [BY_NAME[name] for name in names if any(row.value(BY_NAME[name]) is not None for row in beside)]
+        measures = [MEASURES[name] for name in names if any(row.value(MEASURES[name]) is not None for row in beside)]
         some = [row for row in beside if any(row.value(one) is not None for one in measures)]
         if any(row in rows for row in some):
             height = 0.55 + (0.27 if len(measures) == 1 else 0.36 + 0.25 / len(some)) * len(some)

@@ -7,7 +7,8 @@ import random
 import time
 from collections.abc import Mapping
 
-from bide_lab.journal import Call, Figures, judge, whole_lines
+from bide_lab.figures import Figures
+from bide_lab.journal import Call, judge, whole_lines
 from bide_lab.processes import Process, Step
 from bide_lab.strategy import now
 from bide_lab.workload import Reason, Trial, batches, keys_of, steps_at, unless, workload

@@ -6,7 +6,7 @@ import random
 import time
 from statistics import median
 
-from bide_lab.journal import Figures
+from bide_lab.figures import Figures
 from bide_lab.processes import Step
 from bide_lab.strategy import now
 from bide_lab.workload import HOUR, Trial, batches, keys_of, processor_share, steps_at, workload

@@ -17,7 +17,8 @@ import msgspec
 
 from bide.cli.bench.plan import rounded, uncollected
 from bide.cli.bench.timers import OPERATIONS, Contestant, Ours, timed_round
-from bide_lab.journal import Figures, curve
+from bide_lab.figures import Figures
+from bide_lab.journal import curve
 from bide_lab.processes import Step, processor_seconds, resident
 from bide_lab.strategy import now
 from bide_lab.workload import HOUR, Trial, batches, keys_of, processor_share, unless, workload

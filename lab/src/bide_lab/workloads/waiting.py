@@ -12,7 +12,7 @@ from statistics import median
 from urllib.parse import urlsplit
 
 from bide.cli.bench.processes import resident_bytes, spent_by_family
-from bide_lab.journal import Figures
+from bide_lab.figures import Figures
 from bide_lab.processes import Step
 from bide_lab.strategy import VERBS, Strategy, now
 from bide_lab.workload import HOUR, Trial, batches, keys_of, processor_share, workload
@@ -73,7 +73,7 @@ async def trips(trial: Trial, *, quick: bool) -> Figures:
     Each is fired before the next is scheduled.
     """
     ahead, seconds = 50, 1.0
-    each = ahead / 1000 + trial.strategy.period + trial.setting.span(trial.strategy.precision or 0.0)
+    each = ahead / 1000 + trial.strategy.period + trial.setting.span(trial.strategy.precision)
     count = max(5, min(20 if quick else 100, int((5 if quick else 20) / each)))
     client, _ = await trial.ready()
     await asyncio.sleep(0.5)

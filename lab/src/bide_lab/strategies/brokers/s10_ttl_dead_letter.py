@@ -32,7 +32,7 @@ class OneQueue(RabbitMqStrategy):
         Flaw(
             "a long delay at the head holds up the short ones behind it", "head",
             when("short_late", "{short_late:.0f} of {short:.0f} short delays came out only after the long one before "
-                 "them, half of them more than {short_late_p50_s:.1f} s late"),
+                 "them, half of them more than {short_late_p50_ms:,.0f} ms late"),
         ),
     )  # fmt: skip
 

@@ -10,7 +10,6 @@ from uuid import uuid4
 
 import msgspec
 
-from bide_lab.journal import Figures
 from bide_lab.servers import RedisStrategy
 from bide_lab.strategy import Effect, Flaw, Item, Setting, due_or_told, now, poll, together, when
 
@@ -19,8 +18,6 @@ _VISIBLE = 3600.0
 _SCANS = 36
 """In a visibility time-out of an hour, one every 100 s."""
 _POOL = 4
-_TOLD = 100
-"""Bytes: less for a task is memory that the process had from before."""
 
 
 class Message(msgspec.Struct, frozen=True):
@@ -30,14 +27,6 @@ class Message(msgspec.Struct, frozen=True):
     key: str
     eta: int
     """Milliseconds since the epoch."""
-
-
-def _heavy(seen: Figures) -> str:
-    if not (held := seen.counts.get("held", 0)):
-        return ""
-    weight = (seen.client_bytes_per_task or 0) * seen.scheduled / held
-    each = f", {weight:,.0f} bytes for each" if weight > _TOLD else ""
-    return f"{held:,.0f} of {seen.scheduled:,} tasks that wait were in the worker's memory{each}"
 
 
 class InMemoryEta(RedisStrategy):
@@ -62,7 +51,10 @@ class InMemoryEta(RedisStrategy):
             when("most", "half of the tasks {p50:,.0f} ms late, but {most:,.0f} ms where the killed worker held them",
                  over=500),
         ),
-        Flaw("every task that waits is in a worker's memory", "idle", _heavy),
+        Flaw(
+            "every task that waits is in a worker's memory", "idle",
+            when("held", "{held:,.0f} of {scheduled:,} tasks that wait were in the worker's memory"),
+        ),
     )  # fmt: skip
 
     def __init__(self, setting: Setting) -> None:
@@ -107,10 +99,8 @@ class InMemoryEta(RedisStrategy):
         while True:
             _, body = await self.redis.brpop([self._queue], 0)
             message = msgspec.json.decode(body, type=Message)
-            note = self.redis.pipeline(transaction=True)
-            note.zadd(self._index, {message.tag: now()})
-            note.hset(self._unacked, message.tag, body)
-            await note.execute()
+            note = self.redis.pipeline().zadd(self._index, {message.tag: now()})
+            await note.hset(self._unacked, message.tag, body).execute()
             self.counted["fetched"] += 1
             heapq.heappush(self._heap, (message.eta, next(self._order), message))
             self._earlier.set()
@@ -127,10 +117,8 @@ class InMemoryEta(RedisStrategy):
 
     async def _do(self, message: Message, effect: Effect, pool: asyncio.Semaphore) -> None:
         try:
-            ack = self.redis.pipeline(transaction=True)
-            ack.zrem(self._index, message.tag)
-            ack.hdel(self._unacked, message.tag)
-            await ack.execute()
+            ack = self.redis.pipeline().zrem(self._index, message.tag)
+            await ack.hdel(self._unacked, message.tag).execute()
             if message.key not in self._revoked:
                 await effect(message.key, message.eta)
         finally:
@@ -146,11 +134,8 @@ class InMemoryEta(RedisStrategy):
             await self.redis.delete(self._mutex)
 
     async def _give_back(self, tag: str) -> None:
-        take = self.redis.pipeline(transaction=True)
-        take.hget(self._unacked, tag)
-        take.zrem(self._index, tag)
-        take.hdel(self._unacked, tag)
-        body = (await take.execute())[0]
+        take = self.redis.pipeline().hget(self._unacked, tag).zrem(self._index, tag).hdel(self._unacked, tag)
+        body, *_ = await take.execute()
         if body is not None:
             await self.redis.rpush(self._queue, body)
 

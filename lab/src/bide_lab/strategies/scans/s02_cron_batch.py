@@ -85,7 +85,7 @@ class Hourly(_CronBatch):
     flaws = (
         Flaw(
             "a task is late by anything up to an hour", "steady",
-            when("most", "late by {p50_s:.1f} s in the middle and {most_s:.1f} s at most", over=_NOTICED),
+            when("most", "late by {p50:,.0f} ms in the middle and {most:,.0f} ms at most", over=_NOTICED),
         ),
     )  # fmt: skip
 

@@ -5,9 +5,8 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from bide_lab.journal import Figures
 from bide_lab.servers import PostgresStrategy, changed
-from bide_lab.strategy import Effect, Flaw, Item, Setting, now, together
+from bide_lab.strategy import Effect, Flaw, Item, Setting, now, together, when
 
 _PAGE = 50
 _LANES = 4
@@ -16,25 +15,21 @@ _SHORTEST, _LONGEST = 0.02, 0.5
 """Seconds between two questions while nothing is due; not scaled."""
 
 
-def _bloat(seen: Figures) -> str:
-    dead, live = seen.counts.get("dead_rows", 0), seen.counts.get("live_rows", 0)
-    if not dead:
-        return ""
-    vacuums = seen.counts.get("vacuums", 0)
-    return (
-        f"{dead:.0f} dead rows beside {live:.0f} live ones, {seen.counts['table_bytes'] / 1024:.0f} KiB of table and "
-        f"{seen.counts['index_bytes'] / 1024:.0f} KiB of indexes for {seen.scheduled} tasks that are all over"
-        f"{f' (vacuums meanwhile: {vacuums:.0f})' if vacuums else ''}"
-    )
-
-
 class SkipLocked(PostgresStrategy):
     """Claim, do, delete, commit."""
 
     name = "S3"
     title = "claims by FOR UPDATE SKIP LOCKED"
     shows = ("steady", "burst")
-    flaws = (Flaw("what is done or moved leaves dead rows until vacuum has been there", "churn", _bloat),)
+    flaws = (
+        Flaw(
+            "what is done or moved leaves dead rows until vacuum has been there", "churn",
+            when("dead_rows",
+                 "{dead_rows:,.0f} dead rows beside {live_rows:,.0f} live ones, {table_bytes:,.0f} bytes of table and "
+                 "{index_bytes:,.0f} of indexes for {scheduled:,} tasks that are all over; vacuums meanwhile: "
+                 "{vacuums:.0f}"),
+        ),
+    )  # fmt: skip
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)

@@ -11,7 +11,6 @@ from typing import Any, ClassVar, Generic, TypeVar
 from bide.core.instants import Millis
 from bide.ports import Timer
 from bide.timers import drive
-from bide_lab.journal import Figures
 from bide_lab.strategy import GONE, Effect, Flaw, Item, Setting, Strategy, now, when
 
 Thing = TypeVar("Thing", bound=Hashable)
@@ -142,12 +141,3 @@ class GoingRound(InMemory):
 
     def counts(self) -> Mapping[str, float]:
         return {**super().counts(), "visits": self.timer.visits, "vain_visits": self.timer.vain_visits}
-
-
-def held_up(seen: Figures) -> str:
-    """How late the quick tasks were behind slow ones; empty if that was no more than a machine is slow at times."""
-    slow, late, many = seen.counts.get("slow_ms", 0), seen.p50 or 0, seen.counts.get("slow", 0)
-    if not slow or late < slow / 4:
-        return ""
-    tasks = f"{many:.0f} tasks" if many else "one task"
-    return f"behind {tasks} of {slow / 1000:.1f} s half of the others were {late:,.0f} ms late"

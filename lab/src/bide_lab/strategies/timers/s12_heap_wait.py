@@ -6,8 +6,8 @@ from typing import Any
 
 from bide.core.instants import Millis
 from bide.timers import HeapTimer
-from bide_lab.strategies.timers.in_process import InMemory, held_up
-from bide_lab.strategy import GONE, Flaw
+from bide_lab.strategies.timers.in_process import InMemory
+from bide_lab.strategy import GONE, Flaw, held_up
 
 
 class HeapWait(InMemory):

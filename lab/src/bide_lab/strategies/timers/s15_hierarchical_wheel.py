@@ -6,7 +6,7 @@ from typing import Any
 
 from bide.core.instants import Millis
 from bide.timers import HierarchicalWheel
-from bide_lab.journal import Figures
+from bide_lab.figures import Figures
 from bide_lab.strategies.timers.in_process import InMemory
 from bide_lab.strategy import GONE, Flaw
 

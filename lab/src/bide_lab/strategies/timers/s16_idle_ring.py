@@ -5,11 +5,11 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 from bide.core.instants import Millis
 from bide.timers import IdleRing, drive
-from bide_lab.journal import Figures
+from bide_lab.figures import Figures
 from bide_lab.strategy import Effect, Flaw, Item, Setting, Strategy, now, when
 
 SLOTS = 30
@@ -23,7 +23,7 @@ class IdleConnections(Strategy):
     """
 
     in_process = True
-    precision: ClassVar[float | None] = 1.0
+    precision = 1.0
     shows = ("touch",)
     unfit = "its only delay is the one time-out of all connections"
     _effect: Effect
@@ -188,7 +188,7 @@ class WholeScan(IdleConnections):
     flaws = (
         Flaw(
             "every look is at all connections, and holds up all else meanwhile", "touch",
-            when("tick_us", "{tick_ms:.2f} ms a look, with {scheduled:,} connections", over=100),
+            when("tick_us", "{tick_us:,.0f} us a look, with {scheduled:,} connections", over=100),
         ),
     )  # fmt: skip
 
@@ -208,11 +208,11 @@ class TimerEach(IdleConnections):
 
     name = "S16-timers"
     title = "a timer per connection"
-    precision = None
+    precision = 0.0
     flaws = (
         Flaw(
             "every packet cancels a timer and makes another", "touch",
-            when("touch_ns", "{touch_us:.2f} us and {client_bytes_per_task:,.0f} bytes a connection"),
+            when("touch_ns", "{touch_ns:,.0f} ns and {client_bytes_per_task:,.0f} bytes a connection"),
         ),
     )  # fmt: skip
 

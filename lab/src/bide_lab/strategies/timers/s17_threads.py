@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 
 from bide.core.instants import Millis
 from bide.timers import HeapTimer
-from bide_lab.strategies.timers.in_process import InMemory, Waiting, held_up
-from bide_lab.strategy import GONE, Effect, Flaw, Item, Setting, Strategy, when
+from bide_lab.strategies.timers.in_process import InMemory, Waiting
+from bide_lab.strategy import GONE, Effect, Flaw, Item, Setting, Strategy, held_up, when
 
 POOL = 10
 """APScheduler's default."""

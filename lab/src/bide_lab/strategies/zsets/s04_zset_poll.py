@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bide_lab.journal import Figures
 from bide_lab.servers import RedisStrategy
-from bide_lab.strategy import DONE_TWICE, NEVER_DONE, Effect, Flaw, Item, now, poll, when
+from bide_lab.strategy import DONE_TWICE, NEVER_DONE, Effect, Flaw, Item, held_up, now, poll, when
 
 _PERIOD = 0.1
 _KIND = "order"
@@ -16,18 +15,14 @@ _KIND = "order"
 class _ZsetPoll(RedisStrategy):
     """The sorted set and its clients, which the variants share, and the poller, which asks every 100 ms."""
 
-    precision = 0.0
-
     async def open(self) -> None:
         await super().open()
         self.due = self.key(f"due:{_KIND}")
         self.bodies = self.key(f"bodies:{_KIND}")
 
     async def schedule(self, items: Sequence[Item]) -> None:
-        pipeline = self.redis.pipeline(transaction=True)
-        pipeline.hset(self.bodies, mapping={item.key: item.due for item in items})
-        pipeline.zadd(self.due, {item.key: item.due for item in items})
-        await pipeline.execute()
+        due = {item.key: item.due for item in items}
+        await self.redis.pipeline().hset(self.bodies, mapping=due).zadd(self.due, due).execute()
 
     async def reschedule(self, item: Item) -> bool:
         # a body that is not there stays away: it is written only if the index has the task
@@ -37,10 +32,8 @@ class _ZsetPoll(RedisStrategy):
         return changed
 
     async def cancel(self, key: str) -> bool:
-        pipeline = self.redis.pipeline(transaction=True)
-        pipeline.zrem(self.due, key)
-        pipeline.hdel(self.bodies, key)
-        return bool((await pipeline.execute())[0])
+        was_there, _ = await self.redis.pipeline().zrem(self.due, key).hdel(self.bodies, key).execute()
+        return bool(was_there)
 
     async def due_until(self, end: int) -> list[tuple[str, int]]:
         """Ids and due times of what is due, in order; `end` in milliseconds since the epoch."""
@@ -83,20 +76,13 @@ class RemoveBefore(_ZsetPoll):
             await effect(key, due)
 
 
-def _held_up(seen: Figures) -> str:
-    slow = seen.counts.get("slow_ms", 0)
-    if seen.p50 is None or seen.p50 < max(slow / 4, 250):
-        return ""
-    return f"behind one task of {slow / 1000:g} s half of the others were {seen.p50:,.0f} ms late"
-
-
 class SmallestOnly(_ZsetPoll):
     """The smallest element alone: not due, sleep; due, remove it, do it, and look again."""
 
     name = "S4-C"
     title = "ZSET poll, the smallest element only"
     loses = "what its holder had taken and not done when it died"
-    flaws = (Flaw("one slow task holds up all others", "slow", _held_up),)
+    flaws = (Flaw("one slow task holds up all others", "slow", held_up),)
 
     async def look(self, effect: Effect) -> None:
         while (head := await self.redis.zrange(self.due, 0, 0, withscores=True)) and head[0][1] <= now():

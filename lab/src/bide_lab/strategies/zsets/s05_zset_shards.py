@@ -11,7 +11,7 @@ from functools import partial
 from typing import Any, ClassVar
 from uuid import uuid4
 
-from bide_lab.journal import Figures
+from bide_lab.figures import Figures
 from bide_lab.servers import RedisStrategy
 from bide_lab.strategy import Effect, Flaw, Item, Setting, now, poll, together, when
 
@@ -129,10 +129,9 @@ class HashedShards(RedisStrategy):
 
         Answers whether there may be more.
         """
-        ask = self.redis.pipeline(transaction=False)
-        ask.zrangebyscore(self._shard(shard), 0, now(), start=0, num=_PAGE)
-        ask.zcard(self._shard(shard))
-        found, self.counted[f"waiting_{shard}"] = await ask.execute()
+        look = self.redis.pipeline(transaction=False)
+        look.zrangebyscore(self._shard(shard), 0, now(), start=0, num=_PAGE).zcard(self._shard(shard))
+        found, self.counted[f"waiting_{shard}"] = await look.execute()
         if found:
             await self.redis.rpush(self._queue, *found)
             self.counted[f"waiting_{shard}"] -= await self.redis.zrem(self._shard(shard), *found)

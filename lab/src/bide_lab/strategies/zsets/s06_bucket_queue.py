@@ -7,9 +7,8 @@ import zlib
 from collections.abc import Sequence
 from uuid import uuid4
 
-from bide_lab.journal import Figures
 from bide_lab.servers import RedisStrategy
-from bide_lab.strategy import Effect, Flaw, Item, now, together
+from bide_lab.strategy import Effect, Flaw, Item, now, together, when
 
 _BUCKETS = 3
 _PERIOD = 1.0
@@ -21,13 +20,6 @@ _TIME_TO_RUN = 600.0
 _TOPIC = "order"
 
 
-def _waits(seen: Figures) -> str:
-    if seen.p50 is None or seen.p50 < 200:
-        return ""
-    hops = seen.counts.get("hops", 0) / max(1, seen.fired)
-    return f"{hops:.1f} hops for each task, half of them {seen.p50:,.0f} ms late by a timer that looks each second"
-
-
 class BucketAndReady(RedisStrategy):
     """The option `hold` is the time-to-run in seconds."""
 
@@ -37,7 +29,13 @@ class BucketAndReady(RedisStrategy):
     period = _PERIOD
     hold = _LOCK + 2 * _PERIOD
     time_out = _TIME_TO_RUN
-    flaws = (Flaw("every task waits for the timer's next look, and goes two hops", "steady", _waits),)
+    flaws = (
+        Flaw(
+            "every task waits for the timer's next look, and goes two hops", "steady",
+            when("p50", "{hops:,.0f} hops for {fired:,} tasks, half of them {p50:,.0f} ms late by a timer that looks "
+                 "each second", over=200),
+        ),
+    )  # fmt: skip
 
     async def open(self) -> None:
         await super().open()
@@ -68,10 +66,8 @@ class BucketAndReady(RedisStrategy):
         return state in (b"delay", b"ready") and await self._delete(key)
 
     async def _delete(self, key: str) -> bool:
-        pipeline = self.redis.pipeline(transaction=True)
-        pipeline.delete(self._job(key))
-        pipeline.zrem(self._bucket(key), key)
-        return bool((await pipeline.execute())[0])
+        was_there, _ = await self.redis.pipeline().delete(self._job(key)).zrem(self._bucket(key), key).execute()
+        return bool(was_there)
 
     async def run(self, role: str, effect: Effect) -> None:
         if role == "worker":
@@ -111,10 +107,9 @@ class BucketAndReady(RedisStrategy):
             if due is None:  # deleted while it was ready
                 await self.redis.delete(self._job(key))
                 continue
-            reserve = self.redis.pipeline(transaction=True)
-            reserve.hset(self._job(key), "state", "reserved")
-            reserve.zadd(self._bucket(key), {key: now() + round(self._time_to_run * 1000)})
-            await reserve.execute()
+            ready_again = now() + round(self._time_to_run * 1000)
+            reserve = self.redis.pipeline().hset(self._job(key), "state", "reserved")
+            await reserve.zadd(self._bucket(key), {key: ready_again}).execute()
             self.counted["hops"] += 1
             await effect(key, int(due))
             await self._delete(key)

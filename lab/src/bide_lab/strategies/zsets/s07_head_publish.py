@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-from bide_lab.journal import Figures
 from bide_lab.servers import RedisStrategy
 from bide_lab.strategy import NEVER_DONE, Effect, Flaw, Item, Setting, due_or_told, now, together, when
 
@@ -40,11 +39,6 @@ return 0
 """
 
 
-def _in_vain(seen: Figures) -> str:
-    looks, vain = seen.counts.get("looks", 0), seen.counts.get("looks_in_vain", 0)
-    return f"{vain:,.0f} of {looks:,.0f} looks of two listeners found nothing" if vain > looks / 20 else ""
-
-
 class HeadPublish(RedisStrategy):
     """A member is the due time and the key: where the library puts a random number, so that equal values differ."""
 
@@ -52,7 +46,10 @@ class HeadPublish(RedisStrategy):
     title = "head published to listeners, blocking queue"
     flaws = (
         Flaw("what a consumer has popped dies with it", "killed", NEVER_DONE),
-        Flaw("all listeners fire at once, one of them for something", "two", _in_vain),
+        Flaw(
+            "all listeners fire at once, one of them for something", "two",
+            when("looks_in_vain", "{looks_in_vain:,.0f} of {looks:,.0f} looks of two listeners found nothing", over=20),
+        ),
         Flaw(
             "a subscription that is dropped unnoticed stops delivery", "deaf",
             when("waited_for_a_restart",

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import NamedTuple
 
-from bide_lab.journal import MEASURES, Figures, Measure, Result
+from bide_lab.figures import MEASURES, Figures, Measure, Result
 from bide_lab.strategies import OWN, Card, Family, card_of, catalogue, families, family_of
 from bide_lab.strategy import Strategy
 from bide_lab.workloads import WORKLOADS
@@ -111,7 +111,7 @@ class Findings:
         self.rows = rows
         self.results = results
         self.bide = [row for row in rows if row.is_bide]
-        self.better = [one for measure in MEASURES if (one := self._better(measure)) is not None]
+        self.better = [one for measure in MEASURES.values() if (one := self._better(measure)) is not None]
         self.families = [one for one in (*families(), OWN) if self.of(one)]
         """Those that have rows, bide last but for the reader's own."""
 
@@ -139,13 +139,13 @@ class Findings:
         ours = [one for one in have if one[0].is_bide]
         if not ours:
             return None
-        best, value = (max if measure.more else min)(ours, key=lambda one: one[1])
+        best, value = (max if measure.more_is_better else min)(ours, key=lambda one: one[1])
         way = _way(best.results[measure.workload])
         ahead = [
             (row.name, theirs) for row, theirs in have
             if not row.is_bide and measure.better(theirs, value) and _way(row.results[measure.workload]) == way
         ]  # fmt: skip
-        ahead.sort(key=lambda one: one[1], reverse=measure.more)
+        ahead.sort(key=lambda one: one[1], reverse=measure.more_is_better)
         return Better(measure, best.name, value, ahead) if ahead else None
 
 
