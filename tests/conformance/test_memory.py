@@ -1,10 +1,11 @@
-"""The contract of a store, kept by the memory store over each timer."""
+"""The contract of a store, kept by the memory store over each timer, and behind a facade."""
 
 from __future__ import annotations
 
 from pathlib import Path
 from typing import ClassVar
 
+from bide.ports import StoreFacade
 from bide.stores.memory import MemoryStore
 from bide.testing.store_suite import StoreSuite
 from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel
@@ -13,6 +14,11 @@ from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel
 class TestMemory(StoreSuite):
     async def make_store(self, tmp_path: Path) -> MemoryStore:
         return MemoryStore()
+
+
+class TestMemoryBehindFacade(StoreSuite):
+    async def make_store(self, tmp_path: Path) -> StoreFacade:
+        return StoreFacade(MemoryStore())
 
 
 class TestMemoryOverHeap(StoreSuite):

@@ -156,12 +156,12 @@ class Gated(FaultyStore):
         super().__init__(MemoryStore())
         self.held: set[str] = set()
 
-    async def _call(self, name: str, verb: Callable[[], Any]) -> Any:
+    async def around(self, name: str, verb: Callable[[], Any]) -> Any:
         async def later() -> Any:
             await until(lambda: name not in self.held, f"{name} to be let go")
             return await verb()
 
-        return await super()._call(name, later)
+        return await super().around(name, later)
 
 
 @contextmanager

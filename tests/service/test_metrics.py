@@ -20,7 +20,7 @@ from bide.core.retry import policy
 from bide.engine.delivery.long_poll import LongPoll
 from bide.ports import Features, Policy
 from bide.service.metrics import Metrics
-from bide.service.metrics.measures import OPERATIONS, BoundedLabels, Series, time_calls
+from bide.service.metrics.measures import OPERATIONS, BoundedLabels, Series, TimedStore
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 from bide.testing.virtual import VirtualLoop, run_virtual
@@ -183,31 +183,20 @@ async def test_a_mistake_of_the_caller_is_no_error_of_the_store(measured: Measur
 def test_a_timed_store_can_do_what_it_could() -> None:
     assert OPERATIONS == ("add", "change", "get", "find", "tally", "lease", "extend", "settle", "purge")
 
-    store = MemoryStore()
-    could = store.features
+    inner = MemoryStore()
     counted: list[str] = []
-    time_calls(store, lambda operation, *_: counted.append(operation))
-    assert store.features == could
+    store = TimedStore(inner, lambda operation, *_: counted.append(operation))
+    assert store.features == Features(wakes=inner, workers=store, events=store)
 
     async def story() -> None:
         await store.open()
         await store.add([], now=0)
         await store.get([])
+        await store.record([])
         await store.close()
 
     asyncio.run(story())
     assert counted == ["add", "get"]
-
-
-def test_a_store_with_slots_works_untimed(caplog: pytest.LogCaptureFixture) -> None:
-    class Slotted:
-        __slots__ = ()
-
-        async def add(self, tasks: Any, *, now: int) -> list[Any]:
-            return []
-
-    time_calls(Slotted(), lambda *_: None)  # type: ignore[arg-type]
-    assert "the calls of Slotted are not timed: its class has __slots__" in caplog.text
 
 
 async def test_a_store_that_is_opened_again_is_timed_once() -> None:

@@ -57,7 +57,7 @@ class Client(ClientVerbs):
     async def _begin(self) -> Session:
         store = self._make_store()
         for instrument in self.instruments:
-            instrument.opening(store)
+            store = instrument.store(store)
         await store.open()
         clock = store.features.clock
         self.clock = (None if clock is None else clock.clock()) or self._own_clock
@@ -119,9 +119,7 @@ class JoinedClient(ClientVerbs):
         self._check_payload = client._check_payload
         transactions = client.store.features.transactions
         if transactions is None:
-            raise SetupError(
-                f"{type(client.store).__name__} cannot take part in a transaction; sqlite:, postgresql: and mysql: can"
-            )
+            raise SetupError("this store cannot take part in a transaction; sqlite:, postgresql: and mysql: can")
         self._joined = transactions.using(connection)
         self._through = client._session.through(self._joined)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bide.ports.diagnosis import Diagnoses, Finding, HasSchema
+from bide.ports.facade import StoreFacade
 from bide.ports.instruments import Carrier, Instrument, TableStats, Wakes
 from bide.ports.sinks import Policy, Route, Sink
 from bide.ports.store import (
@@ -51,6 +52,7 @@ __all__ = [
     "ScaledClock",
     "Sink",
     "Store",
+    "StoreFacade",
     "SystemClock",
     "Table",
     "TableStats",

@@ -44,8 +44,9 @@ class TableStats(Struct):
 class Instrument:
     """Attached to an app before it is opened (`app.instruments`). Nothing it is told of may be changed, or fail."""
 
-    def opening(self, store: Store) -> None:
-        """This store is about to be opened, and to be called."""
+    def store(self, store: Store) -> Store:
+        """The store for an app in place of `store`: the same, or a `StoreFacade` that observes its calls."""
+        return store
 
     def route(self, route: Route) -> Route:
         """The route for a worker in place of `route`: the same, its sink observed."""

@@ -17,7 +17,7 @@ from bide.stores.mysql.connection import address_of
 from bide.stores.mysql.queries import Names
 from bide.stores.mysql.schema import SCHEMA
 from bide.testing.proxy import Act, FaultProxy
-from bide.testing.store_suite.base import HOUR, NOW, lease, listed, look, new, put
+from bide.testing.store_suite.base import HOUR, NOW, add_all, lease, listed, look, new, put
 from bide_proofs.servers.mariadb import DATABASE, USER, MariaDbServer
 from bide_proofs.servers.process import HOST
 
@@ -34,7 +34,7 @@ async def test_a_replica_is_read_from_until_the_primary_is_back(
     await asyncio.to_thread(replica.ask, "STOP SLAVE")
     primary.kill()
     assert await look(store, old) == old, "the replica tells"
-    adding = asyncio.create_task(store.add([new("new", due=In(0))], now=NOW))
+    adding = asyncio.create_task(add_all(store, [new("new", due=In(0))]))
     await asyncio.to_thread(primary.start)
     [answer] = await adding
     assert answer.result is Result.CREATED
@@ -66,7 +66,7 @@ async def test_a_replica_that_is_being_made_is_not_taken_for_the_store(
         await put(store, new("first", due=In(0)))
         await proxy.refuse()
         lost = proxy.fault(Act.LOSE_REPLY)
-        adding = asyncio.create_task(store.add([new("second", due=In(0))], now=NOW))
+        adding = asyncio.create_task(add_all(store, [new("second", due=In(0))]))
         await until(lambda: bool(lost.hits), "the call to be sent")
         proxy.cut()
         reading = asyncio.create_task(listed(store, Filter()))

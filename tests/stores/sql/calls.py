@@ -14,7 +14,7 @@ from bide.core.events import Event, EventKind
 from bide.core.names import new_id
 from bide.core.records import Filter, Lease, Page, Ref
 from bide.testing.proxy import Act, FaultProxy
-from bide.testing.store_suite.base import HOUR, NOW, new
+from bide.testing.store_suite.base import HOUR, NOW, add_all, new
 
 Call = Callable[[Any], Awaitable[Any]]
 """Of an open store, with `Shares` and `KeepsEvents`; it may be made again and again."""
@@ -22,7 +22,7 @@ Call = Callable[[Any], Awaitable[Any]]
 _EVENT = Event(at=NOW, topic="t", key="k", id=new_id(), kind=EventKind.CHANGE)
 
 WRITES: dict[str, Call] = {  # and do not look first, which is safe to lose
-    "add": lambda store: store.add([new()], now=NOW),
+    "add": lambda store: add_all(store, [new()]),
     "extend": lambda store: store.extend([Lease("t", "nobody", 1)], now=NOW, until=NOW + HOUR),
     "purge": lambda store: store.purge(now=NOW, limit=1),
     "announce": lambda store: store.announce("w", ["t"], NOW + HOUR, now=NOW),

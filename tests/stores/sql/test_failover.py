@@ -10,7 +10,7 @@ from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import until
 
 from bide.core.records import Filter, In, Result
-from bide.testing.store_suite.base import HOUR, NOW, done, lease, listed, new, put, settle_all
+from bide.testing.store_suite.base import HOUR, add_all, done, lease, listed, new, put, settle_all
 
 
 async def test_a_promoted_replica_goes_on(database: Database, starts: Any, open_store: OpensStore) -> None:
@@ -21,7 +21,7 @@ async def test_a_promoted_replica_goes_on(database: Database, starts: Any, open_
     assert len(held) == 10
     assert await settle_all(store, [done(one) for one in held[:5]]) == [True] * 5
     primary.kill()
-    adding = asyncio.create_task(store.add([new("meanwhile", due=In(0))], now=NOW))
+    adding = asyncio.create_task(add_all(store, [new("meanwhile", due=In(0))]))
     await until(lambda: store._open().connections["add"].resent >= 1, "the call to be sent again")
     await asyncio.to_thread(replica.promote)
     [answer] = await adding

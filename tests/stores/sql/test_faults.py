@@ -38,7 +38,7 @@ async def test_what_was_acknowledged_survives_a_kill_of_the_server(
     assert len(held) == 20
     assert all(await settle_all(store, [done(one) for one in held[:10]]))
     own_server.kill()
-    adding = asyncio.create_task(store.add([new("meanwhile")], now=NOW))
+    adding = asyncio.create_task(add_all(store, [new("meanwhile")]))
     await until(lambda: store._open().connections["add"].resent >= 1, "the call to be sent again")
     await asyncio.to_thread(own_server.start)
     [answer] = await adding
@@ -81,7 +81,7 @@ async def test_a_read_only_server_is_unavailable_and_tried_again(
             await add_all(store, [new("other")])
         assert keys(await listed(store, Filter())) == ["k"], "what only reads goes on"
         lane.patience, lane.resent = 45.0, 0
-        adding = asyncio.create_task(store.add([new("other")], now=NOW))
+        adding = asyncio.create_task(add_all(store, [new("other")]))
         await until(lambda: lane.resent >= 1, "the call to be sent again")
     finally:
         database.administer(own_server, *WRITABLE[database.name])
@@ -107,7 +107,7 @@ async def test_a_cancelled_call_leaves_nothing_out_of_step(url: str, open_store:
     store = await open_store(url)
     await put(store, *(new(str(number)) for number in range(100)))
     for number in range(40):
-        moving = asyncio.create_task(store.change([Move("t", str(n), At(NOW + HOUR)) for n in range(100)], now=NOW))
+        moving = asyncio.create_task(change_all(store, [Move("t", str(n), At(NOW + HOUR)) for n in range(100)]))
         listing = asyncio.create_task(listed(store, Filter(topic="t")))
         await pause(number / 5_000, why="each time they have come further")
         moving.cancel()
@@ -127,7 +127,7 @@ async def test_the_victim_of_a_deadlock_tries_again(database: Database, url: str
             await other.execute("SET deadlock_timeout = '10min'")
         await other.execute(database.write(url, "UPDATE {task} SET created_at = created_at + 1 WHERE topic = 'u'"))
         await database.lock(other, url, "b")
-        moving = asyncio.create_task(store.change([Move("t", "a", In(5)), Move("t", "b", In(5))], now=NOW))
+        moving = asyncio.create_task(change_all(store, [Move("t", "a", In(5)), Move("t", "b", In(5))]))
         await pause(0.05, why='it has "a" by then, and waits for "b"')
         await database.lock(other, url, "a")
         await other.commit()

@@ -166,10 +166,10 @@ async def test_a_lock_on_the_whole_table_is_waited_for(database: Database, url: 
         writing: list[asyncio.Future[Any]] = [
             asyncio.ensure_future(one)
             for one in (
-                store.change([Move("t", "050", At(NOW + HOUR)), Move("t", "051", At(NOW + HOUR))], now=NOW),
-                store.change([Cancel("t", "052")], now=NOW),
-                store.settle([done(held[0]), retry(held[1], At(NOW + HOUR))], now=NOW),
-                store.add([new("fresh", due=At(NOW)), new("060", due=At(NOW))], now=NOW),
+                change_all(store, [Move("t", "050", At(NOW + HOUR)), Move("t", "051", At(NOW + HOUR))]),
+                change_all(store, [Cancel("t", "052")]),
+                settle_all(store, [done(held[0]), retry(held[1], At(NOW + HOUR))]),
+                add_all(store, [new("fresh", due=At(NOW)), new("060", due=At(NOW))]),
             )
         ]
         await pause(0.5, why="none of them is to be answered, or to fail")

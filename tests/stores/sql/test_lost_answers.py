@@ -250,7 +250,7 @@ async def test_an_answer_that_is_repeated_shows_no_later_token(
         connections = proxy.open_connections
         await proxy.refuse()
         lost = proxy.fault(Act.LOSE_REPLY, skip=place)
-        adding = asyncio.create_task(store.add([new(f"{place}", due=In(0))], now=NOW))
+        adding = asyncio.create_task(add_all(store, [new(f"{place}", due=In(0))]))
         cut = partial(lambda adding, before: adding.done() or proxy.open_connections < before, adding, connections)
         await until(cut, "an answer, or its loss")
         held = (await lease(other)).tasks

@@ -12,8 +12,8 @@ from bide.testing.history.events import Answered, Asked, Asks, Event, Settling
 from bide.testing.history.recording import Journal, RecordedClient, Recording
 
 
-async def test_a_verb_that_the_store_does_by_another_is_told_once(postgres_url: str, postgres_schema: str) -> None:
-    """There `change` is `change_apart`, whose answers are waited for, and group verbs call it by itself."""
+async def test_what_is_asked_of_the_store_is_told_once(postgres_url: str, postgres_schema: str) -> None:
+    """A verb over a group asks the store for its changes by itself."""
     told: list[Event] = []
     url = f"{postgres_url}?schema={postgres_schema}"
     await SCHEMA.migrate(url)

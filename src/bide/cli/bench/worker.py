@@ -12,22 +12,24 @@ import math
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
 from bide.app import Bide
-from bide.core.records import Record, Settlement
+from bide.core.instants import Millis
+from bide.core.records import Leased, Record, Settlement, Topic
 from bide.core.tasks import Task
+from bide.ports import Store, StoreFacade
 from bide.settings import Settings
 from bide.wiring import store_maker
 
+Answered = TypeVar("Answered")
 _REPORT_EVERY = 0.05
 _TOGETHER = 10_000
 """Entries of a log in one line."""
-_OPERATIONS = ("add", "change", "get", "find", "tally", "lease", "extend", "settle", "purge", "announce", "record")
 PAYLOAD = b"x" * 100
 """The payload of every task of a benchmark."""
 
@@ -204,31 +206,30 @@ def make_app(spec: Spec, log: Log, *, watched: bool, **given: Any) -> Bide:
     """
     settings = Settings(history=spec.history, keep_done=0, keep_cancelled=0, **given)
     store = store_maker(spec.store, settings)()
-    for name in _OPERATIONS if watched else ():
-        if hasattr(store, name):
-            setattr(store, name, _watched(name, getattr(store, name), log))
-    app = Bide(store, settings=settings)
+    app = Bide(_WatchedStore(store, log) if watched else store, settings=settings)
     for work in spec.works:
         keep_done = timedelta(milliseconds=work.keep_done)
         app.handler(work.topic, concurrency=work.concurrency, keep_done=keep_done)(log.handler(work))
     return app
 
 
-def _watched(name: str, operation: Callable[..., Awaitable[Any]], log: Log) -> Callable[..., Awaitable[Any]]:
-    """The operation of a store, counted; and timed where it is a lease that gives something out."""
+class _WatchedStore(StoreFacade):
+    """A store whose calls are counted in a log; and timed where they are leases that give something out."""
 
-    def call(*args: Any, **kwargs: Any) -> Awaitable[Any]:
-        log.calls += 1
-        return operation(*args, **kwargs)
+    def __init__(self, inner: Store, log: Log) -> None:
+        super().__init__(inner)
+        self._log = log
 
-    async def lease(*args: Any, **kwargs: Any) -> Any:
+    async def around(self, operation: str, call: Callable[[], Awaitable[Answered]]) -> Answered:
+        self._log.calls += 1
+        return await call()
+
+    async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         began = time.perf_counter_ns()
-        leased = await call(*args, **kwargs)
+        leased = await super().lease(wants, now=now, until=until, holder=holder)
         if leased.tasks:
-            log.leases.append((time.perf_counter_ns() - began) / 1_000_000)
+            self._log.leases.append((time.perf_counter_ns() - began) / 1_000_000)
         return leased
-
-    return lease if name == "lease" else call
 
 
 def loop_factory(loop: str) -> Callable[[], asyncio.AbstractEventLoop] | None:

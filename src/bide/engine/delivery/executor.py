@@ -91,7 +91,7 @@ class Delivery(Task[Any]):
         """See `Task.transaction`."""
         store, record = self._owner.store, self.record
         if (transactions := store.features.transactions) is None:
-            raise SetupError(f"{type(store).__name__} shares no database with handlers; sqlite: does")
+            raise SetupError("this store shares no database with handlers; sqlite:, postgresql: and mysql: do")
         done, committing = Done(again_at=again_at, again_in=again_in), False
         try:
             async with transactions.transaction() as joined:

@@ -82,7 +82,7 @@ class TableLoop:
             await self._table.close()
             raise SetupError(
                 f"{self.watch}: tasks of {self.watch.topic!r} could not be scheduled in one transaction with its rows: "
-                f"{type(self._store).__name__} is not in the same database, or cannot join; use a handler instead"
+                "the store is not in the same database, or cannot join; use a handler instead"
             )
         self._opened = True
 

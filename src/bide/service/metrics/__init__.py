@@ -32,10 +32,10 @@ from bide.service.metrics.measures import (
     Numbers,
     Series,
     StoreSampler,
+    TimedStore,
     Values,
     by_label,
     kind_of,
-    time_calls,
 )
 
 _LATENESS = (
@@ -133,7 +133,6 @@ class Metrics(Instrument):
         self._calls = BoundedLabels(_MOST_CALLS)
         self._wakes: list[Wakes] = []
         self._tables: list[tuple[str, TableStats]] = []
-        self._stores: list[Store] = []
         self._late: dict[Topic, Series] = {}
         self._dropped = self._dropped_before = 0
         self.families = _families()
@@ -164,11 +163,9 @@ class Metrics(Instrument):
 
     # --- told by the app
 
-    def opening(self, store: Store) -> None:
-        """See `Instrument.opening`. A store that is opened again is timed once."""
-        if not any(one is store for one in self._stores):
-            self._stores.append(store)
-            time_calls(store, self._called)
+    def store(self, store: Store) -> Store:
+        """`store`, whose calls are timed."""
+        return TimedStore(store, self._called)
 
     def _called(self, operation: str, seconds: float, error: Exception | None) -> None:
         self._store_seconds.series(operation).observe(seconds)

@@ -17,7 +17,7 @@ from datetime import timedelta
 from heapq import merge
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from msgspec.structs import replace
 
@@ -29,7 +29,7 @@ from bide.core.names import RESERVED_TOPICS
 from bide.core.outcomes import Outcome
 from bide.core.records import Cancel, Change, Due, In, Lease, Leased, Move, NewTask, Redrive, Settlement, Token, Topic
 from bide.core.tasks import Task
-from bide.ports import Instrument, Pending, Route, Sink, Store
+from bide.ports import Instrument, Pending, Route, Sink, Store, StoreFacade
 from bide.testing.history import events as ev
 from bide.testing.history.events import Asks, Event, decode, encode, seen
 
@@ -84,6 +84,7 @@ def read_all(paths: Iterable[Path]) -> Iterator[Event]:
     return merge(*(read(path) for path in paths), key=lambda event: event.at)
 
 
+Answers = TypeVar("Answers", bound=Sequence[object])
 _of_a_group: ContextVar[RecordedClient | None] = ContextVar("of_a_group", default=None)
 """The client whose verb over a group is under way: its single tasks are seen only where it asks the store."""
 
@@ -91,78 +92,69 @@ _of_a_group: ContextVar[RecordedClient | None] = ContextVar("of_a_group", defaul
 class Recording(Instrument):
     """Of one process, `who`: what is leased, extended and settled at its store, and its handlers' first and last lines.
 
-    The methods of the store object itself are exchanged, so that it still is what it was (`Notifies`, `TellsTime`).
+    What a verb over a group changes at the store is told as its client's.
     """
 
     def __init__(self, journal: Journal, who: str) -> None:
         self._journal = journal
         self._who = who
-        self._stores: list[Store] = []
 
-    def opening(self, store: Store) -> None:
-        if any(one is store for one in self._stores):
-            return
-        self._stores.append(store)
-        for name, around in (
-            ("lease", self._leasing),
-            ("extend", self._extending),
-            ("settle", self._settling),
-            ("change", _changing),
-        ):
-            setattr(store, name, around(getattr(store, name)))
+    def store(self, store: Store) -> Store:
+        return _RecordedStore(store, self._journal, self._who)
 
     def route(self, route: Route) -> Route:
         return replace(route, sink=_Recorded(route.sink, self._journal, self._who))
 
-    def _leasing(self, lease: Callable[..., Awaitable[Leased]]) -> Callable[..., Awaitable[Leased]]:
+
+class _RecordedStore(StoreFacade):
+    """A store, with what is leased, extended, settled and changed there in the history."""
+
+    def __init__(self, inner: Store, journal: Journal, who: str) -> None:
+        super().__init__(inner)
+        self._journal = journal
+        self._who = who
+
+    async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         journal = self._journal
+        asked = {topic: want for topic, want in wants.items() if want > 0 and topic not in RESERVED_TOPICS}
+        if not asked:
+            return await super().lease(wants, now=now, until=until, holder=holder)
+        call = journal.call()
+        journal.say(ev.Leasing(call, self._who, journal.time_ns(), journal.clock(), asked, until))
+        try:
+            leased = await super().lease(wants, now=now, until=until, holder=holder)
+        except BaseException as error:
+            # what was leased all the same comes back when its lease ends
+            _tell(journal, call, error)
+            raise
+        held = [ev.Held(task.topic, task.key, seen(task)) for task in leased.tasks]
+        journal.say(ev.Leased(call, journal.time_ns(), leased.now, held, leased.next_wake))
+        return leased
 
-        async def recorded(wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
-            asked = {topic: want for topic, want in wants.items() if want > 0 and topic not in RESERVED_TOPICS}
-            if not asked:
-                return await lease(wants, now=now, until=until, holder=holder)
-            call = journal.call()
-            journal.say(ev.Leasing(call, self._who, journal.time_ns(), journal.clock(), asked, until))
-            try:
-                leased = await lease(wants, now=now, until=until, holder=holder)
-            except BaseException as error:
-                # what was leased all the same comes back when its lease ends
-                _tell(journal, call, error)
-                raise
-            held = [ev.Held(task.topic, task.key, seen(task)) for task in leased.tasks]
-            journal.say(ev.Leased(call, journal.time_ns(), leased.now, held, leased.next_wake))
-            return leased
-
-        return recorded
-
-    def _extending(self, extend: Callable[..., Awaitable[list[bool]]]) -> Callable[..., Awaitable[list[bool]]]:
+    async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
         journal = self._journal
+        calls = [journal.call() for _ in leases]
+        at, clock = journal.time_ns(), journal.clock()
+        for call, lease in zip(calls, leases, strict=True):
+            journal.say(ev.Extending(call, self._who, at, clock, *lease, until, now))
+        return await _told(journal, calls, super().extend(leases, now=now, until=until))
 
-        async def recorded(leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
-            calls = [journal.call() for _ in leases]
-            at, clock = journal.time_ns(), journal.clock()
-            for call, lease in zip(calls, leases, strict=True):
-                journal.say(ev.Extending(call, self._who, at, clock, *lease, until, now))
-            return await _told(journal, calls, extend(leases, now=now, until=until))
-
-        return recorded
-
-    def _settling(self, settle: Callable[..., Awaitable[list[Any]]]) -> Callable[..., Awaitable[list[Any]]]:
+    async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> Sequence[bool | Pending[bool]]:
         journal = self._journal
+        calls = [journal.call() for _ in outcomes]
+        # a store with the caller's clock settles at `now`, which was read before this, however long ago
+        at, clock = journal.time_ns(), min(journal.clock(), now)
+        for call, out in zip(calls, outcomes, strict=True):
+            told = ev.Settling(
+                call, self._who, at, clock, out.topic, out.key, out.token, out.outcome, out.next_at, out.keep_until,
+                out.error, out.next_id,
+            )  # fmt: skip
+            journal.say(told)
+        return await _told(journal, calls, super().settle(outcomes, now=now))
 
-        async def recorded(outcomes: Sequence[Settlement], *, now: Millis) -> list[Any]:
-            calls = [journal.call() for _ in outcomes]
-            # a store with the caller's clock settles at `now`, which was read before this, however long ago
-            at, clock = journal.time_ns(), min(journal.clock(), now)
-            for call, out in zip(calls, outcomes, strict=True):
-                told = ev.Settling(
-                    call, self._who, at, clock, out.topic, out.key, out.token, out.outcome, out.next_at, out.keep_until,
-                    out.error, out.next_id,
-                )  # fmt: skip
-                journal.say(told)
-            return await _told(journal, calls, settle(outcomes, now=now))
-
-        return recorded
+    async def change(self, changes: Sequence[Change], *, now: Millis) -> Sequence[Answer | Pending[Answer]]:
+        client, asked = _of_a_group.get(), super().change(changes, now=now)
+        return await asked if client is None else await client.told(client.asks(changes, now), asked)
 
 
 class _Recorded:
@@ -191,15 +183,6 @@ class _Recorded:
             raise
         finally:
             journal.say(ev.Ended(self._who, journal.time_ns(), record.topic, record.key, record.token, how))
-
-
-def _changing(change: Callable[..., Awaitable[list[Any]]]) -> Callable[..., Awaitable[list[Any]]]:
-    async def recorded(changes: Sequence[Change], *, now: Millis) -> list[Any]:
-        client = _of_a_group.get()
-        asked = change(changes, now=now)
-        return await asked if client is None else await client.told(client.asks(changes, now), asked)
-
-    return recorded
 
 
 class RecordedClient:
@@ -287,7 +270,7 @@ class RecordedClient:
             for one in changes
         ]
 
-    async def told(self, calls: Sequence[int], asked: Awaitable[list[Any]]) -> list[Any]:
+    async def told(self, calls: Sequence[int], asked: Awaitable[Answers]) -> Answers:
         """Await `asked`; record each call's answer, and return all of them."""
         return await _told(self._journal, calls, asked)
 
@@ -332,7 +315,7 @@ class RecordedClient:
             _of_a_group.reset(before)
 
 
-async def _told(journal: Journal, calls: Sequence[int], asked: Awaitable[list[Any]]) -> list[Any]:
+async def _told(journal: Journal, calls: Sequence[int], asked: Awaitable[Answers]) -> Answers:
     """Await `asked`; record each call's own answer, or the error that befell it."""
     try:
         answers = await asked
