@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from bide.core.errors import BadInput, SetupError
 from bide.core.instants import Millis
 from bide.core.records import Settlement
-from bide.stores.driver_adapters import Borrowed, Driver, MysqlDriver
+from bide.stores.driver_adapters import ConnectionSource, Driver, MysqlDriver
 from bide.stores.mysql import operations
 from bide.stores.mysql.connection import Call, Connection, Rows, by_code, connect, meaning, said
 from bide.stores.mysql.lease_batches import Settling
@@ -128,8 +128,8 @@ class MySqlVerbs(JoinedVerbs):
     _at_once = _AT_ONCE
     _add, _settle = operations.add, operations.settle
 
-    def __init__(self, runtime: Any, lent: Borrowed, *, own: bool = False) -> None:
-        super().__init__(runtime, lent, own=own)
+    def __init__(self, runtime: Any, source: ConnectionSource, *, own: bool = False) -> None:
+        super().__init__(runtime, source, own=own)
         self.settled: list[Settling] = []
         """The tasks that a transaction of ours has settled, once it is committed."""
 

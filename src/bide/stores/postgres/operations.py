@@ -1,11 +1,7 @@
-"""The operations that write, each a numbered call.
+"""The operations: those that write, each a numbered call, and those that only read.
 
 What the statement itself can decide (a key that is new, a move, a plain Done, an extension) is one statement and one
 round trip. The rest is decided here, see `sql.operations`: one transaction of four round trips.
-
-The operation that adds: one statement where every key is new, else also the way of what looks at a task first.
-
-The operations that only read.
 """
 
 from __future__ import annotations
@@ -137,7 +133,7 @@ class PostgresBatch(Batch):
 async def change(
     connection: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, messages_of: MessagesOf
 ) -> list[Any]:
-    """Move, cancel, redrive: of nothing but moves those that apply are one statement, the rest is looked at first."""
+    """Move, cancel, redrive. Of nothing but moves, those that apply are one statement; the rest is decided here."""
     begin = partial(PostgresBatch, now=now)
     moves = [one for one in changes if type(one) is Move]
     if len(moves) < len(changes):
@@ -242,7 +238,7 @@ _DECODE = msgspec.json.Decoder(list[list[Any]]).decode
 async def move(
     connection: Runs, moves: Sequence[Move], answers: list[Answer | None], now: Millis | None, messages: Sequence[str]
 ) -> None:
-    """Fill in the answers of those that apply; of a task that comes twice the second is left to whoever looks first.
+    """Fill in the answers of those that apply; the second move of one task is left unanswered.
 
     Raises RowLocked: one of them was locked, and nothing was done.
     """
@@ -293,9 +289,9 @@ _SLACK: Millis = 60_000
 class Purging:
     """Forgets what was kept long enough: a page at a time, and from where the page before it ended.
 
-    What was purged leaves an entry in its index until vacuum comes; while somebody holds an old snapshot, each page
-    that began at the start would step over all that was purged since. `used` false: each call begins at the start, for
-    a clock that is the caller's.
+    What was purged leaves an entry in its index until vacuum comes; while a transaction holds an old snapshot, each
+    page that began at the start would step over all that was purged since. `used` false: each call begins at the start,
+    for a clock that is the caller's.
     """
 
     __slots__ = ("_floor", "_used", "_whole_at")
@@ -329,7 +325,7 @@ class Purging:
 
 
 async def forget_callers(connection: PostgresConnection, ours: list[str]) -> None:
-    """Forget callers that nobody has heard of for long, `ours` excepted."""
+    """Forget callers that made no call for long, `ours` excepted."""
 
     async def forget(call: Call) -> None:
         await call.fetch("forget_callers", ours)
@@ -384,7 +380,7 @@ class _Adding(Struct):
     """How many are left, since everything may be locked."""
 
     async def apart(self, attempt: Callable[[Places], Awaitable[None]], places: Places) -> None:
-        """`attempt` these; if something is locked, each half: who waits for whom is not to be learned in another way.
+        """`attempt` these; if one is locked, each half: the server does not say which one.
 
         A statement that inserts cannot pass over a key that an open transaction is just inserting.
         """

@@ -257,7 +257,7 @@ class Runtime:
             [(seconds, micros)] = await self.reader.ask([(None, ("TIME",))])
             return int(seconds) * 1_000_000 + int(micros)
 
-        await self.time.look(ask)
+        await self.time.read(ask)
         if self.by_server:
             self.time.warn_of_skew(self.address.shown)
 

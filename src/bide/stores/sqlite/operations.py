@@ -4,7 +4,7 @@ Each reads rows, lets `core.lifecycle` decide, and writes rows: so it means the 
 common case can be decided by the write itself (a new key, a plain Done), one optimistic statement for the whole batch
 comes first, and its count of rows says whether it was right.
 
-The log of events, and the register of workers: tables beside the tasks.
+The log of events and the register of workers, at the end, have tables of their own.
 """
 
 from __future__ import annotations
@@ -113,7 +113,7 @@ class UnitOfWork:
         self._last = token
 
     def wake(self, topic: Topic, wake_at: Millis) -> None:
-        """Something of `topic` now wakes at `wake_at`. Costs nothing worth counting while nobody listens."""
+        """Something of `topic` now wakes at `wake_at`. Costs next to nothing while there are no listeners."""
         if self.wakes is not None and wake_at < self.wakes.get(topic, wake_at + 1):
             self.wakes[topic] = wake_at
 
@@ -245,7 +245,7 @@ def _due(work: UnitOfWork, topic: Topic, want: int, now: Millis) -> list[Row]:
 
 
 def _set_aside(work: UnitOfWork, row: Row, flaw: str, now: Millis) -> None:
-    """Make a damaged task dead, so that somebody looks at it, and nobody else is kept waiting."""
+    """Make a damaged task dead, so that an operator sees it and other tasks do not wait."""
     old = mended(row)
     token = next_token(work.last_token(), now)
     work.used_token(token)
@@ -310,7 +310,7 @@ def purge(work: UnitOfWork, now: Millis, limit: int) -> int:
 
 
 class Verbs(ABC):
-    """The verbs that a store and somebody's transaction on its file have in common."""
+    """The verbs that a store and a transaction on its file have in common."""
 
     @property
     @abstractmethod

@@ -119,7 +119,7 @@ class SqliteStore(Verbs):
     # Notifies
 
     async def listen(self, topics: Collection[Topic], heard: Callable[[Topic, Millis], None]) -> Listener:
-        """Be told, on the running loop, when one of `topics` wakes earlier, whichever process made it so."""
+        """Call `heard` on the running loop when one of `topics` wakes earlier, whichever process made it so."""
         return self._open().notifier.listen(topics, heard)
 
     # JoinsTransaction
@@ -165,7 +165,7 @@ class SqliteStore(Verbs):
     # Diagnoses
 
     async def diagnose(self) -> list[Finding]:
-        """Look at the library, the file, its schema and its disk. Reads through files up to 256 MiB."""
+        """Check the library, the file, its schema and its disk. Reads through files up to 256 MiB."""
         return await self._read(database.diagnose, self._open().path, self._settings.disk_reserve)
 
     # Shares
