@@ -36,8 +36,9 @@ from bide.stores.mysql.lease_batches import (
     rewrite_batches,
     write_batches,
 )
-from bide.stores.mysql.queries import AT, CODES, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting, these
+from bide.stores.mysql.queries import AT, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting, these
 from bide.stores.sql.leasing import LATER, LONGEST, POLL, SLACK, Leasing, ScanBounds, ScanPositions
+from bide.stores.sql.rows import CODES
 
 EXPENSIVE = 0.005
 """Seconds from which on a full scan is expensive."""

@@ -43,9 +43,7 @@ from bide.stores.batches import Conflicts, Named, rounds, wakes_of
 from bide.stores.mysql.connection import Call, MySqlConnection, Repeated, Rows, meaning
 from bide.stores.mysql.lease_batches import BatchKey, LeasedRows, Settling, delete_batches, under_way
 from bide.stores.mysql.queries import (
-    CODES,
     ROW,
-    STATES,
     Code,
     held,
     listed,
@@ -71,6 +69,7 @@ from bide.stores.sql.operations import (
     decide_settlements,
 )
 from bide.stores.sql.reading import LATEST, Located, ServerReads, by_wake_at, count_of, topics_from
+from bide.stores.sql.rows import CODES, STATES
 
 T = TypeVar("T", str, tuple[str, Token])
 

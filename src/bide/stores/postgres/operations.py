@@ -18,6 +18,7 @@ from msgspec import Struct
 from bide.core import lifecycle
 from bide.core.answers import Answer
 from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.names import storable
 from bide.core.records import (
     At,
     Change,
@@ -38,7 +39,7 @@ from bide.core.records import (
 from bide.ports import COUNTED
 from bide.stores.batches import AT_ONCE, Conflicts, Named, rounds, wakes_of
 from bide.stores.postgres.connection import Call, PostgresConnection, Row
-from bide.stores.postgres.queries import BYTES, CODES, ROW, STATES, columns, once, packed, record_of, values_of
+from bide.stores.postgres.queries import BYTES, columns, once, packed
 from bide.stores.sql.dialect import AlreadyApplied, KeyTaken
 from bide.stores.sql.journaled_connection import OnLocked, RowLocked, Runs
 from bide.stores.sql.operations import (
@@ -54,8 +55,11 @@ from bide.stores.sql.operations import (
     rest_of,
 )
 from bide.stores.sql.reading import Located, ServerReads, count_of
+from bide.stores.sql.rows import CODES, ROW, STATES, WIDTH, record_of, values_of
 
 _LEASE_COLUMNS = 3
+_LOCKED = slice(3, 3 + WIDTH)
+"""The record in a row of `lock_tasks`."""
 
 
 class PostgresBatch(Batch):
@@ -89,14 +93,14 @@ class PostgresBatch(Batch):
             if held:  # nor what comes later of the same task
                 self._locked.add((one.topic, one.key))
             there = not held and row["topic"] is not None
-            found.append(Found(record_of(row, 3) if there else None, row["new_token"], held=held))
+            found.append(Found(record_of(row[_LOCKED]) if there else None, row["new_token"], held=held))
         return found
 
     def replace(self, found: Found, record: Record) -> None:
         self._write_whole(record)
 
     def _write_whole(self, record: Record) -> None:
-        self._put.append(values_of(record))
+        self._put.append(values_of(record, record.error and storable(record.error)))
         if record.state is State.WAITING:
             self.waiting.append(record)
 
@@ -249,7 +253,7 @@ async def move(
         for row in rows:
             place, was = row[start : start + 2]
             if place is not None:
-                answers[places[place - 1]] = Answer(Result.MOVED, record_of(row, start + 2), was)
+                answers[places[place - 1]] = Answer(Result.MOVED, record_of(row[start + 2 : start + 2 + WIDTH]), was)
 
     async def update(call: Call) -> None:
         answered(await call.numbered("move_tasks", now, *arguments, messages), 3)
@@ -485,7 +489,7 @@ class PostgresReads(ServerReads):
         found: list[Record | None] = [None] * len(refs)
         asked = [ref.topic for ref in refs], [ref.key for ref in refs]
         for row in await self._call.fetch("tasks_by_names", *asked):
-            found[row[0] - 1] = record_of(row, 1)
+            found[row[0] - 1] = record_of(row[1 : 1 + WIDTH])
         return found
 
     async def tally(self, spans: Sequence[tuple[Millis, Millis]], upto: int, only: Collection[Topic] | None) -> Tally:

@@ -42,14 +42,12 @@ from bide.core.records import (
     Topic,
     Verdict,
 )
+from bide.stores.sql.rows import AT, ROW, Row, record_of, values_of
 from bide.stores.sqlite.connection import DiskReserve, lost_part
 from bide.stores.sqlite.rows import (
-    AT,
     FEW,
     QUERIES,
-    ROW,
     ByName,
-    Row,
     by_name,
     by_names,
     find_tasks,
@@ -57,8 +55,6 @@ from bide.stores.sqlite.rows import (
     get_tasks,
     mended,
     read_rows,
-    record_of,
-    values_of,
 )
 
 A = TypeVar("A")
@@ -252,8 +248,13 @@ def _set_aside(work: UnitOfWork, row: Row, flaw: str, now: Millis) -> None:
     dead = structs.replace(
         old, state=State.DEAD, token=token, error=f"damaged row: {flaw}", finished_at=now, keep_until=now + KEEP_DAMAGED
     )
-    work.cursor.execute(QUERIES["put_task"], values_of(dead, row[ROW]))
+    work.cursor.execute(QUERIES["put_task"], _put_values(dead, row[ROW]))
     work.cursor.execute(QUERIES["rename_task"], (old.key, row[ROW]))
+
+
+def _put_values(record: Record, row: int) -> tuple[Any, ...]:
+    """The values for the query `put_task`: everything but the name."""
+    return (*values_of(record, record.error)[2:], row)
 
 
 def next_wake(work: UnitOfWork, topics: Iterable[Topic]) -> Millis | None:
@@ -371,7 +372,7 @@ class _Writes:
         self._moved.append((record.due_at, record.wake_at, record.token, record.deadline, row))
 
     def put(self, row: int, record: Record) -> None:
-        self._put.append(values_of(record, row))
+        self._put.append(_put_values(record, row))
 
     def put_or_forget(self, row: int, record: Record, now: Millis) -> None:
         if record.keep_until is not None and record.keep_until <= now:
