@@ -54,7 +54,7 @@ class ServerTime:
         if self._at >= 0:
             wider = _DRIFT * abs(received - self._at)  # answers may be noted in another order than they came in
             old_low, old_high = self._low - wider, self._high + wider
-            if low <= old_high and old_low <= high:  # else somebody set a clock
+            if low <= old_high and old_low <= high:  # else a clock was set
                 low, high = max(low, old_low), min(high, old_high)
         self._low, self._high, self._at = low, high, received
 

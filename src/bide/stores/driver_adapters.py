@@ -154,9 +154,9 @@ class MysqlDriver(Driver):
     @property
     def closed(self) -> bool:
         for name in ("closed", "open", "connected"):
-            told = getattr(self.raw, name, None)
-            if told is not None:
-                return bool(told) if name == "closed" else not told
+            state = getattr(self.raw, name, None)
+            if state is not None:
+                return bool(state) if name == "closed" else not state
         return False
 
     @property

@@ -110,8 +110,8 @@ class TooLarge(StoreError):
 class NotAllowed(SetupError, StoreError):
     """Nothing was done: the token is missing, not accepted, or does not allow this.
 
-    A `SetupError`, since somebody has to give another token; and a `StoreError`, so that a worker goes on: a token may
-    be given more scopes while it runs.
+    A `SetupError`, since an operator has to give another token; and a `StoreError`, so that a worker goes on: a token
+    may be given more scopes while it runs.
     """
 
 
@@ -183,7 +183,7 @@ class Transport:
         )
 
     async def post(self, operation: str, body: bytes, silence: float) -> Reply:
-        """One call. Raises NotSent, or Lost when nothing was heard for `silence` seconds or the connection broke."""
+        """One call. Raises NotSent, or Lost when nothing came for `silence` seconds or the connection broke."""
         try:
             async with self._session.post(
                 self._base + operation,
@@ -200,7 +200,7 @@ class Transport:
             raise NotSent(f"{self.where}: {error}") from error
 
     def stream(self, operation: str, body: bytes, silence: float) -> Any:
-        """A call whose answer goes on, to be entered; it fails when nothing is heard for `silence` seconds."""
+        """A call whose answer goes on, to be entered; it fails when nothing comes for `silence` seconds."""
         return self._session.post(
             self._base + operation, data=body, timeout=_timeout(silence), allow_redirects=False, read_bufsize=65_536
         )

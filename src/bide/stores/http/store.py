@@ -229,7 +229,7 @@ class HttpStore:
         return self._read(operation, await self._send(operation, request, now))
 
     async def _send(self, operation: Operation[Request, Any], request: Request, now: Millis | None = None) -> Success:
-        """The service is told the time only where it is not to look at its own clock."""
+        """The call carries the time only where the service is not to read its own clock."""
         now = now if self._clock == "caller" else None
         return await self._open().calls.ask(operation, remote.encode(request), now)
 

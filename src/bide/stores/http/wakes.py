@@ -1,7 +1,7 @@
-"""The wake stream: one long answer of the service, line by line, that tells of earlier wakes.
+"""The wake stream: one long answer of the service, with a line for each earlier wake.
 
 The service writes something every few seconds, so a stream that is silent for three times as long is dead, and is
-replaced. Then every listener is told to ask at once, for something may have been missed. A lost wake costs lateness at
+replaced. Then every listener asks at once, for something may have been missed. A lost wake costs lateness at
 most, as every sleep is capped.
 """
 
@@ -137,5 +137,5 @@ class Subscriber:
             open_.set_result(None)
             return
         now = int(self._time.seconds() * 1000)
-        for topic in topics:  # something may have been said while nobody heard
+        for topic in topics:  # a wake may have been missed meanwhile
             self._listeners.notify(topic, now)

@@ -68,7 +68,7 @@ class Line:
             heappush(self._strays, (record.wake_at, next(self._serial), record))
 
     def front(self) -> Record | None:
-        """The one to wake first; None when nobody stands here."""
+        """The one to wake first; None if the line is empty."""
         run, strays, held = self._run, self._strays, self._records.get
         first = None
         while run:
@@ -190,7 +190,7 @@ Entry: TypeAlias = tuple[Any, ...]
 
 NAMES, GROUPS = "name", "group"
 _PATIENCE = 100_000
-"""A listing is kept at least for so many transitions that nobody looked at."""
+"""A listing is kept at least for so many transitions without a `find`."""
 
 
 def entry_of(kind: str, record: Record) -> Entry | None:

@@ -225,7 +225,7 @@ _SETTINGS = (
 _OF_MARIADB = (
     # one whose process has vanished keeps its locks no longer
     "SET SESSION idle_transaction_timeout = 5",
-    # long lists of names are looked up one by one, and are not made a table
+    # long lists of names are sought one by one, and are not made a table
     "SET SESSION in_predicate_conversion_threshold = 0",
 )
 _OF_MYSQL = (
@@ -275,7 +275,7 @@ class Connection:
             try:
                 meanwhile()
             except BaseException:
-                self.drop()  # an answer is on its way that nobody reads
+                self.drop()  # an answer is on its way that is not read
                 raise
         try:
             await driver.next_result()

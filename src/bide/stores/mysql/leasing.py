@@ -221,7 +221,7 @@ class MySqlLeasing(Leasing):
                     for row, (_, token) in zip(given.dues, given.pairs, strict=True):
                         tasks.append(lifecycle.lease(record_of(row), there, there + lasts, holder, token))
                     rows = (row for row, _ in given.pairs)
-                    self.leased.leased(rows, tasks, given.batches())  # if the call is undone, nobody settles them
+                    self.leased.leased(rows, tasks, given.batches())  # if the call is undone, they are never settled
 
                 statements = (*given.statements, *_ask_heads(call, room, start), *end)
                 answers = await call.send(*statements, commits=bool(given.pairs) or call.again, meanwhile=make_records)
@@ -443,7 +443,7 @@ def _read_heads(topics: Sequence[Topic], answers: list[Rows], start: ScanStart) 
 def _next_wake(
     heads: Mapping[Topic, Heads], counts: Mapping[Topic, int], there: Millis
 ) -> tuple[Millis | None, Millis | None, bool]:
-    """The earliest of what waits, and of what is leased; and whether one is due that somebody else has locked."""
+    """The earliest of what waits, and of what is leased; and whether one is due that another transaction has locked."""
     wakes: list[Millis] = []
     ends: list[Millis] = []
     skipped = False

@@ -557,9 +557,9 @@ def _created(answers: list[Any], tasks: Sequence[NewTask], places: Places, there
 async def _complete(
     call: Call, tasks: Sequence[NewTask], answers: Sequence[Answer | None], row: Repeated
 ) -> list[Answer]:
-    """The answers of a call that was done before: those that it created are looked up.
+    """The answers of a call that was done before: those that it created are read.
 
-    One that has gone meanwhile, or was leased or moved, had a token that nobody can use any more: any that is old
+    One that has gone meanwhile, or was leased or moved, had a token that is of no use any more: any that is old
     enough will do. Its present one is another's, and the caller was shown none of that.
     """
     missing = [place for place, answer in enumerate(answers) if answer is None]

@@ -107,7 +107,7 @@ _LEASE = 32
 def these(numbers: Sequence[int]) -> Code:
     """The condition that `row` is one of these, which rise.
 
-    What was scheduled together is due together and lies together. The server looks up a range once, and of a list each
+    What was scheduled together is due together and lies together. The server seeks a range once, and of a list each
     number, for which it also plans. A range is read up to the row behind it, which is locked for that: so its last
     number is in the list, and the row behind it is again one of these, as long as all of them are there.
     """
@@ -130,7 +130,7 @@ def these(numbers: Sequence[int]) -> Code:
 def held(rows: Iterable[tuple[int, int]]) -> Code:
     """The condition that (`row`, token) is one of these, whose rows rise.
 
-    What one lease gave out has one token. Those of small leases are looked up among all pairs, so that no row is
+    What one lease gave out has one token. Those of small leases are sought among all pairs, so that no row is
     compared with one lease after the other.
     """
     leases: dict[int, list[int]] = {}
@@ -179,7 +179,7 @@ class Names:
         self.schema = schema
         self.prefix = prefix
         self.lock = f"bide_migrates_{zlib.crc32(f'{schema}.{prefix}'.encode()):08x}"
-        """The advisory lock of whoever migrates."""
+        """The advisory lock of the client that migrates."""
         self.parts = {
             "record": COLUMNS, "due": DUE, **{table: f"`{schema}`.`{prefix}{table}`" for table in TABLES},
         }  # fmt: skip

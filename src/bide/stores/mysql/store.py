@@ -1,7 +1,7 @@
 """The store on MySQL and MariaDB: one row per task, in the same database as your own tables.
 
 **The cost**: scheduling and plain Done are one packet and one round trip per batch; leasing two, and one that only
-reads when nothing is due; whatever has to look at a task first (moving, cancelling, a conflict, Retry) is one
+reads when nothing is due; what has to read a task first (moving, cancelling, a conflict, Retry) is one
 transaction of two. A process has a connection for each kind of call, opened when first used.
 
 MySQL has no notification of a commit, so each worker polls: five times a second, by one packet that only reads. It

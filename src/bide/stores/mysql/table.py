@@ -216,7 +216,7 @@ class MySqlTable(ServerTable):
     async def _find_index(
         self, connection: Connection, now: Millis, indexes: Mapping[str, Sequence[str]], conditions: Collection[str]
     ) -> bool:
-        """Find an index that leads to the due rows; our statements are then told to use it."""
+        """Find an index that leads to the due rows; our statements then name it."""
         for index in (None, *(index for index, columns in indexes.items() if self._serves(columns, conditions))):
             self._names["index"] = "" if index is None else f" FORCE INDEX ({self._quoted(index)})"
             plan = await self._ask(connection, *self._write("explained", now))

@@ -187,7 +187,7 @@ _FORGET = (
 _BUILT_IN = 16_384
 """Types below this number are the same in every database."""
 _ARRAYS = frozenset({1000, 1001, 1005, 1007, 1016})
-"""Of boolean, bytea, smallint, integer and bigint: what our statements are told, and what they answer."""
+"""Of boolean, bytea, smallint, integer and bigint: what our statements take, and what they answer."""
 
 
 class _Introspected(NamedTuple):

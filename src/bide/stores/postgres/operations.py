@@ -149,7 +149,7 @@ async def change(
         try:
             await move(connection, moves, answers, now, messages)
         except RowLocked:  # not done: one of them was locked for longer than a lock is waited for
-            locked, messages_of = "pass at once", lambda wakes: messages  # which counts as told, and was not
+            locked, messages_of = "pass at once", lambda wakes: messages  # noted as sent, which they were not
     rest = [place for place, answer in enumerate(answers) if answer is None]
     if rest:
         with rest_of(answers):

@@ -32,7 +32,7 @@ class Names:
         self.prefix = prefix
         number = zlib.crc32(f"{schema}.{prefix}".encode())
         self.lock = 0x62696465_00000000 | number
-        """The advisory lock of whoever raises the counter; one less is that of whoever migrates."""
+        """The advisory lock of a call that raises the counter; one less is that of a client that migrates."""
         self.channel = f"bide_wake_{number:08x}"
         self.parts = {
             "schema": f'"{schema}"', "prefix": prefix, "lock": str(self.lock), "channel": self.channel,
@@ -107,5 +107,5 @@ def packed(rows: Sequence[Sequence[Any]], alike: Collection[int]) -> list[list[A
 
 
 def once(column: list[Any]) -> list[Any]:
-    """One element of a column that is the same throughout: the driver looks at each, and the statement fills it up."""
+    """One element of a column that is the same throughout: the driver checks each, and the statement fills it up."""
     return column[:1] if column and column.count(column[0]) == len(column) else column

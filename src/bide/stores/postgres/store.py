@@ -1,6 +1,6 @@
 """The PostgreSQL store: one row per task, in the same database as your own tables.
 
-**The cost**: scheduling, leasing and plain Done are one statement and one round trip per batch; whatever has to look at
+**The cost**: scheduling, leasing and plain Done are one statement and one round trip per batch; what has to read
 a task first (moving, cancelling, a conflict, Retry) is one transaction of four. A process has up to nine connections,
 one for each kind of call and one that listens, opened when first used, and up to ten for transactions of handlers.
 """

@@ -66,8 +66,8 @@ class WakeMessages:
         if joined:
             return _written(worth)
         for topic, wake in list(worth.items()):
-            known, told = self._known.get(topic, (0, 0))
-            if now + _AHEAD < known <= wake and told <= now < told + _FRESH:
+            known, sent = self._known.get(topic, (0, 0))
+            if now + _AHEAD < known <= wake and sent <= now < sent + _FRESH:
                 del worth[topic]
                 continue
             if len(self._known) >= _REMEMBERED:

@@ -4,7 +4,7 @@ A subscription can die silently: the connection half-open, the server replaced, 
 seconds it is sent an echo through the server, and one that does not receive its echo is replaced, and counted.
 Meanwhile nothing is lost: every head is asked for again within a second.
 
-Where channels are sharded (a Cluster of Redis 7 or Valkey) each shard has its own, heard at the server that has its
+Where channels are sharded (a Cluster of Redis 7 or Valkey) each shard has its own, at the server that has its
 slot; elsewhere one channel serves the namespace.
 """
 

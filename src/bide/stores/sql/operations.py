@@ -48,7 +48,7 @@ def rest_of(answers: list[Any]) -> Iterator[None]:
 
 
 class Found(NamedTuple):
-    """A task that was looked up by its name, and is locked if it is there."""
+    """A task that was found by its name, and is locked if it is there."""
 
     record: Record | None
     token: Token

@@ -2,7 +2,7 @@
 
 A row is taken in one transaction, of which others see nothing until it is committed:
 
-    lock      the earliest rows that are due and that nobody else holds
+    lock      the earliest rows that are due and that no other transaction holds
     change    them as the source says
     check     that each was changed, once, and is due no longer; else all of it is undone
 

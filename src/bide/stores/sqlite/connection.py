@@ -133,7 +133,7 @@ def connect(
 
 def create_private(path: str) -> None:
     """Make an empty file that its owner alone may read, whatever the umask, unless there is one; SQLite gives the
-    files beside it the same mode. Whoever reads the store reads every payload, and what is kept of tokens."""
+    files beside it the same mode. A reader of the file reads every payload, and what is kept of tokens."""
     with _open_files_lock:  # a connection of this process would lose its locks as this descriptor is closed
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -189,8 +189,8 @@ class WriteLock:
             finally:
                 self._line.release()
         raise StoreUnavailable(
-            f"{self._path}: a transaction of this process has been open for more than {PATIENCE:.0f} s, and nobody "
-            "else can write meanwhile; nothing was done"
+            f"{self._path}: a transaction of this process has been open for more than {PATIENCE:.0f} s, and no "
+            "other can write meanwhile; nothing was done"
         )
 
     def try_acquire(self) -> bool:

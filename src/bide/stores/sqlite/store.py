@@ -127,8 +127,8 @@ class SqliteStore(Verbs):
     def transaction(self) -> AbstractAsyncContextManager[JoinedVerbs]:
         """A transaction on the store's file, for tasks and for your own tables (`.connection`).
 
-        Committed on leaving without an error, else rolled back. While it is open nobody else can write, so be short;
-        and nothing but the verbs of what it yields may be awaited on this store inside: that would wait for it.
+        Committed on leaving without an error, else rolled back. While it is open no other connection can write, so be
+        short; and nothing but the verbs of what it yields may be awaited on this store inside: that would wait for it.
         """
         return self._open().transactions.begin()
 

@@ -1,8 +1,8 @@
 """A watched table in a SQLite file: its due rows, taken and changed under the file's one write lock.
 
-While a row's transaction is open nobody else can write to the file, so rows are fired one after another, however many
-workers there are. In the store's own file that goes by the store's threads and its watcher; a file without bide's
-tables is opened for this alone (`TableFile`), and keeps whatever journal mode it has.
+While a row's transaction is open no other connection can write to the file, so rows are fired one after another,
+however many workers there are. In the store's own file the store's threads and its watcher do that; a file without
+bide's tables is opened for this alone (`TableFile`), and keeps whatever journal mode it has.
 """
 
 from __future__ import annotations

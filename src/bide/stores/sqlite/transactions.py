@@ -2,7 +2,7 @@
 
 Two ways in. `Transactions` begins one on a connection of our own, and the caller puts statements of theirs into it;
 `CallersConnection` joins one that the caller began. Both run the very functions that the writer thread runs, in the
-thread of the caller: a few short statements, and nobody else can write meanwhile anyhow.
+thread of the caller: a few short statements, and no other connection can write meanwhile anyhow.
 
 The commit waits for the disk and the beginning for other writers, so both happen in a thread: one thread and one
 connection per event loop, since only one transaction of a loop can be open anyhow.
@@ -34,7 +34,7 @@ A = TypeVar("A")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 _MARK = "bide_joined"
-"""A savepoint that the transaction begins with: it is gone if somebody ended that one, even if they began another."""
+"""A savepoint that the transaction begins with: it is gone if the caller ended that one, even if they began another."""
 _OF_A_SESSION = frozenset({
     sqlite3.SQLITE_PRAGMA, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_CREATE_TEMP_TABLE,
     sqlite3.SQLITE_CREATE_TEMP_VIEW, sqlite3.SQLITE_CREATE_TEMP_TRIGGER,
@@ -114,7 +114,7 @@ class LentConnection(sqlite3.Connection):
     """A connection inside a transaction that is not the borrower's to end."""
 
     _spent = False
-    """True once the borrower has changed the session: then nobody else gets the connection."""
+    """True once the borrower has changed the session: then no other transaction gets the connection."""
 
     def note(self, action: int, *_: object) -> int:
         """The connection's authorizer."""
