@@ -38,7 +38,7 @@ from bide.engine.history import MINUTE, DeliveryCounts, MinuteRow, rows_between
 from bide.ports import SystemClock, remote
 from bide.stores.http import HttpStore, calls
 from bide.stores.http import store as http_store
-from bide.stores.http.calls import Link, Reply
+from bide.stores.http.calls import Reply, Transport
 from bide.testing.clock import FIRST_INSTANT as NOW
 
 RECORD = made({"state": State.LEASED, "holder": "w", "token": 5})
@@ -48,7 +48,7 @@ FAILURE = remote.Failure("corrupt", "why")
 DEEP = b"\x91" * 5_000 + b"\x01"
 
 
-class Says(Link):
+class Says(Transport):
     """Answers by itself, without a service."""
 
     reply: Callable[[str], Reply]

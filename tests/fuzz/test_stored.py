@@ -34,6 +34,8 @@ from bide.stores.listeners import Listeners
 from bide.stores.postgres.wakes import Subscription
 from bide.stores.redis.layout import Layout, flags_of, record_of, seed_of
 from bide.stores.redis.wakes import Subscriber
+from bide.stores.sql.rows import STATE, values_of
+from bide.stores.sql.rows import record_of as record_of_row
 from bide.stores.sqlite import rows
 from bide.testing.clock import FIRST_INSTANT as NOW
 
@@ -114,18 +116,18 @@ ODD_INTEGERS = NUMBERS.map(lambda number: number % 2**63) | st.sampled_from([LAS
 @fuzz(400, record=records(), draws=st.data(), state=mostly(st.none(), st.sampled_from([*range(6), 9, -1]), 7))
 def test_rows_of_sql(record: Record, draws: st.DataObject, state: int | None) -> None:
     """A column or two hold what another program, or a fault, left there."""
-    row: list[Any] = [record.topic, record.key, *rows.values_of(record, 1)]
-    assert rows.record_of(row) == record or record.finished_at
-    integers = [place for place, value in enumerate(row) if type(value) is int and place != rows.STATE]
+    row: list[Any] = [record.topic, record.key, *values_of(record, record.error)[2:], 1]
+    assert record_of_row(row) == record or record.finished_at
+    integers = [place for place, value in enumerate(row) if type(value) is int and place != STATE]
     for place in draws.draw(st.lists(st.sampled_from(integers), min_size=1, max_size=3)):
         row[place] = draws.draw(ODD_INTEGERS)
     if state is not None:
-        row[rows.STATE] = state
+        row[STATE] = state
     if draws.draw(st.booleans()):
         try:
-            read = rows.record_of(row)
+            read = record_of_row(row)
         except IndexError:
-            assert row[rows.STATE] not in range(5)
+            assert row[STATE] not in range(5)
             row = [value.encode("utf-8", "replace") if isinstance(value, str) else value for value in row]
             read = rows.mended(row)
     else:

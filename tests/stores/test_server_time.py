@@ -74,6 +74,6 @@ async def test_a_slow_look_is_repeated_a_few_times(
 
     monkeypatch.setattr(ServerTime, "clock", staticmethod(lambda: moment))
     known = ServerTime()
-    await known.look(ask)
+    await known.read(ask)
     assert times == asked
     assert abs(ahead(known) - there) <= min(spans[:asked]) / 2 + 0.01

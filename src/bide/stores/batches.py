@@ -74,7 +74,7 @@ class Conflicts:
                 if left:
                     self._wary[topic] = left
         if len(self._wary) >= self.TOPICS:
-            self._wary.clear()  # whoever names topics without end does not fill the memory
+            self._wary.clear()  # topics without end must not fill the memory
         self._wary.update(dict.fromkeys(there, self.BATCHES))
 
 

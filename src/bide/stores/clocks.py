@@ -1,20 +1,16 @@
-"""The server's clock, read off its answers.
+"""Two clocks that are not this machine's: the server's, read off its answers, and the wall clock of a time zone.
 
-An answer says what time it was there at some moment between sending and receiving. So each one bounds how far the
-server's clock is from this machine's steady one, and the bounds of many are intersected: a few answers, the quickest of
-them above all, tell it within their round trip (Cristian, 1989; Marzullo, 1984). Bounds widen with time, as quartz
-drifts; an answer that contradicts them means that a clock was set, and begins anew. This machine's wall clock is not
-used, so it may be wrong by hours, or be set while we run.
+**The server's clock.** An answer says what time it was there at some moment between sending and receiving. So each one
+bounds how far the server's clock is from this machine's steady one, and the bounds of many are intersected: a few
+answers, the quickest of them above all, tell it within their round trip (Cristian, 1989; Marzullo, 1984). Bounds widen
+with time, as quartz drifts; an answer that contradicts them means that a clock was set, and begins anew. This machine's
+wall clock is not used, so it may be wrong by hours, or be set while we run.
 
-Times without a zone: which instant a wall clock's time means, and which of them have come.
-
-**The rule**: a time has come once the zone's clock shows it, or a later one, for good. So one that comes twice, in the
-hour that a clock is put back, means the second of the two, as PostgreSQL reads it too; and one that the clock skips
-has come when it jumps. Read either way, nothing is early.
-
-That makes "has come" a plain comparison, which an index can serve: a time has come if it is at most `cutoff(now)`.
-Zones say no more than their offset at an instant, so a change of it is found by halving, within the next three hours.
-Nothing here is slower than 30 µs.
+**Times without a zone.** A time has come once the zone's clock shows it, or a later one, for good. So one that comes
+twice, in the hour that a clock is put back, means the second of the two, as PostgreSQL reads it too; and one that the
+clock skips has come when it jumps. Read either way, nothing is early. That makes "has come" a plain comparison, which
+an index can serve: a time has come if it is at most `cutoff(now)`. Zones say no more than their offset at an instant,
+so a change of it is found by halving, within the next three hours. Nothing here is slower than 30 µs.
 """
 
 from __future__ import annotations
@@ -32,8 +28,8 @@ from bide.ports import Finding
 _log = logging.getLogger("bide.stores")
 _DRIFT = 200e-6
 """Seconds that two clocks may part in a second; quartz keeps well within 100 ppm."""
-_LOOKS, _QUICK = 3, 0.1
-"""How often a clock is looked at until an answer comes within that many seconds."""
+_READINGS, _QUICK = 3, 0.1
+"""How often a clock is read until an answer comes within that many seconds."""
 
 
 class ServerTime:
@@ -48,7 +44,7 @@ class ServerTime:
 
     @staticmethod
     def clock() -> float:
-        """The steady clock that `saw` is told in."""
+        """The steady clock, in which `saw` takes its times."""
         return time.monotonic()
 
     def saw(self, micros: int, sent: float, received: float) -> None:
@@ -58,23 +54,23 @@ class ServerTime:
         if self._at >= 0:
             wider = _DRIFT * abs(received - self._at)  # answers may be noted in another order than they came in
             old_low, old_high = self._low - wider, self._high + wider
-            if low <= old_high and old_low <= high:  # else somebody set a clock
+            if low <= old_high and old_low <= high:  # else a clock was set
                 low, high = max(low, old_low), min(high, old_high)
         self._low, self._high, self._at = low, high, received
 
-    async def look(self, ask: Callable[[], Awaitable[int]]) -> int:
+    async def read(self, ask: Callable[[], Awaitable[int]]) -> int:
         """`ask` what time it is there, in microseconds; again if that was slow, as when there was no connection yet.
 
         The last answer.
         """
-        looks = _LOOKS
+        left = _READINGS
         while True:
             sent = self.clock()
             micros = await ask()
             received = self.clock()
             self.saw(micros, sent, received)
-            looks -= 1
-            if received - sent < _QUICK or not looks:
+            left -= 1
+            if received - sent < _QUICK or not left:
                 return micros
 
     def seconds(self) -> float:
@@ -118,7 +114,7 @@ class StoreClock:
 
 
 AHEAD: Millis = 3 * 3_600_000
-"""How far a change of the offset is looked for; clocks are put back by less than that."""
+"""How far ahead a change of the offset is sought; clocks are put back by less than that."""
 _MILLISECOND = timedelta(milliseconds=1)
 _NONE = timedelta(0)
 

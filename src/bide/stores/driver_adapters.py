@@ -1,8 +1,8 @@
-"""The kinds of a caller's connection, and how to run a statement on each: of every driver and wrapper that is known.
+"""Adapters for a caller's connection: how to run a statement on each driver and wrapper that bide knows.
 
 No driver is imported: an object of a driver's class can only be there if that driver has been, so its classes are
-looked up among the modules that are loaded. A wrapper (SQLAlchemy, Django) begins its transactions in its own time, so
-it is made to begin, and then the driver's connection below it is used. It is left as it was: rows come out as plain
+found among the modules that are loaded. A wrapper (SQLAlchemy, Django) begins its transactions in its own time, so it
+is made to begin, and then the driver's connection below it is used. It is left as it was: rows come out as plain
 tuples by a cursor of our own, and no setting is touched.
 """
 
@@ -154,9 +154,9 @@ class MysqlDriver(Driver):
     @property
     def closed(self) -> bool:
         for name in ("closed", "open", "connected"):
-            told = getattr(self.raw, name, None)
-            if told is not None:
-                return bool(told) if name == "closed" else not told
+            state = getattr(self.raw, name, None)
+            if state is not None:
+                return bool(state) if name == "closed" else not state
         return False
 
     @property
@@ -205,8 +205,8 @@ class SqliteDriver(Driver):
             self.raw.execute(statement)
 
 
-class Borrowed:
-    """An object that the caller gave, and the way from it to the driver's connection."""
+class ConnectionSource:
+    """A connection as the caller gave it, and the way from it to the driver's connection."""
 
     def __init__(self, given: Any) -> None:
         self.given = given
@@ -218,7 +218,7 @@ class Borrowed:
         return found
 
 
-class _Sqlalchemy(Borrowed):
+class _Sqlalchemy(ConnectionSource):
     """A Connection or a Session, synchronous or not: it begins with its first statement, so it is given one."""
 
     async def driver(self) -> Driver:
@@ -243,7 +243,7 @@ class _Sqlalchemy(Borrowed):
         return found
 
 
-class _Django(Borrowed):
+class _Django(ConnectionSource):
     """A connection of Django's, or what stands for the one of an alias."""
 
     async def driver(self) -> Driver:
@@ -275,13 +275,13 @@ _MYSQL = (
 _Class = tuple[str, str]
 
 
-def borrowed(connection: object) -> Borrowed | None:
+def connection_source(connection: object) -> ConnectionSource | None:
     """The way to use `connection`, if it is one of those known; no I/O."""
     if _is(connection, *_SQLALCHEMY):
         return _Sqlalchemy(connection)
     if _is(connection, *_DJANGO):
         return _Django(connection)
-    return None if driver_of(connection) is None else Borrowed(connection)
+    return None if driver_of(connection) is None else ConnectionSource(connection)
 
 
 def driver_of(raw: Any) -> Driver | None:

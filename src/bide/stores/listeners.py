@@ -11,7 +11,7 @@ from bide.ports import Heard
 
 
 class Listener:
-    """One subscription of a worker; all of a process share what they hear by."""
+    """One subscription of a worker."""
 
     def __init__(self, topics: Collection[Topic], heard: Heard, listeners: dict[Listener, None]) -> None:
         self.topics = frozenset(topics)
@@ -37,11 +37,11 @@ class Listeners:
         return Listener(topics, heard, self._all)
 
     def topics(self) -> set[Topic]:
-        """Those that somebody listens to."""
+        """Those with a listener."""
         return set().union(*(listener.topics for listener in self._all))
 
     def notify(self, topic: Topic, wake: Millis) -> None:
-        """Whoever listens to `topic` is to ask then."""
+        """Tell the listeners of `topic` that it wakes then."""
         for listener in tuple(self._all):
             if topic in listener.topics and listener in self._all:
                 try:

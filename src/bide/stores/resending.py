@@ -2,7 +2,7 @@
 
 SQL servers, Redis and bide's service keep the last answer of each caller, by the number of the call. So a call whose
 answer was lost can be sent again: it is done once, however often that takes. How it is sent, and what an error means,
-differs; the pauses, the patience, and what its caller may be told after a lost answer are here.
+differs; the pauses, the patience, and the meaning of an error after a lost answer are here.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """A sorted list of many: insert, remove and read a page from anywhere without moving a million pointers.
 
 **The idea.** A plain sorted list finds a place in O(log n), but to insert there moves all that follows: at 10^6 entries
-that is 8 MB, about 0.1 ms each. So keep a list of short sorted lists, and beside it the last entry of each:
+that is 8 MB, about 0.1 ms each. So keep a list of short sorted lists, and with it the last entry of each:
 
     chunks   [[a, b, d], [e, g], [k, m, n]]          lasts   [d, g, n]
 

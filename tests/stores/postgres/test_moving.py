@@ -15,7 +15,7 @@ from bide.ports import Store
 from bide.stores.memory import MemoryStore
 from bide.stores.postgres import PostgresStore, operations
 from bide.stores.postgres.connection import address_of
-from bide.stores.postgres.queries import record_of
+from bide.stores.sql.rows import WIDTH, record_of
 from bide.testing.store_suite.base import HOUR, NOW, bring, change_all, new, put, see
 
 
@@ -77,7 +77,7 @@ async def test_the_answer_that_is_kept_is_the_one_that_was_given(url: str, open_
     [kept] = await rows_of(url, "SELECT answer FROM {schema}.caller WHERE answer IS NOT NULL")
     given = {(answer.record, answer.was) for answer in answers}
     assert len(given) == 2
-    assert {(record_of(row, 2), row[1]) for row in operations._moves_kept(kept["answer"])} == given
+    assert {(record_of(row[2 : 2 + WIDTH]), row[1]) for row in operations._moves_kept(kept["answer"])} == given
     await change_all(store, [Move("t", "nobody", In(5))])
     assert operations._moves_kept(None) == []
 

@@ -78,7 +78,7 @@ async def test_every_statement_uses_the_index_on_a_table_without_statistics(plac
     for query in ("head", "head_beyond", "take"):
         limit = {"limit": 100} if query == "take" else {}
         text, arguments = table._write(query, START, **limit)
-        connection = await table._connections.looker()
+        connection = await table._connections.poller()
         plan = "\n".join(row[0] for row in await connection.fetch(f"EXPLAIN {text}", *arguments))
         assert "using posts_due" in plan, plan
         assert "Seq Scan" not in plan, plan

@@ -85,7 +85,7 @@ async def test_below_the_reserve_new_work_is_refused_and_the_old_still_drains(
     await put_one(store)
     monkeypatch.setattr(connection, "free_bytes", lambda folder: 1_000_000)
     monkeypatch.setattr(connection, "_EVERY", 0.0)
-    store._open().reserve._look_again = 0.0
+    store._open().reserve._check_at = 0.0
     with pytest.raises(StoreFull, match="1000000 bytes free"):  # and the WAL needs room too
         await store.add([new("more")], now=NOW)
     with pytest.raises(StoreFull):

@@ -1,14 +1,13 @@
-"""Calls to a service, each done once however often it is sent.
+"""Calls to a service, each done once however often it is sent, and the transport that they go over.
 
 A call that writes carries the session and a number that only rises; the service keeps the answer to the last one, so a
-call whose answer was lost is sent again over another connection and answered the same. That is why one call of each
-operation is under way at a time. A session belongs to the instance that it began with, which alone can say what was
-done. Where a proxy leads to another one, that one refuses and has done nothing, so the call is sent again until it
-comes to the right one. Where that one seems to be gone, a call that was never sent before goes out in a new session;
-of any other nobody can say whether it was done, and that is `OutcomeUnknown`. Calls that only read are sent again as
-they are, to any instance.
+call whose answer was lost is sent again over another connection and answered the same (see `resending`). That is why
+one call of each operation is under way at a time. Calls that only read are sent again as they are, to any instance.
 
-The way to a service: its URL, one pool of connections, and the errors that a call can meet on it.
+A session belongs to the instance that it began with, which alone can say what was done. Where a proxy leads to another
+instance, that one refuses and has done nothing, so the call is sent again until it comes to the right one. Where that
+one seems to be gone, a call that was never sent before goes out in a new session; whether any other was done cannot be
+known, and that is `OutcomeUnknown`.
 
 A token goes with every call, so it is not sent in clear text: with a token `http:` is for this machine alone, unless
 the URL ends in `?insecure=1`, which says that the way there is safe (a private network, a proxy on the same host).
@@ -94,11 +93,11 @@ def _is_loopback(host: str) -> bool:
 
 
 class NotSent(Exception):
-    """There is no connection, or nobody behind it, or somebody on the way refused it: nothing was done."""
+    """No connection, no service behind it, or a refusal by a proxy: nothing was done."""
 
 
 class Lost(Exception):
-    """The call was sent, and no answer came, or none that can be read: only a repeat by its number tells more."""
+    """The call was sent, and no readable answer came: only a repeat by its number tells whether it was done."""
 
 
 class TooLarge(StoreError):
@@ -111,8 +110,8 @@ class TooLarge(StoreError):
 class NotAllowed(SetupError, StoreError):
     """Nothing was done: the token is missing, not accepted, or does not allow this.
 
-    A `SetupError`, since somebody has to give another token; and a `StoreError`, so that a worker goes on: a token may
-    be given more scopes while it runs.
+    A `SetupError`, since an operator has to give another token; and a `StoreError`, so that a worker goes on: a token
+    may be given more scopes while it runs.
     """
 
 
@@ -155,7 +154,7 @@ class _NewestFirst(aiohttp.TCPConnector):
     """Takes the connection that was used last, so that those end that only a busy moment needed.
 
     aiohttp takes the one that has rested for longest. While calls go on, none then ever rests until it is idle, and
-    there are for ever as many as there were calls at once in the busiest moment, here and at the service.
+    there stay as many as there were calls at once in the busiest moment, here and at the service.
     """
 
     def _release(self, key: ConnectionKey, protocol: ResponseHandler, *, should_close: bool = False) -> None:
@@ -165,8 +164,8 @@ class _NewestFirst(aiohttp.TCPConnector):
             rested.rotate(1)
 
 
-class Link:
-    """Belongs to one event loop. The token goes into a header of every call, and nowhere else."""
+class Transport:
+    """The connections to one service. Belongs to one event loop. The token goes into a header of every call only."""
 
     def __init__(self, where: str, token: str | None) -> None:
         self.where = where
@@ -184,7 +183,7 @@ class Link:
         )
 
     async def post(self, operation: str, body: bytes, silence: float) -> Reply:
-        """One call. Raises NotSent, or Lost when nothing was heard for `silence` seconds or the connection broke."""
+        """One call. Raises NotSent, or Lost when nothing came for `silence` seconds or the connection broke."""
         try:
             async with self._session.post(
                 self._base + operation,
@@ -201,7 +200,7 @@ class Link:
             raise NotSent(f"{self.where}: {error}") from error
 
     def stream(self, operation: str, body: bytes, silence: float) -> Any:
-        """A call whose answer goes on, to be entered; it fails when nothing is heard for `silence` seconds."""
+        """A call whose answer goes on, to be entered; it fails when nothing comes for `silence` seconds."""
         return self._session.post(
             self._base + operation, data=body, timeout=_timeout(silence), allow_redirects=False, read_bufsize=65_536
         )
@@ -233,13 +232,13 @@ two that are chosen at random this errs once in 65,536 times, and costs a new se
 _AT_ONCE = 3
 """Refusals after which the next is asked without a pause: a proxy that deals in turn comes round in so many."""
 _BEHIND = (500, 502, 504, 408)
-"""The answers of somebody on the way when the service behind may have been reached, or not."""
+"""The answers of a proxy, behind which the service may have been reached, or not."""
 _LATER = (429, 503)
 """The answers that mean: not now."""
 
 
-class _Foreign(Exception):
-    """An error that was not the store calls' answer to this number, so it tells nothing of a call sent before."""
+class _Refused(Exception):
+    """Not done, and asking again would not help; it tells nothing of an earlier sending of the same call."""
 
     def __init__(self, error: StoreError) -> None:
         self.error = error
@@ -250,9 +249,15 @@ class Calls:
     """One client's, in one session after another. Belongs to one event loop."""
 
     def __init__(
-        self, link: Link, time: ServerTime, *, clock: Literal["server", "caller"], patience: float, silence: float
+        self,
+        transport: Transport,
+        time: ServerTime,
+        *,
+        clock: Literal["server", "caller"],
+        patience: float,
+        silence: float,
     ) -> None:
-        self._link = link
+        self._transport = transport
         self._time = time
         self._clock = clock
         self._patience = patience
@@ -289,7 +294,7 @@ class Calls:
         """Send it until there is an answer that will not change, or patience is over."""
         if len(request) + 512 > self.body_limit:
             raise TooLarge
-        where, resending = self._link.where, Resending(self._patience)
+        where, resending = self._transport.where, Resending(self._patience)
         silence, refusals, body = self._silence, 0, b""
         session: str | None = None
         while True:
@@ -306,7 +311,9 @@ class Calls:
                     session, refusals = self._session, 0
                     body = remote.encode(Call(session, number, now, Raw(request)))
                 at = self._time.clock()
-                answer = self._read(await self._link.post(name, body, min(silence, max(resending.ends - at, 0.05))))
+                answer = self._read(
+                    await self._transport.post(name, body, min(silence, max(resending.ends - at, 0.05)))
+                )
                 if not isinstance(answer, Failure):
                     if not resending.may_be_done:  # else it may be a repeated answer, with the time of the first
                         self._time.saw(answer.micros, at, self._time.clock())
@@ -320,14 +327,14 @@ class Calls:
             except (NotSent, Lost) as met:
                 error, silence = met, silence * 2
                 resending.may_be_done = resending.may_be_done or (number > 0 and isinstance(met, Lost))
-            except _Foreign as foreign:
-                raise resending.refused(foreign.error) from None
+            except _Refused as refused:
+                raise resending.refused(refused.error) from None
             await resending.pause(f"{name}: {error}", seconds=pause)
             self.resent += 1
 
     def _read(self, reply: Reply) -> Success | Failure:
-        """The answer. Raises NotSent, Lost, TooLarge, and `_Foreign` where asking again would not help."""
-        where = self._link.where
+        """The answer. Raises NotSent, Lost, TooLarge, and `_Refused` where asking again would not help."""
+        where = self._transport.where
         if reply.kind == remote.CONTENT_TYPE:
             try:
                 if reply.status == 200:
@@ -336,23 +343,23 @@ class Calls:
             except remote.UNREADABLE as error:
                 raise Lost(f"{where}: an answer that cannot be read ({error})") from error
             if failure.kind == remote.REFUSED:
-                raise _Foreign(self._link.not_allowed(reply.status, failure.text))
+                raise _Refused(self._transport.not_allowed(reply.status, failure.text))
             return failure
         text = reply.text
         if reply.status in (401, 403):
-            raise _Foreign(self._link.not_allowed(reply.status, text))
+            raise _Refused(self._transport.not_allowed(reply.status, text))
         if reply.status == 413:
             raise TooLarge
         if reply.status == 507:
-            raise _Foreign(StoreFull(f"{where}: {text or 'the store is full'}"))
+            raise _Refused(StoreFull(f"{where}: {text or 'the store is full'}"))
         if reply.status == 503 and text:
-            raise _Foreign(StoreUnavailable(f"{where}: {text}"))
+            raise _Refused(StoreUnavailable(f"{where}: {text}"))
         if reply.status in _LATER:
             raise NotSent(f"{where}: it answers {reply.status}")
         answers = f"{where}: it answers {reply.status} ({reply.kind})"
         if reply.status == 200 or reply.status in _BEHIND:
             raise Lost(f"{answers}, which is not what bide's service says")
-        raise _Foreign(StoreUnavailable(f"{answers}: something else than bide's service is there now"))
+        raise _Refused(StoreUnavailable(f"{answers}: something else than bide's service is there now"))
 
     # --- sessions
 
@@ -371,7 +378,7 @@ class Calls:
     async def _begin(self) -> None:
         at = self._time.clock()
         welcome = self._welcome(
-            await self._link.post("open", remote.encode(Hello(remote.WIRE, self._clock)), self._silence)
+            await self._transport.post("open", remote.encode(Hello(remote.WIRE, self._clock)), self._silence)
         )
         self._time.saw(welcome.micros, at, self._time.clock())
         self.body_limit = welcome.body_limit
@@ -379,7 +386,7 @@ class Calls:
         self._session = welcome.session
 
     def _welcome(self, reply: Reply) -> Welcome:
-        where = self._link.where
+        where = self._transport.where
         if reply.kind == remote.CONTENT_TYPE and reply.status == 200:
             try:
                 welcome = remote.read_welcome(reply.body)
@@ -394,8 +401,8 @@ class Calls:
         if reply.status in (401, 403, 507, *_LATER, *_BEHIND) or reply.kind == remote.CONTENT_TYPE:
             try:
                 answer = self._read(reply)
-            except _Foreign as foreign:
-                raise foreign.error from None
+            except _Refused as refused:
+                raise refused.error from None
             if isinstance(answer, Failure):
                 meant = remote.error_of(answer, where)
                 raise meant if isinstance(meant, StoreError | SetupError) else StoreMismatch(f"{where}: {meant}")

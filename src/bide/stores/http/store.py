@@ -37,7 +37,7 @@ from bide.ports import COUNTED, Clock, Features, Heard, Listening, remote
 from bide.ports.remote import Batch, Operation, Success
 from bide.stores.batches import gathered
 from bide.stores.clocks import ServerTime, StoreClock
-from bide.stores.http.calls import Calls, Link, NotAllowed, TooLarge, base_of
+from bide.stores.http.calls import Calls, NotAllowed, TooLarge, Transport, base_of
 from bide.stores.http.wakes import Subscriber
 
 Request = TypeVar("Request")
@@ -46,13 +46,13 @@ _log = logging.getLogger("bide.http")
 
 
 class _Opened(NamedTuple):
-    link: Link
+    transport: Transport
     calls: Calls
     wakes: Subscriber
 
 
 class HttpStore:
-    """Tasks in the store of the service at `url`; see `link` for what that may say. `token` goes with every call.
+    """Tasks in the store of the service at `url`; see `transport` for what that may say. `token` goes with every call.
 
     `clock`: by default the service's; "caller" goes by the `now` of each call, which only a service in a test takes.
     `patience`: seconds that a call goes on trying while the service is away. `silence`: seconds without an answer after
@@ -93,23 +93,23 @@ class HttpStore:
         if self._opened is not None:
             return
         self._time = ServerTime()
-        link = Link(self._where, self._token)
-        calls = Calls(link, self._time, clock=self._clock, patience=self._patience, silence=self._silence)
+        transport = Transport(self._where, self._token)
+        calls = Calls(transport, self._time, clock=self._clock, patience=self._patience, silence=self._silence)
         try:
             await calls.begin()
         except BaseException:
-            await link.close()
+            await transport.close()
             raise
         if self._clock == "server":
             self._time.warn_of_skew(self._where)
-        self._opened = _Opened(link, calls, Subscriber(link, self._time, patience=self._silence))
+        self._opened = _Opened(transport, calls, Subscriber(transport, self._time, patience=self._silence))
 
     async def close(self) -> None:
         if self._opened is not None:
             opened, self._opened = self._opened, None
             opened.calls.closed = True
             await opened.wakes.close()
-            await opened.link.close()
+            await opened.transport.close()
 
     # --- clients
 
@@ -231,7 +231,7 @@ class HttpStore:
         return self._read(operation, await self._send(operation, request, now))
 
     async def _send(self, operation: Operation[Request, Any], request: Request, now: Millis | None = None) -> Success:
-        """The service is told the time only where it is not to look at its own clock."""
+        """The call carries the time only where the service is not to read its own clock."""
         now = now if self._clock == "caller" else None
         return await self._open().calls.ask(operation, remote.encode(request), now)
 

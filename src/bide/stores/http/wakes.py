@@ -1,7 +1,7 @@
-"""The wake stream: one long answer of the service, line by line, that tells of earlier wakes.
+"""The wake stream: one long answer of the service, with a line for each earlier wake.
 
 The service writes something every few seconds, so a stream that is silent for three times as long is dead, and is
-replaced. Then every listener is told to ask at once, for something may have been missed. A lost wake costs lateness at
+replaced. Then every listener asks at once, for something may have been missed. A lost wake costs lateness at
 most, as every sleep is capped.
 """
 
@@ -19,7 +19,7 @@ from bide.core.errors import StoreError
 from bide.core.records import Topic
 from bide.ports import Heard, remote
 from bide.stores.clocks import ServerTime
-from bide.stores.http.calls import Link, Lost, Reply
+from bide.stores.http.calls import Lost, Reply, Transport
 from bide.stores.listeners import Listener, Listeners
 
 _log = logging.getLogger("bide.http")
@@ -42,8 +42,8 @@ class Subscription:
 class Subscriber:
     """All listeners of this process, over one stream."""
 
-    def __init__(self, link: Link, time: ServerTime, *, patience: float) -> None:
-        self._link = link
+    def __init__(self, transport: Transport, time: ServerTime, *, patience: float) -> None:
+        self._transport = transport
         self._time = time
         self._patience = patience
         self._listeners = Listeners(_log)
@@ -83,7 +83,7 @@ class Subscriber:
             async with asyncio.timeout(self._patience):
                 await asyncio.shield(open_)
         except TimeoutError:
-            _log.warning("%s: no subscription yet; what others schedule is found by asking", self._link.where)
+            _log.warning("%s: no subscription yet; what others schedule is found by asking", self._transport.where)
         except BaseException:
             await self._stop()
             raise
@@ -102,7 +102,7 @@ class Subscriber:
         while True:
             opened = False
             try:
-                async with self._link.stream(remote.LISTEN.name, body, _SILENCE) as response:
+                async with self._transport.stream(remote.LISTEN.name, body, _SILENCE) as response:
                     await self._check(response)
                     async for line in response.content:
                         if not opened:
@@ -110,7 +110,7 @@ class Subscriber:
                             self._subscribed(topics, open_)
                         if len(line) > 1:
                             self._listeners.notify(*remote.read_wake(line))
-                error = Lost(f"{self._link.where}: the stream has ended")
+                error = Lost(f"{self._transport.where}: the stream has ended")
             except StoreError as refused:
                 if not open_.done():
                     open_.set_exception(refused)
@@ -129,13 +129,13 @@ class Subscriber:
             return
         reply = Reply(response.status, response.content_type, await response.read())
         if reply.status in (401, 403):
-            raise self._link.not_allowed(reply.status, reply.text)
-        raise Lost(f"{self._link.where}: it answers {reply.status} {reply.text}".rstrip())
+            raise self._transport.not_allowed(reply.status, reply.text)
+        raise Lost(f"{self._transport.where}: it answers {reply.status} {reply.text}".rstrip())
 
     def _subscribed(self, topics: frozenset[Topic], open_: asyncio.Future[None]) -> None:
         if not open_.done():
             open_.set_result(None)
             return
         now = int(self._time.seconds() * 1000)
-        for topic in topics:  # something may have been said while nobody heard
+        for topic in topics:  # a wake may have been missed meanwhile
             self._listeners.notify(topic, now)

@@ -1,6 +1,6 @@
-"""The tasks of one topic, and the lines in which they stand until they wake.
+"""The tasks of one topic, the lines in which they stand until they wake, and the ordered listings of all tasks.
 
-**The idea.** Tasks come to a line mostly in the order in which they wake: leases all last equally long, and a burst
+**Lines.** Tasks come to a line mostly in the order in which they wake: leases all last equally long, and a burst
 is due at one instant. So a line is a run, in order, to which what fits is appended; what comes too early for that is a
 stray, on a heap. The front of the line is the earlier of the two fronts. Nothing is taken out of the middle: a record
 is immutable, and every transition makes another, so an entry counts if it *is* what the topic holds under its key.
@@ -8,23 +8,20 @@ is immutable, and every transition makes another, so an entry counts if it *is* 
     run     (k1, 10)  (k2, 20)  (k4, 90)        strays  (k3, 15)         topic  k1 -> (k1, 10), k2 -> (k2, 50), ...
                       dead: k2 has moved
 
-**The cost.** `push` and taking the front: O(1) for the run, O(log n) for strays, about 0.2 and 0.5 microseconds. Dead
+`push` and taking the front: O(1) for the run, O(log n) for strays, about 0.2 and 0.5 microseconds. Dead
 entries are dropped when they come to the front, and all at once when they outnumber what is alive: O(1) each, amortised
 over the pushes that led to it.
 
-**What is wasteful, and why that is fine.** A line may hold as many dead records as live ones, and they keep their
+What is wasteful, and why that is fine: a line may hold as many dead records as live ones, and they keep their
 payloads alive that long. A timer of `bide.timers` holds keys instead; give one to the store to wait on that.
 
-The ordered listings of the memory store: made when somebody first looks, kept up while somebody does.
-
-Seven listings serve every filter: one by name, one by group, and one by time for each state. Most programs never list,
-and must not pay for it: a listing costs 1 to 3 microseconds per transition, half as much as the transition itself. So
-it is made at the first `find` that needs it (a sort: 0.1 s for 10^5 tasks, 2 s for 10^6, during which the loop stands
-still; the only operation of the store that is not flat), then kept up with every transition, and dropped when keeping
-it has cost more than making it again would, with nobody having looked meanwhile. A page of 100 takes 25 to 60
-microseconds from 10^3 to 10^6 tasks.
-
-How a filter is read from them is what all stores with such indexes share: see `sql.reading`.
+**Listings.** Seven serve every filter: one by name, one by group, and one by time for each state. Most programs never
+list, and must not pay for it: a listing costs 1 to 3 microseconds per transition, half as much as the transition
+itself. So it is made at the first `find` that needs it (a sort: 0.1 s for 10^5 tasks, 2 s for 10^6, during which the
+loop stands still; the only operation of the store that is not flat), then kept up with every transition, and dropped
+when keeping it has cost more than making it again would, with no `find` meanwhile. A page of 100 takes 25 to 60
+microseconds from 10^3 to 10^6 tasks. How a filter is read from them is shared by all stores with such indexes: see
+`sql.reading`.
 """
 
 from __future__ import annotations
@@ -71,7 +68,7 @@ class Line:
             heappush(self._strays, (record.wake_at, next(self._serial), record))
 
     def front(self) -> Record | None:
-        """The one to wake first; None when nobody stands here."""
+        """The one to wake first; None if the line is empty."""
         run, strays, held = self._run, self._strays, self._records.get
         first = None
         while run:
@@ -193,7 +190,7 @@ Entry: TypeAlias = tuple[Any, ...]
 
 NAMES, GROUPS = "name", "group"
 _PATIENCE = 100_000
-"""A listing is kept at least for so many transitions that nobody looked at."""
+"""A listing is kept at least for so many transitions without a `find`."""
 
 
 def entry_of(kind: str, record: Record) -> Entry | None:

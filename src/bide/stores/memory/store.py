@@ -12,7 +12,7 @@ lasts as long as its process; several apps may share one on one event loop, not 
     beside 10^6 that wait       1.8    2.6     1.6     3.0     3.1     2.3
 
 More than half of that is the lifecycle's functions making records. Every verb is O(1) or O(log n) per task, with any
-number waiting, also of topics that nobody works on; only the first listing sorts (see `listings`), and a page of a
+number waiting, also of topics without a worker; only the first listing sorts (see `lines`), and a page of a
 group with a state or wake range looks through the group.
 """
 

@@ -1,4 +1,4 @@
-"""The store in MySQL or MariaDB: tasks beside your own tables, and in your own transactions."""
+"""The store in MySQL or MariaDB: tasks in the same database as your own tables, and in your own transactions."""
 
 from bide.stores.mysql.store import MySqlStore
 

@@ -1,8 +1,4 @@
-"""Calls to MySQL or MariaDB, each on the connection for its kind; see `sql.journaled_connection`.
-
-Where the primary is away a replica answers what is read, which may be behind.
-
-Store URLs of MySQL and MariaDB, and what of them is bide's own.
+"""Connections to MySQL or MariaDB: the URL, the driver, the meaning of its errors, and the calls of a store.
 
     mysql://[user[:password]@]host[:port][,host:port...]/database        mariadb:// is the same
 
@@ -11,7 +7,8 @@ that they are in. Of several hosts the first that may be written to is taken. `s
 default), "required", "verify_ca" and "verify_identity", with `ssl_ca`, `ssl_cert` and `ssl_key`; `socket` is the path
 of a Unix socket instead of a host.
 
-A connection to MySQL or MariaDB: made, set up for our statements, asked, and what its errors mean.
+A call is one packet of several statements, or a few such (see `Call`, and `sql.journaled_connection`). Where the
+primary is away a replica answers reads, and may be behind.
 """
 
 from __future__ import annotations
@@ -222,13 +219,13 @@ _SETTINGS = (
     "SET NAMES binary",
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
     "SET SESSION autocommit = 1, time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
-    # what somebody's open transaction holds is tried again by itself, and holds up nothing else for longer than that
+    # a row that another transaction holds is tried again on its own, and holds up nothing else for longer than that
     "innodb_lock_wait_timeout = 1",
 )
 _OF_MARIADB = (
-    # one whose process is gone without a word keeps its locks no longer
+    # one whose process has vanished keeps its locks no longer
     "SET SESSION idle_transaction_timeout = 5",
-    # long lists of names are looked up one by one, and are not made a table
+    # long lists of names are sought one by one, and are not made a table
     "SET SESSION in_predicate_conversion_threshold = 0",
 )
 _OF_MYSQL = (
@@ -278,7 +275,7 @@ class Connection:
             try:
                 meanwhile()
             except BaseException:
-                self.drop()  # an answer is on its way that nobody reads
+                self.drop()  # an answer is on its way that is not read
                 raise
         try:
             await driver.next_result()
@@ -293,7 +290,7 @@ class Connection:
             raise ProtocolError(f"the answer cannot be read: {said(error)}") from error
 
     async def ask_on(self, packet: bytes) -> tuple[int, MySQLError | None]:
-        """How many statements of a packet, which all give rows, were carried out, and why the next one was not."""
+        """The number of statements of a packet that were carried out (each gives rows), and the error of the next."""
         driver, done = self.driver, 0
         try:
             await driver.query(packet)
@@ -340,7 +337,7 @@ class Connection:
         return bool(self.driver.connected and transport is not None and not transport.is_closing())
 
     def drop(self) -> None:
-        """Without a word, since the server may be waited for in vain."""
+        """Close it at once, since the server may not answer."""
         driver = self.driver
         transport = driver._transport
         if transport is not None:
@@ -348,7 +345,7 @@ class Connection:
         driver.close()
 
     async def end(self, *, within: float) -> None:
-        """In order, as far as that is possible."""
+        """Close it in order, as far as that is possible."""
         with suppress(MySQLError, OSError, TimeoutError, *UNREADABLE):
             async with asyncio.timeout(within):
                 await self.driver.ensure_closed()
@@ -414,7 +411,7 @@ MYSQL = Dialect(logging.getLogger("bide.mysql"), address_of, connect, meaning, s
 
 
 _SECOND_BEST = 1.0
-"""Seconds that a connection to a replica is read from, before it is looked whether the primary is there again."""
+"""Seconds that a connection to a replica is read from, before the primary is tried again."""
 _BETWEEN = b"; "
 _topics = msgspec.json.Decoder(list[Topic])
 
@@ -575,7 +572,7 @@ class MySqlConnection(JournaledConnection[Call]):
         return Call(self, connection, self.queries_on(connection), limit)
 
     async def _prepare(self, call: Call) -> Repeated | None:
-        return await self._look_back(call) if call.again else None
+        return await self._find_repeated(call) if call.again else None
 
     def _kept(self, row: Any) -> Repeated:
         return Repeated(*row[1:])

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 from bide.core.errors import BadInput, SetupError
 from bide.core.instants import Millis
 from bide.core.records import Settlement
-from bide.stores.driver_adapters import Borrowed, Driver, MysqlDriver
+from bide.stores.driver_adapters import ConnectionSource, Driver, MysqlDriver
 from bide.stores.mysql import operations
 from bide.stores.mysql.connection import Call, Connection, Rows, by_code, connect, meaning, said
 from bide.stores.mysql.lease_batches import Settling
@@ -38,7 +38,7 @@ _NO_SAVEPOINT = 1305
 _MARK = "bide_gone"
 """A savepoint in a transaction that was begun for one that the server has undone: there until the caller ends that."""
 _AT_ONCE = 500
-"""Names in one statement: MariaDB makes a table of a list of 1000, unless the connection was told not to."""
+"""Names in one statement: MariaDB makes a table of a list of 1000, unless the connection has a setting against it."""
 ACCEPTED = (
     "an open connection to the store's own server, by asyncmy, aiomysql, PyMySQL, mysqlclient, SQLAlchemy (a "
     "Connection or a Session, synchronous or not, over one of these) or Django"
@@ -84,7 +84,7 @@ class JoinedCall(RunsInSavepoint, Call):
         """The transaction's own isolation level says what is seen."""
 
     async def commit(self) -> None:
-        """Whoever began it will."""
+        """The transaction is the caller's to commit."""
 
     async def send(
         self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], object] | None = None
@@ -128,8 +128,8 @@ class MySqlVerbs(JoinedVerbs):
     _at_once = _AT_ONCE
     _add, _settle = operations.add, operations.settle
 
-    def __init__(self, runtime: Any, lent: Borrowed, *, own: bool = False) -> None:
-        super().__init__(runtime, lent, own=own)
+    def __init__(self, runtime: Any, source: ConnectionSource, *, own: bool = False) -> None:
+        super().__init__(runtime, source, own=own)
         self.settled: list[Settling] = []
         """The tasks that a transaction of ours has settled, once it is committed."""
 
@@ -151,7 +151,7 @@ class MySqlVerbs(JoinedVerbs):
     async def _was_undone(self, driver: Driver, state: ConnectionState, error: Exception) -> bool:
         """Tell whether the server has undone all of the caller's transaction, as by a deadlock.
 
-        Nobody has told the caller or the driver, so another one is begun: else what comes is committed one by one.
+        Neither the caller nor the driver knows, so another one is begun: else each statement would commit by itself.
         """
         if code_of(error) != _NO_SAVEPOINT:
             return False
@@ -220,11 +220,11 @@ class Transactions(OwnTransactions):
         await connection.ask(kept)
 
     async def _marked(self, connection: Connection) -> int:
-        async def look(call: Call) -> int:
+        async def read(call: Call) -> int:
             [rows] = await call.send(call.write("repeated", me=connection.name))
             return int(rows[0][0]) if rows else 0
 
-        return int(await self._keep.repeat(look))
+        return int(await self._keep.repeat(read))
 
     def _done(self, joined: MySqlVerbs) -> None:
         self._runtime.leasing.leased.settled(joined.settled)

@@ -2,12 +2,12 @@
 
 A lease touches no index, so that what is leased, or lost, is not told apart from what waits by where it lies. It is
 found by its batch. One is written with the lease itself, and deleted by the settlement of its last task. If it is still
-there when its time has come, the worker that leases looks at it: what is lost is leased anew, and what is still held
-(because its lease was extended, or somebody has it locked) is written as another batch. So an extension writes no
-batch, as a timer is not moved that looks, when it expires, whether it was put off.
+there when its time has come, the worker that leases reads it: what is lost is leased anew, and what is still held
+(because its lease was extended, or it is locked) is written as another batch. So an extension writes no
+batch, as a timer need not be moved that checks, when it expires, whether it was put off.
 
 A batch names each task by its row and the token of its lease. Once the task has another token, or is not leased, that
-lease is over for good; whatever else becomes of it needs no batch to be looked at.
+lease is over for good; whatever else becomes of it needs no batch to be read.
 
 A lease that moves entries in an index instead is slower by 30 to 50 % with several workers.
 """
@@ -29,9 +29,9 @@ from bide.stores.mysql.connection import Call, Rows
 from bide.stores.mysql.queries import Code, Quote, held, literal, tuples
 
 _LARGEST = 1_000
-"""Tasks in one batch: looking at it is one packet."""
+"""Tasks in one batch: reading it is one packet."""
 AT_ONCE = 32
-"""Batches that one look takes."""
+"""Batches that one scan takes."""
 
 _log = logging.getLogger("bide.mysql")
 Pair = tuple[int, Token]
@@ -88,7 +88,7 @@ def read_expired(topic: Topic, found: Rows) -> Expired:
 
 
 def read_pairs(batches: Iterable[bytes]) -> list[Pair]:
-    """Those of all batches together, by row. One that cannot be read, by another program's doing, holds nobody up."""
+    """Those of all batches together, by row. One that cannot be read, by another program's doing, holds up no other."""
     pairs: set[Pair] = set()
     for tasks in batches:
         try:
@@ -181,7 +181,7 @@ async def under_way(call: Call, topic: Topic) -> list[StillLeased]:
 
 
 _MOST = 10_000
-"""Leases that are remembered for certain; what is settled later than that is looked up."""
+"""Leases that are remembered for certain; what is settled later than that is read first."""
 
 Row = tuple[int, Token, bool, LeaseBatch]
 """The number of a row, the token of its lease, whether the task has a group, and the batch of the lease."""
@@ -207,7 +207,7 @@ class Settling(NamedTuple):
 
 
 class LeasedRows:
-    """By name. Two generations, so that what is never settled here is forgotten without looking for the oldest."""
+    """By name. Two generations, so that what is never settled here is forgotten without a search for the oldest."""
 
     __slots__ = ("_new", "_old", "_over")
 
@@ -247,6 +247,6 @@ class LeasedRows:
             self._over += [batch.name for batch in one.batches if batch.left == 0]
 
     def over(self, since: Millis) -> list[BatchKey]:
-        """Batches of which nothing is left, and at which nobody has looked before `since`. They are forgotten."""
+        """Batches of which nothing is left, and which no scan has read before `since`. They are forgotten."""
         over, self._over = self._over, []
         return [name for name in over if name.until > since]

@@ -36,8 +36,9 @@ from bide.stores.mysql.lease_batches import (
     rewrite_batches,
     write_batches,
 )
-from bide.stores.mysql.queries import AT, CODES, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting, these
+from bide.stores.mysql.queries import AT, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting, these
 from bide.stores.sql.leasing import LATER, LONGEST, POLL, SLACK, Leasing, ScanBounds, ScanPositions
+from bide.stores.sql.rows import CODES
 
 EXPENSIVE = 0.005
 """Seconds from which on a full scan is expensive."""
@@ -220,7 +221,7 @@ class MySqlLeasing(Leasing):
                     for row, (_, token) in zip(given.dues, given.pairs, strict=True):
                         tasks.append(lifecycle.lease(record_of(row), there, there + lasts, holder, token))
                     rows = (row for row, _ in given.pairs)
-                    self.leased.leased(rows, tasks, given.batches())  # if the call is undone, nobody settles them
+                    self.leased.leased(rows, tasks, given.batches())  # if the call is undone, they are never settled
 
                 statements = (*given.statements, *_ask_heads(call, room, start), *end)
                 answers = await call.send(*statements, commits=bool(given.pairs) or call.again, meanwhile=make_records)
@@ -442,7 +443,7 @@ def _read_heads(topics: Sequence[Topic], answers: list[Rows], start: ScanStart) 
 def _next_wake(
     heads: Mapping[Topic, Heads], counts: Mapping[Topic, int], there: Millis
 ) -> tuple[Millis | None, Millis | None, bool]:
-    """The earliest of what waits, and of what is leased; and whether one is due that somebody else has locked."""
+    """The earliest of what waits, and of what is leased; and whether one is due that another transaction has locked."""
     wakes: list[Millis] = []
     ends: list[Millis] = []
     skipped = False

@@ -1,11 +1,8 @@
-"""The operations that write, each a numbered call.
+"""The operations: those that write, each a numbered call, and those that only read.
 
 What can be said in advance (keys that are new, plain Done, an extension) is one packet and one round trip. The rest is
-decided here, see `sql.operations`: one transaction of two round trips, in which rows are written by their primary key.
-
-Scheduling: one packet where every key is new; else those that are there are looked at first, under locks.
-
-The operations that only read.
+decided here, see `sql.operations`: one transaction of two round trips, in which rows are read under locks and written
+by their primary key.
 """
 
 from __future__ import annotations
@@ -46,9 +43,7 @@ from bide.stores.batches import Conflicts, Named, rounds, wakes_of
 from bide.stores.mysql.connection import Call, MySqlConnection, Repeated, Rows, meaning
 from bide.stores.mysql.lease_batches import BatchKey, LeasedRows, Settling, delete_batches, under_way
 from bide.stores.mysql.queries import (
-    CODES,
     ROW,
-    STATES,
     Code,
     held,
     listed,
@@ -74,6 +69,7 @@ from bide.stores.sql.operations import (
     decide_settlements,
 )
 from bide.stores.sql.reading import LATEST, Located, ServerReads, by_wake_at, count_of, topics_from
+from bide.stores.sql.rows import CODES, STATES
 
 T = TypeVar("T", str, tuple[str, Token])
 
@@ -215,7 +211,7 @@ async def settle(
         try:
             return await _settle_done(connection, known, now)
         except RowsMissing:
-            pass  # somebody else has one of them, or it has been settled: see which
+            pass  # another caller has one of them, or it has been settled: see which
 
     begin = partial(MySqlBatch, now=now, most=len(outcomes), emptied=known.emptied)
     answers = await decide_settlements(connection, outcomes, messages_of, begin)
@@ -357,16 +353,16 @@ class _Batch:
         self.plain = _check_names(tasks)
         """True if all names are ASCII without anything to escape."""
         self.parts: list[Places] = []
-        """See `rounds`; none yet before `look`."""
+        """See `rounds`; none before `find_parts`."""
 
-    def look(self) -> None:
+    def find_parts(self) -> None:
         """Find out the parts."""
         if not self.parts:
             self.parts = rounds(self.tasks)
 
     @property
     def places(self) -> Places:
-        """All of them, after `look`. Raises KeyTaken if a key comes twice."""
+        """All of them, after `find_parts`. Raises KeyTaken if a key comes twice."""
         if len(self.parts) > 1:
             raise KeyTaken("a key comes twice in a batch")
         return self.parts[0]
@@ -384,7 +380,7 @@ async def add(
     batch = _Batch(tasks, lambda: messages_of(wakes_of(tasks, about)))
     wary = conflicts is not None and conflicts.likely(tasks)
     if wary or now is not None or len(tasks) < _MANY:
-        batch.look()
+        batch.find_parts()
     if len(batch.parts) <= 1 and not wary:
         with suppress(KeyTaken):
             return await _add_new(connection, batch, now)
@@ -424,11 +420,13 @@ async def _add_new(connection: Runs, batch: _Batch, now: Millis | None) -> list[
     async def insert(call: Call) -> list[Answer]:
         opened = [*call.begin(now, len(tasks)), *([call.write("first_token")] if now is None else [])]
         if now is None and len(tasks) >= _MANY and call.utc:
-            [[(there, micros, first)]] = await call.timed(*opened, call.write("clock_and_token"), meanwhile=batch.look)
+            [[(there, micros, first)]] = await call.timed(
+                *opened, call.write("clock_and_token"), meanwhile=batch.find_parts
+            )
             if first <= micros:
                 return await _insert_many(call, batch, there)
             opened = []  # the clock was set back: tokens go on from the last
-        batch.look()
+        batch.find_parts()
         places = batch.places
         statements = [*opened, call.write("clock"), *_insertion(call, [tasks[place] for place in places], now)]
         statements += call.pass_gate(_highest(call, now))
@@ -559,9 +557,9 @@ def _created(answers: list[Any], tasks: Sequence[NewTask], places: Places, there
 async def _complete(
     call: Call, tasks: Sequence[NewTask], answers: Sequence[Answer | None], row: Repeated
 ) -> list[Answer]:
-    """The answers of a call that was done before: those that it created are looked up.
+    """The answers of a call that was done before: those that it created are read.
 
-    One that has gone meanwhile, or was leased or moved, had a token that nobody can use any more: any that is old
+    One that has gone meanwhile, or was leased or moved, had a token that is of no use any more: any that is old
     enough will do. Its present one is another's, and the caller was shown none of that.
     """
     missing = [place for place, answer in enumerate(answers) if answer is None]
@@ -604,7 +602,7 @@ class _AddingBatch(MySqlBatch, AddingBatch):
         return Code(b"GREATEST(%d, %b)" % (self.highest, _highest(self.call, self._now)))
 
     async def send(self, statements: Sequence[bytes], *, commits: bool = False) -> None:
-        """Another caller may have inserted an absent key meanwhile: then all is looked at again."""
+        """Another caller may have inserted an absent key meanwhile: then the batch begins again."""
         try:
             answers = await self.call.send(*statements, commits=commits)
         except (MySQLError, KeyTaken) as error:

@@ -2,8 +2,7 @@
 
 The driver sends text, so values are written out here: numbers as they are, text and bytes quoted. On our own
 connections everything between quotes is bytes (`SET NAMES binary`), so a payload passes as it is but for quotes and
-backslashes; on a connection of somebody else's, of whatever character set and SQL mode, it is hexadecimal, which is the
-same in all.
+backslashes; on a caller's connection, of whatever character set and SQL mode, it is hexadecimal, the same in all.
 """
 
 from __future__ import annotations
@@ -19,6 +18,7 @@ from typing import Any
 from bide.core.names import storable
 from bide.core.records import Record, State, Topic
 from bide.stores.named_queries import read_queries
+from bide.stores.sql.rows import CODES, ENDED, STATES
 
 DUE = (
     "`row`, `key`, id, group_name, due_at, at, attempt, failures, losses, token, payload, options, deadline, error, "
@@ -107,7 +107,7 @@ _LEASE = 32
 def these(numbers: Sequence[int]) -> Code:
     """The condition that `row` is one of these, which rise.
 
-    What was scheduled together is due together and lies together. The server looks up a range once, and of a list each
+    What was scheduled together is due together and lies together. The server seeks a range once, and of a list each
     number, for which it also plans. A range is read up to the row behind it, which is locked for that: so its last
     number is in the list, and the row behind it is again one of these, as long as all of them are there.
     """
@@ -130,7 +130,7 @@ def these(numbers: Sequence[int]) -> Code:
 def held(rows: Iterable[tuple[int, int]]) -> Code:
     """The condition that (`row`, token) is one of these, whose rows rise.
 
-    What one lease gave out has one token. Those of small leases are looked up among all pairs, so that no row is
+    What one lease gave out has one token. Those of small leases are sought among all pairs, so that no row is
     compared with one lease after the other.
     """
     leases: dict[int, list[int]] = {}
@@ -179,7 +179,7 @@ class Names:
         self.schema = schema
         self.prefix = prefix
         self.lock = f"bide_migrates_{zlib.crc32(f'{schema}.{prefix}'.encode()):08x}"
-        """The advisory lock of whoever migrates."""
+        """The advisory lock of the client that migrates."""
         self.parts = {
             "record": COLUMNS, "due": DUE, **{table: f"`{schema}`.`{prefix}{table}`" for table in TABLES},
         }  # fmt: skip
@@ -213,16 +213,11 @@ def _for_mysql(text: str) -> str:
 
 # --- a Record and its row
 
-STATES = (State.WAITING, State.LEASED, State.DONE, State.CANCELLED, State.DEAD)
-"""By code, as in the table."""
-CODES = {state: code for code, state in enumerate(STATES)}
 ROW, AT, TOKEN, STATE, WAKE = 0, 5, 9, 16, 19
 """Places in a row: what waits wakes `at`, and what is leased woke then and is lost at its `wake_at`."""
 _WIDTH = 48
 """Bytes of a holder in its row, if it has no more."""
 _FILLER = b"\0"
-_ENDED = 2
-"""The first code of a state in which nothing is still to happen."""
 
 
 def record_of(row: Sequence[Any]) -> Record:
@@ -234,7 +229,7 @@ def record_of(row: Sequence[Any]) -> Record:
         identity.decode("utf-8", "replace"), None if group is None else group.decode("utf-8", "replace"),
         STATES[state], due_at, wake_at if state else at, planned_at, attempt, failures,
         losses, token, holder.rstrip(_FILLER).decode("utf-8", "replace") or None, payload, options, deadline,
-        None if error is None else error.decode("utf-8", "replace"), created_at, at if state >= _ENDED else None,
+        None if error is None else error.decode("utf-8", "replace"), created_at, at if state >= ENDED else None,
         keep_until,
     )  # fmt: skip
 

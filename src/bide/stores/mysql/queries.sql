@@ -1,6 +1,6 @@
 -- Every statement, with the reason for its form. {task} and the like are tables; {record} and {due} stand for columns,
 -- see `queries`. States: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead. :name is a value. What is leased stays among
--- what is due (`ended = 0`), so that whoever looks for what waits steps over it.
+-- what is due (`ended = 0`), so that a scan for what waits steps over it.
 --
 -- Several go to the server as one packet. It stops at the first that fails, and that is how a call is conditional:
 -- `gate` fails (a subquery with two rows) unless call :number of caller :me is new, and COMMIT behind it is not reached.
@@ -63,7 +63,7 @@ SET @bide_open = 18446744073709551615 + (ROW_COUNT() <> :count)
 SELECT @bide_now, @bide_micros, @bide_token
 
 -- name: insert_tasks
--- Plain: one key that is taken, and none is inserted. The clock is looked at for each row (:rows say how, or it is what
+-- Plain: one key that is taken, and none is inserted. The clock is read for each row (:rows say how, or it is what
 -- `token` is by itself), since a key may have lived and ended, with a token of that time, while the rows before it were
 -- written. Each value costs time to read, so that :columns are those that are needed.
 INSERT INTO {task} (:columns) VALUES :rows RETURNING token
@@ -82,7 +82,7 @@ WHERE `row` >= @bide_row AND `row` < @bide_row + :count * @@auto_increment_incre
 SELECT {record} FROM {task} FORCE INDEX (name) WHERE topic = :topic AND `key` IN (:keys) FOR UPDATE
 
 -- name: probe
--- Fails at once if somebody has the task locked, also one that he is just inserting.
+-- Fails at once if another transaction has the task locked, or is inserting it.
 SELECT 1 FROM {task} FORCE INDEX (name) WHERE topic = :topic AND `key` = :key FOR UPDATE NOWAIT
 
 -- name: put_tasks
@@ -127,9 +127,9 @@ INSERT INTO {kept} (until, `row`) VALUES :rows ON DUPLICATE KEY UPDATE until = V
 DELETE {task} FROM {task} FORCE INDEX (PRIMARY) WHERE :these AND state >= 0
 
 -- name: take_waiting
--- What others have locked is passed over. :floor is from where on to look, see `scan_position`, and :row the row of that
--- instant behind which to begin. What is leased is stepped over too, and stays locked until the lease is committed, as
--- whatever is met by way of a second index does; whoever settles it waits for that. So who leases never waits himself.
+-- What others have locked is passed over. The scan begins at :floor, see `sql.leasing`, behind row :row of that instant.
+-- What is leased is stepped over too, and stays locked until the lease is committed, as any row does that is read by way
+-- of a second index; a settlement of it waits for that. So a lease never waits itself.
 SELECT {due} FROM {task} FORCE INDEX (due)
 WHERE topic = :topic AND ended = 0 AND state = 0
     AND ((at = :floor AND `row` > :row) OR (at > :floor AND at <= @bide_now))
@@ -150,13 +150,13 @@ INSERT INTO {lease} (topic, until, `row`, token, caller, tasks) VALUES :rows
 DELETE {lease} FROM {lease} FORCE INDEX (PRIMARY) WHERE :leases AND tasks > ''
 
 -- name: expired_leases
--- Where lost tasks may be. :floor here, and in `leased_head`, is from where on to look, see `scan_position` and `depths`.
+-- Where lost tasks may be. The scan begins at :floor, here and in `leased_head`: see `mysql.leasing`.
 SELECT until, `row`, token, caller, tasks FROM {lease} FORCE INDEX (PRIMARY)
 WHERE topic = :topic AND until >= :floor AND until <= @bide_now
 ORDER BY until LIMIT :most FOR UPDATE SKIP LOCKED
 
 -- name: still_leased
--- Of what was leased, what is: also if somebody has it locked.
+-- Those that are leased still, also if another transaction has them locked.
 SELECT wake_at, `row`, token, at FROM {task} FORCE INDEX (PRIMARY) WHERE :held AND state = 1
 
 -- name: take_lost
@@ -209,7 +209,7 @@ INSERT INTO {caller} (name, number, seen, now, micros) VALUES (:me, 0, :there DI
 ON DUPLICATE KEY UPDATE number = number
 
 -- name: forgotten_callers
--- Those that nobody has heard of for ten minutes: a call that is sent again comes within one.
+-- Those that made no call for ten minutes: a call that is sent again comes within one.
 SELECT name, micros FROM {caller} WHERE seen < :there DIV 1000 - 600000 AND name NOT IN (:ours)
 
 -- name: keep_highest
@@ -226,11 +226,11 @@ SELECT `row`, group_name IS NOT NULL FROM {task} FORCE INDEX (PRIMARY)
 WHERE :these AND keep_until <= @bide_now FOR UPDATE SKIP LOCKED
 
 -- name: still_there
--- Those that are purgeable, also if somebody has them locked.
+-- Those that are purgeable, also if another transaction has them locked.
 SELECT `row` FROM {task} FORCE INDEX (PRIMARY) WHERE :these AND keep_until <= @bide_now
 
 -- name: forget_kept
--- All columns are in the index, so that it takes a join for each line to be looked up by itself.
+-- All columns are in the index, so that it takes a join for each line to be found by itself.
 DELETE {kept} FROM (:lines) AS given STRAIGHT_JOIN {kept} FORCE INDEX (PRIMARY)
 ON until = given.first AND `row` = given.second
 
@@ -255,7 +255,7 @@ SELECT {record} FROM {task} FORCE INDEX (due)
 WHERE topic = :topic AND ended = :state AND state = :state AND at = :instant AND `row` > :row ORDER BY `row` LIMIT :most
 
 -- name: page_after_instant
--- And what comes after. Apart, since `(at, row) > (?, ?)` is not looked up in an index.
+-- And what comes after. Apart, since `(at, row) > (?, ?)` is not found by an index.
 SELECT {record} FROM {task} FORCE INDEX (due)
 WHERE topic = :topic AND ended = :state AND state = :state AND at > :instant AND at < :before
 ORDER BY at, `row` LIMIT :most
@@ -314,7 +314,7 @@ WHERE topic = :topic AND `key` = :key ORDER BY line DESC LIMIT :most
 SELECT :there
 
 -- name: identity
--- Which server this is, by what everybody may read; then what a driver has to leave as it is.
+-- Which server this is, by what every user may read; then what a driver has to leave as it is.
 SELECT @@hostname, @@port, @@datadir, x'00ff', 4611686018427387904
 
 -- name: keep_transaction

@@ -44,7 +44,7 @@ class MySqlSchema(SqlSchema):
         lock = Template("SELECT GET_LOCK(:name, :patience)").write(name=name, patience=int(PATIENCE))
         [[(got,)]] = await connection.ask(lock)
         if got != 1:
-            raise StoreUnavailable(f"{address.shown}: somebody else has been migrating for {PATIENCE:.0f} s")
+            raise StoreUnavailable(f"{address.shown}: another client has been migrating for {PATIENCE:.0f} s")
         try:
             yield
         finally:
@@ -52,14 +52,14 @@ class MySqlSchema(SqlSchema):
 
     async def _done(self, connection: Connection, address: Address) -> Iterable[tuple[int, str]]:
         queries = queries_of(address.schema, address.prefix)
-        looked = queries["has_migrations"].write(schema=address.schema, table=f"{address.prefix}migration")
-        [[(there,)]] = await connection.ask(looked)
+        query = queries["has_migrations"].write(schema=address.schema, table=f"{address.prefix}migration")
+        [[(there,)]] = await connection.ask(query)
         [rows] = await connection.ask(queries["migrations"].write()) if there else [()]
         return [(number, checksum.decode()) for number, checksum in rows]
 
     async def _making(self, connection: Connection, address: Address) -> list[str]:
-        looked = Template("SELECT COUNT(*) FROM information_schema.schemata WHERE schema_name = :schema")
-        [[(there,)]] = await connection.ask(looked.write(schema=address.schema))
+        query = Template("SELECT COUNT(*) FROM information_schema.schemata WHERE schema_name = :schema")
+        [[(there,)]] = await connection.ask(query.write(schema=address.schema))
         return [] if there else [f"CREATE DATABASE IF NOT EXISTS `{address.schema}` CHARACTER SET utf8mb4"]
 
 
@@ -74,7 +74,7 @@ _PACKET = 4 * 1024 * 1024
 
 
 async def diagnose(connection: MySqlConnection, address: Address, time: ServerTime) -> list[Finding]:
-    """Each look is one small query."""
+    """Each check is one small query."""
 
     async def work(call: Call) -> list[Finding]:
         connection = call.connection
@@ -88,7 +88,7 @@ async def diagnose(connection: MySqlConnection, address: Address, time: ServerTi
             _durability(int(flush), int(synced), logs=bool(int(logged))),
             _log(str(kind), logs=bool(int(logged))),
             _packet(connection),
-            Finding(True, f"nobody is told of others' commits here: each worker looks for them every {POLL} ms"),
+            Finding(True, f"this server has no notifications: each worker polls every {POLL} ms"),
             await _oldest(connection),
             time.finding(),
         ]

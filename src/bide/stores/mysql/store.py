@@ -1,10 +1,10 @@
-"""The store on MySQL and MariaDB: one row per task, beside your own tables.
+"""The store on MySQL and MariaDB: one row per task, in the same database as your own tables.
 
 **The cost**: scheduling and plain Done are one packet and one round trip per batch; leasing two, and one that only
-reads when nothing is due; whatever has to look at a task first (moving, cancelling, a conflict, Retry) is one
+reads when nothing is due; what has to read a task first (moving, cancelling, a conflict, Retry) is one
 transaction of two. A process has a connection for each kind of call, opened when first used.
 
-Nothing in MySQL tells others of a commit, so each worker polls: five times a second, by one packet that only reads. It
+MySQL has no notification of a commit, so each worker polls: five times a second, by one packet that only reads. It
 sleeps exactly until what it has seen, or what its own process has written.
 """
 
@@ -39,7 +39,7 @@ AT_ONCE = 1_000
 WITH_ERRORS = 500
 """The same of tasks that may have errors, which can be some 6 KB each: together less than a packet of 4 MB."""
 _PROBES = 200
-"""Tasks that are looked at in one packet, to see whether they are locked."""
+"""Tasks that are probed in one packet, to see whether they are locked."""
 _BYTES_AT_ONCE = 4 * 1024 * 1024
 _AROUND = 2_500
 """Bytes of a statement for a task whose names are the longest, without payload and options."""
@@ -102,7 +102,7 @@ class MySqlRuntime(Runtime):
         super().__init__(address, **options)
         self.joined_queries = queries_of(address.schema, address.prefix)
         self.locked: dict[Name, int] = {}
-        """The tasks that somebody keeps locked, and how many calls about each are tried again."""
+        """The tasks that another transaction keeps locked, and how many calls about each are tried again."""
         self.leasing = MySqlLeasing(self)
         self.operations = Operations(
             add=partial(operations.add, conflicts=Conflicts()), change=operations.change,
@@ -144,7 +144,7 @@ class MySqlRuntime(Runtime):
         if left:
             self.locked[name] = left
 
-    async def look(self, *, check: bool = False) -> None:
+    async def identify(self, *, check: bool = False) -> None:
         async def work(call: Call) -> None:
             if check:
                 await SCHEMA.check(call.connection, self.address)
@@ -169,11 +169,11 @@ class MySqlRuntime(Runtime):
         return await diagnose(self.connections["keep"], self.address, self.time)
 
 
-# --- past what somebody keeps locked
+# --- passing over locked tasks
 #
-# Whoever asked for other tasks is not to wait for it. A call that waits for a lock for as long as our connections do (a
-# second) is undone. Then each of its tasks is looked at without waiting, and those that are locked are left out: they
-# are tried again apart, see `sql.locked_rows`.
+# A call that waits for a lock for as long as our connections do (a second) is undone. Then each of its tasks is probed
+# without waiting, and those that are locked are left out, so that the others need not wait. They are tried again in the
+# background, see `LockedRows`.
 
 
 async def _go_past(
@@ -188,20 +188,20 @@ async def _go_past(
     """The answers of `ask`, and RowLocked for each that is locked.
 
     `locked`: those that are known to be, and need not be tried. `failed`: the places of those that need not either, and
-    why. Which ones of a batch are locked is looked up on the connection `probe`.
+    why. Which ones of a batch are locked is asked on the connection `probe`.
     """
     answers: list[Any] = [failed.get(place, HELD) for place in range(len(asked))]
-    ends, looked_up = time.monotonic() + connection.patience, False
+    ends, probed = time.monotonic() + connection.patience, False
     while True:
         left = [place for place, one in enumerate(asked) if place not in failed and (one.topic, one.key) not in locked]
         part = asked if len(left) == len(asked) else [asked[place] for place in left]
         try:
             found = await ask(connection, part) if left else []
         except RowLocked as error:
-            if looked_up and time.monotonic() >= ends:
+            if probed and time.monotonic() >= ends:
                 raise StoreUnavailable(str(error)) from error
             locked |= await _find_locked(probe, part)
-            looked_up = True
+            probed = True
             continue
         except StoreError as error:
             if len(left) == len(asked):
@@ -213,7 +213,7 @@ async def _go_past(
 
 
 async def _find_locked(connection: MySqlConnection, asked: Sequence[Named]) -> set[Name]:
-    """Those of these tasks that somebody else has locked, also one that is just being inserted."""
+    """Those of these tasks that another transaction has locked, or is inserting."""
     names = sorted({(one.topic, one.key) for one in asked})
 
     async def work(call: Call) -> set[Name]:

@@ -1,4 +1,4 @@
-"""A table of somebody's own in MySQL or MariaDB.
+"""A watched table in MySQL or MariaDB.
 
 An index cannot leave rows out here: it has to begin with the columns that `where` names.
 """
@@ -28,7 +28,7 @@ from bide.stores.sql.table import Give, Plan, TableTimes
 _ENDED = 1305
 """A savepoint is not there."""
 _SPARE = 32
-"""Rows that others may hold, beside those that are wanted."""
+"""Rows that others may hold, in addition to those that are wanted."""
 _INEXACT = frozenset({"float", "bit"})
 """Types of which a row is not found again by the value that was read."""
 _WORD = re.compile(r"\w+")
@@ -40,7 +40,7 @@ class MySqlTableConnections(TableConnections):
 
     dialect = MYSQL
 
-    async def _connect(self, *, looking: bool) -> Connection:
+    async def _connect(self, *, polling: bool) -> Connection:
         return await connect(self.address, within=SILENCE, plain=True)
 
     async def _begin(self, connection: Connection) -> None:
@@ -79,9 +79,9 @@ class MySqlTable(ServerTable):
     _refused = (MySQLError,)
 
     def __init__(
-        self, source: TableSource, connections: Any, lookers: Any, clock: str, using: Callable[[Any], Joined] | None
+        self, source: TableSource, connections: Any, pollers: Any, clock: str, using: Callable[[Any], Joined] | None
     ) -> None:
-        super().__init__(source, connections, lookers, clock, using)
+        super().__init__(source, connections, pollers, clock, using)
         self._served = True
         self._names |= {"index": "", "by_id": ""}
         self._schema, _, self._table = source.table.rpartition(".")
@@ -216,7 +216,7 @@ class MySqlTable(ServerTable):
     async def _find_index(
         self, connection: Connection, now: Millis, indexes: Mapping[str, Sequence[str]], conditions: Collection[str]
     ) -> bool:
-        """Find an index that leads to the due rows; our statements are then told to use it."""
+        """Find an index that leads to the due rows; our statements then name it."""
         for index in (None, *(index for index, columns in indexes.items() if self._serves(columns, conditions))):
             self._names["index"] = "" if index is None else f" FORCE INDEX ({self._quoted(index)})"
             plan = await self._ask(connection, *self._write("explained", now))

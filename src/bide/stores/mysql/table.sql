@@ -1,4 +1,4 @@
--- A table of somebody's own. {table}, {id} and {due} are quoted names, {where} and {changes} the program's own SQL,
+-- A watched table. {table}, {id} and {due} are quoted names, {where} and {changes} the program's own SQL,
 -- {now} the time of this statement (UTC; every session here is in UTC), {cutoff} the same as the due column has it,
 -- {skip} leaves out ids. {index} forces the index that serves it: on a table whose statistics are old, or that was
 -- empty a moment ago, the server would rather read all of it. Values go in as %s.

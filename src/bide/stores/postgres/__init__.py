@@ -1,4 +1,4 @@
-"""The store in PostgreSQL: tasks beside your own tables, and in your own transactions."""
+"""The store in PostgreSQL: tasks in the same database as your own tables, and in your own transactions."""
 
 from bide.stores.postgres.store import PostgresStore
 

@@ -1,19 +1,16 @@
-"""Calls to PostgreSQL, each on the connection for its kind; see `sql.journaled_connection`.
-
-While somebody holds an old snapshot no version of a caller's row can be removed, and whoever looks for the row steps
-over all of them: ten thousand after half a minute, a third of a millisecond, twice a call. So after some calls a
-connection goes on with another row, of another name, and so has few to step over.
-
-Store URLs of PostgreSQL, as asyncpg and libpq read them, and what of them is bide's own.
+"""Connections to PostgreSQL: the URL, the driver, the meaning of its errors, and the calls of a store.
 
     postgresql://[user[:password]@]host[:port][,host:port...]/database        postgres:// is the same
 
 `?schema=bide` (the default) is the schema that the tables are in, `?prefix=` (default: none) what their names begin
 with, and `?pooler=transaction` says that a proxy stands between that gives each transaction another connection
-(PgBouncer's `pool_mode = transaction`): then nothing is prepared, and nobody can listen. Everything else goes to the
-driver: `sslmode`, `sslrootcert`, `target_session_attrs`, ...
+(PgBouncer's `pool_mode = transaction`): then no statement is prepared, and no connection can listen. Everything else
+goes to the driver: `sslmode`, `sslrootcert`, `target_session_attrs`, ...
 
-A connection to PostgreSQL: made, set up for our statements, and what its errors mean.
+A call is one statement, or a transaction of a few (see `Call`, and `sql.journaled_connection`). While a transaction
+holds an old snapshot no version of a caller's row can be removed, and each search for the row steps over all of them:
+ten thousand after half a minute, a third of a millisecond, twice a call. So after some calls a connection goes on with
+another row, of another name.
 """
 
 from __future__ import annotations
@@ -146,7 +143,7 @@ def meaning(error: BaseException, where: str, *, adding: bool = False) -> Except
     if isinstance(error, asyncpg.DataError | UnicodeEncodeError):
         return BadInput("task", str(error), "text without NUL or lone surrogates, and integers of at most 64 bits")
     if isinstance(error, asyncpg.InvalidCachedStatementError):
-        return TransactionConflict(f"{where}: {error}")  # somebody migrates: it is prepared anew
+        return TransactionConflict(f"{where}: {error}")  # another process migrates: it is prepared anew
     if isinstance(error, asyncpg.PostgresError):
         return by_code(error.sqlstate or "", f"{where}: {error}", adding=adding)
     if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | OSError | TimeoutError | EOFError):
@@ -180,7 +177,7 @@ SESSION = {
     # planning a lease takes longer than carrying it out, and the plan is the same for all arguments
     "plan_cache_mode": "force_generic_plan",
     "default_transaction_isolation": "'read committed'",
-    # one whose process is gone without a word keeps its locks no longer
+    # one whose process has vanished keeps its locks no longer
     "idle_in_transaction_session_timeout": "5000",
 }
 _FORGET = (
@@ -190,11 +187,11 @@ _FORGET = (
 _BUILT_IN = 16_384
 """Types below this number are the same in every database."""
 _ARRAYS = frozenset({1000, 1001, 1005, 1007, 1016})
-"""Of boolean, bytea, smallint, integer and bigint: what our statements are told, and what they answer."""
+"""Of boolean, bytea, smallint, integer and bigint: what our statements take, and what they answer."""
 
 
-class _Asked(NamedTuple):
-    """In the place of a statement: the driver looks whether it had a name, or has undone what else has none."""
+class _Introspected(NamedTuple):
+    """Takes the place of the driver's statement, of which it checks the name."""
 
     name: str = "of another connection"
 
@@ -202,8 +199,7 @@ class _Asked(NamedTuple):
 class _Connection(asyncpg.Connection):  # type: ignore[misc]
     """One connection of the driver's, with what `sql.dialect.Connection` asks for.
 
-    It asks what arrays are once in a process, and not on each connection, for each statement with another one.
-
+    It asks for the types of arrays once in a process, and not on each connection, for each statement with another one.
     That takes three round trips, and the server longer than many calls; so the first call of its kind in a process is
     done in half the time. Should the driver come to ask in another way, it asks each time.
     """
@@ -216,7 +212,7 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
     name: str
     number: int
     pooled = False
-    """True if a proxy stands between, so that the session is nobody's."""
+    """True if a proxy stands between, so that the session is shared."""
 
     @property
     def driver(self) -> Self:
@@ -257,7 +253,7 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
     async def _introspect_types(self, typeoids: Collection[int], timeout: float | None) -> tuple[Any, Any]:
         known, found = self._known
         if known.issuperset(typeoids):
-            return found, _Asked()
+            return found, _Introspected()
         found, statement = await super()._introspect_types(_ARRAYS.union(typeoids), timeout)
         if max(typeoids) < _BUILT_IN:
             _Connection._known = known | _ARRAYS.union(typeoids), [*self._known[1], *found]
@@ -280,7 +276,7 @@ async def connect(address: Address, *, within: float, session: Mapping[str, str]
             connection.settings = "".join(f"SET {name} = {value};" for name, value in session.items())
             try:
                 await connection.execute(connection.settings, timeout=within)
-            except BaseException:  # also of whoever is cancelled here: nobody else has it, to close it
+            except BaseException:  # also if it is cancelled: nothing else would close it
                 connection.terminate()
                 raise
         return connection
@@ -299,7 +295,7 @@ POSTGRES = Dialect(logging.getLogger("bide.postgres"), address_of, connect, mean
 CALLS_OF_A_ROW = 256
 """How often a caller's row is updated: another costs a round trip, and each version 0.05 us for each call after it."""
 _PATIENCE = {
-    # whoever has a row of a batch locked for longer than a verb takes has a transaction open: the batch goes on past it
+    # a row that is locked for longer than a verb takes is of an open transaction: the batch passes over it
     "lock_timeout": "30",
 }
 _SESSION = SESSION | _PATIENCE

@@ -1,8 +1,8 @@
 """The verbs in a transaction that is the caller's, or a handler's: task and data are committed together, or not at all.
 
 Two more things than the missing number are different from our own connections. A lock on the counter of tokens is let
-go at once. And the planner is not told what to avoid, since that would hold for the caller's statements too. Its plans
-are right without, even for a table that nobody has analyzed, if they are made for the size that the table has: so each
+go at once. And the planner has no settings, since those would hold for the caller's statements too. Its plans
+are right without, even for a table that was never analyzed, if they are made for the size that the table has: so each
 is made anew, and not kept from the day when the table was empty.
 """
 
@@ -70,7 +70,7 @@ class JoinedCall(RunsInSavepoint, Call):
         """It has begun."""
 
     async def commit(self) -> None:
-        """Whoever began it will."""
+        """The transaction is the caller's to commit."""
 
 
 class PostgresVerbs(JoinedVerbs):
@@ -149,15 +149,15 @@ class Transactions(OwnTransactions):
         await connection.begun.commit()
 
     async def _marked(self, connection: Any) -> int:
-        async def look(call: Call) -> int:
+        async def read(call: Call) -> int:
             [(number,)] = await call.fetch("was_kept", connection.name)
             return int(number)
 
-        return int(await self._keep.read(look))
+        return int(await self._keep.read(read))
 
     def _refused(self, error: Exception, found: Exception) -> Exception:
         if isinstance(error, _CONSTRAINT):
-            return error  # a constraint of the handler's tables that the commit looks at: as any other error of theirs
+            return error  # a constraint of the handler's tables that the commit checks: as any other error of theirs
         if isinstance(error, asyncpg.InFailedSQLTransactionError):
             return SetupError(
                 f"{self.address.shown}: a statement inside failed, so the transaction cannot be committed; "
@@ -168,5 +168,5 @@ class Transactions(OwnTransactions):
     async def _rollback(self, connection: Any) -> None:
         if connection.is_in_transaction():
             await connection.begun.rollback()
-        else:  # somebody ended it, and the driver does not know
+        else:  # the handler ended it, and the driver does not know
             connection.terminate()

@@ -30,8 +30,9 @@ from typing import Any, NamedTuple
 from bide.core.instants import Millis
 from bide.core.records import Leased, Record, Topic
 from bide.stores.postgres.connection import Call, PostgresConnection, Row
-from bide.stores.postgres.queries import MOST, WOKE, record_of
+from bide.stores.postgres.queries import MOST
 from bide.stores.sql.leasing import LATER, LONGEST, SLACK, Leasing, ScanBounds, ScanPositions
+from bide.stores.sql.rows import WIDTH, WOKE, record_of
 
 EXPENSIVE = 0.003
 """Seconds from which on a full scan is expensive."""
@@ -170,6 +171,7 @@ _BEFORE = 5
 """Columns in front of the record's: now, micros, wake, ends, skipped."""
 _BEFORE_MORE = 2
 """The same of `lease_more`: now, micros."""
+_RECORD, _RECORD_MORE = slice(_BEFORE, _BEFORE + WIDTH), slice(_BEFORE_MORE, _BEFORE_MORE + WIDTH)
 _SLACK: Millis = 100
 """The slack of the positions where notifications come: a transaction that committed late has sent one."""
 
@@ -248,7 +250,7 @@ class PostgresLeasing(Leasing):
         if rows[0]["topic"] is not None:
             rows.sort(key=lambda row: row[_BEFORE + WOKE])
             for row in rows:
-                record = record_of(row, _BEFORE)
+                record = record_of(row[_RECORD])
                 tasks.append(record)
                 numbers[record.topic] = numbers.get(record.topic, 0) + 1
                 if record.planned_at == row[_BEFORE + WOKE]:  # it waited, and was no lost lease
@@ -270,7 +272,7 @@ class PostgresLeasing(Leasing):
         if rows[0]["topic"] is None:
             rows = []
         rows.sort(key=lambda row: row[_BEFORE_MORE + WOKE])
-        tasks = [record_of(row, _BEFORE_MORE) for row in rows]
+        tasks = [record_of(row[_RECORD_MORE]) for row in rows]
         if len(tasks) < want:
             self.positions.ran_short(topic)
             return Leased(tasks, there, there)

@@ -1,11 +1,7 @@
-"""The operations that write, each a numbered call.
+"""The operations: those that write, each a numbered call, and those that only read.
 
 What the statement itself can decide (a key that is new, a move, a plain Done, an extension) is one statement and one
 round trip. The rest is decided here, see `sql.operations`: one transaction of four round trips.
-
-The operation that adds: one statement where every key is new, else also the way of what looks at a task first.
-
-The operations that only read.
 """
 
 from __future__ import annotations
@@ -22,6 +18,7 @@ from msgspec import Struct
 from bide.core import lifecycle
 from bide.core.answers import Answer
 from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.names import storable
 from bide.core.records import (
     At,
     Change,
@@ -42,7 +39,7 @@ from bide.core.records import (
 from bide.ports import COUNTED
 from bide.stores.batches import AT_ONCE, Conflicts, Named, rounds, wakes_of
 from bide.stores.postgres.connection import Call, PostgresConnection, Row
-from bide.stores.postgres.queries import BYTES, CODES, ROW, STATES, columns, once, packed, record_of, values_of
+from bide.stores.postgres.queries import BYTES, columns, once, packed
 from bide.stores.sql.dialect import AlreadyApplied, KeyTaken
 from bide.stores.sql.journaled_connection import OnLocked, RowLocked, Runs
 from bide.stores.sql.operations import (
@@ -58,8 +55,11 @@ from bide.stores.sql.operations import (
     rest_of,
 )
 from bide.stores.sql.reading import Located, ServerReads, count_of
+from bide.stores.sql.rows import CODES, ROW, STATES, WIDTH, record_of, values_of
 
 _LEASE_COLUMNS = 3
+_LOCKED = slice(3, 3 + WIDTH)
+"""The record in a row of `lock_tasks`."""
 
 
 class PostgresBatch(Batch):
@@ -93,14 +93,14 @@ class PostgresBatch(Batch):
             if held:  # nor what comes later of the same task
                 self._locked.add((one.topic, one.key))
             there = not held and row["topic"] is not None
-            found.append(Found(record_of(row, 3) if there else None, row["new_token"], held=held))
+            found.append(Found(record_of(row[_LOCKED]) if there else None, row["new_token"], held=held))
         return found
 
     def replace(self, found: Found, record: Record) -> None:
         self._write_whole(record)
 
     def _write_whole(self, record: Record) -> None:
-        self._put.append(values_of(record))
+        self._put.append(values_of(record, record.error and storable(record.error)))
         if record.state is State.WAITING:
             self.waiting.append(record)
 
@@ -137,7 +137,7 @@ class PostgresBatch(Batch):
 async def change(
     connection: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, messages_of: MessagesOf
 ) -> list[Any]:
-    """Move, cancel, redrive: of nothing but moves those that apply are one statement, the rest is looked at first."""
+    """Move, cancel, redrive. Of nothing but moves, those that apply are one statement; the rest is decided here."""
     begin = partial(PostgresBatch, now=now)
     moves = [one for one in changes if type(one) is Move]
     if len(moves) < len(changes):
@@ -149,7 +149,7 @@ async def change(
         try:
             await move(connection, moves, answers, now, messages)
         except RowLocked:  # not done: one of them was locked for longer than a lock is waited for
-            locked, messages_of = "pass at once", lambda wakes: messages  # which counts as told, and was not
+            locked, messages_of = "pass at once", lambda wakes: messages  # noted as sent, which they were not
     rest = [place for place, answer in enumerate(answers) if answer is None]
     if rest:
         with rest_of(answers):
@@ -242,7 +242,7 @@ _DECODE = msgspec.json.Decoder(list[list[Any]]).decode
 async def move(
     connection: Runs, moves: Sequence[Move], answers: list[Answer | None], now: Millis | None, messages: Sequence[str]
 ) -> None:
-    """Fill in the answers of those that apply; of a task that comes twice the second is left to whoever looks first.
+    """Fill in the answers of those that apply; the second move of one task is left unanswered.
 
     Raises RowLocked: one of them was locked, and nothing was done.
     """
@@ -253,7 +253,7 @@ async def move(
         for row in rows:
             place, was = row[start : start + 2]
             if place is not None:
-                answers[places[place - 1]] = Answer(Result.MOVED, record_of(row, start + 2), was)
+                answers[places[place - 1]] = Answer(Result.MOVED, record_of(row[start + 2 : start + 2 + WIDTH]), was)
 
     async def update(call: Call) -> None:
         answered(await call.numbered("move_tasks", now, *arguments, messages), 3)
@@ -293,9 +293,9 @@ _SLACK: Millis = 60_000
 class Purging:
     """Forgets what was kept long enough: a page at a time, and from where the page before it ended.
 
-    What was purged leaves an entry in its index until vacuum comes; while somebody holds an old snapshot, each page
-    that began at the start would step over all that was purged since. `used` false: each call begins at the start, for
-    a clock that is the caller's.
+    What was purged leaves an entry in its index until vacuum comes; while a transaction holds an old snapshot, each
+    page that began at the start would step over all that was purged since. `used` false: each call begins at the start,
+    for a clock that is the caller's.
     """
 
     __slots__ = ("_floor", "_used", "_whole_at")
@@ -329,7 +329,7 @@ class Purging:
 
 
 async def forget_callers(connection: PostgresConnection, ours: list[str]) -> None:
-    """Forget callers that nobody has heard of for long, `ours` excepted."""
+    """Forget callers that made no call for long, `ours` excepted."""
 
     async def forget(call: Call) -> None:
         await call.fetch("forget_callers", ours)
@@ -384,7 +384,7 @@ class _Adding(Struct):
     """How many are left, since everything may be locked."""
 
     async def apart(self, attempt: Callable[[Places], Awaitable[None]], places: Places) -> None:
-        """`attempt` these; if something is locked, each half: who waits for whom is not to be learned in another way.
+        """`attempt` these; if one is locked, each half: the server does not say which one.
 
         A statement that inserts cannot pass over a key that an open transaction is just inserting.
         """
@@ -489,7 +489,7 @@ class PostgresReads(ServerReads):
         found: list[Record | None] = [None] * len(refs)
         asked = [ref.topic for ref in refs], [ref.key for ref in refs]
         for row in await self._call.fetch("tasks_by_names", *asked):
-            found[row[0] - 1] = record_of(row, 1)
+            found[row[0] - 1] = record_of(row[1 : 1 + WIDTH])
         return found
 
     async def tally(self, spans: Sequence[tuple[Millis, Millis]], upto: int, only: Collection[Topic] | None) -> Tally:

@@ -1,4 +1,4 @@
-"""The queries of `queries.sql` by name, written out for one schema and prefix; and a Record and its row, both ways."""
+"""The queries of `queries.sql` by name, written out for one schema and prefix; and values as `unnest` takes them."""
 
 from __future__ import annotations
 
@@ -10,15 +10,9 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from bide.core.names import storable
-from bide.core.records import Record, State
 from bide.stores.named_queries import read_queries
+from bide.stores.sql.rows import COLUMNS
 
-COLUMNS = (
-    "topic, key, id, group_name, state, due_at, at, planned_at, attempt, failures, losses, token, holder, "
-    "payload, options, deadline, error, created_at, woke_at, keep_until, row"
-)
-"""In the order of `Record`'s fields, `at` and `woke_at` in the places of `wake_at` and `finished_at`; then `row`."""
 _AS_TEXT = COLUMNS.replace("payload, options", "encode(payload, 'base64'), encode(options, 'base64')")
 """The same where bytes have to be text."""
 
@@ -38,7 +32,7 @@ class Names:
         self.prefix = prefix
         number = zlib.crc32(f"{schema}.{prefix}".encode())
         self.lock = 0x62696465_00000000 | number
-        """The advisory lock of whoever raises the counter; one less is that of whoever migrates."""
+        """The advisory lock of a call that raises the counter; one less is that of a client that migrates."""
         self.channel = f"bide_wake_{number:08x}"
         self.parts = {
             "schema": f'"{schema}"', "prefix": prefix, "lock": str(self.lock), "channel": self.channel,
@@ -89,43 +83,11 @@ MOST = (16, 256, 4_096, 65_536, 1_000_000)
 """How many of a topic one form of the lease may take: the planner has to see a number, see `queries.sql`."""
 
 
-# --- a Record and its row
+# --- arrays of values
 
-STATES = (State.WAITING, State.LEASED, State.DONE, State.CANCELLED, State.DEAD)
-"""By code, as in the table."""
-CODES = {state: code for code, state in enumerate(STATES)}
-WIDTH = 21
-"""The columns of `{record}`: the fields of a Record, then the row's number."""
+
 BYTES = (13, 14)
-"""Payload and options."""
-WOKE = 18
-"""While leased: the wake that it was leased for."""
-ROW = 20
-_ENDED = 2
-"""The first code of a state in which nothing is still to happen."""
-
-
-def record_of(row: Sequence[Any], start: int = 0) -> Record:
-    """The record in `row` from position `start` on."""
-    (topic, key, identity, group, state, due_at, at, planned_at, attempt, failures, losses, token, holder,
-     payload, options, deadline, error, created_at, woke_at, keep_until, _) = row[start : start + WIDTH]  # fmt: skip
-    ended = state >= _ENDED
-    return Record(
-        topic, key, identity, group, STATES[state], due_at, woke_at if ended else at, planned_at, attempt, failures,
-        losses, token, holder, payload, options, deadline, error, created_at, at if ended else None, keep_until,
-    )  # fmt: skip
-
-
-def values_of(record: Record) -> tuple[Any, ...]:
-    """The values of a row for the query `write_tasks`, in its order."""
-    at, woke_at = record.wake_at, None
-    if record.finished_at is not None:
-        at, woke_at = record.finished_at, record.wake_at
-    return (
-        record.topic, record.key, record.id, record.group, CODES[record.state], record.due_at, at, record.planned_at,
-        record.attempt, record.failures, record.losses, record.token, record.holder, record.payload, record.options,
-        record.deadline, record.error and storable(record.error), record.created_at, woke_at, record.keep_until,
-    )  # fmt: skip
+"""The places of payload and options in a row."""
 
 
 def columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
@@ -145,5 +107,5 @@ def packed(rows: Sequence[Sequence[Any]], alike: Collection[int]) -> list[list[A
 
 
 def once(column: list[Any]) -> list[Any]:
-    """One element of a column that is the same throughout: the driver looks at each, and the statement fills it up."""
+    """One element of a column that is the same throughout: the driver checks each, and the statement fills it up."""
     return column[:1] if column and column.count(column[0]) == len(column) else column

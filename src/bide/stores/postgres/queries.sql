@@ -2,7 +2,7 @@
 -- Record in its order, and then `row`. States: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead.
 --
 -- What writes begins with two parts. {clock}: what time it is, $1 or else the server's; it also raises the counter of
--- tokens to the clock, unless somebody else is just doing so. {gate}: one row if call $3 of caller $2 is new, none if it
+-- tokens to the clock, unless another call is just doing so. {gate}: one row if call $3 of caller $2 is new, none if it
 -- was done before; $2 null (a transaction that is not ours) always passes. The gate locks the caller's row, so that a
 -- call sent again waits for the end of the first one. These and more are parts of statements, named `part_...`.
 --
@@ -21,7 +21,7 @@ clock AS MATERIALIZED (
 )
 
 -- name: part_joined_clock
--- In a transaction of somebody else's, which may be long: who raises the counter lets go of the lock at once.
+-- In a caller's transaction, which may be long: the lock on the counter is let go of at once.
 clock AS MATERIALIZED (
     SELECT micros / 1000 AS now, micros, CASE WHEN last_value < micros AND pg_try_advisory_lock({lock}) THEN
         CASE WHEN coalesce(
@@ -63,7 +63,7 @@ greatest(nextval('{token}'), clock.micros, clock.raised)
 -- which is a sixth quicker. $4.. one array per column, empty where it is null throughout, and of one element where
 -- topic, relative or options are the same throughout; $13 what to tell.
 -- `keys` is null where all were new: the tokens are in the order of the arrays. A key may have lived and ended while the
--- rows before it were written, with a token of that time: so the clock is looked at for each row.
+-- rows before it were written, with a token of that time: so the clock is read for each row.
 WITH {clock}, {gate},
 written AS (
     INSERT INTO {task} (
@@ -92,9 +92,9 @@ FROM gate, clock, answer
 
 -- name: move_tasks
 -- Moves that apply: what waits, has the token that is asked for, and is not put past its deadline. What the answer leaves
--- out is for whoever looks first. The very version that was found is updated, since `was` comes from it: what somebody
--- else was just changing is left out too. $4.. one array per column, of one element where topic or relative are the same
--- throughout, empty where if_token or deadline are null throughout; $10 what to tell.
+-- out is decided under locks. The very version that was found is updated, since `was` comes from it: a row that another
+-- transaction was just changing is left out too. $4.. one array per column, of one element where topic or relative are the same
+-- throughout, empty where if_token or deadline are null throughout; $10 the messages.
 -- The answer that is kept has whole records: when it is asked for the task may be gone.
 WITH {clock}, {gate},
 moved AS (
@@ -189,14 +189,14 @@ SELECT count(pg_notify('{channel}', said)) FROM unnest($33::text[]) AS said
 -- Waiting and lost are each a range of an index of their own, already in order; oldest first over both, each topic up to
 -- what it wants. LIMIT {most} is there for the planner: for a limit that it cannot see it assumes a tenth of all rows, and
 -- then sorts the table. Rows are locked one by one as the outer limit asks for them, so no more than wanted.
--- $8 is for each topic from where on to look, $9 whether to look for lost leases, see `sql.scan_position`; if so, $10
--- is from where on for those, and $11 for when the next lease ends, besides the next moments, up to $12 from now: see
--- `bounds`.
+-- $8 is for each topic where the scan begins, $9 whether it is for lost leases too, see `sql.leasing`; if so, it begins
+-- at $10 for those, and at $11 for when the next lease ends, besides the next moments, up to $12 from now: see
+-- `postgres.leasing`.
 -- A lease is not waited for until it is on the disk: a crash of the server may take the newest, and the tasks wait again,
 -- as if their holder had died. Tokens rise all the same, since they are no less than the clock.
 -- `wake`: of topics with room left, the earliest of what is not yet due and of what was just leased; of those that want
--- none, the head. `ends`: so too, the earliest end of others' leases. `skipped`: somebody else has a due one of a topic with room locked just now; or one was changed after
--- this statement began and before it was locked, so that the version to be updated is one that it cannot see.
+-- none, the head. `ends`: so too, the earliest end of others' leases. `skipped`: another transaction has a due one of a topic
+-- with room locked just now; or one was changed after this statement began and before it was locked, so that the version to be updated is one that it cannot see.
 WITH {clock}, {gate},
 want AS MATERIALIZED (
     SELECT topic, most, floor, bound, ending
@@ -283,8 +283,8 @@ SELECT clock.now, clock.micros, (SELECT min(wake) FROM heads) AS wake, (SELECT m
 FROM gate CROSS JOIN clock CROSS JOIN quick LEFT JOIN leased ON true
 
 -- name: lease_more
--- The same of one topic, of which the last lease got all that it wanted: what a lease finds out besides is not looked
--- for, which is a fifth of its time. $8 is from where on to look.
+-- The same of one topic, of which the last lease got all that it wanted: the rest of what a lease finds out is left
+-- out, which is a fifth of its time. The scan begins at $8.
 WITH {clock}, {gate},
 taken AS MATERIALIZED (
     SELECT first.place FROM gate, clock, LATERAL (
@@ -336,8 +336,9 @@ FROM clock, (
 ) AS heads
 
 -- name: writers
--- Which transactions have the table of tasks locked for writing, by now or later, see `bounds`. pg_locks may be read by
--- everybody, and has also what is prepared. Everybody who writes takes such a lock before looking at the clock.
+-- Which transactions have the table of tasks locked for writing, by now or later, see `postgres.leasing`. pg_locks may be
+-- read by every user, and has also what is prepared. Each statement that writes takes such a lock before it reads the
+-- clock.
 SELECT (extract(epoch FROM statement_timestamp()) * 1000)::bigint AS now, ARRAY(
     SELECT DISTINCT virtualtransaction FROM pg_locks
     WHERE locktype = 'relation' AND relation = '{task}'::regclass AND mode IN ('RowShareLock', 'RowExclusiveLock')
@@ -428,12 +429,12 @@ INSERT INTO {caller} (name, number, seen)
 VALUES ($2, 0, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) ON CONFLICT DO NOTHING
 
 -- name: forget_callers
--- Those that nobody has heard of for ten minutes: a call that is sent again comes within one.
+-- Those that made no call for ten minutes: a call that is sent again comes within one.
 DELETE FROM {caller} WHERE seen < (extract(epoch FROM clock_timestamp()) * 1000)::bigint - 600000 AND name <> ALL ($1)
 
 -- name: keep_transaction
--- The last statement of a transaction that a handler had: it is still the one that was begun (nobody has ended it and
--- begun another), and it writes its number, so that it can be told whether it was committed when the answer was lost.
+-- The last statement of a transaction that a handler had: it is still the one that was begun (and not another), and it writes
+-- its number, which tells whether it was committed when the answer was lost.
 -- From here on it is soon over: were our process gone, the server would end it in five seconds.
 INSERT INTO {caller} AS c (name, number, seen)
 SELECT $1, $2, (extract(epoch FROM clock_timestamp()) * 1000)::bigint
@@ -455,7 +456,7 @@ SELECT CASE WHEN (SELECT last_value FROM {token}) < $1 THEN setval('{token}', $1
 FROM (SELECT pg_advisory_xact_lock({lock})) AS locked
 
 -- name: purge
--- $3 is from where on to look: before it lies what was purged before.
+-- The scan begins at $3: before it lies what was purged before.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($1::bigint, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) AS now
 ),
@@ -525,7 +526,7 @@ DELETE FROM {worker} WHERE holder = $1
 SELECT holder, topics, until FROM {worker}
 
 -- name: forget_workers
--- Whoever is just announcing is not waited for.
+-- A worker that is just announcing is not waited for.
 DELETE FROM {worker} WHERE ctid = ANY (
     ARRAY(SELECT ctid FROM {worker} WHERE holder = ANY ($1) AND until <= $2 FOR UPDATE SKIP LOCKED)
 )
@@ -555,7 +556,7 @@ WHERE topic = $1 AND key = $2 ORDER BY line DESC LIMIT $3
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 
 -- name: identity
--- Which server and which database this is, by what everybody may read, and whether our tables are there; then what goes
+-- Which server and which database this is, by what every user may read, and whether our tables are there; then what goes
 -- in and comes out again, to see that the driver leaves such values as they are.
 SELECT d.oid::bigint, (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
     to_regclass('{migration}') IS NOT NULL,

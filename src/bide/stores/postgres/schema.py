@@ -55,7 +55,7 @@ _LONG = 600
 async def diagnose(
     connection: PostgresConnection, address: Address, subscription: Subscription, time: ServerTime
 ) -> list[Finding]:
-    """Each look is one small query."""
+    """Each check is one small query."""
     works = await subscription.works()
 
     async def work(call: Call) -> list[Finding]:
@@ -101,13 +101,13 @@ def _listening(address: Address, subscription: Subscription, *, works: bool) -> 
     if address.pooled:
         return Finding(
             False,
-            "a transaction-pooling proxy stands between: nobody can listen, so workers look five times a second",
+            "a transaction-pooling proxy stands between: no connection can listen, so workers poll five times a second",
             "give workers a URL that goes to the server itself",
         )
     if not works:
         return Finding(
             False,
-            "the subscription does not hear its own echo: workers look five times a second",
+            "the subscription does not receive its own echo: workers poll five times a second",
             "is there a proxy that pools transactions? Go around it, or say so with ?pooler=transaction",
         )
     what = f"; the subscription was replaced {subscription.replaced} times" if subscription.replaced else ""

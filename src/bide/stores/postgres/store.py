@@ -1,6 +1,6 @@
-"""The PostgreSQL store: one row per task, beside your own tables.
+"""The PostgreSQL store: one row per task, in the same database as your own tables.
 
-**The cost**: scheduling, leasing and plain Done are one statement and one round trip per batch; whatever has to look at
+**The cost**: scheduling, leasing and plain Done are one statement and one round trip per batch; what has to read
 a task first (moving, cancelling, a conflict, Retry) is one transaction of four. A process has up to nine connections,
 one for each kind of call and one that listens, opened when first used, and up to ten for transactions of handlers.
 """
@@ -29,7 +29,7 @@ from bide.stores.sql.store import Operations, Runtime, SqlStore
 
 
 class PostgresRuntime(Runtime):
-    """`cap`: how far ahead a wake is still told of."""
+    """`cap`: how far ahead a wake is still notified of."""
 
     dialect = POSTGRES
     reads = PostgresReads
@@ -83,7 +83,7 @@ class PostgresRuntime(Runtime):
     def withdraw(self, wakes: Mapping[Topic, Millis]) -> None:
         self._wake_messages.forget(wakes)
 
-    async def look(self, *, check: bool = False) -> None:
+    async def identify(self, *, check: bool = False) -> None:
         async def work(call: Call) -> None:
             await call.begin()
             if check:
@@ -113,8 +113,8 @@ class PostgresStore(SqlStore):
 
     `clock`: by default the server's own, whatever this machine's says; "caller" goes by the `now` of each call, for
     tests and for clocks that run faster. `patience`: seconds that a call goes on trying while the server is away.
-    `silence`: seconds that one statement may take. `cap`: how far ahead a wake is still told of: the longest that any
-    worker sleeps.
+    `silence`: seconds that one statement may take. `cap`: how far ahead a wake is still notified of: the longest that
+    any worker sleeps.
     """
 
     _runtime = PostgresRuntime

@@ -1,6 +1,6 @@
-"""A table of somebody's own in PostgreSQL.
+"""A watched table in PostgreSQL.
 
-The connection that looks has the planner's settings of our own statements, and listens; those of the handlers have the
+The connection that polls has the planner's settings of our own statements, and listens; those of the handlers have the
 database's settings, where ours hold only while the rows are taken.
 """
 
@@ -26,7 +26,7 @@ from bide.stores.sql.server_table import ECHO, SILENCE, SOON, ServerTable, Table
 from bide.stores.sql.table import Give, Plan, Rows, TableTimes
 
 _ALIVE = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
-"""A machine that is gone without a word holds its rows for three quarters of a minute."""
+"""A machine that has vanished holds its rows for three quarters of a minute."""
 
 
 class PostgresTableConnections(TableConnections):
@@ -35,13 +35,13 @@ class PostgresTableConnections(TableConnections):
     def __init__(self, address: Address, source: TableSource, most: int) -> None:
         super().__init__(address, source, most)
         self.heard: set[Callable[[], None]] = set()
-        """Called when something is notified, and when nothing can be heard any more."""
+        """Called at each notification, and when the connection that listens ends."""
         self._channel = None if address.pooled else source.channel
         self._listening: asyncio.Task[None] | None = None
 
-    async def _connect(self, *, looking: bool) -> Any:
-        connection = await connect(self.address, within=SILENCE, session=PLANNER if looking else _ALIVE)
-        if looking and self._channel is not None:
+    async def _connect(self, *, polling: bool) -> Any:
+        connection = await connect(self.address, within=SILENCE, session=PLANNER if polling else _ALIVE)
+        if polling and self._channel is not None:
             await connection.add_listener(self._channel, self._told)
             connection.add_termination_listener(self._told)
             if self._listening is None:
@@ -66,7 +66,7 @@ class PostgresTableConnections(TableConnections):
         while True:
             await asyncio.sleep(ECHO)
             async with self.turn:
-                await self._echo(self._looking)
+                await self._echo(self._polling)
 
 
 _OURS = "".join(f"SET LOCAL {name} = {value};" for name, value in PLANNER.items())
@@ -147,8 +147,8 @@ class PostgresTable(ServerTable):
     async def _ask(self, connection: Any, text: str, values: Sequence[Any] = ()) -> Rows:
         return list(map(tuple, await connection.fetch(text, *values, timeout=SILENCE)))
 
-    async def _look(self, connection: Any, text: str, values: Sequence[Any]) -> Rows:
-        if not self._lookers.address.pooled:
+    async def _poll(self, connection: Any, text: str, values: Sequence[Any]) -> Rows:
+        if not self._pollers.address.pooled:
             return await self._ask(connection, text, values)
         async with connection.transaction():
             await connection.execute(_OURS, timeout=SILENCE)

@@ -1,4 +1,4 @@
--- A table of somebody's own. {table}, {id} and {due} are quoted names, {where} and {changes} the program's own SQL,
+-- A watched table. {table}, {id} and {due} are quoted names, {where} and {changes} the program's own SQL,
 -- {now} the server's time as this statement came in, {cutoff} the same as the due column has it. Both are stable, so
 -- that an index can be asked for what is before them, and neither is ever ahead of the clock. {skip} leaves out ids.
 
@@ -18,7 +18,7 @@ SELECT (extract(epoch FROM {now}) * 1000000)::bigint AS micros, first.* FROM (SE
 EXPLAIN (FORMAT JSON) SELECT {due} FROM {table} WHERE {due} > {cutoff} AND ({where}) ORDER BY {due} LIMIT 1
 
 -- name: take
--- what others hold is passed over, not waited for; whoever only refers to a row (a foreign key) does not hold it
+-- what others hold is passed over, not waited for; a reference to a row (a foreign key) does not hold it
 SELECT {id}, {shown}{columns} FROM {table} WHERE {due} <= {cutoff} AND ({where}){skip}
 ORDER BY {due} LIMIT {limit} FOR NO KEY UPDATE SKIP LOCKED
 

@@ -2,11 +2,11 @@
 
 A NOTIFY takes a lock at commit that is one for the whole server, so that commits which notify go one by one, and a
 chatty table has stopped others' databases. So there is one message per batch, only for what wakes before the `cap` (a
-worker sleeps no longer anyway), and none where listeners have just heard of an earlier wake that is still well ahead.
+worker sleeps no longer anyway), and none just after a message of an earlier wake that is still well ahead.
 
-A subscription can die without a word: the connection half-open, or a proxy in between that gave it to somebody else. So
-it listens to itself: every few seconds it is sent an echo on another connection, and one that does not hear it is
-replaced, and counted. While there is none that hears, workers poll.
+A subscription can die silently: the connection half-open, or given to another client by a proxy in between. So it tests
+itself: every few seconds it is sent an echo on another connection, and one that does not receive it is replaced, and
+counted. While none works, workers poll.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ _PAUSE = 0.2
 _LONGEST = 7_000
 """Bytes of one message; PostgreSQL takes 8000."""
 _AHEAD: Millis = 250
-"""A wake that was told of counts as known while it is so far ahead: a commit may take that long."""
+"""A wake that was notified of counts as known while it is so far ahead: a commit may take that long."""
 _FRESH: Millis = 50
-"""And for so long: whoever looked since may know of nothing any more, the task being cancelled."""
+"""And for so long: a worker that has polled since may know of none any more, if the task was cancelled."""
 _REMEMBERED = 10_000
 
 _encode = msgspec.json.Encoder().encode
@@ -45,29 +45,29 @@ _decode = msgspec.json.Decoder(dict[str, int]).decode
 
 
 class WakeMessages:
-    """Which wakes of which topics are worth a message."""
+    """Decides which wakes of which topics are worth a message."""
 
     def __init__(self, cap: Millis) -> None:
         self._cap = cap
         self._known: dict[Topic, tuple[Millis, Millis]] = {}
-        """Which wake was told of, and when."""
+        """The wake that was last notified of, and when."""
 
     def forget(self, topics: Iterable[Topic]) -> None:
-        """Forget these: what was to be told of them was not."""
+        """Forget these: their messages were not sent."""
         for topic in topics:
             self._known.pop(topic, None)
 
     def messages(self, wakes: Mapping[Topic, Millis], now: Millis, *, joined: bool = False) -> list[str]:
         """The messages for the earliest wakes of a batch.
 
-        `joined`: in a transaction that may come to nothing, or last. What was told of before tells nothing there.
+        `joined`: in a transaction that may come to nothing, or last: earlier messages count for nothing there.
         """
         worth = {topic: wake for topic, wake in wakes.items() if wake <= now + self._cap}
         if joined:
             return _written(worth)
         for topic, wake in list(worth.items()):
-            known, told = self._known.get(topic, (0, 0))
-            if now + _AHEAD < known <= wake and told <= now < told + _FRESH:
+            known, sent = self._known.get(topic, (0, 0))
+            if now + _AHEAD < known <= wake and sent <= now < sent + _FRESH:
                 del worth[topic]
                 continue
             if len(self._known) >= _REMEMBERED:
@@ -86,7 +86,7 @@ def _written(wakes: Mapping[Topic, Millis]) -> list[str]:
 
 
 class Subscription:
-    """The connection that hears what other processes notify of, had from the first listener on."""
+    """The connection that receives the notifications of other processes, open from the first listener on."""
 
     def __init__(self, runtime: Any, channel: str, *, patience: float) -> None:
         self.replaced = 0
@@ -161,7 +161,7 @@ class Subscription:
             connection.terminate()
 
     async def _echo(self) -> None:
-        """Say something to oneself on another connection, and hear it. Raises TimeoutError, StoreError."""
+        """Send an echo on another connection, and receive it. Raises TimeoutError, StoreError."""
         self._echoed.clear()
 
         async def work(call: Call) -> None:
@@ -179,7 +179,7 @@ class Subscription:
         try:
             wakes = _decode(text)
         except msgspec.MsgspecError:
-            _log.warning("this is no wake, and was not told by bide: %r", text[:80])
+            _log.warning("this is no wake, and was not sent by bide: %r", text[:80])
             return
         self._runtime.notify(wakes)
 

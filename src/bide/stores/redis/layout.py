@@ -107,7 +107,7 @@ class Layout:
         return f"{{{self.namespace}}}:{name}".encode()
 
     def wake_channel(self, shard: int | None = None) -> bytes:
-        """Where wakes are told: of one shard where channels are sharded too, else of all."""
+        """The channel of wakes: of one shard where channels are sharded too, else of all."""
         return self.common("wake") if shard is None else f"{self.tags[shard]}wake".encode()
 
 

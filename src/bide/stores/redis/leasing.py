@@ -160,7 +160,7 @@ class Leaser:
     ) -> None:
         """`part_of`: where the shards are on several servers, which of them fail together.
 
-        `give_back`: ends leases that nobody will use; may fail, and then they end by themselves. `notify`: called when
+        `give_back`: ends leases that are not used; may fail, and then they end by themselves. `notify`: called when
         something was leased for a call that did not wait for it: it is to be had now.
         """
         self._client = client
@@ -210,7 +210,7 @@ class Leaser:
             heads.mine = self._owned(topic)
 
     def _owned(self, topic: Topic) -> list[bool]:
-        if not self._mine:  # nobody has announced anything: no need to hold back
+        if not self._mine:  # no worker here has announced itself: no need to hold back
             return [True] * self._layout.shards
         return owned(topic, self._layout.shards, self._live, self._mine)
 
@@ -360,7 +360,7 @@ class Leaser:
         await self._return(holder)
 
     async def close(self) -> None:
-        """All holders of this process leave. What is still to come after that is nobody's, until its lease ends."""
+        """All holders of this process leave. What is still to come after that stays leased until its lease ends."""
         await asyncio.gather(*(self.leave(holder) for holder in {*self._behind.values(), *self._late}))
         behind = list(self._behind)
         for task in behind:
@@ -403,7 +403,7 @@ class Leaser:
     def _again_by(self, topics: Iterable[Topic], began: float) -> Millis | None:
         """When the head is stale that is known for longest; None: all were asked for since `began`.
 
-        Who looks between two such times would else sleep from then on for as long as a sleep may be.
+        A worker that asks between two such times would else sleep from then on for as long as a sleep may be.
         """
         oldest = self._oldest(topics)
         if not self._by_server or oldest >= began:

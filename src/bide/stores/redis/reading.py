@@ -1,6 +1,6 @@
 """Plain reads, lists and counts: sent to each shard's server in one write, tried again while a server is away.
 
-Each page of a list is a merge of what the shards' indexes give, and no shard looks further than its page. A list that
+Each page of a list is a merge of what the shards' indexes give, and no shard reads further than its page. A list that
 is ordered by time runs topic by topic; its place is the last (topic, time, key) that was shown. A plain list has no
 index of its own, which would cost every task a hundred bytes: within a topic it runs through the five indexes by state.
 A group is an index by (topic, key). A cursor is the list's kind and the last place that was shown.

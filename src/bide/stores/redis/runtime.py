@@ -154,7 +154,7 @@ _NOTIFYING = frozenset({"add", "change", "settle"})
 EVENTS_KEPT = 10_000
 _MOST_SHARDS = 1024
 _AT_ONCE = 500
-"""Events that are written in one call, so that nobody else waits for long."""
+"""Events that are written in one call, so that no other call waits for long."""
 
 _STREAM_ID = re.compile(rb"[0-9]{1,19}-[0-9]{1,19}")
 _encode = msgspec.msgpack.encode
@@ -220,7 +220,7 @@ class Runtime:
                 publish=("SPUBLISH" if sharded else "PUBLISH") if kind in _NOTIFYING else "",
                 channels=channels if kind in _NOTIFYING else (),
                 wait_replicas=address.wait_replicas if kind in _NOTIFYING else 0,
-                wait_for=silence / 4,  # nobody else's call on that connection may be taken for lost meanwhile
+                wait_for=silence / 4,  # no other call on that connection may be taken for lost meanwhile
             )
             for kind in _KINDS
         }
@@ -257,7 +257,7 @@ class Runtime:
             [(seconds, micros)] = await self.reader.ask([(None, ("TIME",))])
             return int(seconds) * 1_000_000 + int(micros)
 
-        await self.time.look(ask)
+        await self.time.read(ask)
         if self.by_server:
             self.time.warn_of_skew(self.address.shown)
 
@@ -303,11 +303,11 @@ class Runtime:
 async def agree(reader: Reader, namespace: str, shards: int | None, default: int) -> int:
     """Record the layout if the namespace is new; the number of shards it has. Raises StoreMismatch if ours differs."""
     key = Layout(namespace, 1).common("layout")
-    look = (None, ("HMGET", key, "version", "shards"))
-    [found] = await reader.ask([look])
-    if None in found:  # looked at first: where memory is full, a worker may still open what is there, and drain it
+    read = (None, ("HMGET", key, "version", "shards"))
+    [found] = await reader.ask([read])
+    if None in found:  # read first: where memory is full, a worker may still open what is there, and drain it
         *_, found = await reader.ask(
-            [(None, ("HSETNX", key, "version", VERSION)), (None, ("HSETNX", key, "shards", shards or default)), look]
+            [(None, ("HSETNX", key, "version", VERSION)), (None, ("HSETNX", key, "shards", shards or default)), read]
         )
     try:
         version, there = (int(one) for one in found)

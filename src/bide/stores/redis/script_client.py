@@ -42,7 +42,7 @@ from bide.stores.redis.topology import (
 from bide.stores.resending import Resending
 
 _AT_ONCE = 2
-"""How often a call goes out again without a pause: servers may send it to each other for ever."""
+"""How often a call goes out again without a pause: servers may send it to each other without end."""
 _FOLDER = files("bide.stores.redis") / "lua"
 DRAINS = frozenset({"change", "lease", "extend", "settle", "purge"})
 """The scripts that have to work on a server whose memory is full (P9): only `add` is refused there."""
@@ -123,7 +123,7 @@ class ScriptClient:
         """Calls that had to be sent more than once."""
 
     async def run(self, calls: Iterable[Call], read: Read, *, now: str = "") -> None:
-        """All of them at once; `read` is told each one's place and its reply, or the error that befell it.
+        """All of them at once; `read` gets the place of each with its reply, or its error.
 
         `calls` may be made while the first of them are on their way already: the server works meanwhile, and so does
         `read` while it works on the last. `now`: the caller's time, where the store goes by that.

@@ -1,7 +1,7 @@
 """The Redis store: N shards, each a few keys that one script at a time changes; no leader, no lock, nothing to mend.
 
 **The cost**, on the server: a schedule about 4 microseconds, a lease and its settle about 10, in batches; a plain task
-takes about 260 bytes beside its payload. See docs/redis.md.
+takes about 260 bytes in addition to its payload. See docs/redis.md.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ LONGEST_PATIENCE = 45.0
 SHARDS = 16
 """In a new namespace, unless the URL says how many."""
 _LINES = 4
-"""Parts of one server, so many shards each, that are called one beside another: with one, either the server works or
+"""Parts of one server, so many shards each, that are called concurrently: with one, either the server works or
 the caller does. In turns of 256 callers: 11 µs a task with one, 8.4 with two or four; bursts gain 8 % with four."""
 
 
@@ -81,7 +81,7 @@ class RedisStore:
         self._events_kept = events_kept
         self._opened: Runtime | None = None
         self._changing = asyncio.Lock()
-        """Serializes `open` and `close`: two concurrent opens would each connect, and nobody would close the first."""
+        """Serializes `open` and `close`: of two concurrent opens only one connection would be closed."""
 
     def __repr__(self) -> str:
         return f"RedisStore({self._address.shown}, namespace={self._address.namespace!r})"
@@ -93,7 +93,7 @@ class RedisStore:
     # --- open and close
 
     async def open(self) -> None:
-        """Connect, look at the server, and agree on the layout. Raises StoreUnavailable, StoreMismatch, SetupError."""
+        """Connect, check the server, and agree on the layout. Raises StoreUnavailable, StoreMismatch, SetupError."""
         async with self._changing:
             if self._opened is None:
                 self._opened = await self._connect()
@@ -104,7 +104,7 @@ class RedisStore:
         time = ServerTime()
         topology = topology_of(address, layout, patience=self._silence)
         try:
-            # what is wrong with an address shows at once, and nobody is served yet who would wait for more
+            # what is wrong with an address shows at once, and no caller waits yet
             reader = Reader(layout, topology, time, patience=min(_AT_FIRST, self._patience))
             server = await examine(reader)
             server.check(address)
@@ -167,7 +167,7 @@ class RedisStore:
         shard = opened.layout.shard_of(topic, key)
         return opened.topology.part_of(shard) * _LINES + shard % _LINES
 
-    # --- look
+    # --- reads
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
         return await self._open().reader.get(refs) if refs else []
@@ -186,7 +186,7 @@ class RedisStore:
         return await self._open().leaser.lease(wants, now, until, holder)
 
     async def purge(self, *, now: Millis, limit: int) -> int:
-        """Looks first, then forgets: the scripts have to be told which topics' keys they will touch."""
+        """Reads first, then forgets: the scripts need to know which topics' keys they will touch."""
         opened = self._open()
         if limit <= 0:
             return 0

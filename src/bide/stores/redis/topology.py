@@ -141,7 +141,7 @@ class SharedConnection:
                 await connection.send_packed_command(packed, check_health=False)
             except BaseException as error:
                 # also where a caller is cancelled in the middle of it: part of a call is written, or redis-py has let
-                # go of the connection, and would make another in its place that nobody closes
+                # go of the connection, and would make another in its place that is never closed
                 if self._connection is connection:  # else it was given up meanwhile, and there is another
                     await self._break(Lost(f"{self.name}: {said(error)}"))
                 if not isinstance(error, (RedisError, OSError)):
@@ -269,7 +269,7 @@ def _retrieve(connecting: asyncio.Task[None]) -> None:
 
 
 async def _abort(connection: AbstractConnection) -> None:
-    """Closed with what was not sent yet: with a server that reads nothing the sender would wait for ever."""
+    """Closed with what was not sent yet: with a server that reads nothing the sender would wait without end."""
     writer = getattr(connection, "_writer", None)
     if writer is not None:
         writer.transport.abort()

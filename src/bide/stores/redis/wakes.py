@@ -1,10 +1,10 @@
 """Subscriptions to earlier wakes, which test themselves.
 
-A subscription can die without a word: the connection half-open, the server replaced, the slot moved away. So every few
+A subscription can die silently: the connection half-open, the server replaced, the slot moved away. So every few
 seconds it is sent an echo through the server, and one that does not receive its echo is replaced, and counted.
 Meanwhile nothing is lost: every head is asked for again within a second.
 
-Where channels are sharded (a Cluster of Redis 7 or Valkey) each shard has its own, heard at the server that has its
+Where channels are sharded (a Cluster of Redis 7 or Valkey) each shard has its own, at the server that has its
 slot; elsewhere one channel serves the namespace.
 """
 
@@ -89,7 +89,7 @@ class Subscriber:
                 for channel in self._channels:
                     await connection.send_command("SUBSCRIBE" if self._shard is None else "SSUBSCRIBE", channel)
                     while self._take(await connection.read_response(disable_decoding=True)) != channel:
-                        pass  # what is told on the first channel while the second is subscribed to
+                        pass  # a message on the first channel while the second is subscribed to
             self._open.set()
             watching = asyncio.get_running_loop().create_task(self._watch(connection), name="bide subscriber: echo")
             while True:
@@ -113,11 +113,11 @@ class Subscriber:
             shard, wake, topic = said.split(b" ", 2)
             self._heard(int(shard), topic.decode(), int(wake))
         except (ValueError, IndexError):
-            _log.warning("this is no wake, and was not told by bide: %r", said[:80])
+            _log.warning("this is no wake, and was not sent by bide: %r", said[:80])
         return None
 
     async def _watch(self, connection: AbstractConnection) -> None:
-        """Say something to oneself, and hear it; else end the connection, so that the reader notices."""
+        """Send an echo, and receive it; else end the connection, so that the reader notices."""
         command = ("PUBLISH" if self._shard is None else "SPUBLISH", self._channels[1], b"")
         while True:
             self._echoed.clear()
@@ -135,7 +135,7 @@ class Subscriber:
 
 
 class Subscriptions:
-    """The subscribers of one store, made for its first listener; they tell `listeners`."""
+    """The subscribers of one store, made for its first listener; they notify `listeners`."""
 
     def __init__(
         self,

@@ -29,7 +29,7 @@ from bide.stores.redis.script_client import Call
 Asked = TypeVar("Asked", NewTask, Change, Lease, Settlement)
 Arguments = list[str | bytes | int]
 _MOST = 1_000
-"""Tasks in one call of a script, so that nobody else waits for long: about 5 ms of the server."""
+"""Tasks in one call of a script, so that no other call waits for long: about 5 ms of the server."""
 
 _MODES = {OnConflict.REPLACE: "r", OnConflict.KEEP: "k", OnConflict.EARLIEST: "e", OnConflict.LATEST: "l",
           OnConflict.REFUSE: "f"}  # fmt: skip

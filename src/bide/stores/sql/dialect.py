@@ -40,7 +40,7 @@ class Connection(Protocol):
         ...
 
     def drop(self) -> None:
-        """Close it at once, without a word: the server undoes what is open."""
+        """Close it at once: the server undoes what is open."""
 
     async def end(self, *, within: float) -> None:
         """Close it in order, as far as that is possible."""

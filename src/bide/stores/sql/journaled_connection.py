@@ -1,18 +1,14 @@
-"""One connection for one kind of call, which sends each call once however often that takes.
+"""One connection for one kind of call, on which each call is done once, however often it is sent.
 
 Each kind (scheduling, leasing, settling, extending, reading) has a connection of its own, so that settling does not
 wait for the commit of a schedule. It is made when it is first used, and again when it broke.
 
 A writing call carries the caller's name and a number that only rises; both are written, with the answer, into the
 caller's row, in the same transaction as the work (`gate` in `queries.sql`). So when an answer was lost the call is sent
-again: if it was done, the gate is shut and the answer is read back, else it is done now. What is still not known when
-`patience` is over is OutcomeUnknown, for these tasks alone.
-
-Tasks that somebody keeps locked: they are tried again beside, so that nobody waits for them but who asked.
+again (see `resending`): if it was done, the gate is shut and the answer is read back, else it is done now.
 
 An open transaction of the application's that has changed a task keeps its row locked for as long as it lasts. Batches
-go on past such rows, and what was passed over comes here: it is tried again on a connection of its own, which waits for
-nobody, until it is let go or patience is over.
+pass over such rows, and `LockedRows` tries those tasks again in the background, so that only their own callers wait.
 """
 
 from __future__ import annotations
@@ -38,17 +34,20 @@ from bide.stores.sql.dialect import (
     TransactionConflict,
 )
 
-_FIRST_LOOK, _LONGEST_LOOK = 0.02, 0.2
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2
 Ask = Callable[[Any, Sequence[Any]], Awaitable[list[Any]]]
 """A call on a connection of the store, with a part of a batch."""
 
 
 class RowLocked(StoreUnavailable):
-    """Not done: an open transaction of somebody else's keeps the task locked."""
+    """Not done: another open transaction keeps the task locked."""
 
 
 class LockedRows:
-    """Waits for locked rows, and tries again. Belongs to one event loop."""
+    """Tries calls about locked tasks again, until the lock is let go or patience is over. Belongs to one event loop.
+
+    Its connection is its own, and waits for no lock.
+    """
 
     def __init__(self, connection: Any, where: str) -> None:
         self._connection = connection
@@ -70,11 +69,11 @@ class LockedRows:
         return answers
 
     async def _again(self, asked: list[Any], futures: list[Pending[Any]], ask: Ask, patience: float) -> None:
-        ends, pause = time.monotonic() + patience, _FIRST_LOOK
+        ends, pause = time.monotonic() + patience, _FIRST_PAUSE
         try:
             while asked:
                 await asyncio.sleep(pause)
-                pause = min(pause * 2, _LONGEST_LOOK)
+                pause = min(pause * 2, _LONGEST_PAUSE)
                 try:
                     answers = await ask(self._connection, asked)
                 except PartlyFailed as error:
@@ -83,7 +82,7 @@ class LockedRows:
                     answers = [error] * len(asked)
                 if time.monotonic() >= ends:
                     over = StoreUnavailable(
-                        f"{self._where}: an open transaction of somebody else's keeps the task locked; nothing was done"
+                        f"{self._where}: another open transaction keeps the task locked; nothing was done"
                     )
                     answers = [over if type(answer) is RowLocked else answer for answer in answers]
                 left = []
@@ -105,7 +104,7 @@ class LockedRows:
 
 
 def is_among(kind: type, answers: Sequence[Any]) -> bool:
-    """Tell whether one of many answers is of this kind: they are mostly of the same, so kinds are looked at once."""
+    """Tell whether one of many answers is of this kind. They are mostly of one, so each kind is checked once."""
     return any(issubclass(one, kind) for one in set(map(type, answers)))
 
 
@@ -114,18 +113,18 @@ Work = Callable[[Any], Awaitable[T]]
 """The work of a call."""
 OnLocked = Literal["wait", "report", "pass", "pass at once"]
 """How a call treats rows that others have locked for longer than our connections wait: it is sent again until patience
-is over; raises RowLocked; or its work is done anew with `call.past` set, which passes over them (from the first, if it
-is known that there are such rows)."""
+is over; it raises RowLocked; or its work is done again with `call.past` set, which passes over them ("pass at once":
+from the first, since there are known to be some)."""
 Repeated = Callable[[Any, Any], Awaitable[T]]
 """Makes the answer of a call that was done before, from its row and another call."""
 
 
 class Runs(Protocol):
-    """Carries out calls: a connection, or the transaction of somebody else's that they take part in."""
+    """Carries out calls: a connection of the store's, or a caller's transaction that they take part in."""
 
     @property
     def passes(self) -> bool:
-        """True if it waits for nobody: what may pass over locked rows does so from the first."""
+        """True if it waits for no lock: a call that may pass over locked rows does so from the first."""
 
     async def run(
         self, work: Work[T], repeated: Repeated[T], *, locked: OnLocked = "wait", adding: bool = False
@@ -133,12 +132,12 @@ class Runs(Protocol):
 
 
 class NumberedCall(ABC):
-    """One call on its way: the connection, and what the gate is told."""
+    """One sending of a call: the connection, and its name and number for the gate."""
 
     __slots__ = ("_limit", "_of", "again", "connection", "number", "past", "queries", "sent")
 
     def __init__(self, of: Any, connection: Any, queries: Any, limit: asyncio.Timeout | None = None) -> None:
-        """`of`: the JournaledConnection. `limit`: when it is taken for lost."""
+        """`of`: the JournaledConnection. `limit`: when its answer is taken for lost."""
         self._of = of
         self._limit = limit
         self.connection = connection
@@ -147,18 +146,18 @@ class NumberedCall(ABC):
         self.again = False
         """True if an earlier sending may be done, or under way."""
         self.past = False
-        """True if it is to pass over rows that others have locked."""
+        """True if it passes over rows that others have locked."""
         self.sent = False
-        """True once something was sent that may be done although no answer came: within a transaction only its end."""
+        """True once a statement was sent that may be done although no answer came: of a transaction only its end."""
 
     @property
     def caller(self) -> str:
-        """By whose name its writes are known."""
+        """The name of the row that its number is written to."""
         name: str = self._of.name
         return name
 
     def allow(self, seconds: float) -> None:
-        """It may take so long from now on, if that is longer than what it may take anyway."""
+        """Let it take so long from now on, if that is longer than what it may take anyway."""
         limit = self._limit
         if limit is not None:
             ends = asyncio.get_running_loop().time() + seconds
@@ -194,7 +193,7 @@ class JournaledConnection(ABC, Generic[C]):
         time: ServerTime | None = None,
         passes: bool = False,
     ) -> None:
-        """`time`: whom to tell what time it is there; None where the caller's clock counts. `passes`: see Runs."""
+        """`time`: learns the server's time from answers; None where the caller's clock counts. `passes`: see Runs."""
         self.name = name
         """The present name of its row."""
         self.number = 0
@@ -223,7 +222,7 @@ class JournaledConnection(ABC, Generic[C]):
             return await self._until_known(work, repeated, locked, adding=adding)
 
     async def read(self, work: Work[T]) -> T:
-        """`work` that only reads, or leaves nothing that anybody sees. Raises StoreUnavailable: no answer."""
+        """`work` that only reads, or leaves nothing that others see. Raises StoreUnavailable: no answer."""
         async with self._turn:
             return await self._until_known(work, None, writes=False)
 
@@ -296,16 +295,16 @@ class JournaledConnection(ABC, Generic[C]):
                     raise
                 await self._undo()
                 call.undone()
-                if (row := await self._look_back(call)) is not None:
+                if (row := await self._find_repeated(call)) is not None:
                     return await repeated(row, call)
                 if not isinstance(found, AlreadyApplied):
                     raise
-            if call.again and self._introduced:  # nobody heard of it for ten minutes, and its row was forgotten
+            if call.again and self._introduced:  # it made no call for ten minutes, and its row was forgotten
                 raise OutcomeUnknown(f"{self._address.shown}: what became of a call is no longer known")
-            call.again = False  # to those without a row the gate is shut
+            call.again = False  # to a caller without a row the gate is shut
             await self._introduce(call)
 
-    async def _look_back(self, call: C) -> Any:
+    async def _find_repeated(self, call: C) -> Any:
         """The row of this call, if it was done before; a first sending that is under way is waited for."""
         rows = await call.ask("repeated", me=self.name)
         if not rows or rows[0][0] < call.number:
@@ -349,7 +348,7 @@ class JournaledConnection(ABC, Generic[C]):
             connection.drop()
 
     async def close(self) -> None:
-        """Whatever is under way is finished first."""
+        """Close it, once the call that is under way has ended."""
         async with self._turn:
             self._closed = True
             connection, self._connection = self._connection, None

@@ -92,7 +92,7 @@ class ScanPositions:
         return topic in self._plenty
 
     def ran_short(self, topic: Topic) -> None:
-        """There was less of it than was wanted, for a reason that was not looked up."""
+        """There was less of it than was wanted, for a reason that was not asked for."""
         self._plenty.discard(topic)
 
     def reached(self, wakes: Mapping[Topic, Millis]) -> None:

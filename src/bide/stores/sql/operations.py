@@ -28,7 +28,7 @@ MessagesOf = Callable[[Mapping[Topic, Millis]], list[str]]
 """From the earliest wakes of a batch to the messages that are worth sending."""
 NO_ANSWERS = b"\x90"
 """An empty list in MessagePack."""
-HELD = RowLocked("an open transaction of somebody else's keeps the task locked; nothing was done")
+HELD = RowLocked("another open transaction keeps the task locked; nothing was done")
 """In the place of an answer."""
 encode = msgspec.msgpack.encode
 answers_of = msgspec.msgpack.Decoder(list[Answer | None]).decode
@@ -48,7 +48,7 @@ def rest_of(answers: list[Any]) -> Iterator[None]:
 
 
 class Found(NamedTuple):
-    """A task that was looked up by its name, and is locked if it is there."""
+    """A task that was found by its name, and is locked if it is there."""
 
     record: Record | None
     token: Token
@@ -56,7 +56,7 @@ class Found(NamedTuple):
     row: int = 0
     """The number of its row, where rows are written by that."""
     held: bool = False
-    """True if somebody else has it locked, and it was passed over."""
+    """True if another transaction has it locked, and it was passed over."""
 
 
 class Batch(ABC):
@@ -65,11 +65,11 @@ class Batch(ABC):
     there: Millis = 0
     """The server's time."""
     waiting: list[Record]
-    """Tasks that now wait, and may have to be told."""
+    """Tasks that now wait, of which listeners may have to be notified."""
 
     @abstractmethod
     async def lock(self, asked: Sequence[Named]) -> list[Found]:
-        """Look up and lock, in this order; the first time the transaction begins with it."""
+        """Find and lock them, in this order. The first call begins the transaction."""
 
     @abstractmethod
     def put_or_forget(self, found: Found, record: Record, *, moved: bool = False) -> None:

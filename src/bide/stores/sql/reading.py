@@ -164,7 +164,7 @@ def by_wake_at(found: Located) -> tuple[Millis, int]:
 
 
 async def _named(reads: Reads, where: Filter, start: Place, enough: int) -> AsyncIterator[Located]:
-    """By key, of a group or of all; what else `where` says is looked at row by row."""
+    """By key, of a group or of all; what else `where` says is checked row by row."""
     key = start.key
     while True:
         page = await reads.by_name(start.topic, key, where.group, enough)

@@ -1,7 +1,7 @@
 """The schema, its versions, and how it comes about: numbered migrations, each once, by one client at a time.
 
-Only a program that may create tables migrates; whoever runs tasks checks, and refuses what is missing or older. A newer
-schema is accepted: migrations only ever add what older code can live with.
+Only a program that may create tables migrates; a program that runs tasks checks, and refuses what is missing or older.
+A newer schema is accepted: migrations only ever add what older code can live with.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class SqlSchema(ABC):
 
         async def apply(connection: Any, address: Any) -> list[str]:
             async with self._lock(connection, address):
-                version, missing = await self._missing(connection, address)  # nobody else is about to change it now
+                version, missing = await self._missing(connection, address)  # no other client is about to change it now
                 for statement in missing:
                     await connection.ask(statement)
             return [f"{one.number:04} {one.name}" for one in self.known if one.number > version]

@@ -1,6 +1,6 @@
 """A watched table on a database server, and how the connections to that are kept.
 
-One connection looks, and others carry the rows' transactions. One that has been idle may be half open: a firewall has
+One connection polls, and others carry the rows' transactions. One that has been idle may be half open: a firewall has
 forgotten it, or the machine is gone. So it is asked for a sign of life, or has little time to begin; and if it is dead,
 so are those that have been idle for longer. All of it belongs to one event loop.
 """
@@ -42,15 +42,15 @@ class TableConnections(Pool):
     def __init__(self, address: Any, source: TableSource, most: int) -> None:
         super().__init__(address, most)
         self.turn = asyncio.Lock()
-        """Held while the one that looks is used."""
+        """Held while the one that polls is used."""
         self.time = ServerTime()
-        self._looking: Any = None
+        self._polling: Any = None
         self.answered = 0.0
-        """When the one that looks was last used, by the steady clock."""
+        """When the one that polls was last used, by the steady clock."""
         self._users: set[object] = set()
 
     @abstractmethod
-    async def _connect(self, *, looking: bool) -> Any: ...
+    async def _connect(self, *, polling: bool) -> Any: ...
     @abstractmethod
     async def _begin(self, connection: Any) -> None:
         """Begin a transaction."""
@@ -66,21 +66,21 @@ class TableConnections(Pool):
         self._users.discard(user)
         if self._users:
             return
-        left = [one for one in (self._looking, *self._take_all()) if one is not None]
-        self._looking = None
+        left = [one for one in (self._polling, *self._take_all()) if one is not None]
+        self._polling = None
         await asyncio.gather(*(self._tried(one, one.end(within=SOON), SOON) for one in left), return_exceptions=True)
 
-    async def looker(self) -> Any:
-        """The connection that looks; a new one if the last broke."""
+    async def poller(self) -> Any:
+        """The connection that polls; a new one if the last broke."""
         if not self._is_open:
             raise StoreUnavailable(f"{self.address.shown}: not open")
-        looking = self._looking
-        if looking is not None and looking.usable and time.monotonic() - self.answered > ECHO:
-            await self._echo(looking)
-        if looking is None or not looking.usable:
-            looking = self._looking = await self._connect(looking=True)
+        polling = self._polling
+        if polling is not None and polling.usable and time.monotonic() - self.answered > ECHO:
+            await self._echo(polling)
+        if polling is None or not polling.usable:
+            polling = self._polling = await self._connect(polling=True)
         self.answered = time.monotonic()
-        return looking
+        return polling
 
     async def _echo(self, connection: Any) -> None:
         """See whether it answers; if not, it is not usable any more."""
@@ -91,7 +91,7 @@ class TableConnections(Pool):
         """A connection on which a transaction has just begun."""
         while True:
             kept = self._take()
-            connection = await self._connect(looking=False) if kept is None else kept
+            connection = await self._connect(polling=False) if kept is None else kept
             try:
                 await self._tried(connection, self._begin(connection), SILENCE if kept is None else SOON)
                 return connection
@@ -114,17 +114,17 @@ class ServerTable(WatchedTable):
     _clock: ClassVar[str]
     """An expression: what time it is there."""
     _altered: ClassVar[Collection[str | int]]
-    """Codes of errors that the table's definition is to blame for: it is not as it was at the last look at that."""
+    """Codes of errors that the table's definition is to blame for: it is not as it was when last examined."""
     _outdated: ClassVar[tuple[type[Exception], ...]] = ()
     """Errors after which the table is to be examined anew as well."""
 
     def __init__(
-        self, source: TableSource, connections: Any, lookers: Any, clock: str, using: Callable[[Any], Joined] | None
+        self, source: TableSource, connections: Any, pollers: Any, clock: str, using: Callable[[Any], Joined] | None
     ) -> None:
         super().__init__(source)
         self._address = connections.address
         self._connections = connections
-        self._lookers: Any = lookers
+        self._pollers: Any = pollers
         """The same, or those to a replica, which is asked what is due by the time of the other."""
         self._time: ServerTime = connections.time
         self._by_server = clock == "server"
@@ -143,13 +143,13 @@ class ServerTable(WatchedTable):
     ) -> list[Self]:
         """The tables of a source, which share so many connections."""
         address_of = cls._kind.dialect.address_of
-        shared = lookers = cls._kind(address_of(url), source, connections)
+        shared = pollers = cls._kind(address_of(url), source, connections)
         if source.reads is not None:
             try:
-                lookers = cls._kind(address_of(source.reads), source, 0)
+                pollers = cls._kind(address_of(source.reads), source, 0)
             except BadInput as error:
                 raise BadInput("reads", error.value, f"as for the database itself: {error.accepted}") from None
-        return [cls(one, shared, lookers, clock, using) for one in source.each()]
+        return [cls(one, shared, pollers, clock, using) for one in source.each()]
 
     def clock(self) -> Clock | None:
         return StoreClock(self._time) if self._by_server else None
@@ -159,7 +159,7 @@ class ServerTable(WatchedTable):
         return self._using is not None
 
     def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None:
-        """Nobody can tell here."""
+        """None: this server sends no notifications."""
         return None
 
     # --- the server's part
@@ -169,8 +169,8 @@ class ServerTable(WatchedTable):
     def _code(error: BaseException) -> str | int | None:
         """The server's code of an error."""
 
-    async def _look(self, connection: Any, text: str, values: Sequence[Any]) -> Rows:
-        """The rows of a statement that only looks."""
+    async def _poll(self, connection: Any, text: str, values: Sequence[Any]) -> Rows:
+        """The rows of a statement that only reads."""
         return await self._ask(connection, text, values)
 
     @abstractmethod
@@ -185,7 +185,7 @@ class ServerTable(WatchedTable):
 
     async def open(self) -> list[Finding]:
         self._connections.open(self)
-        self._lookers.open(self)
+        self._pollers.open(self)
         try:
             return await self._where_it_fires(self._examine)
         except BaseException:
@@ -194,27 +194,27 @@ class ServerTable(WatchedTable):
 
     async def close(self) -> None:
         await self._connections.close(self)
-        await self._lookers.close(self)
+        await self._pollers.close(self)
 
     async def _prepare(self, connection: Any, kind: str) -> Millis:
         times = self._times_of(self._source, kind)
-        now = await self._tell_time(connection)
+        now = await self._read_clock(connection)
         if self._by_server:
             self._time.warn_of_skew(self._where)
         self._times = times
         return now
 
-    async def _tell_time(self, connection: Any) -> Millis:
+    async def _read_clock(self, connection: Any) -> Millis:
         async def micros() -> int:
             [(micros,)] = await self._ask(connection, self._queries["clock"])
             return int(micros)
 
-        return await self._time.look(micros) // 1000
+        return await self._time.read(micros) // 1000
 
     async def _where_it_fires(self, ask: Callable[[Any], Awaitable[T]]) -> T:
         async with self._connections.turn:
             with self._ours():
-                connection = await self._connections.looker()
+                connection = await self._connections.poller()
                 try:
                     return await ask(connection)
                 except BaseException:
@@ -239,13 +239,13 @@ class ServerTable(WatchedTable):
 
     def _server_s(self, query: str) -> bool:
         """Tell whether this statement goes by the clock of the server that it is for."""
-        return self._by_server and (self._lookers is self._connections or not query.startswith("head"))
+        return self._by_server and (self._pollers is self._connections or not query.startswith("head"))
 
     # --- errors
 
     @contextmanager
     def _ours(self, asked: TableConnections | None = None) -> Iterator[None]:
-        """Put the errors of our statements in bide's words."""
+        """Raise the errors of our statements as bide's own."""
         connections = asked or self._connections
         dialect, shown = connections.dialect, connections.address.shown
         try:
@@ -283,21 +283,21 @@ class ServerTable(WatchedTable):
         self._doubted.add(text)
         return True
 
-    # --- look
+    # --- poll
 
     async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
         # the table was examined, and what is known of the time is fresh, also where a replica is asked
         if self._times is None:
             await self._where_it_fires(self._examine)
-        elif self._lookers is not self._connections and time.monotonic() - self._connections.answered > ECHO:
-            await self._where_it_fires(self._tell_time)
-        async with self._lookers.turn:
-            with self._ours(self._lookers):
-                connection = await self._lookers.looker()
+        elif self._pollers is not self._connections and time.monotonic() - self._connections.answered > ECHO:
+            await self._where_it_fires(self._read_clock)
+        async with self._pollers.turn:
+            with self._ours(self._pollers):
+                connection = await self._pollers.poller()
                 try:
                     text, values = self._write("head_beyond" if beyond else "head", now, skip=skip)
                     sent = time.monotonic()
-                    [(micros, due, *identity)] = await self._look(connection, text, values)
+                    [(micros, due, *identity)] = await self._poll(connection, text, values)
                 except BaseException as error:
                     if not self._answered(error):
                         connection.drop()

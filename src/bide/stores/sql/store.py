@@ -1,6 +1,6 @@
-"""A store in a SQL database, as far as it is the same on all servers; what is a server's own is in its Runtime.
+"""The store on a SQL server: the verbs that all servers share, and the state of an open store.
 
-The state of an open store: a connection for each kind of call, and its knowledge of the server.
+A `Runtime` has a connection for each kind of call, and what is known of the server; each kind of server has its own.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bide.core.table_source import TableSource
 from bide.ports import COUNTED, Clock, Features, Finding, Heard, Joined, Listening, Pending, Table, all_answers
 from bide.stores.batches import gathered, merge_earliest, slices
 from bide.stores.clocks import ServerTime, StoreClock
-from bide.stores.driver_adapters import borrowed
+from bide.stores.driver_adapters import connection_source
 from bide.stores.listeners import Listeners
 from bide.stores.sql.dialect import Dialect
 from bide.stores.sql.journaled_connection import Ask, LockedRows, is_among
@@ -34,7 +34,7 @@ from bide.stores.sql.schema import SqlSchema
 from bide.stores.sql.transactions import ConnectionState, JoinedVerbs, OwnTransactions
 
 KINDS = ("add", "change", "settle", "lease", "extend", "held", "read", "keep", "scan")
-"""The kinds of calls: each has a connection of its own, opened when first used."""
+"""The kinds of calls: each has a connection of its own, opened when first used ("held": for locked rows)."""
 T = TypeVar("T")
 Operation = Callable[..., Awaitable[Any]]
 
@@ -49,7 +49,7 @@ class Operations(NamedTuple):
     purge: Operation
     """Forget ended tasks; how many it was."""
     forget_callers: Operation
-    """Forget callers that nobody has heard of for long, those that are named excepted."""
+    """Forget callers that made no call for long, except those named."""
 
 
 class Runtime(ABC):
@@ -87,20 +87,20 @@ class Runtime(ABC):
         self.transactions = self._transactions(self, silence=silence)
 
     def now(self, now: Millis) -> Millis | None:
-        """The time that a statement is told: none where it is to look at the server's clock."""
+        """The time that a statement is given: none where it reads the server's clock."""
         return None if self.by_server else now
 
     def about(self, now: Millis) -> Millis:
         """The time there, as far as it is known without asking."""
         return int(self.time.seconds() * 1000) if self.by_server else now
 
-    async def look_at_the_clock(self) -> None:
-        await self.time.look(lambda: self.connections["read"].read(self._micros))
+    async def read_clock(self) -> None:
+        await self.time.read(lambda: self.connections["read"].read(self._micros))
 
     async def is_this(self, identity: object) -> bool:
-        """Tell whether a connection to `identity` is to this server; looked up anew, for it may be another by now."""
+        """Tell whether a connection to `identity` is to this server, asked anew if not: it may be another by now."""
         if identity != self.identity:
-            await self.here(self.look())
+            await self.here(self.identify())
         return identity == self.identity
 
     async def here(self, work: Coroutine[Any, Any, T]) -> T:
@@ -143,10 +143,10 @@ class Runtime(ABC):
         return []
 
     def withdraw(self, wakes: Mapping[Topic, Millis]) -> None:  # noqa: B027 - most send no messages
-        """Take back what these messages were to tell: the call came to nothing."""
+        """Forget that these messages were sent: the call came to nothing."""
 
     def notify(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Tell of tasks that were committed in this process, or seen there, and wake then."""
+        """Notify workers here of tasks that this process has committed, or another has notified of."""
         self.leasing.note_wakes(wakes)
         for topic, wake in wakes.items():
             self.listeners.notify(topic, wake)
@@ -166,8 +166,8 @@ class Runtime(ABC):
         """A JournaledConnection, not made yet."""
 
     @abstractmethod
-    async def look(self, *, check: bool = False) -> None:
-        """Which server this is. `check`: also whether its schema is the one that this code works with."""
+    async def identify(self, *, check: bool = False) -> None:
+        """Read which server this is. `check`: also whether its schema is the one that this code works with."""
 
     @abstractmethod
     async def _micros(self, call: Any) -> int:
@@ -175,7 +175,7 @@ class Runtime(ABC):
 
     @abstractmethod
     async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
-        """The answers of `ask` on that connection, and RowLocked for each that somebody keeps locked."""
+        """The answers of `ask` on that connection, and RowLocked for each that another transaction keeps locked."""
 
     @abstractmethod
     async def diagnose(self) -> list[Finding]: ...
@@ -186,7 +186,7 @@ LONGEST_PATIENCE = 45.0
 _AT_FIRST = 3.0
 """Seconds that opening waits for a server that cannot be reached."""
 _SHORT = 0.2
-"""Seconds that extending waits for what somebody has locked: the leases of all the others are next."""
+"""Seconds that extending waits for locked tasks: the next round of extensions is due soon."""
 
 
 class SqlStore(ABC):
@@ -219,7 +219,7 @@ class SqlStore(ABC):
         self._events_kept = events_kept
         self._opened: Runtime | None = None
         self._changing = asyncio.Lock()
-        """Serializes `open` and `close`: two concurrent opens would each connect, and nobody would close the first."""
+        """Serializes `open` and `close`: of two concurrent opens only one connection would be closed."""
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._address.shown})"
@@ -234,7 +234,7 @@ class SqlStore(ABC):
     # --- open and close
 
     async def open(self) -> None:
-        """Connect and look at the schema. Raises StoreUnavailable, StoreMismatch (then run `bide migrate`)."""
+        """Connect and check the schema. Raises StoreUnavailable, StoreMismatch (then run `bide migrate`)."""
         async with self._changing:
             if self._opened is None:
                 self._opened = await self._connect()
@@ -242,8 +242,8 @@ class SqlStore(ABC):
     async def _connect(self) -> Runtime:
         runtime = self._runtime(self._address, patience=min(_AT_FIRST, self._patience), **self._options)
         try:
-            await runtime.look(check=True)
-            await runtime.look_at_the_clock()
+            await runtime.identify(check=True)
+            await runtime.read_clock()
         except BaseException:
             await runtime.close()
             raise
@@ -276,7 +276,7 @@ class SqlStore(ABC):
         return await self._write("settle", outcomes, now)
 
     async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
-        """Those that somebody has locked are not waited for long: PartlyFailed says which, and they are asked again."""
+        """Locked tasks are not waited for long: PartlyFailed says which, and the next round extends them."""
         runtime = self._open()
         if leases:
             await runtime.ready(now)
@@ -343,7 +343,7 @@ class SqlStore(ABC):
         await runtime.operations.forget_callers(keep, [connection.name for connection in runtime.connections.values()])
         return purged
 
-    # --- look
+    # --- reads
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
         runtime = self._open()
@@ -377,11 +377,11 @@ class SqlStore(ABC):
 
     def using(self, connection: object) -> Joined:
         """The verbs on your own connection, in the transaction that it is in; you commit. Raises BadInput."""
-        lent = borrowed(connection)
-        if lent is None:
+        source = connection_source(connection)
+        if source is None:
             raise BadInput("connection", connection, self._runtime.joined.accepted)
         runtime = self._open()
-        return runtime.joined(runtime, lent)
+        return runtime.joined(runtime, source)
 
     # --- features.wakes, workers, events
 
@@ -391,7 +391,7 @@ class SqlStore(ABC):
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
     ) -> dict[str, list[Topic]]:
-        """Say that `holder` works on `topics` until then (none: it has gone); who lives, with their topics."""
+        """Register that `holder` works on `topics` until then (none: it has gone); the live workers, and theirs."""
 
         async def work(call: Any) -> dict[str, list[Topic]]:
             if topics:
@@ -451,7 +451,7 @@ class SqlStore(ABC):
 
     async def time(self) -> Millis:
         runtime = self._open()
-        await runtime.look_at_the_clock()
+        await runtime.read_clock()
         return int(runtime.time.seconds() * 1000)
 
     def clock(self) -> Clock | None:

@@ -1,15 +1,14 @@
-"""A table of somebody's own: how its due rows are found, locked, changed and checked, in whatever SQL database it is.
+"""A watched table: how its due rows are found, locked, changed and checked, in any SQL database.
 
 A row is taken in one transaction, of which others see nothing until it is committed:
 
-    lock      the earliest rows that are due and that nobody else holds
+    lock      the earliest rows that are due and that no other transaction holds
     change    them as the source says
     check     that each was changed, once, and is due no longer; else all of it is undone
 
 A database adds its statements (`table.sql` in its folder), how its column of times compares with a clock, and what its
 errors mean. `server_table` is for those on a server, `sqlite.table` for a file. None of it needs tables of bide's.
-
-The values of a column of times, and how they compare with the server's clock within a statement.
+`TableTimes` reads the due column on a server, and compares it with the server's clock within a statement.
 """
 
 from __future__ import annotations
@@ -97,11 +96,11 @@ class WatchedTable(ABC):
 
     @abstractmethod
     def _ours(self) -> AbstractContextManager[None]:
-        """Put the errors of our statements in bide's words."""
+        """Raise the errors of our statements as bide's own."""
 
     @abstractmethod
     def _is_of_rows(self, error: Exception) -> bool:
-        """Tell whether a change failed for the rows: not for what passes, nor for what is wrong with the table."""
+        """Tell whether a change failed for its rows: not for what passes, nor for what is wrong with the table."""
 
     @abstractmethod
     def _give(self, values: list[Any], value: Any, kind: str = "") -> str:
@@ -258,7 +257,7 @@ class WatchedTable(ABC):
                 raise
             raise SetupError(f"{where}: {source.table}: `where` or `changes` is refused: {error}") from error
         index = f"{source.table}: {'an index leads' if plan.served else 'no index leads'} to the due rows"
-        make_it = "" if plan.served else f"each look reads rows that are not due; run: {plan.making}"
+        make_it = "" if plan.served else f"each poll reads rows that are not due; run: {plan.making}"
         unique = f"{source.table}: {', '.join(source.ids)} {'is' if plan.unique else 'is not known to be'} unique"
         name_all = "rows with the same id are not fired; make a unique index on it, or name all its columns"
         return [

@@ -1,14 +1,13 @@
-"""Transactions of our own that a handler's statements take part in, on connections that are kept for them.
-
-They have none of our other connections' settings: a handler may set what it likes, and take its time. A commit whose
-answer was lost is looked up: the transaction's last statement wrote its number into a row, and whoever writes that row
-next has to wait until the server has made an end of it.
-
-The verbs in a transaction of the caller, as the stores on database servers share them.
+"""The verbs in a transaction: the caller's own, or one of ours that a handler's statements take part in.
 
 Each verb is the very operation that a connection of ours runs, within a savepoint: done whole or not at all, and the
-transaction around it can go on. The call has no number, since it needs none: whether it was done is whether that
-transaction was committed.
+transaction around it can go on. The call has no number, since it needs none: it was done if that transaction was
+committed.
+
+A transaction of ours is on a connection that is kept for such ones, without the settings of our other connections: a
+handler may set what it likes, and take its time. If the answer to its commit is lost, the outcome is read back: the
+transaction's last statement wrote its number into a row, and the next statement to write that row waits until the
+server has ended the transaction.
 """
 
 from __future__ import annotations
@@ -27,7 +26,7 @@ from bide.core.errors import BadInput, BideError, OutcomeUnknown, SetupError, St
 from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
 from bide.stores.batches import merge_earliest, slices
-from bide.stores.driver_adapters import Borrowed, Driver, on_a_loop, pause
+from bide.stores.driver_adapters import ConnectionSource, Driver, on_a_loop, pause
 from bide.stores.sql.dialect import Dialect, LockTimeout, Lost, NotSent, TransactionConflict, plain
 from bide.stores.sql.reading import find
 
@@ -70,20 +69,20 @@ class JoinedVerbs(ABC):
     _add: ClassVar[Callable[..., Awaitable[list[Answer]]]]
     _settle: ClassVar[Callable[..., Awaitable[list[bool]]]]
 
-    def __init__(self, runtime: Any, lent: Borrowed, *, own: bool = False) -> None:
+    def __init__(self, runtime: Any, source: ConnectionSource, *, own: bool = False) -> None:
         """`runtime`: the open store's. `own`: the transaction is ours."""
         self._runtime = runtime
-        self._lent = lent
+        self._source = source
         self._own = own
         self.over = False
         """True once that transaction has ended."""
         self.wakes: dict[Topic, Millis] = {}
-        """The wakes that this transaction makes earlier, to be told once it is committed."""
+        """The wakes that this transaction makes earlier, notified once it is committed."""
 
     @property
     def connection(self) -> Any:
         """The connection, for statements of your own."""
-        return self._lent.given
+        return self._source.given
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
         return await self._write(type(self)._add, tasks, now, adding=True)
@@ -155,7 +154,7 @@ class JoinedVerbs(ABC):
         where = self._runtime.where
         if self.over:
             raise SetupError(f"{where}: this transaction has ended; use the store, or begin another")
-        driver = await self._lent.driver()
+        driver = await self._source.driver()
         if not isinstance(driver, self._drivers):
             raise BadInput("connection", self.connection, self.accepted)
         if self._own and driver.alone and not driver.closed:
@@ -201,7 +200,7 @@ class JoinedVerbs(ABC):
 
 
 def ended(where: str) -> SetupError:
-    """The error of a block in which somebody ended the transaction."""
+    """The error of a block in which the caller ended the transaction."""
     return SetupError(
         f"{where}: the transaction was committed or rolled back inside its block, so the task could not be completed "
         "with it; leave that to the end of the block"
@@ -211,7 +210,7 @@ def ended(where: str) -> SetupError:
 # --- savepoints
 
 _LONGEST = 10.0
-"""Seconds that who is cancelled waits for the end of what is not given up; then the connection is closed."""
+"""Seconds that a cancelled caller waits for the end of a step that is not given up; then the connection is closed."""
 _NAME = "bide_verb"
 
 
@@ -228,7 +227,7 @@ class ConnectionState:
 
 
 class ThreadTurn:
-    """A lock for a synchronous connection, which threads may share, and which never lets go of its thread."""
+    """A lock for a synchronous connection, which threads may share."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -242,11 +241,12 @@ class ThreadTurn:
 
 
 class Savepoint:
-    """A block on a connection that the caller opened: all of it is done or nothing, also where it is cancelled.
+    """A block on a connection that the caller opened: all of it is done or nothing, also if it is cancelled.
 
-    It is in a savepoint of the caller's transaction; where there is none, in a transaction of its own. Its beginning
-    and its end are not given up half-way, so that it is always known how far it came. What is in between may be
-    cancelled at every await, and is undone then. Where that fails the connection is closed: nobody may commit a half.
+    It is a savepoint of the caller's transaction; where there is none, a transaction of its own. Its beginning and its
+    end are not given up half-way, so that it is always known how far it came. The statements in between may be
+    cancelled at every await, and are undone then. Where that fails the connection is closed, so that no half of the
+    block can be committed.
 
     `committing` says whether its end was a commit of its own, and was sent.
     """
@@ -261,7 +261,7 @@ class Savepoint:
     ) -> None:
         """`first`: what is set within it; `last`: what takes that back, in a transaction of the caller's.
 
-        `gone`: whether it cannot be undone since the server has undone all of the transaction, and what to do then.
+        `gone`: tells whether it cannot be undone because the server has undone the whole transaction, and acts on that.
         """
         self._driver = driver
         self._gone = gone
@@ -326,7 +326,7 @@ class Savepoint:
 
 
 async def to_its_end(step: Coroutine[Any, Any, T], *, within: float | None = None) -> T:
-    """The result of `step`, which is not given up half-way: a cancellation is passed on when it is done.
+    """The result of `step`, which runs to its end: a cancellation is passed on when it is done.
 
     `within`: so many seconds after it, `step` is cancelled all the same.
     """
@@ -358,11 +358,11 @@ MOST = 10
 
 
 KEPT = 60.0
-"""Seconds that a connection is kept which nobody uses."""
+"""Seconds that an unused connection is kept."""
 
 
 class Pool(ABC):
-    """Connections that transactions are lent: each is kept for a minute when nobody uses it, the last used goes first.
+    """Connections for transactions: each is kept for a minute when unused, and the one used last is given out first.
 
     Belongs to one event loop.
     """
@@ -396,7 +396,7 @@ class Pool(ABC):
             raise
 
     async def _give_back(self, connection: Any, *, reset: bool, within: float) -> None:
-        """Keep it for later. `reset`: a handler had it, and the next is to find it as if nobody had used it."""
+        """Keep it for later. `reset`: a handler had it, and the next is to find it as if it were new."""
         if reset and connection.usable:
             with suppress(*self.dialect.away):
                 await self._tried(connection, connection.reset(), within)
@@ -423,10 +423,10 @@ class Pool(ABC):
 
 
 class OwnTransactions(Pool):
-    """Those of an open store."""
+    """The transactions of an open store."""
 
     def __init__(self, runtime: Any, *, silence: float) -> None:
-        """`runtime`: the open store's. A lost commit is looked up on its connection `keep`."""
+        """`runtime`: the open store's. The outcome of a lost commit is read on its connection `keep`."""
         super().__init__(runtime.address, MOST)
         self.dialect = runtime.dialect
         self._runtime = runtime
@@ -465,7 +465,7 @@ class OwnTransactions(Pool):
         """Ask for the number in the row, once the server has made an end of the transaction."""
 
     def _done(self, joined: Any) -> None:
-        """Tell what was committed."""
+        """Notify of what was committed."""
         if joined.wakes:
             self._runtime.notify(joined.wakes)
 
@@ -479,12 +479,12 @@ class OwnTransactions(Pool):
     async def transaction(self) -> AsyncIterator[Any]:
         """A transaction, committed when left without an error."""
         own = asyncio.current_task()
-        if own in self._owners:  # ten of them would wait for one another
+        if own in self._owners:  # ten such would wait for each other
             raise SetupError(f"{self.address.shown}: a transaction within a transaction; use the one that is open")
         async with self.slots:
             connection = await self._begun()
             self._owners.add(own)
-            joined = self._runtime.joined(self._runtime, Borrowed(connection.driver), own=True)
+            joined = self._runtime.joined(self._runtime, ConnectionSource(connection.driver), own=True)
             state = self._runtime.connection_states.setdefault(joined.connection, ConnectionState())
             state.ours, state.gone = True, False
             try:

@@ -1,12 +1,9 @@
-"""Connections to a file: which library may open it, how a transaction begins, and who goes first within a process.
+"""Connections to a file, the meaning of SQLite's errors, and the disk space that is kept free.
 
 POSIX locks belong to a process, and closing any descriptor of a file lets go of all of them. One SQLite library knows
 that and keeps count; two copies of it (apsw and pysqlite3 carry their own) do not know of each other, so one takes away
-the other's locks, and two writers at once lose what was acknowledged. So a file is touched through one of them only.
-
-From what SQLite reports to what bide raises: the one place that knows both.
-
-The disk space that is kept free: new tasks are refused while there is still enough left to finish the old ones.
+the other's locks, and two writers at once lose what was acknowledged. So a process touches a file through one library
+only; and within the process one connection at a time has the `WriteLock`.
 """
 
 from __future__ import annotations
@@ -71,7 +68,7 @@ def full(path: str, why: str) -> StoreFull:
 def translate(error: Exception, path: str, *, adding: bool = False, own: bool = True) -> Exception:
     """The error to raise from `error`. One that is not the database's fault comes back as it is, ours as its like.
 
-    Not `own`: of a statement on somebody else's tables, where a column that is not there is their matter.
+    Not `own`: of a statement on a watched table, where a missing column is no damage to the store.
     """
     if isinstance(error, BideError):
         return copy(error)  # raised from itself it would be its own cause, and who walks along the causes would not end
@@ -136,7 +133,7 @@ def connect(
 
 def create_private(path: str) -> None:
     """Make an empty file that its owner alone may read, whatever the umask, unless there is one; SQLite gives the
-    files beside it the same mode. Whoever reads the store reads every payload, and what is kept of tokens."""
+    files beside it the same mode. A reader of the file reads every payload, and what is kept of tokens."""
     with _open_files_lock:  # a connection of this process would lose its locks as this descriptor is closed
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
@@ -149,7 +146,7 @@ def create_private(path: str) -> None:
 
 
 def patiently(connection: sqlite3.Connection, statement: str, *, patience: float = PATIENCE) -> Any:
-    """Run `statement`, again and again while somebody else holds the lock; the first row of its answer.
+    """Run `statement`, again while another connection holds the lock; the first row of its answer.
 
     With our own sleeps of 0.2 to 5 ms, jittered: SQLite's busy handler sleeps up to 100 ms, which is what a worker
     would then be late by.
@@ -184,7 +181,7 @@ class WriteLock:
         self._write = threading.Lock()
 
     def acquire(self) -> None:
-        """Wait for the turn to write, which anybody may end. Raises StoreUnavailable once patience is over."""
+        """Wait for the turn to write, which any thread may end. Raises StoreUnavailable once patience is over."""
         if self._line.acquire(timeout=PATIENCE):
             try:
                 if self._write.acquire(timeout=PATIENCE):
@@ -192,8 +189,8 @@ class WriteLock:
             finally:
                 self._line.release()
         raise StoreUnavailable(
-            f"{self._path}: a transaction of this process has been open for more than {PATIENCE:.0f} s, and nobody "
-            "else can write meanwhile; nothing was done"
+            f"{self._path}: a transaction of this process has been open for more than {PATIENCE:.0f} s, and no "
+            "other can write meanwhile; nothing was done"
         )
 
     def try_acquire(self) -> bool:
@@ -275,32 +272,32 @@ def opened_by_apsw(path: str) -> bool:
 
 
 _EVERY = 1.0
-"""Seconds between looks at most: asking costs three system calls."""
+"""Seconds between checks at most: asking costs three system calls."""
 _FASTEST = 512 * 1024 * 1024
-"""Bytes a second that no disk takes: a small one is looked at before it can be full."""
+"""Bytes a second that no disk takes: a small one is checked again before it can be full."""
 
 
 class DiskReserve:
-    """Looks at the file, and at the free space beside it."""
+    """Refuses new tasks while the disk still has room to finish the old ones."""
 
     def __init__(self, path: str, reserve: int, identity: tuple[int, int] | None = None) -> None:
-        """`identity`: device and inode of the file that is open. None: whether it is there still is not looked at."""
+        """`identity`: device and inode of the file that is open. None: whether it is still there is not checked."""
         self._path = path
         self._identity = identity
         self._folder = os.path.dirname(path)
         self._reserve = reserve
-        self._look_again = 0.0
+        self._check_at = 0.0
         self._free = self._kept = 0
 
     def check(self, tasks: Sequence[NewTask] = ()) -> None:
         """Raises StoreFull when with these fewer bytes than are kept would be free, StoreUnavailable when the file is
         gone."""
         now = time.monotonic()
-        if now >= self._look_again:
+        if now >= self._check_at:
             self._check_file()
-            # In this order: until the first look is over, whoever comes from another loop's thread looks too.
+            # In this order: until the first check is over, a caller in another loop's thread checks too.
             self._free, self._kept = free_bytes(self._folder), kept_bytes(self._path, self._reserve)
-            self._look_again = now + min(_EVERY, max(0, self._free - self._kept) / _FASTEST)
+            self._check_at = now + min(_EVERY, max(0, self._free - self._kept) / _FASTEST)
         size = sum(_size(task.payload) for task in tasks)
         if self._free - 2 * size < self._kept:
             raise full(self._path, f"{self._free} bytes free, {self._kept} are kept for what is there")
@@ -343,6 +340,6 @@ def disk_bytes(path: str) -> int:
 
 
 def free_bytes(folder: str) -> int:
-    """Bytes that somebody without privileges may still write there."""
+    """Bytes that a user without privileges may still write there."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize

@@ -1,24 +1,21 @@
-"""An open file: its schema, its connections, and the threads that own them.
+"""An open file: its schema, its connections and the threads that own them, its checkpoints, and what `doctor` checks.
 
-The tables live beside yours: what makes a file a bide store is the table `bide_meta`. Creating and migrating happen in
-one transaction under the write lock, so that twenty processes that open a new file at once make one schema.
+The tables live in the same file as yours: a file is a bide store if it has the table `bide_meta`. Creating and
+migrating happen in one transaction under the write lock, so that twenty processes that open a new file at once make
+one schema.
 
-The thread that writes the WAL back into the file, so that no commit has to stand still for it.
+**Checkpoints.** SQLite's own way is that the commit which passes a thousand pages also checkpoints, and takes tens of
+milliseconds. Here the writer only counts, and wakes the `Checkpointer`'s thread, which writes the WAL back into the
+file. A PASSIVE checkpoint stops no writer; but a writer that never pauses also never lets the WAL start over, so past
+a size the thread takes the lock for a short RESTART, for the little that was written meanwhile.
 
-SQLite's own way is that whoever commits past a thousand pages also checkpoints: some commit then takes tens of
-milliseconds. Here the writer only counts, and wakes this thread. What it does (PASSIVE) hinders nobody; but a writer
-that never pauses also never lets the WAL start over, so past a size this thread takes the lock, and with that makes a
-short stop (`RESTART`), for the little that was written meanwhile.
-
-SQLite before 3.51.3 has a race there (see `resets_safely`), for checkpoints that start when nothing is left
-to write back. Such a one is never started: on these versions a commit of one row comes right before each checkpoint,
-and until that row is written back too, which is this checkpoint's own work, no commit can let the WAL start over.
+SQLite before 3.51.3 has a race there (see `resets_safely`), for checkpoints that start when nothing is left to write
+back. None such is ever started: on these versions a commit of one row comes right before each checkpoint, and until
+that row is written back too, which is this checkpoint's own work, no commit can let the WAL start over.
 
 How much is in the WAL cannot be asked of SQLite without a checkpoint, and the size of its file says nothing, since that
 is used again from the start. So the writer counts rows and commits, and each checkpoint corrects how many pages that
 was: a row is one to three pages where keys are random, and a fortieth of one where they rise.
-
-Checks that `doctor` makes of a SQLite file: is anything about it, or around it, a danger?
 """
 
 from __future__ import annotations
@@ -98,7 +95,7 @@ class Checkpointer:
         self._commits = 0
         self._pages_per_change = 1.0
         self._wal_pages = 0
-        """Pages in the WAL when it was last looked at."""
+        """Pages in the WAL after the last checkpoint."""
         self._thread = threading.Thread(target=self._run, name=f"bide checkpoints of {path}", daemon=True)
         self._thread.start()
 
@@ -130,7 +127,7 @@ class Checkpointer:
                 pass
             except sqlite3.Error as error:
                 if not is_busy(error):
-                    # Whatever it is (a full disk, say), the next commit meets it too, and somebody there is told.
+                    # Whatever it is (a full disk, say), the next commit meets it too, and its caller gets the error.
                     self._changes = self._commits = 0
             self._busy = False
 
@@ -204,7 +201,7 @@ class OpenFile:
     """A file from open to close: its connections, and the threads that own them. Making one opens the file, and blocks.
 
     `is_store`: it holds bide's tables, which are made if need be. Else it is there already, opened for tables of
-    somebody else's, and keeps whatever journal mode it has.
+    others, and keeps whatever journal mode it has.
     """
 
     def __init__(self, settings: Settings, *, is_store: bool = True) -> None:
@@ -319,7 +316,7 @@ class StoreFile:
 
 
 class TableFile:
-    """A file that is nobody's store, open while one of its watched tables is."""
+    """A file that is not a store, open while one of its watched tables is."""
 
     is_store = False
 
@@ -386,7 +383,7 @@ def prepare(
         return
     patiently(connection, "BEGIN IMMEDIATE")
     try:
-        version = found_version(connection)  # again: somebody else may have been first
+        version = found_version(connection)  # again: another process may have been first
         if version > wanted:
             raise StoreMismatch(
                 f"{path}: its schema is version {version}, this code knows {wanted}: it was written by a newer bide; "
@@ -418,7 +415,7 @@ _MAPPED = re.compile(r"(/\S*(?:libsqlite3|_sqlite3|/pysqlite3/|/apsw/)\S*\.so\S*
 
 
 def diagnose(cursor: sqlite3.Cursor, path: str, reserve: int) -> list[Finding]:
-    """Look at the library, the file, its schema and its disk."""
+    """Check the library, the file, its schema and its disk."""
     version = found_version(cursor)
     wal = os.stat(f"{path}-wal").st_size if os.path.exists(f"{path}-wal") else 0
     mode = stat.S_IMODE(os.stat(path).st_mode)

@@ -4,7 +4,7 @@ Each reads rows, lets `core.lifecycle` decide, and writes rows: so it means the 
 common case can be decided by the write itself (a new key, a plain Done), one optimistic statement for the whole batch
 comes first, and its count of rows says whether it was right.
 
-The log of events, and the register of workers: tables beside the tasks.
+The log of events and the register of workers, at the end, have tables of their own.
 """
 
 from __future__ import annotations
@@ -42,14 +42,12 @@ from bide.core.records import (
     Token,
     Topic,
 )
+from bide.stores.sql.rows import AT, ROW, Row, record_of, values_of
 from bide.stores.sqlite.connection import DiskReserve, lost_part
 from bide.stores.sqlite.rows import (
-    AT,
     FEW,
     QUERIES,
-    ROW,
     ByName,
-    Row,
     by_name,
     by_names,
     find_tasks,
@@ -57,8 +55,6 @@ from bide.stores.sqlite.rows import (
     get_tasks,
     mended,
     read_rows,
-    record_of,
-    values_of,
 )
 
 A = TypeVar("A")
@@ -113,7 +109,7 @@ class UnitOfWork:
         self._last = token
 
     def wake(self, topic: Topic, wake_at: Millis) -> None:
-        """Something of `topic` now wakes at `wake_at`. Costs nothing worth counting while nobody listens."""
+        """Something of `topic` now wakes at `wake_at`. Costs next to nothing while there are no listeners."""
         if self.wakes is not None and wake_at < self.wakes.get(topic, wake_at + 1):
             self.wakes[topic] = wake_at
 
@@ -245,15 +241,20 @@ def _due(work: UnitOfWork, topic: Topic, want: int, now: Millis) -> list[Row]:
 
 
 def _set_aside(work: UnitOfWork, row: Row, flaw: str, now: Millis) -> None:
-    """Make a damaged task dead, so that somebody looks at it, and nobody else is kept waiting."""
+    """Make a damaged task dead, so that an operator sees it and other tasks do not wait."""
     old = mended(row)
     token = next_token(work.last_token(), now)
     work.used_token(token)
     dead = structs.replace(
         old, state=State.DEAD, token=token, error=f"damaged row: {flaw}", finished_at=now, keep_until=now + KEEP_DAMAGED
     )
-    work.cursor.execute(QUERIES["put_task"], values_of(dead, row[ROW]))
+    work.cursor.execute(QUERIES["put_task"], _put_values(dead, row[ROW]))
     work.cursor.execute(QUERIES["rename_task"], (old.key, row[ROW]))
+
+
+def _put_values(record: Record, row: int) -> tuple[Any, ...]:
+    """The values for the query `put_task`: everything but the name."""
+    return (*values_of(record, record.error)[2:], row)
 
 
 def next_wake(work: UnitOfWork, topics: Iterable[Topic]) -> Millis | None:
@@ -310,7 +311,7 @@ def purge(work: UnitOfWork, now: Millis, limit: int) -> int:
 
 
 class Verbs(ABC):
-    """The verbs that a store and somebody's transaction on its file have in common."""
+    """The verbs that a store and a transaction on its file have in common."""
 
     @property
     @abstractmethod
@@ -371,7 +372,7 @@ class _Writes:
         self._moved.append((record.due_at, record.wake_at, record.token, record.deadline, row))
 
     def put(self, row: int, record: Record) -> None:
-        self._put.append(values_of(record, row))
+        self._put.append(_put_values(record, row))
 
     def put_or_forget(self, row: int, record: Record, now: Millis) -> None:
         if record.keep_until is not None and record.keep_until <= now:

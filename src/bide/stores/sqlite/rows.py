@@ -1,4 +1,4 @@
-"""Rows of tasks: between a row and its Record, rows that are damaged, and the operations that only read.
+"""Rows of tasks: those that are damaged, and the operations that only read.
 
 SQLite stores whatever bytes it was given as text; `sqlite3` refuses the whole result when one of them is not UTF-8.
 Such a row never stops the others: its text is read as bytes instead, and escaped. Damage to the pages of the file is
@@ -23,33 +23,18 @@ from bide.ports import COUNTED
 from bide.stores.cursors import read_cursor
 from bide.stores.named_queries import read_queries, read_statements
 from bide.stores.sql.reading import Located, Reads, at_once, count_of, read_page
+from bide.stores.sql.rows import CODES, COLUMNS, ROW, STATE, STATES, Row, record_of
 from bide.stores.sqlite.connection import code_of
-
-RECORD_COLUMNS = (
-    "topic, key, id, group_name, state, due_at, at, planned_at, attempt, failures, losses, token, holder, "
-    "payload, options, deadline, error, created_at, woke_at, keep_until, row"
-)
-"""In the order of `Record`'s fields, `at` and `woke_at` in the places of `wake_at` and `finished_at`; then `row`."""
 
 _HERE = Path(__file__).parent
 _NAMED = read_queries((_HERE / "queries.sql").read_text("utf-8"))
-QUERIES = MappingProxyType({name: text.replace("{record}", RECORD_COLUMNS) for name, text in _NAMED.items()})
+QUERIES = MappingProxyType({name: text.replace("{record}", COLUMNS) for name, text in _NAMED.items()})
 """The statements of `queries.sql` by name."""
 SCHEMA = tuple(read_statements((_HERE / "schema.sql").read_text("utf-8")))
 
-Row: TypeAlias = Sequence[Any]
-"""A row of `{record}`: the fields of a Record in order, the state as its code, then the row's number."""
 ByName: TypeAlias = dict[tuple[Topic, str], Located]
 """By name: the row's number and the record."""
 
-ROW = 20
-"""Where the row's number is."""
-STATE = 4
-AT = 6
-
-STATES = (State.WAITING, State.LEASED, State.DONE, State.CANCELLED, State.DEAD)
-"""By code, as in the file."""
-CODES = {state: code for code, state in enumerate(STATES)}
 FEW = 3
 """Up to so many tasks, reading one by one is quicker."""
 
@@ -60,37 +45,11 @@ _NULLABLE = frozenset({3, 12, 15, 16, 18, 19})
 _NONE = type(None)
 _MOST = 2**62
 """A count can still rise from here, within 64 bits."""
-_ENDED = 2
-"""The first code of a state in which nothing is still to happen."""
 
 _encode = msgspec.json.Encoder().encode
 
 
-# --- between a row and its record
-
-
-def record_of(row: Row) -> Record:
-    """The record in `row`."""
-    (topic, key, identity, group, state, due_at, at, planned_at, attempt, failures, losses, token, holder,
-     payload, options, deadline, error, created_at, woke_at, keep_until, _) = row  # fmt: skip
-    ended = state >= _ENDED
-    wake_at = woke_at if ended and woke_at is not None else at  # a row whose state was damaged has no other
-    return Record(
-        topic, key, identity, group, STATES[state], due_at, wake_at, planned_at, attempt, failures,
-        losses, token, holder, payload, options, deadline, error, created_at, at if ended else None, keep_until,
-    )  # fmt: skip
-
-
-def values_of(record: Record, row: int) -> tuple[Any, ...]:
-    """The values for the query `put_task`: everything but the name."""
-    at, woke_at = record.wake_at, None
-    if record.finished_at is not None:
-        at, woke_at = record.finished_at, record.wake_at
-    return (
-        record.id, record.group, CODES[record.state], record.due_at, at, record.planned_at, record.attempt,
-        record.failures, record.losses, record.token, record.holder, record.payload, record.options, record.deadline,
-        record.error, record.created_at, woke_at, record.keep_until, row,
-    )  # fmt: skip
+# --- rows that are damaged
 
 
 def flaw_in(row: Row) -> str:

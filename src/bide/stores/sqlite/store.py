@@ -125,7 +125,7 @@ class SqliteStore(Verbs):
     # features.wakes
 
     async def listen(self, topics: Collection[Topic], heard: Callable[[Topic, Millis], None]) -> Listener:
-        """Be told, on the running loop, when one of `topics` wakes earlier, whichever process made it so."""
+        """Call `heard` on the running loop when one of `topics` wakes earlier, whichever process made it so."""
         return self._open().notifier.listen(topics, heard)
 
     # features.transactions
@@ -133,8 +133,8 @@ class SqliteStore(Verbs):
     def transaction(self) -> AbstractAsyncContextManager[JoinedVerbs]:
         """A transaction on the store's file, for tasks and for your own tables (`.connection`).
 
-        Committed on leaving without an error, else rolled back. While it is open nobody else can write, so be short;
-        and nothing but the verbs of what it yields may be awaited on this store inside: that would wait for it.
+        Committed on leaving without an error, else rolled back. While it is open no other connection can write, so be
+        short; and nothing but the verbs of what it yields may be awaited on this store inside: that would wait for it.
         """
         return self._open().transactions.begin()
 
@@ -171,7 +171,7 @@ class SqliteStore(Verbs):
     # features.diagnosis
 
     async def diagnose(self) -> list[Finding]:
-        """Look at the library, the file, its schema and its disk. Reads through files up to 256 MiB."""
+        """Check the library, the file, its schema and its disk. Reads through files up to 256 MiB."""
         return await self._read(database.diagnose, self._open().path, self._settings.disk_reserve)
 
     # features.workers

@@ -1,8 +1,8 @@
-"""A table of somebody's own in a SQLite file: its due rows, taken and changed under the file's one write lock.
+"""A watched table in a SQLite file: its due rows, taken and changed under the file's one write lock.
 
-While a row's transaction is open nobody else can write to the file, so rows are fired one after another, however many
-workers there are. In the store's own file that goes by the store's threads and its watcher; a file without bide's
-tables is opened for this alone (`TableFile`), and keeps whatever journal mode it has.
+While a row's transaction is open no other connection can write to the file, so rows are fired one after another,
+however many workers there are. In the store's own file the store's threads and its watcher do that; a file without
+bide's tables is opened for this alone (`TableFile`), and keeps whatever journal mode it has.
 """
 
 from __future__ import annotations
@@ -134,13 +134,13 @@ class SqliteTable(WatchedTable):
     def _is_of_rows(self, error: Exception) -> bool:
         return not code_of(error) and not _ALTERED.search(str(error))
 
-    # --- look and take
+    # --- poll and take
 
     async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
-        def look(cursor: sqlite3.Cursor) -> Rows:
+        def read(cursor: sqlite3.Cursor) -> Rows:
             return at_once(self._ask(cursor, *self._write("head_beyond" if beyond else "head", now, skip=skip)))
 
-        found = await self._file.opened.reader.submit(look)
+        found = await self._file.opened.reader.submit(read)
         if not found:
             return Head(None, now)
         row = self._row(found[0])
@@ -155,7 +155,7 @@ class SqliteTable(WatchedTable):
                 operations.add(work, [new_task(row) for row in rows], now=now)
             return [row.id for row in rows]
 
-        # wholly in the writer's thread: nobody waits on the event loop for a lock that is held while the loop is needed
+        # wholly in the writer's thread: no lock is held while its holder waits for the event loop
         if new_task is not None:
             self._file.opened.reserve.check()
         return await self._file.opened.writer.submit(call, adding=new_task is not None)

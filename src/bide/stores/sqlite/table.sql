@@ -1,4 +1,4 @@
--- A table of somebody's own. {table}, {id} and {due} are quoted names, {where} and {changes} the program's own SQL,
+-- A watched table. {table}, {id} and {due} are quoted names, {where} and {changes} the program's own SQL,
 -- {due_millis} is when a row is due, {come} and {ahead} whether that has come, and {skip} leaves out ids, before the
 -- times are read. `BEGIN IMMEDIATE` keeps others from writing between `take` and `change`, so no row needs a lock of its
 -- own.
@@ -18,6 +18,6 @@ SELECT {id}, {due_millis}{columns} FROM {table} WHERE ({where}){skip} AND {come}
 SELECT {id}, {due_millis}{columns} FROM {table} WHERE ({where}) AND {found} AND {come}
 
 -- name: change
--- the condition again, though nobody can have written meanwhile: a trigger of the table's may have
+-- the condition again, though no other connection can have written meanwhile: a trigger of the table's may have
 UPDATE {table} SET {changes} WHERE {found} AND ({where}) AND {come}
 RETURNING {id}, ({where}) AND {come}

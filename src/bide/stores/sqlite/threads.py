@@ -31,7 +31,7 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _GROUP = 4096
-"""Operations in one transaction at most, so that the first does not wait for ever for the last."""
+"""Operations in one transaction at most, so that the first does not wait too long for the last."""
 
 
 class Operation(Struct, eq=False):
@@ -56,7 +56,7 @@ class _Thread:
         self._queue: SimpleQueue[Operation | None] = SimpleQueue()
         self._closed = False
         self._gate = threading.Lock()
-        """So that nothing is put behind the end of the queue, where nobody would take it."""
+        """So that nothing is put behind the end of the queue, where it would never be taken."""
         self._thread = threading.Thread(target=self._run, name=f"bide {name} of {path}", daemon=True)
         self._thread.start()
 
@@ -99,7 +99,7 @@ class Reader(_Thread):
         while (operation := self._queue.get()) is not None:
             try:
                 operation.result = self._read(operation)
-            except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
+            except Exception as error:  # noqa: BLE001 - it belongs to the caller
                 operation.error = translate(error, self._path)
             _hand_back([operation])
 
@@ -159,7 +159,7 @@ class Writer(_Thread):
                 before = self._connection.total_changes
                 try:
                     self._commit(group)
-                except Exception as error:  # noqa: BLE001 - nobody else writes, so this thread goes on
+                except Exception as error:  # noqa: BLE001 - no other thread writes, so this one goes on
                     for operation in group:
                         operation.error = OutcomeUnknown(f"{self._path}: {error}")
                 _hand_back(group)
@@ -177,7 +177,7 @@ class Writer(_Thread):
                 self._begin(any(operation.durable for operation in group))
                 begun = True
                 work = self._transaction(group)
-        except Exception as error:  # noqa: BLE001 - it belongs to whoever asked
+        except Exception as error:  # noqa: BLE001 - it belongs to the caller
             if begun and len(group) > 1:
                 for operation in group:
                     self._commit([operation])
@@ -225,7 +225,7 @@ def _hand_back(group: list[Operation]) -> None:
     for loop, operations in loops.items():
         try:
             loop.call_soon_threadsafe(_resolve, operations)
-        except RuntimeError:  # the loop has been closed: nobody waits any more
+        except RuntimeError:  # the loop has been closed: no caller waits any more
             continue
 
 

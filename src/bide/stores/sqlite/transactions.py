@@ -2,10 +2,10 @@
 
 Two ways in. `Transactions` begins one on a connection of our own, and the caller puts statements of theirs into it;
 `CallersConnection` joins one that the caller began. Both run the very functions that the writer thread runs, in the
-thread of the caller: a few short statements, and nobody else can write meanwhile anyhow.
+thread of the caller: a few short statements, and no other connection can write meanwhile anyhow.
 
 The commit waits for the disk and the beginning for other writers, so both happen in a thread: one thread and one
-connection per event loop (a `Lane`), since only one transaction of a loop can be open anyhow.
+connection per event loop, since only one transaction of a loop can be open anyhow.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.batches import merge_earliest
-from bide.stores.driver_adapters import Borrowed, borrowed, pause
+from bide.stores.driver_adapters import ConnectionSource, connection_source, pause
 from bide.stores.sqlite.connection import PATIENCE, DiskReserve, SharedFile, connect, is_busy, patiently, translate
 from bide.stores.sqlite.operations import Fault, UnitOfWork, Verbs, Write
 from bide.stores.sqlite.watch import Notifier
@@ -34,7 +34,7 @@ A = TypeVar("A")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 _MARK = "bide_joined"
-"""A savepoint that the transaction begins with: it is gone if somebody ended that one, even if they began another."""
+"""A savepoint that the transaction begins with: it is gone if the caller ended that one, even if they began another."""
 _OF_A_SESSION = frozenset({
     sqlite3.SQLITE_PRAGMA, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_CREATE_TEMP_TABLE,
     sqlite3.SQLITE_CREATE_TEMP_VIEW, sqlite3.SQLITE_CREATE_TEMP_TRIGGER,
@@ -50,7 +50,7 @@ class JoinedVerbs(Verbs):
         self._file = file
         self._path = file.path
         self.wakes: dict[Topic, Millis] = {}
-        """The earlier wakes of this transaction, to be told once it is committed."""
+        """The earlier wakes of this transaction, notified once it is committed."""
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -114,7 +114,7 @@ class LentConnection(sqlite3.Connection):
     """A connection inside a transaction that is not the borrower's to end."""
 
     _spent = False
-    """True once the borrower has changed the session: then nobody else gets the connection."""
+    """True once the borrower has changed the session: then no other transaction gets the connection."""
 
     def note(self, action: int, *_: object) -> int:
         """The connection's authorizer."""
@@ -152,8 +152,8 @@ class JoinedTransaction(JoinedVerbs):
         return super()._plainly(call, adding=adding)
 
 
-class Lane:
-    """The thread and the connection of one event loop."""
+class TransactionThread:
+    """The thread and the connection of one event loop, for its transactions."""
 
     def __init__(self, file: Transactions) -> None:
         self.turn = asyncio.Lock()
@@ -251,7 +251,7 @@ class Transactions:
         self._notifier = notifier
         self._committed = committed
         self._guard = threading.Lock()
-        self._lanes: dict[asyncio.AbstractEventLoop, Lane] = {}
+        self._threads: dict[asyncio.AbstractEventLoop, TransactionThread] = {}
 
     def joined(self, connection: object) -> CallersConnection:
         """The verbs on the caller's connection. Raises BadInput for one that cannot be joined."""
@@ -260,43 +260,43 @@ class Transactions:
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[JoinedTransaction]:
         """A transaction, committed when left without an error."""
-        lane = self._lane()
-        if lane.owner is not None and lane.owner is asyncio.current_task():
+        thread = self._thread_of_loop()
+        if thread.owner is not None and thread.owner is asyncio.current_task():
             raise SetupError(f"{self.path}: a transaction within a transaction; use the one that is open")
-        async with lane.turn:
-            lane.owner = asyncio.current_task()
+        async with thread.turn:
+            thread.owner = asyncio.current_task()
             try:
-                connection = await lane.run(lane.begin)
+                connection = await thread.run(thread.begin)
                 changes = connection.total_changes
                 joined = JoinedTransaction(connection, self)
                 try:
                     yield joined
                 finally:
                     joined.over = True
-                await lane.run(lane.commit)
+                await thread.run(thread.commit)
                 if self._committed is not None:
                     self._committed(connection.total_changes - changes)
                 if joined.wakes:
                     self._notifier.notify(joined.wakes)
             finally:
-                lane.owner = None
-                if not lane.closed:
-                    await lane.run(lane.leave)
+                thread.owner = None
+                if not thread.closed:
+                    await thread.run(thread.leave)
 
-    def _lane(self) -> Lane:
+    def _thread_of_loop(self) -> TransactionThread:
         loop = asyncio.get_running_loop()
         with self._guard:
-            lane = self._lanes.get(loop)
-            if lane is None:
-                for closed in [one for one in self._lanes if one.is_closed()]:
-                    self._lanes.pop(closed).close()
-                lane = self._lanes[loop] = Lane(self)
-            return lane
+            thread = self._threads.get(loop)
+            if thread is None:
+                for closed in [one for one in self._threads if one.is_closed()]:
+                    self._threads.pop(closed).close()
+                thread = self._threads[loop] = TransactionThread(self)
+            return thread
 
     def close(self) -> None:
         """End the threads. Blocks; transactions that are still open come to nothing."""
-        for lane in list(self._lanes.values()):
-            lane.close()
+        for thread in list(self._threads.values()):
+            thread.close()
 
 
 def _ended(path: str) -> SetupError:
@@ -317,16 +317,16 @@ class CallersConnection(JoinedVerbs):
     """
 
     def __init__(self, connection: object, file: Transactions) -> None:
-        lent = None if isinstance(connection, sqlite3.Connection) else borrowed(connection)
-        self._lent = None if type(lent) is Borrowed else lent
+        source = None if isinstance(connection, sqlite3.Connection) else connection_source(connection)
+        self._source = None if type(source) is ConnectionSource else source
         """SQLAlchemy's or Django's wrapper, if it is one."""
-        own = connection if self._lent is not None else _checked(connection, file.path)
+        own = connection if self._source is not None else _checked(connection, file.path)
         super().__init__(own, file)  # type: ignore[arg-type]  # what is below a wrapper is found later
 
     async def _find_connection(self) -> sqlite3.Connection:
         """Below a wrapper, which may have another one by now."""
-        if self._lent is not None:
-            self._connection = _checked((await self._lent.driver()).raw, self._path)
+        if self._source is not None:
+            self._connection = _checked((await self._source.driver()).raw, self._path)
         return self._connection
 
     async def _read(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> T:

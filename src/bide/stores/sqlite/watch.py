@@ -1,13 +1,13 @@
-"""How earlier wakes reach those who wait for them, whichever process committed them.
+"""How notifications of earlier wakes reach the workers that wait for them, whichever process committed them.
 
-The writer tells the `Notifier` what this process commits. A thread, the `Watcher`, notices what others commit. A commit
+The writer notifies of what this process commits. A thread, the `Watcher`, notices what others commit. A commit
 shows in two ways: the kernel signals that the WAL was written to (where it can), and `PRAGMA data_version` changes once
 the commit is visible. The first comes up to a disk flush before the second, so after each signal the version is read
 again and again, at growing distances. It is read on the *writer's* own connection: there it changes for commits by
-others alone, so that our own commits, which also wake this thread, cost one look and no more. Only when others have
-committed are the heads of the topics read, and told where they differ.
+others alone, so that our own commits, which also wake this thread, cost one check and no more. Only when others have
+committed are the heads of the topics read, and listeners notified where they differ.
 
-While nothing is written the thread sleeps: with inotify for ever, else 54 ms at a time (0.2 % of a processor).
+While nothing is written the thread sleeps: with inotify without limit, else 54 ms at a time (0.2 % of a processor).
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from bide.stores.sqlite.connection import WriteLock, connect
 from bide.stores.sqlite.rows import QUERIES
 
 POLL_EVERY = 0.054
-"""Seconds: a listener is to hear within 60 ms, and half of what polling costs is waking up."""
+"""Seconds: a listener is to be notified within 60 ms, and half of what polling costs is waking up."""
 AGAIN_AFTER = (0.0003, 0.0006, 0.0012, 0.0025, 0.005, 0.010, 0.020, 0.040)
-"""Seconds between looks after a signal: most commits are visible within a millisecond, a slow disk takes forty."""
+"""Seconds between checks after a signal: most commits are visible within a millisecond, a slow disk takes forty."""
 TOGETHER = 0.0005
-"""Seconds that a look costs, in the long run: a busy file is looked at 2,000 times a second at most."""
+"""Seconds that a check costs, in the long run: a busy file is checked 2,000 times a second at most."""
 _AT_ONCE = 8.0
-"""Looks that may follow each other without such a pause: one commit sends several signals."""
+"""Checks that may follow each other without such a pause: one commit sends several signals."""
 
 COMMITTED: Topic = ""
-"""In the place of a topic, none of which has this name: another connection has committed something."""
+"""Takes the place of a topic (none has this name): another connection has committed something."""
 _HEADS = (QUERIES["waiting_head"], QUERIES["leased_head"])
 
 
@@ -62,7 +62,7 @@ class Listener:
         self._closed(self)
 
     def post(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Tell it of these, from any thread: one call into its loop."""
+        """Notify it of these, from any thread: one call into its loop."""
         try:
             self._loop.call_soon_threadsafe(self._hear, wakes)
         except RuntimeError:  # the loop has been closed, and this not
@@ -87,7 +87,7 @@ class Notifier:
         self._lock = lock
         self._changing = threading.Lock()
         self._listeners: tuple[Listener, ...] = ()
-        """Never changed, only replaced: whoever tells needs no lock."""
+        """Never changed, only replaced, so that `notify` needs no lock."""
         self._watcher: Watcher | None = None
         self._ended: list[Watcher] = []
 
@@ -129,11 +129,11 @@ class Notifier:
             watcher.join()
 
     def topics(self) -> set[Topic]:
-        """Those that anybody listens to."""
+        """Those with a listener."""
         return set[Topic]().union(*(listener.topics for listener in self._listeners)) - {COMMITTED}
 
     def notify(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Pass on the earliest wake of each topic, from any thread, to everybody who cares."""
+        """Pass on the earliest wake of each topic, from any thread, to its listeners."""
         for listener in self._listeners:
             if not listener.topics.isdisjoint(wakes):
                 listener.post(wakes)
@@ -196,7 +196,7 @@ class Inotify:
         self._poll.register(self._queue, select.POLLIN)
         self._poll.register(self._stop_read, select.POLLIN)
         try:
-            # The folder tells when the file is made anew, which an open store does not let happen, but who knows.
+            # The folder tells when the file is made anew, which an open store does not let happen.
             self._folder = self._watch(os.path.dirname(self._path), self.CREATE | self.MOVED_TO)
             self._watch_file()
         except OSError:
@@ -206,26 +206,26 @@ class Inotify:
     def wait(self, timeout: float | None) -> bool:
         """Block until the file was written to (true), or so many seconds have passed, or `stop`."""
         if timeout is not None and timeout < self.FINE and max(self._queue, self._stop_read) < self.SELECTABLE:
-            told = self._queue in select.select((self._queue, self._stop_read), (), (), max(timeout, 0.0))[0]
+            signalled = self._queue in select.select((self._queue, self._stop_read), (), (), max(timeout, 0.0))[0]
         else:
             ready = self._poll.poll(None if timeout is None else timeout * 1000.0)
-            told = any(descriptor == self._queue for descriptor, _ in ready)
-        return told and self.drain()
+            signalled = any(descriptor == self._queue for descriptor, _ in ready)
+        return signalled and self.drain()
 
     def drain(self) -> bool:
-        """Take what the kernel has to tell; whether it was about the file."""
+        """Take the kernel's events; whether one was about the file."""
         try:
-            told = os.read(self._queue, 65_536)
+            events = os.read(self._queue, 65_536)
         except BlockingIOError:
             return False
         ours = False
         position = 0
-        while position < len(told):
-            watch, _, _, length = self.HEAD.unpack_from(told, position)
+        while position < len(events):
+            watch, _, _, length = self.HEAD.unpack_from(events, position)
             position += self.HEAD.size + length
             if watch != self._folder:
                 ours = True
-            elif told[position - length : position].rstrip(b"\0") == self._name:
+            elif events[position - length : position].rstrip(b"\0") == self._name:
                 self._watch_file()
                 ours = True
         return ours
@@ -273,7 +273,7 @@ def signal_of(wal: str, how: str) -> Signal:
 
 
 class Watcher:
-    """The thread that watches one file while somebody listens. `stop`, then `join`."""
+    """The thread that watches one file while there are listeners. `stop`, then `join`."""
 
     def __init__(self, notifier: Notifier, path: str, how: str) -> None:
         self._notifier = notifier
@@ -282,8 +282,8 @@ class Watcher:
         self._again: Sequence[float] = () if isinstance(self._signal, Polling) else AGAIN_AFTER
         self._stopping = False
         self._version: int | None = None
-        """The version that was last seen. None: the first look tells all heads, since some may be news."""
-        self._told: dict[Topic, tuple[Millis, Token]] = {}
+        """The version that was last seen. None: the first check notifies of all heads, since some may be news."""
+        self._known_heads: dict[Topic, tuple[Millis, Token]] = {}
         self._thread = threading.Thread(target=self._run, name=f"bide watcher of {path}", daemon=True)
         self._thread.start()
 
@@ -309,42 +309,42 @@ class Watcher:
             self._signal.close()
 
     def _watch(self, cursor: sqlite3.Cursor) -> None:
-        step, looked, credit = 0, time.monotonic(), _AT_ONCE
-        self._look(cursor)
+        step, checked, credit = 0, time.monotonic(), _AT_ONCE
+        self._check(cursor)
         while True:
             moved = self._signal.wait(self._again[step] if step < len(self._again) else None)
             if self._stopping:
                 return
             step = 0 if moved else step + 1
             now = time.monotonic()
-            credit = min(_AT_ONCE, credit + (now - looked) / TOGETHER)
-            looked = now
+            credit = min(_AT_ONCE, credit + (now - checked) / TOGETHER)
+            checked = now
             if credit < 1.0:
                 time.sleep(TOGETHER)
-                # only what is new begins the looks anew: else a busy file would be looked at for ever afterwards
+                # only what is new begins the checks anew: else a busy file would be checked without end
                 if self._signal.drain():
                     step = 0
             credit -= 1.0
-            if not self._look(cursor):
+            if not self._check(cursor):
                 step = max(0, min(step, len(self._again) - 1))
 
-    def _look(self, cursor: sqlite3.Cursor) -> bool:
-        """Tell what others have committed; false when that cannot be seen just now, being written to by us."""
+    def _check(self, cursor: sqlite3.Cursor) -> bool:
+        """Notify of what others have committed; false when that cannot be seen just now, since we are writing."""
         try:
             version = self._notifier.foreign_version()
             if version is None:
                 return False
             if version != self._version:
-                self._tell(cursor)
+                self._notify_of_heads(cursor)
                 self._version = version
                 self._notifier.notify({COMMITTED: 0})
         except sqlite3.Error:
-            # Whoever reads or writes meets the same error and is told; a wake may go untold.
+            # The next call meets the same error, and its caller gets it; a notification may be lost.
             return True
         return True
 
-    def _tell(self, cursor: sqlite3.Cursor) -> None:
-        """Tell the head of each topic that is not the one that was told last.
+    def _notify_of_heads(self, cursor: sqlite3.Cursor) -> None:
+        """Notify of the head of each topic that is not the one notified of last.
 
         Its token says which one it is: another task may have come with the very same wake.
         """
@@ -352,11 +352,11 @@ class Watcher:
         for topic in self._notifier.topics():
             heads = [head for query in _HEADS if (head := cursor.execute(query, (topic,)).fetchone()) is not None]
             if not heads:
-                self._told.pop(topic, None)
+                self._known_heads.pop(topic, None)
                 continue
             head = min(heads)
-            if head != self._told.get(topic):
-                self._told[topic] = head
+            if head != self._known_heads.get(topic):
+                self._known_heads[topic] = head
                 wakes[topic] = head[0]
         if wakes:
             self._notifier.notify(wakes)

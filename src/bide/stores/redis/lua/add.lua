@@ -30,7 +30,8 @@ local function meaning(how)
   return known
 end
 
--- The key is taken, or was until its retention had passed, which is told as if nothing were there: whether the new task goes there all the same, and the state of the old one.
+-- The key is taken, or was until its retention had passed, which is answered as if nothing were there: whether the new
+-- task goes there all the same, and the state of the old one.
 local function replace(topic, key, how, due, old, place, reply)
   local state, over = has(byte(old), 7), gone(old)
   local put_it, word, was = true, nil, -1

@@ -3,7 +3,7 @@
 --
 -- KEYS  1 counter, 2 the caller's last answer, 3 topics, 4 groups, 5 finished, 6 counts; then for each topic of the batch
 --       bodies, waiting, leased, done, cancelled, dead
--- ARGV  1 the caller's sequence, 2 the caller's time in ms ("": go by the server's), 3 how wakes are told
+-- ARGV  1 the caller's sequence, 2 the caller's time in ms ("": go by the server's), 3 the command that publishes wakes
 --       (PUBLISH, SPUBLISH or ""), 4 the channel, 5 the shard, 6 how many topics, then their names, then what is asked
 --
 -- A body: flags (1 byte: the state, and which parts follow), token (7), created_at, due_at, wake_at (6 each);
@@ -172,7 +172,7 @@ local function share_of(topic, width)
   return keys, from
 end
 
--- Whether all the parts of a body that a script may look at are there.
+-- Whether all the parts of a body that a script may read are there.
 local function sound(body)
   local size, flags = #body, byte(body)
   if size <= HEAD or has(flags, 7) > DEAD or flags > 127 then return false end

@@ -1,5 +1,5 @@
 -- purge: forget ended tasks whose time has passed.
--- asked: for each topic a count, then keys (found in `finished` a moment ago: each is looked at again)
+-- asked: for each topic a count, then keys (found in `finished` a moment ago: each is checked again)
 -- answers: {us, now, how many}
 local reply = {micros, now, 0}
 for _, topic in ipairs(topics) do
