@@ -105,9 +105,9 @@ def test_the_dead(line: CommandLine) -> None:
     assert "--yes" in line.error("redrive", "--all-dead")
     assert line.one("redrive", "t", "00001")["answer"] == "redriven"
     assert line.one("redrive", "t", "00001", code=1)["answer"] == "under_way"
-    assert line.run("redrive", "--all-dead", "--topic", "u", "--yes").stdout == "nothing is dead in topic u\n"
+    assert line.run("redrive", "--all-dead", "--topic", "u", "--yes").stdout == "no dead tasks in topic u\n"
     assert line.run("redrive", "--all-dead", "--topic", "t", "--yes").stdout == "2 redriven\n"
-    assert line.run("redrive", "--all-dead").stdout == "nothing is dead\n"
+    assert line.run("redrive", "--all-dead").stdout == "no dead tasks\n"
 
 
 def test_show_has_the_trace_and_a_list_has_not(line: CommandLine) -> None:

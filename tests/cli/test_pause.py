@@ -33,9 +33,9 @@ def test_pause_and_resume(line: CommandLine) -> None:
 
 
 def test_in_words(line: CommandLine) -> None:
-    assert line.run("pause").stdout == f"nothing is paused in {line.url}\n"
+    assert line.run("pause").stdout == f"no topic is paused in {line.url}\n"
     assert line.run("pause", "t").stdout == "t: paused\n"
-    assert line.run("pause", "t").stdout.startswith("t: paused already: paused ")
+    assert line.run("pause", "t").stdout.startswith("t: already paused: paused ")
     listed = line.run("pause").stdout
     assert listed.startswith("t: paused ")
     assert listed.endswith(f" by {person()}\n")

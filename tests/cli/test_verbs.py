@@ -140,7 +140,7 @@ def test_redrive_and_groups_say_how_far_they_came(line: CommandLine, monkeypatch
     with monkeypatch.context() as patched:
         fail_at(2, "redrive_many", StoreUnavailable("away"), patched)
         complaint = line.error("redrive", "--all-dead", "--yes", code=Exit.PARTLY)
-    assert "500 tasks were sent; the same command goes on with the rest" in complaint
+    assert "500 tasks were redriven; run it again for the rest" in complaint
     assert line.run("redrive", "--all-dead", "--yes").stdout == "100 redriven\n"
 
     async def cancel_group(app: Bide, *_: object, **__: object) -> None:
@@ -240,4 +240,4 @@ def test_the_shared_options_may_stand_anywhere(line: CommandLine) -> None:
 
 def test_memory_is_said_to_be_forgotten(line: CommandLine) -> None:
     result = line.run("schedule", "t", "--delay", "1h", "--store", "memory:")
-    assert "memory: holds nothing beyond" in result.stderr
+    assert "memory: keeps nothing after" in result.stderr

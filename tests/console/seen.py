@@ -31,7 +31,7 @@ OF_TEN = {
     "tasks of a group": "/tasks?group=order-1",
     "dead letters of a topic": "/dead?topic=payment.notify&list=yes",
 }
-TOPIC, KEY, TO, BY = "Topic", "Key (exact)", "to", "by a length"
+TOPIC, KEY, TO, BY = "Topic", "Key (exact)", "to", "by a duration"
 """What fields are called."""
 
 

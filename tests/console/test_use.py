@@ -122,7 +122,7 @@ def test_all_of_a_page_and_all_that_match_by_keyboard(visits: Visits, api: Api, 
         expect(page.get_by_text("4 ticked")).to_be_visible()
         keyboard.press(page.get_by_role("button", name="Cancel"))
         expect(page.get_by_role("button", name="Cancel: 4 tasks")).to_be_visible()
-        keyboard.press(page.get_by_role("link", name="Back, without a change"))
+        keyboard.press(page.get_by_role("link", name="Back without a change"))
         page.wait_for_url("**/tasks?*")
         assert {task["state"] for task in tasks(api, topic).values()} == {"waiting"}
 
@@ -142,7 +142,7 @@ def test_dead_letters_of_a_page_by_keyboard(visits: Visits, api: Api, topic: str
         page = visitor.goto(f"/dead?topic={topic}&list=yes")
         keyboard = Keyboard(page)
         keyboard.tick(page.get_by_role("checkbox", name="All of this page"))
-        keyboard.press(page.get_by_role("button", name="Redrive those that are ticked"))
+        keyboard.press(page.get_by_role("button", name="Redrive the ticked ones"))
         keyboard.press(page.get_by_role("button", name="Redrive: 2 tasks"))
         ended(page)
         assert {task["state"] for task in tasks(api, topic).values()} == {"waiting"}
@@ -164,10 +164,10 @@ def test_what_is_refused_says_so_where_one_is(visits: Visits, api: Api, axe: str
         with visitor.watch.expecting(409):
             page.get_by_role("button", name="Cancel").click()
             expect(page.get_by_role("alert")).to_contain_text("Not done")
-        expect(page.get_by_role("region", name="What happened meanwhile")).to_be_visible()
+        expect(page.get_by_role("region", name="What happened in the meantime")).to_be_visible()
         well(page, axe)
         assert tasks(api, topic)["k3"]["state"] == "waiting"
-        page.get_by_role("button", name="Do it all the same, as it is now").click()
+        page.get_by_role("button", name="Do it anyway, to the task as it is now").click()
         expect(page.get_by_text("cancelled", exact=True)).to_be_visible()
 
 
@@ -341,7 +341,7 @@ def test_a_peak_leads_to_its_tasks_by_keyboard(visits: Visits, peak: int) -> Non
     with visits() as visitor:
         page = visitor.goto("/timeline")
         keyboard = Keyboard(page)
-        keyboard.write(page.get_by_label("Tasks a second that your workers do"), "100")
+        keyboard.write(page.get_by_label("Tasks per second that your workers handle"), "100")
         keyboard.press(page.get_by_role("button", name="Show").first)
         page.wait_for_url(re.compile("rate=100"))
         highest = page.get_by_role("list", name="Peaks").get_by_role("listitem").filter(has_text="coupon.remind")

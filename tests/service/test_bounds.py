@@ -250,7 +250,7 @@ def test_a_peer_is_an_address_that_a_proxy_of_ours_tells(
     proxies: list[str], forwarded: str, peer: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     noted: list[str] = []
-    monkeypatch.setattr(server, "refused", lambda _, peer: noted.append(peer))
+    monkeypatch.setattr(server, "audit_refused", lambda _, peer: noted.append(peer))
     with running("memory:", ServeConfig(proxies=proxies)) as one, closing(Api(one.url, "nonsense")) as api:
         assert api("GET", "/v1/tasks", headers={"x-forwarded-for": forwarded}).status == 401
     assert noted == [peer]

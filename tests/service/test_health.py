@@ -83,7 +83,7 @@ async def test_an_app_that_is_not_open() -> None:
 @pytest.mark.parametrize(
     ("error", "what"),
     [
-        (StoreUnavailable("redis://user:secret@10.0.0.1 refused"), "the store cannot be asked (StoreUnavailable)"),
+        (StoreUnavailable("redis://user:secret@10.0.0.1 refused"), "the store cannot be reached (StoreUnavailable)"),
         (RuntimeError("secret"), "the check itself failed (RuntimeError)"),
     ],
 )
@@ -149,7 +149,7 @@ def test_a_store_is_there_while_one_of_its_parts_is() -> None:
             assert lines(found) == (("store", Level.FAILED, "no answer within 2 s"),)
             store.away, store.hangs = (0, 1, 2, 3), ()
             found = await ready(app)
-            assert lines(found) == (("store", Level.FAILED, "the store cannot be asked (StoreUnavailable)"),)
+            assert lines(found) == (("store", Level.FAILED, "the store cannot be reached (StoreUnavailable)"),)
 
     run_virtual(story)
 
@@ -157,7 +157,7 @@ def test_a_store_is_there_while_one_of_its_parts_is() -> None:
 async def test_a_schema_that_is_too_old() -> None:
     async with Bide(Known(2, 3)) as app:
         found = await ready(app)
-    assert lines(found)[1] == ("schema", Level.FAILED, "version 2, and 3 is wanted: bide migrate")
+    assert lines(found)[1] == ("schema", Level.FAILED, "version 2, but 3 is needed: bide migrate")
     assert found.status == 503
 
 

@@ -1,4 +1,4 @@
-"""The command line. Each command is a module of its own, loaded when it is asked for: see `main`."""
+"""The command line. Each command is a module of its own, imported when it is named: see `main`."""
 
 from bide.cli.main import main
 

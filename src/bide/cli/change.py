@@ -32,23 +32,23 @@ _if_token = click.option(
     "--if-token",
     metavar="TOKEN",
     type=WholeNumber(0, 2**63 - 1),
-    help="Only if the task's token is still this one, as `show` told it.",
+    help="Only if the task still has this token, as `bide show` prints it.",
 )
 _SHOWN = 20
-"""Lines that a person is shown of a whole group's answers."""
+"""Most lines printed for the answers of a whole group."""
 _PAGE = 500
 
 
 @click.command()
 @click.argument("topic")
 @click.argument("key")
-@click.option("--delay", metavar="LENGTH", help='How long from now: "15m", "1h30m", "2d".')
-@click.option("--at", metavar="INSTANT", help='Or when: "2030-01-31T08:00:00+01:00"; the offset is needed.')
+@click.option("--delay", metavar="LENGTH", help='Duration from now: "15m", "1h30m", "2d".')
+@click.option("--at", metavar="INSTANT", help='Or an instant with its offset: "2030-01-31T08:00:00+01:00".')
 @_if_token
 @shared_options()
 @click.pass_obj
 def move(context: Context, topic: str, key: str, delay: str | None, at: str | None, if_token: int | None) -> Exit:
-    """Give a waiting task another time: `moved`, or `under_way` when it is being delivered and nothing changed."""
+    """Move a waiting task to another time: `moved`, or `under_way` if it is being delivered and nothing changed."""
     return _one(context, topic, key, lambda app: app.reschedule(topic, key, delay=delay, at=at, if_token=if_token))
 
 
@@ -59,23 +59,23 @@ def move(context: Context, topic: str, key: str, delay: str | None, at: str | No
 @shared_options()
 @click.pass_obj
 def fire(context: Context, topic: str, key: str, if_token: int | None) -> Exit:
-    """Let a waiting task happen now: `moved`, or `under_way` when it is happening already."""
+    """Fire a waiting task now: `moved`, or `under_way` if it is already being delivered."""
     return _one(context, topic, key, lambda app: app.fire_now(topic, key, if_token=if_token))
 
 
-def _refuse_beside(option: str, others: str, topic: str | None, if_token: int | None) -> None:
-    """Raises BadInput for what names a single task, beside the option for many."""
+def _refuse_with(option: str, others: str, topic: str | None, if_token: int | None) -> None:
+    """Raises BadInput if a single task is named together with the option for many."""
     for field, value in (("TOPIC", topic), ("--if-token", if_token)):
         if value is not None:
-            raise BadInput(field, value, f"nothing beside {option} but {others}")
+            raise BadInput(field, value, f"only {others} together with {option}")
 
 
 def _single(topic: str | None, key: str | None, only: str | None, *, option: str, whole: str, done: str) -> Ref:
-    """The one task. Raises BadInput unless it is named, and nothing that is for many is given."""
+    """The task that TOPIC KEY names. Raises BadInput if it is not named, or an option for many is given."""
     if only is not None:
-        raise BadInput("--topic", only, f"together with {option} only; a single task is {done} by TOPIC KEY")
+        raise BadInput("--topic", only, f"together with {option} only; name a single task by TOPIC KEY")
     if topic is None or key is None:
-        raise BadInput("KEY" if topic else "TOPIC, KEY", None, f"which task: TOPIC KEY, or {whole}")
+        raise BadInput("KEY" if topic else "TOPIC, KEY", None, f"TOPIC KEY, or {whole}")
     return Ref(topic, key)
 
 
@@ -97,33 +97,33 @@ def cancel(
 ) -> Exit:
     """Cancel a live task: TOPIC KEY, or a whole --group.
 
-    `cancelled` means that no delivery starts afterwards; `cancelled_while_leased` that one is running, and no other
+    `cancelled` means that no delivery starts afterwards; `cancelled_while_leased`, that one is running and no other
     follows.
     """
     if group is not None:
-        _refuse_beside("--group", "--topic", topic, if_token)
+        _refuse_with("--group", "--topic", topic, if_token)
         return _group(context, group, only, "cancel", lambda app: app.cancel_group(group, topic=only))
     ref = _single(topic, key, only, option="--group", whole="--group GROUP", done="cancelled")
     return _one(context, *ref, lambda app: app.cancel(*ref, if_token=if_token))
 
 
 @click.command()
-@click.option("--group", required=True, help="Whose tasks.")
+@click.option("--group", required=True, help="The group whose tasks move.")
 @click.option("--topic", help="Only those of this topic.")
-@click.option("--by", required=True, metavar="LENGTH", help='"30m" makes them later, "-2h" earlier, at most to now.')
+@click.option("--by", required=True, metavar="LENGTH", help='"30m" moves them later, "-2h" earlier, never before now.')
 @shared_options()
 @click.pass_obj
 def shift(context: Context, group: str, topic: str | None, by: str) -> Exit:
-    """Move the waiting tasks of a group, all by the same length."""
+    """Shift the waiting tasks of a group, all by the same duration."""
     return _group(context, group, topic, "shift", lambda app: app.shift(group=group, topic=topic, by=by))
 
 
 @click.command()
 @click.argument("topic", required=False)
 @click.argument("key", required=False)
-@click.option("--all-dead", is_flag=True, help="Send every dead task again instead.")
+@click.option("--all-dead", is_flag=True, help="Redrive every dead task instead.")
 @click.option("--topic", "only", metavar="TOPIC", help="With --all-dead: only those of this topic.")
-@click.option("--delay", metavar="LENGTH", default="0s", show_default=True, help="How long from now.")
+@click.option("--delay", metavar="LENGTH", default="0s", show_default=True, help="Duration from now.")
 @click.option("--yes", is_flag=True, help="With --all-dead: do not ask.")
 @_if_token
 @shared_options()
@@ -138,16 +138,16 @@ def redrive(
     yes: bool,
     if_token: int | None,
 ) -> Exit:
-    """Send a dead task again, as a new life: TOPIC KEY, or --all-dead."""
+    """Redrive a dead task, as a new life: TOPIC KEY, or --all-dead."""
     if all_dead:
-        _refuse_beside("--all-dead", "--topic, --delay and --yes", topic, if_token)
+        _refuse_with("--all-dead", "--topic, --delay and --yes", topic, if_token)
         return context.open(lambda app: _redrive_all(app, context, only, delay, yes))
     ref = _single(topic, key, only, option="--all-dead", whole="--all-dead", done="redriven")
     return _one(context, *ref, lambda app: app.redrive(*ref, delay=delay, if_token=if_token))
 
 
 def _one(context: Context, topic: str, key: str, verb: Callable[[Bide], Coroutine[Any, Any, Answer]]) -> Exit:
-    """Do `verb` to one task, and print what is answered."""
+    """Do `verb` to one task, and print the answer."""
 
     async def work(app: Bide) -> Exit:
         answer = await verb(app)
@@ -197,7 +197,7 @@ def _group(
 
 
 async def _redrive_all(app: Bide, context: Context, topic: str | None, delay: str, yes: bool) -> Exit:
-    """Page by page. What dies again while this runs is left alone, or a broken handler would keep it going for ever."""
+    """Redrive page by page. A task that dies again meanwhile is left, or a broken handler would keep this running."""
     begun = app.clock.now()
     counts = (await app.tally()).counts
     number, exact = summed(
@@ -205,11 +205,11 @@ async def _redrive_all(app: Bide, context: Context, topic: str | None, delay: st
     )
     if not number:
         if not context.json:
-            click.echo("nothing is dead" + ("" if topic is None else f" in topic {topic}"))
+            click.echo("no dead tasks" + ("" if topic is None else f" in topic {topic}"))
         return Exit.DONE
     if not yes:
         if not sys.stdin.isatty():
-            raise BadInput("--yes", None, "--yes where nobody can be asked")
+            raise BadInput("--yes", None, "--yes, since standard input is not a terminal")
         if not click.confirm(f"Send {'' if exact else 'at least '}{number:,} dead tasks again?", err=True):
             return Exit.NOT_DONE
     totals: Counter[Result] = Counter()
@@ -238,7 +238,7 @@ async def _redrive_all(app: Bide, context: Context, topic: str | None, delay: st
                 done += sum(isinstance(one, Answer) for one in error.answers)
             if not done:
                 raise
-            raise PartlyDone(f"{error}. {done:,} tasks were sent; the same command goes on with the rest") from error
+            raise PartlyDone(f"{error}. {done:,} tasks were redriven; run it again for the rest") from error
     if not context.json:
         click.echo(totals_words(totals))
     return Exit.DONE if set(totals) <= {Result.REDRIVEN} else Exit.NOT_DONE
@@ -249,21 +249,21 @@ async def _redrive_all(app: Bide, context: Context, topic: str | None, delay: st
 @shared_options()
 @click.pass_obj
 def pause(context: Context, topics: tuple[str, ...]) -> Exit:
-    """Hold the tasks of each TOPIC back until it is resumed; without one, list what is paused.
+    """Hold the tasks of each TOPIC back until it is resumed; without a TOPIC, list the pauses.
 
-    New tasks are taken as ever, and what runs goes on. Workers, webhooks and consumers heed it within two seconds. It
-    survives every restart.
+    New tasks are accepted, and running deliveries go on. Workers, webhooks and consumers obey within two seconds. A
+    pause survives every restart.
     """
-    _check(topics)
+    _check_topics(topics)
 
     async def work(app: Bide) -> Exit:
         changed = {topic: await app.pause(topic) for topic in topics}
         found = await app.paused()
         if not topics:
-            _list(context, found)
+            _list_pauses(context, found)
         for topic in topics:
-            words = "paused" if changed[topic] else "paused already"
-            _tell(context, topic, found.get(topic), words, changed=changed[topic])
+            words = "paused" if changed[topic] else "already paused"
+            _print_pause(context, topic, found.get(topic), words, changed=changed[topic])
         return Exit.DONE
 
     return context.open(work, make=bool(topics))
@@ -274,32 +274,32 @@ def pause(context: Context, topics: tuple[str, ...]) -> Exit:
 @shared_options()
 @click.pass_obj
 def resume(context: Context, topics: tuple[str, ...]) -> Exit:
-    """Let the tasks of each TOPIC go out again: what is overdue at once, as fast as its workers are."""
-    _check(topics)
+    """Deliver the tasks of each TOPIC again: overdue ones at once, as fast as its workers handle them."""
+    _check_topics(topics)
 
     async def work(app: Bide) -> Exit:
         for topic in topics:
             changed = await app.resume(topic)
-            _tell(context, topic, None, "resumed" if changed else "was not paused", changed=changed)
+            _print_pause(context, topic, None, "resumed" if changed else "was not paused", changed=changed)
         return Exit.DONE
 
     return context.open(work)
 
 
-def _check(topics: tuple[str, ...]) -> None:
-    """All before any is done."""
+def _check_topics(topics: tuple[str, ...]) -> None:
+    """Check all of them before any is changed. Raises BadInput."""
     for topic in topics:
         check_topic(topic, "TOPIC")
 
 
-def _list(context: Context, found: Mapping[Topic, Pause]) -> None:
+def _list_pauses(context: Context, found: Mapping[Topic, Pause]) -> None:
     for topic, pause in found.items():
         context.say(pause_shape(pause), f"{printable(topic)}: {paused_words(pause)}")
     if not found and not context.json:
-        click.echo(f"nothing is paused in {context.shown_store}")
+        click.echo(f"no topic is paused in {context.shown_store}")
 
 
-def _tell(context: Context, topic: Topic, pause: Pause | None, words: str, *, changed: bool) -> None:
+def _print_pause(context: Context, topic: Topic, pause: Pause | None, words: str, *, changed: bool) -> None:
     shape = {"since": None, "who": None} if pause is None else pause_shape(pause)
     since = "" if pause is None or changed else f": {paused_words(pause)}"
     context.say(

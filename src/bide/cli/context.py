@@ -1,4 +1,4 @@
-"""The context of every command: the store, how to print, and who is asking."""
+"""The context of every command: its store, its output, and the person who runs it."""
 
 from __future__ import annotations
 
@@ -27,20 +27,20 @@ Decorated = TypeVar("Decorated", bound=Callable[..., Any])
 
 @dataclass(slots=True)
 class Context:
-    """Filled by the options that all commands share, wherever on the line they stand."""
+    """The values of the options that all commands share, wherever on the line they stand."""
 
     store: str | None = None
     json: bool = False
     debug: bool = False
 
     def settings(self) -> Settings:
-        """The environment's settings, with `--store` before them. Raises BadInput."""
+        """The settings of the environment, overridden by `--store`. Raises BadInput."""
         return Settings.from_env(store=self.store)
 
     def open(self, work: Callable[[Bide], Coroutine[Any, Any, T]], *, noted: bool = True, make: bool = False) -> T:
-        """Run `work` with an open app. Changes are `noted` in the event log as this person's.
+        """Run `work` with an open app. With `noted`, the event log records its changes as this person's.
 
-        `make`: also where there is no store yet; else raises StoreUnavailable for a file that is not there.
+        With `make`, create a store that does not exist; else raise StoreUnavailable for a file that is not there.
         """
         settings = self.settings()
         if not make:
@@ -48,7 +48,7 @@ class Context:
         actor = (settings.actor or person()) if noted else None
         settings = replace(settings, actor=actor)
         if settings.store == "memory:":
-            click.echo("bide: note: memory: holds nothing beyond this one command", err=True)
+            click.echo("bide: note: memory: keeps nothing after this command", err=True)
 
         async def within() -> T:
             async with Bide(settings=settings) as app:
@@ -57,7 +57,7 @@ class Context:
         return asyncio.run(within())
 
     def say(self, shape: object, words: str) -> None:
-        """One line: the shape as JSON, or the words for a person."""
+        """Print one line: the shape as JSON, or the words for a person."""
         if self.json:
             print_json(shape)
         else:
@@ -65,7 +65,7 @@ class Context:
 
     @property
     def shown_store(self) -> str:
-        """The store's URL as it may be shown: without its password."""
+        """The store's URL without its password."""
         return without_password(self.settings().store)
 
 
@@ -73,14 +73,14 @@ def person() -> str:
     """The person at this command line: user@host."""
     try:
         user = getpass.getuser()
-    except (KeyError, OSError):  # a container may run as a user that nobody has named
+    except (KeyError, OSError):  # a container may run as a user without a name
         user = f"user {os.getuid()}"
     name = "".join(letter for letter in f"{user}@{socket.gethostname()}" if letter.isprintable())
     return name.encode()[:LONGEST_NAME].decode(errors="ignore")
 
 
 def without_password(url: str) -> str:
-    """`url` as it may be shown."""
+    """`url` without its password, for output."""
     try:
         password = urlsplit(url).password
     except ValueError:
@@ -95,20 +95,20 @@ def _remember(ctx: click.Context, option: click.Parameter, value: Any) -> Any:
 
 
 def shared_options(*, store: bool = True, json: bool = True) -> Callable[[Decorated], Decorated]:
-    """The options that all commands share. The command itself asks `click.pass_obj` for its `Context`."""
+    """Add the options that all commands share. A command gets its `Context` by `click.pass_obj`."""
 
     def decorate(command: Decorated) -> Decorated:
         kept: dict[str, Any] = {"callback": _remember, "expose_value": False}
-        command = click.option(
-            "--debug", is_flag=True, default=None, help="Show the whole traceback of an error.", **kept
-        )(command)
+        command = click.option("--debug", is_flag=True, default=None, help="Show the traceback of an error.", **kept)(
+            command
+        )
         if json:
             command = click.option("--json", is_flag=True, default=None, help="Print JSON, one object a line.", **kept)(
                 command
             )
         if store:
             command = click.option(
-                "--store", metavar="URL", help="Where the tasks are, such as sqlite:///bide.db.", **kept
+                "--store", metavar="URL", help="The store of the tasks, such as sqlite:///bide.db.", **kept
             )(command)
         return command
 
@@ -116,7 +116,7 @@ def shared_options(*, store: bool = True, json: bool = True) -> Callable[[Decora
 
 
 class NamedCommands(click.Group):
-    """A group that answers an unknown subcommand with the nearest one and with all there are."""
+    """A group that answers an unknown subcommand with the nearest name and with all names."""
 
     noun = "command"
 
@@ -132,7 +132,7 @@ class NamedCommands(click.Group):
 
 
 class WholeNumber(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # generic since click 8.4 only
-    """A whole number within bounds, refused the way everything else here is: field, value, accepted."""
+    """A whole number within bounds; errors name field, value and what is accepted, as all errors here do."""
 
     name = "number"
 

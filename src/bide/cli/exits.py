@@ -1,9 +1,8 @@
-"""The exit codes of commands, for scripts: one table, shown by `--help` and in docs/cli.md.
+"""How a command ends: the exit codes, and the signals that stop a process which serves or works.
 
-Signals stop a process that serves or works: the first one drains, a second one ends it at once.
-
-The table in docs/deploy.md says it for every process and moment. A handler may run between any two instructions of
-the main thread, so it only takes note and hands over to the loop.
+`--help` and docs/cli.md show the table of codes. The first signal drains, a second one ends the process at once; the
+table in docs/deploy.md has every process and moment. A signal handler may run between any two instructions of the main
+thread, so it only sets a flag and hands over to the loop.
 """
 
 from __future__ import annotations
@@ -33,7 +32,7 @@ from bide.core.instants import Millis
 
 
 class Exit(IntEnum):
-    """The exit codes, each with the conclusion that a script may draw. A number once given keeps its meaning."""
+    """The exit codes, each with what a script may conclude from it. A number never changes its meaning."""
 
     meaning: str
 
@@ -48,15 +47,15 @@ class Exit(IntEnum):
     BAD_INPUT = 2, "wrong usage or bad input; nothing was done"
     UNAVAILABLE = 3, "the store is locked, away or full; nothing was done, and trying again is safe"
     DAMAGED = 4, "the store is damaged, is not a bide store, or is of another version"
-    SETUP = 5, "the program is put together wrongly: a missing package, an app that cannot be loaded"
-    UNKNOWN = 6, "the answer was lost: it was done once or not at all; look before you try again"
-    PARTLY = 7, "a part is done, or may be, and the message says which; the rest is not"
+    SETUP = 5, "the setup is wrong: a missing package, an app that cannot be loaded"
+    UNKNOWN = 6, "the answer was lost: the call was done once or not at all; check before you try again"
+    PARTLY = 7, "part of it is done, or may be, and the message says which; the rest is not"
     DEFECT = 70, "a defect in bide or in the loaded app; --debug shows where"
     INTERRUPTED = 130, "interrupted (Ctrl-C) before the end"
 
 
 class PartlyDone(BideError):
-    """A command ended in the middle; the message says how far it came."""
+    """A command ended part-way; the message says how far it came."""
 
 
 _EXITS: Mapping[type[BideError], Exit] = {
@@ -70,7 +69,7 @@ _EXITS: Mapping[type[BideError], Exit] = {
     SetupError: Exit.SETUP,
     LeaseLost: Exit.NOT_DONE,
 }
-"""By the kind of error, each before those that it is a special case of."""
+"""By the kind of error, special cases first."""
 
 
 def exit_of(error: BideError) -> Exit:
@@ -80,24 +79,27 @@ def exit_of(error: BideError) -> Exit:
 
 SIGNALS = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)
 SETTLING = 10.0
-"""Seconds after the grace in which what was cancelled is settled, and everything is closed."""
+"""Seconds after the grace for settling the cancelled tasks and closing everything."""
 
 
 def on_signals(handler: Callable[[int, FrameType | None], object]) -> None:
-    """Let `handler` take the signals that stop. A SIGHUP that is ignored, as under `nohup`, stays so."""
+    """Install `handler` for the signals that stop. A SIGHUP that is ignored, as under `nohup`, stays ignored."""
     for number in SIGNALS:
         if number is not signal.SIGHUP or signal.getsignal(number) is not signal.SIG_IGN:
             signal.signal(number, handler)
-    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # a supervisor has us started with none of them
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, SIGNALS)  # the supervisor starts its children with all of them blocked
 
 
 def end_at_once(number: int, frame: FrameType | None) -> None:
-    """The handler until something has begun. Without one, the kernel lets process 1 ignore the signal."""
+    """End the process: the handler until work begins. Without one, the kernel ignores the signal for process 1."""
     os._exit(Exit.DONE)
 
 
 class Shutdown:
-    """A signal, or the supervisor, ends the process while nothing has begun; then it drains, a second one ends it."""
+    """Stops a process on a signal, or when its supervisor says so: at once before work begins, by draining after that.
+
+    A second signal ends it at once.
+    """
 
     def __init__(self, *, only_drains: bool = False) -> None:
         self._only_drains = only_drains
@@ -105,7 +107,7 @@ class Shutdown:
         self._requested = False
 
     def begin(self, drain: Callable[[str], object], grace: Millis) -> float:
-        """From now on `drain` is called in this loop with the reason; the seconds after which the process then ends."""
+        """From now on, stop by calling `drain` in this loop with the reason; return the most seconds that takes."""
         self._loop = asyncio.get_running_loop()
         self._drain_seconds = grace / 1000 + SETTLING
         self._drain = drain
@@ -114,13 +116,13 @@ class Shutdown:
         return self._drain_seconds
 
     def request(self, why: str, code: int = Exit.DONE) -> None:
-        """May be called from any thread, at any time."""
+        """Ask for the shutdown, from any thread, at any time."""
         if self._drain is None:
             os._exit(Exit.DONE)
         elif not self._requested:
             self._requested = True
             signal.setitimer(signal.ITIMER_REAL, self._drain_seconds)  # a loop that a handler blocks has no timers
-            with suppress(RuntimeError):  # the loop is closed: we are ending anyhow
+            with suppress(RuntimeError):  # the loop is closed: the process is ending anyway
                 self._loop.call_soon_threadsafe(self._drain, why)
         elif not self._only_drains:
             _end(f"{why} again: ending at once", code)
@@ -130,15 +132,15 @@ class Shutdown:
 
 
 def _end(what: str, code: int) -> None:
-    """Written without a lock or a buffer, which the main thread may be holding."""
+    """End the process. The message is written without locks and buffers, which the main thread may hold."""
     try:
-        os.write(2, f"bide: {what}; what was running is delivered again when its lease is over\n".encode())
+        os.write(2, f"bide: {what}; running tasks are delivered again when their leases expire\n".encode())
     finally:
         os._exit(code)
 
 
 def run_loop(working: Coroutine[Any, Any, None], *, uvloop: bool) -> None:
-    """Raises MissingExtra, and what `working` raises."""
+    """Run the coroutine to its end, on uvloop if asked. Raises MissingExtra, and what `working` raises."""
     if not uvloop:
         asyncio.run(working)
         return

@@ -26,58 +26,58 @@ if TYPE_CHECKING:
 
 SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
     "Start here": {
-        "demo": ("bide.cli.serve:demo", "Watch a small town's live traffic in the console."),
-        "doctor": ("bide.cli.doctor:doctor", "Check the settings, this machine and the store; say what to do."),
+        "demo": ("bide.cli.serve:demo", "Watch the live traffic of a small town in the console."),
+        "doctor": ("bide.cli.doctor:doctor", "Check the settings, this machine and the store, with advice."),
     },
-    "Put in and change": {
-        "schedule": ("bide.cli.schedule:schedule", "Register something to happen at a time, or many from a file."),
-        "move": ("bide.cli.change:move", "Give a waiting task another time."),
-        "fire": ("bide.cli.change:fire", "Let a waiting task happen now."),
+    "Schedule and change": {
+        "schedule": ("bide.cli.schedule:schedule", "Schedule a task, or many from a file."),
+        "move": ("bide.cli.change:move", "Move a waiting task to another time."),
+        "fire": ("bide.cli.change:fire", "Fire a waiting task now."),
         "cancel": ("bide.cli.change:cancel", "Cancel a live task, or a whole group."),
-        "shift": ("bide.cli.change:shift", "Move the waiting tasks of a group, all by the same length."),
-        "redrive": ("bide.cli.change:redrive", "Send dead tasks again."),
-        "pause": ("bide.cli.change:pause", "Hold the tasks of topics back, and keep taking new ones."),
-        "resume": ("bide.cli.change:resume", "Let the tasks of paused topics go out again."),
+        "shift": ("bide.cli.change:shift", "Shift the waiting tasks of a group by the same duration."),
+        "redrive": ("bide.cli.change:redrive", "Redrive dead tasks: send them again."),
+        "pause": ("bide.cli.change:pause", "Pause topics: hold their tasks back, accept new ones."),
+        "resume": ("bide.cli.change:resume", "Resume paused topics."),
     },
-    "Look": {
-        "top": ("bide.cli.top:top", "All at a glance, kept fresh: pending, due, lateness, who works."),
+    "Inspect": {
+        "top": ("bide.cli.top:top", "Overview, kept fresh: pending, due, lateness, workers."),
         "ls": ("bide.cli.queries:ls", "List tasks."),
-        "show": ("bide.cli.queries:show", "Everything about one task: payload, and who did what to it."),
-        "tally": ("bide.cli.queries:tally", "Count tasks by topic and state; what is due now, what is due when."),
-        "events": ("bide.cli.queries:events", "What was out of the ordinary: failures, deaths, changes by people."),
+        "show": ("bide.cli.queries:show", "Show one task: its payload, its times, its events."),
+        "tally": ("bide.cli.queries:tally", "Count tasks by topic and state; forecast what comes due."),
+        "events": ("bide.cli.queries:events", "List unusual events: failures, deaths, changes by people."),
     },
     "Run": {
-        "serve": ("bide.cli.serve:serve", "The timeline over HTTP, with webhooks, until told to stop."),
-        "work": ("bide.cli.work:work", "Work on the handlers of an app until told to stop."),
-        "token": ("bide.cli.token:token", "Make, list and revoke the tokens that callers of the service show."),
-        "migrate": ("bide.cli.migrate:migrate", "Make the schema in a database, or bring it up to date."),
+        "serve": ("bide.cli.serve:serve", "Serve tasks over HTTP, with webhooks and a console."),
+        "work": ("bide.cli.work:work", "Run the handlers of an app."),
+        "token": ("bide.cli.token:token", "Make, list and revoke access tokens of the service."),
+        "migrate": ("bide.cli.migrate:migrate", "Create or upgrade the schema in a database."),
         "bench": ("bide.cli.bench:bench", "Measure this machine."),
     },
 }
-_LOOKS = {"doctor", *SECTIONS["Look"], "bench", "lab"}
-"""They change nothing: they end when nobody reads on."""
+_READ_ONLY = {"doctor", *SECTIONS["Inspect"], "bench", "lab"}
+"""Commands that change nothing: they end when the reader of their output is gone."""
 _WHERE = {name: path for section in SECTIONS.values() for name, (path, _) in section.items()}
 _OURS_ELSEWHERE = {"lab": "pip install ./lab (in a clone of bide)"}
-"""Commands in distributions of bide's own, and how each is installed."""
+"""Commands in other distributions of bide's own, and how to install each."""
 
 
 def added() -> dict[str, EntryPoint]:
-    """The commands that other distributions add. A name of ours stays ours."""
+    """The commands that other distributions add; none can replace a command of bide."""
     return {name: one for name, one in extensions.installed(extensions.COMMANDS).items() if name not in _WHERE}
 
 
 class Commands(NamedCommands):
-    """A group that loads its commands when they are asked for."""
+    """A group that imports a command when it is named."""
 
     _output: Output | None = None
-    """The standard output, where this is the program of its process, and no test within another one."""
+    """The standard output, if this is the program of its process and not a test inside another one."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return [*_WHERE, *added()]
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if self._output is not None:
-            self._output.ends = cmd_name in _LOOKS
+            self._output.ends = cmd_name in _READ_ONLY
             if cmd_name in ("demo", "serve", "work"):
                 on_signals(end_at_once)
         if cmd_name not in _WHERE:
@@ -100,7 +100,7 @@ class Commands(NamedCommands):
             with formatter.section(title):
                 formatter.write_dl([(name, help_text) for name, (_, help_text) in section.items()])
         if more := added():
-            with formatter.section("Installed beside bide"):
+            with formatter.section("Added by other packages"):
                 formatter.write_dl([(name, _about(more[name])) for name in sorted(more)])
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -111,7 +111,7 @@ class Commands(NamedCommands):
         try:
             ended = super().invoke(ctx)
             sys.stdout.flush()
-        except BrokenPipeError:  # `bide ls | head` has seen enough: no failure, and nothing left to say
+        except BrokenPipeError:  # `bide ls | head` has seen enough: that is no failure
             return Exit.DONE
         finally:
             if self._output is not None:
@@ -155,12 +155,12 @@ def _loaded(extension: EntryPoint) -> click.Command:
     """Load a command of another distribution. Raises SetupError if that fails."""
     command = extensions.load(extension)
     if not isinstance(command, click.Command):
-        raise SetupError(f"{extensions.described(extension)} is no click command, but {command!r}")
+        raise SetupError(f"{extensions.described(extension)} is not a click command but {command!r}")
     return command
 
 
 def _about(extension: EntryPoint) -> str:
-    """Its help in a line; for one that cannot be loaded, why: the list of the others is shown all the same."""
+    """The one-line help of a command; the reason, if it cannot be loaded, so that the list is shown all the same."""
     try:
         return _loaded(extension).get_short_help_str(limit=90)
     except SetupError as error:
@@ -177,11 +177,11 @@ def _complain(message: str, error: BaseException, context: Context) -> None:
     cls=Commands,
     name="bide",
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
-    help="Register something to happen at a time; until then fire it now, move it, or cancel it.\n\n"
-    "Where the tasks are: --store URL, or the environment's BIDE_STORE, or sqlite:///bide.db in this directory. "
-    "Every command has --help, and every one that prints has --json.",
+    help="Schedule something to happen at a time; until then fire it now, move it, or cancel it.\n\n"
+    "The store is --store URL, else BIDE_STORE of the environment, else sqlite:///bide.db in this directory. "
+    "Every command has --help, and every command that prints has --json.",
 )
 @click.version_option(__version__, prog_name="bide")
 @shared_options()
 def main() -> None:
-    """The group itself does nothing: a subcommand does."""
+    """Parse the options that all commands share."""

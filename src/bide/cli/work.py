@@ -251,7 +251,7 @@ class Supervisor:
         if not overdue and len(self._signals) < 2:
             return
         why = "not drained in time" if overdue else f"{signal.Signals(self._signals[-1]).name} again"
-        _supervisor_log.warning("%s: ending at once; what was running is delivered again when its lease is over", why)
+        _supervisor_log.warning("%s: ending at once; running tasks are delivered again when their leases expire", why)
         self._code = Exit.DEFECT if overdue else 128 + self._signals[-1]
         self._drain_deadline = math.inf
         del self._signals[1:]

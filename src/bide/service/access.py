@@ -1,14 +1,13 @@
-"""Authentication: callers are known by the token that they show, and pages of other sites are refused (CSRF).
+"""Authentication: a caller is identified by a token, and requests from pages of other sites are refused (CSRF).
 
-The store is asked for all tokens at most once a second, whatever callers send: so guessing costs it nothing, and a
-guess costs this process 2 us. Guessing is not throttled: at a million guesses a second, the 2^256 secrets of one token
-would last far longer than the world. What is bounded is the log of refusals: see `audit`.
+All tokens are read from the store at most once a second, whatever callers send: so guessing costs the store nothing,
+and this process 2 us a guess. Guesses are not throttled: at a million a second, the 2^256 secrets of one token outlast
+the universe. Only the log of refusals is limited: see `audit`.
 
-Pages of other sites are told by what browsers say of a request and pages cannot change, in the order of Go's
-`http.CrossOriginProtection`, which is the outcome of F. Valsorda's research ("Cross-Site Request Forgery", 2025):
-Sec-Fetch-Site where there is one, else Origin against Host, else it is no browser. What neither shows is DNS rebinding:
-there the attacker's name leads to this address, so to the browser it is the same site. What gives that away is the name
-itself, in Host.
+Cross-site requests are detected by headers that browsers set and pages cannot change, in the order of Go's
+`http.CrossOriginProtection`, which follows F. Valsorda's research ("Cross-Site Request Forgery", 2025): Sec-Fetch-Site
+if it is there, else Origin against Host, else the caller is no browser. Neither shows DNS rebinding, where the
+attacker's name resolves to this address, so that the browser sees one site. The name itself, in Host, gives that away.
 """
 
 from __future__ import annotations
@@ -38,26 +37,26 @@ from bide.service.authz import (
 
 _log = logging.getLogger("bide.access")
 AGE = 2.0
-"""Seconds after which the known tokens are read again, while they go on being used."""
+"""Seconds after which the known tokens are read again in the background."""
 SOON = 1.0
-"""Seconds after which they are read again for a token that is not known: it may be new. Until then it is refused."""
+"""Seconds after which they are read again for an unknown token, which may be new. Until then it is refused."""
 FRESH = 5.0
-"""Seconds that a token may still be good for after it was revoked: no older knowledge is used."""
-_NOBODY = hash_of("")
-"""Compared with the secret of an unknown id, so that this takes as long as a wrong one."""
+"""Most seconds for which a revoked token still counts: no older reading of the tokens is used."""
+_NO_HASH = hash_of("")
+"""Compared with the secret of an unknown id, so that the check takes as long as for a wrong secret."""
 Headers: TypeAlias = Mapping[bytes, bytes]
 Networks: TypeAlias = Sequence[ipaddress.IPv4Network | ipaddress.IPv6Network]
 _OWN = frozenset({"same-origin", "none"})
-"""`none` is the user: an address typed in, a bookmark. `same-site` is another port or subdomain, which is another's."""
+"""`none` is the user: a typed address, a bookmark. `same-site`, another port or subdomain, is not trusted."""
 _PROXIED = frozenset({b"forwarded", b"via", b"x-real-ip"})
 _PORTS = {"http": "80", "https": "443"}
 
 
 class Access:
-    """Finds out who calls, and lets nobody else in. Belongs to the event loop in which `client` is open.
+    """Identifies the caller of a request, or refuses it. Belongs to the event loop in which `client` is open.
 
-    `anonymous`: whether callers without a token are let in while the store holds none (what `check_start` returns).
-    `any_name`: whether they may call this machine by any name; for a service that others reach, and `--insecure`.
+    `anonymous`: accept callers without a token while the store holds no token (what `check_start` returns).
+    `any_name`: accept them under any host name, for a service that other machines reach with `--insecure`.
     """
 
     def __init__(self, client: Client, *, anonymous: bool = False, any_name: bool = False) -> None:
@@ -68,7 +67,7 @@ class Access:
         """By id."""
         self._any = True
         self._read_at = -math.inf
-        """When the reading began that `_known` comes from, by the loop's clock."""
+        """The start of the reading that filled `_known`, by the loop's clock."""
         self._reading: asyncio.Task[None] | None = None
         self._damaged: set[str] = set()
         self._failing = False
@@ -76,8 +75,8 @@ class Access:
     async def caller_of(self, authorization: str | None) -> Caller:
         """Return the caller who sent this Authorization header. Raises Unauthorized, StoreUnavailable.
 
-        No I/O while what is known of the tokens is young enough. Without a header it is anonymous where this was
-        allowed and the store holds no token; a token that is shown must count.
+        No I/O while the known tokens are fresh. Without a header the caller is anonymous, if that is allowed and the
+        store holds no token; a token that is sent must be valid.
         """
         await self._refresh()
         if authorization is None:
@@ -92,8 +91,8 @@ class Access:
     async def caller_of_request(self, headers: Headers) -> Caller:
         """Return the caller who sent these headers. Raises Unauthorized, ForeignOrigin, StoreUnavailable.
 
-        Like `caller_of`; but where nothing is shown, whatever a page of another site made a browser send is refused,
-        and so is what calls this machine by another's name: a page reaches loopback too.
+        Like `caller_of`; but an anonymous request is refused if a page of another site made a browser send it, or if it
+        names another host: a page can reach loopback too.
         """
         caller = await self.caller_of(header(headers, b"authorization"))
         if caller.name == ANONYMOUS:
@@ -108,14 +107,14 @@ class Access:
             refuse_proxied(headers)
 
     async def caller_of_token(self, token: str) -> Caller:
-        """The same for a bare token, as somebody pasted it into a form. Raises Unauthorized."""
+        """Return the owner of a bare token, as pasted into the login form. Raises Unauthorized."""
         await self._refresh()
         return await self._caller_of_token(token.strip())
 
     async def caller_by_id(self, id: str) -> Caller:
-        """Return the owner of the token of this id, if it still counts; for a session or a change begun with it.
+        """Return the owner of the token with this id, if it is still valid: for a session or a change begun with it.
 
-        Anonymous is who they were where that is still allowed. Raises Unauthorized; StoreUnavailable.
+        The anonymous caller keeps access while that is allowed. Raises Unauthorized; StoreUnavailable.
         """
         if id == ANONYMOUS:
             if not await self.anonymous_now():
@@ -129,11 +128,11 @@ class Access:
 
     @property
     def lasts(self) -> float:
-        """Seconds for which what was last known of the tokens may be relied on; then callers are looked up anew."""
+        """Seconds for which the last reading of the tokens still counts; then callers are checked again."""
         return self._read_at + FRESH - asyncio.get_running_loop().time()
 
     async def anonymous_now(self) -> bool:
-        """Tell whether callers without a token are let in at present."""
+        """Tell whether callers without a token are accepted now."""
         await self._refresh()
         return self._anonymous and not self._any
 
@@ -151,9 +150,9 @@ class Access:
         return self._still(*known)
 
     def _same(self, id: str, hashed: str) -> tuple[Token, Caller] | None:
-        """The token of this id with this secret. Takes as long for an unknown id as for a wrong secret."""
+        """Return the token with this id and secret. Takes as long for an unknown id as for a wrong secret."""
         known = self._known.get(id)
-        same = hmac.compare_digest(hashed, _NOBODY if known is None else known[0].hash)
+        same = hmac.compare_digest(hashed, _NO_HASH if known is None else known[0].hash)
         return known if same else None
 
     def _still(self, token: Token, caller: Caller) -> Caller:
@@ -162,7 +161,7 @@ class Access:
         return caller
 
     async def _refresh(self) -> None:
-        """Know the tokens as they were at most `FRESH` seconds ago, or when this was called."""
+        """Make sure that the known tokens are at most `FRESH` seconds old."""
         asked = asyncio.get_running_loop().time()
         if asked - self._read_at >= AGE:
             self._begin()
@@ -170,7 +169,7 @@ class Access:
             await asyncio.shield(self._begin())
 
     def _begin(self) -> asyncio.Task[None]:
-        """The reading under way, or a new one: one at a time."""
+        """Return the reading under way, or start one: there is one at a time."""
         if self._reading is None:
             self._reading = asyncio.get_running_loop().create_task(self._read(), name="bide tokens")
             self._reading.add_done_callback(self._done)
@@ -179,7 +178,7 @@ class Access:
     def _done(self, reading: asyncio.Task[None]) -> None:
         self._reading = None
         error = None if reading.cancelled() else reading.exception()
-        if error is not None and not self._failing:  # callers may come by the thousand: it is said once
+        if error is not None and not self._failing:  # logged once, however many callers wait for it
             _log.warning("the tokens cannot be read: %s", error)
         self._failing = error is not None
 
@@ -198,13 +197,13 @@ class Access:
         self._read_at = began
 
     async def close(self) -> None:
-        """Let a reading that is under way end."""
+        """Wait for the reading under way."""
         if self._reading is not None:
             await asyncio.wait([self._reading])
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach a socket bound to `host`; of names only localhost is trusted."""
+    """Tell whether only this machine can reach a socket bound to `host`. The only name that counts is localhost."""
     if host.startswith("/") or host == "localhost":
         return True
     try:
@@ -214,9 +213,9 @@ def is_loopback(host: str) -> bool:
 
 
 def check_start(hosts: Sequence[str], *, tokens: bool, insecure: bool = False) -> bool:
-    """Tell whether a service bound to `hosts` may let in anonymous callers: `Access(anonymous=)`.
+    """Tell whether a service bound to `hosts` may accept anonymous callers: `Access(anonymous=)`.
 
-    Raises SetupError when it must not start: bound beyond this machine, without a token, and not told `--insecure`.
+    Raises SetupError if it must not start: reachable from other machines, without a token, and without `--insecure`.
     """
     beyond = [host for host in hosts if not is_loopback(host)]
     if not beyond:
@@ -225,14 +224,14 @@ def check_start(hosts: Sequence[str], *, tokens: bool, insecure: bool = False) -
         return True
     if not tokens:
         raise SetupError(
-            f"--host {beyond[0]}: others could reach this, and the store holds no token, so anybody could do anything; "
-            "make one first (bide token add NAME), or bind to 127.0.0.1, or say --insecure"
+            f"--host {beyond[0]}: other machines could reach it, and without a token anybody could do anything; "
+            "make one first (bide token add NAME), or bind to 127.0.0.1, or give --insecure"
         )
     return False
 
 
 class ForeignOrigin(AccessRefused):
-    """A page of another site is behind this request, or a name that is not this service's."""
+    """A page of another site sent this request, or it names a host that is not this service."""
 
 
 def header(headers: Headers, name: bytes) -> str | None:
@@ -244,8 +243,8 @@ def header(headers: Headers, name: bytes) -> str | None:
 def refuse_foreign_page(headers: Headers) -> None:
     """Raises ForeignOrigin where a page of another origin sent this, by Host, Origin and Sec-Fetch-Site.
 
-    Call it for whatever changes something and is known by a cookie, or by nothing at all. Who sends a bearer token
-    needs no such check: no page of another's has it.
+    Call it for every change that is authenticated by a cookie, or not at all. A bearer token needs no such check: a
+    page of another site does not have it.
     """
     host, origin = header(headers, b"host"), header(headers, b"origin")
     site = header(headers, b"sec-fetch-site")
@@ -260,9 +259,9 @@ def refuse_foreign_page(headers: Headers) -> None:
 
 
 def refuse_foreign_name(host: str | None) -> None:
-    """Raises ForeignOrigin unless Host is this machine by an address of loopback or as localhost.
+    """Raises ForeignOrigin unless Host is a loopback address or localhost.
 
-    For callers without a token of a service on loopback. A request without Host comes from no browser.
+    For anonymous callers of a service on loopback. A request without Host does not come from a browser.
     """
     if host is not None and not is_loopback_name(host_name(host)):
         raise ForeignOrigin(
@@ -271,17 +270,17 @@ def refuse_foreign_name(host: str | None) -> None:
 
 
 def refuse_proxied(headers: Headers) -> None:
-    """Raises ForeignOrigin where the names of the headers tell that a proxy has passed this on.
+    """Raises ForeignOrigin if the headers show that a proxy passed this on.
 
-    For callers without a token of a service on loopback: who calls the proxy may be anybody, whatever Host says.
+    For anonymous callers of a service on loopback: anybody may be calling the proxy, whatever Host says.
     """
     if any(name in _PROXIED or name.startswith(b"x-forwarded-") for name in headers):
         raise ForeignOrigin("without a token this service is called directly, not through a proxy (bide token add)")
 
 
 def is_loopback_name(name: str) -> bool:
-    """Tell whether `name`, as a browser sends it, can only be this machine; `*.localhost` is one by RFC 6761."""
-    if name == "127.0.0.1":  # almost always, and reading an address takes long
+    """Tell whether `name`, as a browser sends it, can only be this machine; `*.localhost` is, by RFC 6761."""
+    if name == "127.0.0.1":  # the common case: parsing an address is slow
         return True
     name = name.lower().removesuffix(".")
     if name == "localhost" or name.endswith(".localhost"):
@@ -293,13 +292,13 @@ def is_loopback_name(name: str) -> bool:
 
 
 def host_name(host: str) -> str:
-    """Host without its port."""
+    """A Host header without its port."""
     name, colon, port = host.rpartition(":")
     return name if colon and port.isascii() and port.isdigit() and (":" not in name or name.endswith("]")) else host
 
 
 def _place(url: str, like: str = "") -> str | None:
-    """Name and port of a URL, without what goes without saying; None for what is none, such as `null`."""
+    """The host and port of an origin, without the default port; None for what is not a URL, such as `null`."""
     scheme, found, rest = url.partition("//")
     if not found or not rest or any(letter in rest for letter in "/?#@\\ "):
         return None
@@ -310,7 +309,7 @@ def _place(url: str, like: str = "") -> str | None:
 
 
 def networks_of(proxies: Iterable[str]) -> Networks:
-    """Addresses and networks in text. Raises BadInput."""
+    """Parse addresses and networks. Raises BadInput."""
     found = []
     for text in proxies:
         try:
@@ -321,8 +320,8 @@ def networks_of(proxies: Iterable[str]) -> Networks:
 
 
 def peer_of(client: str, forwarded: str | None, proxies: Networks) -> str:
-    """The address that called: the client's, or the last in X-Forwarded-For that is no proxy's of ours, which is the
-    last one that somebody whom we trust has written. What is no address is nobody's."""
+    """Return the address of the caller: the client's, or, behind `proxies`, the last one in X-Forwarded-For that is not
+    a proxy's: the last that a trusted proxy wrote. Text that is no address is ignored."""
     named = [] if forwarded is None else forwarded.split(",")
     while named and proxies and _is_of(client, proxies):
         try:

@@ -1,8 +1,8 @@
-"""One structured line for every change by a caller, on the logger `bide.audit`, and a few for what was refused.
+"""The audit log: one structured line for every change by a caller, and a limited number for refusals.
 
-A line has its parts as extra fields (`who`, `verb`, `topic`, `key`, `id`, `was`, `wake_at`, `answer`), for a formatter
-that writes JSON. Names cannot hold line breaks or other control characters, so nobody writes a line of their own.
-Nothing is made where nobody listens at this level (INFO; refusals are WARNING).
+Lines go to the logger `bide.audit`: changes at INFO, refusals at WARNING. A line has its parts as extra fields (`who`,
+`verb`, `topic`, `key`, `id`, `was`, `wake_at`, `answer`) for a formatter that writes JSON. Names cannot hold control
+characters, so no caller can forge a line.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ _CHANGED = frozenset({Result.REPLACED, Result.MOVED, Result.CANCELLED, Result.CA
 
 
 def audit(verb: str, answers: Sequence[Answer], who: str) -> None:
-    """One line for each task that `verb` changed; for those that it merely made, one line in all.
+    """Write a line for each task that `verb` changed, and one line for all that it created. For `acting_as`.
 
-    What was answered and changed nothing (`under_way`, `not_found`, `kept`, ...) has none. For `acting_as`.
+    Answers that mean no change (`under_way`, `not_found`, `kept`, ...) get no line.
     """
     if not _log.isEnabledFor(logging.INFO):
         return
@@ -54,7 +54,7 @@ def audit(verb: str, answers: Sequence[Answer], who: str) -> None:
 
 
 def audit_pause(who: str, verb: str, topic: Topic, answer: str) -> None:
-    """Write one line for a topic that somebody paused or resumed."""
+    """Write a line for a pause or a resume of a topic."""
     _log.info(
         "%s: %s %s: %s", who, verb, topic, answer,
         extra={"who": who, "verb": verb, "topic": topic, "key": None, "answer": answer},
@@ -62,7 +62,7 @@ def audit_pause(who: str, verb: str, topic: Topic, answer: str) -> None:
 
 
 def audit_unknown(who: str, verb: str, topic: str | None = None, key: str | None = None) -> None:
-    """One line for a change that was sent and whose answer was lost (OutcomeUnknown): it may have been done."""
+    """Write a line for a change whose answer was lost (OutcomeUnknown): it may have been done."""
     _log.warning(
         "%s: %s %s: the outcome is unknown", who, verb, "many" if key is None else f"{topic}/{key}",
         extra={"who": who, "verb": verb, "topic": topic, "key": key, "answer": "unknown"},
@@ -70,17 +70,17 @@ def audit_unknown(who: str, verb: str, topic: str | None = None, key: str | None
 
 
 class Refusals:
-    """Lines on what was refused, so few that nobody fills a disk by being refused.
+    """Log lines for refusals, limited so that refused callers cannot fill a disk.
 
-    At most ten at once from one peer by one name, and one more every ten seconds; a hundred at once in all, and one
-    more every second: 86,400 lines a day. What is left out is counted in the next line that is written.
+    From one peer under one name: a burst of ten, then one every ten seconds. In all: a burst of a hundred, then one a
+    second, 86,400 lines a day. The next line that is written says how many were left out.
     """
 
     OF_ONE = (10, 0.1)
-    """So many at once, and so many more a second: from one peer by one name."""
+    """Burst, and lines a second after it: from one peer under one name."""
     IN_ALL = (100, 1.0)
     MOST_PEERS = 1_000
-    """How many are remembered; the one that was not heard of for longest is forgotten first."""
+    """Peers that are remembered; the one that has been quiet for longest is forgotten first."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -89,7 +89,7 @@ class Refusals:
         self._left_out = 0
 
     def note(self, error: AccessRefused, peer: str) -> None:
-        """Write that a caller at `peer` (an address) was refused, unless there were too many of these lines."""
+        """Log that a caller at `peer` (an address) was refused, within the limits."""
         now = self._clock()
         who = error.who if isinstance(error, Forbidden) else ""
         place = (network_of(peer), who)
@@ -105,7 +105,7 @@ class Refusals:
             return
         left_out, self._left_out = self._left_out, 0
         _log.warning(
-            "refused %s: %s%s", peer, error.detail, f" ({left_out} more were not written)" if left_out else "",
+            "refused %s: %s%s", peer, error.detail, f" ({left_out} more were not logged)" if left_out else "",
             extra={
                 "who": who or None, "peer": peer, "answer": error.title.lower(), "left_out": left_out,
                 "verb": error.verb.value if isinstance(error, Forbidden) else None,
@@ -115,7 +115,7 @@ class Refusals:
 
 
 class TokenBucket:
-    """A token bucket."""
+    """A token bucket: holds at most `most` tokens, and gains `rate` a second."""
 
     __slots__ = ("_at", "_left", "_most", "_rate")
 
@@ -126,7 +126,7 @@ class TokenBucket:
         self._at = now
 
     def take(self, now: float, wanted: int = 1) -> int:
-        """How many of the wanted there are."""
+        """Take up to `wanted` tokens, and return how many there were."""
         self._left = min(self._most, self._left + max(0.0, now - self._at) * self._rate)
         self._at = now
         taken = min(wanted, int(self._left))
@@ -135,7 +135,7 @@ class TokenBucket:
 
 
 class EventQuota:
-    """How many lines each caller may still write into the log of events, which holds some 10,000 in all."""
+    """Limits how many events each caller may write: the event log holds some 10,000 in all."""
 
     MOST, A_SECOND = 2_000, 20.0
 
@@ -143,13 +143,13 @@ class EventQuota:
         self._all: dict[str, TokenBucket] = {}
 
     def take(self, who: str, wanted: int = 1) -> int:
-        """How many of the wanted there are."""
+        """How many of the `wanted` events the caller may write now."""
         now = time.monotonic()
         return self._all.setdefault(who, TokenBucket(self.MOST, self.A_SECOND, now)).take(now, wanted)
 
 
 def network_of(peer: str) -> str:
-    """The addresses that one party can be expected to have: one of IPv4, 2^64 of IPv6."""
+    """The network that belongs to one party: a single IPv4 address, or an IPv6 /64."""
     try:
         address = ipaddress.ip_address(peer.partition("%")[0])
     except ValueError:
@@ -161,4 +161,4 @@ def network_of(peer: str) -> str:
 
 
 audit_refused = Refusals().note
-"""The one of this process, as the logger is."""
+"""One for the process, as the logger is."""

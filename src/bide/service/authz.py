@@ -1,13 +1,13 @@
 """Authorization: verbs, topic patterns, the two refusals, and the tokens that grant access.
 
-A pattern is a topic in which `*` stands for any characters, also none; every other character stands for itself alone:
-`?` and `[` are no wildcards, case matters, and nothing is decoded or normalised, as stores compare topics byte by byte
-too. Matching never goes back, so its cost is at most (parts of the pattern) x (length of the topic).
+A pattern is a topic in which `*` stands for any characters, or none; every other character stands for itself: `?` and
+`[` are not wildcards, case matters, and nothing is decoded or normalised, since stores compare topics byte by byte too.
+Matching never backtracks, so it costs at most (parts of the pattern) x (length of the topic).
 
-A token is `bide_<id>_<secret>`: the prefix lets scanners find leaked ones, the id says which it is, the secret is 32
-random bytes. Only its SHA-256 is kept. That a fast hash is right here: what makes a password hash slow is there to make
-guessing from a short list expensive; among 2^256 equally likely secrets no list is short, and a reader of the hash
-has nothing to try. A slow one would let a caller without a token spend the service's time instead.
+A token is `bide_<id>_<secret>`: the prefix lets scanners find leaked tokens, the id names it, the secret is 32 random
+bytes. Only its SHA-256 is kept. A fast hash is right here: a password hash is slow to make guessing from a short list
+expensive, but among 2^256 equally likely secrets there is no short list. A slow hash would only let callers without a
+token spend the service's time.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ _MADE = frozenset({Result.CREATED, Result.REPLACED})
 
 
 class AccessRefused(BideError):
-    """The call is refused because of who makes it; what RFC 9457 and RFC 6750 want to know of that.
+    """The call is refused because of its caller, with the parts that RFC 9457 and RFC 6750 ask for.
 
     Nothing in it comes from the credentials that were sent.
     """
@@ -78,7 +78,7 @@ class AccessRefused(BideError):
 
 
 class Unauthorized(AccessRefused):
-    """It is not known who calls: no token, or none that counts."""
+    """The caller is not authenticated: no token, or not a valid one."""
 
     status = 401
     title = "Unauthorized"
@@ -89,13 +89,13 @@ class Unauthorized(AccessRefused):
 
 
 class Forbidden(AccessRefused):
-    """It is known who calls, and this is not among what they may do."""
+    """The caller is known, and has no access to this."""
 
     code = "insufficient_scope"
 
     def __init__(self, verb: Verb, topic: str | None, who: str) -> None:
         self.verb = verb
-        self.topic = topic = None if topic is None else topic[:LONGEST_NAME]  # not checked yet: it may be of any length
+        self.topic = topic = None if topic is None else topic[:LONGEST_NAME]  # unchecked, so of any length
         self.who = who
         what = "over all topics, which needs the pattern '*'" if topic is None else f"on topic {topic!r}"
         super().__init__(f"{who!r} may not {verb.value} {what}")
@@ -110,7 +110,7 @@ def _quotable(text: str) -> str:
 
 
 def matches(parts: Sequence[str], topic: str) -> bool:
-    """Tell whether a topic matches a pattern that was cut up at its `*`."""
+    """Tell whether a topic matches a pattern that was split at its `*`."""
     first, *between = parts
     if not between:
         return topic == first
@@ -118,7 +118,7 @@ def matches(parts: Sequence[str], topic: str) -> bool:
     place, end = len(first), len(topic) - len(last)
     if place > end or not topic.startswith(first) or not topic.endswith(last):
         return False
-    for part in between:  # the earliest place is as good as any later one
+    for part in between:  # the earliest match is as good as a later one
         found = topic.find(part, place, end)
         if found < 0:
             return False
@@ -136,19 +136,19 @@ def check_pattern(value: object) -> str:
     except BadInput:
         raise BadInput("topic", value, accepted) from None
     if text in RESERVED_TOPICS:
-        raise BadInput("topic", value, "a topic of your own: this one holds what is bide's own")
+        raise BadInput("topic", value, "another topic: this one is reserved for bide")
     return text
 
 
 class Caller(Struct, frozen=True):
-    """A caller, and their access. Made once per token, asked at every call."""
+    """A caller and their access. Made once per token, used at every call."""
 
     name: str
     verbs: frozenset[Verb] = ALL_VERBS
     topics: tuple[str, ...] = ("*",)
     """Patterns."""
     id: str = ""
-    """Of the token that they show: it is who they are. Several may have one name."""
+    """The id of their token, which identifies them. Several callers may have one name."""
     _patterns: tuple[Sequence[str], ...] = ()
     _everywhere: bool = False
 
@@ -159,7 +159,7 @@ class Caller(Struct, frozen=True):
     def may(self, verb: Verb, topic: str | None) -> bool:
         """Tell whether they may do `verb` to tasks of `topic`; None: of all topics, which needs the pattern `*`.
 
-        O(patterns). bide's own settings are nobody's.
+        O(patterns). Nobody has access to the topics reserved for bide.
         """
         if verb not in self.verbs or topic in RESERVED_TOPICS:
             return False
@@ -168,15 +168,15 @@ class Caller(Struct, frozen=True):
         return topic is not None and any(matches(pattern, topic) for pattern in self._patterns)
 
     def visible(self, records: Iterable[Record], verb: Verb = Verb.READ) -> list[Record]:
-        """Of these, the tasks of topics to which they may do `verb`. What goes out as a list passes here: whatever else
-        a store found, or a made-up cursor led to, goes to nobody."""
+        """The records of topics that they may do `verb` to. Every list passes here before it is sent, so that nothing
+        else that a store found, or that a forged cursor led to, gets out."""
         return [record for record in records if self.may(verb, record.topic)]
 
     def seen(self, answer: Answer) -> Answer:
-        """The answer to a verb of theirs, as they may see it: every answer passes here on its way out.
+        """The answer to a verb, as they may see it. Every answer passes here before it is sent.
 
-        Without `read` of the topic, the payload, the error and the options of a task are left out, unless this answer
-        made this life of it: then they are what the caller has sent.
+        Without `read` of the topic, a task lacks its payload, error and options, unless this answer created this life:
+        then they are what the caller sent.
         """
         record = answer.record
         if record is None or answer.result in _MADE or self.may(Verb.READ, record.topic):
@@ -189,12 +189,12 @@ class Caller(Struct, frozen=True):
             raise Forbidden(verb, topic, self.name)
 
     def check_somewhere(self, verb: Verb) -> None:
-        """Raises Forbidden where they may do `verb` to no topic at all; which ones, is asked for each task."""
+        """Raises Forbidden if they may do `verb` to no topic at all. The topics are checked for each task."""
         if verb not in self.verbs or not self.topics:
             raise Forbidden(verb, None, self.name)
 
     def check_all(self, verb: Verb, topics: Iterable[str]) -> None:
-        """The same for each topic of a batch: looks at each distinct one once."""
+        """Raises Forbidden unless they may do `verb` to each topic of a batch; checks each distinct topic once."""
         if verb in self.verbs and self._everywhere:
             for topic in topics:
                 if topic in RESERVED_TOPICS:
@@ -206,7 +206,7 @@ class Caller(Struct, frozen=True):
 
 ANONYMOUS = "anonymous"
 ANONYMOUS_CALLER = Caller(ANONYMOUS, id=ANONYMOUS)
-"""A caller without a token, where that is allowed. They may do everything."""
+"""A caller without a token, where that is allowed. They have access to everything."""
 
 
 PREFIX = "token:"
@@ -215,7 +215,7 @@ MOST_PATTERNS = 100
 LONGEST_TOKEN = 5 + 8 + 1 + 43
 """Characters of every token."""
 DEFAULT_VERBS = ALL_VERBS - {Verb.ADMIN}
-"""The verbs of a token that names none."""
+"""The verbs of a token that is made without any."""
 
 _FORM = re.compile(r"bide_([a-z0-9]{8})_([A-Za-z0-9_-]{43})", re.ASCII)
 _ID = re.compile(r"[a-z0-9]{8}", re.ASCII)
@@ -224,7 +224,7 @@ _TRIES = 8
 
 
 class Token(Struct, frozen=True, kw_only=True):
-    """A token as it is kept, in JSON: everything but the secret."""
+    """A token as the store keeps it, in JSON: everything but the secret."""
 
     id: str
     name: str
@@ -257,12 +257,12 @@ def parse(text: str) -> TokenParts | None:
 
 
 def hash_of(secret: str) -> str:
-    """The hash that is kept of a secret."""
+    """The hash of a secret, which is what the store keeps."""
     return hashlib.sha256(secret.encode()).hexdigest()
 
 
 def check_id(value: str) -> str:
-    """`value`, if it can be a token's id; a whole token is refused without being repeated. Raises BadInput."""
+    """`value`, if it can be the id of a token. Raises BadInput, which does not repeat a whole token."""
     if _ID.fullmatch(value):
         return value
     shown = "a whole token" if parse(value) is not None else value
@@ -270,7 +270,7 @@ def check_id(value: str) -> str:
 
 
 def verbs_of(names: Iterable[str]) -> frozenset[Verb]:
-    """The verbs of these names; `all` stands for every one, none at all for the usual ones. Raises BadInput."""
+    """The verbs of these names; `all` means every verb, no name the default ones. Raises BadInput."""
     given = list(names)
     for name in given:
         if name not in ("all", *Verb):
@@ -296,17 +296,17 @@ class Tokens:
         expires_at: Millis | None = None,
         by: str | None = None,
     ) -> tuple[Token, str]:
-        """Make a token; it, and the text that its owner is told, once. Raises BadInput, StoreFull."""
+        """Make a token; return it with its text, which is shown this once. Raises BadInput, StoreFull."""
         check_name("name", name)
         if name == ANONYMOUS:
-            raise BadInput("name", name, "another: so are called those who show no token")
+            raise BadInput("name", name, "another name: this one is for callers without a token")
         if not 1 <= len(topics) <= MOST_PATTERNS:
             raise BadInput("topic", f"{len(topics)} patterns", f"1 to {MOST_PATTERNS}")
         patterns = tuple(dict.fromkeys(check_pattern(topic) for topic in topics))
         if not verbs:
             raise BadInput("verb", None, f"at least one of {', '.join(Verb)}")
         if expires_at is not None and expires_at <= now:
-            raise BadInput("expires", expires_at, "a time that is still to come")
+            raise BadInput("expires", expires_at, "a time in the future")
         secret = secrets.token_urlsafe(32)
         for _ in range(_TRIES):
             token = Token(
@@ -319,7 +319,7 @@ class Tokens:
         raise AssertionError(f"{_TRIES} ids in a row are taken, of {len(_ID_LETTERS)}^8")
 
     async def all(self, damaged: Callable[[str], None] | None = None) -> list[Token]:
-        """Every token, the oldest first, expired ones too. `damaged` is told the id of one that cannot be read."""
+        """Every token, the oldest first, expired ones too. `damaged` is called with the id of each unreadable one."""
         found: list[Token] = []
         for name, value in (await self._kept.all(PREFIX)).items():
             try:
@@ -330,5 +330,5 @@ class Tokens:
         return sorted(found, key=lambda token: (token.created_at, token.id))
 
     async def revoke(self, id: str) -> bool:
-        """Forget the token; whether there was one. Services refuse it within `access.FRESH` at the latest."""
+        """Remove the token, and return True if there was one. Services refuse it within `access.FRESH` seconds."""
         return await self._kept.remove(PREFIX + check_id(id))

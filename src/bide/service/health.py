@@ -1,9 +1,9 @@
 """Health and readiness of this process, and the pages about the service itself: /healthz, /readyz and /metrics.
 
-Ready means: requests may be sent here. So the checks are what requests need, and no more: that the store answers, that
-its schema is the one this code wants, and that this machine's clock is not absurd. A store of several parts is there as
-long as one of them answers: the callers of the others get an error each, and sending everybody away would help nobody.
-That the process lives, any answer shows.
+Ready means that requests may be sent here. So the checks cover what requests need: the store answers, its schema has
+the version that this code needs, and this machine's clock is plausible. A store of several parts is ready as long as
+one of them answers: callers of the others get an error, and turning all callers away would not help them. Any answer
+shows that the process is alive.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from bide.service.requests import Reply, Request
 _log = logging.getLogger("bide.health")
 _PROBE = "bide.health"
 _PARTS = 4
-"""Parts of a store that are asked, at most."""
+"""Most parts of a store that are probed."""
 _SLACK = 0.1
-"""Seconds that a check has to say itself what did not answer in time."""
+"""Seconds beyond the patience in which a check can itself report what did not answer."""
 WARN_OF_SKEW = 1.0
-"""Seconds: above that the clock is worth mending; bide corrects for it."""
+"""Seconds of skew above which the check warns. bide corrects for it."""
 MOST_SKEW = 300.0
-"""Seconds: above that this machine is not sane. Tasks would still be on time, since they go by the store's clock; but
-when tokens end, and what the logs say, goes by this one."""
+"""Seconds of skew above which the check fails. Tasks are still on time, since they go by the store's clock; but the
+expiry of tokens and the times in logs go by this machine's."""
 
 
 class Level(StrEnum):
@@ -46,13 +46,13 @@ class Level(StrEnum):
 
 
 class Check(Struct, frozen=True):
-    """One thing that was looked at."""
+    """The result of one check."""
 
     name: str
     level: Level
     sentence: str
-    """In English, with its values in braces. For anybody who may ask: no address and no error text of a driver's stands
-    in it; those are in the log."""
+    """In English, with its values in braces. Anybody may read it, so it has no address and no error text of a driver;
+    those are in the log."""
     values: Mapping[str, object] = {}
 
     @property
@@ -62,7 +62,7 @@ class Check(Struct, frozen=True):
 
 
 class Readiness(Struct, frozen=True):
-    """All that was looked at."""
+    """The results of all checks."""
 
     checks: tuple[Check, ...]
 
@@ -72,7 +72,7 @@ class Readiness(Struct, frozen=True):
 
     @property
     def status(self) -> int:
-        """Of the HTTP answer."""
+        """The status of the HTTP answer."""
         return 200 if self.ready else 503
 
     def document(self) -> dict[str, Any]:
@@ -82,9 +82,9 @@ class Readiness(Struct, frozen=True):
 
 
 class Health:
-    """Looks when asked, at most once in `every` seconds. Belongs to the running loop.
+    """Runs the checks when asked, at most once in `every` seconds. Belongs to the running loop.
 
-    `patience`: seconds that each check may take. The schema, once it is right, is looked at again after a minute: on
+    `patience`: seconds that each check may take. A schema that was right is checked again after a minute, since on
     PostgreSQL and MySQL that takes a connection of its own.
     """
 
@@ -99,7 +99,7 @@ class Health:
         self._errors: dict[str, str] = {}
 
     async def ready(self) -> Readiness:
-        """Never raises, and never takes much longer than the patience."""
+        """The results, at most `every` seconds old. Never raises, nor takes much longer than the patience."""
         return await self._look.get()
 
     async def _ask(self) -> Readiness:
@@ -111,11 +111,11 @@ class Health:
             store = client.store
             checks = [self._check("store", lambda: reach(store, self._patience))]
             if (schema := store.features.schema) is not None:
-                checks.append(self._check("schema", lambda: self._look_at_schema(schema)))
+                checks.append(self._check("schema", lambda: self._check_schema(schema)))
             if (clock := store.features.clock) is not None:
                 checks.append(self._check("clock", lambda: _compare_clocks(clock, self._wall)))
             found = Readiness(tuple(await asyncio.gather(*checks)))
-        self._tell(found)
+        self._log_change(found)
         return found
 
     async def _check(self, name: str, look: Callable[[], Awaitable[Check]]) -> Check:
@@ -126,27 +126,27 @@ class Health:
             return Check(name, Level.FAILED, "no answer within {seconds} s", {"seconds": f"{self._patience:g}"})
         except StoreError as error:
             self._errors[name] = str(error)
-            return Check(name, Level.FAILED, "the store cannot be asked ({error})", {"error": type(error).__name__})
+            return Check(name, Level.FAILED, "the store cannot be reached ({error})", {"error": type(error).__name__})
         except Exception as error:  # noqa: BLE001 - a probe gets an answer, whatever is wrong
             self._errors[name] = repr(error)
             return Check(name, Level.FAILED, "the check itself failed ({error})", {"error": type(error).__name__})
 
-    async def _look_at_schema(self, schema: HasSchema) -> Check:
+    async def _check_schema(self, schema: HasSchema) -> Check:
         if self._schema is not None and time.monotonic() < self._schema_until:
             return self._schema
         self._schema = None
         found, wanted = await schema.schema_version()
         values = {"found": found, "wanted": wanted}
         if found < wanted:
-            return Check("schema", Level.FAILED, "version {found}, and {wanted} is wanted: bide migrate", values)
-        if found > wanted:  # an update is under way: it is migrated first, and older programs can live with that
+            return Check("schema", Level.FAILED, "version {found}, but {wanted} is needed: bide migrate", values)
+        if found > wanted:  # during an upgrade: the schema is migrated first, and older programs can use it
             sentence = "version {found}, newer than this program, which knows {wanted}"
             return Check("schema", Level.WARNING, sentence, values)
         self._schema, self._schema_until = Check("schema", Level.OK, "version {found}", values), time.monotonic() + 60
         return self._schema
 
-    def _tell(self, found: Readiness) -> None:
-        """Log a change, once."""
+    def _log_change(self, found: Readiness) -> None:
+        """Log when readiness changes."""
         before, self._was_ready = self._was_ready, found.ready
         if not found.ready and before is not False:
             bad = [check for check in found.checks if check.level is Level.FAILED]
@@ -157,12 +157,12 @@ class Health:
 
 
 async def ready(client: Client, *, patience: float = 2.0, wall: Clock | None = None) -> Readiness:
-    """One look, now; see `Health`."""
+    """Run the checks once, now; see `Health`."""
     return await Health(client, patience=patience, wall=wall).ready()
 
 
 async def reach(store: Store, patience: float) -> Check:
-    """The cheapest call there is: get a task that does not exist, in several parts of the store where it has some."""
+    """Probe the store by its cheapest call, a get of a task that does not exist; in several parts, if it has parts."""
     refs = [Ref(_PROBE, "probe")]
     if (parts := store.features.parts) is not None:
         by_part = {parts.part_of(_PROBE, f"probe-{number}"): f"probe-{number}" for number in range(4 * _PARTS)}
@@ -205,7 +205,7 @@ async def _compare_clocks(clock: HasClock, wall: Clock) -> Check:
 
 
 OPEN = frozenset({"/healthz", "/readyz"})
-"""For everybody: they say nothing about tasks."""
+"""Paths that need no authentication: they say nothing about tasks."""
 
 _encode = msgspec.json.encode
 
@@ -213,7 +213,7 @@ _encode = msgspec.json.encode
 def pages_of(
     health: Health, exposition: Callable[[], Awaitable[tuple[bytes, str]]]
 ) -> Mapping[tuple[str, str], Callable[[Request], Awaitable[Reply]]]:
-    """By method and path."""
+    """The endpoints by method and path."""
 
     async def live(request: Request) -> Reply:
         return Reply(200, b'{"status":"ok"}')

@@ -1,14 +1,12 @@
-"""One request as the calls see it: read from ASGI, the path still as it was sent, with the address that it came from.
+"""Requests and replies of the service: bounded reading, routing by the raw path, and errors as problem documents.
 
-All that is read before somebody is known is bounded in bytes and in time: bodies by `Request.read`, what stands before
-them by `BoundedHeads`. The parser itself has no bound: it would keep a header that never ends. Bytes are counted as
-they come, chunk by chunk; what is in one chunk with the beginning of a head is at most as much as one read of the
-socket, and is looked at exactly only where it could be too much. So a usual request costs two comparisons. The same
-bound goes for what stands between the parts of a body that comes in chunks, and behind the last of them. A request that
-was answered before its body had come is given a while for the rest.
+Whatever is read before the caller is known is limited in bytes and in time: bodies by `Request.read`, heads by
+`BoundedHeads`. The HTTP parser itself has no limit: it would keep a header that never ends. `BoundedHeads` counts bytes
+chunk by chunk; a chunk that holds the beginning of a head is at most one read of the socket, and is measured exactly
+only if it could be too much. So an ordinary request costs two comparisons. The same limit applies between the chunks of
+a chunked body, and after the last one. A client that was answered before its body had arrived gets a while to finish.
 
-The answers of the calls: status, body and headers; errors are `application/problem+json` (RFC 9457), which names the
-field and what would be accepted.
+Errors are `application/problem+json` (RFC 9457); each names the field and what would be accepted.
 """
 
 from __future__ import annotations
@@ -57,7 +55,7 @@ class ProblemShape(Struct, frozen=True, kw_only=True):
 
 
 class Problem(Exception):
-    """An answer that says what went wrong, and what to do."""
+    """An error answer: what went wrong, and what would be accepted."""
 
     def __init__(
         self,
@@ -80,7 +78,7 @@ class Problem(Exception):
 
 
 def bad_input(error: BadInput, prefix: str = "") -> Problem:
-    """A value that is not accepted."""
+    """The answer to a value that is not accepted; `prefix` names its place in a batch."""
     field = f"{prefix}{error.field}"
     shown = shown_value(error.value)
     return Problem(
@@ -90,12 +88,12 @@ def bad_input(error: BadInput, prefix: str = "") -> Problem:
 
 
 def shown_value(value: object) -> str | int | float | bool | None:
-    """A value as an answer may repeat it."""
+    """A value as an answer may repeat it: as text, cut to 200 characters."""
     if value is None or isinstance(value, bool | int | float):
         return value
     try:
         text = value if isinstance(value, str) else repr(value)
-    except Exception:  # noqa: BLE001 - what cannot show itself is named by its type
+    except Exception:  # noqa: BLE001 - a value without a repr is named by its type
         text = f"a {type(value).__name__}"
     text = text.encode(errors="replace").decode()
     return text if len(text) <= 200 else f"{text[:199]}…"
@@ -110,12 +108,12 @@ _LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])
 
 
 def bad_body(error: Exception, accepted: str, kind: Any, body: bytes) -> Problem:
-    """A body that is no JSON, or has a field that is wrong. `kind`: what it was to be."""
+    """The answer to a body that is not JSON, or has a wrong field. `kind`: the type that the call takes."""
     if not isinstance(error, msgspec.ValidationError):
         why = "nested too deeply" if isinstance(error, RecursionError) else str(error)
         cut = _LONE_SURROGATE.search(body)
         if cut is not None:
-            why = f"{cut[0].decode()} is half of a character, whose other half is missing: a text was cut within it"
+            why = f"{cut[0].decode()} is half of a character: a text was cut within it"
         return Problem(400, "bad-json", "The body is not JSON", f"the body is not JSON: {why}", accepted=accepted)
     text = str(error)
     found = _PLACE.search(text)
@@ -128,14 +126,14 @@ def bad_body(error: Exception, accepted: str, kind: Any, body: bytes) -> Problem
         said = f"no such field; did you mean {near[0]}?" if near else f"no such field; there are {', '.join(names)}"
         field = unknown[1] if field in ("body", "") else f"{field}.{unknown[1]}"
     if field in _LENGTHS and said.endswith(("got `int`", "got `float`")):
-        said = 'a length of time as text, such as "15m", "1h30m" or "1.5s"'
+        said = 'a duration as text, such as "15m", "1h30m" or "1.5s"'
     return Problem(
         422, "bad-input", "A value is not accepted", f"{field or 'body'}: {said}", field=field or "body", accepted=said
     )
 
 
 def _fields_of(kind: Any) -> set[str]:
-    """The names of all fields of a type of `schemas`, also of those within."""
+    """The names of all fields of a type of `schemas`, nested ones too."""
     if isinstance(kind, type) and issubclass(kind, msgspec.Struct):
         fields = msgspec.structs.fields(kind)
         return {one.encode_name for one in fields}.union(*(_fields_of(one.type) for one in fields))
@@ -147,30 +145,33 @@ class _Meaning(NamedTuple):
     kind: str
     title: str
     detail: str = ""
-    """Empty: the error's own text, which is for callers too."""
+    """Empty: the text of the error itself, which callers may read."""
     retry_after: str = ""
-    """Seconds after which it is worth trying again."""
+    """Seconds after which a retry makes sense."""
 
 
-_DAMAGED = _Meaning(503, "store-damaged", "The store is damaged", "the log of the service says what is wrong", "5")
+_DAMAGED = _Meaning(503, "store-damaged", "The store is damaged", "the service's log says what is wrong", "5")
 _MEANINGS: Mapping[type[Exception], _Meaning] = {
-    StoreFull: _Meaning(507, "store-full", "The store is full", "nothing was done; what is there still drains", "5"),
+    StoreFull: _Meaning(507, "store-full", "The store is full", "nothing was done; the tasks in it still drain", "5"),
     OutcomeUnknown: _Meaning(
-        504, "outcome-unknown", "The answer was lost", "it was done once or not at all; look before you try again"
+        504,
+        "outcome-unknown",
+        "The store's answer was lost",
+        "the call was done once or not at all; check before you try again",
     ),
     StoreCorrupt: _DAMAGED,
     StoreMismatch: _DAMAGED,
-    StoreError: _Meaning(503, "store-away", "The store is away", "nothing was done; try again", "1"),
-    SetupError: _Meaning(501, "not-here", "Not with this store"),
+    StoreError: _Meaning(503, "store-away", "The store is unavailable", "nothing was done; try again", "1"),
+    SetupError: _Meaning(501, "not-here", "This store does not support it"),
     BideError: _Meaning(409, "conflict", "Not possible now"),
     Exception: _Meaning(500, "defect", "A defect", "a defect of the service; its log says where"),
 }
-"""The answer to each error of the engine or the store; of several the first that it is an instance of. The address of
-the store and the text of its driver are for the log, and not for callers."""
+"""The answer to each error of the engine or the store, by the first type that matches. The address of the store and
+the text of its driver are for the log, not for callers."""
 
 
 def problem_of(error: Exception) -> Problem:
-    """Turn any error of the service, the engine or the store into an answer."""
+    """The answer to any error of the service, the engine or the store."""
     if isinstance(error, Problem):
         return error
     if isinstance(error, BadInput):
@@ -201,13 +202,13 @@ STATUS: Mapping[Result, int] = {
     Result.FINISHED: 409,
     Result.STALE_TOKEN: 409,
 }
-"""200 for what is not listed: done as asked."""
+"""200 for results that are not listed: done as asked."""
 
 encode = msgspec.json.Encoder().encode
 
 
 class Reply:
-    """A status, a body, and the headers that go with it."""
+    """An answer: status, body and headers."""
 
     __slots__ = ("body", "content_type", "headers", "status")
 
@@ -221,21 +222,21 @@ class Reply:
 
 
 def reply(shape: Any) -> Reply:
-    """200 with that."""
+    """200 with this body."""
     return Reply(200, encode(shape))
 
 
 def reply_to(
     answer: Answer, caller: Caller, *, condition: Container[Result] = (), paused: Container[Topic] = ()
 ) -> Reply:
-    """A verb's answer, as the caller may see it. `condition`: the results that mean that a condition in the headers was
-    not met. `paused`: see `answer_shape`."""
+    """The reply to a verb, as the caller may see it. `condition`: the results that mean an unmet condition of the
+    headers. `paused`: see `answer_shape`."""
     status = 412 if answer.result in condition else STATUS.get(answer.result, 200)
     return Reply(status, encode(shape_for(caller, answer, paused)), headers=etag(answer))
 
 
 def shape_for(caller: Caller, answer: Answer, paused: Container[Topic]) -> AnswerShape:
-    """A verb's answer, as the caller may see it."""
+    """The answer to a verb, as the caller may see it."""
     seen = caller.seen(answer)
     return answer_shape(seen, paused=paused, withheld=seen is not answer)
 
@@ -246,29 +247,29 @@ def etag(answer: Answer) -> dict[str, str]:
 
 
 BODY_LIMIT = 16 * 2**20
-"""Bytes that a request may have."""
+"""Most bytes of a body."""
 BODY_PATIENCE = 30.0
-"""Seconds that a request's body may take."""
+"""Most seconds for a body to arrive."""
 OPEN_LIMIT = 16_384
-"""Bytes that a request may have of which nobody knows who sent it."""
+"""Most bytes of a body whose sender is not authenticated."""
 Ask = TypeVar("Ask")
 T = TypeVar("T")
 _HALF_ENCODED = re.compile(rb"%(?![0-9A-Fa-f]{2})")
 _NOBODY = Caller("nobody", verbs=frozenset(), topics=())
 Scope: TypeAlias = MutableMapping[str, Any]
-"""A request as ASGI begins it."""
+"""The ASGI scope of a request."""
 Message: TypeAlias = MutableMapping[str, Any]
-"""An event of ASGI, received or sent."""
+"""An ASGI event, received or sent."""
 Receive = Callable[[], Awaitable[Message]]
 Send = Callable[[Message], Awaitable[None]]
 
 
 class ClientDisconnected(Exception):
-    """The client has gone: nobody is there to be answered."""
+    """The client has disconnected: there is nobody to answer."""
 
 
 class Request:
-    """A request. `caller` is who sent it, once that is known."""
+    """A request, read from ASGI. `caller` is its sender, once authenticated."""
 
     __slots__ = (
         "_receive", "_scope", "body", "caller", "headers", "limits", "method", "path", "proxies", "raw_query",
@@ -286,12 +287,12 @@ class Request:
         self.proxies: Networks = ()
         """The proxies whose X-Forwarded-For counts."""
         self.limits = (BODY_LIMIT, BODY_PATIENCE)
-        """Bytes and seconds that its body may take."""
+        """Most bytes of its body, and most seconds for it to arrive."""
         self.body = b""
         self.caller = _NOBODY
         self.segments: tuple[str, ...] = ()
         self.reauthorize: Callable[[], Awaitable[float]]
-        """Raises when the caller may call no longer; else the seconds after which to ask again. Set with `caller`."""
+        """Checks the caller again: raises if they lost access, else returns the seconds until the next check."""
 
     def header(self, name: bytes) -> str | None:
         """The value of a header, as text."""
@@ -299,18 +300,18 @@ class Request:
 
     @property
     def peer(self) -> str:
-        """The address that it came from."""
+        """The address of the caller."""
         client = self._scope.get("client")
         return peer_of(client[0] if client else "local", self.header(b"x-forwarded-for"), self.proxies)
 
     def check_host(self) -> None:
-        """Raises Problem where Host comes twice: which of them counts is not to be guessed (RFC 9112, 3.2)."""
+        """Raises Problem if Host comes twice: it would be a guess which one counts (RFC 9112, 3.2)."""
         sent = self._scope["headers"]
         if len(sent) != len(self.headers) and sum(name == b"host" for name, _ in sent) > 1:
             raise Problem(400, "bad-host", "Host comes twice", "send one Host header", field="host")
 
     async def read(self, most: int | None = None) -> None:
-        """Take in the body; at most `most` bytes where nobody is known yet.
+        """Read the body, at most `most` bytes if that is less than the limit.
 
         Raises Problem for one that is too large or comes too slowly; ClientDisconnected.
         """
@@ -324,7 +325,7 @@ class Request:
                 await self._read(limit)
         except TimeoutError:
             raise Problem(
-                408, "too-slow", "The body came too slowly", f"the body was not complete after {patience:g} s",
+                408, "too-slow", "The body arrived too slowly", f"the body was not complete after {patience:g} s",
                 headers={"connection": "close"},
             ) from None  # fmt: skip
 
@@ -345,7 +346,7 @@ class Request:
             parts.append(part)
 
     async def gone(self) -> None:
-        """Returns when the client has gone."""
+        """Return when the client has disconnected."""
         while (await self._receive())["type"] != "http.disconnect":
             pass
 
@@ -375,23 +376,23 @@ class Request:
                 undo(result)
 
     def decoded(self, decoder: msgspec.json.Decoder[Ask], accepted: str) -> Ask:
-        """The body as what the call takes. Raises Problem that names the field."""
+        """Decode the body as the type that the call takes. Raises Problem that names the field."""
         kind = self.headers.get(b"content-type", b"").partition(b";")[0].strip().lower()
         if kind != b"application/json":
             raise Problem(
-                415, "not-json", "Only JSON is taken",
+                415, "not-json", "The body has to be application/json",
                 f"content-type: {kind.decode('latin-1') or 'none'}; send application/json",
                 field="content-type", accepted="application/json",
             )  # fmt: skip
         try:
             if not self.body.isascii():
-                self.body.decode()  # the decoder passes over a payload without looking into its text
+                self.body.decode()  # the decoder skips a payload without checking that its text is UTF-8
             return decoder.decode(self.body)
         except (ValueError, RecursionError) as error:
             raise bad_body(error, accepted, decoder.type, self.body) from None
 
     def query(self, known: tuple[str, ...]) -> dict[str, str]:
-        """The parameters after the question mark, each at most once. Raises Problem for one that is not known."""
+        """The query parameters, each at most once. Raises Problem for an unknown one."""
         query = self.raw_query
         try:
             _check_percents(query)
@@ -423,7 +424,7 @@ class Request:
 
 
 class Routes(Generic[T]):
-    """A table by path and method; a part of a path in braces stands for any text, still as it was sent."""
+    """A table by path and method. A part of a path in braces matches any text, still percent-encoded."""
 
     def __init__(self, routes: Iterable[tuple[str, str, T]]) -> None:
         by_path: dict[str, dict[str, T]] = {}
@@ -437,7 +438,7 @@ class Routes(Generic[T]):
         ]
 
     def find(self, path: bytes) -> tuple[Mapping[str, T], Mapping[str, bytes]] | None:
-        """Return the entries at this path by method, and its open parts by name; None where there is none."""
+        """Return the entries at this path by method, and the parts in braces by name; None if there is no such path."""
         exact = self._exact.get(path)
         if exact is not None:
             return exact, {}
@@ -449,7 +450,7 @@ class Routes(Generic[T]):
 
 
 def segment(raw: bytes, field: str) -> str:
-    """One part of a path, percent-decoded. Raises Problem."""
+    """Decode one part of a path. Raises Problem."""
     try:
         _check_percents(raw)
         return unquote_to_bytes(raw).decode()
@@ -458,28 +459,28 @@ def segment(raw: bytes, field: str) -> str:
 
 
 def _check_percents(raw: bytes) -> None:
-    """Decoding would leave them as they are, and so two paths would mean one key. Raises ValueError."""
+    """Raises ValueError for a stray `%`: decoding would keep it, so that two paths would mean one key."""
     if _HALF_ENCODED.search(raw):
         raise ValueError("a % that begins no encoded byte")
 
 
 HEAD_LIMIT = 65_536
-"""That a request line and the headers may have together."""
+"""Most bytes of a request line and its headers."""
 HEAD_PATIENCE = 30.0
-"""Seconds that they may take, from the connection or their first byte on."""
+"""Most seconds for them to arrive, from the connection or from their first byte."""
 
 
 class BoundedHeads(HttpToolsProtocol):
-    """uvicorn's protocol, with these bounds."""
+    """uvicorn's protocol with limits on the head of a request."""
 
     _begun = 0
     """Heads so far."""
     _open = True
-    """True while a head is being waited for, or read."""
+    """True while a head is awaited or read."""
     _size = 0
-    """Bytes of this head; within a body, of what is not part of it."""
+    """Bytes of this head; within a chunked body, bytes that are not part of the body."""
     _part = False
-    """True if the last bytes held a part of a body, or the end of a request."""
+    """True if the last bytes held part of a body, or the end of a request."""
     _doubtful = False
     """True if the last bytes may be too many."""
     _too_large = False
@@ -518,7 +519,7 @@ class BoundedHeads(HttpToolsProtocol):
         self._closed()
         if self._doubtful and len(self.url) + sum(len(name) + len(value) for name, value in self.headers) > HEAD_LIMIT:
             self._too_large = True
-            raise ValueError("too large")  # which the parser hands on as a bad request
+            raise ValueError("too large")  # the parser turns this into a bad request
         super().on_headers_complete()
         self._size = 0
 

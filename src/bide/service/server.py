@@ -1,7 +1,7 @@
-"""The service as an ASGI application: finds the call or the page, finds out who calls, answers, and counts.
+"""The service as an ASGI application: routes a request to its call or page, authenticates the caller, answers, counts.
 
-Paths are matched as they were sent, still percent-encoded, so that keys such as `a/b`, `%` and `?` work. Everything
-that goes wrong is answered as `application/problem+json`.
+Paths are matched as they were sent, still percent-encoded, so that keys such as `a/b`, `%` and `?` work. Every error is
+answered as `application/problem+json`.
 """
 
 from __future__ import annotations
@@ -47,14 +47,14 @@ from bide.service.verbs import ConsumerVerbs, Verbs
 
 _log = logging.getLogger("bide.service")
 _FAREWELL = 1.0
-"""Seconds that the end of a stream may take to be sent."""
+"""Most seconds for sending the end of a stream."""
 _GONE = 499
-"""Counts a caller who went before the answer, as nginx does."""
+"""Counted, as nginx does, for a caller who disconnects before the answer."""
 _EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
 class StreamingReply:
-    """A reply that goes on."""
+    """A reply whose body is a stream."""
 
     def __init__(self, parts: AsyncGenerator[bytes, None], content_type: str) -> None:
         self.parts = parts
@@ -65,7 +65,7 @@ Page = Callable[[Request], Awaitable[Reply | StreamingReply]]
 
 
 class Service:
-    """The application: the calls of the contract, those of bide's own clients, the pages about itself, the console."""
+    """The application: the calls of the contract, the store calls of bide's own clients, health, metrics, console."""
 
     def __init__(
         self, client: Client, access: Access, consumer_verbs: ConsumerVerbs, feed: EventFeed, store_calls: StoreCalls,
@@ -99,7 +99,7 @@ class Service:
         self._open = frozenset(path.encode() for path in {*OPEN, "/openapi.json"})
         self._written: bytes | None = None
         self._complaints = TokenBucket(1, 1.0, self._loop.time())
-        """One a second: while the store is away every request fails."""
+        """At most one log line a second: while the store is unavailable, every request fails."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -115,7 +115,7 @@ class Service:
             if not known:
                 await self._authenticate(request)
                 await request.read()
-            elif name != "console":  # whose pages read for themselves, once they know who asks
+            elif name != "console":  # a page reads its body itself, once the viewer is known
                 await request.read(OPEN_LIMIT)
             with acting_as(request.caller.name, audit), self._traced(request):
                 reply = await page(request)
@@ -127,15 +127,15 @@ class Service:
             status = reply.status
         if isinstance(reply, Reply):
             await _send(reply, send, head=request.method == "HEAD")
-        request.body = b""  # the request itself is there until the garbage collector comes by
+        request.body = b""  # the request itself lives until the garbage collector runs
         self._metrics.request(name, status, self._loop.time() - started)
         if isinstance(reply, StreamingReply):
             await self._stream(reply, request, send)
 
-    # --- the way of a request
+    # --- from request to answer
 
     def _traced(self, request: Request) -> AbstractContextManager[None]:
-        """The trace of the caller goes on, where the app is traced."""
+        """Continue the caller's trace, if the app is traced."""
         carrier = self._client.carrier
         if carrier is None:
             return nullcontext()
@@ -143,7 +143,7 @@ class Service:
         return carrier.received({name: value for name, value in given.items() if value is not None})
 
     def _route(self, request: Request) -> tuple[str, Page, bool]:
-        """The call that is meant, and whether it is for everybody, or finds out by itself who asks. Raises Problem."""
+        """Return the name of the call, its endpoint, and True if it needs no authentication here. Raises Problem."""
         path, method = request.path, request.method
         route = self._routes.find(path)
         if route is None:
@@ -153,14 +153,14 @@ class Service:
                     return "console", page, True
                 if "text/html" in (request.header(b"accept") or ""):
                     return "unknown", self._console.not_found, True
-            raise Problem(404, "no-such-call", "There is no such call", "see /openapi.json for those there are")
+            raise Problem(404, "no-such-call", "There is no such call", "see /openapi.json for all calls")
         calls, parts = route
         request.segments = tuple(segment(raw, name) for name, raw in parts.items())
         found = calls.get("GET" if method == "HEAD" else method)
         if found is None:
             allowed = ", ".join(sorted({*calls, "HEAD"} if "GET" in calls else calls))
             raise Problem(
-                405, "not-allowed", "Not with this method", f"{method}: give {allowed}",
+                405, "not-allowed", "This method is not supported here", f"{method}: give {allowed}",
                 headers={"allow": allowed}, field="method", accepted=allowed,
             )  # fmt: skip
         return *found, path in self._open
@@ -188,7 +188,7 @@ class Service:
         return Reply(problem.status, problem.body, CONTENT_TYPE, problem.headers)
 
     async def _stream(self, streaming: StreamingReply, request: Request, send: Send) -> None:
-        """Until it ends, the client goes, or its caller may listen no longer."""
+        """Send the stream until it ends, the client disconnects, or the caller loses access."""
         headers = [*_HEADERS, (b"content-type", streaming.content_type.encode()), (b"cache-control", b"no-store"),
                    (b"x-accel-buffering", b"no")]  # fmt: skip
         await send({"type": "http.response.start", "status": 200, "headers": headers})
@@ -203,17 +203,17 @@ class Service:
         except ClientDisconnected:
             return
         except (AccessRefused, StoreError) as error:
-            _log.info("%s listens no longer: %s", request.caller.name, error)
+            _log.info("the stream of %s was ended: %s", request.caller.name, error)
         except Exception as error:  # noqa: BLE001 - the answer has begun: nothing else can be answered
             _log.error("a stream ended with an error", exc_info=error)
         with suppress(TimeoutError):  # a client that does not read is not waited for
             async with asyncio.timeout(_FAREWELL):
                 await send({"type": "http.response.body", "body": b""})
 
-    # --- calls of its own
+    # --- calls that are answered here
 
     async def _store(self, request: Request) -> Reply | StreamingReply:
-        """A call of bide's own clients: see `remote`."""
+        """A store call of one of bide's own clients: see `remote`."""
         [operation] = request.segments
         if operation == "listen":
             return StreamingReply(self._store_calls.listen(request.body, request.caller), STREAM_TYPE)

@@ -1,8 +1,8 @@
-"""The event stream, as server-sent events: the store's event log, followed for as long as somebody listens.
+"""The event stream: the store's event log as server-sent events, polled while a client listens.
 
-The log is that of the store, so a stream tells what every instance and every worker wrote. It has no numbers that rise,
-so an event is known by its time and a checksum of what it says; who comes back with `Last-Event-ID` goes on behind it,
-and is told (`gap`) where the log has meanwhile lost what came after.
+The log belongs to the store, so a stream has the events of every instance and every worker. Events have no sequence
+numbers: an event is identified by its time and a checksum of its content. A client that reconnects with `Last-Event-ID`
+continues after that event, and gets a `gap` if the log has lost events in between.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from bide.engine.client import Client
 from bide.service.schemas import event_shape
 
 _EVERY = 0.5
-"""Seconds between two polls of the log, while there are listeners."""
+"""Seconds between two polls of the log while there are listeners."""
 _HEARTBEAT = 15.0
 _PAGE = 1_000
 _LOG = 10_000
-"""Lines that stores keep: so far back is looked for the last one that is known."""
+"""Lines that stores keep, and so the most that is read to find the last known event."""
 _MOST_KEPT = 2 * _LOG
-"""Lines that a listener may be behind, before it is told of a gap."""
+"""Most lines that a listener may fall behind before it gets a gap."""
 _GAP = b"event: gap\ndata: {}\n\n"
 
 _encode = msgspec.json.encode
 
 
 class EventFeed:
-    """Polls the log once for all listeners, each of which keeps its own place in it. Belongs to the running loop."""
+    """Polls the log once for all listeners, each of which keeps its own position. Belongs to the running loop."""
 
     def __init__(self, client: Client) -> None:
         self.listeners = 0
@@ -42,19 +42,19 @@ class EventFeed:
         self._known: set[str] = set()
         """The ids of the last poll."""
         self._lines: deque[bytes | tuple[str, Event]] = deque(maxlen=_MOST_KEPT)
-        """The new events of each poll with their ids, and a gap where some were lost."""
+        """The new events of each poll with their ids; a gap in the place of lost ones."""
         self._end = 0
-        """The number of the next of these lines."""
+        """The number of the next line."""
         self._more = asyncio.Event()
         self._polling: asyncio.Task[None] | None = None
         self._closing = False
 
     async def stream(self, last: str | None, admits: Callable[[Event], bool]) -> AsyncGenerator[bytes, None]:
-        """The events after `last` that are admitted, then those to come; a comment every 15 s.
+        """Stream the admitted events after `last`, then the coming ones, with a comment every 15 s.
 
-        What is noted once this has returned is in the stream. Raises StoreError.
+        Every event that is written after this has returned is in the stream. Raises StoreError.
         """
-        place = self._end  # before the log is read, so that nothing falls in between
+        place = self._end  # before the log is read, so that no event falls in between
         self.listeners += 1
         try:
             log = await self._log(None if last is None else {last})
@@ -108,7 +108,7 @@ class EventFeed:
             await asyncio.wait([self._polling])
 
     async def _poll(self) -> None:
-        """While somebody listens."""
+        """Poll the log while there are listeners."""
         while True:
             await asyncio.sleep(_EVERY)
             if not self.listeners:
@@ -128,9 +128,9 @@ class EventFeed:
                 self._more = asyncio.Event()
 
     async def _log(self, known: Collection[str] | None) -> list[tuple[str, Event]]:
-        """The newest of the log, oldest first, each with its id; so many that one of `known` is among them, if any is.
+        """The newest events with their ids, oldest first: enough to include one of `known`, if the log still has one.
 
-        None: a page will do.
+        None: one page.
         """
         log: list[tuple[str, Event]] = []
         for limit in (_PAGE, _LOG):

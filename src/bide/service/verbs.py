@@ -1,5 +1,7 @@
-"""The calls of the contract, from the request to the engine and back: `Verbs` puts in, changes and reads tasks, and
-`ConsumerVerbs` leases (which can wait), settles and extends."""
+"""The calls of the contract, from the request to the engine and back.
+
+`Verbs` schedules, changes and reads tasks; `ConsumerVerbs` leases (and can wait for due tasks), settles and extends.
+"""
 
 from __future__ import annotations
 
@@ -64,10 +66,10 @@ _NONE = Count(0)
 
 
 async def set_paused(client: Client, topic: Topic, who: str, *, paused: bool) -> bool:
-    """Pause a topic, or resume it; whether that changed anything. Raises BadInput, StoreError."""
+    """Pause or resume a topic, and return True if that changed anything. Raises BadInput, StoreError."""
     if paused:
         changed = await client.pause(topic, who=who)
-        audit_pause(who, "pause", topic, "paused" if changed else "paused already")
+        audit_pause(who, "pause", topic, "paused" if changed else "already paused")
     else:
         changed = await client.resume(topic, who=who)
         audit_pause(who, "resume", topic, "resumed" if changed else "not paused")
@@ -88,7 +90,7 @@ _NO_TOKEN = 0
 
 
 def asked(request: Request, call: str) -> Any:
-    """The body, as what this call takes. Raises Problem."""
+    """The body, decoded as the type that this call takes. Raises Problem."""
     return request.decoded(_DECODERS[call], _BY_NAME[call].accepted)
 
 
@@ -101,7 +103,7 @@ class Verbs:
     # --- whole topics
 
     async def topics(self, request: Request) -> Reply:
-        """Every topic that has tasks or is paused, or this one, with its counts. O(topics)."""
+        """The counts and the pause of every topic that has tasks or is paused, or of one topic. O(topics)."""
         client, caller = self._client, request.caller
         only = request.query(("topic",)).get("topic")
         if only is None:
@@ -129,7 +131,7 @@ class Verbs:
         return await self._set_paused(request, paused=False)
 
     async def _set_paused(self, request: Request, *, paused: bool) -> Reply:
-        """Holds for the topic as a whole, and so is not for everybody who uses it."""
+        """A pause stops every user of the topic, so it takes the verb `admin`."""
         [topic] = request.segments
         request.caller.check(Verb.ADMIN, topic)
         _refuse_body(request)
@@ -147,12 +149,12 @@ class Verbs:
         ask: schemas.Schedule = asked(request, "schedule")
         condition: Container[Result] = ()
         if request.header(b"if-match") is not None:
-            raise bad_input(BadInput("if-match", request.header(b"if-match"), "nothing here; PATCH and DELETE take it"))
+            raise bad_input(BadInput("if-match", request.header(b"if-match"), "none: PATCH and DELETE take it"))
         only_new = request.header(b"if-none-match")
         if only_new is not None:
             if only_new.strip() != "*":
                 raise bad_input(BadInput("if-none-match", only_new, "* alone: only if there is no such task"))
-            conflict_of(ask.on_conflict)  # said, though not used
+            conflict_of(ask.on_conflict)  # checked, though the header decides
             ask = msgspec.structs.replace(ask, on_conflict="refuse")
             condition = (Result.REFUSED,)
         answer = await self._client.schedule_new(self._new(topic, key, ask))
@@ -246,10 +248,10 @@ class Verbs:
         found = await self._client.find_page(where, Page(limit=int(limit), cursor=given.get("cursor")))
         return reply(FoundShape([task_shape(record) for record in request.caller.visible(found.tasks)], found.cursor))
 
-    # --- inside
+    # --- helpers
 
     def _new(self, topic: str, key: str | None, ask: schemas.Schedule) -> NewTask:
-        """The task that is asked for. Raises BadInput."""
+        """The task that a request describes. Raises BadInput."""
         return self._client.new(
             topic, _payload(ask), key=key, group=ask.group, delay=ask.delay, at=ask.at,
             on_conflict=ask.on_conflict, retry=retries(ask.retry), deadline=ask.deadline,
@@ -257,15 +259,15 @@ class Verbs:
         )  # fmt: skip
 
     async def _changed(self, request: Request, call: str, verb: Verb, make: Callable[[Any], Change]) -> Reply:
-        """A batch of changes, each made from what was sent."""
+        """Make a batch of changes from the request, and answer it."""
         changes = _each(request, asked(request, call), verb, make)
         return await self._answered(request, self._client.change_many(changes), paused=self._client.known_pauses)
 
     async def _condition(self, request: Request, if_token: int | None) -> tuple[int | None, Container[Result]]:
-        """The token on which the change depends, and the results that fail a condition of the headers.
+        """Return the token that the task must have, and the results that mean a failed condition of the headers.
 
-        As RFC 9110, 13.1.1, but that a weak tag counts as the strong one: proxies that compress make tags weak. What
-        is no tag of ours matches nothing.
+        As in RFC 9110, 13.1.1, except that a weak tag counts as the strong one: proxies that compress make tags weak. A
+        tag that is not one of ours matches nothing.
         """
         given = request.header(b"if-match")
         if given is None:
@@ -274,7 +276,7 @@ class Verbs:
             return if_token, (Result.NOT_FOUND,)
         tokens = {int(found[2]) for one in given.split(",") if (found := _TAG.fullmatch(one))}
         if if_token is not None:
-            tokens &= {if_token}  # two conditions, and both have to hold
+            tokens &= {if_token}  # both conditions have to hold
         if len(tokens) > 1:
             task = await self._client.get(*request.ref)
             tokens = {token for token in tokens if task is not None and token == task.token}
@@ -283,7 +285,7 @@ class Verbs:
     async def _answered(
         self, request: Request, answering: Awaitable[Sequence[Answer]], *, paused: Container[Topic] = ()
     ) -> Reply:
-        """A batch: where a part of the store was away, the items of that part say so."""
+        """Answer a batch; the items whose part of the store was unavailable carry a problem."""
         try:
             answers: Sequence[object] = await answering
         except PartlyFailed as partly:
@@ -297,7 +299,7 @@ def _refuse_body(request: Request) -> None:
 
 
 def _payload(ask: schemas.Schedule) -> bytes:
-    """The bytes of the payload; null where none is given. Raises BadInput."""
+    """The bytes of the payload; `null` if none is given. Raises BadInput."""
     if ask.payload_base64 is UNSET:
         return b"null" if ask.payload is UNSET else bytes(ask.payload)
     if ask.payload is not UNSET:
@@ -309,7 +311,7 @@ def _payload(ask: schemas.Schedule) -> bytes:
 
 
 def _seen(given: str | None, tag: str) -> bool:
-    """Tell whether `If-None-Match` names this tag, also weakly, as proxies that compress make it (RFC 9110, 13.1.2)."""
+    """Tell whether `If-None-Match` names this tag; a weak one counts too (RFC 9110, 13.1.2)."""
     if given is None:
         return False
     return given.strip() == "*" or tag in [one.strip().removeprefix("W/") for one in given.split(",")]
@@ -323,8 +325,8 @@ def _item(caller: Caller, answer: object, paused: Container[Topic]) -> AnswerSha
 
 
 def _each(request: Request, batch: Sequence[Any], verb: Verb, make: Callable[[Any], Made]) -> list[Made]:
-    """`make` of each, if the caller may do this to the topics of all; what is wrong with one is said with its place,
-    and nothing is done."""
+    """Make each item, if the caller has access to the topics of all. An error names the place of its item, and then
+    nothing is done. Raises Forbidden, Problem."""
     request.caller.check_all(verb, [ask.topic for ask in batch])
     place = 0
     made: list[Made] = []
@@ -337,7 +339,7 @@ def _each(request: Request, batch: Sequence[Any], verb: Verb, make: Callable[[An
 
 
 class ConsumerVerbs:
-    """Each method is a call of the contract, for consumers in any language."""
+    """The calls for consumers in any language. Each method is a call of the contract."""
 
     def __init__(self, long_poll: LongPoll, *, instance: str, lease: Millis) -> None:
         self._long_poll = long_poll
@@ -345,7 +347,7 @@ class ConsumerVerbs:
         self._lease = lease
 
     async def lease(self, request: Request) -> Reply:
-        """Waits at the desk, and leaves it when the client goes, or may no longer."""
+        """Lease tasks, waiting at the desk until the client disconnects or the caller loses access."""
         ask: schemas.LeaseRequest = asked(request, "lease")
         room = {check_topic(topic, "topics"): count for topic, count in ask.topics.items()}
         request.caller.check_all(Verb.WORK, room)
@@ -398,6 +400,6 @@ def _outcome(ask: schemas.Settle) -> Outcome:
         return Defer(delay, at=at)
     if ask.outcome == "dead":
         if at is not None or delay is not None:
-            raise BadInput("at, delay", (at, delay), "neither with dead")
-        return Dead(ask.error or "the consumer said so")
+            raise BadInput("at, delay", (at, delay), "neither of them with dead")
+        return Dead(ask.error or "the consumer reported it dead")
     raise BadInput("outcome", ask.outcome, f"one of {', '.join(OutcomeKind)}")

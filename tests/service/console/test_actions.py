@@ -90,7 +90,7 @@ def test_one_task_is_changed_at_once(one: Running, browser: Browser, api: Api, t
     assert browser.status == 200
     assert "Move: " in page.words
     assert " moved " in page.words
-    assert "Was to wake at" in page.words
+    assert "Would have woken at" in page.words
     due = api.get(topic, "k000")["due_at"]
     browser.send(
         [("verb", "shift"), ("scope", "chosen"), seen(one, topic, "k000"), ("by", "-1h"), ("back", "/changes?x=1")]
@@ -113,12 +113,12 @@ def test_a_stale_page_is_told_what_changed_meanwhile(one: Running, browser: Brow
     page = browser.send([("verb", "cancel"), ref, ("back", "/changes")])
     assert browser.status == 409
     assert "Not done: stale_token" in page.words
-    assert "somebody has changed it since" in page.words
+    assert "it was changed in the meantime" in page.words
     assert "As you saw it since" in page.words
     assert "reschedule: moved" in page.words
     assert "anonymous" in page.words
     assert api.get(topic, "k000")["state"] == "waiting"
-    browser.press("Do it all the same, as it is now")
+    browser.press("Do it anyway, to the task as it is now")
     assert api.get(topic, "k000")["state"] == "cancelled"
     noted(one, topic, "k000", "cancel: cancelled")
     page = browser.send([("verb", "fire"), ref])
@@ -146,8 +146,8 @@ def test_a_move_past_the_deadline_is_refused(one: Running, browser: Browser, top
 @pytest.mark.parametrize(
     ("language", "one_task", "on_page", "many"),
     [
-        ("en", "is over, 2d 2h ago, so it is due now", "is over, 2d 2h ago, so it is due now",
-         "is over, 2d 2h ago, so each becomes due now"),
+        ("en", "has passed (2d 2h ago), so it is due now", "has passed (2d 2h ago), so it is due now",
+         "has passed (2d 2h ago), so each task becomes due now"),
         ("zh", "已经过去（2天2小时前），因此任务现已到期", "一个过去的时间（2天2小时前），因此现已到期",
          "已经过去（2天2小时前），因此每个任务都立即到期"),
     ],
@@ -179,7 +179,7 @@ def test_all_that_match_are_previewed_confirmed_and_done_once(
     assert browser.status == 200
     assert "Confirm: Shift" in page.words
     assert "25 tasks" in page.words
-    assert "Each becomes due 1h later than it was asked for." in page.words
+    assert "Each becomes due 1h later." in page.words
     assert len(page.rows) == 11, "ten of them are shown"
     assert api.get(topic, "k007")["due_at"] == before, "nothing has happened"
     form = page.form("Shift: 25 tasks")
@@ -212,7 +212,7 @@ def test_those_chosen_are_done_with_the_reasons_for_those_that_were_not(
     noted(one, topic, "k001", "reschedule: moved")
     page = browser.send([("verb", "cancel"), ("scope", "chosen"), *refs])
     assert "4 tasks" in page.words
-    assert "1 of those that you chose have changed or gone" in page.words
+    assert "1 of the chosen tasks have changed or gone" in page.words
     assert "This cannot be undone" in page.words
     browser.press("Cancel: 4 tasks")
     ended = over(browser)
@@ -232,8 +232,8 @@ def test_a_preview_warns_of_what_is_paused_and_what_is_under_way(
     pauses = Pauses(one.app.store, one.app.clock)
     one.run(pauses.pause(topic))
     page = browser.send([("verb", "fire"), ("scope", "matching"), ("topic", topic)])
-    assert "1 of them are being delivered now: they will be left alone." in page.words
-    assert "Paused, so that nothing of it is delivered until it is resumed:" in page.words
+    assert "1 of them are being delivered now: they will be left unchanged." in page.words
+    assert "Paused topics, whose tasks are not delivered until they are resumed:" in page.words
     page = browser.send([("verb", "cancel"), ("scope", "matching"), ("topic", topic)])
     assert "1 of them are being delivered now: their handlers are told to stop" in page.words
     assert "Paused" not in page.words
@@ -244,7 +244,7 @@ def test_a_preview_warns_of_what_is_paused_and_what_is_under_way(
 
 def test_nothing_that_matches_is_said(browser: Browser, topic: str) -> None:
     page = browser.send([("verb", "cancel"), ("scope", "matching"), ("topic", topic)])
-    assert "Nothing matches, so there is nothing to do." in page.words
+    assert "No task matches, so there is nothing to do." in page.words
     assert "/changes" not in page.actions
 
 
@@ -294,7 +294,7 @@ def test_bad_fields_are_named(browser: Browser, fields: list[tuple[str, str]], f
 def test_deadlines_are_shifted_along_where_one_says_so(one: Running, browser: Browser, api: Api, topic: str) -> None:
     fill(one, topic, 3, deadline="3h")
     asked = [("verb", "shift"), ("scope", "matching"), ("topic", topic), ("by", "5h")]
-    assert "left alone: past its deadline" in browser.send(asked).words
+    assert "unchanged: past its deadline" in browser.send(asked).words
     browser.press("Shift: 3 tasks")
     ended = over(browser)
     assert "3 refused" in ended.words
@@ -303,7 +303,7 @@ def test_deadlines_are_shifted_along_where_one_says_so(one: Running, browser: Br
     browser.press("Shift: 3 tasks", ticked=["yes"])
     ended = over(browser)
     assert "3 moved" in ended.words
-    assert "Deadlines move along." in ended.words
+    assert "Deadlines move too." in ended.words
 
 
 # --- progress
@@ -322,7 +322,7 @@ def test_it_is_stopped_and_gone_on_with(one: Running, browser: Browser, api: Api
     browser.press("Stop")
     stopped = over(browser)
     assert "Stopped by anonymous" in stopped.words
-    browser.press("Go on with what is left")
+    browser.press("Continue with the rest")
     left = re.search(r"(\d+) tasks Each becomes due", browser.page.words)
     assert left is not None, browser.page.words
     assert 0 < int(left[1]) < 300
@@ -349,10 +349,10 @@ def test_one_that_lost_its_instance_says_what_was_done(one: Running, browser: Br
     kept, row = SettingsStore(one.app.store, one.app.clock, SHOWN_TOPIC), msgspec.msgpack.encode(progress)
     one.run(kept.put(f"change:{progress.id}", row, until=now + KEPT))
     page = browser.open(f"/changes/{progress.id}")
-    assert "Broken off: its instance has given no sign of life" in page.words
+    assert "Interrupted: its instance has not reported" in page.words
     assert "dealt with, of 7" in page.words
     assert "Stop" not in [each["text"] for form in page.forms for each in form.buttons]
-    browser.press("Go on with what is left")
+    browser.press("Continue with the rest")
     assert dict(browser.page.form("Cancel: 3 tasks").fields)["pace"] == "5"
     browser.press("Cancel: 3 tasks", pace="")
     assert "3 cancelled" in over(browser).words
@@ -437,8 +437,8 @@ def test_stopping_the_service_leaves_what_was_done_and_says_so(tmp_path: Path, v
     with running(url) as one:
         browser = visit(one)
         page = browser.open(where)
-        assert "Stopped as the service ended" in page.words
-        browser.press("Go on with what is left")
+        assert "Stopped when the service stopped" in page.words
+        browser.press("Continue with the rest")
         left = one.run(one.app.tally()).number("t", State.WAITING)
         browser.press(f"Cancel: {left} tasks", pace="")
         assert f"{left} cancelled" in over(browser).words

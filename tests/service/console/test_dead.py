@@ -63,11 +63,11 @@ def test_the_groups_and_every_way_to_send_them_again(url: str, visit: Visit) -> 
         assert number(one, "pay", State.DEAD) == 25
         assert "26 dead tasks" in page.words
 
-        # a few: those that are ticked in the list behind a group
+        # a few: the ticked tasks in the list behind a group
         page = browser.open("/dead?topic=pay&error=HTTP+503+after+%23+s")
-        boxes = [value for _, value in page.form("Redrive those that are ticked").boxes]
+        boxes = [value for _, value in page.form("Redrive the ticked ones").boxes]
         assert len(boxes) in (19, 20)
-        browser.press("Redrive those that are ticked", ticked=boxes[:3])
+        browser.press("Redrive the ticked ones", ticked=boxes[:3])
         assert "3 tasks" in browser.page.words
         assert "Each begins a new life: attempt 1, due now" in browser.page.words
         browser.press("Redrive: 3 tasks")
@@ -102,12 +102,12 @@ def test_many_are_sent_again_at_a_steady_pace(one: Running, browser: Browser) ->
 def test_the_list_behind_a_group_goes_on(one: Running, browser: Browser) -> None:
     let_die(one, "t", {f"k{n:02}": "x" for n in range(12)})
     page = browser.open("/dead?topic=t&error=x&limit=5")
-    seen = [value for _, value in page.form("Redrive those that are ticked").boxes]
+    seen = [value for _, value in page.form("Redrive the ticked ones").boxes]
     while (following := [link for link in page.hrefs if "cursor=" in link]) != []:
         page = browser.open(following[0])
-        seen += [value for _, value in page.form("Redrive those that are ticked").boxes]
+        seen += [value for _, value in page.form("Redrive the ticked ones").boxes]
     assert len(seen) == len(set(seen)) == 12
-    assert "No dead task of this group" in browser.open("/dead?topic=t&error=y").words
+    assert "This group has no dead tasks" in browser.open("/dead?topic=t&error=y").words
     assert browser.open("/dead?error=x").words
     assert browser.status == 422
 
@@ -130,4 +130,4 @@ def test_one_sees_what_one_may(one: Running, browser: Browser) -> None:
     browser.open("/dead?topic=theirs&error=x")
     assert browser.status == 403
     page = browser.open("/dead?topic=mine.a&list=yes")
-    assert "Redrive those that are ticked" not in page.words
+    assert "Redrive the ticked ones" not in page.words

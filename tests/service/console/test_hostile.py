@@ -85,7 +85,7 @@ def look(texts: Texts) -> PayloadView:
         pages["preview"] = browser.send([("verb", "shift"), ("scope", "matching"), ("group", name), ("by", "5h")])
         browser.press("Shift: 1 task")
         pages |= {"change": over(browser), "change, part": browser.get(f"{browser.where}/live")}
-        pages["changed meanwhile"] = browser.post("/changes", seen)
+        pages["changed in the meantime"] = browser.post("/changes", seen)
         browser.close()
     return PayloadView(pages)
 

@@ -70,7 +70,7 @@ def test_wrong_methods(browser: Browser, method: str, path: str, allowed: str) -
     page = browser(method, path)
     assert page.status == 405
     assert page.headers["allow"] == allowed
-    assert "Not with this method" in page.text
+    assert "This method is not supported here" in page.text
 
 
 def test_static_files_are_kept_for_ever_and_only_read(browser: Browser) -> None:
@@ -122,7 +122,7 @@ def test_what_changes_something_must_come_from_our_page(one: Running, browser: B
     for fields in ({}, {"csrf": ""}, {"csrf": csrf[:-1] + ("A" if csrf[-1] != "A" else "B")}, {"csrf": "é"}):
         page = browser.post("/changes", fields)
         assert page.status == 403
-        assert "this form is not of your session" in page.text
+        assert "this form belongs to another session" in page.text
     for headers in (
         {"sec-fetch-site": "cross-site"},
         {"sec-fetch-site": "same-site"},
@@ -164,9 +164,11 @@ def test_a_link_of_another_site_keeps_the_session(one: Running, browser: Browser
 @pytest.mark.parametrize(
     ("error", "status", "text"),
     [
-        (StoreUnavailable("secret address"), 503, "The store is away"), (StoreFull("secret"), 503, "The store is full"),
-        (StoreCorrupt("secret"), 503, "The store is damaged"), (OutcomeUnknown("secret"), 503, "The answer was lost"),
-        (RuntimeError("secret"), 500, "A defect of the console"),
+        (StoreUnavailable("secret address"), 503, "The store is unavailable"),
+        (StoreFull("secret"), 503, "The store is full"),
+        (StoreCorrupt("secret"), 503, "The store is damaged"),
+        (OutcomeUnknown("secret"), 503, "The store's answer was lost"),
+        (RuntimeError("secret"), 500, "A defect in the console"),
     ],
 )  # fmt: skip
 def test_errors_of_the_store_are_pages(visit: Visit, error: Exception, status: int, text: str) -> None:
@@ -198,7 +200,7 @@ def test_a_silent_store_is_told_in_time(visit: Visit, monkeypatch: pytest.Monkey
             part = browser("GET", "/tasks/a/b/live", headers={"hx-request": "true"})
         assert page.status == 503
         assert "The store does not answer" in page.text
-        assert "it is slow, or away" in page.text
+        assert "it is slow or unavailable" in page.text
         assert page.links["Try again"] == "/tasks/a/b"
         assert part.status == 200
         assert "The store does not answer" in part.text

@@ -114,11 +114,11 @@ def test_one_that_waits(world: World) -> None:
     page = world.page()
     assert page.status == 200
     assert "waiting It waits until it is due, in 15m." in page.text
-    assert fact(page, "Due, as asked for") == "2030-03-17 18:02:00.000 in 15m"
+    assert fact(page, "Due, as requested") == "2030-03-17 18:02:00.000 in 15m"
     assert fact(page, "Scheduled") == "2030-03-17 17:47:00.000 now"
     assert page.links["user-7"] == "/tasks?group=user-7"
     assert page.links[TOPIC] in (f"/topics/{TOPIC}", f"/tasks?topic={TOPIC}")
-    assert "There was none yet." in page.text
+    assert "There were none yet." in page.text
     assert '{ "order": 4711 }' in page.text
     assert page.verbs == ["move", "shift", "fire", "cancel"]
     fields = page.fields()
@@ -140,12 +140,12 @@ def test_why_an_order_closed_late(world: World) -> None:
         assert world.api.settle(task, "done")
     world.flush()
     page = world.page()
-    assert "done It is done: delivered 4s after it was due, which took 120 ms." in page.text
+    assert "done It is done: the delivery began 4s after it was due and took 120 ms." in page.text
     assert fact(page, "Lateness").startswith("4s ")
     assert "Why it was not on time" in page.text
     assert world.browser.get(page.links["See that time on the timeline"]).status == 200
-    assert "Delivery 1 began 4s after it was planned." in page.text
-    assert "40 others of this topic were planned for the same minute, 17:52." in page.text
+    assert "Delivery 1 began 4s late." in page.text
+    assert "40 other tasks of this topic were planned for the same minute, 17:52." in page.text
     assert "Of the 41 deliveries of this topic that began at 17:52, half were at most 4s late" in page.text
     assert "So most of the topic was late then" in page.text
     assert [row[:2] for row in deliveries(page)] == [["1", "done"]]
@@ -173,7 +173,7 @@ def test_nobody_worked_for_a_while(world: World) -> None:
     world.clock.advance(9 * MINUTE + 30_000)
     world.api.settle(world.lease(), "done")
     world.flush()
-    assert "From 17:49 to 17:56 nothing of this topic began" in world.page().text
+    assert "From 17:49 to 17:56 no delivery of this topic began" in world.page().text
 
 
 def test_failed_deliveries_and_the_pauses_between_them(world: World) -> None:
@@ -194,7 +194,7 @@ def test_failed_deliveries_and_the_pauses_between_them(world: World) -> None:
     world.clock.advance(30_000)
     world.api.settle(world.lease(), "dead", error="no such order")
     page = world.page()
-    assert "dead It is dead, now: nothing more happens to it unless somebody redrives it." in page.text
+    assert "dead It is dead, now: nothing more happens unless it is redriven." in page.text
     assert deliveries(page)[0][1] == "dead"
     assert page.verbs == ["redrive"]
     assert "no such order" in page.text
@@ -225,14 +225,13 @@ def test_one_that_is_being_delivered(world: World) -> None:
     world.lease()
     world.clock.advance(2_000)
     page = world.page()
-    assert "leased It is being delivered by " in page.text
-    assert ", since 2s ago." in page.text
+    assert " started to deliver it 2s ago." in page.text
     assert [row[:2] + row[4:6] for row in deliveries(page)] == [["1", "running", "30 ms", ""]]
     assert page.verbs == ["cancel"]
     world.clock.advance(60 * MINUTE)
     page = world.page()
-    assert "leased lease over" in page.text
-    assert "had it and is lost: its lease ended" in page.text
+    assert "leased lease expired" in page.text
+    assert " is lost: the lease expired" in page.text
     assert world.api.lease(TOPIC)[0]["attempt"] == 2
     page = world.page()
     assert [row[:2] for row in deliveries(page)] == [["2", "running"], ["1", "lost"]]
@@ -275,7 +274,7 @@ def test_a_new_life_remembers_the_old_one(world: World) -> None:
     world.clock.advance(1_000)
     world.api.done("POST", "/v1/redrive", [{"topic": TOPIC, "key": "4711"}])
     page = world.page()
-    assert "There was none yet." not in page.text
+    assert "There were none yet." not in page.text
     assert "Deliveries of earlier lives" in page.text
     assert [row[:2] + row[7:8] for row in deliveries(page)] == [["1", "dead", "broken"]]
     assert changes(page)[0][2] == "redrive: redriven"
@@ -286,7 +285,7 @@ def test_one_that_nobody_takes(plain: World) -> None:
     plain.clock.advance(5_000)
     page = plain.page()
     assert "It has been due for 5s and waits for a worker." in page.text
-    assert "no worker has had room for it, or none works on this topic" in page.text
+    assert "no worker had room for it, or no worker handles this topic" in page.text
 
 
 def test_a_paused_topic_says_so(plain: World) -> None:
@@ -294,13 +293,14 @@ def test_a_paused_topic_says_so(plain: World) -> None:
     plain.api.put(TOPIC, "4711", delay="0s")
     plain.clock.advance(1_000)
     page = plain.page()
-    assert "is held back: its topic is paused." in page.text
-    assert "by \u2068anna\u2069: nothing of it is given out until it is resumed." in page.text
+    assert "is held back because its topic is paused." in page.text
+    assert "\u2068anna\u2069 paused the topic at " in page.text
+    assert ": its tasks are not delivered until it is resumed." in page.text
 
 
 def test_what_was_due_when_it_was_scheduled(calm: World) -> None:
     calm.schedule(None, at=as_datetime(START - 65_000))
-    assert "It was scheduled 1m 5s after the time that was asked for" in calm.page().text
+    assert "It was scheduled 1m 5s after its requested time" in calm.page().text
 
 
 # --- the part that is kept fresh
@@ -313,21 +313,21 @@ def test_the_part_that_is_asked_for_again(world: World) -> None:
     part = world.browser("GET", live, headers={"hx-request": "true"})
     assert part.status == 200
     assert not part.all("html")
-    assert "It has changed since" not in part.text
+    assert "It changed after" not in part.text
     world.api.done("PATCH", f"/v1/topics/{TOPIC}/tasks/4711", {"delay": "10m"})
     part = world.browser("GET", live, headers={"hx-request": "true"})
-    assert "It has changed since this page was loaded" in part.text
-    assert part.links["Load it again"] == f"/tasks/{TOPIC}/4711"
+    assert "It changed after this page was loaded" in part.text
+    assert part.links["Reload the page"] == f"/tasks/{TOPIC}/4711"
     world.api.done("DELETE", f"/v1/topics/{TOPIC}/tasks/4711")
     assert [one for one in world.page().all("div", **{"data-every": "2000"}) if "data-over" in one]
     world.clock.advance(61 * MINUTE)
     world.service.run(_purge(world.service.app))
-    assert "It is over and forgotten" in world.browser("GET", live, headers={"hx-request": "true"}).text
+    assert "It finished and was forgotten" in world.browser("GET", live, headers={"hx-request": "true"}).text
     page = world.page()
     assert page.status == 404
-    assert "It never was there, or it is over and forgotten." in page.text
-    assert "By the settings of this service" in page.text, "a worker may go by others"
-    assert page.links["Look for this key in all topics"] == "/tasks?key=4711"
+    assert "It never existed, or it finished and was forgotten." in page.text
+    assert "This service remembers finished tasks" in page.text, "a worker may go by others"
+    assert page.links["Search for this key in all topics"] == "/tasks?key=4711"
 
 
 async def _purge(app: Bide) -> None:
@@ -337,7 +337,7 @@ async def _purge(app: Bide) -> None:
 
 def test_what_came_of_a_change(calm: World) -> None:
     calm.schedule(None, delay="5m")
-    gone = "it is no longer as you saw it"
+    gone = "the task is no longer as you saw it"
     for said, text in (("moved", "It was moved."), ("fired", "It is due now"), ("stale_token", gone)):
         assert text in calm.page(said=said).text
     assert "<i>" not in calm.page(said="<i>").text
@@ -359,7 +359,7 @@ def test_its_form_changes_it_as_it_was_seen(world: World) -> None:
     assert "waiting" in seen.text
     assert world.api.get(TOPIC, "4711")["state"] == "waiting"
     done = world.browser.post("/changes", after.fields() | {"verb": "cancel"})
-    assert "It was cancelled: no delivery starts any more." in world.browser.get(done.headers["location"]).text
+    assert "It was cancelled: no delivery will start." in world.browser.get(done.headers["location"]).text
 
 
 @pytest.mark.parametrize(
@@ -394,7 +394,7 @@ def test_payloads(calm: World) -> None:
     calm.schedule(b"plain \x00 \xe2\x80\xae text")
     page = calm.page()
     assert "plain ␀ [RIGHT-TO-LEFT OVERRIDE] text" in page.text
-    assert "It is text, and not JSON." in page.text
+    assert "It is text, but not JSON." in page.text
     calm.schedule(b"\xff\xfe\x00<b>")
     page = calm.page()
     assert "000000 ff fe 00 3c 62 3e ···<b>" in page.text

@@ -20,7 +20,7 @@ from bide.testing import ManualClock
 
 MINUTE = 60_000
 NAMES = {"topic": "Topic", "key": "Key", "group": "Group", "state": "State", "wake_from": "Due from",
-         "wake_before": "and before", "limit": "A page has"}  # fmt: skip
+         "wake_before": "and before", "limit": "Per page"}  # fmt: skip
 
 
 @pytest.fixture(scope="module", params=["memory", "sqlite", "redis"])
@@ -138,11 +138,11 @@ def test_a_task_in_the_list(browser: Browser) -> None:
 def test_where_nothing_is_found_it_says_why_and_how_to_go_on(browser: Browser) -> None:
     page = browser.get("/tasks", topic="order.close", key="nobody", state="done")
     assert "Looked for: Topic “order.close”, Key “nobody”, State “done”" in page.text
-    assert "done ones 1h, cancelled ones 1h, dead ones 14d" in page.text
+    assert "done 1h, cancelled 1h, dead 14d" in page.text
     assert page.links["Key"] == "/tasks?topic=order.close&state=done"
     assert browser.get("/tasks", topic="ORDER").links["order.remind"] == "/tasks?topic=order.remind"
     page = browser.get("/tasks", key="order-007", group="nobody")
-    assert "which the other conditions leave out" in page.text
+    assert "does not meet the other conditions" in page.text
     assert page.links["order.close / order-007"] == "/tasks/order.close/order-007"
     assert "begins or ends with a space" in browser.get("/tasks", topic="order.close ").text
     assert "leave out the state, or the times" in browser.get("/tasks", state="dead", wake_from="1h").text
@@ -227,11 +227,11 @@ def test_a_life_is_told_on_each_store(one: Running, browser: Browser) -> None:
     assert api.settle(task, "done")
     one.run(one.app.history.flush())
     page = browser.get("/tasks/life/1")
-    assert "It is done: delivered " in page.text
+    assert "It is done: the delivery began " in page.text
     told = [row[:2] + row[7:8] for row in page.rows if len(row) == 9 and row[0] != "No."]
     assert told == [["2", "done", ""], ["1", "failure", "HTTP 503"]]
     assert [row[1:3] for row in page.rows if len(row) == 5 and row[0] != "When"] == [["anonymous", "fire_now: moved"]]
-    assert "nothing is known" not in page.text
+    assert "Nothing is known" not in page.text
     assert "It was moved; before that it was due at" in page.text
     assert keys(browser.get("/tasks", group="lives", state="done")) == ["1"]
 
@@ -245,7 +245,7 @@ def test_paused_topics_are_marked(empty: Running, visit: Visit) -> None:
 
 def test_an_empty_store_and_a_key_of_a_topic_that_was_not_there_a_moment_ago(empty: Running, visit: Visit) -> None:
     browser = visit(empty)
-    assert "There is none at all yet" in browser.get("/tasks").text
+    assert "There are no tasks yet" in browser.get("/tasks").text
     assert keys(browser.get("/tasks", key="42")) == []
     browser.api.put("order.close", "42")
     wait_until(lambda: keys(browser.get("/tasks", key="42")) == ["42"], "the topic to be known")

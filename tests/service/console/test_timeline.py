@@ -39,7 +39,7 @@ def test_the_timeline_of_a_store_from_empty_to_a_peak(url: str, visit: Visit) ->
     with running(url) as service:
         browser = visit(service)
         empty = look(browser)
-        assert "No task waits. Schedule 1,000 of them, and they would show here" in empty.text
+        assert "No task is waiting. Scheduled tasks appear here" in empty.text
         assert empty.chart is None
 
         now = service.app.clock.now()
@@ -55,7 +55,7 @@ def test_the_timeline_of_a_store_from_empty_to_a_peak(url: str, visit: Visit) ->
         until = {"from": hour + 7 * HOUR, "until": hour + 9 * HOUR, "rate": 100}
         found = look(browser, **until)
         assert "412 tasks in this second: coupon.remind 400 · order.close 12" in found.text
-        assert "At 100/s the last of them is 4.1s late. By " in found.text
+        assert "At 100/s the last of them is 4.1s late. The backlog is gone by " in found.text
         assert "To be at most 1 s late it needs 412/s." in found.text
         assert "exactly" in found.text
         assert "Due now" not in found.text, "the range begins later"
@@ -156,14 +156,14 @@ def test_the_past_stands_behind_it_and_says_how_fast_it_can_go(visit: Visit) -> 
         past = page.chart["past"]
         assert (max(past["planned"]), max(past["done"])) == (601, 600)
         assert past["highs"][-1] == clock.now()
-        assert "Reckoned with 10/s the fastest minute amid a backlog in the last day: " in page.text
+        assert "Assumed rate 10/s the fastest minute amid a backlog in the last day: " in page.text
         assert "At 10/s the last of them is 10s late" in page.text
-        assert "it goes a day back" in page.text
+        assert "it goes back one day" in page.text
         other = look(browser, span="hour", topic="quick")
         assert "There is no task of the topic quick" in other.text
-        assert "Reckoned with 1,000/s assumed" in other.text
+        assert "Assumed rate 1,000/s assumed" in other.text
         seconds = look(browser, **{"from": clock.now() - MINUTE, "until": clock.now() + MINUTE})
-        assert "The past is told by the minute" in seconds.text
+        assert "The past is recorded by the minute" in seconds.text
 
 
 def test_everybody_sees_their_own_topics_alone(visit: Visit) -> None:

@@ -134,13 +134,13 @@ _STEADY = 100
 _SHOWN = 100
 """Of what was not done as asked, on the page; more on demand."""
 REASONS = {
-    "under_way": "it is being delivered, or waits to be: it was left alone",
-    "stale_token": "somebody has changed it since: it was left as it is",
-    "finished": "it had ended already",
-    "not_found": "it is not there any more: it has ended and is forgotten, or never was",
+    "under_way": "it is being delivered, or its retry is pending: it was left unchanged",
+    "stale_token": "it was changed in the meantime: it was left unchanged",
+    "finished": "it had already ended",
+    "not_found": "there is no such task: it ended and was forgotten, or it never existed",
     "refused": "the new time lies past its deadline",
-    "unknown": "it was sent and the answer lost: look at the task itself",
-    "unavailable": "the store could not do it; nothing was done",
+    "unknown": "the answer was lost: check the task itself",
+    "unavailable": "the store was unavailable; nothing was done",
 }
 """Why something was not done as asked."""
 

@@ -64,10 +64,10 @@ def said_of_wake_ups(request: PageRequest, channel: Channel) -> tuple[Level, str
     """How this instance hears of earlier wakes."""
     t, number = request.t, request.locale.number
     if not channel.notifies:
-        return Level.OK, t("this store cannot tell of them: who waits asks again and again")
+        return Level.OK, t("this store sends none: its workers poll")
     if channel.heard_ago is None:
-        return Level.OK, t("none heard here so far")
-    heard = t("last heard {length} ago", length=request.locale.length(round(channel.heard_ago * 1000)))
+        return Level.OK, t("none received here so far")
+    heard = t("last received {length} ago", length=request.locale.length(round(channel.heard_ago * 1000)))
     if not channel.missed:
         return Level.OK, heard
     missed = t("{count} missed since the start", count=number(channel.missed))

@@ -105,7 +105,7 @@ class Router:
     async def _method_not_allowed(self, allowed: Collection[str], http: Request) -> Reply:
         """There is something, and it is not asked for like this."""
         methods = ", ".join(sorted({*allowed, "HEAD"} if "GET" in allowed else allowed))
-        reply = self._error_page(PageRequest(http, self._client), 405, "Not with this method", methods)
+        reply = self._error_page(PageRequest(http, self._client), 405, "This method is not supported here", methods)
         return _with_headers(reply, {**_SAFE, "allow": methods})
 
     async def not_found(self, http: Request) -> Reply:
@@ -207,9 +207,9 @@ class Router:
 
     def _store_timeout_page(self, request: PageRequest) -> Reply:
         """No answer in time."""
-        detail = request.t("it is slow, or away")
+        detail = request.t("it is slow or unavailable")
         if not request.is_read:
-            detail = request.t("it is slow, or away: what you asked for may still be done; look before you try again")
+            detail = request.t("it is slow or unavailable: your request may still be done; check before you try again")
         return self._error_page(request, 503, "The store does not answer", detail)
 
     def _page_of_error(self, request: PageRequest, error: Exception) -> Reply:
@@ -223,7 +223,7 @@ class Router:
         problem = problem_of(error)
         if problem.status == 500:
             _log.exception("a defect in the console", exc_info=error)
-            return self._error_page(request, 500, "A defect of the console", t("its log says where"))
+            return self._error_page(request, 500, "A defect in the console", t("its log says where"))
         if isinstance(error, StoreError) and self._complaints.take(time.monotonic()):
             _log.warning("a page could not be shown: %s", error)
         return self._error_page(request, min(problem.status, 503), problem.shape.title, inert(t(problem.shape.detail)))

@@ -63,7 +63,7 @@ class Session(NamedTuple):
         """
         refuse_foreign_page(headers)
         if csrf is None or not hmac.compare_digest(csrf.encode(errors="replace"), self.csrf.encode()):
-            raise CsrfMismatch("this form is not of your session, or the session is another now; load the page again")
+            raise CsrfMismatch("this form belongs to another session; load the page again")
 
 
 class _Kept(msgspec.Struct, frozen=True, array_like=True):

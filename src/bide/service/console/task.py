@@ -44,7 +44,7 @@ def meaning(locale: Locale, history: TaskHistory, pause: Pause | None) -> str:
         if record.wake_at <= now:
             length = locale.length(now - record.wake_at)
             if pause is not None:
-                return t("It has been due for {length} and is held back: its topic is paused.", length=length)
+                return t("It has been due for {length} and is held back because its topic is paused.", length=length)
             return t("It has been due for {length} and waits for a worker.", length=length)
         after = locale.relative(record.wake_at)
         if record.failures:
@@ -56,21 +56,21 @@ def meaning(locale: Locale, history: TaskHistory, pause: Pause | None) -> str:
         holder = isolated(record.holder or "")
         if record.wake_at <= now:
             length = locale.length(now - record.wake_at)
-            return t("{holder} had it and is lost: its lease ended {length} ago, and the next worker gets it.",
+            return t("Its holder {holder} is lost: the lease expired {length} ago, and the next free worker gets it.",
                      holder=holder, length=length)  # fmt: skip
         began = locale.relative(record.started_at or now)
-        return t("It is being delivered by {holder}, since {began}.", holder=holder, began=began)
+        return t("{holder} started to deliver it {began}.", holder=holder, began=began)
     if record.state is State.DONE and last is not None and last.late is not None:
         late, took = locale.length(last.late), locale.length(last.took)
-        return t("It is done: delivered {late} after it was due, which took {took}.", late=late, took=took)
+        return t("It is done: the delivery began {late} after it was due and took {took}.", late=late, took=took)
     ended = locale.relative(record.finished_at or now)
     if record.state is State.DONE:
         return t("It is done, {ended}.", ended=ended)
     if record.state is State.CANCELLED:
         if record.holder is not None:
             return t("It was cancelled while it was being delivered, {ended}.", ended=ended)
-        return t("It was cancelled, {ended}: it was never to happen any more.", ended=ended)
-    return t("It is dead, {ended}: nothing more happens to it unless somebody redrives it.", ended=ended)
+        return t("It was cancelled, {ended}.", ended=ended)
+    return t("It is dead, {ended}: nothing more happens unless it is redriven.", ended=ended)
 
 
 def reasons(locale: Locale, history: TaskHistory, pause: Pause | None) -> list[str]:
@@ -88,25 +88,25 @@ def _reasons(locale: Locale, history: TaskHistory, pause: Pause | None) -> Itera
             yield t("It was moved {count} times; before that it was due at {first}.", count=history.moved, first=first)
     if record.created_at > record.due_at + ON_TIME and not history.moved:
         length = locale.length(record.created_at - record.due_at)
-        yield t("It was scheduled {length} after the time that was asked for, and so was due at once.", length=length)
+        yield t("It was scheduled {length} after its requested time, so it was due at once.", length=length)
     yield from _of_attempts(locale, history)
     last = history.last
     if last is not None and last.late is not None and last.late > ON_TIME:
-        yield t("Delivery {number} began {late} after it was planned.", number=last.number,
+        yield t("Delivery {number} began {late} late.", number=last.number,
                 late=locale.length(last.late))  # fmt: skip
         if history.cohort is not None:
             yield from _of_cohort(locale, history.cohort)
     if record.state is State.WAITING and record.wake_at <= locale.now and pause is None:
         length = locale.length(locale.now - record.wake_at)
         if locale.now - record.wake_at > _MUCH:
-            yield t("It has been due for {length}: no worker has had room for it, or none works on this topic.",
+            yield t("It has been due for {length}: no worker had room for it, or no worker handles this topic.",
                     length=length)  # fmt: skip
     if pause is not None and record.state.live:
         since = locale.moment(pause.since)
         if pause.who is None:
-            yield t("The topic is paused since {since}: nothing of it is given out until it is resumed.", since=since)
+            yield t("The topic was paused at {since}: its tasks are not delivered until it is resumed.", since=since)
         else:
-            yield t("The topic is paused since {since}, by {who}: nothing of it is given out until it is resumed.",
+            yield t("{who} paused the topic at {since}: its tasks are not delivered until it is resumed.",
                     since=since, who=isolated(pause.who))  # fmt: skip
 
 
@@ -142,15 +142,15 @@ def _of_cohort(locale: Locale, cohort: Cohort) -> Iterator[str]:
     t, number = locale.t, locale.number
     if cohort.idle is not None:
         begin, end = (locale.clock(at, 60_000) for at in cohort.idle)
-        yield t("From {begin} to {end} nothing of this topic began: it was paused, or no worker was at work on it.",
+        yield t("From {begin} to {end} no delivery of this topic began: it was paused, or no worker handled it.",
                 begin=begin, end=end)  # fmt: skip
     if cohort.half is None or cohort.most is None:
         return
     if cohort.planned == 2:
-        yield t("One other of this topic was planned for the same minute, {minute}.",
+        yield t("One other task of this topic was planned for the same minute, {minute}.",
                 minute=locale.clock(cohort.planned_at, 60_000))  # fmt: skip
     elif cohort.planned > 2:
-        yield t("{count} others of this topic were planned for the same minute, {minute}.",
+        yield t("{count} other tasks of this topic were planned for the same minute, {minute}.",
                 count=number(cohort.planned - 1), minute=locale.clock(cohort.planned_at, 60_000))  # fmt: skip
     if cohort.begun > 1:
         yield t("Of the {count} deliveries of this topic that began at {minute}, half were at most {half} late, and "
@@ -159,23 +159,23 @@ def _of_cohort(locale: Locale, cohort: Cohort) -> Iterator[str]:
         if cohort.begun <= _FEW:
             return
         if cohort.half > ON_TIME and cohort.idle is None:
-            yield t("So most of the topic was late then: more was due at once than its workers had room for.")
+            yield t("So most of the topic was late then: more tasks were due at once than its workers had room for.")
         elif cohort.half <= ON_TIME:
-            yield t("So most others were on time: the reason lies with this task, or with the worker that had it.")
+            yield t("So most others were on time: the cause lies with this task, or with its worker.")
 
 
 _SAID: Mapping[str, str] = {
     Result.MOVED: "It was moved.",
-    "past": "It was moved to a time that is over, {ago}, so it is due now.",
-    "fired": "It is due now, and the next worker gets it.",
-    Result.CANCELLED: "It was cancelled: no delivery starts any more.",
-    Result.CANCELLED_WHILE_LEASED: "It was cancelled while being delivered: no other delivery follows.",
+    "past": "It was moved to a time that has passed ({ago}), so it is due now.",
+    "fired": "It is due now; the next free worker gets it.",
+    Result.CANCELLED: "It was cancelled: no delivery will start.",
+    Result.CANCELLED_WHILE_LEASED: "It was cancelled while it was being delivered: no further delivery follows.",
     Result.REDRIVEN: "It begins a new life.",
-    Result.UNDER_WAY: "Nothing was changed: it is being delivered already.",
+    Result.UNDER_WAY: "Nothing was changed: it is already being delivered.",
     Result.REFUSED: "Nothing was changed: that would be after its deadline.",
-    Result.FINISHED: "Nothing was changed: it is over.",
-    Result.STALE_TOKEN: "Nothing was changed: it is no longer as you saw it. Below is how it is now.",
-    Result.NOT_FOUND: "Nothing was changed: it is not there any more.",
+    Result.FINISHED: "Nothing was changed: it has finished.",
+    Result.STALE_TOKEN: "Nothing was changed: the task is no longer as you saw it. Below is how it is now.",
+    Result.NOT_FOUND: "Nothing was changed: there is no such task any more.",
 }  # fmt: skip
 _SANDBOX = "default-src 'none'; sandbox"
 

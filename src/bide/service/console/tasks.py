@@ -126,7 +126,7 @@ def _read(text: str) -> _Place:
     try:
         return _decode(base64.urlsafe_b64decode(text.encode("ascii") + b"=" * (-len(text) % 4)))
     except (ValueError, msgspec.MsgspecError):
-        raise BadInput("cursor", text, "the cursor of the page before, as it came") from None
+        raise BadInput("cursor", text, "the cursor of the previous page, unchanged") from None
 
 
 async def _page(client: Client, asked: Search, topics: Sequence[Topic] | None) -> TasksFound:
@@ -254,7 +254,7 @@ class TasksPage(Page):
 
 
 _NAMES = {"topic": "Topic", "key": "Key", "group": "Group", "state": "State", "wake_from": "Due from",
-          "wake_before": "and before", "limit": "A page has"}  # fmt: skip
+          "wake_before": "and before", "limit": "Per page"}  # fmt: skip
 """The labels of the form's fields."""
 
 
