@@ -204,25 +204,18 @@ class _Connection(asyncio.Protocol):
             self._transport.write(_RECEIVED)
 
 
-class Receive:
+class Receive(Arrivals):
     """Takes webhooks."""
 
     def __init__(self, hang: float = 0.0, stall: float = 0.0, stall_after: int = 0) -> None:
-        self._arrivals = Arrivals()
+        super().__init__()
         self._behaves = (hang, stall, stall_after)
 
     async def begin(self) -> dict[str, Any]:
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(self._arrivals, *self._behaves), "127.0.0.1", 0, backlog=1024
+            lambda: _Connection(self, *self._behaves), "127.0.0.1", 0, backlog=1024
         )
         return {"port": self._server.sockets[0].getsockname()[1]}
-
-    def report(self) -> dict[str, Any]:
-        return self._arrivals.report()
-
-    @property
-    def count(self) -> int:
-        return self._arrivals.count
 
     async def end(self) -> None:
         self._server.close()

@@ -416,12 +416,6 @@ class ServerProcess(Running):
         if self._process is not None:
             self._process.send(signal.SIGCONT)
 
-    def kill_one(self, pid: int) -> None:
-        """SIGKILL to one of the processes below it."""
-        assert pid in self.family()[1:], f"{pid} is no process of {self.name}"
-        with contextlib.suppress(ProcessLookupError):  # it has ended since
-            os.kill(pid, signal.SIGKILL)
-
 
 class SqlServer(ServerProcess):
     """A database server, which may follow another: then it begins with the data of that, and follows it until it is

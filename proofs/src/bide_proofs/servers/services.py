@@ -98,15 +98,9 @@ class SharedServers:
     def url(self, kind: str) -> str:
         """The URL of a server of the `kind`. Raises ServerMissing, ServerFailed."""
         if kind not in self.urls:
-            one = KINDS[kind]
-            self.urls[kind] = os.environ.get(one.variable) or self._start(one, self._folder / kind)
+            url = os.environ.get(KINDS[kind].variable)
+            self.urls[kind] = url or self._started.enter_context(KINDS[kind].make(self._folder / kind)).url
         return self.urls[kind]
-
-    def _start(self, kind: Kind, folder: Path) -> str:
-        server = kind.make(folder)
-        server.start()
-        self._started.callback(server.stop)
-        return server.url
 
     def stop(self) -> None:
         """Those that were started here."""
