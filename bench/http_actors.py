@@ -2,7 +2,7 @@
 
 Each writes a line of JSON once it is ready. To `count`, a line on its input, it answers how much it has seen, and to
 `report` what it has found. The end of the input ends it. Times are by the clock of this machine, which the service has
-as well; every payload holds the millisecond `due` before which nobody wants it.
+as well; every payload holds the millisecond `due` before which it must not come.
 
     poll        hold `polls` long-polls for `topic` open, and settle what comes
     receive     be a receiver of webhooks, which answers 204 after `hang` seconds; with `stall`, it once does nothing
@@ -168,7 +168,7 @@ class Poll:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection of HTTP/1.1: takes requests with a content-length, and looks at nothing but the body."""
+    """One connection of HTTP/1.1: takes requests with a content-length, and reads nothing but the body."""
 
     def __init__(self, arrivals: Arrivals, hang: float, stall: float, stall_after: int) -> None:
         self._arrivals = arrivals

@@ -55,7 +55,7 @@ def library() -> Path:
 class ServerClock:
     """A time of day, for servers and other processes, that can be set; the monotonic clock stays the machine's.
 
-    Each process has a file in a folder that its account may read, and looks there whenever it looks at the clock (some
+    Each process has a file in a folder that its account may read, which it reads whenever it reads the clock (some
     10 us): what is cached would jump at another moment in each process of a server, which no clock does. Raises
     ServerMissing.
     """
@@ -82,7 +82,7 @@ class ServerClock:
         }
 
     def shift(self, seconds: float) -> None:
-        """Set it so far ahead of the machine's, or behind if that is negative: from the next look at it on."""
+        """Set it so far ahead of the machine's, or behind if that is negative: from its next reading on."""
         for file in self._files:
             _set(file, seconds)
         self.ahead = seconds
