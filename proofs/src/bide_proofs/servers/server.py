@@ -301,7 +301,7 @@ class ServerProcess(Running):
             process = self._process
             assert process is not None, "launch it first"
             try:
-                took = until(self._answers_or_has_ended, "an answer", patience=self.patience)
+                took = until(lambda: not self.running or self.answers(), "an answer", patience=self.patience)
             except ServerFailed as error:
                 raise process.failed(str(error)) from error
             if process.running:
@@ -313,9 +313,6 @@ class ServerProcess(Running):
                 raise failed
             tries += 1
             self.launch()
-
-    def _answers_or_has_ended(self) -> bool:
-        return not self.running or self.answers()
 
     def _may_try_again(self, said: str) -> bool:
         """True if another start may succeed, with another port if this one was taken."""

@@ -88,11 +88,13 @@ async def store(place: Place) -> dict[str, float]:
     elif isinstance(place, MysqlServer):
         found |= await _mysql(place)
     elif isinstance(place, RedisServer) and not place.is_cluster:
-        found |= _redis(place.client)
+        pid = int(place.client.info("server")["process_id"])
+        found |= _of_server(process_named(pid, ("redis-server", "valkey-server")))
     return found
 
 
 def _of_server(place: Path | None) -> dict[str, float]:
+    """The server's process, if it runs here."""
     return {} if place is None else {f"server_{name}": value for name, value in process(int(place.name)).items()}
 
 
@@ -103,11 +105,6 @@ async def _mysql(server: MysqlServer) -> dict[str, float]:
         [[_, pool]] = await server.rows("SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_bytes_data'")
         found |= {"server_private": found.pop("server_resident") - float(pool), "server_pool": float(pool)}
     return found
-
-
-def _redis(client: Any) -> dict[str, float]:
-    """The server's process, if it runs here."""
-    return _of_server(process_named(int(client.info("server")["process_id"]), ("redis-server", "valkey-server")))
 
 
 def _postgres(postmaster: Path | None) -> dict[str, float]:
