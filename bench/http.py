@@ -11,7 +11,7 @@ Workloads, each on a service and an empty store of its own:
     batch       POST /v1/schedule by wrk, 4 connections, batches of 500 fresh keys; only `created` counts
     long_poll   200 tasks a second, due a second ahead, to a client with eight long-polls that settles them; when the
                 answer was read, less the time that the task was due at
-    idle_polls  1,000 long-polls of 60 s that find nothing, renewed for ever; the processor time of the service, in
+    idle_polls  1,000 long-polls of 60 s that find nothing, renewed without end; the processor time of the service, in
                 percent of one core, and the same before they were there
     webhooks    20,000 tasks due at one instant, signed, to a receiver that answers 204 at once; deliveries a second
                 from that instant to the last one

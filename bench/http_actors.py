@@ -2,7 +2,7 @@
 
 Each writes a line of JSON once it is ready. To `count`, a line on its input, it answers how much it has seen, and to
 `report` what it has found. The end of the input ends it. Times are by the clock of this machine, which the service has
-as well; every payload holds the millisecond `due` before which nobody wants it.
+as well; every payload holds the millisecond `due` before which it must not come.
 
     poll        hold `polls` long-polls for `topic` open, and settle what comes
     receive     be a receiver of webhooks, which answers 204 after `hang` seconds; with `stall`, it once does nothing
@@ -168,7 +168,7 @@ class Poll:
 
 
 class _Connection(asyncio.Protocol):
-    """One connection of HTTP/1.1: takes requests with a content-length, and looks at nothing but the body."""
+    """One connection of HTTP/1.1: takes requests with a content-length, and reads nothing but the body."""
 
     def __init__(self, arrivals: Arrivals, hang: float, stall: float, stall_after: int) -> None:
         self._arrivals = arrivals
@@ -204,25 +204,18 @@ class _Connection(asyncio.Protocol):
             self._transport.write(_RECEIVED)
 
 
-class Receive:
+class Receive(Arrivals):
     """Takes webhooks."""
 
     def __init__(self, hang: float = 0.0, stall: float = 0.0, stall_after: int = 0) -> None:
-        self._arrivals = Arrivals()
+        super().__init__()
         self._behaves = (hang, stall, stall_after)
 
     async def begin(self) -> dict[str, Any]:
         self._server = await asyncio.get_running_loop().create_server(
-            lambda: _Connection(self._arrivals, *self._behaves), "127.0.0.1", 0, backlog=1024
+            lambda: _Connection(self, *self._behaves), "127.0.0.1", 0, backlog=1024
         )
         return {"port": self._server.sockets[0].getsockname()[1]}
-
-    def report(self) -> dict[str, Any]:
-        return self._arrivals.report()
-
-    @property
-    def count(self) -> int:
-        return self._arrivals.count
 
     async def end(self) -> None:
         self._server.close()

@@ -35,7 +35,7 @@ _TIMELINE_MS = 500
 _OVERVIEW_PERCENT = 1
 _TIMES = 10
 _EVERY = 2.0
-"""Seconds between two looks of an open overview, as the page has it."""
+"""Seconds between two requests of an open overview, as the page has it."""
 _CSRF = re.compile(r'x-csrf-token": "([^"]+)"')
 
 
@@ -137,11 +137,11 @@ async def _ask_often(
 
 
 async def open_overview(instance: Instance, found: Found, seconds: float) -> None:
-    """Percent of one core that the service takes for an open overview, less what it takes while nobody looks."""
+    """Percent of one core that the service takes for an open overview, less what it takes while none is open."""
     await asyncio.sleep(5.0)
     alone = await instance.cpu_percent(seconds / 2)
     async with _browser(instance) as browser:
-        looking = asyncio.create_task(_look(browser))
+        looking = asyncio.create_task(_keep_open(browser))
         looked = await instance.cpu_percent(seconds)
         if looking.done():
             looking.result()
@@ -150,8 +150,8 @@ async def open_overview(instance: Instance, found: Found, seconds: float) -> Non
     found.add("without it: cpu_percent", alone)
 
 
-async def _look(browser: aiohttp.ClientSession) -> None:
-    """Ask for what is new for ever, as the open page does. Raises BenchFault."""
+async def _keep_open(browser: aiohttp.ClientSession) -> None:
+    """Ask for what is new again and again, as the open page does. Raises BenchFault."""
     headers = {"hx-request": "true", "sec-fetch-site": "same-origin"}
     while True:
         async with browser.get("/overview/live", headers=headers) as reply:

@@ -26,12 +26,12 @@ Workloads:
                `unfired` (no handler was started), `undone` (no handler ended), `lost` (those of them that are nowhere
                in the server any more), `redelivered` (started again, since the first start had not ended), `duplicated`
                (started again although it had ended), `recovered_ms` (the latest start less its due time). A dead
-               worker's tasks come back after bide's default of 10 seconds, for everybody who lets that be set
+               worker's tasks come back after bide's default of 10 seconds, in all libraries that let that be set
 
 In every round each peer's run is followed by one of bide, on an emptied server; a ratio is bide / peer of such a pair,
 and what is printed is the median over the rounds. For rates more is better, for milliseconds less. Every task carries
 100 bytes, and every handler writes one line to a log in its first step; a thousand tasks are scheduled and done before
-each run, so that nobody starts cold. All of it takes some 35 minutes. Each library has the settings that its
+each run, so that none starts cold. All of it takes some 35 minutes. Each library has the settings that its
 documentation gives for throughput and punctuality; the modules in `bench/contest/peers/` say which, and why. Run it on
 a machine that does nothing else: with two cores, a worker, a scheduling process and Redis share them already.
 """

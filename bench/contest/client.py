@@ -105,7 +105,7 @@ def items_of(count: int, due: int, spread: int) -> list[Item]:
 
 
 def choose_loop() -> None:
-    """Make the loop that BENCH_LOOP names that of whoever asks asyncio's policy for one."""
+    """Make the loop that BENCH_LOOP names the one that asyncio's policy gives."""
     if os.environ.get("BENCH_LOOP") == "uvloop":
         import uvloop
 

@@ -8,24 +8,21 @@ from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
-from typing import Any
-
-from redis import Redis
 
 from bide_proofs.servers.postgres import PostgresServer, ask
-from bide_proofs.servers.redis import RedisServer
+from bide_proofs.servers.redis import Connection, RedisServer, Reply
 
 _DATABASE = "bench"
 _AS_IT_COMES = {"fsync": "on", "shared_buffers": "128MB", "deadlock_timeout": "1s"}
 """Settings of PostgreSQL that the servers of the tests have otherwise."""
-_ENCODED = re.compile(rb"[A-Za-z0-9+/]{80,}={0,2}")
+_ENCODED = re.compile(r"[A-Za-z0-9+/]{80,}={0,2}")
 _READ = {
-    b"string": ("GET",),
-    b"list": ("LRANGE", "0", "-1"),
-    b"set": ("SMEMBERS",),
-    b"hash": ("HGETALL",),
-    b"zset": ("ZRANGE", "0", "-1"),
-    b"stream": ("XRANGE", "-", "+"),
+    "string": ("GET",),
+    "list": ("LRANGE", "0", "-1"),
+    "set": ("SMEMBERS",),
+    "hash": ("HGETALL",),
+    "zset": ("ZRANGE", "0", "-1"),
+    "stream": ("XRANGE", "-", "+"),
 }
 
 
@@ -37,36 +34,32 @@ class OnRedis:
     def __init__(self, server: RedisServer) -> None:
         self.url = server.url
         self.version = server.info("server")["redis_version"]
+        self._server = server
 
     def empty(self) -> None:
-        with Redis.from_url(self.url) as client:
-            client.flushdb()
+        self._server.ask("FLUSHDB")
 
     def holds(self, payloads: set[str]) -> set[str]:
         """Those of `payloads` that are still somewhere in the database."""
-        with Redis.from_url(self.url) as client:
-            everything = b"\n".join(_values(client))
-        return {payload for payload in payloads if payload.encode() in everything}
+        with Connection(self._server.host, self._server.port) as connection:
+            keys = connection.ask("KEYS", "*")
+            assert isinstance(keys, list)
+            reads = ((_READ.get(str(connection.ask("TYPE", str(key)))), str(key)) for key in keys)
+            values = [connection.ask(read[0], key, *read[1:]) for read, key in reads if read]
+        everything = "\n".join(_texts(values))
+        return {payload for payload in payloads if payload in everything}
 
 
-def _values(client: Any) -> Iterator[bytes]:
-    """Everything that is stored, in pieces; what is encoded in base64 also decoded."""
-    for key in client.scan_iter(count=1000):
-        if command := _READ.get(client.type(key)):
-            yield from _leaves(client.execute_command(command[0], key, *command[1:]))
-
-
-def _leaves(reply: object) -> Iterator[bytes]:
-    if isinstance(reply, bytes):
+def _texts(reply: Reply) -> Iterator[str]:
+    """Everything in it, in pieces; what is encoded in base64 also decoded."""
+    if isinstance(reply, list):
+        for part in reply:
+            yield from _texts(part)
+    elif isinstance(reply, str):
         yield reply
         for part in _ENCODED.findall(reply):
             with suppress(binascii.Error):
-                yield b64decode(part)
-    elif isinstance(reply, dict):
-        yield from _leaves([*reply, *reply.values()])
-    elif isinstance(reply, list | tuple | set):
-        for part in reply:
-            yield from _leaves(part)
+                yield b64decode(part).decode("utf-8", "replace")
 
 
 class OnPostgres:

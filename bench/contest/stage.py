@@ -168,7 +168,7 @@ async def stage(run: Run, *, workers: int, lease: int | None = None, seconds: fl
 
 
 async def _warm_up(producer: Producer, crew: Sequence[Worker]) -> None:
-    """Send tasks that are due at once until every worker has had one; then many, so that nobody starts cold."""
+    """Send tasks that are due at once until every worker has had one; then many, so that none starts cold."""
 
     def warm() -> list[int]:
         for worker in crew:

@@ -28,7 +28,7 @@ def text(number: int, due: int) -> str:
 
 
 def _started(payload: str) -> None:
-    """The first line of a handler. Written at once, so that it survives `kill -9`; the same cost for everybody."""
+    """The first line of a handler. Written at once, so that it survives `kill -9`; the same cost for all."""
     at = time.time_ns()
     os.write(_file(), f"start {payload[:7]} {payload[8:21]} {at}\n".encode())
 

@@ -19,7 +19,7 @@ _HOUR = 3_600_000
 _AHEAD = 2_000
 _CRASHED = 500
 LEASE = 10
-"""Seconds that a dead worker's tasks wait, for everybody who lets it be set: what bide has by default."""
+"""Seconds that a dead worker's tasks wait, in all libraries that let it be set: what bide has by default."""
 _CRASH_SECONDS = 0.05
 """Seconds that a handler of `crash` sleeps, so that the worker that dies is in the middle of something."""
 _CRASH_BOUND = 60.0

@@ -1,7 +1,7 @@
 """arq: one sorted set, polled by every worker.
 
 Settings: `max_jobs` 100 instead of 10 ("potentially hundreds" at once, says its first page); `poll_delay` 10 ms instead
-of 500, since that is what its lateness consists of; `keep_result` 0, since nobody reads results; no log line for each
+of 500, since that is what its lateness consists of; `keep_result` 0, since results are not read; no log line for each
 job. It has no call for many, and is fastest with 16 callers. After a crash a job comes back when its `job_timeout` and
 10 seconds more are over.
 """

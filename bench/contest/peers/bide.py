@@ -38,5 +38,5 @@ class BideClient(Client):
         await handle.schedule_many([handle.new(payload.encode(), at=as_time(due)) for payload, due in items])
 
 
-if __name__ == "__main__":  # its tables are made by the command that everybody uses
+if __name__ == "__main__":  # its tables are made by the command that users have for it
     main(["migrate", "--store", URL])

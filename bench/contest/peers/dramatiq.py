@@ -3,7 +3,7 @@
 Settings: 8 threads, its default for a process; `dramatiq_worker_timeout` 10 ms instead of 1000, since that is what its
 lateness consists of; `dramatiq_queue_prefetch` 1,000 and `dramatiq_delay_queue_prefetch` 50,000, so that a burst fits.
 It has no call for many, and is fastest with 2 callers. After a crash messages come back when the worker has not been
-heard of for `heartbeat_timeout`; that is looked into at random, `maintenance_chance` of a million commands, which is
+heard of for `heartbeat_timeout`; that is checked at random, `maintenance_chance` of a million commands, which is
 raised for `crash`.
 """
 

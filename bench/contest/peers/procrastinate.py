@@ -1,7 +1,7 @@
 """procrastinate: a table, polled; a NOTIFY tells of new jobs, but of none that is due later.
 
 Settings: `fetch_job_polling_interval`, of which its lateness consists, at 10 ms instead of 5 s; `concurrency` 30 with
-as many connections; `delete_jobs` always, since nobody reads what was done. `batch_defer_async` is its call for many,
+as many connections; `delete_jobs` always, since results are not read. `batch_defer_async` is its call for many,
 which share one due time. It is fastest with 16 callers. After a crash nothing comes back by itself: its page on stalled
 jobs says to look for them and retry them, which for `crash` each worker does every second, by heartbeats a third of the
 lease apart.

@@ -1,7 +1,7 @@
 """SAQ: a sorted set that one worker a second empties into a list, on which all wait.
 
 Settings: `concurrency` 50 instead of 10; `max_concurrent_ops` 64 instead of 20, with as many callers, which is where it
-is fastest; `ttl` -1, since nobody reads results; `retries` 3, since with its default of one attempt a job that a dead
+is fastest; `ttl` -1, since results are not read; `retries` 3, since with its default of one attempt a job that a dead
 worker held is not tried again. `scheduled` is in whole seconds and the timer `schedule` cannot be less than one, so
 that a lateness of up to two seconds is by design. It has no call for many (`batch` only aborts together). After a crash
 a job is swept when its `timeout` is over; for `crash` that is the lease, and the timer `sweep` 5 seconds instead of 60.

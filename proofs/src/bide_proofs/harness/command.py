@@ -27,8 +27,8 @@ from bide.settings import Settings
 from bide.wiring import store_maker
 from bide_proofs.servers.process import ServerFailed, ServerMissing
 
-LOOK = 0.25
-"""Seconds from one look at a store to the next."""
+POLL_EVERY = 0.25
+"""Seconds from one question to a store to the next."""
 PATIENCE = 120.0
 """Seconds after which what has to come to an end is taken for hung, and for wrong. It is no bar for a machine that is
 busy with other things: how long something took is in the report, for people to read."""
@@ -191,9 +191,9 @@ async def drained(app_of: Callable[[], Bide], *topics: str) -> float | None:
                 while time.monotonic() < began + PATIENCE:
                     if not await live_tasks(app, *topics):
                         return time.monotonic() - began
-                    await asyncio.sleep(LOOK)
+                    await asyncio.sleep(POLL_EVERY)
         except StoreError:
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_EVERY)
     return None
 
 

@@ -1,7 +1,7 @@
 """The processes of a run: started by a spec, asked, killed, halted, replaced by others in the same place, and ended.
 
 A child is `python -m MODULE`. The first line of its standard input is its spec as JSON; an argument could be read by
-everybody on the machine. Each further line is a word to it, and the end of the input tells it to end. It answers by
+every user of the machine. Each further line is a word to it, and the end of the input tells it to end. It answers by
 lines of JSON on its standard output, the first of which has the word `ready`; what it said outlives a kill.
 """
 

@@ -1,4 +1,4 @@
-"""Places orders with timers and kills everybody at random: see the package."""
+"""Places orders with timers and kills clients and workers at random: see the package."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ from bide_proofs.torture.child import Actor, main
 
 PORTS, CONFIG = "KILL_SERVICE_PORTS", "KILL_SERVICE_CONFIG"
 """Variables of the environment: the ports of all instances, by slot, and the file with their settings."""
-_LOOK = 0.02
+_POLL_EVERY = 0.02
 
 
 async def _serve(actor: Actor, parent: Parent) -> None:
@@ -35,7 +35,7 @@ async def _serve(actor: Actor, parent: Parent) -> None:
             if await asyncio.to_thread(listens, port):
                 ready()
                 break
-        await asyncio.sleep(_LOOK)
+        await asyncio.sleep(_POLL_EVERY)
     over = asyncio.create_task(parent.over.wait())
     await asyncio.wait([instance, over], return_when=asyncio.FIRST_COMPLETED)
     over.cancel()

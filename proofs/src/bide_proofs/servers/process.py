@@ -33,7 +33,7 @@ _TAIL = 3_000
 """Characters of a log that an error shows."""
 _SHARED_MEMORY = Path("/dev/shm")
 _PROGRAMS = ("/usr/sbin", "/usr/local/sbin")
-"""Debian's folders of programs for administrators, which are not in everybody's path."""
+"""Debian's folders of programs for administrators, which are not in every user's path."""
 
 
 class ServerMissing(Exception):

@@ -189,12 +189,10 @@ class RedisCluster(ReplicatedRedis):
             assert isinstance(ranges, list)
             for one in ranges:
                 first, last, master, *_ = cast(tuple[int, int, list[Any]], one)
-                if first <= slot <= last and (owner := self._node_at(master[1])).running:
+                owner = next(node for node in self.nodes if node.port == master[1])
+                if first <= slot <= last and owner.running:
                     return owner
         raise LookupError(f"no running node serves slot {slot}")
-
-    def _node_at(self, port: int) -> ClusterNode:
-        return next(node for node in self.nodes if node.port == port)
 
     def slot_of(self, key: str) -> int:
         """The slot that the servers put `key` into."""

@@ -55,7 +55,7 @@ def library() -> Path:
 class ServerClock:
     """A time of day, for servers and other processes, that can be set; the monotonic clock stays the machine's.
 
-    Each process has a file in a folder that its account may read, and looks there whenever it looks at the clock (some
+    Each process has a file in a folder that its account may read, which it reads whenever it reads the clock (some
     10 us): what is cached would jump at another moment in each process of a server, which no clock does. Raises
     ServerMissing.
     """
@@ -82,7 +82,7 @@ class ServerClock:
         }
 
     def shift(self, seconds: float) -> None:
-        """Set it so far ahead of the machine's, or behind if that is negative: from the next look at it on."""
+        """Set it so far ahead of the machine's, or behind if that is negative: from its next reading on."""
         for file in self._files:
             _set(file, seconds)
         self.ahead = seconds
@@ -301,7 +301,7 @@ class ServerProcess(Running):
             process = self._process
             assert process is not None, "launch it first"
             try:
-                took = until(self._answers_or_has_ended, "an answer", patience=self.patience)
+                took = until(lambda: not self.running or self.answers(), "an answer", patience=self.patience)
             except ServerFailed as error:
                 raise process.failed(str(error)) from error
             if process.running:
@@ -313,9 +313,6 @@ class ServerProcess(Running):
                 raise failed
             tries += 1
             self.launch()
-
-    def _answers_or_has_ended(self) -> bool:
-        return not self.running or self.answers()
 
     def _may_try_again(self, said: str) -> bool:
         """True if another start may succeed, with another port if this one was taken."""
@@ -415,12 +412,6 @@ class ServerProcess(Running):
     def resume(self) -> None:
         if self._process is not None:
             self._process.send(signal.SIGCONT)
-
-    def kill_one(self, pid: int) -> None:
-        """SIGKILL to one of the processes below it."""
-        assert pid in self.family()[1:], f"{pid} is no process of {self.name}"
-        with contextlib.suppress(ProcessLookupError):  # it has ended since
-            os.kill(pid, signal.SIGKILL)
 
 
 class SqlServer(ServerProcess):

@@ -35,7 +35,6 @@ from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from types import FrameType
 
 from bide_proofs.servers import postgres, rabbitmq, server
 from bide_proofs.servers.mariadb import MariaDbPair, MariaDbServer
@@ -98,15 +97,9 @@ class SharedServers:
     def url(self, kind: str) -> str:
         """The URL of a server of the `kind`. Raises ServerMissing, ServerFailed."""
         if kind not in self.urls:
-            one = KINDS[kind]
-            self.urls[kind] = os.environ.get(one.variable) or self._start(one, self._folder / kind)
+            url = os.environ.get(KINDS[kind].variable)
+            self.urls[kind] = url or self._started.enter_context(KINDS[kind].make(self._folder / kind)).url
         return self.urls[kind]
-
-    def _start(self, kind: Kind, folder: Path) -> str:
-        server = kind.make(folder)
-        server.start()
-        self._started.callback(server.stop)
-        return server.url
 
     def stop(self) -> None:
         """Those that were started here."""
@@ -135,35 +128,29 @@ def chromium() -> str:
     return found
 
 
-def _is_there(*finds: Callable[[], object]) -> Callable[[], bool]:
-    """A check that is true if none of them raises ServerMissing."""
-
-    def is_there() -> bool:
-        try:
-            return all(find() for find in finds)
-        except ServerMissing:
-            return False
-
-    return is_there
-
-
-PACKAGES: Mapping[str, Callable[[], bool]] = {
+PACKAGES: Mapping[str, Callable[[], object]] = {
     # Sentinel too: redis-sentinel is another name for the same program
-    "redis-server": _is_there(lambda: program("redis-server", "redis-server")),
-    "redis-tools": _is_there(lambda: program("redis-cli", "redis-tools")),
-    "libfaketime": _is_there(server.library),
-    "postgresql": _is_there(lambda: postgres.binary("initdb")),
-    "mariadb-server": _is_there(lambda: program("mariadbd", ""), lambda: program("mariadb-install-db", "")),
-    "rabbitmq-server": _is_there(lambda: rabbitmq.binary("rabbitmq-server"), lambda: rabbitmq.binary("epmd")),
-    "openssl": _is_there(lambda: program("openssl", "openssl")),  # makes the certificates for TLS
-    "pgbouncer": _is_there(lambda: program("pgbouncer", "pgbouncer")),
-    "chromium": _is_there(chromium),
+    "redis-server": partial(program, "redis-server", "redis-server"),
+    "redis-tools": partial(program, "redis-cli", "redis-tools"),
+    "libfaketime": server.library,
+    "postgresql": partial(postgres.binary, "initdb"),
+    "mariadb-server": lambda: program("mariadbd", "") and program("mariadb-install-db", ""),
+    "rabbitmq-server": lambda: rabbitmq.binary("rabbitmq-server") and rabbitmq.binary("epmd"),
+    "openssl": partial(program, "openssl", "openssl"),  # makes the certificates for TLS
+    "pgbouncer": partial(program, "pgbouncer", "pgbouncer"),
+    "chromium": chromium,
 }
-"""Each package, and whether what it brings is there, from wherever it came."""
+"""Each package, and how what it brings is found, from wherever it came."""
 
 
 def missing() -> list[str]:
-    return [package for package, is_there in PACKAGES.items() if not is_there()]
+    def is_there(find: Callable[[], object]) -> bool:
+        try:
+            return bool(find())
+        except ServerMissing:
+            return False
+
+    return [package for package, find in PACKAGES.items() if not is_there(find)]
 
 
 def install() -> list[str]:
@@ -252,7 +239,7 @@ def main(arguments: Sequence[str]) -> int:
         parser.error(f"{unknown[0]!r} is not accepted; give {', '.join(usual)}")
     if (given.verb == "run") != bool(command):
         parser.error("run, and only run, is followed by -- and a command")
-    signal.signal(signal.SIGTERM, _ended)
+    signal.signal(signal.SIGTERM, lambda number, _: sys.exit(128 + number))
     try:
         if given.verb == "install":
             if installed := install():
@@ -265,10 +252,6 @@ def main(arguments: Sequence[str]) -> int:
     except (InstallFailed, ServerMissing, ServerFailed) as error:
         sys.stderr.write(f"scripts/services: {error}\n")
         return 1
-
-
-def _ended(number: int, frame: FrameType | None) -> None:
-    raise SystemExit(128 + number)
 
 
 def _with_servers(kinds: Sequence[str], command: Sequence[str]) -> int:

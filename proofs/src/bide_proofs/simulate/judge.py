@@ -49,7 +49,7 @@ _DONE = ("returned", "Done(")
 _AGAIN = 25_000_000_000
 """Nanoseconds within which an outcome is told again, also by who stands still for a while."""
 _PATIENCE = 1_000_000_000
-"""Nanoseconds within which everybody is answered where nothing is broken."""
+"""Nanoseconds within which every caller is answered where nothing is broken."""
 _PROMPT = 50_000_000
 """Nanoseconds within which a store answers where messages are neither late nor lost."""
 _PAUSE = 1_000_000_000
@@ -172,7 +172,7 @@ def owed(
 
 
 class _Seen:
-    """A history, and what every rule looks up in it."""
+    """A history, and what the rules need to know of it."""
 
     def __init__(self, history: Sequence[Event]) -> None:
         self.history = history

@@ -12,6 +12,7 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import copy_context
+from dataclasses import dataclass
 from random import Random
 from typing import Any, TypeVar
 
@@ -105,36 +106,30 @@ class _Asking:
         self.woken.set()
 
 
+@dataclass(eq=False)
 class Link:
     """A `Store`, with notifications, a registry of workers, and a clock unless it goes by its callers'."""
 
-    def __init__(
-        self,
-        server: Server,
-        process: Process,
-        chance: Random,
-        *,
-        weather: Weather,
-        wall: WallClock,
-        by_caller: bool,
-        full: Callable[[], bool],
-        moment: Moment,
-    ) -> None:
-        self._server = server
-        self._process = process
-        self._loop = process.loop
-        self._chance = chance
-        self._weather = weather
-        self._by_caller = by_caller
-        self._full = full
-        self._moment = moment
+    server: Server
+    process: Process
+    chance: Random
+    weather: Weather
+    wall: WallClock
+    by_caller: bool
+    full: Callable[[], bool]
+    """True while there is no room for new work."""
+    moment: Moment
+    calls: int = 0
+    """Those of the process so far."""
+
+    def __post_init__(self) -> None:
+        self._loop = self.process.loop
         self._under_way: dict[tuple[str, int], asyncio.Lock] = defaultdict(asyncio.Lock)
         """By operation and shard."""
         self._number: Counter[tuple[str, int]] = Counter()
         """Of the last call, likewise."""
-        self._time = _SimulatedTime(self._loop, wall)
+        self._time = _SimulatedTime(self._loop, self.wall)
         self._subscriptions: list[Any] = []
-        self.calls = 0
 
     @property
     def features(self) -> Features:
@@ -150,16 +145,16 @@ class Link:
         self._subscriptions = []
 
     async def time(self) -> Millis:
-        return self._server.clock.now()
+        return self.server.clock.now()
 
     def clock(self) -> StoreClock | None:
-        return None if self._by_caller else StoreClock(self._time)
+        return None if self.by_caller else StoreClock(self._time)
 
     # --- the verbs
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
         async def full(store: MemoryStore, mine: Sequence[NewTask], there: Millis) -> Any:
-            if self._full():
+            if self.full():
                 raise StoreFull("no room for new work: nothing was done")
             return await store.add(mine, now=there)
 
@@ -188,12 +183,12 @@ class Link:
         """Shard by shard, beginning anywhere, as far as there is room."""
         room, taken, wakes = dict(wants), [], []
         failed: StoreError | None = None
-        first, number = int(self._chance.random() * len(self._server.shards)), len(self._server.shards)
+        first, number = int(self.chance.random() * len(self.server.shards)), len(self.server.shards)
         clock = 0  # the latest that any of them told: the clock may be set between two
         for step in range(number):
             place = (first + step) % number
             asked = dict(room)
-            reply = await self._ask("lease", place, _lease(asked, now, until, holder, by_caller=self._by_caller), now)
+            reply = await self._ask("lease", place, _lease(asked, now, until, holder, by_caller=self.by_caller), now)
             if isinstance(reply, StoreError):
                 failed = reply
                 continue
@@ -217,7 +212,7 @@ class Link:
         assert isinstance(found, Found)
         if found.cursor is not None:
             return Found(found.tasks, f"{place}|{found.cursor}")
-        last = place + 1 == len(self._server.shards)
+        last = place + 1 == len(self.server.shards)
         return Found(found.tasks, None if last else f"{place + 1}|")
 
     async def tally(
@@ -244,11 +239,11 @@ class Link:
 
     async def listen(self, topics: Collection[Topic], heard: Heard) -> Link:
         def told(topic: Topic, wake: Millis) -> None:
-            if not self._process.alive or self._weather.deaf or self._chance.random() < self._weather.loss:
+            if not self.process.alive or self.weather.deaf or self.chance.random() < self.weather.loss:
                 return
-            self._loop.call_later(self._delay(), heard, topic, wake, context=self._process.context)
+            self._loop.call_later(self._delay(), heard, topic, wake, context=self.process.context)
 
-        for shard in self._server.shards:
+        for shard in self.server.shards:
             self._subscriptions.append(await shard.store.listen(topics, told))
         return self
 
@@ -264,7 +259,7 @@ class Link:
         """Each shard its own part, all at once; each may fail for itself."""
         places: dict[int, list[int]] = {}
         for place, one in enumerate(asked):
-            places.setdefault(self._server.shard_of(one.topic, one.key), []).append(place)
+            places.setdefault(self.server.shard_of(one.topic, one.key), []).append(place)
         answers: list[Any] = [None] * len(asked)
 
         async def of_shard(number: int, mine: list[int]) -> None:
@@ -282,7 +277,7 @@ class Link:
         return gathered(answers)
 
     async def _everywhere(self, kind: str, work: Work) -> list[Any]:
-        return [await self._told(kind, place, work) for place in range(len(self._server.shards))]
+        return [await self._told(kind, place, work) for place in range(len(self.server.shards))]
 
     async def _told(self, kind: str, place: int, work: Work) -> Any:
         reply = await self._ask(kind, place, work, None)
@@ -292,7 +287,7 @@ class Link:
 
     async def _ask(self, kind: str, place: int, work: Work, now: Millis | None) -> Any:
         """The answer, or the StoreError that it comes to. `now`: None for what changes nothing."""
-        if self._by_caller and now is not None:
+        if self.by_caller and now is not None:
             done = work
             caller_now = now
             work = lambda store, _: done(store, caller_now)  # noqa: E731 - the same at another time
@@ -302,7 +297,7 @@ class Link:
             return await self._insist(kind, place, self._number[kind, place] if now is not None else None, work)
 
     async def _insist(self, kind: str, place: int, number: int | None, work: Work) -> Any:
-        shard, loop = self._server.shards[place], self._loop
+        shard, loop = self.server.shards[place], self._loop
         ends = loop.time() + _PATIENCE
         asking = _Asking()
         while True:
@@ -312,7 +307,7 @@ class Link:
             else:
                 pause = _REFUSED
             asking.woken.clear()
-            timer = loop.call_later(pause * (1 + self._chance.random()), asking.woken.set)
+            timer = loop.call_later(pause * (1 + self.chance.random()), asking.woken.set)
             try:
                 await asking.woken.wait()
             finally:
@@ -327,10 +322,10 @@ class Link:
 
     def _send(self, kind: str, shard: Shard, number: int | None, work: Work, asking: _Asking) -> None:
         """Put one message on its way; maybe twice, maybe never."""
-        if not self._process.alive:
+        if not self.process.alive:
             return
-        weather, chance, loop = self._weather, self._chance, self._loop
-        sent_at, life, caller = loop.time(), shard.life, f"{self._process.who} {kind}"
+        weather, chance, loop = self.weather, self.chance, self._loop
+        sent_at, life, caller = loop.time(), shard.life, f"{self.process.who} {kind}"
         fresh = not (asking.sent and number)
         asking.sent = True
         # by lot first, so that what is killed at this moment has drawn as many as what is not
@@ -341,18 +336,18 @@ class Link:
             if not shard.up or shard.life != life:
                 return
             try:
-                reply = self._server.handle(shard, caller, number, work) if number else self._server.read(shard, work)
+                reply = self.server.handle(shard, caller, number, work) if number else self.server.read(shard, work)
             except Old:
                 reply = Reply(0, OutcomeUnknown(f"{kind}: a later call came before it"))
-            self._moment(kind, "applied")
+            self.moment(kind, "applied")
             if not lost_back:
-                loop.call_later(back, come_back, reply, context=self._process.context)
+                loop.call_later(back, come_back, reply, context=self.process.context)
 
         def come_back(reply: Reply) -> None:
             if asking.answered or shard.life != life:
                 return
-            self._moment(kind, "answered")
-            if not self._process.alive:
+            self.moment(kind, "answered")
+            if not self.process.alive:
                 return
             if fresh and reply.micros:
                 self._time.saw(reply.micros, sent_at, loop.time())
@@ -362,10 +357,10 @@ class Link:
             loop.call_later(there, arrive, context=_world)
         if twice:
             loop.call_later(there + late, arrive, context=_world)
-        self._moment(kind, "sent")
+        self.moment(kind, "sent")
 
     def _delay(self) -> float:
-        weather, chance = self._weather, self._chance
+        weather, chance = self.weather, self.chance
         delay = weather.base * (1 + 4 * chance.random())
         return delay + chance.expovariate(1 / weather.delay) if weather.delay else delay
 
@@ -378,7 +373,7 @@ class PartedLink(Link):
         return replace(super().features, parts=self)
 
     def part_of(self, topic: Topic, key: str) -> int:
-        return self._server.shard_of(topic, key)
+        return self.server.shard_of(topic, key)
 
 
 def _lease(wants: Mapping[Topic, int], now: Millis, until: Millis, holder: str, *, by_caller: bool) -> Work:

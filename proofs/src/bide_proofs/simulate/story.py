@@ -67,7 +67,7 @@ def _touches(ask: Ask, wrong: Violation) -> bool:
 
 def story(plan: Plan, wrong: Violation) -> str:
     """Tell what `plan` does, and what of its history touches the task of `wrong`; it is played once more."""
-    short = _ShortNames()
+    told = _with_short_names(_about(wrong.topic, wrong.key, play(plan).history))
     lines = [
         f"{wrong.promise} is broken, with seed {plan.seed}: {wrong.what}",
         "",
@@ -77,7 +77,7 @@ def story(plan: Plan, wrong: Violation) -> str:
         *(f"  {step.at:+12.3f} ms  {_said(step)}" for step in plan.steps),
         "",
         f"What {wrong.topic}/{wrong.key} went through:" if wrong.topic else "What happened:",
-        *(f"  {short.told(event)}" for event in _about(wrong.topic, wrong.key, play(plan).history)),
+        *(f"  {one}" for one in told),
     ]
     return "\n".join(lines)
 
@@ -122,22 +122,18 @@ def _about(topic: str, key: str, history: Iterable[Event]) -> Iterator[Event]:
             yield event
 
 
-class _ShortNames:
-    """Tells events in words, with the short names that were given so far."""
+def _with_short_names(events: Iterable[Event]) -> Iterator[str]:
+    """Events in words, with short names in the order in which they appear."""
+    lives: dict[str, str] = {}
+    tokens: dict[str, str] = {}
 
-    def __init__(self) -> None:
-        self._lives: dict[str, str] = {}
-        self._tokens: dict[str, str] = {}
-
-    def told(self, event: Event) -> str:
-        return _LONG.sub(self._short, words(event))
-
-    def _short(self, found: re.Match[str]) -> str:
+    def short(found: re.Match[str]) -> str:
         life, token, instant = found.groups()
         if life:
-            number = len(self._lives)
-            letter = _LETTERS[number % 26] + (str(number // 26) if number >= 26 else "")
-            return self._lives.setdefault(life, letter)
+            number = len(lives)
+            return lives.setdefault(life, _LETTERS[number % 26] + (str(number // 26) if number >= 26 else ""))
         if token:
-            return self._tokens.setdefault(token, f"#{len(self._tokens) + 1}")
+            return tokens.setdefault(token, f"#{len(tokens) + 1}")
         return f"{(int(instant) - FIRST_INSTANT) / 1000:.3f}s"
+
+    return (_LONG.sub(short, words(event)) for event in events)

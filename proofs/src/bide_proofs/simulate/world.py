@@ -63,7 +63,7 @@ _world = copy_context()
 """The context of the world: a fate of a process is not its own doing."""
 _DRAIN = 90.0
 """Seconds after the end within which everything has to be over."""
-_LOOK = 1.0
+_POLL_EVERY = 1.0
 _PLACE = re.compile(r" at /\S+:\d+")
 """Where asyncio says that a callback stands: on this machine, and not what went wrong."""
 _ID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
@@ -144,11 +144,11 @@ class World:
                 self.played.calls[name] = slot.calls()[1] - before[name][1]
         last = Slot(self, "worker-last", 0, topics=(UNHANDLED,))
         last.start()
-        for _ in range(int(_DRAIN / _LOOK)):
+        for _ in range(int(_DRAIN / _POLL_EVERY)):
             if not any(record.state.live for record in self.server.records()):
                 break
-            await asyncio.sleep(_LOOK)
-        await asyncio.sleep(_LOOK)  # answers are noted by their callers
+            await asyncio.sleep(_POLL_EVERY)
+        await asyncio.sleep(_POLL_EVERY)  # answers are noted by their callers
         for record in self.server.records():
             self.say(ev.Left(self.time_ns(), self.clock.now(), record.topic, record.key, seen(record)))
         self.say(ev.End(self.time_ns(), self.clock.now(), True))

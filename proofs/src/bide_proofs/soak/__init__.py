@@ -1,11 +1,11 @@
-"""Works a store for a long time at half of what it can do, and looks whether anything grows or is left behind.
+"""Works a store for a long time at half of what it can do, and measures whether anything grows or is left behind.
 
     python -m bide_proofs.soak redis://127.0.0.1:6379/0 --minutes 60 --results docs/reliability/soak.jsonl
 
 One client process (this one) and worker processes, with the shipped defaults. First the maximum is measured for some
 seconds: the same load, as fast as it is done. Then half of it is asked for, or `--rate`. What is asked for is in
 `load`: tasks due soon and far off, moves, fires, cancels at any moment, shifts and cancels of groups, redrives; and
-handlers fail, defer, die, and one kind runs in threads. Every few seconds it is looked at what each process has of
+handlers fail, defer, die, and one kind runs in threads. Every few seconds it is sampled what each process has of
 memory, open files, threads and Python's objects, what the server and the store have of memory, files, rows and dead
 rows, and how late that interval was. The event log is filled to its cap first, so that it does not grow meanwhile.
 
@@ -23,7 +23,7 @@ The exit code is 1 if anything was
 
 Redelivery (after a pause of this machine that was longer than a lease) is allowed by P2, and reported.
 
-With `--service` the client and the workers reach the store through a `bide serve`, whose memory is looked at too.
+With `--service` the client and the workers reach the store through a `bide serve`, whose memory is measured too.
 
 Run it on a quiet machine, and against a server that has nothing else to do; it works in a namespace or schema of its
 own, which is removed. `--leak BYTES` lets the workers' handlers keep so much of each task to the end: it must be found.

@@ -1,4 +1,4 @@
-"""Works a store for a long time, and looks whether anything grows: see the package."""
+"""Works a store for a long time, and measures whether anything grows: see the package."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ from bide.engine.delivery.lease_extender import PAGE, PURGE_EVERY
 from bide.settings import Settings
 from bide_proofs import soak
 from bide_proofs.harness.command import (
-    LOOK,
     PATIENCE,
+    POLL_EVERY,
     WrongByKind,
     add_seed,
     counts_of,
@@ -72,7 +72,7 @@ class Soak:
         self._long = self._seconds >= LEAST
         self._keep = min(20.0, max(1.0, self._seconds / 10))
         self._samples = folder / "samples.jsonl"
-        """Not in memory, which is what is looked at."""
+        """Not in memory, which is what is measured."""
         self._before: tuple[float, int] | None = None
         self._service = ServiceProcess(folder / SERVICE, port=free_port()) if given.service else None
         self._url = place.url if self._service is None else self._service.url
@@ -150,7 +150,7 @@ class Soak:
 
     async def _ask_all(self) -> list[dict[str, Any]]:
         """Ask each worker for its counts. Raises ChildFailed where one has ended."""
-        return list(await asyncio.gather(*(child.ask("look") for child in self._group.of(WORKER))))
+        return list(await asyncio.gather(*(child.ask("counts") for child in self._group.of(WORKER))))
 
     async def _maximum(self) -> float:
         """Lives that are ended a second; the first third is not counted."""
@@ -175,14 +175,14 @@ class Soak:
                 due += self._given.every
                 await asyncio.wait([running], timeout=max(0.0, due - time.monotonic()))
                 if not running.done():
-                    line = msgspec.json.encode(await self._look(time.monotonic() - began)) + b"\n"
+                    line = msgspec.json.encode(await self._sample(time.monotonic() - began)) + b"\n"
                     file.write(line)
                     if self._given.samples:
                         with self._given.samples.open("ab") as copy:
                             copy.write(line)
         return await running
 
-    async def _look(self, at: float) -> dict[str, Any]:
+    async def _sample(self, at: float) -> dict[str, Any]:
         live, known = await live_tasks(self._app), (await self._app.tally()).number()
         counted = await self._ask_all()
         ended = sum(one["ended"]["number"] for one in counted)
@@ -225,7 +225,7 @@ class Soak:
                 break
             while not self._long and await app.store.purge(now=app.clock.now(), limit=PAGE) == PAGE:
                 pass
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_EVERY)
         return time.monotonic() - began
 
     def _balance(self, counted: Sequence[Mapping[str, Any]]) -> int:
@@ -280,9 +280,9 @@ def main() -> int:
     parser.add_argument("--measure", type=positive, default=15.0, help="seconds in which the maximum is measured")
     parser.add_argument("--workers", type=int, choices=range(1, 9), default=1, help="worker processes")
     parser.add_argument("--service", action="store_true", help="all reach the store through a `bide serve`")
-    parser.add_argument("--every", type=positive, default=5.0, help="seconds from one look to the next")
+    parser.add_argument("--every", type=positive, default=5.0, help="seconds from one sample to the next")
     parser.add_argument("--results", type=Path, help="a file to which the report is added, as one line of JSON")
-    parser.add_argument("--samples", type=Path, help="a file to which each look is added, as one line of JSON")
+    parser.add_argument("--samples", type=Path, help="a file to which each sample is added, as one line of JSON")
     parser.add_argument("--leak", type=int, default=0, help="bytes that handlers keep of each task: must be found")
     add_seed(parser)
     given = parser.parse_args()

@@ -12,7 +12,7 @@ What a process holds is not noise around a line: it rises in steps while caches 
 stays. So a figure *grows* only if three things are true of it after the warm-up:
 
 - it rises, and not by chance: the whole interval lies above zero;
-- it rises by more than is allowed, over the time that was looked at;
+- it rises by more than is allowed, over the time that is judged;
 - it goes on rising: over the second half alone by more than half of what is allowed.
 
 If the third is missing it has `settled`. A leak of one object for each task passes all three; see `BYTES`.
@@ -88,11 +88,13 @@ async def store(place: Place) -> dict[str, float]:
     elif isinstance(place, MysqlServer):
         found |= await _mysql(place)
     elif isinstance(place, RedisServer) and not place.is_cluster:
-        found |= _redis(place.client)
+        pid = int(place.client.info("server")["process_id"])
+        found |= _of_server(process_named(pid, ("redis-server", "valkey-server")))
     return found
 
 
 def _of_server(place: Path | None) -> dict[str, float]:
+    """The server's process, if it runs here."""
     return {} if place is None else {f"server_{name}": value for name, value in process(int(place.name)).items()}
 
 
@@ -103,11 +105,6 @@ async def _mysql(server: MysqlServer) -> dict[str, float]:
         [[_, pool]] = await server.rows("SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_bytes_data'")
         found |= {"server_private": found.pop("server_resident") - float(pool), "server_pool": float(pool)}
     return found
-
-
-def _redis(client: Any) -> dict[str, float]:
-    """The server's process, if it runs here."""
-    return _of_server(process_named(int(client.info("server")["process_id"]), ("redis-server", "valkey-server")))
 
 
 def _postgres(postmaster: Path | None) -> dict[str, float]:
@@ -126,7 +123,7 @@ def _postgres(postmaster: Path | None) -> dict[str, float]:
 
 FLAT, SETTLED, GROWS = "flat", "settled", "grows"
 WARM_UP = 0.2
-"""The part of the time that is not looked at."""
+"""The part of the time that is not judged."""
 _SURE = 2.576
 """Standard deviations on either side that hold 99 % of chance."""
 _MOST = 120
@@ -138,7 +135,7 @@ LEAST = 300.0
 
 
 class Allowed(NamedTuple):
-    """By how much a figure may rise over the time that is looked at: by a part of what it is, at least by so much."""
+    """By how much a figure may rise over the time that is judged: by a part of what it is, at least by so much."""
 
     part: float
     least: float
@@ -151,7 +148,7 @@ class Allowed(NamedTuple):
 BYTES = Allowed(1 / 50, float(MEBIBYTE))
 """Memory; a mebibyte is what an allocator takes at a time. The smallest leak that a Python program can have for each
 task is an object and the place that holds it, 24 bytes. At 500 tasks a second that is more than 8 MB in the twelve
-minutes of a quarter of an hour that are looked at."""
+minutes of a quarter of an hour that are judged."""
 BLOCKS = Allowed(1 / 50, 5_000.0)
 """Objects of Python's own allocator: what is under way varies; one for each task would be hundreds of thousands."""
 FILES = Allowed(1 / 10, 2.0 * MEBIBYTE)
@@ -222,7 +219,7 @@ class Slope(Struct, frozen=True, kw_only=True):
     percent_per_hour: float
     """Of the mean; 0 where that is 0."""
     allowed: float
-    """Over the time that was looked at."""
+    """Over the time that is judged."""
     verdict: str
 
     def rounded(self) -> dict[str, Any]:

@@ -91,8 +91,8 @@ class Counted:
         self._reports = False
         say(ended=self._ended.number)
 
-    def look(self) -> dict[str, Any]:
-        """Since the beginning; percentiles of lateness, in milliseconds, since the last look."""
+    def counts(self) -> dict[str, Any]:
+        """Since the beginning; percentiles of lateness, in milliseconds, since they were last asked for."""
         with self._lock:
             late, self._late = self._late, []
         parts = percentiles(late)
@@ -135,7 +135,7 @@ async def _work(spec: Spec, parent: Parent) -> None:
     async with app, app.worker(observe=counted.observe):
         ready()
         async for _ in parent.words():
-            say(look=counted.look())
+            say(counts=counted.counts())
 
 
 if __name__ == "__main__":

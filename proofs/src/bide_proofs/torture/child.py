@@ -15,6 +15,7 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -128,7 +129,8 @@ class Caller:
         self._farthest = farthest
         self._tokens: dict[tuple[str, str], Token] = {}
         verbs: Mapping[Callable[[], Awaitable[list[Any]]], int] = {
-            self._schedule: 42, self._schedule_many: 4, self._reschedule: 10, self._fire: 8, self._cancel: 9,
+            self._schedule: 42, self._schedule_many: 4, self._reschedule: 10, partial(self._aimed, client.fire_now): 8,
+            partial(self._aimed, client.cancel): 9,
             self._redrive: 8, self._get: 8, self._shift: 2, self._cancel_group: 1,
         }  # fmt: skip
         self._verbs, self._weights = list(verbs), list(verbs.values())
@@ -163,13 +165,9 @@ class Caller:
         when: dict[str, Any] = {"delay": delay} if self._chance.random() < 0.7 else {"at": self._at(delay)}
         return [await self._client.reschedule(topic, key, **when, **options)]
 
-    async def _fire(self) -> list[Any]:
+    async def _aimed(self, verb: Callable[..., Awaitable[Any]]) -> list[Any]:
         (topic, key), options = self._aim()
-        return [await self._client.fire_now(topic, key, **options)]
-
-    async def _cancel(self) -> list[Any]:
-        (topic, key), options = self._aim()
-        return [await self._client.cancel(topic, key, **options)]
+        return [await verb(topic, key, **options)]
 
     async def _redrive(self) -> list[Any]:
         topic, key = self._pair(self._chance.choice((DYING, DYING, FAILING)))

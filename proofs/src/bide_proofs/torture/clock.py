@@ -11,7 +11,7 @@ from pathlib import Path
 from bide.core.instants import Millis
 
 _EVERY = 0.05
-_LOOKS = 5
+_READINGS = 5
 """Of which the quickest counts: one may be interrupted between its two clocks."""
 _SIZE = 8
 SLACK: Millis = 2
@@ -53,14 +53,14 @@ class SharedClock:
 
     def set(self, ahead: float) -> None:
         """To this machine's clock and so many seconds more."""
-        _, offset = min(_offset() for _ in range(_LOOKS))
+        _, offset = min(_offset() for _ in range(_READINGS))
         self._word[0] = offset + round(ahead * 1e9)
 
     def become_ours(self) -> None:
         """From now on it is this process's time of day, as Python tells it, so that all who share it jump together.
 
-        With libfaketime the same costs a look at a file for each look at the clock: five processes on one file of
-        SQLite then do a fifth of their work.
+        With libfaketime the same costs the reading of a file for each reading of the clock: five processes on one file
+        of SQLite then do a fifth of their work.
         """
         time.time_ns = self._now_ns
         time.time = lambda: self._now_ns() / 1e9
@@ -74,6 +74,6 @@ class SharedClock:
 
 
 def _offset() -> tuple[int, int]:
-    """How long the look took, and by how much the time of day is ahead of the monotonic clock, in nanoseconds."""
+    """How long the reading took, and by how much the time of day is ahead of the monotonic clock, in nanoseconds."""
     before, now, after = time.monotonic_ns(), time.time_ns(), time.monotonic_ns()
     return after - before, now - (before + after) // 2

@@ -17,8 +17,8 @@ from bide.testing.history.check import Report, Violation, check
 from bide.testing.history.events import End, Fault, Header, Left, seen
 from bide.testing.history.recording import Journal, Log, read_all
 from bide_proofs.harness.command import (
-    LOOK,
     PATIENCE,
+    POLL_EVERY,
     WrongByKind,
     add_seed,
     counts_of,
@@ -95,7 +95,7 @@ class _Run:
         await self._prepare()
         self._entered.push_async_callback(group.abandon)
         faults, lasted, asked, drained_in = await self._suffer()
-        await self._look(drained=drained_in is not None)
+        await self._record_left(drained=drained_in is not None)
         about, errors = server.about(), group.errors()
         figures, checked, aside, wrong = judged(self._folder, server.name, faults.spans)
         workers_alone = server.worker_url is None and set(faults.counts) <= {f"{KILL} {WORKER}"}
@@ -171,7 +171,7 @@ class _Run:
         mended = time.monotonic()
         # in peace: on a machine that is busy enough a worker may be killed before it has begun, each time
         while _deliveries(self._folder) < given.least and time.monotonic() < mended + PATIENCE:  # noqa: ASYNC110 - files tell
-            await asyncio.sleep(LOOK)
+            await asyncio.sleep(POLL_EVERY)
         asked = time.monotonic() - began
         await group.end(CLIENT)
         seconds = await drained(lambda: app_on(self._server.direct))
@@ -201,13 +201,13 @@ class _Run:
         """True if the store's clock is that of its callers."""
         return urlsplit(self._server.direct).scheme == "sqlite"
 
-    async def _look(self, *, drained: bool) -> None:
-        """Tell what is left once what is kept for a while has been kept for so long, and purged."""
+    async def _record_left(self, *, drained: bool) -> None:
+        """Write down what is left once what is kept for a while has been kept for so long, and purged."""
         journal = self._journal
         async with app_on(self._server.direct) as app:
             kept = time.monotonic() + KEPT + 1
             while time.monotonic() < kept and [task async for task in app.find()]:
-                await asyncio.sleep(LOOK)
+                await asyncio.sleep(POLL_EVERY)
                 while await app.store.purge(now=app.clock.now(), limit=1_000):
                     pass
             async for task in app.find():

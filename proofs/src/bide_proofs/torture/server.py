@@ -69,14 +69,14 @@ class Server:
     """True if the store itself ends leases that its callers were never told of (`history.events.Header`)."""
     ahead = 0.0
     """Seconds by which the store's clock is ahead of this machine's at this moment; 0 unless a trouble has set it. The
-    run looks at it twenty times a second, so that histories tell the store's clock."""
+    run reads it twenty times a second, so that histories tell the store's clock."""
     farthest = 0.0
     """The greatest `ahead`, either way, that a trouble may set; 0 where the clock cannot be set. What a history shows
     of times is judged with twice so much tolerance, what the store tells of its own leases with none."""
 
     def __init__(self, direct: str = "") -> None:
         self.direct = direct
-        """The store without a proxy between, for the last look at it."""
+        """The store without a proxy between, for the questions before and after a run."""
         self.urls: Sequence[str] = ()
         """The URLs for clients and workers, one each in turn; through `proxies` where that is possible. Known once it
         is started, and the same until it is stopped."""
