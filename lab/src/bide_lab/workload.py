@@ -6,11 +6,11 @@ import asyncio
 import inspect
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from bide.testing.proxy import Act, Chunk, FaultProxy
@@ -122,7 +122,7 @@ class Trial:
         """So many tasks, or as many as the strategy is to be asked to hold."""
         return count if self.strategy.bears is None else min(count, self.strategy.bears)
 
-    def option(self, **options: str) -> None:
+    def option(self, **options: float) -> None:
         """Ask the strategy for something, before any process of it is started."""
         self.setting = replace(self.setting, options={**self.setting.options, **options})
 
@@ -238,19 +238,12 @@ class Trial:
                 raise LabFault(f"{process.spec.name} failed: {failure}")
 
 
-class Play(Protocol):
-    """A few seconds in a trial: starts the processes that it wants, and reports what they did.
+Play: TypeAlias = Callable[..., Awaitable[Figures]]
+"""A few seconds in a trial: starts the processes that it wants, and reports what they did.
 
-    The first sentence of its docstring says what is asked of a strategy, or done to it, in a report.
-    """
-
-    __name__: str
-
-    async def __call__(self, trial: Trial, *, quick: bool) -> Figures:
-        """`quick`: a small one, in a few seconds. Raises `LabFault` if it could not be played."""
-        ...
-
-
+Called with the trial and `quick`, for a small one in a few seconds. Raises `LabFault` if it could not be played. The
+first sentence of its docstring says what is asked of a strategy, or done to it, in a report.
+"""
 Reason: TypeAlias = Callable[[type[Strategy]], str]
 """Why a workload makes no sense for a strategy; empty if it does."""
 

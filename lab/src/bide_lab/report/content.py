@@ -237,12 +237,8 @@ def _way(quick: bool, minute: float, version: str, machine: str, some: Sequence[
 
 
 def machine_words(result: Result) -> str:
-    machine = result.machine
-    cpus = machine.get("cpus", 0)
-    parts = [f"{cpus} processor{'' if cpus == 1 else 's'}"] if cpus else []
-    parts += [str(machine[name]) for name in ("processor", "system") if machine.get(name)]
-    parts += [f"Python {machine['python']}"] if machine.get("python") else []
-    return ", ".join(parts) or "a machine that was not noted"
+    cpus, system, python = (result.machine.get(name, "?") for name in ("cpus", "system", "python"))
+    return f"{cpus} processor{'' if cpus == 1 else 's'}, {system}, Python {python}"
 
 
 def sections(found: Findings, drawn: Sequence[Picture] = ()) -> list[Section]:

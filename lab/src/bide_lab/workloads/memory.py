@@ -118,7 +118,7 @@ def _longest(one: Contestant, present: int) -> tuple[int, int]:
 async def laps(trial: Trial, *, quick: bool) -> Figures:
     """5,000 tasks due in an hour on a ring that goes round in a minute of strategy time, and some in one lap."""
     far, near, turns = (5_000, 50, 2.5) if quick else (100_000, 1_000, 5.0)
-    trial.option(lap="60")
+    trial.option(lap=60)
     lap = trial.setting.span(60)
     ahead = round(lap * 1000)
     [process] = await trial.start()

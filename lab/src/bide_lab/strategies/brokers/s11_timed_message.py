@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from bide.core.errors import SetupError
 from bide_lab.strategies.brokers.broker import WithRows
-from bide_lab.strategy import Effect, Flaw, Item, Setting, when
+from bide_lab.strategy import Effect, Flaw, Harm, Item, Setting, when
 
 TOPIC = "bide_lab"
 """The topic, of type DELAY. An administrator makes it, and the groups, since clients cannot."""
@@ -45,7 +45,7 @@ class TimedMessage(WithRows):
     flaws = (
         Flaw(
             "it is precise to a second", "steady",
-            when("p50", "half of the tasks more than {p50:,.0f} ms late", over=100),
+            when("p50", "half of the tasks more than {p50:,.0f} ms late", over=100), Harm.LATE,
         ),
         Flaw(
             "the broker delivers what was moved or cancelled all the same", "churn",
