@@ -158,7 +158,7 @@ def _repeats(wishes: Wishes, row: Row) -> Iterator[Reason]:
 
 def _size(wishes: Wishes, row: Row) -> Iterator[Reason]:
     bears, each = row.strategy.bears, row.value(MEASURES["bytes"])
-    if bears is not None and wishes.tasks > bears:
+    if wishes.tasks > bears:
         yield Reason(f"no machine should be asked to bear more than {bears:,} at once in this way")
     if each is not None and each * wishes.tasks > wishes.memory:
         yield Reason(

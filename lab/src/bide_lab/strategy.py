@@ -8,6 +8,7 @@ one sentence.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
@@ -166,7 +167,7 @@ class Strategy:
     """The tasks that are lost when a process dies or is away, in words; empty if none are."""
     unfit: ClassVar[str] = ""
     """Why no workloads but those that it shows, and those of its flaws, make sense; empty if others do."""
-    bears: ClassVar[int | None] = None
+    bears: ClassVar[int] = sys.maxsize
     """Tasks that it is asked to hold at most, where a machine does not bear any number of them."""
 
     def __init__(self, setting: Setting) -> None:
