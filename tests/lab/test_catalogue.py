@@ -6,11 +6,12 @@ from pathlib import Path
 
 import pytest
 from tests.lab.playing import named
+from tests.lab.reported import made
 
 from bide.core.errors import BadInput
-from bide_lab.figures import Figures
+from bide_lab.figures import SHARES, Figures
 from bide_lab.strategies import PARTS, card_of, catalogue, check, chosen, source_of
-from bide_lab.strategy import VERBS, Strategy
+from bide_lab.strategy import VERBS, Harm, Strategy
 from bide_lab.workloads import WORKLOADS
 
 EVERY = catalogue()
@@ -59,6 +60,18 @@ def test_a_flaw_is_not_seen_where_nothing_went_wrong(strategy: type[Strategy]) -
         assert not flaw.seen(right), flaw.text
         assert flaw.text[:1].islower()
         assert not flaw.text.endswith(".")
+
+
+@pytest.mark.parametrize("strategy", EVERY.values(), ids=named)
+def test_a_flaw_is_seen_where_its_harm_is_done_and_where_no_other_is(strategy: type[Strategy]) -> None:
+    harmed = {
+        Harm.LOST: made(late=[0.1] * len(SHARES), fired=40, lost=60),
+        Harm.TWICE: made(late=[0.1] * len(SHARES), duplicated=60),
+        Harm.LATE: made(late=[1e7] * len(SHARES)),
+    }
+    for flaw in strategy.flaws:
+        seen = [harm for harm, figures in harmed.items() if flaw.seen(figures)]
+        assert seen == [one for one in Harm if one is flaw.harm], flaw.text
 
 
 def test_all_that_the_requirement_names_are_there() -> None:

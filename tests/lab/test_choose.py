@@ -10,12 +10,11 @@ import pytest
 from tests.lab.reported import late, made, result
 
 from bide_lab import choose as choosing
-from bide_lab.choose import DOUBLED, LATE, LOST, Choice, Twice, Wishes, choose, kinds_of
+from bide_lab.choose import Choice, Twice, Wishes, choose
 from bide_lab.figures import Result
 from bide_lab.findings import findings
 from bide_lab.running import ResultsFile
 from bide_lab.strategies import catalogue
-from bide_lab.strategy import Flaw
 
 EVERY = catalogue()
 ALL = frozenset({"redis", "postgres", "mysql", "rabbitmq", "rocketmq"})
@@ -167,13 +166,3 @@ def test_the_pick_is_measured_and_has_less_to_mind() -> None:
     assert names[0] == "bide-memory"
     assert names[1] == "S17-B"
     assert names.index("S12") > 1, "what was not measured comes after what was"
-
-
-def test_a_flaw_is_of_the_kind_that_shows_it() -> None:
-    def flaw(field: str) -> Flaw:
-        return Flaw("words", "two", lambda seen: "seen" if getattr(seen, field) else "")
-
-    assert kinds_of(flaw("lost")) == [LOST]
-    assert kinds_of(flaw("duplicated")) == [DOUBLED]
-    assert kinds_of(Flaw("words", "two", lambda seen: "seen" if (seen.p99 or 0) > 1000 else "")) == [LATE]
-    assert not kinds_of(flaw("early"))

@@ -39,7 +39,7 @@ async def test_it_does_what_it_claims(
     monkeypatch.setattr(
         "bide_lab.strategies.scans.s01_table_scan._WINDOW", 1e6
     )  # seconds, however slow this machine is
-    setting = setting_of(strategy, urls, tmp_path, minute=0.3, options={"hold": "600"})
+    setting = setting_of(strategy, urls, tmp_path, minute=0.3, options={"hold": 600})
     await keeps_its_word(strategy, setting, ahead=3_000 if strategy is TimedMessage else 300)
 
 

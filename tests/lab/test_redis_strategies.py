@@ -29,7 +29,7 @@ _LOOKS = "what must not fire has the time to"
 def company(redis_url: str, tmp_path: Path) -> Any:
     """Of a strategy, on the shared server."""
 
-    def made(strategy: type[S], **options: str) -> Company[S]:
+    def made(strategy: type[S], **options: float) -> Company[S]:
         return Company(strategy, setting_of(strategy, {"redis": redis_url}, tmp_path, options=options))
 
     return made
@@ -132,7 +132,7 @@ async def test_a_large_call_fills_one_shard_and_weights_prefer_the_others(
 
 
 async def test_a_reserved_job_whose_worker_died_is_ready_again_after_its_time_to_run(company: Any) -> None:
-    async with company(BucketAndReady, hold="600") as all_of_them:
+    async with company(BucketAndReady, hold=600) as all_of_them:
         held, effects, client = Held(), Effects(), all_of_them.client
         _, worker = await all_of_them.start(held)
         await client.schedule([Item("only", now())])
@@ -208,7 +208,7 @@ async def test_what_expires_while_no_listener_is_there_is_never_told(tmp_path: P
 
 async def test_a_task_due_later_than_the_time_out_is_held_several_times(company: Any) -> None:
     """Each of those is done in the end."""
-    async with company(InMemoryEta, hold="0.2") as all_of_them:
+    async with company(InMemoryEta, hold=0.2) as all_of_them:
         one = await all_of_them.another()
         await all_of_them.client.schedule([Item("k", now() + FAR)])
         await all_of_them.start(Effects(), one=one)
@@ -219,7 +219,7 @@ async def test_what_a_killed_worker_held_comes_only_after_the_time_out(
     company: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A worker that ends in order gives back what it holds; one that is killed does not."""
-    async with company(InMemoryEta, hold="600") as all_of_them:
+    async with company(InMemoryEta, hold=600) as all_of_them:
         client, killed = all_of_them.client, await all_of_them.another()
         monkeypatch.setattr(killed, "_give_back", lambda _: pause(0, why="it is killed"))
         await client.schedule([Item("k", now() + 100)])
@@ -231,7 +231,7 @@ async def test_what_a_killed_worker_held_comes_only_after_the_time_out(
         await all_of_them.start(effects)
         await pause(0.3, why=_LOOKS)
         assert not effects.at
-        patient = replace(client.setting, options={"hold": "0.2"})  # as if so much of ten minutes had passed
+        patient = replace(client.setting, options={"hold": 0.2})  # as if so much of ten minutes had passed
         async with Company(InMemoryEta, patient) as others:
             await others.start(effects)
             await others.until_fired(effects, "k")

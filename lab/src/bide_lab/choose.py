@@ -1,8 +1,7 @@
 """Which strategy to pick: what is asked for, held against what strategies say of themselves and what was measured.
 
 There is no table of opinions. A rule looks at a strategy's class (its servers, verbs, precision, flaws) and at its
-figures, and says why it is out, or nothing. The kind of a flaw is told by its own function: it is asked about figures
-in which tasks are lost, done twice, or late. Of those that are left, the first by `_order` is picked.
+figures, and says why it is out, or nothing. Of those that are left, the first by `_order` is picked.
 """
 
 from __future__ import annotations
@@ -14,9 +13,10 @@ from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
 
-from bide_lab.figures import MEASURES, SHARES, Figures, figure
+from bide.core.instants import duration_text
+from bide_lab.figures import MEASURES, figure
 from bide_lab.findings import NOT_WAITED_FOR, Findings, Row
-from bide_lab.strategy import Flaw, Strategy
+from bide_lab.strategy import Harm, Strategy
 from bide_lab.workloads import WORKLOADS
 
 DOWN = frozenset({"killed", "cut", "away", "restarted", "failover", "deaf", "writer"})
@@ -117,13 +117,13 @@ def _against(wishes: Wishes, row: Row) -> Iterator[Reason]:
 def _lateness(wishes: Wishes, row: Row) -> Iterator[Reason]:
     by_design, seen, limit = row.strategy.precision, late_words(row), wishes.late * 1000
     if by_design > wishes.late:
-        yield Reason(f"up to {span_words(by_design)} late by design{f' ({seen})' if seen else ''}")
+        yield Reason(f"up to {duration_text(round(by_design * 1000))} late by design{f' ({seen})' if seen else ''}")
     steady = row.figures("steady")
     if steady is not None and steady.p99 is not None and steady.p99 > limit:
         yield Reason(f"99 of 100 were late by up to {figure(steady.p99)} ms (steady)", measured=True)
     for flaw in row.strategy.flaws:
         figures = row.figures(flaw.workload)
-        if flaw.workload in DOWN or flaw.workload in NOT_WAITED_FOR or LATE not in kinds_of(flaw):
+        if flaw.workload in DOWN or flaw.workload in NOT_WAITED_FOR or flaw.harm is not Harm.LATE:
             continue
         if figures is None:
             yield Reason(flaw.text)
@@ -138,8 +138,8 @@ def _early(wishes: Wishes, row: Row) -> Iterator[Reason]:
 
 
 def _losses(wishes: Wishes, row: Row) -> Iterator[Reason]:
-    yield from _measured(row, wishes.survive, LOST)
-    yield from _known(row, wishes.survive, LOST)
+    yield from _measured(row, wishes.survive, Harm.LOST)
+    yield from _known(row, wishes.survive, Harm.LOST)
     if wishes.survive and row.strategy.loses:
         yield Reason(f"loses {row.strategy.loses}")
     if wishes.survive and row.strategy.in_process and row.figures("restarted") is None:
@@ -150,15 +150,15 @@ def _repeats(wishes: Wishes, row: Row) -> Iterator[Reason]:
     if wishes.twice is Twice.YES:
         return
     never = wishes.twice is Twice.NO
-    yield from _measured(row, never, DOUBLED)
+    yield from _measured(row, never, Harm.TWICE)
     if never and row.strategy.hold and not row.strategy.in_process and row.figures("killed") is None:
         yield Reason("what a dead consumer held is given to another, who may do it a second time")
-    yield from _known(row, never, DOUBLED)
+    yield from _known(row, never, Harm.TWICE)
 
 
 def _size(wishes: Wishes, row: Row) -> Iterator[Reason]:
     bears, each = row.strategy.bears, row.value(MEASURES["bytes"])
-    if bears is not None and wishes.tasks > bears:
+    if wishes.tasks > bears:
         yield Reason(f"no machine should be asked to bear more than {bears:,} at once in this way")
     if each is not None and each * wishes.tasks > wishes.memory:
         yield Reason(
@@ -172,43 +172,20 @@ def _waited_for(down: bool) -> list[str]:
     return [name for name in WORKLOADS if name not in NOT_WAITED_FOR and (down or name not in DOWN)]
 
 
-def _measured(row: Row, down: bool, kind: Figures) -> Iterator[Reason]:
+def _measured(row: Row, down: bool, harm: Harm) -> Iterator[Reason]:
     """The harm of this kind that was seen."""
-    words = "lost {:,} of {:,} ({}: {})" if kind is LOST else "did {:,} of {:,} twice ({}: {})"
+    words = "lost {:,} of {:,} ({}: {})" if harm is Harm.LOST else "did {:,} of {:,} twice ({}: {})"
     for name in _waited_for(down):
-        if harm := row.harm(name)[kind is DOUBLED]:
-            yield Reason(words.format(harm, row.measured[name].expected, name, WORKLOADS[name].about), measured=True)
+        lost, twice = row.harm(name)
+        if count := lost if harm is Harm.LOST else twice:
+            yield Reason(words.format(count, row.measured[name].expected, name, WORKLOADS[name].about), measured=True)
 
 
-def _known(row: Row, down: bool, kind: Figures) -> Iterator[Reason]:
+def _known(row: Row, down: bool, harm: Harm) -> Iterator[Reason]:
     """The flaws of this kind that the strategy tells of and that were not looked for."""
     for flaw in row.strategy.flaws:
-        if flaw.workload in _waited_for(down) and row.figures(flaw.workload) is None and kind in kinds_of(flaw):
+        if flaw.workload in _waited_for(down) and row.figures(flaw.workload) is None and flaw.harm is harm:
             yield Reason(flaw.text)
-
-
-def _made(late: float = 0.1, **wrong: int) -> Figures:
-    """Figures in which one thing is wrong."""
-    whole = {"scheduled": 100, "expected": 100, "fired": 100, "lost": 0, "duplicated": 0, "early": 0, "revived": 0}
-    return Figures(**{**whole, **wrong}, late=[late] * len(SHARES), counts=_Zeros())  # type: ignore[arg-type]
-
-
-class _Zeros(dict[str, float]):
-    """Counts that nobody made."""
-
-    def __missing__(self, name: str) -> float:
-        return 0.0
-
-
-LOST = _made(fired=40, lost=60)
-DOUBLED = _made(duplicated=60)
-LATE = _made(late=1e7)
-"""The kinds of flaws, each as figures that show it."""
-
-
-def kinds_of(flaw: Flaw) -> list[Figures]:
-    """Which of `LOST`, `DOUBLED` and `LATE` show the flaw: none of them if it shows in something else."""
-    return [kind for kind in (LOST, DOUBLED, LATE) if flaw.seen(kind)]
 
 
 def _order(one: Candidate) -> tuple[float, ...]:
@@ -226,7 +203,7 @@ def _merits(wishes: Wishes, row: Row) -> Iterator[str]:
     verbs = (("cancelled", wishes.cancel, "cancel"), ("moved", wishes.move, "reschedule"))
     if has := [word for word, wanted, verb in verbs if wanted and verb not in strategy.cannot]:
         yield f"what waits can be {' and '.join(has)}"
-    by_design = f"up to {span_words(strategy.precision)} late by design" if strategy.precision else ""
+    by_design = f"up to {duration_text(round(strategy.precision * 1000))} late by design" if strategy.precision else ""
     yield late_words(row) or by_design or "its lateness was not measured"
     for name in sorted(DOWN) if wishes.survive else []:
         seen = row.figures(name)
@@ -254,9 +231,8 @@ def _minds(wishes: Wishes, row: Row) -> Iterator[str]:
     for flaw in row.strategy.flaws:
         figures = row.figures(flaw.workload)
         seen = flaw.seen(figures) if figures is not None else ""
-        kinds = kinds_of(flaw)
-        allowed = (LOST in kinds and not wishes.survive and flaw.workload in DOWN) or (
-            DOUBLED in kinds and wishes.twice is Twice.YES
+        allowed = (flaw.harm is Harm.LOST and not wishes.survive and flaw.workload in DOWN) or (
+            flaw.harm is Harm.TWICE and wishes.twice is Twice.YES
         )
         if (seen or figures is None) and not allowed:
             yield f"{flaw.text}{f': {seen}' if seen else ' (not measured)'}"
@@ -277,17 +253,6 @@ def late_words(row: Row) -> str:
     how = ["steady", *(["quick"] if result.quick else [])]
     how += [f"a minute run as {figure(result.minute)} s"] if row.strategy.precision and result.minute != 60 else []
     return f"late p50 {figure(steady.p50)} ms, p99 {figure(steady.p99)} ms ({', '.join(how)})"
-
-
-def span_words(seconds: float) -> str:
-    """
-    >>> span_words(0.1), span_words(60), span_words(3600)
-    ('0.1 s', '1 min', '1 h')
-    """
-    for size, name in ((3600, "h"), (60, "min")):
-        if seconds >= size and seconds % size == 0:
-            return f"{figure(seconds / size)} {name}"
-    return f"{figure(seconds)} s"
 
 
 def bytes_words(value: float) -> str:

@@ -18,7 +18,7 @@ from bide.cli.tables import console, plain_table
 from bide.core.errors import BadInput
 from bide.core.instants import duration
 from bide_lab.choose import Choice, Twice, Wishes, choose
-from bide_lab.figures import MEASURES, Result
+from bide_lab.figures import MEASURES, Result, grouped
 from bide_lab.findings import NOT_WAITED_FOR, findings
 from bide_lab.report.page import write_report
 from bide_lab.running import FAILED, Cell, ResultsFile, Run, cells_of, measure_all
@@ -85,10 +85,8 @@ def list_(surroundings: Context) -> None:
 @click.pass_obj
 def explain(surroundings: Context, strategies: tuple[str, ...]) -> None:
     """How a strategy works, what it costs, what it is known for: `bide lab explain S9`."""
-    by_file: dict[str, list[type[Strategy]]] = {}
-    for strategy in chosen(strategies):
-        by_file.setdefault(strategy.__module__, []).append(strategy)
-    for number, variants in enumerate(by_file.values()):
+    by_module = grouped((strategy.__module__, strategy) for strategy in chosen(strategies))
+    for number, variants in enumerate(by_module.values()):
         card = card_of(variants[0])
         if surroundings.json:
             for one in variants:
@@ -309,8 +307,5 @@ def _print_choice(choice: Choice, results: Path, *, here: bool) -> None:
     elif choice.fitting[0].row.card is not None:
         tell(f"What to know of it: {choice.fitting[0].row.card.parts['Flaw']}")
     click.secho("\nNot these", bold=True)
-    by_reason: dict[str, list[str]] = {}
-    for one in choice.excluded:
-        by_reason.setdefault(one.against[0].words, []).append(one.row.name)
-    for why, names in by_reason.items():
+    for why, names in grouped((one.against[0].words, one.row.name) for one in choice.excluded).items():
         tell(f"{', '.join(names)}: {why}", "- ")

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import tomllib
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
 from importlib.resources import files
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
+
+Key = TypeVar("Key", bound=Hashable)
+Value = TypeVar("Value")
 
 SHARES = (0.0, 0.01, 0.05, 0.1, 0.25, 0.5, 0.75, 0.9, 0.95, 0.99, 0.999, 1.0)
 """The points of a lateness curve."""
@@ -50,7 +53,7 @@ class Figures(msgspec.Struct, kw_only=True, omit_defaults=True):
     counts: dict[str, float] = {}
     """Further counts of the strategy and the workload."""
     curve: Mapping[str, Mapping[str, float]] = {}
-    """By operation, by how many wait: nanoseconds or bytes, as the name of the operation says."""
+    """By operation and unit ("insert_ns", or "bytes" alone), by how many wait."""
 
     def late_at(self, share: float) -> float | None:
         """Lateness at one of `SHARES`; None if nothing fired."""
@@ -143,6 +146,14 @@ def _measures() -> Mapping[str, Measure]:
 
 MEASURES = _measures()
 """By name, in the order in which they are reported."""
+
+
+def grouped(pairs: Iterable[tuple[Key, Value]]) -> dict[Key, list[Value]]:
+    """The values of each key, in the order in which they come."""
+    found: dict[Key, list[Value]] = {}
+    for key, value in pairs:
+        found.setdefault(key, []).append(value)
+    return found
 
 
 def figure(value: float) -> str:

@@ -118,10 +118,10 @@ class Findings:
     def of(self, family: Family) -> list[Row]:
         return [row for row in self.rows if row.family == family]
 
-    def reference(self, family: Family) -> Row | None:
-        """The row of bide's that a family's pictures hold it against: on the servers that the family uses, if it was.
+    def guests(self, family: Family) -> list[Row]:
+        """The row of bide's that another family is held against: on the servers that the family uses, if it was.
 
-        Of several that use them as well, the one with most measured.
+        Of several that use them as well, the one with most measured; none if bide was not measured.
         """
         rows = [row.strategy for row in self.of(family) if row.measured]
         within = sum(one.in_process for one in rows) * 2 > len(rows)
@@ -131,7 +131,8 @@ class Findings:
             served = sum(needs <= set(one.needs) for one in rows) if needs else 0
             return served, row.strategy.in_process == within, len(row.measured)
 
-        return max((row for row in self.bide if row.measured), key=fits, default=None)
+        measured = [row for row in self.bide if row.measured and row.family != family]
+        return [max(measured, key=fits)] if measured else []
 
     def _better(self, measure: Measure) -> Better | None:
         """The best of bide's rows, and all that are better than that, measured in the same way."""

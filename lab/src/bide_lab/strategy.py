@@ -8,11 +8,13 @@ one sentence.
 from __future__ import annotations
 
 import asyncio
+import sys
 import time
 from collections import Counter, defaultdict
 from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
+from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, NoReturn, Protocol
 
@@ -63,16 +65,20 @@ class Setting:
     """For files of its own."""
     minute: float = 1.0
     """Seconds that one minute of the strategy's own periods and levels takes; delays of tasks are never scaled."""
-    options: Mapping[str, str] = field(default_factory=dict)
+    options: Mapping[str, float] = field(default_factory=dict)
     """Requests of a workload to some strategies: each documents those that it reads."""
 
     def span(self, seconds: float) -> float:
         """Seconds that `seconds` of the strategy's own periods take here."""
         return seconds * self.minute / 60
 
-    def asked(self, option: str, instead: float) -> float:
-        """A number that a workload requests; `instead` if it does not."""
-        return float(self.options.get(option, instead))
+
+class Harm(StrEnum):
+    """The kinds of harm that a flaw may do to tasks."""
+
+    LOST = "lost"
+    TWICE = "twice"
+    LATE = "late"
 
 
 class Flaw(NamedTuple):
@@ -83,6 +89,8 @@ class Flaw(NamedTuple):
     workload: str
     seen: Callable[[Figures], str]
     """Its trace in these figures, in words with numbers; empty if there is none."""
+    harm: Harm | None = None
+    """What it does to tasks, whatever these are. None: it costs something else, or it depends on the tasks."""
 
 
 def when(name: str, words: str, *, over: float = 0) -> Callable[[Figures], str]:
@@ -116,7 +124,7 @@ NEVER_DONE = when("lost", "{lost} of {expected} tasks never done")
 DONE_TWICE = when("duplicated", "{duplicated} of {expected} tasks done twice")
 GONE = Flaw(
     "what waits in memory is gone when the process ends, however it does", "restarted",
-    when("lost", "{lost} of {expected} tasks gone with the process"),
+    when("lost", "{lost} of {expected} tasks gone with the process"), Harm.LOST,
 )  # fmt: skip
 """The flaw of all that is in one process's memory; each module shows it with one of its variants."""
 
@@ -159,7 +167,7 @@ class Strategy:
     """The tasks that are lost when a process dies or is away, in words; empty if none are."""
     unfit: ClassVar[str] = ""
     """Why no workloads but those that it shows, and those of its flaws, make sense; empty if others do."""
-    bears: ClassVar[int | None] = None
+    bears: ClassVar[int] = sys.maxsize
     """Tasks that it is asked to hold at most, where a machine does not bear any number of them."""
 
     def __init__(self, setting: Setting) -> None:

@@ -6,11 +6,11 @@ import asyncio
 import inspect
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, Protocol, TypeAlias
+from typing import Any, TypeAlias
 from urllib.parse import urlsplit
 
 from bide.testing.proxy import Act, Chunk, FaultProxy
@@ -118,11 +118,7 @@ class Trial:
         """Messages to the servers so far."""
         return sum(relay.sent for relay in self.relays)
 
-    def bearable(self, count: int) -> int:
-        """So many tasks, or as many as the strategy is to be asked to hold."""
-        return count if self.strategy.bears is None else min(count, self.strategy.bears)
-
-    def option(self, **options: str) -> None:
+    def option(self, **options: float) -> None:
         """Ask the strategy for something, before any process of it is started."""
         self.setting = replace(self.setting, options={**self.setting.options, **options})
 
@@ -131,7 +127,7 @@ class Trial:
 
         `seconds`: how long an effect takes; `slow`: that of a key which begins with "slow".
         """
-        return [await self._start(role, seconds=seconds, slow=slow) for role in self.strategy.roles]
+        return [await self.process(role, seconds=seconds, slow=slow) for role in self.strategy.roles]
 
     async def ready(self, *, sets: int = 1, lead: int = 0, **effects: float) -> tuple[Process, int]:
         """Start `sets` of consumers (`effects`: see `start`) and a client; and when its play begins, in `lead` ms."""
@@ -141,13 +137,10 @@ class Trial:
 
     async def client(self) -> Process:
         """A process that calls the verbs."""
-        return self.processes[-1] if self.strategy.in_process else await self.alone()
+        return self.processes[-1] if self.strategy.in_process else await self.process()
 
-    async def alone(self) -> Process:
-        """A process that has the strategy and runs none of its roles."""
-        return await self._start("")
-
-    async def _start(self, role: str, **effects: float) -> Process:
+    async def process(self, role: str = "", **effects: float) -> Process:
+        """Start one that runs this role; without, one that has the strategy and runs none of its roles."""
         number, folder = len(self.processes), self.setting.folder
         spec = Spec(
             strategy=self.strategy.name, source=source_of(self.strategy), setting=self.setting,
@@ -238,19 +231,12 @@ class Trial:
                 raise LabFault(f"{process.spec.name} failed: {failure}")
 
 
-class Play(Protocol):
-    """A few seconds in a trial: starts the processes that it wants, and reports what they did.
+Play: TypeAlias = Callable[..., Awaitable[Figures]]
+"""A few seconds in a trial: starts the processes that it wants, and reports what they did.
 
-    The first sentence of its docstring says what is asked of a strategy, or done to it, in a report.
-    """
-
-    __name__: str
-
-    async def __call__(self, trial: Trial, *, quick: bool) -> Figures:
-        """`quick`: a small one, in a few seconds. Raises `LabFault` if it could not be played."""
-        ...
-
-
+Called with the trial and `quick`, for a small one in a few seconds. Raises `LabFault` if it could not be played. The
+first sentence of its docstring says what is asked of a strategy, or done to it, in a report.
+"""
 Reason: TypeAlias = Callable[[type[Strategy]], str]
 """Why a workload makes no sense for a strategy; empty if it does."""
 

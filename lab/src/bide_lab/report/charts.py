@@ -142,9 +142,8 @@ def pictures(found: Findings) -> list[Picture]:
 
 
 def _of_family(found: Findings, family: Family) -> Iterator[Picture]:
-    reference = found.reference(family)
     rows = [row for row in found.of(family) if row.measured]
-    beside = [*rows, *([reference] if reference is not None and reference not in rows else [])]
+    beside = [*rows, *found.guests(family)]
 
     def curves(kind: str, caption: str, has: Callable[[Row], object], draw: Callable[..., None]) -> Iterator[Picture]:
         """As few pictures as hold all rows, with about the same number in each."""
@@ -175,26 +174,14 @@ def _of_family(found: Findings, family: Family) -> Iterator[Picture]:
             draw = partial(_bars, rows=some, measures=measures)
             yield Picture(f"{family.name}-{kind}", family, caption, height, draw)
     for operation in dict.fromkeys(name for row in rows for name in row.curves):
-        what, unit = operation_words(operation)
-        kind, caption = f"cost-{operation.replace('_', '-').replace(' ', '-')}", f"{what[:1].upper()}{what[1:]}"
+        what, _, unit = operation.rpartition("_")
+        kind, caption = f"cost-{operation.replace('_', '-')}", (what or unit).capitalize()
         draw = partial(_cost, operation=operation, unit=unit)
         yield from curves(kind, f"{caption}, by how many wait", lambda row, name=operation: name in row.curves, draw)  # type: ignore[misc]
     harmful = dict.fromkeys(name for row in rows for name in row.measured if any(row.harm(name)))
     if hurt := [(row, name) for name in harmful for row in beside if row.figures(name) is not None]:
         height, draw = 1.0 + 0.36 * len(hurt), partial(_faults, cells=hurt)
         yield Picture(f"{family.name}-faults", family, "Lost, and done twice, where any were", height, draw)
-
-
-def operation_words(operation: str) -> tuple[str, str]:
-    """The words for a curve, and its unit.
-
-    >>> operation_words("insert_ns"), operation_words("bytes")
-    (('insert', 'ns'), ('bytes', 'bytes'))
-    """
-    name, _, unit = operation.replace(" ", "_").rpartition("_")
-    if name and unit in ("ns", "us", "bytes"):
-        return name.replace("_", " "), {"us": "µs"}.get(unit, unit)
-    return operation.replace("_", " "), "bytes" if "bytes" in operation else "ns"
 
 
 def _styles(rows: Sequence[Row]) -> Iterator[tuple[Row, Mapping[str, Any]]]:

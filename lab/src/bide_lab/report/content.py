@@ -15,7 +15,7 @@ from typing import NamedTuple, TypeAlias
 import msgspec
 
 from bide_lab.choose import Wishes, choose, late_words
-from bide_lab.figures import MEASURES, Figures, Measure, Result, figure
+from bide_lab.figures import MEASURES, Figures, Measure, Result, figure, grouped
 from bide_lab.findings import NOT_WAITED_FOR, Findings, Row
 from bide_lab.report.charts import Picture
 from bide_lab.strategies import PARTS, Card, Family
@@ -81,16 +81,14 @@ Block: TypeAlias = str | Table | Bullets | Drawing | Part | Pictures
 
 def measure_table(found: Findings, family: Family) -> Table | None:
     """A line for each strategy of the family that has any of the measures, and one of bide's; a column for each."""
-    reference = found.reference(family)
     rows = [row for row in found.of(family) if any(row.value(one) is not None for one in COLUMNS)]
-    beside = [reference] if rows and reference is not None and reference not in rows else []
     shown = [one for one in COLUMNS if any(row.value(one) is not None for row in rows)]
     if not shown:
         return None
     heads = ["strategy", "", *(_head(one) for one in shown)]
     lines = [
         [row.name, row.strategy.title, *(_or_empty(row.value(measure)) for measure in shown)]
-        for row in [*rows, *beside]
+        for row in [*rows, *found.guests(family)]
     ]
     marked = frozenset(row.name for row in found.bide) if family.name != "bide" else frozenset()
     return Table(heads, lines, frozenset(range(2, len(heads))), marked=marked)
@@ -159,24 +157,19 @@ def _besides(seen: Figures) -> str:
 
 
 def missing_verbs(rows: Iterable[Row]) -> list[str]:
-    """Every verb that a strategy has not, those with the same reason and the same strategies together."""
-    names: dict[tuple[str, str], list[str]] = {}
-    for row in rows:
-        for verb in filter(row.strategy.cannot.__contains__, VERBS):
-            names.setdefault((row.strategy.cannot[verb], verb), []).append(row.name)
-    verbs: dict[tuple[str, str], list[str]] = {}
-    for (why, verb), some in names.items():
-        verbs.setdefault((why, ", ".join(some)), []).append(f"`{verb}`")
-    return [f"no {', '.join(some)} in {them}: {why}" for (why, them), some in verbs.items()]
+    """Every verb that a strategy lacks, those of one reason together, and the strategies that lack the same."""
+    lacks = [
+        ((", ".join(verbs), why), row.name) for row in rows
+        for why, verbs in grouped((row.strategy.cannot[verb], f"`{verb}`") for verb in VERBS
+                                  if verb in row.strategy.cannot).items()
+    ]  # fmt: skip
+    return [f"no {verbs} in {', '.join(names)}: {why}" for (verbs, why), names in grouped(lacks).items()]
 
 
 def not_measured(rows: Iterable[Row]) -> list[str]:
     """Each reason, with all strategies of which nothing was measured for it."""
-    found: dict[str, list[str]] = {}
-    for row in rows:
-        if row.why_not:
-            found.setdefault(row.why_not, []).append(row.name)
-    return [f"{', '.join(names)}: {why}" for why, names in found.items()]
+    reasons = grouped((row.why_not, row.name) for row in rows if row.why_not)
+    return [f"{', '.join(names)}: {why}" for why, names in reasons.items()]
 
 
 def card_parts(rows: Iterable[Row]) -> list[Part]:
@@ -212,12 +205,8 @@ def picks_table(found: Findings) -> Table:
 
 def ways(results: Sequence[Result]) -> list[str]:
     """A paragraph for each way in which cells were measured; more than one if the file was filled by several runs."""
-    found: dict[tuple[bool, float, str, str], list[Result]] = {}
-    for one in results:
-        found.setdefault((one.quick, one.minute, one.version, machine_words(one)), []).append(one)
-    if not found:
-        return ["The results file is empty: `bide lab run` fills it."]
-    return [_way(*key, some) for key, some in found.items()]
+    found = grouped(((one.quick, one.minute, one.version, machine_words(one)), one) for one in results)
+    return [_way(*key, some) for key, some in found.items()] or ["The results file is empty: `bide lab run` fills it."]
 
 
 def _way(quick: bool, minute: float, version: str, machine: str, some: Sequence[Result]) -> str:
@@ -237,12 +226,8 @@ def _way(quick: bool, minute: float, version: str, machine: str, some: Sequence[
 
 
 def machine_words(result: Result) -> str:
-    machine = result.machine
-    cpus = machine.get("cpus", 0)
-    parts = [f"{cpus} processor{'' if cpus == 1 else 's'}"] if cpus else []
-    parts += [str(machine[name]) for name in ("processor", "system") if machine.get(name)]
-    parts += [f"Python {machine['python']}"] if machine.get("python") else []
-    return ", ".join(parts) or "a machine that was not noted"
+    cpus, system, python = (result.machine.get(name, "?") for name in ("cpus", "system", "python"))
+    return f"{cpus} processor{'' if cpus == 1 else 's'}, {system}, Python {python}"
 
 
 def sections(found: Findings, drawn: Sequence[Picture] = ()) -> list[Section]:

@@ -129,7 +129,7 @@ async def failover(trial: Trial, *, quick: bool) -> Figures:
 
     Nobody replaces them.
     """
-    trial.option(hold=str(_HOLD))
+    trial.option(hold=_HOLD)
     count, rate, ahead = (150, 100.0, 500) if quick else (500, 100.0, 1_000)
     first = await trial.start()
     client, begin = await trial.ready(lead=200)
@@ -149,7 +149,7 @@ async def failover(trial: Trial, *, quick: bool) -> Figures:
 async def beyond(trial: Trial, *, quick: bool) -> Figures:
     """100 tasks due in 2.5 s, where whoever holds one for 1 s has it given out again."""
     time_out = 1.0
-    trial.option(hold=str(time_out))
+    trial.option(hold=time_out)
     count, ahead = (100, 2_500) if quick else (1_000, 5_500)
     steps = batches([(key, ahead) for key in keys_of(count)])
     figures = await trial.through(steps, fires=count, last=ahead, sets=2)

@@ -35,7 +35,7 @@ async def burst(trial: Trial, *, quick: bool) -> Figures:
 
     How fast do they come out, and how late is the last?
     """
-    count = trial.bearable(1_000 if quick else 5_000)
+    count = min(1_000 if quick else 5_000, trial.strategy.bears)
     ahead = 1_500 if quick else 5_000
     client, begin = await trial.ready()
     answer = await client.play(begin, batches([(key, ahead) for key in keys_of(count)]), callers=4)
@@ -52,7 +52,7 @@ async def horizon(trial: Trial, *, quick: bool) -> Figures:
     """
     count, seconds = (1_000, 3.0) if quick else (10_000, 6.0)
     chance = random.Random(7)
-    keys = keys_of(trial.bearable(count))
+    keys = keys_of(min(count, trial.strategy.bears))
     due = [round(1_000 * (_YEAR / 1_000) ** chance.random()) for _ in keys]
     client, begin = await trial.ready()
     await client.play(begin, batches(list(zip(keys, due, strict=True))), callers=4)
@@ -65,7 +65,7 @@ async def horizon(trial: Trial, *, quick: bool) -> Figures:
 @workload(for_all=True, verbs=("reschedule", "cancel"))
 async def churn(trial: Trial, *, quick: bool) -> Figures:
     """half of the tasks are moved, a third are cancelled, the rest fire."""
-    count = trial.bearable(300 if quick else 1_500)
+    count = min(300 if quick else 1_500, trial.strategy.bears)
     window = count * 5
     # each is due 2 s after the last change of it is made, so that only a strategy's own fault makes it late
     first, moved = window + 2_000, window + 2_500

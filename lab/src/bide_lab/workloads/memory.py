@@ -54,7 +54,7 @@ async def cost(trial: Trial, *, quick: bool) -> Figures:
     curves: dict[str, dict[str, float]] = {}
     sizes = [10**power for power in range(3, 6 if quick else 8) if 10**power * _NEEDED < _available()]
     for size in sizes:
-        process = await trial.alone()
+        process = await trial.process()
         for name, value in (await process.measure(cost_of, size)).items():
             curves.setdefault(name, {})[str(size)] = value
         await process.stop()
@@ -118,7 +118,7 @@ def _longest(one: Contestant, present: int) -> tuple[int, int]:
 async def laps(trial: Trial, *, quick: bool) -> Figures:
     """5,000 tasks due in an hour on a ring that goes round in a minute of strategy time, and some in one lap."""
     far, near, turns = (5_000, 50, 2.5) if quick else (100_000, 1_000, 5.0)
-    trial.option(lap="60")
+    trial.option(lap=60)
     lap = trial.setting.span(60)
     ahead = round(lap * 1000)
     [process] = await trial.start()
@@ -154,7 +154,7 @@ async def touch(trial: Trial, *, quick: bool) -> Figures:
     their time-out had passed, and lateness counts from there. In `counts`: `touch_ns`, nanoseconds of one packet's
     touch, and what a look cost.
     """
-    process = await trial.alone()
+    process = await trial.process()
     return msgspec.convert(await process.measure(touched, _CONNECTIONS), Figures)
 
 

@@ -25,7 +25,7 @@ async def idle(trial: Trial, *, quick: bool) -> Figures:
     Processor time of clients and servers, messages, and memory for each task.
     """
     count, seconds = (10_000, 1.5) if quick else (100_000, 5.0)
-    count = trial.bearable(count)
+    count = min(count, trial.strategy.bears)
     client, _ = await trial.ready()
     # the consumers, or the servers, hold what waits; a client beside them holds nothing
     holders = trial.processes if trial.strategy.in_process else trial.processes[:-1]

@@ -12,10 +12,10 @@ from bide.core.instants import as_datetime
 from bide.settings import Settings
 from bide.wiring import store_maker
 from bide_lab.servers import mysql_server, unlink
-from bide_lab.strategy import DONE_TWICE, GONE, Effect, Flaw, Item, Setting, Strategy
+from bide_lab.strategy import DONE_TWICE, GONE, Effect, Flaw, Harm, Item, Setting, Strategy
 
 _TOPIC = "lab"
-_AGAIN = Flaw("what was done and not settled yet when its worker died is done again", "killed", DONE_TWICE)
+_AGAIN = Flaw("what was done and not settled yet when its worker died is done again", "killed", DONE_TWICE, Harm.TWICE)
 
 
 class _Bide(Strategy):

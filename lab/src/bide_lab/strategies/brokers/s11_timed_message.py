@@ -12,7 +12,7 @@ from urllib.parse import urlsplit
 
 from bide.core.errors import SetupError
 from bide_lab.strategies.brokers.broker import WithRows
-from bide_lab.strategy import Effect, Flaw, Item, Setting, when
+from bide_lab.strategy import Effect, Flaw, Harm, Item, Setting, when
 
 TOPIC = "bide_lab"
 """The topic, of type DELAY. An administrator makes it, and the groups, since clients cannot."""
@@ -45,7 +45,7 @@ class TimedMessage(WithRows):
     flaws = (
         Flaw(
             "it is precise to a second", "steady",
-            when("p50", "half of the tasks more than {p50:,.0f} ms late", over=100),
+            when("p50", "half of the tasks more than {p50:,.0f} ms late", over=100), Harm.LATE,
         ),
         Flaw(
             "the broker delivers what was moved or cancelled all the same", "churn",
@@ -54,23 +54,24 @@ class TimedMessage(WithRows):
         ),
     )  # fmt: skip
 
+    client: Any
+    """The client's module."""
+    configuration: Any
     producer: Any
 
     async def prepare(self) -> None:
         (self.setting.folder / "group").write_text(f"{TOPIC}_{int(time.time()) % GROUPS:02}", encoding="ascii")
 
     async def open(self) -> None:
-        client = _client(self.setting)
-        self.producer = client.Producer(self._configuration(client), (TOPIC,))
+        self.client = client = _client(self.setting)
+        address = urlsplit(self.setting.urls["rocketmq"]).netloc
+        self.configuration = client.ClientConfiguration(address, client.Credentials())
+        self.producer = client.Producer(self.configuration, (TOPIC,))
         self.closing.push_async_callback(asyncio.to_thread, self.producer.shutdown)
         await asyncio.to_thread(self.producer.startup)
 
-    def _configuration(self, client: Any) -> Any:
-        address = urlsplit(self.setting.urls["rocketmq"]).netloc
-        return client.ClientConfiguration(address, client.Credentials())
-
     async def send_for(self, item: Item, *, at_once: bool = False) -> None:
-        message = _client(self.setting).Message()
+        message = self.client.Message()
         message.topic = TOPIC
         message.tag = self.setting.prefix
         message.body = f"{item.due} {item.key}".encode()
@@ -80,7 +81,7 @@ class TimedMessage(WithRows):
         self.counted["messages_sent"] += 1
 
     async def run(self, role: str, effect: Effect) -> None:
-        client = _client(self.setting)
+        client = self.client
 
         def arrived(item: Item) -> None:
             if self.wants(item):
@@ -96,7 +97,7 @@ class TimedMessage(WithRows):
 
         group = (self.setting.folder / "group").read_text(encoding="ascii")
         consumer = client.PushConsumer(
-            self._configuration(client), group, Listener(), {TOPIC: client.FilterExpression(self.setting.prefix)}
+            self.configuration, group, Listener(), {TOPIC: client.FilterExpression(self.setting.prefix)}
         )
         await asyncio.to_thread(consumer.startup)
         try:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Sequence
 
 from bide_lab.servers import RedisStrategy
-from bide_lab.strategy import NEVER_DONE, Effect, Flaw, Item, now, when
+from bide_lab.strategy import NEVER_DONE, Effect, Flaw, Harm, Item, now, when
 
 _SETTING = "notify-keyspace-events"
 _EXPIRED = "Ex"
@@ -22,10 +22,10 @@ class ExpiryEvents(RedisStrategy):
         Flaw(
             "events come when the server happens to delete the key", "many",
             when("p50", "with {far_off:,.0f} keys waiting half were {p50:,.0f} ms late, the last {most:,.0f} ms",
-                 over=400),
+                 over=400), Harm.LATE,
         ),
-        Flaw("what expires while no listener is there is never told", "away", NEVER_DONE),
-        Flaw("nor is it if the subscription is dropped unnoticed", "deaf", NEVER_DONE),
+        Flaw("what expires while no listener is there is never told", "away", NEVER_DONE, Harm.LOST),
+        Flaw("nor is it if the subscription is dropped unnoticed", "deaf", NEVER_DONE, Harm.LOST),
     )  # fmt: skip
     _before: str | None = None
     """The server's setting as it was."""

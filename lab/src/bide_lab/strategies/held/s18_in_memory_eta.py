@@ -11,7 +11,7 @@ from uuid import uuid4
 import msgspec
 
 from bide_lab.servers import RedisStrategy
-from bide_lab.strategy import Effect, Flaw, Item, Setting, due_or_told, now, poll, together, when
+from bide_lab.strategy import Effect, Flaw, Harm, Item, Setting, due_or_told, now, poll, together, when
 
 _VISIBLE = 3600.0
 """Seconds of strategy time."""
@@ -44,12 +44,12 @@ class InMemoryEta(RedisStrategy):
         Flaw(
             "a task due later than the time-out is done several times", "beyond",
             when("duplicated", "{fired} tasks, due in {ahead_s:g} s, were done {done} times with a time-out of "
-                 "{time_out_s:g} s"),
+                 "{time_out_s:g} s"), Harm.TWICE,
         ),
         Flaw(
             "what a killed worker held comes only after the time-out", "failover",
             when("most", "half of the tasks {p50:,.0f} ms late, but {most:,.0f} ms where the killed worker held them",
-                 over=500),
+                 over=500), Harm.LATE,
         ),
         Flaw(
             "every task that waits is in a worker's memory", "idle",
@@ -59,7 +59,7 @@ class InMemoryEta(RedisStrategy):
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
-        self._visible = setting.asked("hold", setting.span(_VISIBLE))
+        self._visible = setting.options.get("hold", setting.span(_VISIBLE))
         self._heap: list[tuple[int, int, Message]] = []
         self._order = count()
         self._earlier = asyncio.Event()

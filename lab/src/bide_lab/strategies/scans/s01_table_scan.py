@@ -9,7 +9,7 @@ from urllib.parse import parse_qs, urlsplit
 from zlib import crc32
 
 from bide_lab.servers import MysqlStrategy
-from bide_lab.strategy import Effect, Flaw, Item, Setting, each_period, now, together, when
+from bide_lab.strategy import Effect, Flaw, Harm, Item, Setting, each_period, now, together, when
 
 _DRAFT, _SCHEDULED, _PUBLISHED = 1, 2, 3
 _PERIOD = 60.0
@@ -34,8 +34,12 @@ class Serial(MysqlStrategy):
         Flaw(
             "what came due while the scanner was away for longer than its window never fires", "away",
             when("lost", "{lost} of {expected} posts never published after {away_seconds} s without a scanner"),
+            Harm.LOST,
         ),
     )  # fmt: skip
+
+    reader: Any = None
+    """The pool of connections that it reads on; None: that which it writes on."""
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
@@ -79,10 +83,10 @@ class Serial(MysqlStrategy):
         expected, last = until - round(self.setting.span(_WINDOW) * 1000), ""
         self.counted["scans"] += 1
         while True:
-            page = await self.look(
+            page = await self.rows(
                 f"SELECT id, expected FROM {blog} WHERE status = %s AND expected BETWEEN %s AND %s "
                 f"AND (expected > %s OR id > %s) ORDER BY expected, id LIMIT {_PAGE}",
-                _SCHEDULED, expected, until, expected, last,
+                _SCHEDULED, expected, until, expected, last, pool=self.reader,
             )  # fmt: skip
             self.counted["pages"] += 1
             self.counted["looked_at"] += len(page)
@@ -91,9 +95,6 @@ class Serial(MysqlStrategy):
             if len(page) < _PAGE:
                 return
             last, expected = page[-1]
-
-    async def look(self, statement: str, *values: Any) -> Sequence[Sequence[Any]]:
-        return await self.rows(statement, *values)
 
     async def publish_all(self, blog: str, page: Page, effect: Effect) -> None:
         """Each is published when it is committed; if the effect fails, or we do, the next scan meets it again."""
@@ -153,7 +154,6 @@ class Replica(Serial):
                  "that were published already"),
         ),
     )  # fmt: skip
-    reader: Any
 
     async def open(self) -> None:
         await super().open()
@@ -162,8 +162,5 @@ class Replica(Serial):
 
     async def prepare(self) -> None:
         await super().prepare()
-        while not await self.look("SHOW TABLES LIKE %s", self.blogs[0]):  # noqa: ASYNC110 - the replica tells nobody
+        while not await self.rows("SHOW TABLES LIKE %s", self.blogs[0], pool=self.reader):  # noqa: ASYNC110 - the replica tells nobody
             await asyncio.sleep(0.05)
-
-    async def look(self, statement: str, *values: Any) -> Sequence[Sequence[Any]]:
-        return await self.rows(statement, *values, pool=self.reader)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from bide_lab.servers import sqlite_file
-from bide_lab.strategy import Effect, Flaw, Item, Strategy, each_period, now, when
+from bide_lab.strategy import Effect, Flaw, Harm, Item, Strategy, each_period, now, when
 
 _WAIT = 48 * 3_600_000
 """Milliseconds from the end of the order to the stars. It is the task's own delay, and never scaled."""
@@ -85,7 +85,7 @@ class Hourly(_CronBatch):
     flaws = (
         Flaw(
             "a task is late by anything up to an hour", "steady",
-            when("most", "late by {p50:,.0f} ms in the middle and {most:,.0f} ms at most", over=_NOTICED),
+            when("most", "late by {p50:,.0f} ms in the middle and {most:,.0f} ms at most", over=_NOTICED), Harm.LATE,
         ),
     )  # fmt: skip
 

@@ -110,7 +110,7 @@ class AsPublished(GoingRound):
     published: ClassVar[bool] = True
 
     def timer_of(self, start: Millis) -> Ring[Any]:
-        slots = round(self.setting.asked("lap", SLOTS))
+        slots = round(self.setting.options.get("lap", SLOTS))
         return Ring(slots=slots, step=self.setting.span(1), start=start, clock=now if self.published else None)
 
 

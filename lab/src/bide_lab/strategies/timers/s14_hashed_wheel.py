@@ -11,7 +11,7 @@ from typing import Any, Generic
 from bide.core.instants import Millis
 from bide.timers import HashedWheel
 from bide_lab.strategies.timers.in_process import VISITED, GoingRound, InMemory, Laps, Thing
-from bide_lab.strategy import GONE, Flaw, Item, when
+from bide_lab.strategy import GONE, Flaw, Harm, Item, when
 
 TICK: Millis = 100
 BUCKETS = 512
@@ -108,7 +108,7 @@ class Ticking(GoingRound):
     flaws = (
         Flaw(
             "every task waits for the end of its tick", "steady",
-            when("p50", f"half of them more than {{p50:.0f}} ms late, at ticks of {TICK} ms", over=TICK / 4),
+            when("p50", f"half of them more than {{p50:.0f}} ms late, at ticks of {TICK} ms", over=TICK / 4), Harm.LATE,
         ),
         VISITED,
         GONE,
@@ -116,11 +116,11 @@ class Ticking(GoingRound):
 
     def timer_of(self, start: Millis) -> TickingWheel[Any]:
         lap = self.setting.options.get("lap")
-        buckets = BUCKETS if lap is None else max(1, round(self.setting.span(float(lap)) * 1000 / TICK))
+        buckets = BUCKETS if lap is None else max(1, round(self.setting.span(lap) * 1000 / TICK))
         return TickingWheel(buckets=buckets, start=start)
 
     async def schedule(self, items: Sequence[Item]) -> None:
-        if len(self.timer) + len(items) > self.setting.asked("pending", math.inf):
+        if len(self.timer) + len(items) > self.setting.options.get("pending", math.inf):
             raise RuntimeError(f"{len(self.timer)} tasks are waiting, and no more may")
         await super().schedule(items)
 

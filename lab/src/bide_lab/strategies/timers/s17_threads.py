@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from bide.core.instants import Millis
 from bide.timers import HeapTimer
 from bide_lab.strategies.timers.in_process import InMemory, Waiting
-from bide_lab.strategy import GONE, Effect, Flaw, Item, Setting, Strategy, held_up, when
+from bide_lab.strategy import GONE, Effect, Flaw, Harm, Item, Setting, Strategy, held_up, when
 
 POOL = 10
 """APScheduler's default."""
@@ -38,7 +38,7 @@ class ThreadEach(Strategy):
         ),
         Flaw(
             "threads that come due at once fight for the interpreter's one lock", "burst",
-            when("p50", "of {fired:,} due at once half were more than {p50:,.0f} ms late", over=_FIGHT),
+            when("p50", "of {fired:,} due at once half were more than {p50:,.0f} ms late", over=_FIGHT), Harm.LATE,
         ),
         GONE,
     )  # fmt: skip

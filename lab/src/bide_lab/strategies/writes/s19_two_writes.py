@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 from bide_lab.servers import PostgresStrategy, postgres_pool
 from bide_lab.strategies.bide.s20_bide import OnPostgres
-from bide_lab.strategy import VERBS, Effect, Flaw, Item, Setting, Strategy, now, poll, when
+from bide_lab.strategy import VERBS, Effect, Flaw, Harm, Item, Setting, Strategy, now, poll, when
 
 _PERIOD = 0.1
 _TRIES = 3
@@ -58,6 +58,7 @@ class NoCare(_Orders, PostgresStrategy):
         Flaw(
             "a writer that dies between the two writes leaves an order whose timer never fires", "writer",
             when("lost", "{lost} of {committed:.0f} orders have no timer after {kills:.0f} writers were killed"),
+            Harm.LOST,
         ),
     )  # fmt: skip
     redis: Any

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bide_lab.servers import RedisStrategy
-from bide_lab.strategy import DONE_TWICE, NEVER_DONE, Effect, Flaw, Item, held_up, now, poll, when
+from bide_lab.strategy import DONE_TWICE, NEVER_DONE, Effect, Flaw, Harm, Item, held_up, now, poll, when
 
 _PERIOD = 0.1
 _KIND = "order"
@@ -53,7 +53,7 @@ class RemoveAfter(_ZsetPoll):
 
     name = "S4-A"
     title = "ZSET poll, removed when done"
-    flaws = (Flaw("two pollers do the same task", "two", DONE_TWICE),)
+    flaws = (Flaw("two pollers do the same task", "two", DONE_TWICE, Harm.TWICE),)
 
     async def look(self, effect: Effect) -> None:
         for key, due in await self.due_until(now()):
@@ -67,7 +67,7 @@ class RemoveBefore(_ZsetPoll):
     name = "S4-B"
     title = "ZSET poll, removed before it is done"
     shows = ()
-    flaws = (Flaw("a poller that dies takes with it what it had removed", "killed", NEVER_DONE),)
+    flaws = (Flaw("a poller that dies takes with it what it had removed", "killed", NEVER_DONE, Harm.LOST),)
 
     async def look(self, effect: Effect) -> None:
         found = await self.due_until(now())
@@ -100,7 +100,7 @@ class RemoveRange(_ZsetPoll):
     flaws = (
         Flaw(
             "what is added between the two commands, and is due, is removed undone", "gap",
-            when("lost", "{lost} of {expected} tasks removed undone"),
+            when("lost", "{lost} of {expected} tasks removed undone"), Harm.LOST,
         ),
     )  # fmt: skip
 

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from bide_lab.figures import Figures
 from bide_lab.servers import RedisStrategy
-from bide_lab.strategy import Effect, Flaw, Item, Setting, now, poll, together, when
+from bide_lab.strategy import Effect, Flaw, Harm, Item, Setting, now, poll, together, when
 
 _SHARDS = 4
 _PERIOD = 0.1
@@ -56,7 +56,7 @@ class HashedShards(RedisStrategy):
         Flaw(
             "the shards of a poller that dies stand still until its lock ends", "failover",
             when("most", "half of the tasks {p50:,.0f} ms late, but {most:,.0f} ms while a dead poller's locks lasted",
-                 over=500),
+                 over=500), Harm.LATE,
         ),
         Flaw("shards that get equal shares of calls grow uneven", "uneven", _unevenness),
     )  # fmt: skip

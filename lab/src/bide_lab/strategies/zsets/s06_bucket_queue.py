@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from uuid import uuid4
 
 from bide_lab.servers import RedisStrategy
-from bide_lab.strategy import Effect, Flaw, Item, now, together, when
+from bide_lab.strategy import Effect, Flaw, Harm, Item, now, together, when
 
 _BUCKETS = 3
 _PERIOD = 1.0
@@ -33,14 +33,14 @@ class BucketAndReady(RedisStrategy):
         Flaw(
             "every task waits for the timer's next look, and goes two hops", "steady",
             when("p50", "{hops:,.0f} hops for {fired:,} tasks, half of them {p50:,.0f} ms late by a timer that looks "
-                 "each second", over=200),
+                 "each second", over=200), Harm.LATE,
         ),
     )  # fmt: skip
 
     async def open(self) -> None:
         await super().open()
         self._ready = self.key(f"ready:{_TOPIC}")
-        self._time_to_run = self.setting.asked("hold", self.setting.span(_TIME_TO_RUN))
+        self._time_to_run = self.setting.options.get("hold", self.setting.span(_TIME_TO_RUN))
 
     def _job(self, key: str) -> str:
         return self.key(f"job:{key}")

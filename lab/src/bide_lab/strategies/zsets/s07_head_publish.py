@@ -4,39 +4,15 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from importlib.resources import files
 from typing import Any
 
 from bide_lab.servers import RedisStrategy
-from bide_lab.strategy import NEVER_DONE, Effect, Flaw, Item, Setting, due_or_told, now, together, when
+from bide_lab.strategy import NEVER_DONE, Effect, Flaw, Harm, Item, Setting, due_or_told, now, together, when
 
 _PAGE = 100
 _THREADS = 4
 """Of the consumer's executor, whose queue has no bound."""
-_OFFER = """
-redis.call('zadd', KEYS[1], ARGV[1], ARGV[2])
-redis.call('rpush', KEYS[2], ARGV[2])
-if redis.call('zrange', KEYS[1], 0, 0)[1] == ARGV[2] then redis.call('publish', KEYS[3], ARGV[1]) end
-"""
-_MOVE = """
-local due = redis.call('zrangebyscore', KEYS[1], 0, ARGV[1], 'limit', 0, ARGV[2])
-for _, member in ipairs(due) do
-    redis.call('rpush', KEYS[3], member)
-    redis.call('lrem', KEYS[2], 1, member)
-end
-if #due > 0 then redis.call('zrem', KEYS[1], unpack(due)) end
-return {#due, redis.call('zrange', KEYS[1], 0, 0, 'withscores')[2] or ''}
-"""
-_REMOVE = """
-for i = 0, redis.call('llen', KEYS[2]) - 1 do
-    local member = redis.call('lindex', KEYS[2], i)
-    if string.match(member, '^%d+ (.*)$') == ARGV[1] then
-        redis.call('zrem', KEYS[1], member)
-        redis.call('lrem', KEYS[2], 1, member)
-        return 1
-    end
-end
-return 0
-"""
 
 
 class HeadPublish(RedisStrategy):
@@ -45,7 +21,7 @@ class HeadPublish(RedisStrategy):
     name = "S7"
     title = "head published to listeners, blocking queue"
     flaws = (
-        Flaw("what a consumer has popped dies with it", "killed", NEVER_DONE),
+        Flaw("what a consumer has popped dies with it", "killed", NEVER_DONE, Harm.LOST),
         Flaw(
             "all listeners fire at once, one of them for something", "two",
             when("looks_in_vain", "{looks_in_vain:,.0f} of {looks:,.0f} looks of two listeners found nothing", over=20),
@@ -67,9 +43,12 @@ class HeadPublish(RedisStrategy):
         await super().open()
         self._keys = [self.key("timeout"), self.key("list")]
         self._channel, self._queue = self.key("channel"), self.key("queue")
-        self._offer: Any = self.redis.register_script(_OFFER)
-        self._move: Any = self.redis.register_script(_MOVE)
-        self._remove: Any = self.redis.register_script(_REMOVE)
+        self._offer = self._script("offer")
+        self._move = self._script("move")
+        self._remove = self._script("remove")
+
+    def _script(self, name: str) -> Any:
+        return self.redis.register_script((files(__package__) / f"s07_{name}.lua").read_text(encoding="utf-8"))
 
     async def schedule(self, items: Sequence[Item]) -> None:
         pipeline = self.redis.pipeline(transaction=False)
