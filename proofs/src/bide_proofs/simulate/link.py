@@ -37,7 +37,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.ports import COUNTED, Features, Heard
+from bide.ports import COUNTED, Features, OnWake
 from bide.stores.batches import gathered
 from bide.stores.clocks import ServerTime, StoreClock
 from bide.stores.memory import MemoryStore
@@ -247,11 +247,11 @@ class Link:
         assert isinstance(live, dict)
         return live
 
-    async def listen(self, topics: Collection[Topic], heard: Heard) -> Link:
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Link:
         def told(topic: Topic, wake: Millis) -> None:
             if not self._process.alive or self._weather.deaf or self._chance.random() < self._weather.loss:
                 return
-            self._loop.call_later(self._delay(), heard, topic, wake, context=self._process.context)
+            self._loop.call_later(self._delay(), on_wake, topic, wake, context=self._process.context)
 
         for shard in self._server.shards:
             self._subscriptions.append(await shard.store.listen(topics, told))
