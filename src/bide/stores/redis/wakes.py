@@ -39,14 +39,14 @@ When = Callable[[int, Topic, Millis], Millis]
 class Subscriber:
     """Receives the wakes of one shard (or of all, on one channel) over a connection of its own."""
 
-    def __init__(self, nodes: Nodes, layout: Layout, shard: int | None, name: str, on_wake: HeardWake) -> None:
+    def __init__(self, nodes: Nodes, layout: Layout, shard: int | None, name: str, heard: HeardWake) -> None:
         self.replaced = 0
         """How often it was found dead or cut off, and replaced."""
         self._nodes = nodes
         self._shard = shard
         tag = f"{{{layout.namespace}}}:" if shard is None else layout.tags[shard]
         self._channels = (layout.wake_channel(shard), f"{tag}echo:{name}".encode())
-        self._on_wake = on_wake
+        self._heard = heard
         self._echoed = asyncio.Event()
         self._open = asyncio.Event()
         self._task = asyncio.get_running_loop().create_task(self._run(), name="bide subscriber")
@@ -111,7 +111,7 @@ class Subscriber:
             return None
         try:
             shard, wake, topic = said.split(b" ", 2)
-            self._on_wake(int(shard), topic.decode(), int(wake))
+            self._heard(int(shard), topic.decode(), int(wake))
         except (ValueError, IndexError):
             _log.warning("this is no wake, and was not told by bide: %r", said[:80])
         return None
@@ -178,12 +178,12 @@ class Subscriptions:
         # a slot may move by itself at any time, so each shard's channel has a subscriber of its own
         shards: list[int | None] = [*range(self._layout.shards)] if self._sharded else [None]
         self._subscribers = [
-            Subscriber(self._nodes, self._layout, shard, f"{self._name}{number}", self._on_wake)
+            Subscriber(self._nodes, self._layout, shard, f"{self._name}{number}", self._heard)
             for number, shard in enumerate(shards)
         ]
         await asyncio.gather(*(one.subscribed(self._patience) for one in self._subscribers))
 
-    def _on_wake(self, shard: int, topic: Topic, wake: Millis) -> None:
+    def _heard(self, shard: int, topic: Topic, wake: Millis) -> None:
         self._listeners.tell(topic, self._when(shard, topic, wake))
 
     async def close(self) -> None:

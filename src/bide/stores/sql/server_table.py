@@ -158,7 +158,7 @@ class ServerTable(WatchedTable):
     def joins(self) -> bool:
         return self._using is not None
 
-    def listen(self, on_change: Callable[[], None]) -> Callable[[], None] | None:
+    def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None:
         """Nobody can tell here."""
         return None
 

@@ -14,7 +14,7 @@ from bide.core.events import Event
 from bide.core.instants import Millis
 from bide.core.records import Lease, Leased, Ref, Tally, Topic
 from bide.core.table_source import TableSource
-from bide.ports import COUNTED, Features, Finding, OnWake
+from bide.ports import COUNTED, Features, Finding
 from bide.stores.sqlite import database, operations
 from bide.stores.sqlite.connection import DiskReserve
 from bide.stores.sqlite.database import VERSION, OpenFile, Settings, StoreFile, open_in_thread, version_of_file
@@ -124,9 +124,9 @@ class SqliteStore(Verbs):
 
     # features.wakes
 
-    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listener:
+    async def listen(self, topics: Collection[Topic], heard: Callable[[Topic, Millis], None]) -> Listener:
         """Be told, on the running loop, when one of `topics` wakes earlier, whichever process made it so."""
-        return self._open().notifier.listen(topics, on_wake)
+        return self._open().notifier.listen(topics, heard)
 
     # features.transactions
 
