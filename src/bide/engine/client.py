@@ -14,7 +14,7 @@ from bide.engine.recorder import Recorder
 from bide.engine.session import Session, running_loop
 from bide.engine.transaction_context import enter, leave
 from bide.engine.verbs import ClientVerbs
-from bide.ports import Carrier, Clock, Instrument, Store, SystemClock
+from bide.ports import Clock, Instrument, Store, SystemClock, TracePropagator
 
 _ELSEWHERE = "this app is open in another event loop; give each loop an app of its own, or use app.sync"
 
@@ -37,7 +37,7 @@ class Client(ClientVerbs):
         self.actor = actor
         self._check_payload = check_payload
         self.instruments: list[Instrument] = []
-        self.carrier: Carrier | None = None
+        self.carrier: TracePropagator | None = None
         self._make_store = make_store
         self._shared = SharedSession(self._begin)
 

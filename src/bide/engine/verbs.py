@@ -64,7 +64,7 @@ from bide.engine.pauses import PauseGate, Pauses
 from bide.engine.recorder import current_caller
 from bide.engine.session import Session
 from bide.engine.transaction_context import inherited_headers
-from bide.ports import COUNTED, Carrier, Clock, Store, Verbs
+from bide.ports import COUNTED, Clock, Store, TracePropagator, Verbs
 
 _PAGE = 500
 _TRIES = 5
@@ -112,7 +112,7 @@ class ClientVerbs(ABC):
     config: EngineConfig
     clock: Clock
     actor: str | None
-    carrier: Carrier | None
+    carrier: TracePropagator | None
     _check_payload: Callable[[str, object], None]
     """Raises BadPayload if it is known what this topic's handler takes, and the payload is not that."""
 

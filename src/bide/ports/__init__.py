@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from bide.ports.diagnosis import Diagnoses, Finding, HasSchema
 from bide.ports.facade import StoreFacade
-from bide.ports.instruments import Carrier, Instrument, TableStats, Wakes
+from bide.ports.instruments import Instrument, TableStats, TracePropagator, Wakes
 from bide.ports.sinks import Policy, Route, Sink
 from bide.ports.store import (
     COUNTED,
     Features,
     HasClock,
-    Heard,
     JoinsTransaction,
     KeepsEvents,
     Listening,
     Notifies,
+    OnWake,
     Partitioned,
     Remote,
     Store,
@@ -26,7 +26,6 @@ from bide.ports.verbs import Joined, Pending, Verbs, all_answers
 
 __all__ = [
     "COUNTED",
-    "Carrier",
     "Clock",
     "Diagnoses",
     "DueRow",
@@ -35,13 +34,13 @@ __all__ = [
     "HasClock",
     "HasSchema",
     "Head",
-    "Heard",
     "Instrument",
     "Joined",
     "JoinsTransaction",
     "KeepsEvents",
     "Listening",
     "Notifies",
+    "OnWake",
     "Partitioned",
     "Pending",
     "Policy",
@@ -58,6 +57,7 @@ __all__ = [
     "TableStats",
     "Taken",
     "Timer",
+    "TracePropagator",
     "Verbs",
     "Wakes",
     "WatchesTables",

@@ -1,4 +1,4 @@
-"""A store's schema and its health, for those who look after it."""
+"""The schema of a store, and what is found out about its health."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from msgspec import Struct
 
 
 class HasSchema(Protocol):
-    """A store with a schema that has versions."""
+    """A schema that has versions."""
 
     async def schema_version(self) -> tuple[int, int]:
         """The version found (0: nothing), and the one needed here. Works before `open` where that checks the schema."""
@@ -24,16 +24,16 @@ class HasSchema(Protocol):
 
 
 class Finding(Struct, frozen=True):
-    """One thing that `doctor` looked at."""
+    """One thing that `bide doctor` has examined."""
 
     ok: bool
     what: str
     advice: str = ""
     severe: bool = False
-    """When not ok: tasks are lost or may be; else it is worth a warning."""
+    """If not ok: tasks are lost or may be, else it is worth a warning."""
 
 
 class Diagnoses(Protocol):
-    """A store that can examine itself and its surroundings."""
+    """An examination of the store and its surroundings."""
 
     async def diagnose(self) -> list[Finding]: ...

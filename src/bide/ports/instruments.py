@@ -62,7 +62,7 @@ class Instrument:
         """A store has accepted this outcome of a delivery."""
 
 
-class Carrier(Protocol):
+class TracePropagator(Protocol):
     """Gives new tasks the trace that they are part of."""
 
     def scheduling(self, topic: Topic) -> AbstractContextManager[Callable[[Answer], Answer]]:

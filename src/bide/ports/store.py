@@ -30,7 +30,7 @@ from bide.ports.time import Clock
 from bide.ports.verbs import Joined, Verbs
 
 COUNTED = 10_000
-"""Up to so many are counted, unless somebody asks for more: about a millisecond's worth of index entries."""
+"""The default limit of a count: about a millisecond's worth of index entries."""
 
 
 @runtime_checkable
@@ -55,16 +55,16 @@ class Store(Verbs, Protocol):
     ) -> Tally:
         """Counts by (topic, state), each exact up to a limit; with `edges`, the forecast: waiting by interval.
 
-        `upto`: where the count of an interval may stop. Stores that count by walking an index look at so many entries
-        of it at most, some ten million a second; others are exact anyhow, and one far away may stop at `COUNTED`.
-        `topics`: only these are counted; None: all.
+        `upto`: where the count of an interval may stop. A store that counts by walking an index reads that many entries
+        at most, some ten million a second; others are exact anyway, and a remote one may stop at `COUNTED`.
+        `topics`: the topics that are counted; None: all.
         """
         ...
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
-        """Take up to so many due tasks of each topic, oldest first within it, held until `until`.
+        """Lease up to the wanted number of due tasks of each topic, oldest first within it, until `until`.
 
-        A store of several shards may take somewhat younger ones of one shard before the oldest of another.
+        A store of several shards may take a younger task of one shard before the oldest of another.
 
         `next_wake` is not later than the earliest wake of the topics that got fewer than they wanted and of those that
         want 0 (which only ask); for these it may lie in the past. A full topic's backlog is left out, so that it cannot
@@ -77,12 +77,12 @@ class Store(Verbs, Protocol):
         ...
 
     async def purge(self, *, now: Millis, limit: int) -> int:
-        """Forget up to `limit` ended tasks whose `keep_until` has passed; how many it was."""
+        """Forget up to `limit` ended tasks whose `keep_until` has passed; their number."""
         ...
 
 
-Heard = Callable[[Topic, Millis], None]
-"""Called on the event loop: something of this topic now wakes at this time, maybe earlier than you know."""
+OnWake = Callable[[Topic, Millis], None]
+"""Called on the event loop: a task of this topic now wakes at this time, maybe earlier than was known."""
 
 
 class Listening(Protocol):
@@ -92,39 +92,39 @@ class Listening(Protocol):
 
 
 class Notifies(Protocol):
-    """A store that can tell of an earlier wake, however far off: it cannot know how long a sleep may be.
+    """Notifications of earlier wakes, however far off: the store cannot know how long a worker may sleep.
 
-    Tidings may be late, double, or lost: every sleep is capped. A store that must pay for each may leave out those that
-    lie beyond the cap that it was opened with.
+    They may come late, twice, or not at all: every sleep is capped. A store for which each is expensive may leave out
+    those beyond the cap that it was opened with.
     """
 
-    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening: ...
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listening: ...
 
 
 class WorkerRegistry(Protocol):
-    """A store that knows which workers live."""
+    """The live workers of a store."""
 
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
     ) -> dict[str, list[Topic]]:
-        """Say that `holder` works on `topics` until then (no topics: it has gone); who lives, with their topics."""
+        """Register that `holder` works on `topics` until then (none: it has left). Returns the live workers."""
         ...
 
 
 class JoinsTransaction(Protocol):
-    """A store whose tasks share a database with the caller's data."""
+    """Transactions of a store whose tasks share a database with the caller's data."""
 
     def transaction(self) -> AbstractAsyncContextManager[Joined]:
         """A new transaction on the store's database: committed on leaving without an error, else rolled back."""
         ...
 
     def using(self, connection: object) -> Joined:
-        """The verbs on the caller's connection; the caller commits. They, or this, raise BadInput for a foreign one."""
+        """The verbs on the caller's connection; the caller commits. This, or they, raise BadInput for a foreign one."""
         ...
 
 
 class KeepsEvents(Protocol):
-    """A store with a capped log of what was out of the ordinary."""
+    """A capped log of what was out of the ordinary."""
 
     async def record(self, events: Sequence[Event]) -> None: ...
 
@@ -134,29 +134,29 @@ class KeepsEvents(Protocol):
 
 
 class HasClock(Protocol):
-    """A store with a clock of its own."""
+    """A clock of the store's own."""
 
     async def time(self) -> Millis: ...
 
     def clock(self) -> Clock | None:
-        """The store's clock, for whoever has opened it; None if it was told to go by the caller's."""
+        """The clock of the open store; None if it goes by its caller's."""
         ...
 
 
 class Remote(Protocol):
-    """A store behind a service, which does for those who lease from it what they would else have to do themselves: it
-    holds back what is paused, and tells the history. What is paused it keeps itself, so that is asked of it."""
+    """A service in front of a store. It holds back paused topics and writes the history for its clients, which ask it
+    about both."""
 
     async def pause(self, topic: Topic, who: str | None) -> bool:
-        """Hold its tasks back; whether it was not paused before. `who` asks for it, besides who is known to call."""
+        """Hold its tasks back; False if it was paused before. `who`: the person behind the authenticated caller."""
         ...
 
     async def resume(self, topic: Topic, who: str | None) -> bool:
-        """Let them go out; whether it was paused."""
+        """Let them go out; False if it was not paused."""
         ...
 
     async def paused(self) -> list[Pause]:
-        """The paused topics among those that the caller may do anything with."""
+        """The paused topics among those that the caller has any access to."""
         ...
 
     async def minutes(self, first: int, last: int) -> bytes:
@@ -168,13 +168,13 @@ class Remote(Protocol):
 
 
 class Partitioned(Protocol):
-    """A store of several parts, each of which may be away, or busy, while the others work."""
+    """The parts of a store, each of which may be away, or busy, while the others work."""
 
     def part_of(self, topic: Topic, key: str) -> int:
-        """Tasks with the same number are told to it together; no others are kept waiting for them.
+        """The number of a task's part. Tasks of one part are sent in one batch; no others wait for them.
 
-        One batch of each part is under way at a time, so that with several of them the caller makes the next batch
-        while the store does the last.
+        One batch of each part is under way at a time, so that with several parts the caller makes the next batch while
+        the store does the last.
         """
         ...
 

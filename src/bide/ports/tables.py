@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
 from typing import Any, Protocol
 
@@ -19,10 +19,10 @@ from bide.ports.verbs import Joined
 class DueRow(Struct, frozen=True):
     """One row of a watched table, as it was when it came due."""
 
-    id: Any
+    id: Hashable
     due: Millis
-    columns: Mapping[str, Any]
-    """Those that the source asks for, the id among them."""
+    columns: Mapping[str, object]
+    """The columns that the source asks for, the id among them."""
 
 
 class Head(Struct, frozen=True):
@@ -31,16 +31,16 @@ class Head(Struct, frozen=True):
     due: Millis | None
     """None: there is none."""
     now: Millis
-    """The time there: rows that are due by then can be taken."""
-    id: Any = None
+    """The database's time: rows that are due by then can be taken."""
+    id: Hashable = None
 
 
 class Taken(Struct, frozen=True):
-    """Rows that are ours, and changed, in an open transaction."""
+    """Rows that an open transaction has locked and changed."""
 
     rows: Sequence[DueRow]
     connection: Any
-    """The driver's own, for the handler's statements."""
+    """The driver's own connection, for the handler's statements."""
     joined: Joined | None
     """The verbs on that transaction, where the table `joins`."""
 
@@ -54,26 +54,26 @@ class RowRefused(Exception):
 
 
 class Raced(Exception):
-    """The server undid it for what others did at the same moment. Nothing is wrong: look again at once."""
+    """The server rolled it back in favour of a concurrent transaction. Nothing is wrong: query again at once."""
 
 
 class Table(Protocol):
-    """A table that is watched. `skip`: ids of rows that are left out, however many. Raises StoreError, Raced.
+    """A table that is watched. `skip`: ids of rows that are left out, any number. Raises StoreError, Raced.
 
-    Whatever goes wrong with rows that can be named is RowRefused; any other error is of the rows that were asked for.
+    An error of rows that can be named is RowRefused; any other error concerns all rows of the call.
     """
 
     async def open(self) -> list[Finding]:
-        """Connect, and look whether table, columns and index are there. Raises SetupError."""
+        """Connect, and check that table, columns and index are there. Raises SetupError."""
         ...
 
     async def close(self) -> None: ...
 
     def clock(self) -> Clock | None:
-        """The clock of its database; None where that goes by the caller's."""
+        """The clock of its database; None if it goes by its caller's."""
         ...
 
-    async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
+    async def head(self, *, now: Millis, skip: Collection[Hashable], beyond: bool = False) -> Head:
         """The earliest row that fulfils the condition; with `beyond`, the earliest that is not due yet. O(log n).
 
         Raises RowRefused for a row whose time cannot be read.
@@ -86,34 +86,37 @@ class Table(Protocol):
         ...
 
     async def fire(
-        self, *, now: Millis, limit: int, skip: Collection[Any], new_task: Callable[[DueRow], NewTask] | None
-    ) -> list[Any]:
-        """In one transaction take up to `limit` due rows, the earliest first, that nobody else holds, change them as
-        the source says, and add a task for each if so asked; their ids. Raises RowRefused.
+        self, *, now: Millis, limit: int, skip: Collection[Hashable], new_task: Callable[[DueRow], NewTask] | None
+    ) -> list[Hashable]:
+        """In one transaction lock up to `limit` due rows, the earliest first, change them as the source says, and add
+        `new_task` of each; their ids. Rows that another transaction has locked are passed over. Raises RowRefused.
         """
         ...
 
-    async def bury(self, identity: Any, *, now: Millis) -> bool:
-        """Make the source's `dead` changes in this row, if it is due still and nobody else holds it; whether they were
-        made. Raises RowRefused.
+    async def bury(self, identity: Hashable, *, now: Millis) -> bool:
+        """Make the source's `dead` changes in this row; false if it is not due any more, or locked by another
+        transaction. Raises RowRefused.
         """
         ...
 
-    def take(self, *, now: Millis, limit: int, skip: Collection[Any]) -> AbstractAsyncContextManager[Taken]:
-        """The same for a handler, which is called in between: the rows are locked and changed while it is open.
+    def take(self, *, now: Millis, limit: int, skip: Collection[Hashable]) -> AbstractAsyncContextManager[Taken]:
+        """As `fire`, for a handler that runs inside: the rows stay locked and changed until it is left.
 
         Committed on leaving without an error, else rolled back. Raises RowRefused.
         """
         ...
 
-    def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None:
-        """Call `heard`, on the running loop, when the table may have changed; what ends that. None: nobody tells."""
+    def listen(self, on_change: Callable[[], None]) -> Callable[[], None] | None:
+        """Call `on_change`, on the running loop, when the table may have changed; the function that ends that.
+
+        None: the database sends no notifications.
+        """
         ...
 
 
 class WatchesTables(Protocol):
-    """A store in whose database there may be tables of the caller's own."""
+    """Tables of the caller's own in the store's database."""
 
     def tables(self, source: TableSource, *, connections: int) -> Sequence[Table]:
-        """The tables of a source in that database, not opened yet; so many transactions may be open on all at once."""
+        """The tables of a source, not opened yet. `connections`: open transactions on all of them at once, at most."""
         ...

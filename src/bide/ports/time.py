@@ -16,7 +16,7 @@ class Clock(Protocol):
 
     @property
     def grain(self) -> Millis:
-        """The most that `now` has rounded off. A length from now begins so much later, lest it be cut short."""
+        """The most that `now` rounds off: it is added to relative delays, so that none is cut short."""
         ...
 
     def now(self) -> Millis:

@@ -7,15 +7,15 @@ from logging import Logger
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.ports import Heard
+from bide.ports import OnWake
 
 
 class Listener:
     """One subscription of a worker."""
 
-    def __init__(self, topics: Collection[Topic], heard: Heard, listeners: dict[Listener, None]) -> None:
+    def __init__(self, topics: Collection[Topic], on_wake: OnWake, listeners: dict[Listener, None]) -> None:
         self.topics = frozenset(topics)
-        self.heard = heard
+        self.on_wake = on_wake
         self._listeners = listeners
         listeners[self] = None
 
@@ -33,8 +33,8 @@ class Listeners:
     def __bool__(self) -> bool:
         return bool(self._all)
 
-    def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
-        return Listener(topics, heard, self._all)
+    def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listener:
+        return Listener(topics, on_wake, self._all)
 
     def topics(self) -> set[Topic]:
         """Those with a listener."""
@@ -45,6 +45,6 @@ class Listeners:
         for listener in tuple(self._all):
             if topic in listener.topics and listener in self._all:
                 try:
-                    listener.heard(topic, wake)
+                    listener.on_wake(topic, wake)
                 except Exception:  # noqa: BLE001 - one listener's defect is not the others'
                     self._log.exception("a listener of %s failed", topic)

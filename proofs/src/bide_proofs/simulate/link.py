@@ -38,7 +38,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.ports import COUNTED, Features, Heard
+from bide.ports import COUNTED, Features, OnWake
 from bide.stores.batches import gathered
 from bide.stores.clocks import ServerTime, StoreClock
 from bide.stores.memory import MemoryStore
@@ -237,11 +237,11 @@ class Link:
         assert isinstance(live, dict)
         return live
 
-    async def listen(self, topics: Collection[Topic], heard: Heard) -> Link:
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Link:
         def told(topic: Topic, wake: Millis) -> None:
             if not self.process.alive or self.weather.deaf or self.chance.random() < self.weather.loss:
                 return
-            self._loop.call_later(self._delay(), heard, topic, wake, context=self.process.context)
+            self._loop.call_later(self._delay(), on_wake, topic, wake, context=self.process.context)
 
         for shard in self.server.shards:
             self._subscriptions.append(await shard.store.listen(topics, told))

@@ -33,7 +33,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.ports import COUNTED, Clock, Features, Heard, Listening, remote
+from bide.ports import COUNTED, Clock, Features, Listening, OnWake, remote
 from bide.ports.remote import Batch, Operation, Success
 from bide.stores.batches import gathered
 from bide.stores.clocks import ServerTime, StoreClock
@@ -170,8 +170,8 @@ class HttpStore:
 
     # --- features.wakes
 
-    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
-        return await self._open().wakes.listen(topics, heard)
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listening:
+        return await self._open().wakes.listen(topics, on_wake)
 
     # --- features.workers
 

@@ -17,7 +17,7 @@ from msgspec import Raw
 
 from bide.core.errors import StoreError
 from bide.core.records import Topic
-from bide.ports import Heard, remote
+from bide.ports import OnWake, remote
 from bide.stores.clocks import ServerTime
 from bide.stores.http.calls import Lost, Reply, Transport
 from bide.stores.listeners import Listener, Listeners
@@ -53,9 +53,9 @@ class Subscriber:
         self.replaced = 0
         """Streams that broke or fell silent."""
 
-    async def listen(self, topics: Collection[Topic], heard: Heard) -> Subscription:
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Subscription:
         """Returns when it is subscribed, or when that takes too long: then it goes on trying. Raises NotAllowed."""
-        listener = self._listeners.listen(topics, heard)
+        listener = self._listeners.listen(topics, on_wake)
         try:
             async with self._changing:
                 if self._task is None or not self._topics.issuperset(topics):

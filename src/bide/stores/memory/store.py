@@ -47,7 +47,7 @@ from bide.core.records import (
     Token,
     Topic,
 )
-from bide.ports import COUNTED, Features, Heard
+from bide.ports import COUNTED, Features, OnWake
 from bide.stores.cursors import read_cursor
 from bide.stores.listeners import Listener, Listeners
 from bide.stores.memory.lines import Listings, MakeTimer, MemoryReads, TopicTasks
@@ -292,9 +292,9 @@ class MemoryStore:
 
     # features
 
-    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listener:
         self._check_open()
-        return self._listeners.listen(topics, heard)
+        return self._listeners.listen(topics, on_wake)
 
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis

@@ -13,7 +13,7 @@ from typing import Any
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.ports import Finding, Heard, Listening
+from bide.ports import Finding, Listening, OnWake
 from bide.stores.batches import AT_ONCE, Conflicts
 from bide.stores.postgres import operations
 from bide.stores.postgres.connection import POSTGRES, Address, Call, PostgresConnection
@@ -70,8 +70,8 @@ class PostgresRuntime(Runtime):
     def polls(self) -> bool:
         return bool(self.listeners) and not self.notifications.hears
 
-    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
-        return await self.notifications.listen(topics, heard)
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listening:
+        return await self.notifications.listen(topics, on_wake)
 
     async def close(self) -> None:
         await self.notifications.close()

@@ -114,11 +114,11 @@ class PostgresTable(ServerTable):
     _id_types: Sequence[str]
     _unique = False
 
-    def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None:
+    def listen(self, on_change: Callable[[], None]) -> Callable[[], None] | None:
         if self._source.channel is None or self._address.pooled:
             return None
-        self._connections.heard.add(heard)
-        return lambda: self._connections.heard.discard(heard)
+        self._connections.heard.add(on_change)
+        return lambda: self._connections.heard.discard(on_change)
 
     @staticmethod
     def _code(error: BaseException) -> str | int | None:

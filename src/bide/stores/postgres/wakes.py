@@ -23,7 +23,7 @@ import msgspec
 from bide.core.errors import StoreError
 from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.ports import Heard
+from bide.ports import OnWake
 from bide.stores.listeners import Listener
 from bide.stores.postgres.connection import Call, connect, said
 from bide.stores.sql.dialect import NotSent
@@ -101,8 +101,8 @@ class Subscription:
         self._subscribed = asyncio.Event()
         self._echoed = asyncio.Event()
 
-    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
-        listener: Listener = self._runtime.listeners.listen(topics, heard)
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listener:
+        listener: Listener = self._runtime.listeners.listen(topics, on_wake)
         try:
             if not self._address.pooled:
                 if self._task is None:

@@ -20,7 +20,7 @@ from redis.exceptions import RedisError, ResponseError
 from bide.core.errors import StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.ports import Heard
+from bide.ports import OnWake
 from bide.stores.listeners import Listener, Listeners
 from bide.stores.redis.layout import Layout
 from bide.stores.redis.topology import Lost, NotSent, Topology, said
@@ -163,8 +163,8 @@ class Subscriptions:
         """How many subscriptions were found dead, and replaced."""
         return sum(one.replaced for one in self._subscribers)
 
-    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
-        listener = self._listeners.listen(topics, heard)
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listener:
+        listener = self._listeners.listen(topics, on_wake)
         try:
             async with self._making:
                 if not self._subscribers:

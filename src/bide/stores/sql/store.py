@@ -21,7 +21,7 @@ from bide.core.instants import Millis
 from bide.core.names import storable
 from bide.core.records import Change, Filter, Found, Lease, Leased, NewTask, Page, Record, Ref, Settlement, Tally, Topic
 from bide.core.table_source import TableSource
-from bide.ports import COUNTED, Clock, Features, Finding, Heard, Joined, Listening, Pending, Table, all_answers
+from bide.ports import COUNTED, Clock, Features, Finding, Joined, Listening, OnWake, Pending, Table, all_answers
 from bide.stores.batches import gathered, merge_earliest, slices
 from bide.stores.clocks import ServerTime, StoreClock
 from bide.stores.driver_adapters import connection_source
@@ -127,9 +127,9 @@ class Runtime(ABC):
         """True if workers have to poll, since they may not be notified of what other processes schedule."""
         return True
 
-    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listening:
         """Notify of earlier wakes, of this process's writing at least."""
-        return self.listeners.listen(topics, heard)
+        return self.listeners.listen(topics, on_wake)
 
     async def ready(self, now: Millis) -> None:  # noqa: B027 - most need nothing
         """Before the first call that goes by `now`."""
@@ -385,8 +385,8 @@ class SqlStore(ABC):
 
     # --- features.wakes, workers, events
 
-    async def listen(self, topics: Collection[Topic], heard: Heard) -> Listening:
-        return await self._open().listen(topics, heard)
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listening:
+        return await self._open().listen(topics, on_wake)
 
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis

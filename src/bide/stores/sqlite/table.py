@@ -76,8 +76,8 @@ class SqliteTable(WatchedTable):
     def joins(self) -> bool:
         return self._file.is_store
 
-    def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None:
-        return self._file.opened.notifier.on_commit(heard).end if self._file.is_store else None
+    def listen(self, on_change: Callable[[], None]) -> Callable[[], None] | None:
+        return self._file.opened.notifier.on_commit(on_change).end if self._file.is_store else None
 
     # --- statements
 

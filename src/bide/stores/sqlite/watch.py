@@ -26,7 +26,7 @@ from typing import TypeAlias
 from bide.core.errors import BadInput
 from bide.core.instants import Millis
 from bide.core.records import Token, Topic
-from bide.ports import Heard
+from bide.ports import OnWake
 from bide.stores.sqlite.connection import WriteLock, connect
 from bide.stores.sqlite.rows import QUERIES
 
@@ -47,10 +47,10 @@ _HEADS = (QUERIES["waiting_head"], QUERIES["leased_head"])
 class Listener:
     """One subscription, called on the event loop that made it; closing it ends the calls."""
 
-    def __init__(self, topics: Collection[Topic], heard: Heard, closed: Callable[[Listener], None]) -> None:
+    def __init__(self, topics: Collection[Topic], on_wake: OnWake, closed: Callable[[Listener], None]) -> None:
         self.topics = frozenset(topics)
         self._loop = asyncio.get_running_loop()
-        self._heard = heard
+        self._on_wake = on_wake
         self._closed = closed
         self._open = True
 
@@ -71,7 +71,7 @@ class Listener:
     def _hear(self, wakes: Mapping[Topic, Millis]) -> None:
         for topic, wake_at in wakes.items():
             if self._open and topic in self.topics:
-                self._heard(topic, wake_at)
+                self._on_wake(topic, wake_at)
 
 
 class Notifier:
@@ -94,9 +94,9 @@ class Notifier:
     def __bool__(self) -> bool:
         return bool(self._listeners)
 
-    def listen(self, topics: Collection[Topic], heard: Heard) -> Listener:
-        """Call `heard`, on the running loop, when one of `topics` wakes earlier."""
-        listener = Listener(topics, heard, self._remove)
+    def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listener:
+        """Call `on_wake`, on the running loop, when one of `topics` wakes earlier."""
+        listener = Listener(topics, on_wake, self._remove)
         with self._changing:
             self._listeners = (*self._listeners, listener)
             if self._watcher is None:
