@@ -337,6 +337,8 @@ async def forget_callers(connection: PostgresConnection, ours: list[str]) -> Non
     await connection.repeat(forget)
 
 
+# --- add
+
 _TRIES = 16
 """How often a batch comes upon something locked before the rest of it counts as locked: half a second."""
 
@@ -431,13 +433,13 @@ class _Adding(Struct):
         asked = [self.tasks[place] for place in places]
 
         decided = await decide_added(
-            self.connection, asked, lambda wakes: self.messages, partial(_Batch, now=self.now), locked="pass"
+            self.connection, asked, lambda wakes: self.messages, partial(_AddingBatch, now=self.now), locked="pass"
         )
         for place, answer in zip(places, decided, strict=True):
             self.answers[place] = answer
 
 
-class _Batch(PostgresBatch, AddingBatch):
+class _AddingBatch(PostgresBatch, AddingBatch):
     """Inserts what ended meanwhile, so that nothing is in the way any more."""
 
     async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
@@ -480,6 +482,9 @@ def _inserted(tasks: Sequence[NewTask], places: Places, row: Any, answers: list[
         else:
             answers[place] = schedule(new, None, now, token)
     return taken
+
+
+# --- reads
 
 
 class PostgresReads(ServerReads):

@@ -30,6 +30,8 @@ from bide.stores.redis.script_client import ScriptClient, script
 from bide.stores.redis.topology import Lost, NotSent, Topology
 from bide.stores.redis.wakes import Subscriptions
 
+# --- the server, and doctor
+
 _FULL = 0.8
 """Part of maxmemory from which on it is worth a warning."""
 OLDEST = (6, 2)
@@ -146,6 +148,8 @@ def _findings(server: Server) -> Iterator[Finding]:
 def _found(ok: bool, good: str, bad: str, advice: str, *, severe: bool = False) -> Finding:
     return Finding(True, good) if ok else Finding(False, bad, advice, severe=severe)
 
+
+# --- the open store
 
 _log = logging.getLogger("bide.redis")
 _KINDS = ("add", "change", "lease", "extend", "settle", "purge")

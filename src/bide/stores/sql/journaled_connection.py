@@ -120,6 +120,8 @@ async def together(answers: list[Any]) -> list[Any]:
     return answers
 
 
+# --- calls
+
 T = TypeVar("T")
 Work = Callable[[Any], Awaitable[T]]
 """The work of a call."""

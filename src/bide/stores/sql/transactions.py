@@ -353,6 +353,8 @@ async def to_its_end(step: Coroutine[Any, Any, T], *, within: float | None = Non
     raise cancelled
 
 
+# --- transactions of our own
+
 MOST = 10
 """Transactions at a time in one process: each is a connection."""
 
