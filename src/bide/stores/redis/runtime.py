@@ -208,7 +208,7 @@ class Runtime:
         self.time = time
         self.server = server
         self.by_server = by_server
-        self.reader = Reader(layout, topology, time, patience=patience)
+        self.reader = Reader(layout, topology, patience=patience)
         name = uuid4().hex[:16]
         sharded = server.cluster and server.shards_channels
         channels = [layout.wake_channel(shard if sharded else None) for shard in range(layout.shards)]
