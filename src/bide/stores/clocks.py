@@ -25,6 +25,8 @@ from msgspec import Struct
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
 from bide.ports import Finding
 
+# --- the server's clock
+
 _log = logging.getLogger("bide.stores")
 _DRIFT = 200e-6
 """Seconds that two clocks may part in a second; quartz keeps well within 100 ppm."""
@@ -112,6 +114,8 @@ class StoreClock:
     def span(self, length: Millis) -> Millis:
         return length
 
+
+# --- times without a zone
 
 AHEAD: Millis = 3 * 3_600_000
 """How far ahead a change of the offset is sought; clocks are put back by less than that."""

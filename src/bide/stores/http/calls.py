@@ -223,6 +223,8 @@ def _timeout(silence: float) -> aiohttp.ClientTimeout:
     return aiohttp.ClientTimeout(total=None, connect=_CONNECT, sock_connect=_CONNECT, sock_read=silence)
 
 
+# --- calls
+
 _log = logging.getLogger("bide.http")
 _AT_FIRST = 3.0
 """Seconds that opening waits for a service that cannot be reached."""

@@ -185,6 +185,8 @@ class TopicTasks:
         return min(fronts, default=None)
 
 
+# --- listings
+
 Entry: TypeAlias = tuple[Any, ...]
 """By name: (topic, key). By group: (group, topic, key). By time: (topic, wake_at or finished_at, token, key)."""
 

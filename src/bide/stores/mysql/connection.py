@@ -48,6 +48,8 @@ from bide.stores.sql.dialect import (
 from bide.stores.sql.journaled_connection import JournaledConnection, NumberedCall
 from bide.stores.urls import parts_of, unreached
 
+# --- URLs
+
 SCHEMES = ("mysql", "mariadb")
 PREFIX = "bide_"
 PORT = 3306
@@ -141,6 +143,8 @@ def _host(place: str) -> tuple[str, int]:
     return host.removeprefix("[").removesuffix("]"), int(port)
 
 
+# --- errors
+
 Rows = Sequence[Sequence[Any]]
 _INPUT = frozenset({1264, 1265, 1366, 1406, 1048, 1300})
 _MEANINGS: Meanings[int] = Meanings(
@@ -214,6 +218,8 @@ def said(error: BaseException) -> str:
     return str(error.args[1]) if len(error.args) > 1 else str(error) or type(error).__name__
 
 
+# --- connections
+
 _SETTINGS = (
     # whatever stands between quotes is bytes, and so is whatever comes back
     "SET NAMES binary",
@@ -241,7 +247,7 @@ AFRESH = (
 _PLACE = "SELECT DATABASE(), CURRENT_ROLE()"
 """The state that a reset leaves as it is."""
 _QUERY, _RESET = 0x03, 0x1F
-_LOOK = "SELECT @@max_allowed_packet, @@read_only"
+_INQUIRY = "SELECT @@max_allowed_packet, @@read_only"
 
 
 class Connection:
@@ -396,7 +402,7 @@ async def _connect(address: Address, host: str, port: int, tls: Any, *, within: 
             raise NotSent(f"{address.shown}: the server offers no TLS, and ssl_mode asks for it")
         connection.mariadb = "MariaDB" in str(driver.get_server_info())
         settings = (
-            (AFRESH, _LOOK) if plain else (*_SETTINGS, *(_OF_MARIADB if connection.mariadb else _OF_MYSQL), _LOOK)
+            (AFRESH, _INQUIRY) if plain else (*_SETTINGS, *(_OF_MARIADB if connection.mariadb else _OF_MYSQL), _INQUIRY)
         )
         [((largest, read_only),)] = await connection.ask("; ".join(settings))
         connection.largest = int(largest)
@@ -409,6 +415,8 @@ async def _connect(address: Address, host: str, port: int, tls: Any, *, within: 
 
 MYSQL = Dialect(logging.getLogger("bide.mysql"), address_of, connect, meaning, said, AWAY, Names)
 
+
+# --- calls
 
 _SECOND_BEST = 1.0
 """Seconds that a connection to a replica is read from, before the primary is tried again."""

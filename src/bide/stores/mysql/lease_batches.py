@@ -38,7 +38,7 @@ Pair = tuple[int, Token]
 """The number of a row, and the token of its lease."""
 _encode = msgspec.msgpack.encode
 decode_pairs = msgspec.msgpack.Decoder(list[Pair]).decode
-_NOBODY: Pair = (0, 0)
+_NO_ROW: Pair = (0, 0)
 """No task has this row."""
 
 
@@ -156,11 +156,11 @@ class Remains(NamedTuple):
     lost: Rows
 
 
-async def look_up(call: Call, expired: Mapping[Topic, Expired], most: Mapping[Topic, int]) -> dict[Topic, Remains]:
-    """The tasks of these batches as they are now; of each topic up to so many that are lost, locked."""
+async def read_remains(call: Call, expired: Mapping[Topic, Expired], most: Mapping[Topic, int]) -> dict[Topic, Remains]:
+    """Read the tasks of these batches as they are now; lock those that are lost, up to so many of each topic."""
     statements = []
     for topic, batches in expired.items():
-        holds = held(batches.pairs or [_NOBODY])
+        holds = held(batches.pairs or [_NO_ROW])
         statements += [call.write("still_leased", held=holds), call.write("take_lost", held=holds, most=most[topic])]
     answers = await call.send(*statements)
     return {
@@ -179,6 +179,8 @@ async def under_way(call: Call, topic: Topic) -> list[StillLeased]:
         found += [StillLeased(*one) for one in still]
     return sorted(found)
 
+
+# --- leases of this process
 
 _MOST = 10_000
 """Leases that are remembered for certain; what is settled later than that is read first."""

@@ -31,14 +31,16 @@ from bide.stores.mysql.lease_batches import (
     Pair,
     decode_pairs,
     delete_batches,
-    look_up,
     read_expired,
+    read_remains,
     rewrite_batches,
     write_batches,
 )
 from bide.stores.mysql.queries import AT, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting, these
 from bide.stores.sql.leasing import LATER, LONGEST, POLL, SLACK, Leasing, ScanBounds, ScanPositions
 from bide.stores.sql.rows import CODES
+
+# --- where scans begin
 
 EXPENSIVE = 0.005
 """Seconds from which on a full scan is expensive."""
@@ -122,6 +124,8 @@ class MySqlScanBounds(ScanBounds):
         since = self._there - SLACK
         self._lost[topic] = since if lost is None else min(since, lost)
 
+
+# --- leasing
 
 _MOST = 1_000_000
 _WAITING = CODES[State.WAITING]
@@ -281,7 +285,7 @@ class MySqlLeasing(Leasing):
             if start.thorough and answers[each * place + 1]:
                 expired[topic] = read_expired(topic, answers[each * place + 1])
         if expired:
-            for topic, what in (await look_up(call, expired, counts)).items():
+            for topic, what in (await read_remains(call, expired, counts)).items():
                 dues = locked.found[topic]
                 dues += what.lost
                 dues.sort(key=_wake)

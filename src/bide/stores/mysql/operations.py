@@ -74,7 +74,7 @@ from bide.stores.sql.rows import CODES, STATES
 T = TypeVar("T", str, tuple[str, Token])
 
 
-async def look_up(call: Call, asked: Sequence[Named]) -> list[Record]:
+async def read_tasks(call: Call, asked: Sequence[Named]) -> list[Record]:
     """Those of these names that are there."""
     if not asked:
         return []
@@ -335,13 +335,15 @@ async def forget_callers(connection: MySqlConnection, ours: list[str]) -> None:
     await connection.repeat(work)
 
 
+# --- add
+
 _MANY = 32
 """Tasks from which on it is worth another round trip to read the clock, since expressions take time to be read."""
 _FIRST_PART, _PART = 64, 512
 _COLUMNS = "topic, `key`, id, payload, at, due_at, created_at"
 
 
-class _Batch:
+class _NewTasks:
     """The tasks to add, and their form: found out once, while the server is at work if it can be."""
 
     __slots__ = ("note_wakes", "parts", "plain", "tasks")
@@ -377,7 +379,7 @@ async def add(
     conflicts: Conflicts | None = None,
 ) -> list[Answer]:
     """Schedule each: one packet where every key is new. `about`: what time it is there, as far as is known."""
-    batch = _Batch(tasks, lambda: messages_of(wakes_of(tasks, about)))
+    batch = _NewTasks(tasks, lambda: messages_of(wakes_of(tasks, about)))
     wary = conflicts is not None and conflicts.likely(tasks)
     if wary or now is not None or len(tasks) < _MANY:
         batch.find_parts()
@@ -413,7 +415,7 @@ def _check_names(tasks: Sequence[NewTask]) -> bool:
     return False
 
 
-async def _add_new(connection: Runs, batch: _Batch, now: Millis | None) -> list[Answer]:
+async def _add_new(connection: Runs, batch: _NewTasks, now: Millis | None) -> list[Answer]:
     """Insert all, or raise KeyTaken and insert none: one packet, or of many tasks one more before, for the clock."""
     tasks = batch.tasks
 
@@ -439,7 +441,7 @@ async def _add_new(connection: Runs, batch: _Batch, now: Millis | None) -> list[
     return await connection.run(insert, inserted, locked="report", adding=True)
 
 
-async def _insert_many(call: Call, batch: _Batch, there: Millis) -> list[Answer]:
+async def _insert_many(call: Call, batch: _NewTasks, there: Millis) -> list[Answer]:
     """In parts: while the server writes one, the answers to the one before are made, and the next is put into words."""
     tasks, places = batch.tasks, batch.places
     answers: list[Any] = [None] * len(tasks)
@@ -563,7 +565,7 @@ async def _complete(
     enough will do. Its present one is another's, and the caller was shown none of that.
     """
     missing = [place for place, answer in enumerate(answers) if answer is None]
-    there = {(old.topic, old.key): old for old in await look_up(call, [tasks[place] for place in missing])}
+    there = {(old.topic, old.key): old for old in await read_tasks(call, [tasks[place] for place in missing])}
     completed: list[Any] = list(answers)
     for place in missing:
         new = tasks[place]
@@ -614,6 +616,8 @@ class _AddingBatch(MySqlBatch, AddingBatch):
             self._free = []
 
 
+# --- reads
+
 _ENDED = [state for state in STATES if not state.live]
 
 
@@ -621,7 +625,7 @@ class MySqlReads(ServerReads):
     _record_of, _row = record_of, ROW
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
-        found = {record.ref: record for record in await look_up(self._call, refs)}
+        found = {record.ref: record for record in await read_tasks(self._call, refs)}
         return [found.get(Ref(*ref)) for ref in refs]
 
     async def tally(self, spans: Sequence[tuple[Millis, Millis]], upto: int, only: Collection[Topic] | None) -> Tally:

@@ -44,6 +44,8 @@ from bide.stores.sql.dialect import (
 from bide.stores.sql.journaled_connection import JournaledConnection, NumberedCall
 from bide.stores.urls import parts_of, unreached
 
+# --- URLs
+
 SCHEMES = ("postgresql", "postgres")
 SCHEMA = "bide"
 _ACCEPTED = '"postgresql://user:password@host:5432/database", with options such as "?schema=bide&prefix=shop_"'
@@ -102,6 +104,8 @@ def _check_place(place: str) -> None:
     if found is None or not place or not 0 < int(found["port"] or 5432) <= 65_535:
         raise BadInput("store", place, 'hosts such as "127.0.0.1:5432" or "[::1]:5432"')
 
+
+# --- errors
 
 AWAY = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError, NotSent)
 """The driver's errors, of the server as of the way to it, and ours where there is no way."""
@@ -162,6 +166,8 @@ def said(error: BaseException) -> str:
     """The text of an error, or its type if it has none."""
     return str(error) or type(error).__name__
 
+
+# --- connections
 
 PLANNER = {
     # a table that was empty or small when a statement was planned, and is large now, has not been analyzed yet: only
@@ -291,6 +297,8 @@ async def connect(address: Address, *, within: float, session: Mapping[str, str]
 
 POSTGRES = Dialect(logging.getLogger("bide.postgres"), address_of, connect, meaning, said, AWAY, Names)
 
+
+# --- calls
 
 CALLS_OF_A_ROW = 256
 """How often a caller's row is updated: another costs a round trip, and each version 0.05 us for each call after it."""

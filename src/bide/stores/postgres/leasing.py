@@ -34,6 +34,8 @@ from bide.stores.postgres.queries import MOST
 from bide.stores.sql.leasing import LATER, LONGEST, SLACK, Leasing, ScanBounds, ScanPositions
 from bide.stores.sql.rows import WIDTH, WOKE, record_of
 
+# --- where scans begin
+
 EXPENSIVE = 0.003
 """Seconds from which on a full scan is expensive."""
 SOON: Millis = 1_500
@@ -166,6 +168,8 @@ class PostgresScanBounds(ScanBounds):
             latest = there + self._lasts
             self._ends.update(dict.fromkeys(topics, latest if first is None else min(first, latest)))
 
+
+# --- leasing
 
 _BEFORE = 5
 """Columns in front of the record's: now, micros, wake, ends, skipped."""

@@ -337,6 +337,8 @@ async def forget_callers(connection: PostgresConnection, ours: list[str]) -> Non
     await connection.repeat(forget)
 
 
+# --- add
+
 _TRIES = 16
 """How often a batch comes upon something locked before the rest of it counts as locked: half a second."""
 
@@ -358,14 +360,14 @@ async def add(
     adding = _Adding(connection, tasks, now, messages_of(wakes_of(tasks, about)), conflicts, answers, rest)
     first, *later = rounds(tasks)
     with rest_of(answers):
-        await adding.apart(adding.insert, first)
+        await adding.in_halves(adding.insert, first)
         rest += [place for part in later for place in part]
         locked = {(tasks[place].topic, tasks[place].key) for place, one in enumerate(answers) if one is HELD}
         for place in [place for place in rest if (tasks[place].topic, tasks[place].key) in locked]:
             answers[place] = HELD  # what comes later of the same task has to wait for it
             rest.remove(place)
         if rest:
-            await adding.apart(adding.look_first, rest)
+            await adding.in_halves(adding.decide, rest)
     return answers
 
 
@@ -383,7 +385,7 @@ class _Adding(Struct):
     tries: int = _TRIES
     """How many are left, since everything may be locked."""
 
-    async def apart(self, attempt: Callable[[Places], Awaitable[None]], places: Places) -> None:
+    async def in_halves(self, attempt: Callable[[Places], Awaitable[None]], places: Places) -> None:
         """`attempt` these; if one is locked, each half: the server does not say which one.
 
         A statement that inserts cannot pass over a key that an open transaction is just inserting.
@@ -401,10 +403,10 @@ class _Adding(Struct):
                 return
             parts = list(names.values())
             for half in (parts[: len(parts) // 2], parts[len(parts) // 2 :]):
-                await self.apart(attempt, [place for part in half for place in part])
+                await self.in_halves(attempt, [place for part in half for place in part])
 
     async def insert(self, places: Places) -> None:
-        """Insert these; those whose keys are taken are left to `look_first`."""
+        """Insert these; those whose keys are taken are left to `decide`."""
         tasks, conflicts = self.tasks, self.conflicts
         arguments = _insertion(tasks, places)
         news = [tasks[place] for place in places]
@@ -425,19 +427,19 @@ class _Adding(Struct):
         if conflicts is not None:
             conflicts.met(news, [tasks[place] for place in self.rest])
 
-    async def look_first(self, places: Places) -> None:
+    async def decide(self, places: Places) -> None:
         """Some keys were taken, or come twice: take those through the lifecycle, under locks."""
         places.sort()
         asked = [self.tasks[place] for place in places]
 
         decided = await decide_added(
-            self.connection, asked, lambda wakes: self.messages, partial(_Batch, now=self.now), locked="pass"
+            self.connection, asked, lambda wakes: self.messages, partial(_AddingBatch, now=self.now), locked="pass"
         )
         for place, answer in zip(places, decided, strict=True):
             self.answers[place] = answer
 
 
-class _Batch(PostgresBatch, AddingBatch):
+class _AddingBatch(PostgresBatch, AddingBatch):
     """Inserts what ended meanwhile, so that nothing is in the way any more."""
 
     async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
@@ -480,6 +482,9 @@ def _inserted(tasks: Sequence[NewTask], places: Places, row: Any, answers: list[
         else:
             answers[place] = schedule(new, None, now, token)
     return taken
+
+
+# --- reads
 
 
 class PostgresReads(ServerReads):

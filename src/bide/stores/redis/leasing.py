@@ -37,6 +37,9 @@ _AT_LEAST = 64
 NEVER: Millis = 2**62
 
 
+# --- heads, and who goes first
+
+
 class HeadCache:
     """For each shard of one topic: the head, when it was asked for, and whether there was plenty."""
 
@@ -126,6 +129,8 @@ def owned(topic: Topic, shards: int, live: Mapping[str, Collection[Topic]], mine
 def _weight(topic: Topic, shard: int, worker: str) -> bytes:
     return blake2b(f"{worker}\0{shard}\0{topic}".encode(), digest_size=8).digest()
 
+
+# --- leasing
 
 _log = logging.getLogger("bide.redis")
 _STRAGGLES = 0.2

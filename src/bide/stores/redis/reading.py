@@ -19,11 +19,10 @@ from typing import Any, TypeVar
 
 from redis.exceptions import ResponseError
 
-from bide.core.errors import BadInput, StoreUnavailable
+from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.names import RESERVED_TOPICS
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
-from bide.stores.clocks import ServerTime
 from bide.stores.cursors import Place, read_cursor, write_cursor
 from bide.stores.redis.layout import INDEX_LETTERS, Layout, record_of, text_of
 from bide.stores.redis.script_client import script
@@ -39,13 +38,13 @@ from bide.stores.redis.topology import (
     where_to_ask,
     word_of,
 )
+from bide.stores.resending import Resending
 
 _PAGE, _COUNT = script("page", flags=False, library=False), script("count", flags=False, library=False)
 _SCRIPTS = {one.sha: one.text for one in (_PAGE, _COUNT)}
 """Those that change nothing, by their hash."""
 _MOST_EDGES = 1_000
 """Of one call: no server stands still for longer than some milliseconds."""
-_PAUSE = 0.05
 _ALL = list(INDEX_LETTERS)
 Entry = TypeVar("Entry", "Position", bytes)
 Position = tuple[float, bytes]
@@ -56,15 +55,14 @@ over, and only what stands where it does says where to go on from there."""
 class Reader:
     """Asks what changes nothing, so it may be asked again as often as it takes."""
 
-    def __init__(self, layout: Layout, topology: Topology, time: ServerTime, *, patience: float) -> None:
+    def __init__(self, layout: Layout, topology: Topology, *, patience: float) -> None:
         self.layout = layout
         self._topology = topology
-        self._time = time
         self._patience = patience
 
     async def ask(self, asked: Sequence[tuple[int | None, Command]]) -> list[Any]:
         """The replies to (shard, command), in order. Raises StoreUnavailable if one of them cannot be had."""
-        ends = self._time.clock() + self._patience
+        resending = Resending(self._patience)
         replies: list[Any] = [None] * len(asked)
         left = list(range(len(asked)))
         while True:
@@ -72,9 +70,7 @@ class Reader:
             left = [place for place in left if replies[place] is _NOTHING]
             if not left:
                 return replies
-            if self._time.clock() > ends:
-                raise StoreUnavailable(str(problem))
-            await asyncio.sleep(_PAUSE)
+            await resending.pause(str(problem))
 
     async def _round(self, asked: Sequence[tuple[int | None, Command]], left: list[int], replies: list[Any]) -> Any:
         """Ask those that are left; what is still open afterwards is marked, and the last problem answered."""

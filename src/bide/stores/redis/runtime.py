@@ -30,6 +30,8 @@ from bide.stores.redis.script_client import ScriptClient, script
 from bide.stores.redis.topology import Lost, NotSent, Topology
 from bide.stores.redis.wakes import Subscriptions
 
+# --- the server, and doctor
+
 _FULL = 0.8
 """Part of maxmemory from which on it is worth a warning."""
 OLDEST = (6, 2)
@@ -147,6 +149,8 @@ def _found(ok: bool, good: str, bad: str, advice: str, *, severe: bool = False) 
     return Finding(True, good) if ok else Finding(False, bad, advice, severe=severe)
 
 
+# --- the open store
+
 _log = logging.getLogger("bide.redis")
 _KINDS = ("add", "change", "lease", "extend", "settle", "purge")
 _NOTIFYING = frozenset({"add", "change", "settle"})
@@ -204,7 +208,7 @@ class Runtime:
         self.time = time
         self.server = server
         self.by_server = by_server
-        self.reader = Reader(layout, topology, time, patience=patience)
+        self.reader = Reader(layout, topology, patience=patience)
         name = uuid4().hex[:16]
         sharded = server.cluster and server.shards_channels
         channels = [layout.wake_channel(shard if sharded else None) for shard in range(layout.shards)]

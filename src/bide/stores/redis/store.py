@@ -105,7 +105,7 @@ class RedisStore:
         topology = topology_of(address, layout, patience=self._silence)
         try:
             # what is wrong with an address shows at once, and no caller waits yet
-            reader = Reader(layout, topology, time, patience=min(_AT_FIRST, self._patience))
+            reader = Reader(layout, topology, patience=min(_AT_FIRST, self._patience))
             server = await examine(reader)
             server.check(address)
             shards = await runtime.agree(reader, address.namespace, address.shards, SHARDS)

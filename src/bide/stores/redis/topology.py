@@ -335,6 +335,8 @@ else:  # one that reads it out of its package's metadata for every connection, w
     _DRIVER = {"driver_info": DriverInfo()}
 
 
+# --- servers
+
 Server = tuple[str, int]
 """Host and port; a socket's path and 0."""
 

@@ -108,6 +108,8 @@ def is_among(kind: type, answers: Sequence[Any]) -> bool:
     return any(issubclass(one, kind) for one in set(map(type, answers)))
 
 
+# --- calls
+
 T = TypeVar("T")
 Work = Callable[[Any], Awaitable[T]]
 """The work of a call."""
@@ -211,76 +213,73 @@ class JournaledConnection(ABC, Generic[C]):
         self._connection: Any = None
         self._closed = False
 
-    async def run(self, work: Work[T], repeated: Repeated[T], *, locked: OnLocked = "wait", adding: bool = False) -> T:
-        """`work`, once. If it was done by a sending whose answer was lost, `repeated` makes its answer.
-
-        Raises the meaning that the dialect gives an error; the caller handles KeyTaken and RowsMissing. RowLocked (see
-        OnLocked); StoreUnavailable: not done; OutcomeUnknown.
-        """
-        async with self._turn:
-            self.number += 1
-            return await self._until_known(work, repeated, locked, adding=adding)
-
     async def read(self, work: Work[T]) -> T:
         """`work` that only reads, or leaves nothing that others see. Raises StoreUnavailable: no answer."""
-        async with self._turn:
-            return await self._until_known(work, None, writes=False)
+        return await self.run(work, None, writes=False)
 
     async def repeat(self, work: Work[T], *, locked: OnLocked = "wait") -> T:
         """`work` that writes, or reads what is to be true of the primary, and may be done twice without harm.
 
         Else as `run`.
         """
-        async with self._turn:
-            return await self._until_known(work, None, locked)
+        return await self.run(work, None, locked=locked)
 
-    async def _until_known(
+    async def run(
         self,
         work: Work[T],
         repeated: Repeated[T] | None,
-        locked: OnLocked = "wait",
         *,
+        locked: OnLocked = "wait",
         adding: bool = False,
         writes: bool = True,
     ) -> T:
-        """Send `work` until its outcome is known, or patience is over."""
-        past = locked == "pass at once" or (locked == "pass" and self.passes)
-        resending = Resending(self.patience)
-        while True:
-            call: C | None = None
-            try:
-                connection = await self._connected(writes=writes)
-                async with asyncio.timeout(self._silence) as limit:
-                    call = self._call(connection, limit)
-                    call.again, call.past = resending.may_be_done, past
-                    if repeated is not None:
-                        return await self._once(call, work, repeated, adding=adding)
-                    call.sent = True  # which of its statements commits is not known here
-                    return await work(call)
-            except Exception as error:
-                why = self._meaning(error, call, adding=adding)
-                if call is not None and writes:
-                    resending.may_be_done = call.again or (isinstance(why, Lost) and call.sent)
-                if isinstance(why, Lost | NotSent):
-                    self._drop()
-                else:  # refused: whatever was in front of the refusal is undone
-                    await self._undo()
-                    if isinstance(why, LockTimeout) and locked == "pass" and not past:
-                        past = True  # with the same number, since nothing was done
-                        continue
-                    if isinstance(why, LockTimeout) and locked != "wait" and not resending.may_be_done:
-                        raise RowLocked(str(why)) from error
-                    if not isinstance(why, TransactionConflict):
-                        why = resending.refused(why)
-                        if why is error:
-                            raise
-                        raise why from error
-            except BaseException:
-                self._drop()  # the statement may be under way still, and a transaction open
-                raise
-            await resending.pause(str(why))
-            self.resent += 1
-            self._dialect.log.debug("%s is sent again: %s", self.name, why)
+        """`work`, sent until its outcome is known, or patience is over.
+
+        It is done once: if an earlier sending has done it, whose answer was lost, `repeated` makes its answer. None: it
+        may be done twice.
+
+        Raises what the dialect says an error means (KeyTaken and RowsMissing are left to the caller); RowLocked, see
+        OnLocked; StoreUnavailable: not done; OutcomeUnknown.
+        """
+        async with self._turn:
+            self.number += repeated is not None
+            past = locked == "pass at once" or (locked == "pass" and self.passes)
+            resending = Resending(self.patience)
+            while True:
+                call: C | None = None
+                try:
+                    connection = await self._connected(writes=writes)
+                    async with asyncio.timeout(self._silence) as limit:
+                        call = self._call(connection, limit)
+                        call.again, call.past = resending.may_be_done, past
+                        if repeated is not None:
+                            return await self._once(call, work, repeated, adding=adding)
+                        call.sent = True  # which of its statements commits is not known here
+                        return await work(call)
+                except Exception as error:
+                    why = self._meaning(error, call, adding=adding)
+                    if call is not None and writes:
+                        resending.may_be_done = call.again or (isinstance(why, Lost) and call.sent)
+                    if isinstance(why, Lost | NotSent):
+                        self._drop()
+                    else:  # refused: whatever was in front of the refusal is undone
+                        await self._undo()
+                        if isinstance(why, LockTimeout) and locked == "pass" and not past:
+                            past = True  # with the same number, since nothing was done
+                            continue
+                        if isinstance(why, LockTimeout) and locked != "wait" and not resending.may_be_done:
+                            raise RowLocked(str(why)) from error
+                        if not isinstance(why, TransactionConflict):
+                            why = resending.refused(why)
+                            if why is error:
+                                raise
+                            raise why from error
+                except BaseException:
+                    self._drop()  # the statement may be under way still, and a transaction open
+                    raise
+                await resending.pause(str(why))
+                self.resent += 1
+                self._dialect.log.debug("%s is sent again: %s", self.name, why)
 
     async def _once(self, call: C, work: Work[T], repeated: Repeated[T], *, adding: bool) -> T:
         """`work`, unless an earlier sending has done it: then `repeated` makes its answer."""

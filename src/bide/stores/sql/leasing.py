@@ -115,6 +115,8 @@ class ScanPositions:
             self._scanned_at.pop(topic, None)
 
 
+# --- bounds of thorough scans
+
 SHARE = 20
 """An expensive full scan is followed by no other for this many times as long as it took."""
 LONGEST = 600.0
@@ -174,6 +176,8 @@ class ScanBounds:
         self._full_at = None
         self._bounds.clear()
 
+
+# --- leasing
 
 LATER: Millis = 20
 """When to scan again for what stays locked for longer, as an open transaction of the application's may keep it."""

@@ -181,6 +181,8 @@ class Runtime(ABC):
     async def diagnose(self) -> list[Finding]: ...
 
 
+# --- the store
+
 EVENTS_KEPT = 10_000
 LONGEST_PATIENCE = 45.0
 _AT_FIRST = 3.0

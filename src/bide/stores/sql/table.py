@@ -280,6 +280,8 @@ def _check(rows: Sequence[DueRow], changed: Sequence[tuple[Any, bool]]) -> None:
         raise RowRefused([row for row in rows if row.id not in there], _NOT_CHANGED)
 
 
+# --- the due column on a server
+
 _EPOCH = as_datetime(0)
 _MILLISECOND = timedelta(milliseconds=1)
 _BEHIND: Millis = 10

@@ -27,6 +27,7 @@ from bide.core.instants import Millis
 from bide.core.records import Change, Filter, Found, NewTask, Page, Record, Ref, Settlement, Topic
 from bide.stores.batches import merge_earliest, slices
 from bide.stores.driver_adapters import ConnectionSource, Driver, on_a_loop, pause
+from bide.stores.resending import Resending
 from bide.stores.sql.dialect import Dialect, LockTimeout, Lost, NotSent, TransactionConflict, plain
 from bide.stores.sql.reading import find
 
@@ -353,6 +354,8 @@ async def to_its_end(step: Coroutine[Any, Any, T], *, within: float | None = Non
     raise cancelled
 
 
+# --- transactions of our own
+
 MOST = 10
 """Transactions at a time in one process: each is a connection."""
 
@@ -502,7 +505,7 @@ class OwnTransactions(Pool):
 
     async def _begun(self) -> Any:
         """A connection with a transaction that has just begun. Raises StoreUnavailable."""
-        ends = time.monotonic() + self._keep.patience
+        resending = Resending(self._keep.patience)
         while True:
             try:
                 connection = self._take()
@@ -517,10 +520,8 @@ class OwnTransactions(Pool):
                 found = self.dialect.meaning(error, self.address.shown)
                 if not isinstance(found, Lost | NotSent):
                     raise plain(found) from error
-                if time.monotonic() >= ends:  # nothing was done yet: with another connection, then
-                    raise StoreUnavailable(str(found)) from error
-                if not self._kept:
-                    await asyncio.sleep(0.1)
+                # nothing was done yet: with another connection, then
+                await resending.pause(str(found), seconds=0.0 if self._kept else None)
 
     async def _committed(self, connection: Any) -> None:
         """Raises SetupError where it is over already, StoreUnavailable: not done, OutcomeUnknown."""

@@ -22,6 +22,8 @@ from typing import Any
 from bide.core.errors import BadInput, BideError, StoreCorrupt, StoreFull, StoreMismatch, StoreUnavailable
 from bide.core.records import NewTask
 
+# --- errors
+
 _BUSY = frozenset({sqlite3.SQLITE_BUSY, sqlite3.SQLITE_LOCKED})
 _FULL = frozenset({sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR_WRITE})
 _DAMAGED = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_FORMAT})
@@ -102,6 +104,8 @@ def translate(error: Exception, path: str, *, adding: bool = False, own: bool = 
         why = f"cannot be opened ({error}); does the folder exist, and may we write there?"
     return StoreUnavailable(f"{path}: {why or error}")
 
+
+# --- connections
 
 PATIENCE = 5.0
 """Seconds that an operation waits for another process to let go of the file."""
@@ -270,6 +274,8 @@ def opened_by_apsw(path: str) -> bool:
             return True
     return False
 
+
+# --- the reserve of disk space
 
 _EVERY = 1.0
 """Seconds between checks at most: asking costs three system calls."""

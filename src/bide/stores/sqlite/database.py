@@ -58,6 +58,8 @@ from bide.stores.sqlite.threads import Reader, Writer
 from bide.stores.sqlite.transactions import Transactions
 from bide.stores.sqlite.watch import Notifier
 
+# --- checkpoints
+
 KICK_PAGES = 1024
 """Pages (4 MiB) in the WAL after which it is written back: SQLite's own figure. Fewer on a small disk."""
 _OF_A_COMMIT = 3
@@ -159,6 +161,8 @@ class Checkpointer:
         if not busy:
             self._changes = self._commits = self._wal_pages = 0
 
+
+# --- an open file
 
 VERSION = 1
 """Of the schema that this code reads and writes."""
@@ -407,6 +411,8 @@ def prepare(
 def _for_this_library(statement: str) -> str:
     return statement if sqlite3.sqlite_version_info >= _STRICT_SINCE else statement.removesuffix(" STRICT")
 
+
+# --- doctor
 
 QUICK_CHECK_BYTES = 256 * 1024 * 1024
 """A larger file is not read through: that takes seconds."""

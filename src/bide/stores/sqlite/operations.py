@@ -126,6 +126,9 @@ class UnitOfWork:
             self.point("token:written")
 
 
+# --- the operations
+
+
 def add(work: UnitOfWork, tasks: Sequence[NewTask], now: Millis) -> list[Answer]:
     """Schedule each. O(log n) per task; one pass of inserts when every key is new."""
     work.point("add:begun")
@@ -387,6 +390,8 @@ class _Writes:
         self._moved, self._put, self._forgotten = [], [], []
         self._touched.clear()
 
+
+# --- events and workers
 
 _log = logging.getLogger("bide.sqlite")
 _encoder = msgspec.msgpack.Encoder()

@@ -26,6 +26,7 @@ from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.batches import merge_earliest
 from bide.stores.driver_adapters import ConnectionSource, connection_source, pause
+from bide.stores.sql.transactions import to_its_end
 from bide.stores.sqlite.connection import PATIENCE, DiskReserve, SharedFile, connect, is_busy, patiently, translate
 from bide.stores.sqlite.operations import Fault, UnitOfWork, Verbs, Write
 from bide.stores.sqlite.watch import Notifier
@@ -168,19 +169,14 @@ class TransactionThread:
         """Run `call` in the thread, to its end: a cancellation is passed on when it is done."""
         if self.closed:
             raise StoreUnavailable(f"{self._file.path}: the store was closed, and this transaction came to nothing")
-        future = asyncio.get_running_loop().run_in_executor(self._thread, call)
-        cancelled: asyncio.CancelledError | None = None
-        while not future.done():
-            try:
-                await asyncio.wait([future])
-            except asyncio.CancelledError as error:
-                cancelled = error
-        failed = future.exception()
-        if cancelled is not None:
-            raise cancelled
-        if isinstance(failed, Exception):
-            raise translate(failed, self._file.path) from failed
-        return future.result()
+
+        async def step() -> T:
+            return await asyncio.get_running_loop().run_in_executor(self._thread, call)
+
+        try:
+            return await to_its_end(step())
+        except Exception as error:
+            raise translate(error, self._file.path) from error
 
     def begin(self) -> LentConnection:
         if self.connection is None:
