@@ -22,6 +22,8 @@ from bide_lab.strategy import Setting, Strategy, now
 
 HOUR = 3_600_000
 """Milliseconds."""
+_AT_REST = 2.0
+"""Seconds without any task done after which no more are expected."""
 _LOOK = 0.02
 """Seconds between two looks at what has fired."""
 MARGIN = 1.0
@@ -159,9 +161,16 @@ class Trial:
         return len(self._fired)
 
     async def until_fired(self, count: int, *, by: float) -> bool:
-        """Wait for so many tasks to be done, until `by` (seconds since the epoch) at most; whether there were."""
-        while self.fired() < count:
-            if time.time() > by:
+        """Wait for so many tasks to be done; whether there were.
+
+        It ends at `by` (seconds since the epoch) or later: on a busy machine only once no more have been done for a
+        while, so that what is merely slow does not count as lost.
+        """
+        fired, since = -1, 0.0
+        while (done := self.fired()) < count:
+            if done > fired:
+                fired, since = done, time.time()
+            if time.time() > max(by, since + _AT_REST):
                 return False
             await asyncio.sleep(_LOOK)
         return True
