@@ -134,7 +134,7 @@ def test_more_tasks_than_fit_into_its_memory_are_too_many() -> None:
     few = Wishes(tasks=1_000_000, survive=False)
     assert "S12" in fitting(few, heavy)
     many = Wishes(tasks=100_000_000, survive=False)
-    assert "50 GB for 100,000,000 tasks" in why_not("S12", many, heavy)
+    assert "50.0 GB for 100,000,000 tasks" in why_not("S12", many, heavy)
 
 
 def test_what_is_for_one_purpose_alone_is_out() -> None:

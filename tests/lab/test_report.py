@@ -11,7 +11,7 @@ from xml.etree import ElementTree
 import pytest
 from tests.lab.reported import late, made, result, some_results
 
-from bide_lab import figures, findings, strategies, strategy
+from bide_lab import figures, findings, strategy
 from bide_lab.figures import Result
 from bide_lab.findings import NOT_ASKED, Findings, Row
 from bide_lab.report import charts
@@ -45,7 +45,7 @@ def ahead_of_bide(*results: Result) -> dict[str, list[str]]:
 
 @pytest.mark.parametrize(
     "module",
-    [figures, charts, strategies, strategy, s09_delay_levels, s13_ring],
+    [figures, charts, strategy, s09_delay_levels, s13_ring],
     ids=lambda module: module.__name__,
 )
 def test_examples_in_docstrings_are_true(module: object) -> None:

@@ -80,10 +80,10 @@ async def test_a_relay_that_dies_before_its_commit_relays_again(urls: dict[str, 
         await client.schedule([Item("1", now())])
         assert (await count(client, "outbox"), await timers(client)) == (1, [])
         with pytest.raises(asyncio.CancelledError):
-            await client.relay()
+            await client.catch_up()
         assert (await count(client, "outbox"), await timers(client)) == (1, [b"1"])
         client.dies = False
-        assert (await client.relay(), await client.relay()) == (1, 0)
+        assert (await client.catch_up(), await client.catch_up()) == (1, 0)
         await company.start(effects, "poller")
         await company.until_fired(effects, "1")
         assert (await count(client, "outbox"), await timers(client)) == (0, [])

@@ -13,6 +13,8 @@ from enum import StrEnum
 from itertools import islice
 from typing import NamedTuple
 
+from rich.filesize import decimal
+
 from bide.core.instants import duration_text
 from bide_lab.figures import MEASURES, figure
 from bide_lab.findings import NOT_WAITED_FOR, Findings, Row
@@ -162,7 +164,7 @@ def _size(wishes: Wishes, row: Row) -> Iterator[Reason]:
         yield Reason(f"no machine should be asked to bear more than {bears:,} at once in this way")
     if each is not None and each * wishes.tasks > wishes.memory:
         yield Reason(
-            f"its own processes would take {bytes_words(each * wishes.tasks)} for {wishes.tasks:,} tasks "
+            f"its own processes would take {decimal(round(each * wishes.tasks))} for {wishes.tasks:,} tasks "
             f"({figure(each)} bytes each)", measured=True,
         )  # fmt: skip
 
@@ -212,8 +214,8 @@ def _merits(wishes: Wishes, row: Row) -> Iterator[str]:
             yield f"lost none of {seen.expected:,}{twice} ({name}: {WORKLOADS[name].about})"
     if (each := row.value(MEASURES["bytes"])) is not None:
         servers = row.value(MEASURES["server-bytes"])
-        beside = f", {bytes_words(servers * wishes.tasks)} on the servers" if servers else ""
-        yield f"{wishes.tasks:,} tasks take {bytes_words(each * wishes.tasks)} of its own memory{beside}"
+        beside = f", {decimal(round(servers * wishes.tasks))} on the servers" if servers else ""
+        yield f"{wishes.tasks:,} tasks take {decimal(round(each * wishes.tasks))} of its own memory{beside}"
     if (rate := row.value(MEASURES["completed"])) is not None:
         yield f"fired {figure(rate)} a second in a burst"
     if (idle := row.value(MEASURES["idle-cpu"])) is not None:
@@ -253,14 +255,3 @@ def late_words(row: Row) -> str:
     how = ["steady", *(["quick"] if result.quick else [])]
     how += [f"a minute run as {figure(result.minute)} s"] if row.strategy.precision and result.minute != 60 else []
     return f"late p50 {figure(steady.p50)} ms, p99 {figure(steady.p99)} ms ({', '.join(how)})"
-
-
-def bytes_words(value: float) -> str:
-    """
-    >>> bytes_words(512), bytes_words(48_500_000), bytes_words(4.7e9)
-    ('512 B', '48.5 MB', '4.7 GB')
-    """
-    for size, name in ((1e9, "GB"), (1e6, "MB"), (1e3, "kB")):
-        if value >= size:
-            return f"{figure(value / size)} {name}"
-    return f"{figure(value)} B"

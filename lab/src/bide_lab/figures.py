@@ -103,6 +103,11 @@ class Result(msgspec.Struct, kw_only=True, frozen=True):
     def cell(self) -> tuple[str, str]:
         return self.strategy, self.workload
 
+    @property
+    def scale(self) -> tuple[bool, float]:
+        """All that has to be the same for two figures to be comparable."""
+        return self.quick, self.minute
+
 
 class Measure(msgspec.Struct, frozen=True, kw_only=True):
     """One figure of one workload, by which strategies are compared: see measures.toml."""

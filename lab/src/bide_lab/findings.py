@@ -136,18 +136,18 @@ class Findings:
 
     def _better(self, measure: Measure) -> Better | None:
         """The best of bide's rows, and all that are better than that, measured in the same way."""
-        have = [(row, value) for row in self.rows if (value := row.value(measure)) is not None and _sound(row, measure)]
-        ours = [one for one in have if one[0].is_bide]
+        have = {row: value for row in self.rows if (value := row.value(measure)) is not None and _sound(row, measure)}
+        ours = [row for row in have if row.is_bide]
         if not ours:
             return None
-        best, value = (max if measure.more_is_better else min)(ours, key=lambda one: one[1])
-        way = _way(best.results[measure.workload])
+        best = (max if measure.more_is_better else min)(ours, key=have.__getitem__)
+        scale = best.results[measure.workload].scale
         ahead = [
-            (row.name, theirs) for row, theirs in have
-            if not row.is_bide and measure.better(theirs, value) and _way(row.results[measure.workload]) == way
+            (row.name, value) for row, value in have.items()
+            if not row.is_bide and measure.better(value, have[best]) and row.results[measure.workload].scale == scale
         ]  # fmt: skip
         ahead.sort(key=lambda one: one[1], reverse=measure.more_is_better)
-        return Better(measure, best.name, value, ahead) if ahead else None
+        return Better(measure, best.name, have[best], ahead) if ahead else None
 
 
 def findings(results: Sequence[Result], strategies: Sequence[type[Strategy]] = ()) -> Findings:
@@ -164,8 +164,3 @@ def _sound(row: Row, measure: Measure) -> bool:
     """True if the figure is worth comparing: firing early or not at all is not punctual."""
     seen = row.figures(measure.workload)
     return measure.counts_harm or (seen is not None and not seen.early and not row.harm(measure.workload)[0])
-
-
-def _way(result: Result) -> tuple[bool, float]:
-    """All that has to be the same for two figures to be comparable."""
-    return result.quick, result.minute

@@ -10,7 +10,6 @@ import asyncio
 import gc
 import math
 import pkgutil
-import resource
 import sys
 import threading
 import time
@@ -269,15 +268,9 @@ class Part:
         if collect:
             gc.collect()
         return {
-            "at": time.monotonic(), "cpu": processor_seconds(), "resident": resident(),
+            "at": time.monotonic(), "cpu": time.process_time(), "resident": resident(),
             "threads": threading.active_count(), "failure": self._failure, "counts": dict(self._strategy.counts()),
         }  # fmt: skip
-
-
-def processor_seconds() -> float:
-    """Processor time of this process so far."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
 
 
 def resident() -> int:

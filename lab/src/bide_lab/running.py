@@ -50,7 +50,7 @@ def cells_of(strategies: Sequence[type[Strategy]], workloads: Sequence[str], *, 
     """Without `workloads`, those that a strategy names and, unless quick, those that are for all."""
     cells = []
     for strategy in strategies:
-        needed = {*strategy.shows, *(flaw.workload for flaw in strategy.flaws)}
+        needed = strategy.known_by()
         for name, workload in WORKLOADS.items():
             if name in workloads if workloads else name in needed or (workload.for_all and not quick):
                 cells.append(Cell(strategy, workload))
@@ -127,7 +127,7 @@ class ResultsFile:
         """True if this cell was measured already, in the same way."""
         return any(
             result.cell == (cell.strategy.name, cell.workload.name) and result.figures is not None
-            and (result.quick, result.minute, result.version) == (run.quick, run.minute, __version__)
+            and (result.scale, result.version) == ((run.quick, run.minute), __version__)
             for result in self.read()
         )  # fmt: skip
 

@@ -34,10 +34,6 @@ class Item(NamedTuple):
     """Milliseconds since the epoch."""
 
 
-class Unsupported(Exception):
-    """The strategy has no such verb; says why."""
-
-
 class Effect(Protocol):
     """The work itself, which a strategy calls when it fires and the lab writes down."""
 
@@ -170,6 +166,11 @@ class Strategy:
     bears: ClassVar[int] = sys.maxsize
     """Tasks that it is asked to hold at most, where a machine does not bear any number of them."""
 
+    @classmethod
+    def known_by(cls) -> set[str]:
+        """The workloads that it names."""
+        return {*cls.shows, *(flaw.workload for flaw in cls.flaws)}
+
     def __init__(self, setting: Setting) -> None:
         self.setting = setting
         self.counted: Counter[str] = Counter()
@@ -196,11 +197,11 @@ class Strategy:
 
     async def reschedule(self, item: Item) -> bool:
         """Move it to another time; False: it is too late for that."""
-        raise Unsupported(self.cannot["reschedule"])
+        raise NotImplementedError(self.cannot["reschedule"])
 
     async def cancel(self, key: str) -> bool:
         """It shall not happen; False: it is too late for that."""
-        raise Unsupported(self.cannot["cancel"])
+        raise NotImplementedError(self.cannot["cancel"])
 
     async def fire_now(self, key: str) -> bool:
         """Let it happen at once; False: it has happened. Where nothing else is said, by moving it to now."""

@@ -67,12 +67,10 @@ class Trial:
     def __init__(self, strategy: type[Strategy], setting: Setting) -> None:
         self.strategy = strategy
         self.setting = setting
-        self.server_urls = setting.urls
-        """Of the servers themselves, without a relay."""
         self.processes: list[Process] = []
         self.relays: list[Relay] = []
         self.owner = strategy(setting)
-        """It makes what the processes need, looks at what there is, and takes it away; it does nothing else."""
+        """It makes what the processes need, looks at what there is, and takes it away: all without a relay."""
         self._read_to: dict[Path, int] = {}
         self._fired: set[bytes] = set()
 
@@ -277,10 +275,9 @@ class Workload:
 
     def why_not(self, strategy: type[Strategy]) -> str:
         """Why it makes no sense for this strategy; empty if it does."""
-        fit = {*strategy.shows, *(flaw.workload for flaw in strategy.flaws)}
         reasons = [
             strategy.skips.get(self.name, ""),
-            "" if self.name in fit else strategy.unfit,
+            "" if self.name in strategy.known_by() else strategy.unfit,
             *(strategy.cannot.get(verb, "") for verb in self.verbs),
             self.senseless(strategy),
         ]

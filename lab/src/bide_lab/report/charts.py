@@ -1,8 +1,8 @@
 """The pictures of a report: for each family its own, with bide as the line that others are held against.
 
-Which pictures there are is known without drawing one, so that a document can name them where matplotlib is missing. A
-picture is drawn with placeholder colours, which become CSS variables, so that the same drawing is right on a light page
-and on a dark one. Series differ in colour and in dash, so that a reader who tells no colours apart still can.
+Which pictures there are is known without drawing one, so that a document can name them at once. A picture is drawn with
+placeholder colours, which become CSS variables (#0a0a01 is --lab-0a0a01), so that the same drawing is right on a light
+page and on a dark one. Series differ in colour and in dash, so that a reader who tells no colours apart still can.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ def _tidy(text: str, name: str, title: str) -> str:
     text = re.sub(r"font-family: [^;\"]*", f"font-family: {_FONT}", text)
     text = re.sub(r"font: ([\d.]+px)[^;\"]*", rf"font: \1 {_FONT}", text)
     for placeholder in LIGHT:
-        text = text.replace(placeholder, f"var({_variable(placeholder)})")
+        text = text.replace(placeholder, f"var(--lab-{placeholder[1:]})")
     # several pictures stand on one page: a name that nothing refers to goes, the others are made from `hashsalt`
     used = set(re.findall(r"#([\w-]+)[\"')]", text))
     text = re.sub(r' id="([^"]+)"', lambda found: found[0] if found[1] in used else "", text)
@@ -103,15 +103,10 @@ def _tidy(text: str, name: str, title: str) -> str:
     return "\n".join(line for line in stripped if line) + "\n"
 
 
-def _variable(placeholder: str) -> str:
-    """The name of the CSS variable that a placeholder becomes."""
-    return f"--lab-{placeholder[1:]}"
-
-
 def colours(element: str) -> tuple[str, str]:
     """The rules that give an element the colours of a light page, and those of a dark one where that is wanted."""
     light, dark = (
-        f"{element} {{ {' '.join(f'{_variable(name)}: {value};' for name, value in shades.items())} }}"
+        f"{element} {{ {' '.join(f'--lab-{name[1:]}: {value};' for name, value in shades.items())} }}"
         for shades in (LIGHT, DARK)
     )
     return light, f"@media (prefers-color-scheme: dark) {{ {dark} }}"

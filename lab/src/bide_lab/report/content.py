@@ -59,20 +59,12 @@ class Pictures(NamedTuple):
 
 
 class Part(NamedTuple):
-    """A heading, and the blocks below it; on a page they are folded away."""
+    """A heading, and the blocks below it."""
 
     title: str
     blocks: Sequence[Block]
-
-
-class Section(NamedTuple):
-    """The blocks on one subject."""
-
-    name: str
-    """One word."""
-    title: str
-    about: str
-    blocks: Sequence[Block]
+    name: str = ""
+    """Of a section of the report; one without a name is folded away on a page."""
 
 
 Block: TypeAlias = str | Table | Bullets | Drawing | Part | Pictures
@@ -213,15 +205,11 @@ def _way(quick: bool, minute: float, version: str, machine: str, some: Sequence[
     measured = sum(one.figures is not None for one in some)
     minutes, seconds = divmod(round(sum(one.seconds for one in some)), 60)
     days = sorted({datetime.fromisoformat(one.at).date().isoformat() for one in some})
-    scale = (
-        "Nothing is scaled: a minute of a strategy's own periods and levels took a minute." if minute == 60 else
-        f"One minute of a strategy's own periods and levels took {figure(minute)} s; the delays of tasks are not "
-        "scaled."
-    )  # fmt: skip
     return (
         f"A {'quick' if quick else 'full'} run of bide {version} on {machine}: {measured} cells measured, "
         f"{len(some) - measured} not, {f'{minutes} min ' if minutes else ''}{seconds} s of playing, some at a time, "
-        f"{days[0] if len(days) == 1 else f'{days[0]} to {days[-1]}'}. {scale}"
+        f"{days[0] if len(days) == 1 else f'{days[0]} to {days[-1]}'}. One minute of a strategy's own periods and "
+        f"levels took {figure(minute)} s; the delays of tasks are not scaled."
     )
 
 
@@ -230,27 +218,30 @@ def machine_words(result: Result) -> str:
     return f"{cpus} processor{'' if cpus == 1 else 's'}, {system}, Python {python}"
 
 
-def sections(found: Findings, drawn: Sequence[Picture] = ()) -> list[Section]:
-    """The whole report, but for how it was measured: see `ways`. Of a family its pictures, tables, lists and cards."""
+def sections(found: Findings, drawn: Sequence[Picture] = ()) -> list[Part]:
+    """The whole report, but for how it was measured: see `ways`. The first block of each says what it is about.
+
+    Of a family its pictures, tables, lists and cards.
+    """
     families = []
     for one in found.families:
         rows = found.of(one)
         pictures = [picture for picture in drawn if picture.family == one]
         tables = filter(None, (measure_table(found, one), counted_table(rows)))
         lists = [Bullets(lines) for lines in (not_measured(rows), missing_verbs(rows)) if lines]
-        blocks: list[Block] = [*([Pictures(pictures)] if pictures else []), *tables, *lists, *card_parts(rows)]
-        families.append(Section(one.name, one.title, one.about, blocks))
+        shown: list[Block] = [*([Pictures(pictures)] if pictures else []), *tables, *lists, *card_parts(rows)]
+        families.append(Part(one.title, [one.about, *shown], one.name))
     return [
-        Section("known", "What each is known for", "What was seen of each flaw in these measurements.",
-                [flaw_table(found.rows)]),
-        Section("ahead", "Where another is ahead of bide",
-                "For each measure the best row of bide's, then every strategy that did better than that.",
-                [ahead(found)]),
-        Section("picks", "Which to pick when",
-                "What `bide lab choose` answers in a few situations: the first is picked, the others would do too. Its "
-                "rules go by servers, verbs, precision, flaws and figures; no strategy is named in them.",
-                [picks_table(found)]),
+        Part("What each is known for", ["What was seen of each flaw in these measurements.", flaw_table(found.rows)],
+             "known"),
+        Part("Where another is ahead of bide",
+             ["For each measure the best row of bide's, then every strategy that did better than that.", ahead(found)],
+             "ahead"),
+        Part("Which to pick when",
+             ["What `bide lab choose` answers in a few situations: the first is picked, the others would do too. Its "
+              "rules go by servers, verbs, precision, flaws and figures; no strategy is named in them.",
+              picks_table(found)],
+             "picks"),
         *families,
-        Section("cells", "Every cell", "Times in milliseconds; what a cell took, in seconds.",
-                [cell_table(found.rows)]),
+        Part("Every cell", ["Times in milliseconds; what a cell took, in seconds.", cell_table(found.rows)], "cells"),
     ]  # fmt: skip

@@ -13,14 +13,13 @@ from typing import assert_never
 
 from bide_lab.findings import Findings, findings
 from bide_lab.report.charts import Picture, pictures, write_pictures
-from bide_lab.report.content import TITLE, Block, Bullets, Drawing, Part, Pictures, Section, Table, sections, ways
+from bide_lab.report.content import TITLE, Block, Bullets, Drawing, Part, Pictures, Table, sections, ways
 from bide_lab.running import ResultsFile
 
 
 def markdown(found: Findings, drawn: Sequence[Picture] = ()) -> str:
     """A report as a file that reads well as plain text."""
-    parts = [Part(one.title, [one.about, *one.blocks]) for one in sections(found, drawn)]
-    return written([f"# {TITLE}", *ways(found.results), *parts], level=2)
+    return written([f"# {TITLE}", *ways(found.results), *sections(found, drawn)], level=2)
 
 
 class Document:
@@ -38,15 +37,15 @@ class Document:
 
     def cards(self, name: str) -> str:
         """The idea of a family, and the card of each of its files."""
-        section = self._section(name)
-        return written([section.about, *(one for one in section.blocks if isinstance(one, Part))])
+        about, *blocks = self._section(name).blocks
+        return written([about, *(one for one in blocks if isinstance(one, Part))])
 
     def measured(self, name: str, *, chinese: bool = False) -> str:
         """All else of a section: tables, lists, and pictures."""
-        blocks = [one for one in self._section(name).blocks if not isinstance(one, Part)]
+        blocks = [one for one in self._section(name).blocks[1:] if not isinstance(one, Part)]
         return written(in_chinese(blocks) if chinese else blocks, folder=f"{self.folder.name}/")
 
-    def _section(self, name: str) -> Section:
+    def _section(self, name: str) -> Part:
         return next(one for one in sections(self.found, self.pictures) if one.name == name)
 
     def stale_pictures(self) -> list[Path]:

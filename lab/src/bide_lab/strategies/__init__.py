@@ -76,12 +76,7 @@ def card_of(strategy: type[Strategy]) -> Card:
 
 
 def family_of(strategy: type[Strategy]) -> Family:
-    """The one of its package.
-
-    >>> from bide_lab.strategies.zsets.s04_zset_poll import RemoveAfter
-    >>> family_of(RemoveAfter).title
-    'Sorted sets'
-    """
+    """The one of its package; `OWN` if it is from a file of the user's."""
     package = strategy.__module__.rpartition(".")[0]
     if not package.startswith(f"{__name__}."):
         return OWN

@@ -19,7 +19,7 @@ from bide.cli.bench.plan import rounded, uncollected
 from bide.cli.bench.timers import OPERATIONS, Contestant, Ours, timed_round
 from bide_lab.figures import Figures
 from bide_lab.journal import curve
-from bide_lab.processes import Step, processor_seconds, resident
+from bide_lab.processes import Step, resident
 from bide_lab.strategy import now
 from bide_lab.workload import HOUR, Trial, batches, keys_of, processor_share, unless, workload
 
@@ -165,9 +165,9 @@ async def touched(strategy: Any, connections: int) -> Figures:
     gc.freeze()
     running = asyncio.create_task(strategy.run("worker", traffic))
     await asyncio.sleep(0)
-    began, spent = time.monotonic_ns(), processor_seconds()
+    began, spent = time.monotonic_ns(), time.process_time()
     costs = await traffic.send(strategy.touch, began)
-    spent, took = processor_seconds() - spent, (time.monotonic_ns() - began) / 1e9
+    spent, took = time.process_time() - spent, (time.monotonic_ns() - began) / 1e9
     grown = resident() - memory
     counts = {"packets_per_s": round(traffic.sent / took), "touch_ns": rounded(median(costs)), **strategy.counts()}
     running.cancel()

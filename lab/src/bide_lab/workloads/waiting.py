@@ -30,7 +30,7 @@ async def idle(trial: Trial, *, quick: bool) -> Figures:
     # the consumers, or the servers, hold what waits; a client beside them holds nothing
     holders = trial.processes if trial.strategy.in_process else trial.processes[:-1]
     await asyncio.sleep(0.5)
-    urls = trial.server_urls
+    urls = trial.owner.setting.urls
     servers = servers_of(urls)
     empty, bytes_before = [await one.usage(collect=True) for one in holders], await held_by(servers, urls)
     took = (await client.order("fill", count=count, ahead=HOUR))["seconds"]

@@ -11,7 +11,7 @@ from bide import Bide, Task
 from bide.core.instants import as_datetime
 from bide.settings import Settings
 from bide.wiring import store_maker
-from bide_lab.servers import mysql_server, unlink
+from bide_lab.servers import mysql_server, postgres_pool, unlink
 from bide_lab.strategy import DONE_TWICE, GONE, Effect, Flaw, Harm, Item, Setting, Strategy
 
 _TOPIC = "lab"
@@ -115,13 +115,8 @@ class OnPostgres(_Bide):
     flaws: ClassVar[Sequence[Flaw]] = (_AGAIN,)
 
     async def clear(self) -> None:
-        import asyncpg
-
-        connection = await asyncpg.connect(self.setting.urls["postgres"])
-        try:
-            await connection.execute(f'DROP SCHEMA IF EXISTS "{self.setting.prefix}" CASCADE')
-        finally:
-            await connection.close()
+        pool = await postgres_pool(self, 1)
+        await pool.execute(f'DROP SCHEMA IF EXISTS "{self.setting.prefix}" CASCADE')
 
 
 class OnMysql(_Bide):

@@ -8,6 +8,8 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+import msgspec
+
 from bide_lab.servers import sqlite_file
 from bide_lab.strategy import Item, Setting, Strategy, now
 
@@ -27,14 +29,6 @@ class Message(NamedTuple):
     """When the broker was to hand it out: milliseconds since the epoch."""
     hop: int
     """How often this has been sent on, from 1."""
-
-    @classmethod
-    def read(cls, body: bytes) -> Message:
-        due, meant, hop, key = body.decode().split(" ", 3)
-        return cls(Item(key, int(due)), int(meant), int(hop))
-
-    def written(self) -> bytes:
-        return f"{self.item.due} {self.meant} {self.hop} {self.item.key}".encode()
 
 
 class RabbitMqStrategy(Strategy):
@@ -80,7 +74,7 @@ class RabbitMqStrategy(Strategy):
         import aio_pika
 
         message = aio_pika.Message(
-            Message(item, now() + waits, hop).written(), delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
+            msgspec.json.encode(Message(item, now() + waits, hop)), delivery_mode=aio_pika.DeliveryMode.PERSISTENT,
             # the client takes seconds, and cuts what it makes of them to whole milliseconds
             expiration=(waits + 0.5) / 1000 if alone else None,
         )  # fmt: skip
@@ -92,7 +86,7 @@ class RabbitMqStrategy(Strategy):
 
         async def arrived(message: Any) -> None:
             async with message.process(requeue=True):
-                await done(Message.read(message.body))
+                await done(msgspec.json.decode(message.body, type=Message))
 
         source = await self.declare(queue)  # what is declared here is taken up again after a connection was lost
         tag = await source.consume(arrived)
@@ -154,13 +148,10 @@ class WithRows(Strategy):
             self._rows.execute("COMMIT")
         await asyncio.gather(*(self.send_for(item) for item in items))
 
-    async def reschedule(self, item: Item) -> bool:
-        return await self._moved(item)
-
     async def fire_now(self, key: str) -> bool:
-        return await self._moved(Item(key, now()), at_once=True)
+        return await self.reschedule(Item(key, now()), at_once=True)
 
-    async def _moved(self, item: Item, *, at_once: bool = False) -> bool:
+    async def reschedule(self, item: Item, *, at_once: bool = False) -> bool:
         moved = self._change("SET due = ? WHERE key = ?", item.due, item.key)
         if moved:
             await self.send_for(item, at_once=at_once)

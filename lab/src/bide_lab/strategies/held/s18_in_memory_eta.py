@@ -64,9 +64,6 @@ class InMemoryEta(RedisStrategy):
         self._order = count()
         self._earlier = asyncio.Event()
         self._revoked: set[str] = set()
-
-    async def open(self) -> None:
-        await super().open()
         self._queue, self._unacked, self._index = self.key("queue"), self.key("unacked"), self.key("unacked_index")
         self._mutex, self._control = self.key("unacked_mutex"), self.key("control")
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import fmean
 from typing import Any
 
 from bide.core.instants import Millis
@@ -98,11 +99,8 @@ class IdleConnections(Strategy):
 
     def counts(self) -> Mapping[str, float]:
         """`tick_us`: microseconds of processor time of a look on average, `tick_longest_us` of the longest."""
-        if not self._looks:
-            return {}
-        mean = sum(self._looks) / len(self._looks)
-        longest = round(max(self._looks) / 1e3, 1)
-        return {"ticks": len(self._looks), "tick_us": round(mean / 1e3, 2), "tick_longest_us": longest}
+        us = [spent / 1e3 for spent in self._looks]
+        return {"ticks": len(us), "tick_us": round(fmean(us), 2), "tick_longest_us": round(max(us), 1)} if us else {}
 
 
 def _early(seen: Figures) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any, ClassVar
 
 from bide_lab.servers import PostgresStrategy, postgres_pool
@@ -98,14 +99,18 @@ class NoCare(_Orders, PostgresStrategy):
             raise NoTimer(f"{len(items)} timers were not set: {error}") from error
 
     async def run(self, role: str, effect: Effect) -> None:
-        async def look() -> bool:
-            found = await self.redis.zrangebyscore(self.timers, 0, now(), start=0, num=_PAGE, withscores=True)
-            for key, due in found:
-                if await self.redis.zrem(self.timers, key):
-                    await effect(key.decode(), int(due))
-            return len(found) == _PAGE
+        await poll(_PERIOD, partial(self.look, effect) if role == "poller" else self.catch_up)
 
-        await poll(_PERIOD, look)
+    async def look(self, effect: Effect) -> bool:
+        found = await self.redis.zrangebyscore(self.timers, 0, now(), start=0, num=_PAGE, withscores=True)
+        for key, due in found:
+            if await self.redis.zrem(self.timers, key):
+                await effect(key.decode(), int(due))
+        return len(found) == _PAGE
+
+    async def catch_up(self) -> object:
+        """Set the timers that are missing, in a process of its own; true if there may be more."""
+        raise NotImplementedError
 
 
 class Sync(NoCare):
@@ -152,12 +157,7 @@ class Async(NoCare):
         except NoTimer:
             await self.pool.executemany(f"INSERT INTO {self.failed} (id, due) VALUES ($1, $2)", items)
 
-    async def run(self, role: str, effect: Effect) -> None:
-        if role == "poller":
-            await super().run(role, effect)
-        await poll(_PERIOD, self.compensate)
-
-    async def compensate(self) -> None:
+    async def catch_up(self) -> None:
         for one in await self.pool.fetch(f"SELECT id, due, tries FROM {self.failed} LIMIT {_PAGE}"):
             tried = one["tries"] + 1
             try:
@@ -209,12 +209,7 @@ class Outbox(NoCare):
             await self.place(connection, items)
             await connection.executemany(f"INSERT INTO {self.outbox} (id, due) VALUES ($1, $2)", items)
 
-    async def run(self, role: str, effect: Effect) -> None:
-        if role == "poller":
-            await super().run(role, effect)
-        await poll(_PERIOD, self.relay)
-
-    async def relay(self) -> int:
+    async def catch_up(self) -> int:
         """How many it was. If we die before the commit they are relayed again: the same members at the same scores."""
         async with self.pool.acquire() as connection, connection.transaction():
             lines = await connection.fetch(

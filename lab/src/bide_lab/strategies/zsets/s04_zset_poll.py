@@ -5,20 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from bide_lab.servers import RedisStrategy
-from bide_lab.strategy import DONE_TWICE, NEVER_DONE, Effect, Flaw, Harm, Item, held_up, now, poll, when
+from bide_lab.strategy import DONE_TWICE, NEVER_DONE, Effect, Flaw, Harm, Item, Setting, held_up, now, poll, when
 
 _PERIOD = 0.1
-_KIND = "order"
-"""The lab has one kind of task; each has a sorted set and a hash of its own."""
 
 
 class _ZsetPoll(RedisStrategy):
     """The sorted set and its clients, which the variants share, and the poller, which asks every 100 ms."""
 
-    async def open(self) -> None:
-        await super().open()
-        self.due = self.key(f"due:{_KIND}")
-        self.bodies = self.key(f"bodies:{_KIND}")
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.due, self.bodies = self.key("due:order"), self.key("bodies:order")  # each kind of task has its own
 
     async def schedule(self, items: Sequence[Item]) -> None:
         due = {item.key: item.due for item in items}

@@ -13,7 +13,7 @@ from uuid import uuid4
 
 from bide_lab.figures import Figures
 from bide_lab.servers import RedisStrategy
-from bide_lab.strategy import Effect, Flaw, Harm, Item, Setting, now, poll, together, when
+from bide_lab.strategy import Effect, Flaw, Harm, Item, now, poll, together, when
 
 _SHARDS = 4
 _PERIOD = 0.1
@@ -23,25 +23,17 @@ _LOCK = 1.5
 _RENEW = "if redis.call('get', KEYS[1]) == ARGV[1] then return redis.call('pexpire', KEYS[1], ARGV[2]) end return 0"
 
 
-def _of_shards(seen: Figures, name: str) -> list[float]:
-    return [count for what, count in seen.counts.items() if what.startswith(f"{name}_")]
-
-
-def _told(seen: Figures) -> str:
-    sizes, commands = _of_shards(seen, "waiting"), _of_shards(seen, "commands")
+def _shards(seen: Figures, *, uneven: float = 1.0, opening: str = "") -> str:
+    """How full and how busy they are; empty unless the fullest holds `uneven` times as much as they do on average."""
+    sizes, commands = (
+        [count for what, count in seen.counts.items() if what.startswith(name)] for name in ("waiting_", "commands_")
+    )
+    if not sizes or max(sizes) < uneven * sum(sizes) / len(sizes):
+        return ""
     return (
-        f"the fullest of {len(sizes)} shards holds {max(sizes):,.0f} tasks, the emptiest {min(sizes):,.0f};"
+        f"{opening}the fullest of {len(sizes)} shards holds {max(sizes):,.0f} tasks, the emptiest {min(sizes):,.0f};"
         f" the busiest took {max(commands) / sum(commands) * 100:.0f} % of {sum(commands):,.0f} commands"
     )
-
-
-def _unevenness(seen: Figures) -> str:
-    sizes = _of_shards(seen, "waiting")
-    return _told(seen) if sizes and max(sizes) > 1.2 * sum(sizes) / len(sizes) else ""
-
-
-def _evened(seen: Figures) -> str:
-    return f"asked before each schedule, {_told(seen)}" if _of_shards(seen, "waiting") else ""
 
 
 class HashedShards(RedisStrategy):
@@ -58,16 +50,12 @@ class HashedShards(RedisStrategy):
             when("most", "half of the tasks {p50:,.0f} ms late, but {most:,.0f} ms while a dead poller's locks lasted",
                  over=500), Harm.LATE,
         ),
-        Flaw("shards that get equal shares of calls grow uneven", "uneven", _unevenness),
+        Flaw("shards that get equal shares of calls grow uneven", "uneven", partial(_shards, uneven=1.2)),
     )  # fmt: skip
-
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self._me = uuid4().hex
 
     async def open(self) -> None:
         await super().open()
-        self._queue = self.key("queue")
+        self._me, self._queue = uuid4().hex, self.key("queue")
         self._renew: Any = self.redis.register_script(_RENEW)
 
     def _shard(self, shard: int) -> str:
@@ -150,7 +138,12 @@ class WeightedShards(HashedShards):
     name = "S5-B"
     title = "ZSET shards, picked by weights inverse to their sizes"
     shows = ()
-    flaws = (Flaw("evener shards cost a question before each schedule", "uneven", _evened),)
+    flaws = (
+        Flaw(
+            "evener shards cost a question before each schedule", "uneven",
+            partial(_shards, opening="asked before each schedule, "),
+        ),
+    )  # fmt: skip
 
     async def pick(self) -> int:
         ask = self.redis.pipeline(transaction=False)

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import asyncio
 import zlib
 from collections.abc import Sequence
 from uuid import uuid4
 
 from bide_lab.servers import RedisStrategy
-from bide_lab.strategy import Effect, Flaw, Harm, Item, now, together, when
+from bide_lab.strategy import Effect, Flaw, Harm, Item, each_period, now, together, when
 
 _BUCKETS = 3
 _PERIOD = 1.0
@@ -72,19 +71,16 @@ class BucketAndReady(RedisStrategy):
     async def run(self, role: str, effect: Effect) -> None:
         if role == "worker":
             await self._work(effect)
-        await together(*(self._tick(self.key(f"bucket:{number}")) for number in range(_BUCKETS)))
+        buckets = [self.key(f"bucket:{number}") for number in range(_BUCKETS)]
+        await each_period(_PERIOD, lambda: together(*(self._tick(bucket) for bucket in buckets)))
 
     async def _tick(self, bucket: str) -> None:
-        """Each second, unless another process's timer is at this bucket."""
-        next_at = asyncio.get_running_loop().time()
-        while True:
-            name = uuid4().hex
-            if await self.redis.set(f"{bucket}:lock", name, nx=True, px=round(_LOCK * 1000)):
-                await self._scan(bucket)
-                if await self.redis.get(f"{bucket}:lock") == name.encode():
-                    await self.redis.delete(f"{bucket}:lock")
-            next_at += _PERIOD
-            await asyncio.sleep(next_at - asyncio.get_running_loop().time())
+        """Look at it, unless another process's timer does."""
+        lock, mine = f"{bucket}:lock", uuid4().hex
+        if await self.redis.set(lock, mine, nx=True, px=round(_LOCK * 1000)):
+            await self._scan(bucket)
+            if await self.redis.get(lock) == mine.encode():
+                await self.redis.delete(lock)
 
     async def _scan(self, bucket: str) -> None:
         while found := await self.redis.zrangebyscore(bucket, 0, now(), start=0, num=_PAGE):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
-from importlib.resources import files
+from pathlib import Path
 from typing import Any
 
 from bide_lab.servers import RedisStrategy
@@ -48,7 +48,7 @@ class HeadPublish(RedisStrategy):
         self._remove = self._script("remove")
 
     def _script(self, name: str) -> Any:
-        return self.redis.register_script((files(__package__) / f"s07_{name}.lua").read_text(encoding="utf-8"))
+        return self.redis.register_script(Path(__file__).with_name(f"s07_{name}.lua").read_text(encoding="utf-8"))
 
     async def schedule(self, items: Sequence[Item]) -> None:
         pipeline = self.redis.pipeline(transaction=False)
