@@ -16,8 +16,8 @@ from tests.waiting import until
 from bide.testing.history.events import Died
 from bide.testing.history.recording import Journal, Log, read
 from bide_proofs.harness import processes
-from bide_proofs.harness.command import percentiles, tell
-from bide_proofs.harness.processes import Child, ChildFailed, ChildSpec, ProcessGroup
+from bide_proofs.harness.command import ChildFailed, percentiles, tell
+from bide_proofs.harness.processes import Child, ChildSpec, ProcessGroup
 
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))

@@ -43,6 +43,10 @@ Run: TypeAlias = Callable[[Path], Coroutine[Any, Any, tuple[dict[str, Any], Wron
 """One run in a folder of its own; the report, and what was wrong."""
 
 
+class ChildFailed(Exception):
+    """A child process ended, or was silent, while an answer of it was waited for."""
+
+
 # --- options
 
 
@@ -90,7 +94,7 @@ def tried(name: str, run: Run, *, results: Path | None = None, keep: Path | None
     with tempfile.TemporaryDirectory(prefix=f"bide-{name}-") as folder:
         try:
             report, wrong = run_until_terminated(run(Path(folder)))
-        except (BideError, ServerFailed, ServerMissing) as error:
+        except (BideError, ChildFailed, ServerFailed, ServerMissing) as error:
             sys.stderr.write(f"{error}\n")
             return 2
         except asyncio.CancelledError:

@@ -44,7 +44,7 @@ from bide_proofs.harness.command import (
     progress,
     tried,
 )
-from bide_proofs.harness.processes import ChildFailed, ChildSpec, ProcessGroup
+from bide_proofs.harness.processes import ChildSpec, ProcessGroup
 from bide_proofs.servers.process import free_port
 from bide_proofs.servers.server import ServiceProcess
 from bide_proofs.soak import measure, worker
@@ -266,11 +266,8 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
     async with place_of(given.url) as place:
         if not place.owned:
             raise BadInput("url", place.kind, "a store without anything in it, or a server, where a part is made")
-        soak = Soak(given, place, folder)
-        try:
-            return await soak.go(), soak.wrong
-        except ChildFailed as failed:
-            raise SystemExit(str(failed)) from None
+        one = Soak(given, place, folder)
+        return await one.go(), one.wrong
 
 
 def main() -> int:

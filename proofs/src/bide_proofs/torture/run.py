@@ -163,11 +163,8 @@ class _Run:
         await group.start(WORKER, given.workers)
         await group.start(CLIENT, given.clients)
         began = time.monotonic()
-        faults.start()
-        try:
+        async with faults:
             await faults.go_on(given.seconds)
-        finally:
-            await faults.stop()
         mended = time.monotonic()
         # in peace: on a machine that is busy enough a worker may be killed before it has begun, each time
         while _deliveries(self._folder) < given.least and time.monotonic() < mended + PATIENCE:  # noqa: ASYNC110 - files tell
