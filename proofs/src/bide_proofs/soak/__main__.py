@@ -36,7 +36,6 @@ from bide_proofs.harness.command import (
     POLL_EVERY,
     WrongByKind,
     add_seed,
-    counts_of,
     live_tasks,
     not_in_memory,
     parser_of,
@@ -114,7 +113,7 @@ class Soak:
         return {
             **({"store": place.kind} if service is None else {"store": "http", "behind": place.kind}),
             "version": __version__, "at": begun.isoformat(timespec="seconds"), "machine": machine,
-            **report, "left": left, "wrong": counts_of(self.wrong),
+            **report, "left": left,
         }  # fmt: skip
 
     async def _soak(self) -> dict[str, Any]:
