@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import time
 from collections.abc import AsyncIterator
@@ -16,8 +17,8 @@ from tests.waiting import until
 from bide.testing.history.events import Died
 from bide.testing.history.recording import Journal, Log, read
 from bide_proofs.harness import processes
-from bide_proofs.harness.command import percentiles, tell
-from bide_proofs.harness.processes import Child, ChildFailed, ChildSpec, ProcessGroup
+from bide_proofs.harness.command import ChildFailed, percentiles, tell
+from bide_proofs.harness.processes import Child, ChildSpec, ProcessGroup
 
 ROOT = Path(__file__).resolve().parents[2]
 PATHS = os.pathsep.join(filter(None, (str(ROOT), os.environ.get("PYTHONPATH"))))
@@ -112,7 +113,9 @@ def test_the_exit_code_and_the_results_say_whether_anything_was_wrong(
     assert tell({"store": "one"}, {"P2": []}, results) == 0
     assert tell({"store": "two"}, {"P1": [], "P2": ["it is lost"]}, results) == 1
     assert capsys.readouterr().err == "P2: it is lost\n"
-    assert results.read_text().splitlines() == ['{"store": "one"}', '{"store": "two"}']
+    assert [json.loads(line) for line in results.read_text().splitlines()] == [
+        {"store": "one", "wrong": {"P2": 0}}, {"store": "two", "wrong": {"P1": 0, "P2": 1}}
+    ]  # fmt: skip
 
 
 def test_percentiles_are_values_that_were_measured() -> None:

@@ -31,7 +31,7 @@ from bide.stores.sqlite import SqliteStore
 from bide.testing.history.check import Violation, check
 from bide.testing.history.events import Died, End, Event, Fault, Header, Left, seen
 from bide.testing.history.recording import Journal, Log, RecordedClient, Recording, read_all
-from bide_proofs.harness.command import PATIENCE, counts_of, live_tasks, parser_of, tell
+from bide_proofs.harness.command import PATIENCE, live_tasks, parser_of, tell
 from bide_proofs.torture.clock import SLACK
 
 TASKS = 14
@@ -154,7 +154,6 @@ def main() -> int:
     report = {
         "runs": given.runs,
         "kills": sum(points.values()),
-        "wrong": counts_of(wrong),
         "undecided": undecided,
         "points": dict(sorted(points.items())),
     }

@@ -12,14 +12,14 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
-from urllib.parse import parse_qsl, urlsplit
+from urllib.parse import urlsplit
 
 from bide.app import Bide
-from bide.cli.bench.redis_server import redis_server
+from bide.cli.bench.places import place_of
 from bide.cli.bench.worker import percentile
 from bide.core.errors import BideError, StoreError, StoreMismatch
 from bide.core.records import State
@@ -34,12 +34,15 @@ PATIENCE = 120.0
 busy with other things: how long something took is in the report, for people to read."""
 _SHOWN = 10
 """Cases of each kind of wrong that are shown."""
-_REDIS = ("redis", "rediss", "unix", "redis+sentinel", "redis+cluster")
 R = TypeVar("R")
 WrongByKind: TypeAlias = Mapping[str, Sequence[object]]
 """Wrong findings, by kind."""
 Run: TypeAlias = Callable[[Path], Coroutine[Any, Any, tuple[dict[str, Any], WrongByKind]]]
 """One run in a folder of its own; the report, and what was wrong."""
+
+
+class ChildFailed(Exception):
+    """A child process ended, or was silent, while an answer of it was waited for."""
 
 
 # --- options
@@ -89,7 +92,7 @@ def tried(name: str, run: Run, *, results: Path | None = None, keep: Path | None
     with tempfile.TemporaryDirectory(prefix=f"bide-{name}-") as folder:
         try:
             report, wrong = run_until_terminated(run(Path(folder)))
-        except (BideError, ServerFailed, ServerMissing) as error:
+        except (BideError, ChildFailed, ServerFailed, ServerMissing) as error:
             sys.stderr.write(f"{error}\n")
             return 2
         except asyncio.CancelledError:
@@ -100,7 +103,8 @@ def tried(name: str, run: Run, *, results: Path | None = None, keep: Path | None
 
 
 def tell(report: Mapping[str, Any], wrong: WrongByKind, results: Path | None = None) -> int:
-    """Print a report, and show what was wrong; the exit code."""
+    """Print a report, with the number of wrong cases of each kind, and show some of them; the exit code."""
+    report = {**report, "wrong": {kind: len(cases) for kind, cases in wrong.items()}}
     for kind, cases in wrong.items():
         for case in cases[:_SHOWN]:
             sys.stderr.write(f"{kind}: {case}\n")
@@ -135,11 +139,6 @@ def _keep(folder: Path, goal: Path, wrong: WrongByKind) -> None:
     for path in (*folder.glob("*.jsonl"), *folder.glob("*.err")):
         shutil.copy(path, goal)
     (goal / "wrong.json").write_text(json.dumps({kind: [str(one) for one in cases] for kind, cases in wrong.items()}))
-
-
-def counts_of(wrong: WrongByKind) -> dict[str, int]:
-    """How many there are of each kind."""
-    return {kind: len(cases) for kind, cases in wrong.items()}
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> str:
@@ -197,15 +196,11 @@ async def drained(app_of: Callable[[], Bide], *topics: str) -> float | None:
     return None
 
 
-@contextmanager
-def own_namespace(url: str) -> Iterator[str]:
-    """On Redis a fresh namespace, unless `url` names one; its keys are removed at the end."""
-    parts = urlsplit(url)
-    if parts.scheme not in _REDIS or "namespace" in dict(parse_qsl(parts.query)):
+@asynccontextmanager
+async def own_part(url: str) -> AsyncIterator[str]:
+    """A fresh namespace or schema on a server, unless `url` names one; removed at the end. A service is as it is."""
+    if urlsplit(url).scheme in ("http", "https"):
         yield url
-        return
-    with redis_server(url) as server:
-        try:
-            yield server.url
-        finally:
-            server.remove()
+    else:
+        async with place_of(url) as place:
+            yield place.url

@@ -23,17 +23,13 @@ import msgspec
 from bide.cli.bench.processes import environment
 from bide.testing.history.events import Died
 from bide.testing.history.recording import Journal
-from bide_proofs.harness.command import PATIENCE
+from bide_proofs.harness.command import PATIENCE, ChildFailed
 from bide_proofs.servers.process import Guard
 
 S = TypeVar("S", bound=msgspec.Struct)
 READY = "ready"
 _RESTART_AFTER = 0.5
 """Seconds after which a child is replaced that ended by itself: it may not be able to live at all."""
-
-
-class ChildFailed(Exception):
-    """A child ended, or was silent, while an answer of it was waited for."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from bide.testing.history.recording import read_all
 from bide.wiring import without_secrets
 from bide_proofs import kill_service
-from bide_proofs.harness.command import WrongByKind, counts_of, migrated, not_in_memory, own_namespace, parser_of, tried
+from bide_proofs.harness.command import WrongByKind, not_in_memory, own_part, parser_of, tried
 from bide_proofs.kill_service.instance import CONFIG, PORTS
 from bide_proofs.kill_service.receiver import Receiver, judge
 from bide_proofs.servers.process import HOST, free_port
@@ -48,9 +48,8 @@ class Services(Server):
         self._entered = AsyncExitStack()
 
     async def start(self) -> None:
-        self.direct = self.worker_url = self._entered.enter_context(own_namespace(self.direct))
+        self.direct = self.worker_url = await self._entered.enter_async_context(own_part(self.direct))
         await self._entered.enter_async_context(self._receiver)
-        await migrated(self.direct)
         place, secrets = f"{HOST}:{self._receiver.port}", self._folder / "secrets"
         secrets.write_text(self._receiver.secret + "\n", encoding="ascii")
         topics = [_TOPIC.format(topic=topic, place=place, secrets=secrets) for topic in TOPICS]
@@ -71,7 +70,6 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
     wrong = {**checked, **judge(receiver.arrived, read_all(journals(folder)))}
     wrong["bad_delivery"] = receiver.bad
     effects = Counter(one.effect for one in receiver.arrived)
-    report["wrong"] = counts_of(wrong)
     report["receiver"] = {
         **dict(sorted(receiver.behaved.items())),
         "deliveries": {"all": len(receiver.arrived), **dict(sorted(effects.items()))},

@@ -77,13 +77,13 @@ class Faults:
             known = sorted({kind for _, _, _, kinds in lanes for kind in kinds})
             raise BadInput("--only", ", ".join(plan.only), f"some of: {', '.join(known)}")
 
-    def start(self) -> None:
+    async def __aenter__(self) -> None:
         """Begin; each lane goes on by itself."""
         for name, lane, pauses, kinds in self._lanes:
             chance = random.Random(f"{self._plan.seed}/{name}")
             self._tasks.append(asyncio.create_task(self._go(lane, kinds, chance, pauses), name=name))
 
-    async def stop(self) -> None:
+    async def __aexit__(self, *failure: object) -> None:
         """No faults from now on, and all is mended. Raises what a lane failed with."""
         self._over = True
         while running := [task for task in self._tasks if not task.done()]:

@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from bide.testing.proxy import FaultProxy
 from bide.wiring import without_secrets
-from bide_proofs.harness.command import own_namespace
+from bide_proofs.harness.command import own_part
 from bide_proofs.servers.disk import ROOM, Disk
 from bide_proofs.torture.server import FARTHEST, Common, Server, Trouble, Wait
 
@@ -126,7 +126,7 @@ class RunningServer(Server):
         self._entered = AsyncExitStack()
 
     async def start(self) -> None:
-        url = self.direct = self._entered.enter_context(own_namespace(self.direct))
+        url = self.direct = await self._entered.enter_async_context(own_part(self.direct))
         parts = urlsplit(url)
         port = None if "," in parts.netloc else parts.port or _PORTS.get(parts.scheme)
         if parts.hostname is None or port is None:

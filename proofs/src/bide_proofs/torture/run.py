@@ -21,7 +21,6 @@ from bide_proofs.harness.command import (
     POLL_EVERY,
     WrongByKind,
     add_seed,
-    counts_of,
     drained,
     percentiles,
     refuse_unless_empty,
@@ -120,7 +119,6 @@ class _Run:
             },
             "drained_seconds": None if drained_in is None else round(drained_in, 1),
             "delivered_again": figures.again,
-            "wrong": counts_of(wrong),
             "checked": checked.summary(),
             "leases_undone_by_crashes": len(aside),
             "lateness_ms": percentiles(figures.lateness),
@@ -163,11 +161,8 @@ class _Run:
         await group.start(WORKER, given.workers)
         await group.start(CLIENT, given.clients)
         began = time.monotonic()
-        faults.start()
-        try:
+        async with faults:
             await faults.go_on(given.seconds)
-        finally:
-            await faults.stop()
         mended = time.monotonic()
         # in peace: on a machine that is busy enough a worker may be killed before it has begun, each time
         while _deliveries(self._folder) < given.least and time.monotonic() < mended + PATIENCE:  # noqa: ASYNC110 - files tell
