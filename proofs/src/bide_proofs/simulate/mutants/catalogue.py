@@ -33,7 +33,7 @@ from bide.engine.config import Retention
 from bide.engine.delivery import executor, settlement
 from bide.engine.delivery.executor import TopicExecutor
 from bide.engine.delivery.lease_extender import LeaseExtender
-from bide.engine.delivery.lease_loop import LeaseLoop, Waker
+from bide.engine.delivery.lease_loop import WakeLoop, Waker
 from bide.engine.delivery.settler import _Outbox
 from bide.engine.delivery.worker import Worker
 from bide.engine.session import Session
@@ -119,7 +119,7 @@ OF_THE_ENGINE = (
     Mutant(
         "drain-settles-what-it-cancels", "P2", "A handler that a worker cancels as it ends counts as done.",
         Worker._ended, "self._settler.put(delivery, release(delivery.record))",
-        "self._settler.put(delivery, settlement(\n"
+        "self._settler.put(delivery, settlement_for(\n"
         "                record, None, self._executors[record.topic].route,\n"
         "                self.config.retention_of(record.topic), self.clock))",
     ),
@@ -129,7 +129,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "one-error-ends-the-leasing", "P2", "A worker whose store was away once leases no more.",
-        LeaseLoop._lease_for_ever, "continue", "return",
+        WakeLoop._run, "continue", "return",
     ),
     Mutant(
         "outcome-given-up-when-the-store-is-away", "P2", "An outcome that the store does not take at once is given up.",
@@ -141,7 +141,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "an-error-speaks-for-itself", "P2", "The text of an error is what it says, if it can say it.",
-        settlement.settlement, "error_text(ended)", "f'{type(ended).__name__}: {ended}'",
+        settlement.settlement_for, "error_text(ended)", "f'{type(ended).__name__}: {ended}'",
     ),
     Mutant(
         "group-verb-goes-by-the-key", "P5", "A task that has left the group is changed all the same.",
@@ -202,7 +202,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "prefetch", "P7", "A worker asks for as many as it may run, also of what it runs already.",
-        executor._share, "more = min(part, left, rooms[topic].free - has)", "more = part",
+        executor._share, "more = min(part, left, topics[topic].free - has)", "more = part",
     ),
     Mutant(
         "never-listens", "P8", "A worker does not subscribe to wake-ups.",
@@ -210,7 +210,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "forgets-after-the-lease", "P8", "What was heard while a lease was under way is forgotten.",
-        LeaseLoop._lease_for_ever, "await self._waker.sleep(wake)",
+        WakeLoop._run, "await self._waker.sleep(wake)",
         "self._waker.forget()\n        await self._waker.sleep(wake)",
     ),
     Mutant(
@@ -233,7 +233,7 @@ OF_THE_ENGINE = (
     ),
     Mutant(
         "a-full-topic-spins", "P11", "A topic without room is asked for its next wake, which lies in the past.",
-        Worker._wanted, "return asked", "return {one: asked.get(one, 0) for one in self._executors}", minutes=1,
+        Worker._free_slots, "return asked", "return {one: asked.get(one, 0) for one in self._executors}", minutes=1,
     ),
     Mutant(
         "nothing-is-purged", "P10", "Purging asks for no tasks at all.",
