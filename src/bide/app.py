@@ -50,15 +50,19 @@ class Handler(Generic[P]):
         return self.__wrapped__(task)
 
     def new(self, payload: P, **options: Unpack[TaskOptions]) -> NewTask:
-        """Make the task of a `schedule`, for `schedule_many`; see `Bide.new`. Raises BadPayload, BadInput."""
+        """Make the task that `schedule` would send, for `schedule_many`. Raises BadInput, BadPayload. No I/O."""
         return self._app.new(self.topic, payload, **options)
 
     async def schedule(self, payload: P, **options: Unpack[TaskOptions]) -> Answer:
-        """See `Bide.schedule`; the payload is checked by its type, here and by mypy."""
+        """Register a task of this handler's topic; its payload is checked by its type, here and by mypy.
+
+        The options, all keywords, are those of `Bide.schedule`: key, group, delay or at, on_conflict, retry, deadline,
+        headers. So are the answers and errors.
+        """
         return await self._app.schedule(self.topic, payload, **options)
 
     async def schedule_many(self, tasks: Iterable[NewTask]) -> list[Answer]:
-        """Schedule all of `tasks` (made by this handler's `new`) in one store call."""
+        """Schedule all of `tasks` (made by this handler's `new`) in one store call; see `Bide.schedule_many`."""
         batch = list(tasks)
         for task in batch:
             if task.topic != self.topic:
@@ -77,19 +81,23 @@ class Handler(Generic[P]):
         deadline: When | Length | None = None,
         if_token: int | None = None,
     ) -> Answer:
+        """See `Bide.reschedule`."""
         return await self._app.reschedule(self.topic, key, delay=delay, at=at, deadline=deadline, if_token=if_token)
 
     async def fire_now(self, key: str, *, if_token: int | None = None) -> Answer:
+        """See `Bide.fire_now`."""
         return await self._app.fire_now(self.topic, key, if_token=if_token)
 
     async def cancel(self, key: str, *, if_token: int | None = None) -> Answer:
+        """See `Bide.cancel`."""
         return await self._app.cancel(self.topic, key, if_token=if_token)
 
     async def redrive(self, key: str, *, delay: Length = "0s", if_token: int | None = None) -> Answer:
+        """See `Bide.redrive`."""
         return await self._app.redrive(self.topic, key, delay=delay, if_token=if_token)
 
     async def get(self, key: str) -> Task[P] | None:
-        """The task as it is, its payload of the handler's type."""
+        """See `Bide.get`; the payload is of the handler's type. Raises BadPayload where what is stored is not."""
         task: Task[P] | None = await self._app.get(self.topic, key)
         if task is not None:
             self._sink.read(task)
@@ -99,8 +107,10 @@ class Handler(Generic[P]):
 class Bide(Client):
     """Register something to happen at time T; until then fire it now, move it, or cancel it.
 
-    `Bide("sqlite:///shop.db")`, `Bide("memory:")`, `Bide()` (the URL is then BIDE_STORE's), or any object that is a
-    Store. Settings come from the environment unless given; keyword arguments go before both: `Bide(url, lease="5s")`.
+    `store` is a URL such as "sqlite:///shop.db" or "memory:", or any object that is a Store; without it BIDE_STORE's.
+    Each setting comes from a keyword (`Bide(url, lease="5s")`), else from the environment; or all of them from
+    `settings`. `clock` replaces the clock of this process and of the store, for tests. `actor` is named in the event
+    log for what this app changes. Raises BadInput, MissingExtra. Use it as `async with app:`, or `app.sync`.
     """
 
     def __init__(
@@ -143,10 +153,15 @@ class Bide(Client):
     ) -> Callable[[Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]], Handler[P]]:
         """Declare the function that handles `topic`. Raises BadInput, DuplicateHandler, SetupError.
 
-        A coroutine function runs on the worker's loop, a plain one in a thread. `retry` is a policy or a preset's name;
-        `timeout` ends a delivery as failed; `concurrency` bounds the deliveries of this topic at once in one process;
-        `losses` bounds leases in a row that end unsettled; `keep_done`, `keep_cancelled` and `keep_dead` say how long
-        ended tasks of this topic are remembered.
+        A coroutine function runs on the worker's loop, a plain one in a thread. It returns None or an `Outcome`, and
+        may raise one; any other error is a failure, which is retried.
+
+        - `concurrency`: deliveries of this topic at once in one process; without it the setting `topic_concurrency`,
+          or at most 32 threads for a plain function.
+        - `retry`: a retry policy, or the name of a preset.
+        - `timeout`: a length after which a delivery has failed; None for no limit.
+        - `losses`: leases in a row that may end unsettled before the task is dead.
+        - `keep_done`, `keep_cancelled`, `keep_dead`: lengths for which ended tasks of this topic are remembered.
         """
         if callable(topic):
             raise SetupError(f'{topic!r}: write @app.handler("a.topic") above it, with the topic that it handles')
@@ -166,14 +181,18 @@ class Bide(Client):
         return register
 
     def route(self, topic: str, sink: Sink, *, concurrency: int | None = None, **how: Unpack[RouteOptions]) -> None:
-        """Let the deliveries of `topic` go to `sink`, an object with `async deliver(task)`. The rest as `handler`."""
+        """Send the deliveries of `topic` to `sink`, an object with `async deliver(task)`. Options and errors as
+        `handler`.
+        """
         route = self._route_of(topic, concurrency, how, "app.route")
         route(sink, concurrency or self.settings.topic_concurrency)
 
     def retain(
         self, topic: str, *, done: Length | None = None, cancelled: Length | None = None, dead: Length | None = None
     ) -> None:
-        """How long ended tasks of `topic` are remembered; None as the settings say. Raises BadInput."""
+        """Set the lengths for which ended tasks of `topic` are remembered; None: as the settings say. Raises
+        BadInput.
+        """
         retentions = self.config.retentions.with_topic(
             check_topic(topic),
             done=None if done is None else duration(done, field="keep_done"),
@@ -217,9 +236,10 @@ class Bide(Client):
         """Watch a table of your own: each row that comes due gets the changes of `source`, once. Raises BadInput.
 
         `@watch.handler` adds a function that is called within the transaction of the changes, for `concurrency` rows at
-        once in one process, each on a connection of its own; `retry` says how long a row rests that it failed for, and
-        `timeout` ends a coroutine function as failed. With a `topic` each row becomes a task of that in the same
-        transaction instead, under the row's id, with its columns for a payload: for handlers that take long.
+        once in one process (1 to 1,000), each on a connection of its own. `retry` says how long a row rests that the
+        function failed for, and `timeout`, a length, ends a coroutine function as failed. With a `topic` each row
+        becomes a task of that in the same transaction instead, under the row's id, with its columns for a payload: for
+        handlers that take long.
         """
         if not isinstance(source, TableSource):
             raise BadInput("source", source, "a TableSource")
@@ -242,11 +262,11 @@ class Bide(Client):
         return watch
 
     def table_loops(self) -> list[TableLoop]:
-        """The loops over the watched tables, not started; the app has to be open. Raises BadInput, SetupError."""
+        """Make the loops over the watched tables, not started; the app has to be open. Raises BadInput, SetupError."""
         return [loop for watch in self.watches for loop in self.loops_of(watch)]
 
     def loops_of(self, watch: Watch) -> list[TableLoop]:
-        """One for each table."""
+        """Make one loop for each table of `watch`."""
         tables = zip(watch.parts, self._tables(watch), strict=True)
         return [TableLoop(part, table, clock=self.clock, store=self.store) for part, table in tables]
 
@@ -260,10 +280,10 @@ class Bide(Client):
         raise SetupError(f"{watch}: this store holds no tables of yours; say where it is: TableSource(database=URL)")
 
     def on_dead(self, topic: str) -> Callable[[Callable[[Task[Any]], Any]], Callable[[Task[Any]], Any]]:
-        """Call this function (plain or coroutine) with each task of `topic` that dies: somebody must know.
+        """Declare a function (plain or coroutine) that is called with each task of `topic` that dies. Raises BadInput.
 
-        Called once by the worker that settled it, after the store has it; if that very worker dies in between it is
-        not called again, so look at `find(state="dead")` too.
+        The worker that settled the task calls it once, after the store has the death. If that worker dies in between,
+        it is not called again: `find(state="dead")` has the task all the same.
         """
         check_topic(topic)
 
@@ -274,23 +294,25 @@ class Bide(Client):
         return register
 
     def _typed(self, topic: str, hook: Callable[[Task[Any]], Any]) -> Callable[[Task[Any]], Any]:
-        """The hook, told the payload in the handler's type also where no handler ran: past the deadline, say."""
+        """The hook, called with the payload in the handler's type also where no handler ran: past a deadline, say."""
 
-        def told(task: Task[Any]) -> Any:
+        def typed(task: Task[Any]) -> Any:
             sink = self._sinks.get(topic)
             if sink is not None:
                 with suppress(BadPayload):
                     sink.read(task)
             return hook(task)
 
-        return told
+        return typed
 
     def worker(
         self, *, topics: Collection[str] | None = None, observe: Observer | None = None, name: str | None = None
     ) -> AppWorker:
-        """Works on this app's handlers within `async with app.worker():`; no signal handling (`bide work` has that).
+        """Work on this app's handlers within `async with app.worker():`; `bide work` handles signals, this does not.
 
-        With `topics`, on those alone; without, on all, and on the watched tables.
+        With `topics`, on those alone; without, on all, and on the watched tables. `observe(record, settlement)` is
+        called for each outcome that the store has accepted. `name` is the holder of the leases; without it host,
+        process and a random part. Raises BadInput for a topic without a handler.
         """
         for topic in topics or ():
             if topic not in self.routes:
@@ -313,7 +335,7 @@ class Bide(Client):
             self.instruments.append(tracing)
 
     def _check(self, topic: str, payload: object) -> None:
-        """Also by name a payload is checked, where this app has the handler. Bytes are taken as encoded already."""
+        """Check a payload that is scheduled by name, where this app has the handler. Bytes count as encoded already."""
         sink = self._sinks.get(topic)
         if sink is not None and not isinstance(payload, bytes):
             sink.check(payload)
@@ -322,7 +344,7 @@ class Bide(Client):
         return f"<Bide {without_secrets(self.url)}, {len(self.routes)} topics>"
 
     def _clone(self) -> Client:
-        """A client for `app.sync` where the app is not open."""
+        """Make a client for `app.sync`, where the app is not open."""
         clone = Client(
             self._make_store, config=self.config, clock=self._own_clock, actor=self.actor, check_payload=self._check
         )

@@ -17,7 +17,7 @@ from bide.core.records import Record, State
 from bide.core.retry import FOREVER, PRESETS
 from bide.core.tasks import Task
 from bide.engine.config import Retention
-from bide.engine.delivery.settlement import reject_reason, settlement
+from bide.engine.delivery.settlement import reject_reason, settlement_for
 from bide.engine.transaction_context import inherited_headers, set_running
 from bide.ports import Policy
 from bide.service.schemas import detail_shape, one_line, task_shape
@@ -75,5 +75,5 @@ def worked_on(record: Record) -> None:
     set_running(None)
     reject_reason(record, POLICY, NOW)
     for ended in (None, Dead("why"), Defer("5s"), Retry("why"), ValueError("\ud800")):
-        wake = settlement(record, ended, POLICY, Retention(), ManualClock()).next_at
+        wake = settlement_for(record, ended, POLICY, Retention(), ManualClock()).next_at
         assert wake is None or (type(wake.millis) is int and 0 <= wake.millis <= LONGEST)

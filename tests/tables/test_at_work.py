@@ -265,7 +265,7 @@ async def test_a_held_row_is_looked_at_again_after_a_pause_and_not_at_once(
     app = await place.app()
     app.watch(place.source(), concurrency=2).handler(lambda row: None)
     loop, kicks = await place.loop(app), list[bool]()
-    monkeypatch.setattr(loop, "_kick", lambda: kicks.append(True))
+    monkeypatch.setattr(loop._waker, "kick", lambda: kicks.append(True))
     await place.add(1, now() - 10)
     editor = await asyncpg.connect(place.plain)
     place.exits.push_async_callback(editor.close)

@@ -1,4 +1,4 @@
-"""The clients: one that opens a store, and one that takes part in a transaction of its caller's."""
+"""The clients: `Client` opens a store; `JoinedClient` takes part in its caller's own transaction."""
 
 from __future__ import annotations
 
@@ -20,7 +20,11 @@ _ELSEWHERE = "this app is open in another event loop; give each loop an app of i
 
 
 class Client(ClientVerbs):
-    """The verbs. Use it as `async with`; one client belongs to one event loop while it is open."""
+    """The verbs over a store that it opens. Use it as `async with`; while open it belongs to one event loop.
+
+    `make_store` is called at each `open`. `check_payload(topic, payload)` raises BadPayload. For `actor` see
+    `recorder.acting_as`.
+    """
 
     def __init__(
         self,
@@ -44,12 +48,12 @@ class Client(ClientVerbs):
     # --- open and close
 
     async def open(self) -> Self:
-        """Open the store. May be nested, and side by side: the last `close` closes. Raises SetupError, StoreError."""
+        """Open the store; it is open until `close` was called as often. Raises SetupError, StoreError."""
         await self._shared.enter()
         return self
 
     async def close(self) -> None:
-        """Wait for calls under way, then close the store. It goes on to its end although the caller is cancelled."""
+        """Wait for calls under way, then close the store. A caller that is cancelled does not stop it."""
         await self._shared.leave()
         if self._shared.session is None:
             self.clock = self._own_clock
@@ -64,7 +68,7 @@ class Client(ClientVerbs):
         return Session(store, self.clock, self.actor, history=self.config.history)
 
     def substitute(self, make_store: Callable[[], Store], clock: Clock) -> tuple[Callable[[], Store], Clock]:
-        """Rest on another store under another clock from the next `open` on; what it was before. For tests."""
+        """From the next `open` on, use another store and clock; returns the ones from before. For tests."""
         if self._shared.entered:
             raise SetupError("the app is open: its store cannot be exchanged under it")
         before = self._make_store, self.clock
@@ -92,7 +96,7 @@ class Client(ClientVerbs):
 
     @property
     def _session(self) -> Session:
-        """The one guard of all verbs. It asks for the loop alone, which is another one in a forked child too."""
+        """The guard of all verbs. Compares the loop only, since a forked child has another one too."""
         session = self._shared.session
         return session if session is not None and session.loop is running_loop() else self._shared.checked()
 
@@ -109,8 +113,8 @@ class Client(ClientVerbs):
 class JoinedClient(ClientVerbs):
     """Every verb of the app, in the transaction that the connection is in. The caller began it, and commits it.
 
-    As `async with app.using(connection):` it lends the connection to every verb of the app and of its handlers that is
-    awaited within the block. Nothing is opened and nothing closed.
+    As `async with app.using(connection):` it applies to every verb of the app and of its handlers that is awaited
+    within the block. It opens and closes nothing.
     """
 
     def __init__(self, client: Client, connection: object) -> None:
@@ -124,7 +128,7 @@ class JoinedClient(ClientVerbs):
         self._through = client._session.through(self._joined)
 
     def enter(self, *, here: bool = False) -> None:
-        """The verbs of everybody in this context take part, until it is left there; as often as one likes."""
+        """From now on the verbs of this context take part, until `leave`. May be nested."""
         enter(self.store, self._joined, here=here)
 
     def leave(self) -> None:
@@ -144,7 +148,8 @@ class JoinedClient(ClientVerbs):
 
 
 class SharedSession:
-    """Where a client is open: in one event loop of one process. All who enter share one session; the last closes it."""
+    """The session of an open client, in one event loop of one process. The first `enter` opens it, the last `leave`
+    closes it."""
 
     def __init__(self, begin: Callable[[], Coroutine[Any, Any, Session]]) -> None:
         self.session: Session | None = None
@@ -157,7 +162,7 @@ class SharedSession:
         self._inherited: list[object] = []
 
     async def enter(self) -> None:
-        """Raises SetupError in another loop than those who are there, and whatever it is that opening raises."""
+        """Raises SetupError in another loop than the one it is open in, and the errors of opening."""
         self._forget_the_parents()
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(self._open(self._closing), name="bide open")
@@ -171,7 +176,7 @@ class SharedSession:
             raise
 
     async def leave(self) -> None:
-        """The last who leaves closes: to its end, although they are cancelled."""
+        """Close it if this is the last; a caller that is cancelled does not stop that."""
         self._forget_the_parents()
         if self._opening is None:
             return
@@ -180,7 +185,7 @@ class SharedSession:
         self.entered -= 1
         if self.entered == 0:
             opening, self._opening = self._opening, None
-            opening.cancel()  # it is open, or nobody waits for it any more
+            opening.cancel()  # it is open, or no caller waits for it any more
             self._closing = asyncio.get_running_loop().create_task(self._close(opening), name="bide close")
             await asyncio.shield(self._closing)
 
@@ -197,7 +202,7 @@ class SharedSession:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop in which it is open."""
+        """The event loop in which it is open; None: it is not."""
         self._forget_the_parents()
         return None if self.session is None else self.session.loop
 
@@ -213,7 +218,7 @@ class SharedSession:
         return self.session
 
     def _forget_the_parents(self) -> None:
-        """In a forked child nothing is open: what the parent opened is left alone, and not even collected."""
+        """In a forked child nothing is open: what the parent opened is left alone, and not garbage-collected either."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self._inherited += (self._opening, self._closing, self.session)

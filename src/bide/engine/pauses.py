@@ -102,7 +102,7 @@ class PauseGate:
         except StoreError as error:
             _log.warning("reading the pauses failed, trying again in %g s: %s", EVERY, error)
 
-    async def look_for_ever(self) -> None:
+    async def refresh_for_ever(self) -> None:
         if not self._served:
             await repeat("reading the pauses", self._read, EVERY, log=_log, first_after=EVERY)
 

@@ -1,4 +1,4 @@
-"""The same verbs for synchronous code: Django, Flask, scripts, and plain-function handlers.
+"""The verbs for synchronous code: Django, Flask, scripts, and plain-function handlers.
 
 Calls go to the event loop in which the app is open, if there is one in another thread (a plain handler inside a
 worker). Otherwise, at the first call, a loop is started in a background thread and the app's store opened there.
@@ -32,7 +32,7 @@ from bide.engine.verbs import ClientVerbs
 P = ParamSpec("P")
 R = TypeVar("R")
 _LOOK = 1.0
-"""Seconds after which a call that waits for its answer looks whether the loop is still there that is to give it."""
+"""Seconds after which a call that waits for its answer checks that the loop which is to give it still runs."""
 
 
 def _blocking(
@@ -48,11 +48,11 @@ def _blocking(
 
 
 class SyncVerbs(ABC):
-    """The verbs for synchronous code."""
+    """The verbs, blocking: each has the arguments, answer and errors of the verb of the same name in `ClientVerbs`."""
 
     @abstractmethod
     def _run(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]]) -> R:
-        """Call `verb` with a client, and wait for its answer."""
+        """Call `verb` with a client, and wait for its answer. Raises what it raises, SetupError in a running loop."""
 
     schedule = _blocking(ClientVerbs.schedule)
     schedule_new = _blocking(ClientVerbs.schedule_new)
@@ -115,7 +115,7 @@ def _run_on(loop: asyncio.AbstractEventLoop, verb: Coroutine[Any, Any, R]) -> R:
 
 
 class _LoopThread:
-    """A loop in a thread of this process, with an open client while there are calls."""
+    """An event loop in a background thread of this process, with a client that the first call opens."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
@@ -128,7 +128,7 @@ class _LoopThread:
 
     @contextmanager
     def call(self, clone: Callable[[], Client]) -> Iterator[tuple[Client, asyncio.AbstractEventLoop]]:
-        """While this is entered nobody closes; opened now if need be."""
+        """The open client and its loop; opens it if need be, and keeps it open while this is entered."""
         with self._changed:
             self._changed.wait_for(lambda: not self._closing)
             if self._client is None:
@@ -156,7 +156,9 @@ class _LoopThread:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Wait for calls under way, then close. In a forked child, where its parent's `atexit` calls it: nothing."""
+        """Wait for calls under way, then close. Does nothing in a forked child, where its parent's `atexit` calls
+        it.
+        """
         if self._process != os.getpid():
             return
         with self._changed:
@@ -181,13 +183,13 @@ class _LoopThread:
 
 
 class SyncClient(SyncVerbs):
-    """`app.sync`: blocks until the answer is there."""
+    """`app.sync`: the verbs, blocking until the answer is there. Raises SetupError where an event loop runs."""
 
     def __init__(self, own: Client, clone: Callable[[], Client]) -> None:
         self._own = own
         self._clone = clone
         self._threads: dict[int, _LoopThread] = {}
-        """By process: what another one has, of which this one is a fork, it may hold for ever."""
+        """By process: a fork must not use its parent's, whose locks may be held for ever."""
 
     tally = _blocking(ClientVerbs.tally)
     events = _blocking(ClientVerbs.events)
@@ -208,7 +210,10 @@ class SyncClient(SyncVerbs):
             return SyncJoinedClient(client.using(connection))
 
     def close(self) -> None:
-        """Wait for calls under way, then close the background store and end its thread, if this process has one."""
+        """Wait for calls under way, then close the background store and end its thread, if this process has one.
+
+        The next call opens them again.
+        """
         thread = self._threads.get(os.getpid())
         if thread is not None:
             thread.close()
@@ -225,9 +230,9 @@ class SyncClient(SyncVerbs):
 
 
 class SyncJoinedClient(SyncVerbs):
-    """The same on a synchronous connection: each verb runs in the thread that calls it.
+    """The verbs on a synchronous connection of the caller's: each runs in the thread that calls it.
 
-    As `with app.sync.using(connection):` it lends the connection to every verb of `app.sync` within the block.
+    As `with app.sync.using(connection):` it applies to every verb of `app.sync` within the block.
     """
 
     def __init__(self, client: JoinedClient) -> None:

@@ -1,12 +1,11 @@
 """Every verb of a caller, over any store.
 
-Single calls go through a batcher each (one for adds, one for changes, one for gets), so that a thousand coroutines cost
-one store call. Inside a joined transaction they go straight to it. An answer comes back once the store has it, durably.
+Single calls are batched (one batcher for adds, one for changes, one for gets), so that a thousand coroutines cost one
+store call. Inside a joined transaction they go straight to it. An answer comes back once the store has it, durably.
 
-A verb over a whole group: pages of `find`, then `change` with `if_token`; what moved meanwhile is read again.
-
-Atomic per task, bounded per store call, and safe to repeat: each task is named with the token it was seen with, so none
-is changed twice by one call, however often it has to look again. What has left the group meanwhile is left alone.
+A verb over a whole group is pages of `find`, then `change` with `if_token`; a task that was changed in between is read
+again. That is atomic per task, bounded per store call, and safe to repeat: each task is named with the token it was
+seen with, so none is changed twice by one call. A task that has left the group meanwhile is left alone.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Never, Unpack
+from typing import Any, Never
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed, StoreError
@@ -107,7 +106,13 @@ async def over_group(
 
 
 class ClientVerbs(ABC):
-    """The verbs, by way of `_session`, which each kind of client has its own of."""
+    """The verbs. Each calls the session that `_session` gives, which is where kinds of clients differ.
+
+    Topics, keys and groups are text of 1 to 200 bytes. An instant is an aware datetime, or ISO 8601 text with an
+    offset; a length is a timedelta, or text such as "15m" or "1h30m". Every verb that writes raises BadInput for an
+    argument that is none of these, NotOpen and SetupError where the app is not open here, and StoreUnavailable where
+    the store is away: then nothing was done. OutcomeUnknown means that it was done once, or not at all.
+    """
 
     config: EngineConfig
     clock: Clock
@@ -147,12 +152,9 @@ class ClientVerbs(ABC):
         headers: Mapping[str, str] | None = None,
         **unknown: Never,
     ) -> NewTask:
-        """Make the task that `schedule` would send, checked and encoded, for `schedule_many`. Raises BadInput. No I/O.
+        """Make the task that `schedule` would send, checked and encoded, for `schedule_many`.
 
-        `key` names the task (a UUIDv7 if not given) and is unique within the topic; `on_conflict` says what happens
-        when it is taken: "replace", "keep", "earliest", "latest" or "refuse". It is due after `delay` or at `at`. Tasks
-        of one `group` are found, shifted and cancelled together. `retry` goes before the handler's own policy. A
-        `deadline` (an instant, or a length from now) means: not after. `headers` travel with it.
+        The arguments are those of `schedule`. Raises BadInput, BadPayload. No I/O.
         """
         if unknown:
             refuse_unknown(unknown, sorted(TaskOptions.__annotations__), "an option of app.schedule")
@@ -176,25 +178,63 @@ class ClientVerbs(ABC):
             conflict_of(on_conflict),
         )
 
-    async def schedule(self, topic: str, payload: object = None, **options: Unpack[TaskOptions]) -> Answer:
+    async def schedule(
+        self,
+        /,
+        topic: str,
+        payload: object = None,
+        *,
+        key: str | None = None,
+        group: str | None = None,
+        delay: Length | None = None,
+        at: When | None = None,
+        on_conflict: str = "replace",
+        retry: RetryPolicy | str | None = None,
+        deadline: When | Length | None = None,
+        headers: Mapping[str, str] | None = None,
+        **unknown: Never,
+    ) -> Answer:
         """Register a task to happen after `delay` or at `at`: `created`, `replaced`, `kept` or `refused`.
 
-        Once this has answered, the task survives any crash. The options are those of `new`. Raises BadInput, StoreFull,
-        StoreUnavailable. O(log n).
+        Once this has answered, the task survives any crash.
+
+        - `payload`: what JSON can hold, a dataclass, struct or pydantic model, or bytes; at most 256 KiB encoded.
+        - `key`: the name of the task, unique within the topic; a UUIDv7 if not given.
+        - `group`: its owner, such as "user-7": tasks of a group are found, shifted and cancelled together.
+        - `delay` or `at`: exactly one of them. A time in the past is due at once.
+        - `on_conflict`: what to do if the key is taken. "replace" begins a new life, "keep" leaves what there is,
+          "earliest" and "latest" compare the two times, "refuse" changes nothing.
+        - `retry`: a retry policy, or the name of a preset, in place of the handler's.
+        - `deadline`: an instant or a length from now, after which it must not be delivered any more.
+        - `headers`: short text that travels with the task; at most 4 KiB in all.
+
+        Raises BadInput, BadPayload, StoreFull, StoreUnavailable, OutcomeUnknown. O(log n).
         """
         if self.carrier is None:
-            return await self._session.add(self.new(topic, payload, **options))
-        with self.carrier.scheduling(topic) as told:
-            return told(await self._session.add(self.new(topic, payload, **options)))
+            return await self._session.add(
+                self.new(
+                    topic, payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
+                    deadline=deadline, headers=headers, **unknown,
+                )
+            )  # fmt: skip
+        with self.carrier.scheduling(topic) as answered:
+            task = self.new(
+                topic, payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
+                deadline=deadline, headers=headers, **unknown,
+            )  # fmt: skip
+            return answered(await self._session.add(task))
 
     async def schedule_new(self, task: NewTask) -> Answer:
-        """Schedule what `new` made; folded with concurrent calls like any other."""
+        """Schedule a task made by `new`; batched with concurrent calls. Raises as `schedule`."""
         if task.topic in RESERVED_TOPICS:
             check_topic(task.topic)
         return await self._session.add(task)
 
     async def schedule_many(self, tasks: Iterable[NewTask]) -> list[Answer]:
-        """Schedule all of `tasks` (made by `new`) in one store call; answers in order."""
+        """Schedule all of `tasks` (made by `new`) in one store call; answers in order.
+
+        Raises as `schedule`, and PartlyFailed, with the answers that there are, where a part of the store is away.
+        """
         batch = tasks if isinstance(tasks, list) else list(tasks)
         for task in batch:
             if type(task) is not NewTask:
@@ -215,42 +255,51 @@ class ClientVerbs(ABC):
         deadline: When | Length | None = None,
         if_token: Token | None = None,
     ) -> Answer:
-        """Make a waiting task due at another time: `moved`; `under_way` when it is leased and nothing changed.
+        """Make a waiting task due after `delay` or at `at`: `moved`; `under_way` if it is leased, and nothing changed.
 
-        Past the task's deadline it is `refused`, unless a new `deadline` is given as well.
+        Past the task's deadline it is `refused`, unless a new `deadline` is given as well. With `if_token` it is moved
+        only if its token is that one, else `stale_token`. O(log n).
         """
         move = new_move(topic, key, delay=delay, at=at, deadline=deadline, if_token=if_token, clock=self.clock)
         check_past(move.due, self.config.max_past, self.clock)
         return await self._session.change(move)
 
     async def fire_now(self, topic: str, key: str, *, if_token: Token | None = None) -> Answer:
-        """Make a waiting task due at once: `moved`; `under_way` when it is being delivered already."""
+        """Make a waiting task due at once: `moved`; `under_way` if it is leased, and nothing changed. O(log n)."""
         return await self._session.change(new_fire(topic, key, if_token=if_token))
 
     async def cancel(self, topic: str, key: str, *, if_token: Token | None = None) -> Answer:
         """Cancel a live task: `cancelled` means that no delivery starts afterwards.
 
-        `cancelled_while_leased`: a delivery is running; it is told at its next extend, and no other follows.
+        `cancelled_while_leased`: a delivery is running; its handler is cancelled when its lease is next extended, and
+        no other delivery follows. O(log n).
         """
         return await self._session.change(self._cancel(topic, key, if_token))
 
     async def redrive(self, topic: str, key: str, *, delay: Length = "0s", if_token: Token | None = None) -> Answer:
-        """Send a dead task again, as a new life: `redriven`."""
+        """Send a dead task again, as a new life, after `delay`: `redriven`; its deadline is cleared. O(log n)."""
         return await self._session.change(new_redrive(topic, key, delay=delay, if_token=if_token, clock=self.clock))
 
     async def reschedule_many(self, moves: Iterable[tuple[Ref | tuple[str, str], When | Length]]) -> list[Answer]:
-        """Move many, each `((topic, key), when)`: an aware datetime, or a length from now. One store call."""
+        """Move many, each `((topic, key), when)` with an instant or a length from now; answers in order.
+
+        One store call. Raises PartlyFailed, with the answers that there are, where a part of the store is away; so do
+        `fire_many`, `cancel_many` and `redrive_many`.
+        """
         most, clock = self.config.max_past, self.clock
         dues = ((ref_of(ref), check_past(due_of(when, grain=clock.grain), most, clock)) for ref, when in moves)
         return await self._session.change_many([Move(*ref, due) for ref, due in dues])
 
     async def fire_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
+        """Make many due at once, each a pair of topic and key; answers in order. One store call."""
         return await self._session.change_many([new_fire(*pair_of(ref), if_token=None) for ref in refs])
 
     async def cancel_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
+        """Cancel many, each a pair of topic and key; answers in order. One store call."""
         return await self._session.change_many([self._cancel(*pair_of(ref), None) for ref in refs])
 
     async def redrive_many(self, refs: Iterable[Ref | tuple[str, str]], *, delay: Length = "0s") -> list[Answer]:
+        """Send many dead tasks again, each a pair of topic and key; answers in order. One store call."""
         return await self._session.change_many(
             [new_redrive(*pair_of(ref), delay=delay, if_token=None, clock=self.clock) for ref in refs]
         )
@@ -262,10 +311,11 @@ class ClientVerbs(ABC):
     # --- groups
 
     async def shift(self, group: str, by: Length, *, topic: str | None = None, deadlines: bool = False) -> list[Answer]:
-        """Move every waiting task of `group` (of one topic of it) by a length, which may be negative: maybe to now.
+        """Move every waiting task of `group` (in `topic` only, if given) by a length, which may be negative.
 
-        With `deadlines` theirs move along; else a move past one is `refused`. Atomic per task, bounded per store call.
-        An answer per task that was found live.
+        With `deadlines` theirs move along; else a move past one is `refused`. Returns an answer for each task that was
+        found live. Atomic per task, bounded per store call; O(tasks of the group). Raises PartlyFailed, with the
+        answers so far, if the store fails in between.
         """
         delta = duration(by, field="by", negative=True)
 
@@ -275,7 +325,7 @@ class ClientVerbs(ABC):
         return await self._over_group(group, topic, move)
 
     async def cancel_group(self, group: str, *, topic: str | None = None) -> list[Answer]:
-        """Cancel every live task of `group` (of one topic of it)."""
+        """Cancel every live task of `group` (in `topic` only, if given); otherwise as `shift`."""
 
         def cancel(record: Record) -> Change:
             return self._cancel(record.topic, record.key, record.token)
@@ -288,16 +338,16 @@ class ClientVerbs(ABC):
         """Hold the tasks of `topic` back until it is resumed: True, or False if it was paused already.
 
         New tasks are taken as ever, and what runs goes on. No worker, consumer or webhook gets a task of it any more:
-        in this process at once, elsewhere within two seconds. It survives every restart. `who` is told with it; this
-        client's actor unless given. Raises BadInput, StoreError.
+        in this process at once, elsewhere within two seconds. It survives every restart. `who` paused it is kept with
+        it: this client's actor unless given. Raises BadInput, StoreError.
         """
-        paused = await self._pauses.pause(topic, who=self._asks(who))
+        paused = await self._pauses.pause(topic, who=self._actor_or(who))
         await self._reread_pauses()
         return paused
 
     async def resume(self, topic: str, *, who: str | None = None) -> bool:
-        """Let the tasks of `topic` go out again, what is overdue at once: True, or False if it was not paused."""
-        resumed = await self._pauses.resume(topic, who=self._asks(who))
+        """Deliver the tasks of `topic` again, what is overdue at once: True, or False if it was not paused."""
+        resumed = await self._pauses.resume(topic, who=self._actor_or(who))
         await self._reread_pauses()
         return resumed
 
@@ -312,7 +362,7 @@ class ClientVerbs(ABC):
 
     @property
     def pause_gates(self) -> list[PauseGate]:
-        """The pauses as each worker of this process knows them: they read them again when this client changes any."""
+        """One gate for each worker of this process; all of them are refreshed when this client changes a pause."""
         return self._session.pause_gates
 
     @property
@@ -320,23 +370,26 @@ class ClientVerbs(ABC):
         session = self._session
         return Pauses(session.store, self.clock, session.joined())
 
-    def _asks(self, who: str | None) -> str | None:
+    def _actor_or(self, who: str | None) -> str | None:
         caller = current_caller()
         return who or (self.actor if caller is None else caller.who)
 
     async def _reread_pauses(self) -> None:
         if self._session.joined() is None:  # else it is not yet committed
-            for pause_gate in list(self.pause_gates):
-                await pause_gate.again()
+            for gate in list(self.pause_gates):
+                await gate.again()
 
-    # --- look
+    # --- read
 
     async def get(self, topic: str, key: str) -> Task[Any] | None:
-        """The task as it is; None if it never was, or is finished and forgotten."""
+        """The task as it is; None if there never was one, or it is finished and forgotten. Raises BadInput,
+        StoreError.
+        """
         record = await self._session.get(Ref(check_topic(topic), check_name("key", key)))
         return None if record is None or gone(record, self.clock.now()) else Task(record)
 
     async def get_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Task[Any] | None]:
+        """The tasks of many pairs of topic and key, in order, each as `get` gives it. One store call."""
         records = await self._session.verbs.get([ref_of(ref) for ref in refs])
         now = self.clock.now()
         return [None if record is None or gone(record, now) else Task(record) for record in records]
@@ -351,7 +404,11 @@ class ClientVerbs(ABC):
         wake_before: When | None = None,
         page: int = 500,
     ) -> AsyncIterator[Task[Any]]:
-        """Every task that matches, page by page from an index; tasks that stay put are seen exactly once."""
+        """Iterate over every task that matches all that is given; one that stays put is seen exactly once.
+
+        `state` is one word, such as "dead". With `wake_from` (inclusive) or `wake_before` (exclusive), two instants,
+        only live tasks match. Read by pages of `page` tasks from an index. Raises BadInput, StoreError.
+        """
         where = filter_of(topic, state, group, wake_from, wake_before)
         cursor: str | None = None
         while True:
@@ -363,9 +420,11 @@ class ClientVerbs(ABC):
                 return
 
     async def find_page(self, where: Filter, page: Page) -> Found:
-        """One page of the tasks that `where` (of `filter_of`) means. Raises BadInput for a cursor from elsewhere.
+        """One page of the tasks that match `where`. Raises BadInput for a cursor that is not of such a page,
+        StoreError.
 
-        Those whose retention has just passed are left out, so a page may be shorter than asked for and not the last.
+        Tasks whose retention has just passed are left out, so a page may be shorter than `page.limit` without being the
+        last: that one has no cursor.
         """
         if where.topic is not None:
             check_topic(where.topic)
@@ -381,10 +440,10 @@ class ClientVerbs(ABC):
         upto: int = COUNTED,
         topics: Collection[Topic] | None = None,
     ) -> Tally:
-        """How many tasks by (topic, state); with `edges` (lengths from now, or instants), how many wait in between.
+        """Count tasks by (topic, state); with `edges` (lengths from now, or instants), also what waits between them.
 
-        Of each such interval up to `upto` are counted, where that costs something (see `Store.tally`). `topics`: of
-        these only.
+        Each such interval is counted up to `upto` tasks where counting costs something (see `Store.tally`). With
+        `topics` only these are counted. Raises BadInput, StoreError.
         """
         now = self.clock.now()
         found = await self._session.store.tally(
@@ -395,7 +454,10 @@ class ClientVerbs(ABC):
         return Tally(counts, forecast)
 
     async def events(self, topic: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Event]:
-        """The events that were out of the ordinary, newest first: of one task, or of all."""
+        """The unusual events, newest first: at most `limit`, of one task, or of all if no topic and key are given.
+
+        Empty for a store that keeps none. Raises BadInput, StoreError.
+        """
         if topic is not None:
             check_topic(topic)
         log = self._session.store.features.events

@@ -1,19 +1,19 @@
-"""The deliveries of one topic: a queue of what was leased, and as many lanes as it takes to run them.
+"""The deliveries of one topic in one worker: a queue of what was leased, the runners that call its handler, and its
+slots.
 
-A lane is one long-lived asyncio task that runs handlers one after another. A handler that never suspends costs no task
-and no turn of the loop; one that suspends lets the next lane go on (each lane wakes one more while work is left). That
-is what a task per delivery would give, at a fraction of its cost (for a handler that does nothing 0.8 µs against 2.7).
+**Runners.** A runner is one long-lived asyncio task that calls handlers one after another. A handler that never
+suspends costs no task and no turn of the loop; one that suspends lets the next runner go on (each wakes one more while
+work is left). That is what a task per delivery would give, at a fraction of its cost (for a handler that does nothing
+0.8 µs against 2.7). What a handler leaves in its context (a ContextVar it set) must not reach the next one, so a runner
+whose context has changed ends, and a fresh one takes its place: comparing two contexts is O(1) while they share their
+tree. So does a runner that was cancelled, be it by us (a time limit), by its handler, or by a loop that ends all its
+tasks.
 
-What a handler leaves in its context (a ContextVar it set) must not reach the next one, so a lane whose context has
-changed ends, and a fresh one takes its place: comparing two contexts is O(1) while they share their tree. So does a
-lane that was cancelled, be it by us (a time limit), by its handler, or by a loop that ends all its tasks.
-
-How many of each topic a worker can start now, so that no topic's flood takes all that the others need (P6).
-
-Idle topics lend their slots. What is kept back from a flood is the last slot of each idle topic, together at most an
-eighth of all: with ten topics that is a slot for each, with a thousand the flood still gets seven eighths. Topics that
-are known to have more than they could start share what is left in equal parts, the one that runs least first. The sum
-is never more than the free slots. Pure arithmetic, O(topics).
+**Slots.** `slots_to_lease` says how many of each topic a worker can start now, so that no topic's flood takes all that
+the others need (P6). Idle topics lend their slots. The last slot of each idle topic is kept back from a flood, together
+at most an eighth of all: with ten topics that is a slot for each, with a thousand the flood still gets seven eighths.
+Topics that are known to have more than they could start share the rest in equal parts, the one that runs least first.
+The sum is never more than the free slots. Pure arithmetic, O(topics).
 """
 
 from __future__ import annotations
@@ -42,13 +42,13 @@ from bide.ports import Clock, Route, Store
 
 _log = logging.getLogger("bide.worker")
 _LONGEST_TURN = 0.005
-"""Seconds that a lane may run handlers without letting the event loop breathe."""
+"""Seconds that a runner may call handlers without letting the event loop breathe."""
 _LAST_WAIT = 5.0
 """Seconds that a handler has to end after it was cancelled as its worker stops."""
 
 
 class DeliveryOwner(Protocol):
-    """The holder of a lease, as its deliveries know it."""
+    """The worker, as its deliveries know it."""
 
     store: Store
     clock: Clock
@@ -104,7 +104,7 @@ class Delivery(Task[Any]):
                         f"{record.topic}/{record.key} is no longer ours: rolled back. The lease ended, the task was "
                         "cancelled or replaced, or the transaction scheduled this very key (use again_in= for that)"
                     )
-                # From here the keeper must not ask to extend what the commit is about to end: it would be refused, and
+                # From here no extension must ask to extend what the commit is about to end: it would be refused, and
                 # the handler cancelled after its commit.
                 self.over = committing = True
         except BaseException:
@@ -124,10 +124,14 @@ class Delivery(Task[Any]):
 
 
 Ended = Callable[[Delivery, Outcome | BaseException | None], None]
+"""Called with a delivery and its outcome, or the exception that the handler raised."""
 
 
 class TopicExecutor:
-    """Runs deliveries of one route, at most `route.concurrency` at once. `ended` is told how each one did."""
+    """Runs the deliveries of one route, at most `route.concurrency` at once. Calls `ended` for each outcome that
+    counts, `freed` for each free slot, `timed_out` when a time limit passes, and `release` for what no handler will
+    see.
+    """
 
     def __init__(
         self,
@@ -142,7 +146,7 @@ class TopicExecutor:
         """True if the store may have due tasks that there was no room for."""
         self.occupied = 0
         self.running: dict[Delivery, None] = {}
-        """In the order in which they began: nothing here goes by the chance of an address."""
+        """In the order in which they began, so that a run can be repeated: the order of a set would vary."""
         self.queue: deque[Delivery] = deque()
         self._ended = ended
         self._freed = freed
@@ -163,14 +167,14 @@ class TopicExecutor:
         return self.route.concurrency - self.occupied
 
     def start(self, deliveries: list[Delivery]) -> None:
-        """Take these (there is room for them) and see that they run."""
+        """Run these; there is room for them."""
         self.occupied += len(deliveries)
         self.queue.extend(deliveries)
         if deliveries:
             self._wake_one()
 
     def _wake_one(self) -> None:
-        """See that one more lane will look at the queue; not two: the one that comes wakes the next."""
+        """Let one more runner take from the queue; not two: the one that comes wakes the next."""
         if self._waking:
             return
         while self._parked:
@@ -229,7 +233,7 @@ class TopicExecutor:
                 self._wake_one()
 
     async def _run(self, delivery: Delivery, me: asyncio.Task[None]) -> bool:
-        """Deliver, and tell how it ended, unless that has been decided meanwhile. Whether the lane may go on."""
+        """Deliver, and report the outcome unless it was decided meanwhile. True if the runner may go on."""
         delivery.runner = me
         self.running[delivery] = None
         traced = delivery.record.options
@@ -269,21 +273,23 @@ class TopicExecutor:
         self._freed(self)
 
     def take_unstarted(self) -> list[Delivery]:
-        """Take out what no handler has seen yet."""
+        """Remove and return what no handler has seen yet."""
         unstarted = list(self.queue)
         self.queue.clear()
         self.occupied -= len(unstarted)
         return unstarted
 
     async def idle(self, patience: float | None) -> bool:
-        """Wait until nothing is queued or running any more, at most `patience` seconds; whether that is so."""
+        """Wait until nothing is queued or running, at most `patience` seconds. True if so."""
         if self.occupied:
             self._idle = self._loop.create_future()
             await asyncio.wait([self._idle], timeout=patience)
         return not self.occupied
 
     async def close(self) -> None:
-        """End the lanes; whatever still runs is cancelled. What goes on all the same is named, and left behind."""
+        """End the runners; cancel whatever still runs. A handler that goes on all the same is logged and left
+        behind.
+        """
         self._closing = True
         for runner in list(self._runners):
             runner.cancel()
@@ -303,7 +309,7 @@ def _is_current(task: asyncio.Task[Any]) -> bool:
 
 
 class TopicSlots(Protocol):
-    """The room of a topic: `Lanes` has it."""
+    """The slots of a topic, as `TopicExecutor` has them."""
 
     @property
     def free(self) -> int:
@@ -319,38 +325,38 @@ class TopicSlots(Protocol):
         ...
 
 
-def slots_to_lease(rooms: Mapping[Topic, TopicSlots], slots: int, turn: int = 0) -> dict[Topic, int]:
-    """How many to ask for, by topic, beginning with another one each `turn`.
+def slots_to_lease(topics: Mapping[Topic, TopicSlots], slots: int, turn: int = 0) -> dict[Topic, int]:
+    """How many tasks to ask for, by topic, beginning with another topic each `turn`.
 
-    Topics without room are left out, and hungry ones without a free slot. 0: no slot is left for a topic of which it is
-    not known whether it has anything.
+    Topics without room are left out, and so are backlogged ones that get no slot. 0: no slot is left for a topic that
+    may have something due.
     """
-    free = slots - sum(room.occupied for room in rooms.values())
-    opened = [topic for topic, room in rooms.items() if room.free > 0]
+    free = slots - sum(its.occupied for its in topics.values())
+    opened = [topic for topic, its in topics.items() if its.free > 0]
     if free <= 0 or not opened:
         return {}
-    if len(rooms) == 1:  # nobody to share with
-        return {opened[0]: min(free, rooms[opened[0]].free)}
+    if len(topics) == 1:  # nobody to share with
+        return {opened[0]: min(free, topics[opened[0]].free)}
     begin = turn % len(opened)
     in_turn = opened[begin:] + opened[:begin]
-    backlogged = sorted((one for one in in_turn if rooms[one].backlogged), key=lambda one: rooms[one].occupied)
-    others = [one for one in in_turn if not rooms[one].backlogged]
-    kept = min(sum(not rooms[one].occupied for one in others), max(slots // 8, min(2, slots // 2)))
+    backlogged = sorted((one for one in in_turn if topics[one].backlogged), key=lambda one: topics[one].occupied)
+    others = [one for one in in_turn if not topics[one].backlogged]
+    kept = min(sum(not topics[one].occupied for one in others), max(slots // 8, min(2, slots // 2)))
     asked: dict[Topic, int] = {}
-    free -= _share(rooms, backlogged, free - kept, asked)
+    free -= _share(topics, backlogged, free - kept, asked)
     asked |= dict.fromkeys(others, 0)
-    _share(rooms, others, free, asked)
+    _share(topics, others, free, asked)
     return asked
 
 
-def _share(rooms: Mapping[Topic, TopicSlots], topics: Sequence[Topic], count: int, asked: dict[Topic, int]) -> int:
-    """Add to `asked` equal parts of `count`, as far as there is room. How many that were."""
+def _share(topics: Mapping[Topic, TopicSlots], among: Sequence[Topic], count: int, asked: dict[Topic, int]) -> int:
+    """Add to `asked` equal parts of `count`, as far as there is room. Returns how many that were."""
     left = count
-    while left > 0 and (topics := [one for one in topics if asked.get(one, 0) < rooms[one].free]):
-        part = max(1, left // len(topics))
-        for topic in topics:
+    while left > 0 and (among := [one for one in among if asked.get(one, 0) < topics[one].free]):
+        part = max(1, left // len(among))
+        for topic in among:
             has = asked.get(topic, 0)
-            more = min(part, left, rooms[topic].free - has)
+            more = min(part, left, topics[topic].free - has)
             if more > 0:
                 asked[topic] = has + more
                 left -= more
@@ -358,7 +364,7 @@ def _share(rooms: Mapping[Topic, TopicSlots], topics: Sequence[Topic], count: in
 
 
 async def lease_in_turn(ask: Callable[[Mapping[Topic, int]], Awaitable[Leased]], asked: Mapping[Topic, int]) -> Leased:
-    """Lease what is `asked`; or, if it has nothing and a topic that asks for 0 has, what a search by halves finds.
+    """Lease what is `asked`; if nothing is due there, search the topics that ask for 0, by halves, for one that is due.
 
     One call, unless there are more topics than free slots: then as many as it takes to halve them, all together at
     twice the cost of one.

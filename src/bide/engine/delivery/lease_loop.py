@@ -1,16 +1,15 @@
-"""The loop by which a worker leases, and the desk for consumers elsewhere.
+"""The loop of everything that leases: sleep until the next wake, lease what is due, and again.
 
-So that no wake-up is lost: subscribe first, then lease; what the lease returns says how long to sleep; a notification
-since the lease was *sent* counts; it only ever shortens the sleep; every sleep is capped. What is paused is not asked
-for, wakes nobody, and is given back where the pause came while the lease was under way.
+So that no wake-up is lost: subscribe first, then lease; the answer of a lease says how long to sleep; a notification
+since the lease was *sent* counts; it only ever shortens the sleep; every sleep is capped. `WakeLoop` is that loop,
+`Waker` its sleep. `LeaseLoop` adds what workers and consumers elsewhere share: it does not ask for what is paused, is
+not woken by it, and gives it back where the pause came while the lease was under way.
 
-The one sleep of a worker: until the next wake, exact, capped, and cut short by a notification of an earlier one.
+Timers ring early or late (uvloop's up to 1.2 ms early, and any may after a suspend), so an alarm is only a reason to
+read the clock: not there yet, arm again. Nothing is ever delivered because a timer fired, only because the clock says
+so. A lost notification costs lateness of at most the cap, never a task.
 
-Timers ring early or late (uvloop's up to 1.2 ms early, and any may after a suspend), so an alarm is only a reason
-to look at the clock: not there yet, arm again. Nothing is ever delivered because a timer fired, only because the clock
-says so. A lost notification costs lateness of at most the cap, never a task.
-
-The alarm rings to the tenth of a millisecond, where the system has a timer so fine. An event loop waits in whole
+The alarm rings to the tenth of a millisecond where the system has a timer so fine. An event loop waits in whole
 milliseconds, rounded up (`EpollSelector.select` of asyncio, libuv under uvloop): half a millisecond of lateness for
 every task. On Linux a timer can be a file descriptor that becomes readable on time (timerfd_create(2)), and any loop
 waits for those without rounding. Setting it is one system call.
@@ -49,7 +48,7 @@ _OWN_TIME = 1.0
 
 
 class Waker:
-    """`kick` ends the sleep; `hear` brings the alarm forward; `sleep` sleeps."""
+    """`sleep` waits for the next wake; `notify` brings that forward; `kick` ends the sleep."""
 
     def __init__(self, clock: Clock, cap: Millis) -> None:
         self._clock = clock
@@ -62,35 +61,35 @@ class Waker:
         self._wake: Millis | None = None
         self._latest = 0.0
         self._asked_at: float | None = None
-        self._told = False
+        self._by_notification = False
         self.capped = False
         """True after a sleep that was as long as a sleep may be."""
         self.wakes = Wakes()
 
     def kick(self) -> None:
-        """Look again now: a slot is free, or we are stopping."""
+        """End the sleep now: a slot is free, or the loop is to stop."""
         self._kicked = True
         self._end()
 
     def notify(self, wake: Millis) -> None:
-        """Something wakes at `wake`. It only ever shortens the sleep, also one that has not begun."""
+        """Something wakes at `wake`: it only ever shortens the sleep, also one that has not begun."""
         self.wakes.tidings += 1
         self.wakes.heard_at = time.monotonic()
         if self._notified is None or wake < self._notified:
             self._notified = wake
             if self._sleeper is not None and (self._wake is None or wake < self._wake):
                 self._wake = wake
-                self._told = True
+                self._by_notification = True
                 self._arm()
 
     def forget(self) -> None:
-        """Call just before a lease is sent: what was heard until here, the lease will see for itself."""
+        """Call just before a lease is sent: it will see for itself what was notified until here."""
         self._notified = None
         self._kicked = False
         self._asked_at = self._loop.time()
 
     async def sleep(self, wake: Millis | None) -> None:
-        """Until `wake` or what was heard since `forget`, at most the cap; or until kicked.
+        """Sleep until `wake`, or what was notified since `forget`, at most the cap; or until kicked.
 
         The cap counts from `forget`, and not from when the lease was answered: a store need not tell of what was added
         in between and wakes later than the cap from then.
@@ -100,9 +99,9 @@ class Waker:
         await asyncio.sleep(0)  # what was leased begins first: a handler that blocks would hold up the next lease
         if self._kicked:
             return
-        heard = self._notified
-        self._told = heard is not None and (wake is None or heard < wake)
-        self._wake = heard if self._told else wake
+        notified = self._notified
+        self._by_notification = notified is not None and (wake is None or notified < wake)
+        self._wake = notified if self._by_notification else wake
         self._latest = (self._loop.time() if asked_at is None else asked_at) + self._cap
         self._sleeper = self._loop.create_future()
         self._arm()
@@ -116,7 +115,7 @@ class Waker:
             self._count()
 
     def record_miss(self, planned: Millis, now: Millis) -> None:
-        """The lease after a sleep that was capped found something that was to be done at `planned`."""
+        """After a capped sleep the lease took a task that was planned for `planned`: count a lost notification."""
         self.capped = False
         if now - planned >= _UNNOTICED:
             self.wakes.missed += 1
@@ -125,13 +124,13 @@ class Waker:
         if self._wake is None or self._clock.seconds_until(self._wake) > 0:
             self.capped = True
             self.wakes.by_cap += 1
-        elif self._told:
+        elif self._by_notification:
             self.wakes.by_tiding += 1
         else:
             self.wakes.by_alarm += 1
 
     def close(self) -> None:
-        """The end of all sleep."""
+        """Release the alarm; nothing sleeps any more."""
         if self._alarm is not None:
             self._alarm.close()
             self._alarm = None
@@ -156,7 +155,7 @@ class Waker:
 
 
 class LoopAlarm:
-    """Rings once, some seconds after it was last set, by the event loop's own timers."""
+    """Rings once, the given seconds after it was last set, by the event loop's own timers."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
@@ -177,7 +176,9 @@ class LoopAlarm:
 
 
 class DescriptorAlarm:
-    """The same by a timer of the system that the loop waits for as for a socket. Raises OSError where there is none."""
+    """The same by a timer of the system, for which the loop waits as for a socket. Raises OSError where there is
+    none.
+    """
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
@@ -198,7 +199,7 @@ class DescriptorAlarm:
         self._checked(self._libc.timerfd_settime(self._descriptor, 0, self._spec, None))
 
     def cancel(self) -> None:
-        """Costs nothing: it may ring once more, and its hearer reads the clock before it acts."""
+        """Costs nothing: it may ring once more, and whoever it calls reads the clock before it acts."""
 
     def _readable(self) -> None:
         try:
@@ -222,7 +223,7 @@ class DescriptorAlarm:
 
 
 def new_alarm(ring: Callable[[], None]) -> LoopAlarm | DescriptorAlarm:
-    """The finest that there is. A loop that keeps a time of its own, as those of tests do, is asked for its own."""
+    """Make the finest alarm there is; in a loop that keeps a time of its own, as those of tests do, the loop's."""
     if abs(asyncio.get_running_loop().time() - time.monotonic()) < _OWN_TIME:
         try:
             return DescriptorAlarm(ring)
@@ -231,77 +232,84 @@ def new_alarm(ring: Callable[[], None]) -> LoopAlarm | DescriptorAlarm:
     return LoopAlarm(ring)
 
 
-_PAUSE_AFTER_ERROR = 0.25
+class WakeLoop(ABC):
+    """Repeats a turn as its next wake comes, as it is notified of an earlier one, or as it is kicked."""
 
-
-class LeaseLoop(ABC):
-    """The loop of a holder of leases: a `_turn` whenever there is something to wake for and it `_wants` anything.
-
-    It leases from the store of an open client, which is to stay open, and heeds that client's pauses at once.
-    """
-
-    _log: logging.Logger
-
-    def __init__(self, client: Client, *, of: Collection[Topic] = ()) -> None:
-        self.store, self.clock, self.config = client.store, client.clock, client.config
-        self._recorder, self._history, self._pause_gates = client.recorder, client.history, client.pause_gates
-        self._waker = Waker(self.clock, self.config.cap)
-        self.wakes = self._waker.wakes
-        self.pause_gate = PauseGate(self.store, self.clock, self._waker.kick, of=of)
+    def __init__(self, clock: Clock, cap: Millis) -> None:
+        self.clock = clock
+        self._waker = Waker(clock, cap)
         self._stopping = False
-        self._loops: list[asyncio.Task[None]] = []
 
-    @abstractmethod
-    def _wants(self) -> object:
-        """Something true while a turn could lease anything."""
+    def _wants_turn(self) -> object:
+        """Something true while a turn could find anything to do."""
+        return True
 
     @abstractmethod
     async def _turn(self) -> Millis | None:
-        """Lease; the next wake."""
+        """Do what is due; the next wake."""
 
-    def _failed(self, error: Exception) -> None:  # noqa: B027 - a worker has nobody to tell
-        """A turn has failed; there is another one soon."""
+    @abstractmethod
+    async def _turn_failed(self, error: Exception) -> None:
+        """Report the error of a turn, and wait for as long as there is to be none."""
 
-    def _start_leasing(self) -> None:
-        """To be called once the store is subscribed to."""
-        self._pause_gates.append(self.pause_gate)
-        self._loops += begin(self._lease_for_ever(), "leasing"), begin(self.pause_gate.look_for_ever(), "pauses")
-
-    def _announce(self, routes: Sequence[RouteSettings]) -> None:
-        """Let people see how the topics are worked on, as long as the loop runs."""
-        self._loops.append(begin(announce_for_ever(self.store, self.clock, self.config, routes), "routes"))
-
-    async def _stop_leasing(self) -> None:
-        """After the turn that is under way."""
-        self._stopping = True
-        self._waker.kick()
-        if self.pause_gate in self._pause_gates:
-            self._pause_gates.remove(self.pause_gate)
-        if self._loops:
-            await asyncio.wait(self._loops[:1])
-            for loop in self._loops[1:]:
-                loop.cancel()
-            await asyncio.wait(self._loops)
-        self._waker.close()
-
-    async def _lease_for_ever(self) -> None:
+    async def _run(self) -> None:
         while not self._stopping:
             wake: Millis | None = None
-            wanted = self._wants()
+            wanted = self._wants_turn()
             if wanted:
                 self._waker.forget()
                 try:
-                    await self.pause_gate.first()
                     wake = await self._turn()
                 except Exception as error:  # noqa: BLE001 - the loop outlives its defects, loudly
-                    say = self._log.warning if isinstance(error, StoreError) else self._log.exception
-                    say("leasing failed, trying again in %.2f s: %s", _PAUSE_AFTER_ERROR, error)
-                    self._failed(error)
-                    await asyncio.sleep(_PAUSE_AFTER_ERROR)
+                    await self._turn_failed(error)
                     continue
             await self._waker.sleep(wake)
             if not wanted:
                 self._waker.forget()
+
+
+_PAUSE_AFTER_ERROR = 0.25
+
+
+class LeaseLoop(WakeLoop):
+    """A loop that leases from the store of an open client, which has to stay open."""
+
+    _log: logging.Logger
+
+    def __init__(self, client: Client, *, of: Collection[Topic] = ()) -> None:
+        super().__init__(client.clock, client.config.cap)
+        self.store, self.config = client.store, client.config
+        self._recorder, self._history, self._pause_gates = client.recorder, client.history, client.pause_gates
+        self.wakes = self._waker.wakes
+        self.pause_gate = PauseGate(self.store, self.clock, self._waker.kick, of=of)
+        self._leasing: list[asyncio.Task[None]] = []
+
+    def _start_leasing(self) -> None:
+        """Call it once the store is subscribed to."""
+        self._pause_gates.append(self.pause_gate)
+        self._leasing += begin(self._run(), "leasing"), begin(self.pause_gate.refresh_for_ever(), "pauses")
+
+    def _announce(self, routes: Sequence[RouteSettings]) -> None:
+        """Announce how the topics are worked on, as long as the loop runs."""
+        self._leasing.append(begin(announce_for_ever(self.store, self.clock, self.config, routes), "routes"))
+
+    async def _stop_leasing(self) -> None:
+        """Lease no more, once the turn that is under way has ended."""
+        self._stopping = True
+        self._waker.kick()
+        if self.pause_gate in self._pause_gates:
+            self._pause_gates.remove(self.pause_gate)
+        if self._leasing:
+            await asyncio.wait(self._leasing[:1])
+            for task in self._leasing[1:]:
+                task.cancel()
+            await asyncio.wait(self._leasing)
+        self._waker.close()
+
+    async def _turn_failed(self, error: Exception) -> None:
+        say = self._log.warning if isinstance(error, StoreError) else self._log.exception
+        say("leasing failed, trying again in %.2f s: %s", _PAUSE_AFTER_ERROR, error)
+        await asyncio.sleep(_PAUSE_AFTER_ERROR)
 
     async def _lease(self, wants: Mapping[Topic, int], length: Millis, holder: str) -> Leased:
         now = self.clock.now()
@@ -314,7 +322,7 @@ class LeaseLoop(ABC):
         return leased
 
     def _refusal(self, record: Record, policy: Policy, now: Millis, holder: str) -> Settlement | None:
-        """The settlement of a task that was leased and must not be delivered; None: it may be. A loss is noted."""
+        """The settlement of a task that was leased and must not be delivered; None: deliver it. Notes a loss."""
         if record.topic in self.pause_gate.topics:  # since the lease was sent
             return release(record)
         if record.losses:
@@ -325,12 +333,12 @@ class LeaseLoop(ABC):
         return None if why is None else dead(record, why, self.config.retention_of(record.topic), now)
 
     def _note(self, kind: EventKind, record: Record, what: str, holder: str, wake: Due | None = None) -> None:
-        """Write down in the log of events how a delivery of `record` ended, to wake then."""
+        """Write into the event log how a delivery of `record` ended; it wakes again at `wake`."""
         at, began = self.clock.now(), None if kind is EventKind.LOSS else record.started_at
         wake_at = None if wake is None else wake.resolve(at)
         self._recorder.note(event_of(record, kind, at=at, who=holder, what=what, was=began, wake_at=wake_at))
 
     def _on_wake(self, topic: Topic, wake: Millis) -> None:
-        """A notification of the store."""
+        """Take a notification of the store."""
         if topic not in self.pause_gate.topics:
             self._waker.notify(wake)

@@ -36,7 +36,7 @@ def reject_reason(record: Record, route: Policy, now: Millis) -> str | None:
     return None
 
 
-def settlement(
+def settlement_for(
     record: Record,
     ended: Outcome | BaseException | None,
     route: Policy,

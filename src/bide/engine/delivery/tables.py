@@ -1,11 +1,12 @@
 """The loop over one watched table: sleeps until its earliest row is due, takes what is due, and hands it on.
 
-As with tasks, an alarm is only a reason to look. There is no window: whatever is due by now is taken, however long ago
-it was; the next time is read off the index, and every sleep is capped, since nobody tells of what others write.
+The loop is that of workers (`lease_loop.WakeLoop`). There is no window: whatever is due by now is taken, however long
+ago it was due; the next time is read off the index, and every sleep is capped, since nothing notifies of what others
+write.
 
-**One rule for whatever goes wrong**: an error of the connection, and one of the server's that passes, is the look's,
+**One rule for whatever goes wrong.** An error of the connection, and one of the server's that passes, is of the query,
 which is made again. Any other is of the rows that were asked for. They are taken one by one until the one to blame is
-known, and that one rests (see `resting`), while the others go on.
+known, and that one rests (see `watch.RestingRows`), while the others go on.
 """
 
 from __future__ import annotations
@@ -22,59 +23,59 @@ from bide.core.names import text_of
 from bide.core.outcomes import Dead, Defer, Retry
 from bide.core.records import Due, In
 from bide.engine.background import DeadHooks
-from bide.engine.delivery.lease_loop import Waker
+from bide.engine.delivery.lease_loop import WakeLoop
 from bide.engine.delivery.watch import DeadRow, RestingRows, Row, Watch, said
 from bide.engine.transaction_context import joining
 from bide.ports import Clock, DueRow, Head, Raced, RowRefused, Store, Table, TableStats, Taken
 
 _log = logging.getLogger("bide.table")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
-_HELD_PAUSE: Millis = 25
-"""How soon a row is looked at again that somebody else has locked; doubled each time."""
+_LOCKED_PAUSE: Millis = 25
+"""How soon a row is tried again that another transaction has locked; doubled each time."""
 _APART = 0.01
-"""Seconds between two looks that others' commits cause."""
+"""Seconds between two queries that the commits of others cause."""
 _RACES = 20
-"""So many times in a row the server may undo what others were in the way of, before we pause."""
+"""How often in a row a transaction that met another may be undone by the server before the loop pauses."""
 _ENDING = 10.0
 """Seconds for a coroutine that was cancelled, and for the rollback of its row."""
 _STOPPED = "the worker has stopped, and what is due stays due"
 
 
 class _StillDead(Exception):
-    """It was given up, and has the same time still: its handler is not asked again."""
+    """The row was given up, and is still due at the same time: its handler is not called again."""
 
 
-class TableLoop:
-    """Watches one table for one worker. `start` and `stop`; or `run_once`, for tests that move the clock."""
+class TableLoop(WakeLoop):
+    """Watches one table for one worker. `start` and `stop` it; or `run_once`, for tests that move the clock."""
 
     def __init__(self, watch: Watch, table: Table, *, clock: Clock, store: Store) -> None:
+        self._cap = watch.source.look_every_ms
+        super().__init__(table.clock() or clock, self._cap)
         self.watch = watch
         self.stats = TableStats()
         self._table = table
         self._store = store
-        self._clock = table.clock() or clock
-        self._cap = watch.source.look_every_ms
-        self._resting = RestingRows(watch, self._clock)
+        self._loop = asyncio.get_running_loop()
+        self._resting = RestingRows(watch, self.clock)
         self._running: dict[asyncio.Task[None], Any] = {}
+        """The handlers that run, each with the id of its row."""
         self._one_by_one = 0
-        """So many rows are still to be taken singly, after a page that failed."""
-        self._held = _HELD_PAUSE
+        """How many rows are still to be taken singly, after a page that failed."""
+        self._locked_pause = _LOCKED_PAUSE
         self._hooks = DeadHooks()
-        self._waker: Waker | None = None
         self._work: asyncio.Task[None] | None = None
-        self._loop: asyncio.AbstractEventLoop | None = None
         self._unlisten: Callable[[], None] | None = None
-        self._looking_soon = False
+        self._kicks_soon = False
         self._opened = False
-        self._stopping = False
         self._stopped = asyncio.Event()
-        self._complaint = ""
+        self._pause, self._races, self._complaint = _FIRST_PAUSE, 0, ""
+        """Of the errors in a row: how long to wait after the next, how many were races, and what was logged last."""
         self._emptied: list[asyncio.Future[None]] = []
 
     # --- start and stop
 
     async def open(self) -> None:
-        """Connect, and look at the table. Raises SetupError, StoreUnavailable."""
+        """Connect, and check the table. Raises SetupError, StoreUnavailable."""
         for finding in await self._table.open():
             if not finding.ok:
                 _log.warning("%s; %s", finding.what, finding.advice)
@@ -91,30 +92,26 @@ class TableLoop:
         try:
             await self.open()
         except StoreError as error:
-            self._complain(error, _FIRST_PAUSE)
-        self._loop = asyncio.get_running_loop()
-        self._waker = Waker(self._clock, self._cap)
+            self._complain(error, self._pause)
         self._unlisten = self._table.listen(self._others_wrote)
-        self.watch.listeners.add(self._look_now)
-        self._work = self._loop.create_task(self._watch_for_ever(), name=f"bide {self.watch.source.table}")
+        self.watch.listeners.add(self._kick_from_any_thread)
+        self._work = self._loop.create_task(self._run(), name=f"bide {self.watch.source.table}")
 
     async def stop(self, grace: float) -> None:
         """Take no more; let handlers end, at most `grace` seconds, and then roll back what they were at."""
         self._stopping = True
         self._stopped.set()
-        self.watch.listeners.discard(self._look_now)
+        self.watch.listeners.discard(self._kick_from_any_thread)
         if self._unlisten is not None:
             self._unlisten()
-        if self._waker is not None:
-            self._waker.kick()
+        self._waker.kick()
         for wait in (grace, None if self.watch.in_threads else _ENDING):
             under_way = [one for one in (self._work, *self._running) if one is not None and not one.done()]
             if under_way:
                 await asyncio.wait(under_way, timeout=wait)
             for one in under_way:
                 one.cancel()
-        if self._waker is not None:
-            self._waker.close()
+        self._waker.close()
         for emptied in self._emptied:
             if not emptied.done():
                 emptied.set_exception(RuntimeError(_STOPPED))
@@ -124,9 +121,9 @@ class TableLoop:
         """Wait until no row fulfils the condition with a time that will come, and none is being handled here."""
         if self._stopping:
             raise RuntimeError(_STOPPED)
-        emptied = asyncio.get_running_loop().create_future()
+        emptied = self._loop.create_future()
         self._emptied.append(emptied)
-        self._kick()
+        self._waker.kick()
         try:
             await emptied
         finally:
@@ -135,62 +132,51 @@ class TableLoop:
     async def run_once(self) -> tuple[int, Millis | None]:
         """Take all that is due, and let it end; how many rows that was, and when the next is due."""
         before = self.stats.fired + self.stats.failed
-        wake = await self._round()
+        wake = await self._take_due()
         while self._running:
             await asyncio.wait(list(self._running))
-            wake = await self._round()
+            wake = await self._take_due()
         await self._hooks.ended()
         return self.stats.fired + self.stats.failed - before, wake
 
-    def _look_now(self) -> None:
-        assert self._loop is not None
+    def _kick_from_any_thread(self) -> None:
         try:
-            self._loop.call_soon_threadsafe(self._kick)
+            self._loop.call_soon_threadsafe(self._waker.kick)
         except RuntimeError:  # its loop has been closed without stopping it
-            self.watch.listeners.discard(self._look_now)
-
-    def _kick(self) -> None:
-        if self._waker is not None:
-            self._waker.kick()
+            self.watch.listeners.discard(self._kick_from_any_thread)
 
     def _others_wrote(self) -> None:
-        """At most every 10 ms: a file that others write to all the time would be looked at all the time."""
-        if not self._looking_soon and not self._stopping and self._loop is not None:
-            self._looking_soon = True
-            self._loop.call_later(_APART, self._look_soon)
+        """At most every 10 ms: a file that others write to all the time would be queried all the time."""
+        if not self._kicks_soon and not self._stopping:
+            self._kicks_soon = True
+            self._loop.call_later(_APART, self._kick_after_writes)
 
-    def _look_soon(self) -> None:
-        self._looking_soon = False
-        self._kick()
+    def _kick_after_writes(self) -> None:
+        self._kicks_soon = False
+        self._waker.kick()
 
-    # --- look and take
+    # --- the loop
 
-    async def _watch_for_ever(self) -> None:
-        assert self._waker is not None
-        pause, races = _FIRST_PAUSE, 0
-        while not self._stopping:
-            self._waker.forget()
-            try:
-                if not self._opened:
-                    await self.open()
-                wake = await self._round()
-            except Exception as error:  # noqa: BLE001 - a worker outlives its defects, loudly
-                if isinstance(error, Raced) and races < _RACES:
-                    races += 1
-                    await asyncio.sleep(0)
-                    continue
-                self._complain(error, pause)
-            else:
-                pause, races, self._complaint = _FIRST_PAUSE, 0, ""
-                await self._waker.sleep(wake)
-                continue
-            with suppress(TimeoutError):
-                async with asyncio.timeout(pause):
-                    await self._stopped.wait()
-            pause = min(pause * 2, _LONGEST_PAUSE)
+    async def _turn(self) -> Millis | None:
+        if not self._opened:
+            await self.open()
+        wake = await self._take_due()
+        self._pause, self._races, self._complaint = _FIRST_PAUSE, 0, ""
+        return wake
+
+    async def _turn_failed(self, error: Exception) -> None:
+        if isinstance(error, Raced) and self._races < _RACES:
+            self._races += 1
+            await asyncio.sleep(0)
+            return
+        self._complain(error, self._pause)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(self._pause):
+                await self._stopped.wait()
+        self._pause = min(self._pause * 2, _LONGEST_PAUSE)
 
     def _complain(self, error: Exception, pause: float) -> None:
-        """Once for as long as it is the same."""
+        """Log the error, once for as long as it is the same."""
         expected = isinstance(error, StoreError | SetupError | Raced)
         if said(error) != self._complaint:
             self._complaint = said(error)
@@ -200,15 +186,15 @@ class TableLoop:
                 exc_info=None if expected else error,
             )  # fmt: skip
 
-    async def _round(self) -> Millis | None:
-        """Take what is due, as much as there is room for; when to look again."""
+    async def _take_due(self) -> Millis | None:
+        """Take what is due, as much as there is room for; when to take again."""
         asking = list(self._emptied)
         while not self._stopping and self._free > 0:
-            now = self._clock.now()
+            now = self.clock.now()
             resting, first = self._resting.at(now)
             skip = (*resting, *self._running.values())
             try:
-                head = await self._look(now, skip)
+                head = await self._head(now, skip)
             except RowRefused as error:
                 await self._failed(error.rows, error)
                 continue
@@ -218,16 +204,16 @@ class TableLoop:
                     _resolve(asking)
                 return _earlier(head.due, first)
             if await self._take(now, skip, head):
-                self._held = _HELD_PAUSE
+                self._locked_pause = _LOCKED_PAUSE
                 continue
-            beyond = await self._look(now, skip, beyond=True)
-            # what is due is in somebody else's hands: another worker's, or somebody's who is editing it
-            again = self._clock.now() + self._clock.span(self._held)
-            self._held = min(self._held * 2, self._cap)
+            beyond = await self._head(now, skip, beyond=True)
+            # what is due is locked: by another worker, or by a person who is editing it
+            again = self.clock.now() + self.clock.span(self._locked_pause)
+            self._locked_pause = min(self._locked_pause * 2, self._cap)
             return _earlier(_earlier(beyond.due, first), again)
         return None
 
-    async def _look(self, now: Millis, skip: tuple[Any, ...], *, beyond: bool = False) -> Head:
+    async def _head(self, now: Millis, skip: tuple[Any, ...], *, beyond: bool = False) -> Head:
         self.stats.looks += 1
         return await self._table.head(now=now, skip=skip, beyond=beyond)
 
@@ -236,7 +222,7 @@ class TableLoop:
         return self.watch.concurrency - len(self._running)
 
     async def _take(self, now: Millis, skip: tuple[Any, ...], head: Head) -> bool:
-        """Take a row or a page; whether there was anything. A handler goes on by itself."""
+        """Take a row or a page; False: there was none. A handler goes on by itself."""
         limit = 1 if self.watch.handled or self._one_by_one else self.watch.source.page
         self._one_by_one = max(0, self._one_by_one - 1)
         try:
@@ -259,15 +245,15 @@ class TableLoop:
         return bool(identities)
 
     async def _begin(self, now: Millis, skip: tuple[Any, ...]) -> bool:
-        """Let a handler have a row; whether there was one."""
+        """Start the handler of one row; False: there was none."""
         loop = asyncio.get_running_loop()
-        told: asyncio.Future[list[Any]] = loop.create_future()
-        running = loop.create_task(self._handle_one(now, skip, told), name=f"bide {self.watch.source.table}")
+        taken: asyncio.Future[list[Any]] = loop.create_future()
+        running = loop.create_task(self._handle_one(now, skip, taken), name=f"bide {self.watch.source.table}")
         self._running[running] = None
         running.add_done_callback(self._ended)
         identities = list[Any]()
         try:
-            identities = await told
+            identities = await taken
         finally:
             if not identities:  # it has no row that could be left out, and must not be asked about again
                 await asyncio.wait([running])
@@ -277,10 +263,10 @@ class TableLoop:
 
     def _ended(self, running: asyncio.Task[None]) -> None:
         if self._running.pop(running) is not None:
-            self._kick()
+            self._waker.kick()
 
-    async def _handle_one(self, now: Millis, skip: tuple[Any, ...], told: asyncio.Future[list[Any]]) -> None:
-        """One transaction with a handler; `told` which row it has, before that is called."""
+    async def _handle_one(self, now: Millis, skip: tuple[Any, ...], identity: asyncio.Future[list[Any]]) -> None:
+        """One transaction with a handler; sets `identity` to the id of its row, or to none, before it is called."""
         row: DueRow | None = None
         handled = False
         try:
@@ -291,8 +277,8 @@ class TableLoop:
                     raise Raced(_STOPPED)
                 if row is not None:
                     self._resting.check(row)
-                if not told.done():
-                    told.set_result([] if row is None else [row.id])
+                if not identity.done():
+                    identity.set_result([] if row is None else [row.id])
                 if row is not None:
                     if self.watch.is_dead(row.id, row.due):
                         raise _StillDead
@@ -305,17 +291,17 @@ class TableLoop:
             if isinstance(error, KeyboardInterrupt | GeneratorExit) or (
                 isinstance(error, asyncio.CancelledError) and (ours is None or ours.cancelling())
             ):
-                told.cancel()
+                identity.cancel()
                 raise
             if row is not None:
                 await self._not_fired(row, error, handled=handled)
-            elif not told.done():
-                told.set_exception(error)
+            elif not identity.done():
+                identity.set_exception(error)
         else:
             self._fired([] if row is None else [row.id])
 
     async def _call(self, taken: Taken) -> Retry | Defer | Dead | None:
-        row = Row(taken.rows[0], self.watch.source.table, taken.connection, self._clock.now)
+        row = Row(taken.rows[0], self.watch.source.table, taken.connection, self.clock.now)
         if taken.joined is None:
             return await self.watch.call(row)
         with joining(self._store, taken.joined):
@@ -328,8 +314,8 @@ class TableLoop:
         self._resting.fired(identities)
 
     async def _not_fired(self, row: DueRow, error: BaseException, *, handled: bool) -> None:
-        """Act on the end of a handler whose row is as it was, though it may have gone through."""
-        now = self._clock.now()
+        """Handle the end of a handler whose row is as it was, though the handler may have succeeded."""
+        now = self.clock.now()
         if isinstance(error, _StillDead):
             self._resting.bury(row)
         elif isinstance(error, Defer):
@@ -337,18 +323,18 @@ class TableLoop:
         elif isinstance(error, Dead):
             await self._give_up(row, self._resting.dead(row, error.why))
         elif handled and isinstance(error, StoreUnavailable):  # the connection broke: that is not the row's fault
-            self._resting.put(row, now + self._clock.span(self._cap))
+            self._resting.put(row, now + self.clock.span(self._cap))
             _log.warning("%s: row %s was not committed, and is tried again: %s", self.watch, text_of(row.id), error)
         elif not (handled and isinstance(error, Raced)):
             until = self._resolved(error.due) if isinstance(error, Retry) and error.due is not None else None
             await self._failed([row], error, until)
 
     def _resolved(self, due: Due) -> Millis:
-        now = self._clock.now()
-        return now + self._clock.span(due.millis) if isinstance(due, In) else due.resolve(now)
+        now = self.clock.now()
+        return now + self.clock.span(due.millis) if isinstance(due, In) else due.resolve(now)
 
     async def _failed(self, rows: Sequence[DueRow], error: BaseException, until: Millis | None = None) -> None:
-        """These, or one of these, cannot be fired."""
+        """One of these rows cannot be fired."""
         if len({row.id for row in rows}) > 1:
             self._one_by_one = len(rows)
             _log.info("%s: a page of %d failed, taking them one by one: %s", self.watch, len(rows), said(error))
@@ -363,16 +349,16 @@ class TableLoop:
             await self._give_up(row, dead)
 
     async def _give_up(self, row: DueRow, dead: DeadRow) -> None:
-        """Leave it alone for good, by the table's own columns where the source says how."""
+        """Give the row up for good, by the table's own columns where the source says how."""
         left = True
         if self.watch.source.dead is not None:
             try:
-                if not await self._table.bury(row.id, now=self._clock.now()):
-                    return  # somebody else has it now, or it is due no longer
+                if not await self._table.bury(row.id, now=self.clock.now()):
+                    return  # another transaction has it now, or it is due no longer
                 left = False
                 self._resting.fired([row.id])
             except (StoreUnavailable, Raced):
-                self._resting.put(row, self._clock.now() + self._clock.span(self._cap))
+                self._resting.put(row, self.clock.now() + self.clock.span(self._cap))
                 return
             except Exception as error:  # noqa: BLE001 - then it is left as it is
                 _log.error("%s: the changes of `dead` failed: %s", self.watch, said(error))

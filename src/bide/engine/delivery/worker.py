@@ -1,6 +1,6 @@
 """A worker: sleeps until the smallest wake that concerns it, leases what is due, delivers it, settles it.
 
-It asks for as much as it can start now, and holds nothing else (P7); for the loop see `leasing`.
+It asks for as much as it can start now, and holds nothing else (P7). For the loop see `lease_loop`.
 """
 
 from __future__ import annotations
@@ -22,13 +22,13 @@ from bide.core.events import EventKind
 from bide.core.instants import Millis
 from bide.core.names import new_id
 from bide.core.outcomes import Outcome, Retry
-from bide.core.records import OutcomeKind, Record, Settlement, Topic
+from bide.core.records import Leased, OutcomeKind, Record, Settlement, Topic
 from bide.engine.background import DeadHooks, begin
 from bide.engine.client import Client
 from bide.engine.delivery.executor import Delivery, TopicExecutor, slots_to_lease
 from bide.engine.delivery.lease_extender import LeaseExtender
 from bide.engine.delivery.lease_loop import LeaseLoop
-from bide.engine.delivery.settlement import release, settlement
+from bide.engine.delivery.settlement import release, settlement_for
 from bide.engine.delivery.settler import Settler
 from bide.engine.delivery.tables import TableLoop
 from bide.engine.registry import settings_of
@@ -37,7 +37,7 @@ from bide.ports import Listening, Route
 _log = logging.getLogger("bide.worker")
 _STOPPED = "the worker has stopped, and what waits goes on waiting"
 _FLOOD = 32
-"""So many deliveries of a topic at once, with more to come, are a flood."""
+"""Deliveries of a topic in one lease, with more to come, from which on it is a flood."""
 
 Observer = Callable[[Record, Settlement], None]
 """Called for every outcome that the store accepted."""
@@ -83,7 +83,7 @@ class Worker(LeaseLoop):
         self.tables = tables
         self._instruments = client.instruments
         self._observers = [one.observe for one in self._instruments] + ([] if observe is None else [observe])
-        self._settler = Settler(self.store, self.clock, self._told, self._has_backlog)
+        self._settler = Settler(self.store, self.clock, self._settled, self._has_backlog)
         self._lease_extender = LeaseExtender(
             self.store, self.clock, self.config.lease, self.holder, self._executors, self._held, self._lose
         )
@@ -92,11 +92,11 @@ class Worker(LeaseLoop):
         self._hooks = DeadHooks()
         self._flood = False
         self._emptied: list[asyncio.Future[None]] = []
-        """Those that wait until there is nothing left."""
+        """One for each caller of `until_empty`."""
         self._short = False
         """True where the worker's slots, not a topic's own, limit how much of what may be due is leased."""
         self._rotation = 0
-        """By how many topics the first of those that are asked for has moved on."""
+        """How many topics have had their turn to be asked for first."""
 
     # --- start and stop
 
@@ -115,10 +115,10 @@ class Worker(LeaseLoop):
             self._listening = await wakes.listen(list(self._executors), self._on_wake)
         if self._executors:
             self._start_leasing()
-        lease_extender = self._lease_extender
-        self._tasks.append(begin(lease_extender.extend_for_ever(), "keeper"))
-        self._tasks.append(begin(lease_extender.purge_for_ever(), "purge"))
-        self._tasks.append(begin(lease_extender.announce_for_ever(), "presence"))
+        extender = self._lease_extender
+        self._tasks.append(begin(extender.extend_for_ever(), "extend"))
+        self._tasks.append(begin(extender.purge_for_ever(), "purge"))
+        self._tasks.append(begin(extender.announce_for_ever(), "presence"))
         if self._executors:
             self._announce([settings_of(route, self.config) for route in self._routes.values()])
         for instrument in self._instruments:
@@ -152,10 +152,10 @@ class Worker(LeaseLoop):
         await self._lease_extender.leave()
 
     async def until_empty(self) -> None:
-        """Wait until nothing of this worker's topics and tables is waiting or leased any more, by anybody.
+        """Wait until nothing of this worker's topics and tables is waiting or leased any more, by any worker.
 
-        What another worker holds is seen to be over when it is looked at again: at most the longest sleep later. Raises
-        RuntimeError if the worker stops before.
+        The end of what another worker holds is seen at most the longest sleep later. Raises RuntimeError if the worker
+        stops before.
         """
         fired = -1
         while fired != self._rows_fired:
@@ -180,15 +180,29 @@ class Worker(LeaseLoop):
         finally:
             self._emptied.remove(emptied)
 
+    async def _nothing_left(self, leased: Leased) -> bool:
+        """True if a lease that began while nothing ran here says that nothing waits or is leased, paused or not."""
+        if leased.tasks or leased.next_wake is not None or not self._idle:
+            return False
+        paused, now = [topic for topic in self.pause_gate.topics if topic in self._executors], self.clock.now()
+        if not paused:
+            return True
+        asked = dict.fromkeys(paused, 0)
+        return (await self.store.lease(asked, now=now, until=now, holder=self.holder)).next_wake is None
+
+    @property
+    def _idle(self) -> bool:
+        return not any(executor.occupied for executor in self._executors.values())
+
     async def run_once(self) -> tuple[int, Millis | None]:
-        """Instead of `start`: one round of lease, deliver and settle; how many were leased, and the next wake.
+        """Instead of `start`: lease, deliver and settle once; how many were leased, and the next wake.
 
         For tests that move the clock themselves. The wake counts only when nothing was leased: a handler may have
         scheduled something earlier.
         """
         await self.pause_gate.first()
         before = self.stats.leased
-        wake = await self._deliver(self._wanted())
+        wake = await self._deliver(self._free_slots())
         await asyncio.gather(*(executor.idle(None) for executor in self._executors.values()))
         await self._settler.drain()
         await self._hooks.ended()
@@ -196,14 +210,15 @@ class Worker(LeaseLoop):
 
     # --- lease
 
-    def _wants(self) -> object:
-        return self._wanted() or self._emptied
+    def _wants_turn(self) -> object:
+        return self._free_slots() or self._emptied
 
     async def _turn(self) -> Millis | None:
+        await self.pause_gate.first()
         await self._lease_extender.catch_up(self._settler)
-        return await self._deliver(self._wanted())
+        return await self._deliver(self._free_slots())
 
-    def _wanted(self) -> dict[Topic, int]:
+    def _free_slots(self) -> dict[Topic, int]:
         """How many of each topic can be started now. What is paused is not asked for: not even when it is due."""
         held = self.pause_gate.topics
         asked = {
@@ -239,26 +254,17 @@ class Worker(LeaseLoop):
             self._flood |= executor.backlogged and count >= _FLOOD
             executor.start(fit)
         more = (
-            self._wanted()
+            self._free_slots()
             if any(executor.backlogged and executor.free for executor in self._executors.values())
             else {}
         )
         if any(count and self._executors[topic].backlogged for topic, count in more.items()):
-            self._waker.kick()  # it got all that it was lent, or some were unfit, and there may be more
-        elif asking and leased.next_wake is None and not leased.tasks and self._idle and await self._holds_nothing():
+            self._waker.kick()  # it got all that it was lent, or some were refused, and there may be more
+        elif asking and await self._nothing_left(leased):
             for emptied in asking:
                 if not emptied.done():
                     emptied.set_result(None)
         return leased.wake
-
-    @property
-    def _idle(self) -> bool:
-        return not any(executor.occupied for executor in self._executors.values())
-
-    async def _holds_nothing(self) -> bool:
-        """True if no task of the paused topics waits, which no lease asks for."""
-        held, now = {topic: 0 for topic in self.pause_gate.topics if topic in self._executors}, self.clock.now()
-        return not held or (await self.store.lease(held, now=now, until=now, holder=self.holder)).next_wake is None
 
     def _fit(self, delivery: Delivery, route: Route, now: Millis) -> bool:
         refused = self._refusal(delivery.record, route, now, self.holder)
@@ -281,7 +287,7 @@ class Worker(LeaseLoop):
             self._waker.kick()
 
     def _has_backlog(self) -> bool:
-        """True while deliveries come by the dozen and more of them wait: then outcomes may gather for a moment."""
+        """True while deliveries come by the dozen and more are due: then outcomes may gather for a moment."""
         return self._flood and not self._stopping
 
     def _held(self) -> list[Delivery]:
@@ -304,18 +310,18 @@ class Worker(LeaseLoop):
                 _log.warning("%s/%s failed for the first time", record.topic, record.key, exc_info=ended)
         route, keep = self._executors[record.topic].route, self.config.retention_of(record.topic)
         try:
-            told = settlement(record, ended, route, keep, self.clock, traces=self.config.traces)
+            decided = settlement_for(record, ended, route, keep, self.clock, traces=self.config.traces)
         except Exception as defect:  # noqa: BLE001 - an outcome of the handler's own making, without what ours have
             _log.warning("%s/%s: %r is no outcome that can be kept", record.topic, record.key, type(ended))
-            told = settlement(record, defect, route, keep, self.clock)
-        self._settler.put(delivery, told)
+            decided = settlement_for(record, defect, route, keep, self.clock)
+        self._settler.put(delivery, decided)
 
     def completed(self, delivery: Delivery) -> None:
-        """See `lanes.Holder`."""
+        """See `executor.DeliveryOwner`."""
         delivery.over = True
         self.stats.delivered += 1
         record = delivery.record
-        self._told(delivery, Settlement(record.topic, record.key, record.token, OutcomeKind.DONE), True)
+        self._settled(delivery, Settlement(record.topic, record.key, record.token, OutcomeKind.DONE), True)
 
     def _time_out(self, delivery: Delivery) -> None:
         """Settle the failure now. What the handler still does is discarded; its slot is freed when it ends."""
@@ -333,31 +339,31 @@ class Worker(LeaseLoop):
         if delivery.runner is not None:
             delivery.runner.cancel()
 
-    def _told(self, delivery: Delivery, told: Settlement, accepted: bool) -> None:
+    def _settled(self, delivery: Delivery, settlement: Settlement, accepted: bool) -> None:
         """The store has the outcome, or has refused it."""
-        record = delivery.record
+        record, stats = delivery.record, self.stats
         if not accepted:
-            self.stats.lost += 1
+            stats.lost += 1
             _log.info("%s/%s: outcome refused, the lease was gone", record.topic, record.key)
             return
-        verdict = told.outcome
-        self._history.ended(record.topic, verdict)
-        if verdict is OutcomeKind.DONE:
-            self.stats.done += 1
-        elif verdict is OutcomeKind.RETRY:
-            self.stats.retried += 1
-            _log.warning("%s/%s, attempt %d, failed: %s", record.topic, record.key, record.attempt, told.why)
-            self._note(EventKind.RETRY, record, told.why, self.holder, told.next_at)
-        elif verdict is OutcomeKind.DEFER:
-            self.stats.deferred += 1
+        outcome = settlement.outcome
+        self._history.ended(record.topic, outcome)
+        if outcome is OutcomeKind.DONE:
+            stats.done += 1
+        elif outcome is OutcomeKind.RETRY:
+            stats.retried += 1
+            _log.warning("%s/%s, attempt %d, failed: %s", record.topic, record.key, record.attempt, settlement.why)
+            self._note(EventKind.RETRY, record, settlement.why, self.holder, settlement.next_at)
+        elif outcome is OutcomeKind.DEFER:
+            stats.deferred += 1
         else:
-            self.stats.dead += 1
-            _log.error("%s/%s, attempt %d, is dead: %s", record.topic, record.key, record.attempt, told.why)
-            self._note(EventKind.DEAD, record, told.why, self.holder)
-            task = delivery.now_as(lifecycle.settle(told, record, self.clock.now(), record.token))
+            stats.dead += 1
+            _log.error("%s/%s, attempt %d, is dead: %s", record.topic, record.key, record.attempt, settlement.why)
+            self._note(EventKind.DEAD, record, settlement.why, self.holder)
+            task = delivery.now_as(lifecycle.settle(settlement, record, self.clock.now(), record.token))
             self._hooks.call(self._executors[record.topic].route.on_dead, task)
         for observe in self._observers:
-            observe(record, told)
+            observe(record, settlement)
         if self._emptied:
             self._waker.kick()
 
