@@ -580,7 +580,7 @@ class MySqlConnection(JournaledConnection[Call]):
         return Call(self, connection, self.queries_on(connection), limit)
 
     async def _prepare(self, call: Call) -> Repeated | None:
-        return await self._find_repeated(call) if call.again else None
+        return await self._find_repeated(call) if call.may_be_done else None
 
     def _kept(self, row: Any) -> Repeated:
         return Repeated(*row[1:])

@@ -217,7 +217,8 @@ class MySqlLeasing(Leasing):
                 given = self._give(call, locked, there + lasts, holder)
                 room = [topic for topic, count in counts.items() if count <= 0 or len(found[topic]) < count]
                 end = call.ending()
-                if given.pairs or call.again:  # an earlier sending may have leased something
+                commits = bool(given.pairs) or call.may_be_done  # an earlier sending may have leased something
+                if commits:
                     end = call.pass_gate(max((token for _, token in given.pairs), default=0), _encode(given.pairs))
                 tasks: list[Record] = []
 
@@ -228,7 +229,7 @@ class MySqlLeasing(Leasing):
                     self.leased.leased(rows, tasks, given.batches())  # if the call is undone, they are never settled
 
                 statements = (*given.statements, *_ask_heads(call, room, start), *end)
-                answers = await call.send(*statements, commits=bool(given.pairs) or call.again, meanwhile=make_records)
+                answers = await call.send(*statements, commits=commits, meanwhile=make_records)
             except BaseException:
                 positions.failed(topics)
                 bounds.failed(time.monotonic() - began, full=start.full)
