@@ -78,7 +78,7 @@ class Address(Struct, frozen=True, kw_only=True):
     """Without what is secret."""
 
     def tls(self) -> Any:
-        """How the connection is to be encrypted; None: not at all. Raises BadInput for files that are of no use."""
+        """The encryption of the connection; None: none. Raises BadInput for files that are of no use."""
         mode = self.options.get("ssl_mode", "required" if "ssl_ca" in self.options else "disabled")
         if mode == "disabled":
             return None

@@ -41,7 +41,7 @@ NEVER: Millis = 2**62
 
 
 class HeadCache:
-    """For each shard of one topic: the head, when it was asked for, and whether there was plenty."""
+    """The heads of one topic, by shard, when each was asked for, and whether there was plenty."""
 
     __slots__ = ("asked", "mine", "noted", "plenty", "wakes")
 
@@ -55,7 +55,7 @@ class HeadCache:
         self.mine = [True] * shards
 
     def note_wake(self, shard: int, wake: Millis) -> None:
-        """Something there wakes at that time: it only ever shortens the sleep."""
+        """Note that something there wakes at that time: it only ever shortens the sleep."""
         if wake < self.wakes[shard]:
             self.wakes[shard] = wake
         if shard in self.noted:
@@ -66,12 +66,12 @@ class HeadCache:
         self.noted[shard] = NEVER
 
     def wake(self, shard: int) -> Millis:
-        """When this worker should ask there."""
+        """The time at which this worker should ask there."""
         wake = self.wakes[shard]
         return wake if self.mine[shard] or wake >= NEVER else wake + GRACE
 
     def next_wake(self) -> Millis | None:
-        """When to ask again; None: nothing waits anywhere."""
+        """The time to ask again; None: nothing waits anywhere."""
         wake = min(map(self.wake, range(len(self.wakes))))
         return None if wake >= NEVER else wake
 
@@ -87,7 +87,7 @@ class HeadCache:
         return [shard for shard, asked in enumerate(self.asked) if asked < before]
 
     def oldest(self, away: Collection[int]) -> float:
-        """When the shard was asked whose last answer is the oldest, `away` apart."""
+        """The time at which the shard was asked whose last answer is the oldest, except for those `away`."""
         if not away:
             return min(self.asked)
         return min((asked for shard, asked in enumerate(self.asked) if shard not in away), default=inf)
@@ -101,11 +101,11 @@ class HeadCache:
         self.plenty[shard] = plenty
 
     def put_off(self, shard: int, wake: Millis) -> None:
-        """Nothing is to be had there before `wake`, whatever is known of it."""
+        """Ask there no earlier than `wake`, whatever is known of it."""
         self.wakes[shard] = max(wake, self.wakes[shard])
 
     def shares(self, due: list[int], room: int) -> dict[int, int]:
-        """How much to ask of which shard: of few where there is plenty, else a part of each."""
+        """Divide `room` among shards: among few where there is plenty, else a part for each."""
         if any(self.plenty[shard] for shard in due):
             due = due[: max(1, room // _AT_LEAST)]
         due = due[:room]
@@ -119,7 +119,7 @@ def owner_of(topic: Topic, shard: int, workers: Collection[str]) -> str:
 
 
 def owned(topic: Topic, shards: int, live: Mapping[str, Collection[Topic]], mine: Collection[str]) -> list[bool]:
-    """For each shard whether one of `mine` goes first there; workers that `live` does not know yet count too."""
+    """Tell for each shard whether one of `mine` goes first there; workers that `live` does not know yet count too."""
     workers = {worker for worker, topics in live.items() if topic in topics} | set(mine)
     if len(workers) == len(mine):
         return [True] * shards
@@ -256,7 +256,7 @@ class LateAnswers:
             self._tasks[holder] = left
 
     async def leave(self, holder: str) -> None:
-        """This holder leases no more: what is still to come for it is waited for, for a moment, and given back.
+        """Wait a moment for what is still to come for this holder, which leases no more, and give it back.
 
         What comes later still is given back when it comes, as long as the process is there.
         """
@@ -266,7 +266,7 @@ class LateAnswers:
         await self._return(holder)
 
     async def close(self) -> None:
-        """All holders of this process leave. What is still to come after that stays leased until its lease ends."""
+        """Let all holders of this process leave. What comes after that stays leased until its lease ends."""
         await asyncio.gather(*(self.leave(holder) for holder in {*self._background.values(), *self._tasks}))
         background = list(self._background)
         for task in background:
@@ -278,7 +278,7 @@ class LateAnswers:
 
 
 def _answers_in(call: Call, reply: list[Any]) -> Iterator[tuple[Topic, tuple[Millis, Millis, _Taken]]]:
-    """Of each topic: both heads, and the tasks; without those that changed hands before a late answer came."""
+    """Read for each topic both heads and the tasks, without those that changed hands before a late answer came."""
     place = 3
     for topic in call.topics:
         waiting, leased, count = reply[place : place + 3]
@@ -319,7 +319,7 @@ class Leaser:
         self._mine: set[str] = set()
 
     def note_wake(self, shard: int, topic: Topic, wake: Millis) -> Millis:
-        """Something of a topic now wakes there at that time; when this process should ask."""
+        """Note that something of a topic wakes there at that time; the time at which this process should ask."""
         heads = self._heads.get(topic)
         if heads is None:
             return wake
@@ -405,12 +405,12 @@ class Leaser:
         return Leased([record for _, record in taken], next_wake, self._now(now), self._again_by(wants, began))
 
     async def leave(self, holder: str) -> None:
-        """This holder leases no more: what is still to come for it is given back."""
+        """Give back what is still to come for this holder, which leases no more."""
         if self._late is not None:
             await self._late.leave(holder)
 
     async def close(self) -> None:
-        """All holders of this process leave."""
+        """Let all holders of this process leave."""
         if self._late is not None:
             await self._late.close()
 
@@ -420,7 +420,7 @@ class Leaser:
     def _shards_to_ask(
         self, room: Mapping[Topic, int], now: Millis, empty: _Empty, *, stale: bool
     ) -> dict[int, dict[Topic, int]]:
-        """For each shard to ask: how much of which topic; nothing of those of which only the head is to be known."""
+        """The shards to ask, each with how much of which topic; 0 of a topic whose head alone is to be known."""
         asked: dict[int, dict[Topic, int]] = {}
         before = self._stale_before(room) if stale else -inf
         for topic, left in room.items():
@@ -436,7 +436,7 @@ class Leaser:
         return asked
 
     def _oldest(self, topics: Iterable[Topic]) -> float:
-        """When the head was asked for that is known for longest."""
+        """The time at which the head was asked for that is known for longest."""
         return min((self._heads[topic].oldest(self._away) for topic in topics), default=inf)
 
     def _stale_before(self, topics: Iterable[Topic]) -> float:
@@ -448,7 +448,7 @@ class Leaser:
         return clock - (CAP / 2 if self._oldest(topics) < clock - CAP else CAP)
 
     def _again_by(self, topics: Iterable[Topic], began: float) -> Millis | None:
-        """When the head is stale that is known for longest; None: all were asked for since `began`.
+        """The time at which the head is stale that is known for longest; None: all were asked for since `began`.
 
         A worker that asks between two such times would else sleep from then on for as long as a sleep may be.
         """

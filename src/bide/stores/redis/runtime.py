@@ -188,7 +188,7 @@ _ANNOUNCE = "#!lua flags=allow-oom\nreturn redis.call('HSET', KEYS[1], ARGV[1], 
 
 
 class Runtime:
-    """All that is there between `open` and `close`."""
+    """The open store: what is there between `open` and `close`."""
 
     def __init__(
         self,

@@ -178,7 +178,7 @@ class NumberedCall(ABC):
             limit.reschedule(max(ends, limit.when() or ends))
 
     def undone(self) -> None:
-        """Nothing of it was done, and no transaction is open."""
+        """Note that nothing of it was done, and no transaction is open."""
         self.sent = False
 
     @abstractmethod
