@@ -167,7 +167,7 @@ class LateAnswers:
         self._give_back = give_back
         self._notify = notify
         self._tasks: dict[str, _Taken] = {}
-        """What came late, by holder."""
+        """The tasks that came late, by holder."""
         self._background: dict[asyncio.Task[None], str] = {}
         """The asyncio tasks that wait for answers, or keep what came late for a moment; with the holder."""
         self.away: dict[int, asyncio.Task[None]] = {}

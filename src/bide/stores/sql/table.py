@@ -334,7 +334,7 @@ class TableTimes(ABC):
         return self._in_zone(now, stretch(max(about - _BEHIND, 0), self._zone), give)
 
     def instant_of(self, value: Any) -> Millis:
-        """The instant at which a row with this value is due, rounded up. Raises ValueError for a date like 0000-00-00."""
+        """The instant at which a row with this value is due, rounded up. Raises ValueError for 0000-00-00."""
         if isinstance(value, datetime):
             millis = instant_of(value, self._zone) if value.tzinfo is None else -((_EPOCH - value) // _MILLISECOND)
         elif self._is is DueIs.TIMESTAMP:
