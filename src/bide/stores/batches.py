@@ -48,7 +48,7 @@ def rounds(asked: Sequence[Named]) -> list[list[int]]:
 
 
 class Conflicts:
-    """Of which topics keys of late were there already: of the others an insert need not be ready for it.
+    """The topics whose new keys were taken of late. An insert for other topics need not be ready for that.
 
     One that is not, and meets such a key, fails as a whole and leaves what it had inserted for vacuum to clean up. So
     after one of those it is some batches before that is risked again, with tasks of that topic.
@@ -66,7 +66,7 @@ class Conflicts:
         return bool(self._wary) and not self._wary.keys().isdisjoint({one.topic for one in tasks})
 
     def met(self, tasks: Sequence[Named], taken: Iterable[Named]) -> None:
-        """Of these tasks of a batch those that were `taken` were there already."""
+        """Note which tasks of a batch were `taken`: there already."""
         there = {one.topic for one in taken}
         if self._wary:
             for topic in {one.topic for one in tasks} - there:

@@ -150,7 +150,7 @@ def cutoff(now: Millis, zone: tzinfo) -> datetime:
 
 
 def instant_of(shown: datetime, zone: tzinfo) -> Millis:
-    """When `shown`, a naive time of `zone`, has come; rounded up, and kept within the years 1970 to 9999."""
+    """The instant at which `shown`, a naive time of `zone`, has come; rounded up, within the years 1970 to 9999."""
     try:
         early, late = (_instant(shown, zone, fold) for fold in (0, 1))
     except OverflowError:

@@ -17,7 +17,7 @@ _LONGEST = 2_000
 
 
 class Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Where a page ended: what a cursor says."""
+    """The end of a page, which a cursor says."""
 
     order: str
     """"name", "group", "live" or "ended": which index the page was read from."""

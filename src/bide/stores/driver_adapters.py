@@ -70,7 +70,7 @@ class Driver(Protocol):
         ...
 
     async def close(self) -> None:
-        """At once: the server undoes what is open."""
+        """Close it at once: the server undoes what is open."""
         with suppress(Exception):  # it is closed already
             closing = getattr(self.raw, "terminate", self.raw.close)()
             if isawaitable(closing):
@@ -161,7 +161,7 @@ class MysqlDriver(Driver):
 
     @property
     def alone(self) -> bool:
-        """As the server said in its last answer; a connection that has to ask (mysqlclient) does."""
+        """The state of the server's last answer; a connection that has to ask for it (mysqlclient) does."""
         return self._commits and not self.in_transaction
 
     @property
@@ -285,7 +285,7 @@ def connection_source(connection: object) -> ConnectionSource | None:
 
 
 def driver_of(raw: Any) -> Driver | None:
-    """How to use a driver's own connection."""
+    """The adapter of a driver's own connection; None if the driver is not known."""
     if _is(raw, ("asyncpg.pool", "PoolConnectionProxy")):
         return AsyncpgDriver(raw._con) if raw._con is not None else None
     if _is(raw, ("asyncpg.connection", "Connection")):

@@ -105,7 +105,7 @@ class SortedChunks(Generic[Entry]):
             yield from following
 
     def rank(self, bound: tuple[Any, ...]) -> int:
-        """How many entries are less than `bound`."""
+        """The number of entries that are less than `bound`."""
         number = bisect_left(self._lasts, bound)
         if number == len(self._chunks):
             return self._length

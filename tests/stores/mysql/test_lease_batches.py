@@ -7,7 +7,7 @@ import asyncio
 import msgspec
 import pytest
 from tests.stores.mysql.connections import by_asyncmy
-from tests.stores.mysql.test_keeping import ask
+from tests.stores.mysql.test_purging import ask
 from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.errors import StoreError

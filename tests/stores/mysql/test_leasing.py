@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 from tests.stores.mysql.connections import by_asyncmy
-from tests.stores.mysql.test_keeping import ask
+from tests.stores.mysql.test_purging import ask
 from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import until
 

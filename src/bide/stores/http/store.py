@@ -135,7 +135,7 @@ class HttpStore:
         return await self._truths(remote.EXTEND, leases, now, until - now)
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
-        """In as many calls as it takes: an answer has as many as fit into it."""
+        """Take as many calls as it needs: an answer has as many as fit into it."""
         records: list[Record | None] = []
         while len(records) < len(refs):
             got = await self._ask(remote.GET, list(refs[len(records) : len(records) + remote.LONGEST_PAGE]))

@@ -196,7 +196,7 @@ _PATIENCE = 100_000
 
 
 def entry_of(kind: str, record: Record) -> Entry | None:
-    """Where `record` stands in the listing of that kind; None: it is not in it."""
+    """The place of `record` in the listing of that kind; None: it is not in it."""
     if kind == NAMES:
         return record.topic, record.key
     if kind == GROUPS:
@@ -245,14 +245,14 @@ class Listings:
         return self._kept[kind]
 
     def forecast(self, topic: str, edges: Sequence[Millis]) -> list[int]:
-        """How many of the topic wait in each interval. O(edges x (log n + n / 1000))."""
+        """The number of the topic's tasks that wait in each interval. O(edges x (log n + n / 1000))."""
         waiting = self.listing(State.WAITING.value)
         ranks = [waiting.rank((topic, edge)) for edge in edges]
         return [max(later - earlier, 0) for earlier, later in pairwise(ranks)]
 
 
 class MemoryReads(Reads):
-    """By listings; nothing here waits. A token tells equal times apart."""
+    """Reads by listings; nothing here waits. A token tells equal times apart."""
 
     def __init__(self, listings: Listings, topics: Mapping[Topic, TopicTasks]) -> None:
         self._listings = listings

@@ -78,7 +78,7 @@ class Address(Struct, frozen=True, kw_only=True):
     """Without what is secret."""
 
     def tls(self) -> Any:
-        """How the connection is to be encrypted; None: not at all. Raises BadInput for files that are of no use."""
+        """The encryption of the connection; None: none. Raises BadInput for files that are of no use."""
         mode = self.options.get("ssl_mode", "required" if "ssl_ca" in self.options else "disabled")
         if mode == "disabled":
             return None
@@ -580,7 +580,7 @@ class MySqlConnection(JournaledConnection[Call]):
         return Call(self, connection, self.queries_on(connection), limit)
 
     async def _prepare(self, call: Call) -> Repeated | None:
-        return await self._find_repeated(call) if call.again else None
+        return await self._find_repeated(call) if call.may_be_done else None
 
     def _kept(self, row: Any) -> Repeated:
         return Repeated(*row[1:])

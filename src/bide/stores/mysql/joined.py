@@ -89,7 +89,7 @@ class JoinedCall(RunsInSavepoint, Call):
     async def send(
         self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], object] | None = None
     ) -> list[Rows]:
-        """In one round trip where the driver can; else one by one."""
+        """Send them in one round trip where the driver can; else one by one."""
         if meanwhile is not None:
             meanwhile()
         begin = self.queries["begin"].write()
@@ -202,7 +202,7 @@ _IN_TRANSACTION = 1
 
 
 class Transactions(OwnTransactions):
-    """On asyncmy's connections."""
+    """Transactions on asyncmy's connections."""
 
     async def _connect(self) -> Connection:
         return await connect(self.address, within=self._silence, plain=True)

@@ -88,7 +88,7 @@ def read_expired(topic: Topic, found: Rows) -> Expired:
 
 
 def read_pairs(batches: Iterable[bytes]) -> list[Pair]:
-    """Those of all batches together, by row. One that cannot be read, by another program's doing, holds up no other."""
+    """The pairs of all batches, by row. A batch that cannot be read, by another program's doing, holds up no other."""
     pairs: set[Pair] = set()
     for tasks in batches:
         try:
@@ -170,7 +170,7 @@ async def read_remains(call: Call, expired: Mapping[Topic, Expired], most: Mappi
 
 
 async def under_way(call: Call, topic: Topic) -> list[StillLeased]:
-    """All of a topic that is leased, by when the lease ends; as much work as is under way."""
+    """Read all of a topic that is leased, by when the lease ends; as much work as is under way."""
     [batches] = await call.send(call.write("leases", topic=topic))
     pairs = read_pairs(tasks for (tasks,) in batches)
     found: list[StillLeased] = []
@@ -209,7 +209,10 @@ class Settling(NamedTuple):
 
 
 class LeasedRows:
-    """By name. Two generations, so that what is never settled here is forgotten without a search for the oldest."""
+    """The tasks that this process has leased, by name.
+
+    Two generations, so that what is never settled here is forgotten without a search for the oldest.
+    """
 
     __slots__ = ("_new", "_old", "_over")
 

@@ -49,7 +49,7 @@ LONGEST_TRANSACTION: Millis = 5_000
 
 
 class ScanStart(NamedTuple):
-    """Where a scan begins, topic by topic."""
+    """The beginning of a scan, topic by topic."""
 
     waiting: dict[Topic, Millis]
     """For what waits."""
@@ -137,7 +137,7 @@ Row = Sequence[Any]
 
 
 class NextDue:
-    """When something may be due next, as far as this process knows, and how far one instant has been leased.
+    """The next time at which something may be due, as far as this process knows; and how far one instant is leased.
 
     Thousands may be due at the same instant. The position is that instant until the last of them is leased, and each
     lease would step over all that were taken before it. So of an instant that is over for a second the last row is
@@ -158,7 +158,7 @@ class NextDue:
                 del self._rows[topic]
 
     def behind(self, topic: Topic, floor: Millis) -> int:
-        """Behind which row of the instant `floor` to begin; 0: at its first."""
+        """The row of the instant `floor` behind which to begin; 0: at its first."""
         wake, row = self._rows.get(topic, (-1, 0))
         return row if wake == floor else 0
 
@@ -217,7 +217,8 @@ class MySqlLeasing(Leasing):
                 given = self._give(call, locked, there + lasts, holder)
                 room = [topic for topic, count in counts.items() if count <= 0 or len(found[topic]) < count]
                 end = call.ending()
-                if given.pairs or call.again:  # an earlier sending may have leased something
+                commits = bool(given.pairs) or call.may_be_done  # an earlier sending may have leased something
+                if commits:
                     end = call.pass_gate(max((token for _, token in given.pairs), default=0), _encode(given.pairs))
                 tasks: list[Record] = []
 
@@ -228,7 +229,7 @@ class MySqlLeasing(Leasing):
                     self.leased.leased(rows, tasks, given.batches())  # if the call is undone, they are never settled
 
                 statements = (*given.statements, *_ask_heads(call, room, start), *end)
-                answers = await call.send(*statements, commits=bool(given.pairs) or call.again, meanwhile=make_records)
+                answers = await call.send(*statements, commits=commits, meanwhile=make_records)
             except BaseException:
                 positions.failed(topics)
                 bounds.failed(time.monotonic() - began, full=start.full)
@@ -297,7 +298,7 @@ class MySqlLeasing(Leasing):
         return locked
 
     def _scan_start(self, call: Call, topics: list[Topic], about: Millis) -> ScanStart:
-        """Where the scan begins, and how long it may take."""
+        """Find where the scan begins, and allow it the time that it may take."""
         positions, bounds = self.positions, self.bounds
         since, thorough = positions.begin(topics, about)
         if thorough:
@@ -421,7 +422,7 @@ async def _still_held(row: Repeated, call: Call) -> tuple[Leased, bool]:
 
 
 def _wake(row: Row) -> Millis:
-    """Since when it is due."""
+    """The time since which it is due."""
     at: Millis = row[WAKE] if row[STATE] else row[AT]
     return at
 

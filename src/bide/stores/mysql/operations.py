@@ -75,7 +75,7 @@ T = TypeVar("T", str, tuple[str, Token])
 
 
 async def read_tasks(call: Call, asked: Sequence[Named]) -> list[Record]:
-    """Those of these names that are there."""
+    """Read the tasks of these names that are there."""
     if not asked:
         return []
     return [record_of(row) for rows in await call.send(*_about(call, "tasks_by_names", asked)) for row in rows]
@@ -286,7 +286,7 @@ async def purge(connection: MySqlConnection, now: Millis | None, limit: int) -> 
     most = _AT_ONCE
 
     async def work(call: Call) -> tuple[int, int]:
-        """How many tasks were forgotten, and how many lines of `kept`."""
+        """Forget some; the number of tasks, and of lines of `kept`."""
         opened = [call.write("begin"), *call.read_clock(now), call.write("kept_until_now", most=most)]
         [lines] = await call.send(*opened)
         if not lines:
@@ -364,7 +364,7 @@ class _NewTasks:
 
     @property
     def places(self) -> Places:
-        """All of them, after `find_parts`. Raises KeyTaken if a key comes twice."""
+        """The places of all, after `find_parts`. Raises KeyTaken if a key comes twice."""
         if len(self.parts) > 1:
             raise KeyTaken("a key comes twice in a batch")
         return self.parts[0]
@@ -442,7 +442,7 @@ async def _add_new(connection: Runs, batch: _NewTasks, now: Millis | None) -> li
 
 
 async def _insert_many(call: Call, batch: _NewTasks, there: Millis) -> list[Answer]:
-    """In parts: while the server writes one, the answers to the one before are made, and the next is put into words."""
+    """Insert in parts: while the server writes one, the answers to the last are made, and the next is written out."""
     tasks, places = batch.tasks, batch.places
     answers: list[Any] = [None] * len(tasks)
     sending: asyncio.Task[list[Any]] | None = None
@@ -642,7 +642,7 @@ class MySqlReads(ServerReads):
     async def _counted(
         self, topic: Topic, spans: Sequence[tuple[Millis, Millis]], upto: int
     ) -> tuple[dict[State, Count], list[Count]]:
-        """How many are in each state, and how many wait in each interval.
+        """The number in each state, and of those that wait in each interval.
 
         What is leased is counted one by one, and is not among what waits, where it lies.
         """

@@ -52,7 +52,7 @@ class Code(bytes):
 
 
 def quoted(data: bytes) -> bytes:
-    """For a connection whose character set is `binary` and whose SQL mode knows backslashes."""
+    """A value for a connection whose character set is `binary` and whose SQL mode knows backslashes."""
     return b"'" + escaped(data) + b"'"
 
 
@@ -62,7 +62,7 @@ def escaped(data: bytes) -> bytes:
 
 
 def in_hexadecimal(data: bytes) -> bytes:
-    """For every connection."""
+    """A value for any connection."""
     return b"x'" + data.hex().encode() + b"'"
 
 

@@ -213,7 +213,7 @@ async def _go_past(
 
 
 async def _find_locked(connection: MySqlConnection, asked: Sequence[Named]) -> set[Name]:
-    """Those of these tasks that another transaction has locked, or is inserting."""
+    """Find those of these tasks that another transaction has locked, or is inserting."""
     names = sorted({(one.topic, one.key) for one in asked})
 
     async def work(call: Call) -> set[Name]:

@@ -253,7 +253,7 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
             await super().reset(timeout=timeout)
 
     def get_reset_query(self) -> str:
-        """For `reset`: what a handler has set, locked or made in its session is not the next one's. One round trip."""
+        """The statements of `reset`: undo what a handler has set, locked or made in its session. One round trip."""
         return _FORGET + self.settings
 
     async def _introspect_types(self, typeoids: Collection[int], timeout: float | None) -> tuple[Any, Any]:

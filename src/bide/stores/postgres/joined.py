@@ -67,7 +67,7 @@ class JoinedCall(RunsInSavepoint, Call):
         return await self._driver.run(self.queries[query], arguments)  # type: ignore[return-value]
 
     async def begin(self, how: str = "") -> None:
-        """It has begun."""
+        """The transaction has begun already."""
 
     async def commit(self) -> None:
         """The transaction is the caller's to commit."""
@@ -128,7 +128,7 @@ _CONSTRAINT: type[Exception] = asyncpg.IntegrityConstraintViolationError
 
 
 class Transactions(OwnTransactions):
-    """On asyncpg's connections."""
+    """Transactions on asyncpg's connections."""
 
     async def _connect(self) -> Any:
         return await connect(self.address, within=self._silence, session=_SESSION)

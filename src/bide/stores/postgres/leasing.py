@@ -45,7 +45,7 @@ PREPARED = "-1/"
 
 
 class ScanStart(NamedTuple):
-    """Where a scan begins, topic by topic: for what waits, for what is lost, for the next end."""
+    """The beginning of a scan, topic by topic: for what waits, for what is lost, for the next end."""
 
     waiting: list[Millis]
     lost: list[Millis]
@@ -100,7 +100,7 @@ class PostgresScanBounds(ScanBounds):
         self._sure, self._read, self._asked = 0, None, None
 
     def start(self, topics: Sequence[Topic], positions: Sequence[Millis]) -> ScanStart:
-        """Where a thorough scan begins; `positions`: where an ordinary one would.
+        """The beginning of a thorough scan; `positions`: that of an ordinary one.
 
         Where there is no bound, since something due was left, or a transaction is older than the first reading, it
         begins where an ordinary one would, and for lost leases where the last thorough scan left off.
@@ -228,7 +228,7 @@ class PostgresLeasing(Leasing):
         return await self._connection.run(take, taken)
 
     async def _scan_start(self, call: Call, topics: list[Topic], since: list[Millis], *, thorough: bool) -> ScanStart:
-        """Where a scan begins that is to be thorough, or not."""
+        """Find where a scan begins, and allow it the time that it may take."""
         bounds = self.bounds
         if not thorough:
             return ScanStart(since, since, since, False)

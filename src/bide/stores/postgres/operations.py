@@ -428,7 +428,7 @@ class _Adding(Struct):
             conflicts.met(news, [tasks[place] for place in self.rest])
 
     async def decide(self, places: Places) -> None:
-        """Some keys were taken, or come twice: take those through the lifecycle, under locks."""
+        """Take those whose keys were taken, or come twice, through the lifecycle, under locks."""
         places.sort()
         asked = [self.tasks[place] for place in places]
 

@@ -57,7 +57,7 @@ class PostgresRuntime(Runtime):
         return PostgresConnection(name, self.address, self._queries, **options)
 
     async def ready(self, now: Millis) -> None:
-        """Where the caller's clock counts, the counter is raised to it before the first call that goes by it."""
+        """Raise the counter to the caller's clock, where that counts, before the first call that goes by it."""
         if not self.by_server and now > self._raised:
 
             async def work(call: Call) -> None:

@@ -66,7 +66,7 @@ class Layout:
         """The hash of each topic, to go on from."""
 
     def shard_of(self, topic: Topic, key: str) -> int:
-        """By a hash that every client, of whatever version and machine, computes alike."""
+        """The shard of a task, by a hash that every client, of whatever version and machine, computes alike."""
         start = self._starts.get(topic)
         if start is None:
             if len(self._starts) > _MOST:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time as steady
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from hashlib import blake2b
 from math import inf
 from operator import itemgetter
@@ -41,7 +41,7 @@ NEVER: Millis = 2**62
 
 
 class HeadCache:
-    """For each shard of one topic: the head, when it was asked for, and whether there was plenty."""
+    """The heads of one topic, by shard, when each was asked for, and whether there was plenty."""
 
     __slots__ = ("asked", "mine", "noted", "plenty", "wakes")
 
@@ -55,7 +55,7 @@ class HeadCache:
         self.mine = [True] * shards
 
     def note_wake(self, shard: int, wake: Millis) -> None:
-        """Something there wakes at that time: it only ever shortens the sleep."""
+        """Note that something there wakes at that time: it only ever shortens the sleep."""
         if wake < self.wakes[shard]:
             self.wakes[shard] = wake
         if shard in self.noted:
@@ -66,12 +66,12 @@ class HeadCache:
         self.noted[shard] = NEVER
 
     def wake(self, shard: int) -> Millis:
-        """When this worker should ask there."""
+        """The time at which this worker should ask there."""
         wake = self.wakes[shard]
         return wake if self.mine[shard] or wake >= NEVER else wake + GRACE
 
     def next_wake(self) -> Millis | None:
-        """When to ask again; None: nothing waits anywhere."""
+        """The time to ask again; None: nothing waits anywhere."""
         wake = min(map(self.wake, range(len(self.wakes))))
         return None if wake >= NEVER else wake
 
@@ -87,7 +87,7 @@ class HeadCache:
         return [shard for shard, asked in enumerate(self.asked) if asked < before]
 
     def oldest(self, away: Collection[int]) -> float:
-        """When the shard was asked whose last answer is the oldest, `away` apart."""
+        """The time at which the shard was asked whose last answer is the oldest, except for those `away`."""
         if not away:
             return min(self.asked)
         return min((asked for shard, asked in enumerate(self.asked) if shard not in away), default=inf)
@@ -101,11 +101,11 @@ class HeadCache:
         self.plenty[shard] = plenty
 
     def put_off(self, shard: int, wake: Millis) -> None:
-        """Nothing is to be had there before `wake`, whatever is known of it."""
+        """Ask there no earlier than `wake`, whatever is known of it."""
         self.wakes[shard] = max(wake, self.wakes[shard])
 
     def shares(self, due: list[int], room: int) -> dict[int, int]:
-        """How much to ask of which shard: of few where there is plenty, else a part of each."""
+        """Divide `room` among shards: among few where there is plenty, else a part for each."""
         if any(self.plenty[shard] for shard in due):
             due = due[: max(1, room // _AT_LEAST)]
         due = due[:room]
@@ -119,7 +119,7 @@ def owner_of(topic: Topic, shard: int, workers: Collection[str]) -> str:
 
 
 def owned(topic: Topic, shards: int, live: Mapping[str, Collection[Topic]], mine: Collection[str]) -> list[bool]:
-    """For each shard whether one of `mine` goes first there; workers that `live` does not know yet count too."""
+    """Tell for each shard whether one of `mine` goes first there; workers that `live` does not know yet count too."""
     workers = {worker for worker, topics in live.items() if topic in topics} | set(mine)
     if len(workers) == len(mine):
         return [True] * shards
@@ -130,21 +130,172 @@ def _weight(topic: Topic, shard: int, worker: str) -> bytes:
     return blake2b(f"{worker}\0{shard}\0{topic}".encode(), digest_size=8).digest()
 
 
-# --- leasing
+# --- answers that come late
 
 _log = logging.getLogger("bide.redis")
 _STRAGGLES = 0.2
 """Seconds that a lease waits for one of several servers."""
-_AGAIN: Millis = 1_000
-"""How long a shard whose server is away is left alone."""
 _KEPT = 1.0
 """Seconds that what came too late for a lease is kept for the holder's next one. After that another may have it."""
 _PARTING = 1.0
 """Seconds that a holder who goes waits for what it asked for, so that it can give it back."""
-_NO_TOKEN: Token = 2**53
 _woke = itemgetter(0)
 _Taken = list[tuple[Millis, Record]]
 """With the time at which each woke."""
+
+
+class LateAnswers:
+    """Asks several servers, and waits for none that is slow or away: what it has leased is for the holder's next call.
+
+    It is kept for that for a moment, and then given back.
+    """
+
+    def __init__(
+        self,
+        client: ScriptClient,
+        time: ServerTime,
+        part_of: Callable[[int], int],
+        *,
+        give_back: Callable[[Sequence[Record]], Awaitable[None]],
+        notify: Callable[[Topic, Millis], None],
+    ) -> None:
+        """`part_of`: which shards fail together. `give_back`: ends leases that are not used; may fail, and then they
+        end by themselves. `notify`: called when something came late: it is to be had now."""
+        self._client = client
+        self._time = time
+        self._part_of = part_of
+        self._give_back = give_back
+        self._notify = notify
+        self._tasks: dict[str, _Taken] = {}
+        """The tasks that came late, by holder."""
+        self._background: dict[asyncio.Task[None], str] = {}
+        """The asyncio tasks that wait for answers, or keep what came late for a moment; with the holder."""
+        self.away: dict[int, asyncio.Task[None]] = {}
+        """The shards whose answer no lease waits for any more, while it is still to come."""
+
+    async def ask(self, calls: list[Call], holder: str) -> list[Any]:
+        """The replies; None where a server says nothing for a while."""
+        parts: dict[int, list[int]] = {}
+        for place, call in enumerate(calls):
+            parts.setdefault(self._part_of(call.shard), []).append(place)
+        replies: list[Any] = [None] * len(calls)
+        asking = [asyncio.create_task(self._ask_part(calls, places, replies)) for places in parts.values()]
+        try:
+            await asyncio.wait(asking, timeout=_STRAGGLES)
+        except asyncio.CancelledError:
+            for task in asking:
+                task.cancel()
+            raise
+        answers = list(replies)
+        for task, places in zip(asking, parts.values(), strict=True):
+            if task.done():
+                task.result()
+                continue
+            mine = [(calls[place], place) for place in places]
+            waiting = self._in_background(self._await(task, mine, replies, holder), holder)
+            for place in places:
+                answers[place] = None
+                self.away[calls[place].shard] = waiting
+        return answers
+
+    async def _ask_part(self, calls: list[Call], places: list[int], replies: list[Any]) -> None:
+        def read(number: int, reply: Any) -> None:
+            replies[places[number]] = reply
+
+        await self._client.run([calls[place] for place in places], read)
+
+    def _in_background(self, step: Coroutine[Any, Any, None], holder: str) -> asyncio.Task[None]:
+        task = asyncio.create_task(step)
+        self._background[task] = holder
+        task.add_done_callback(self._background.pop)
+        return task
+
+    async def _await(
+        self, asking: asyncio.Task[None], calls: list[tuple[Call, int]], replies: list[Any], holder: str
+    ) -> None:
+        _log.info("a server is slow to lease or away; the others are not kept waiting")
+        try:
+            await asking
+            late = self._tasks.setdefault(holder, [])
+            for call, place in calls:
+                if isinstance(replies[place], StoreError):
+                    _log.warning("leasing failed: %s", replies[place])
+                    continue
+                for topic, (_, _, tasks) in _answers_in(call, replies[place]):
+                    late += tasks
+                    self._notify(topic, self._now())
+            if late:
+                self._in_background(self._keep_for_a_moment(holder), holder)
+        finally:
+            asking.cancel()
+            for call, _ in calls:
+                self.away.pop(call.shard, None)
+
+    async def _keep_for_a_moment(self, holder: str) -> None:
+        await asyncio.sleep(_KEPT)
+        await self._return(holder)
+
+    async def _return(self, holder: str) -> None:
+        """Give back what came too late for this holder: the next to ask has it."""
+        late = self._tasks.pop(holder, None)
+        if late:
+            await self._give_back([record for _, record in late])
+
+    def take(self, holder: str, room: dict[Topic, int], taken: _Taken) -> None:
+        """Take the tasks that came too late for an earlier call of this holder, if they are wanted and still held."""
+        left: _Taken = []
+        for woke, record in self._tasks.pop(holder, []):
+            if record.wake_at <= self._now():
+                continue  # it is to be had again
+            if room.get(record.topic, 0) > 0:
+                room[record.topic] -= 1
+                taken.append((woke, record))
+            else:
+                left.append((woke, record))
+        if left:
+            self._tasks[holder] = left
+
+    async def leave(self, holder: str) -> None:
+        """Wait a moment for what is still to come for this holder, which leases no more, and give it back.
+
+        What comes later still is given back when it comes, as long as the process is there.
+        """
+        coming = {task for task in self.away.values() if self._background[task] == holder}
+        if coming:
+            await asyncio.wait(coming, timeout=_PARTING)
+        await self._return(holder)
+
+    async def close(self) -> None:
+        """Let all holders of this process leave. What comes after that stays leased until its lease ends."""
+        await asyncio.gather(*(self.leave(holder) for holder in {*self._background.values(), *self._tasks}))
+        background = list(self._background)
+        for task in background:
+            task.cancel()
+        await asyncio.gather(*background, return_exceptions=True)
+
+    def _now(self) -> Millis:
+        return int(self._time.seconds() * 1000)
+
+
+def _answers_in(call: Call, reply: list[Any]) -> Iterator[tuple[Topic, tuple[Millis, Millis, _Taken]]]:
+    """Read for each topic both heads and the tasks, without those that changed hands before a late answer came."""
+    place = 3
+    for topic in call.topics:
+        waiting, leased, count = reply[place : place + 3]
+        place += 3
+        end = place + 3 * count
+        yield topic, (waiting, leased, [
+            (reply[at + 1], record_of(topic, text_of(reply[at]), reply[at + 2]))
+            for at in range(place, end, 3) if reply[at + 2]
+        ])  # fmt: skip
+        place = end
+
+
+# --- leasing
+
+_AGAIN: Millis = 1_000
+"""How long a shard whose server is away is left alone."""
+_NO_TOKEN: Token = 2**53
 _Empty = set[tuple[Topic, int]]
 """Where there was less than was asked for, so that no more is to be had in this call."""
 
@@ -153,47 +304,29 @@ class Leaser:
     """Leases for the workers of one process, and knows the heads."""
 
     def __init__(
-        self,
-        client: ScriptClient,
-        layout: Layout,
-        time: ServerTime,
-        *,
-        give_back: Callable[[Sequence[Record]], Awaitable[None]],
-        notify: Callable[[Topic, Millis], None],
-        by_server: bool,
-        part_of: Callable[[int], int] | None = None,
+        self, client: ScriptClient, layout: Layout, time: ServerTime, late: LateAnswers | None, *, by_server: bool
     ) -> None:
-        """`part_of`: where the shards are on several servers, which of them fail together.
-
-        `give_back`: ends leases that are not used; may fail, and then they end by themselves. `notify`: called when
-        something was leased for a call that did not wait for it: it is to be had now.
-        """
+        """`late`: where the shards are on several servers."""
         self._client = client
         self._layout = layout
         self._time = time
         self._by_server = by_server
+        self._late = late
+        self._away: Mapping[int, object] = {} if late is None else late.away
+        """The shards that are not asked, since an answer of theirs is still to come."""
         self._heads: dict[Topic, HeadCache] = {}
         self._live: Mapping[str, Collection[Topic]] = {}
         self._mine: set[str] = set()
-        self._give_back = give_back
-        self._part_of = part_of
-        self._notify = notify
-        self._late: dict[str, _Taken] = {}
-        """Such tasks, by holder."""
-        self._behind: dict[asyncio.Task[None], str] = {}
-        """The asyncio tasks that wait for such answers, or keep their tasks for a moment; with the holder."""
-        self._away: dict[int, asyncio.Task[None]] = {}
-        """The shards whose answer no lease waits for any more, while it is still to come."""
 
     def note_wake(self, shard: int, topic: Topic, wake: Millis) -> Millis:
-        """Something of a topic now wakes there at that time; when this process should ask."""
+        """Note that something of a topic wakes there at that time; the time at which this process should ask."""
         heads = self._heads.get(topic)
         if heads is None:
             return wake
         heads.note_wake(shard, wake)
         return wake if heads.mine[shard] else wake + GRACE
 
-    def wrote(self, answers: Sequence[Any], places: Sequence[int]) -> None:
+    def note_written(self, answers: Sequence[Any], places: Sequence[int]) -> None:
         """Note the wakes that this process has written itself, without waiting for notifications of them."""
         if not self._heads:
             return
@@ -227,15 +360,15 @@ class Leaser:
         since: dict[int, Token] = {}
         """Of each shard that was asked: the first token that this call may have given out."""
         room = dict(wants)
-        if self._late:
-            self._take_late(holder, room, taken, now)
+        if self._late is not None:
+            self._late.take(holder, room, taken)
         failed: StoreError | None = None
         for topic in wants:
             if topic not in self._heads:
                 self._heads[topic] = HeadCache(self._layout.shards)
                 self._heads[topic].mine = self._owned(topic)
         first = True
-        while asked := self._whom(room, self._now(now), empty, stale=first):
+        while asked := self._shards_to_ask(room, self._now(now), empty, stale=first):
             first = False
             clock = steady.monotonic()
             calls = []
@@ -244,11 +377,11 @@ class Leaser:
                     self._heads[topic].asking(shard)
                 first_token = since.get(shard, _NO_TOKEN)
                 calls.append(Call(shard, list(shares), [until - now, holder, first_token, *shares.values()]))
-            if self._part_of is None:
+            if self._late is None:
                 replies: list[Any] = [None] * len(calls)
                 await self._client.run(calls, replies.__setitem__, now="" if self._by_server else str(now))
             else:
-                replies = await self._by_part(calls, holder)
+                replies = await self._late.ask(calls, holder)
             for call, reply in zip(calls, replies, strict=True):
                 if reply is None or isinstance(reply, StoreError):
                     failed = reply or failed
@@ -271,114 +404,23 @@ class Leaser:
         next_wake = min((wake for wake in wakes if wake is not None), default=None)
         return Leased([record for _, record in taken], next_wake, self._now(now), self._again_by(wants, began))
 
-    async def _by_part(self, calls: list[Call], holder: str) -> list[Any]:
-        """The replies; None where a server says nothing for a while: what the others have does not wait for it."""
-        assert self._part_of is not None
-        parts: dict[int, list[int]] = {}
-        for place, call in enumerate(calls):
-            parts.setdefault(self._part_of(call.shard), []).append(place)
-        replies: list[Any] = [None] * len(calls)
-        asking = [asyncio.create_task(self._of_part(calls, places, replies)) for places in parts.values()]
-        try:
-            await asyncio.wait(asking, timeout=_STRAGGLES)
-        except asyncio.CancelledError:
-            for task in asking:
-                task.cancel()
-            raise
-        answers = list(replies)
-        for task, places in zip(asking, parts.values(), strict=True):
-            if task.done():
-                task.result()
-                continue
-            mine = [(calls[place], place) for place in places]
-            behind = asyncio.create_task(self._late_answer(task, mine, replies, holder))
-            self._in_background(behind, holder)
-            for place in places:
-                answers[place] = None
-                self._away[calls[place].shard] = behind
-        return answers
-
-    async def _of_part(self, calls: list[Call], places: list[int], replies: list[Any]) -> None:
-        def read(number: int, reply: Any) -> None:
-            replies[places[number]] = reply
-
-        await self._client.run([calls[place] for place in places], read)
-
-    def _in_background(self, task: asyncio.Task[None], holder: str) -> None:
-        self._behind[task] = holder
-        task.add_done_callback(self._behind.pop)
-
-    async def _late_answer(
-        self, asking: asyncio.Task[None], calls: list[tuple[Call, int]], replies: list[Any], holder: str
-    ) -> None:
-        """Wait for what a lease did not wait for, and keep it for the next."""
-        _log.info("a server is slow to lease or away; the others are not kept waiting")
-        try:
-            await asking
-            late = self._late.setdefault(holder, [])
-            for call, place in calls:
-                if isinstance(replies[place], StoreError):
-                    _log.warning("leasing failed: %s", replies[place])
-                    continue
-                for topic, (_, _, tasks) in self._answered(call, replies[place]):
-                    late += tasks
-                    self._notify(topic, self._now(0))
-            if late:
-                self._in_background(asyncio.create_task(self._keep_for_a_moment(holder)), holder)
-        finally:
-            asking.cancel()
-            for call, _ in calls:
-                self._away.pop(call.shard, None)
-
-    async def _keep_for_a_moment(self, holder: str) -> None:
-        await asyncio.sleep(_KEPT)
-        await self._return(holder)
-
-    async def _return(self, holder: str) -> None:
-        """Give back what came too late for this holder: the next to ask has it."""
-        late = self._late.pop(holder, None)
-        if late:
-            await self._give_back([record for _, record in late])
-
-    def _take_late(self, holder: str, room: dict[Topic, int], taken: _Taken, now: Millis) -> None:
-        """Take the tasks that came too late for an earlier call of this holder, if they are wanted and still held."""
-        left: _Taken = []
-        for woke, record in self._late.pop(holder, []):
-            if record.wake_at <= self._now(now):
-                continue  # it is to be had again
-            if room.get(record.topic, 0) > 0:
-                room[record.topic] -= 1
-                taken.append((woke, record))
-            else:
-                left.append((woke, record))
-        if left:
-            self._late[holder] = left
-
     async def leave(self, holder: str) -> None:
-        """This holder leases no more: what is still to come for it is waited for, for a moment, and given back.
-
-        What comes later still is given back when it comes, as long as the process is there.
-        """
-        coming = {task for task in self._away.values() if self._behind[task] == holder}
-        if coming:
-            await asyncio.wait(coming, timeout=_PARTING)
-        await self._return(holder)
+        """Give back what is still to come for this holder, which leases no more."""
+        if self._late is not None:
+            await self._late.leave(holder)
 
     async def close(self) -> None:
-        """All holders of this process leave. What is still to come after that stays leased until its lease ends."""
-        await asyncio.gather(*(self.leave(holder) for holder in {*self._behind.values(), *self._late}))
-        behind = list(self._behind)
-        for task in behind:
-            task.cancel()
-        await asyncio.gather(*behind, return_exceptions=True)
+        """Let all holders of this process leave."""
+        if self._late is not None:
+            await self._late.close()
 
     def _now(self, now: Millis) -> Millis:
         return int(self._time.seconds() * 1000) if self._by_server else now
 
-    def _whom(
+    def _shards_to_ask(
         self, room: Mapping[Topic, int], now: Millis, empty: _Empty, *, stale: bool
     ) -> dict[int, dict[Topic, int]]:
-        """For each shard to ask: how much of which topic; nothing of those of which only the head is to be known."""
+        """The shards to ask, each with how much of which topic; 0 of a topic whose head alone is to be known."""
         asked: dict[int, dict[Topic, int]] = {}
         before = self._stale_before(room) if stale else -inf
         for topic, left in room.items():
@@ -394,7 +436,7 @@ class Leaser:
         return asked
 
     def _oldest(self, topics: Iterable[Topic]) -> float:
-        """When the head was asked for that is known for longest."""
+        """The time at which the head was asked for that is known for longest."""
         return min((self._heads[topic].oldest(self._away) for topic in topics), default=inf)
 
     def _stale_before(self, topics: Iterable[Topic]) -> float:
@@ -406,7 +448,7 @@ class Leaser:
         return clock - (CAP / 2 if self._oldest(topics) < clock - CAP else CAP)
 
     def _again_by(self, topics: Iterable[Topic], began: float) -> Millis | None:
-        """When the head is stale that is known for longest; None: all were asked for since `began`.
+        """The time at which the head is stale that is known for longest; None: all were asked for since `began`.
 
         A worker that asks between two such times would else sleep from then on for as long as a sleep may be.
         """
@@ -425,24 +467,10 @@ class Leaser:
         empty: _Empty,
         clock: float,
     ) -> None:
-        for topic, (waiting, leased, tasks) in self._answered(call, reply):
+        for topic, (waiting, leased, tasks) in _answers_in(call, reply):
             taken += tasks
             room[topic] -= len(tasks)
             share = shares[topic]
             if len(tasks) < share:
                 empty.add((topic, call.shard))
             self._heads[topic].answered(call.shard, waiting, leased, clock, plenty=0 < share <= len(tasks))
-
-    @staticmethod
-    def _answered(call: Call, reply: list[Any]) -> Iterator[tuple[Topic, tuple[Millis, Millis, _Taken]]]:
-        """Of each topic: both heads, and the tasks; without those that changed hands before a late answer came."""
-        place = 3
-        for topic in call.topics:
-            waiting, leased, count = reply[place : place + 3]
-            place += 3
-            end = place + 3 * count
-            yield topic, (waiting, leased, [
-                (reply[at + 1], record_of(topic, text_of(reply[at]), reply[at + 2]))
-                for at in range(place, end, 3) if reply[at + 2]
-            ])  # fmt: skip
-            place = end

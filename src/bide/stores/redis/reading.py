@@ -242,12 +242,12 @@ async def _entries(
 
 
 def _score(time: float) -> str:
-    """As Redis reads it, to the last digit."""
+    """The text of a score, as Redis reads it, to the last digit."""
     return str(int(time)) if float(time).is_integer() else repr(time)
 
 
 def _share(count: int, indexes: int) -> int:
-    """How much of a page to ask of each index: the part that falls to it by chance, and room for most chances."""
+    """The part of a page to ask of each index: what that falls to it by chance, and room for most chances."""
     if indexes == 1:
         return count
     part = count / indexes
@@ -299,7 +299,7 @@ async def _group(reader: Reader, where: Filter, page: Page, place: Place) -> Fou
 
 
 def _ref_of(member: bytes) -> Ref:
-    """Of an entry of a group: group NUL topic NUL key."""
+    """The task of an entry of a group: group NUL topic NUL key."""
     topic, _, key = text_of(member).partition("\0")[2].partition("\0")
     return Ref(topic, key)
 

@@ -24,7 +24,7 @@ from bide.stores.listeners import Listeners
 from bide.stores.redis import writing
 from bide.stores.redis.address import Address
 from bide.stores.redis.layout import VERSION, Layout
-from bide.stores.redis.leasing import Leaser
+from bide.stores.redis.leasing import LateAnswers, Leaser
 from bide.stores.redis.reading import Reader
 from bide.stores.redis.script_client import ScriptClient, script
 from bide.stores.redis.topology import Lost, NotSent, Topology
@@ -188,7 +188,7 @@ _ANNOUNCE = "#!lua flags=allow-oom\nreturn redis.call('HSET', KEYS[1], ARGV[1], 
 
 
 class Runtime:
-    """All that is there between `open` and `close`."""
+    """The open store: what is there between `open` and `close`."""
 
     def __init__(
         self,
@@ -229,17 +229,10 @@ class Runtime:
             for kind in _KINDS
         }
         listeners = Listeners(_log)
-        several = server.cluster and by_server
-        part_of = topology.part_of if several else None
-        self.leaser = Leaser(
-            self.clients["lease"],
-            layout,
-            time,
-            give_back=self._give_back,
-            notify=listeners.notify,
-            by_server=by_server,
-            part_of=part_of,
-        )
+        leasing, late = self.clients["lease"], None
+        if server.cluster and by_server:
+            late = LateAnswers(leasing, time, topology.part_of, give_back=self._give_back, notify=listeners.notify)
+        self.leaser = Leaser(leasing, layout, time, late, by_server=by_server)
         self.subscriptions = Subscriptions(
             topology, layout, name, listeners, self.leaser.note_wake, sharded=sharded, patience=silence
         )
@@ -281,7 +274,7 @@ class Runtime:
                 return
             take(asked, mine, reply, answers)
             if wakes:
-                self.leaser.wrote(answers, mine)
+                self.leaser.note_written(answers, mine)
 
         await self.clients[kind].run(calls, read, now=now)
         return answers

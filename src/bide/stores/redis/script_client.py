@@ -123,7 +123,7 @@ class ScriptClient:
         """Calls that had to be sent more than once."""
 
     async def run(self, calls: Iterable[Call], read: Read, *, now: str = "") -> None:
-        """All of them at once; `read` gets the place of each with its reply, or its error.
+        """Send all of them at once; `read` gets the place of each with its reply, or its error.
 
         `calls` may be made while the first of them are on their way already: the server works meanwhile, and so does
         `read` while it works on the last. `now`: the caller's time, where the store goes by that.
@@ -172,7 +172,7 @@ class ScriptClient:
                 one.turn.release()
 
     async def _one(self, place: int, call: Call, now: str, read: Read) -> None:
-        """When its turn has come, with all the patience there is."""
+        """Send one when its turn has come, with all the patience there is."""
         async with self._turns[call.shard]:
             reply = await self._until_known(call, self._command(call, now))
         read(place, reply)

@@ -213,7 +213,7 @@ class SharedConnection:
             await self._break(Lost(f"{self.name}: {said(error)}"))
 
     def _check(self) -> None:
-        """Nothing came for so long: half-open, or a server that stands still. A resend is recognised by its number."""
+        """Give the connection up if it was silent for too long: half-open, or its server stands still."""
         self._watch = None
         if not self._pending:
             return
@@ -288,7 +288,7 @@ class Lost(Exception):
 
 
 class UnderReplicated(Exception):
-    """It was done, and fewer replicas have it than were asked for: asking again waits for them again."""
+    """Done, and fewer replicas have it than were asked for: asking again waits for them again."""
 
 
 def word_of(reply: ResponseError) -> str:
@@ -379,7 +379,7 @@ class Topology(ABC):
         return where
 
     async def connection(self, shard: int | None) -> SharedConnection:
-        """To the server that has the shard. Raises NotSent, StoreUnavailable."""
+        """The connection to the server that has the shard. Raises NotSent, StoreUnavailable."""
         return self.at(*await self._found(shard))
 
     def ready(self, shard: int) -> SharedConnection | None:
@@ -389,7 +389,7 @@ class Topology(ABC):
         return connection if connection is not None and connection.ready else None
 
     def at(self, host: str, port: int) -> SharedConnection:
-        """To one server by its address, for a call that it is redirected to."""
+        """The connection to one server by its address, for a call that is redirected."""
         connection = self._connections.get((host, port))
         if connection is None:
             connection = self._connections[host, port] = self._connect_to(host, port)

@@ -160,7 +160,7 @@ class Subscriptions:
 
     @property
     def replaced(self) -> int:
-        """How many subscriptions were found dead, and replaced."""
+        """The number of subscriptions that were found dead, and replaced."""
         return sum(one.replaced for one in self._subscribers)
 
     async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listener:

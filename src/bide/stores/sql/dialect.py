@@ -47,7 +47,7 @@ class Connection(Protocol):
 
 
 class Dialect(NamedTuple):
-    """How to reach a kind of server, and what it means by its errors."""
+    """The way to a kind of server, and the meaning of its errors."""
 
     log: logging.Logger
     address_of: Callable[[str], Any]

@@ -136,7 +136,7 @@ class Runs(Protocol):
 class NumberedCall(ABC):
     """One sending of a call: the connection, and its name and number for the gate."""
 
-    __slots__ = ("_limit", "_of", "again", "connection", "number", "past", "queries", "sent")
+    __slots__ = ("_limit", "_of", "connection", "may_be_done", "number", "past", "queries", "sent")
 
     def __init__(self, of: Any, connection: Any, queries: Any, limit: asyncio.Timeout | None = None) -> None:
         """`of`: the JournaledConnection. `limit`: when its answer is taken for lost."""
@@ -145,7 +145,7 @@ class NumberedCall(ABC):
         self.connection = connection
         self.number: int = of.number
         self.queries = queries
-        self.again = False
+        self.may_be_done = False
         """True if an earlier sending may be done, or under way."""
         self.past = False
         """True if it passes over rows that others have locked."""
@@ -166,7 +166,7 @@ class NumberedCall(ABC):
             limit.reschedule(max(ends, limit.when() or ends))
 
     def undone(self) -> None:
-        """Nothing of it was done, and no transaction is open."""
+        """Note that nothing of it was done, and no transaction is open."""
         self.sent = False
 
     @abstractmethod
@@ -251,7 +251,7 @@ class JournaledConnection(ABC, Generic[C]):
                     connection = await self._connected(writes=writes)
                     async with asyncio.timeout(self._silence) as limit:
                         call = self._call(connection, limit)
-                        call.again, call.past = resending.may_be_done, past
+                        call.may_be_done, call.past = resending.may_be_done, past
                         if repeated is not None:
                             return await self._once(call, work, repeated, adding=adding)
                         call.sent = True  # which of its statements commits is not known here
@@ -259,7 +259,7 @@ class JournaledConnection(ABC, Generic[C]):
                 except Exception as error:
                     why = self._meaning(error, call, adding=adding)
                     if call is not None and writes:
-                        resending.may_be_done = call.again or (isinstance(why, Lost) and call.sent)
+                        resending.may_be_done = call.may_be_done or (isinstance(why, Lost) and call.sent)
                     if isinstance(why, Lost | NotSent):
                         self._drop()
                     else:  # refused: whatever was in front of the refusal is undone
@@ -290,7 +290,8 @@ class JournaledConnection(ABC, Generic[C]):
                 return await work(call)
             except Exception as error:
                 found = self._meaning(error, call, adding=adding)
-                if not isinstance(found, (AlreadyApplied, KeyTaken, RowsMissing) if call.again else AlreadyApplied):
+                signs = (AlreadyApplied, KeyTaken, RowsMissing) if call.may_be_done else AlreadyApplied
+                if not isinstance(found, signs):
                     raise
                 await self._undo()
                 call.undone()
@@ -298,9 +299,9 @@ class JournaledConnection(ABC, Generic[C]):
                     return await repeated(row, call)
                 if not isinstance(found, AlreadyApplied):
                     raise
-            if call.again and self._introduced:  # it made no call for ten minutes, and its row was forgotten
+            if call.may_be_done and self._introduced:  # it made no call for ten minutes, and its row was forgotten
                 raise OutcomeUnknown(f"{self._address.shown}: what became of a call is no longer known")
-            call.again = False  # to a caller without a row the gate is shut
+            call.may_be_done = False  # to a caller without a row the gate is shut
             await self._introduce(call)
 
     async def _find_repeated(self, call: C) -> Any:

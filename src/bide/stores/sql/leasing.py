@@ -32,7 +32,7 @@ SLACK: Millis = 1_000
 
 
 class ScanPositions:
-    """Where the next ordinary scan of each topic begins, and when the topic was last scanned thoroughly."""
+    """The beginning of the next ordinary scan of each topic, and the time of the last thorough one."""
 
     __slots__ = ("_ends", "_noted", "_plenty", "_positions", "_scanned_at", "_slack", "_used")
 
@@ -51,7 +51,7 @@ class ScanPositions:
         self._plenty: set[Topic] = set()
 
     def begin(self, topics: Collection[Topic], about: Millis) -> tuple[list[Millis], bool]:
-        """Where a scan begins, topic by topic, and whether it is thorough. `about`: the server's time, roughly."""
+        """Begin a scan: its positions by topic, and whether it is thorough. `about`: the server's time, roughly."""
         now = time.monotonic()
         self._noted.clear()
         ended = self._ends is not None and self._ends <= about
@@ -64,7 +64,7 @@ class ScanPositions:
         return [self.position(topic) for topic in topics], False
 
     def position(self, topic: Topic) -> Millis:
-        """Where an ordinary scan would begin; 0 for a topic that was never emptied."""
+        """The beginning of an ordinary scan; 0 for a topic that was never emptied."""
         return self._positions.get(topic, 0)
 
     def ends(self, at: Millis | None) -> None:
@@ -72,7 +72,7 @@ class ScanPositions:
         self._ends = at
 
     def sleep(self, wake: Millis | None, now: Millis, *, thorough: bool) -> Millis | None:
-        """When to scan again, if `wake` is the earliest that waits: not after the next lease ends.
+        """The time to scan again, if `wake` is the earliest that waits: not after the next lease ends.
 
         An ordinary scan has not seen when leases end, so after one no worker sleeps past the next thorough scan.
         """
@@ -82,7 +82,7 @@ class ScanPositions:
         return min(wakes, default=None)
 
     def emptied(self, topics: Collection[Topic], now: Millis) -> None:
-        """Nothing due was left of these."""
+        """Note that nothing due was left of these."""
         for topic in topics:
             self._positions[topic] = min(now - self._slack, self._noted.get(topic, now))
             self._plenty.discard(topic)
@@ -92,17 +92,17 @@ class ScanPositions:
         return topic in self._plenty
 
     def ran_short(self, topic: Topic) -> None:
-        """There was less of it than was wanted, for a reason that was not asked for."""
+        """Note that there was less of it than was wanted, for a reason that was not asked for."""
         self._plenty.discard(topic)
 
     def reached(self, wakes: Mapping[Topic, Millis]) -> None:
-        """More may be due of these; the last that was taken woke then."""
+        """Note that more of these may be due; the last that was taken woke then."""
         for topic, wake in wakes.items():
             self._positions[topic] = min(wake, self._noted.get(topic, wake))
         self._plenty.update(wakes)
 
     def note_wakes(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Tasks were committed that wake then."""
+        """Note tasks that were committed, and wake then."""
         for topic, wake in wakes.items():
             self._noted[topic] = min(wake, self._noted.get(topic, wake))
             position = self._positions.get(topic)
@@ -110,7 +110,7 @@ class ScanPositions:
                 self._positions[topic] = wake
 
     def failed(self, topics: Sequence[Topic]) -> None:
-        """A scan did not come to its end."""
+        """Note that a scan did not come to its end."""
         for topic in topics:
             self._scanned_at.pop(topic, None)
 
@@ -124,7 +124,7 @@ LONGEST = 600.0
 
 
 class ScanBounds:
-    """Where thorough scans begin while full ones are expensive. Belongs to the one connection that leases.
+    """The bounds at which thorough scans begin while full ones are expensive. Belongs to the connection that leases.
 
     A crash of the server may undo the newest commits, and put tasks back at their old place; so with a new connection
     nothing is known, and the first scan is full. One that does not end in the time that a call may take may take twice
@@ -163,7 +163,7 @@ class ScanBounds:
             self.patience = min(max(self.patience, 2 * took), LONGEST)
 
     def note_wakes(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Tasks were committed that wake then."""
+        """Note tasks that were committed, and wake then."""
         for topic, wake in wakes.items():
             if wake < self._bounds.get(topic, 0):
                 self._bounds[topic] = wake
@@ -200,7 +200,7 @@ class Leasing(ABC):
         self._scanning: asyncio.Task[None] | None = None
 
     def note_wakes(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Tasks were committed that wake then."""
+        """Note tasks that were committed, and wake then."""
         self.positions.note_wakes(wakes)
         self.bounds.note_wakes(wakes)
 

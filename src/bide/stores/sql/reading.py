@@ -42,7 +42,7 @@ class Reads(ABC):
         return self._call.name(rows[0][0]) if rows and rows[0][0] is not None else None
 
     async def by_name(self, topic: Topic, after: str, group: str | None, most: int) -> list[Located]:
-        """By key, from behind one."""
+        """Read by key, from behind one."""
         if group is None:
             rows = await self._call.ask("page_by_name", topic=topic, key=after, most=most)
         else:
@@ -57,7 +57,7 @@ class Reads(ABC):
 
 
 class ServerReads(Reads):
-    """All that is read on a database server, by the queries of one call."""
+    """The reads on a database server, by the queries of one call."""
 
     @abstractmethod
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
@@ -130,7 +130,7 @@ async def topics_from(reads: Reads, where: Filter, first: Topic) -> AsyncIterato
 
 
 async def _walk(reads: Reads, where: Filter, place: Place, enough: int) -> AsyncIterator[Located]:
-    """In order, from behind `place`; at most `enough` rows are read at once."""
+    """Read in order, from behind `place`, at most `enough` rows at once."""
     async for topic in topics_from(reads, where, place.topic):
         if where.topic is None and where.group is None and topic in RESERVED_TOPICS:
             continue
@@ -164,7 +164,7 @@ def by_wake_at(found: Located) -> tuple[Millis, int]:
 
 
 async def _named(reads: Reads, where: Filter, start: Place, enough: int) -> AsyncIterator[Located]:
-    """By key, of a group or of all; what else `where` says is checked row by row."""
+    """Read by key, of a group or of all; what else `where` says is checked row by row."""
     key = start.key
     while True:
         page = await reads.by_name(start.topic, key, where.group, enough)

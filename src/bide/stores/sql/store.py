@@ -104,7 +104,7 @@ class Runtime(ABC):
         return identity == self.identity
 
     async def here(self, work: Coroutine[Any, Any, T]) -> T:
-        """On our own loop, also for a synchronous verb, which is in a thread of its own."""
+        """Run `work` on our own loop, also for a synchronous verb, which is in a thread of its own."""
         try:
             running: object = asyncio.get_running_loop()
         except RuntimeError:

@@ -39,7 +39,7 @@ Give = Callable[..., str]
 
 
 class Plan(NamedTuple):
-    """How the database finds the due rows, and tells rows apart."""
+    """The way in which the database finds the due rows, and tells rows apart."""
 
     served: bool
     """True if an index leads to them."""
@@ -138,7 +138,7 @@ class WatchedTable(ABC):
         return expression
 
     def _column(self, name: str) -> str:
-        """As the catalog has it."""
+        """The name of a column as the catalog has it."""
         return name
 
     # --- statements
@@ -334,7 +334,7 @@ class TableTimes(ABC):
         return self._in_zone(now, stretch(max(about - _BEHIND, 0), self._zone), give)
 
     def instant_of(self, value: Any) -> Millis:
-        """When a row with this value is due, rounded up. Raises ValueError for a date such as 0000-00-00."""
+        """The instant at which a row with this value is due, rounded up. Raises ValueError for 0000-00-00."""
         if isinstance(value, datetime):
             millis = instant_of(value, self._zone) if value.tzinfo is None else -((_EPOCH - value) // _MILLISECOND)
         elif self._is is DueIs.TIMESTAMP:

@@ -127,7 +127,7 @@ class JoinedVerbs(ABC):
         return answers
 
     async def read(self, work: Work[T]) -> T:
-        """As a connection of the store's."""
+        """Run `work`, as a connection of the store's does."""
         return await self._savepoint(work)
 
     async def _savepoint(self, work: Work[T], *, floor: int | None = None, adding: bool = False) -> T:

@@ -47,7 +47,7 @@ def code_of(error: BaseException) -> int:
 
 
 def lost_part(connection: sqlite3.Connection | sqlite3.Cursor, what: str) -> StoreCorrupt:
-    """Of a file whose pages are sound, and in which something of bide's is not there."""
+    """The error for a file whose pages are sound, and in which something of bide's is missing."""
     return _damaged(connection.execute("PRAGMA database_list").fetchone()[2], what)
 
 

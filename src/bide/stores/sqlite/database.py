@@ -102,7 +102,7 @@ class Checkpointer:
         self._thread.start()
 
     def committed(self, changes: int) -> None:
-        """So many rows were committed. Now and then a count is lost, when two threads commit: it is a guess anyhow."""
+        """Count the rows of a commit. Now and then a count is lost, when two threads commit: it is a guess anyhow."""
         if changes == 0:
             return
         self._changes += changes
@@ -179,7 +179,7 @@ _CHECKPOINT_PAGES = 1000
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """How a file is to be opened; checked here, once."""
+    """The options of opening a file; checked here, once."""
 
     path: str
     synchronous: str
@@ -316,7 +316,7 @@ class StoreFile:
         self._opened()
 
     async def close(self, table: object) -> None:
-        """It is the store's."""
+        """The file stays open: it is the store's."""
 
 
 class TableFile:

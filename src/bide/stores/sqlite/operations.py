@@ -109,7 +109,7 @@ class UnitOfWork:
         self._last = token
 
     def wake(self, topic: Topic, wake_at: Millis) -> None:
-        """Something of `topic` now wakes at `wake_at`. Costs next to nothing while there are no listeners."""
+        """Note that something of `topic` wakes at `wake_at`. Costs next to nothing while there are no listeners."""
         if self.wakes is not None and wake_at < self.wakes.get(topic, wake_at + 1):
             self.wakes[topic] = wake_at
 
@@ -160,7 +160,7 @@ def add(work: UnitOfWork, tasks: Sequence[NewTask], now: Millis) -> list[Answer]
 
 
 def _add_again(work: UnitOfWork, tasks: Sequence[NewTask], answers: list[Answer], now: Millis) -> None:
-    """Some keys were taken, or come twice: take those through the lifecycle, in order.
+    """Take those whose keys were taken, or come twice, through the lifecycle, in order.
 
     A row that carries the very token that its task was given is the one that was just inserted for it.
     """

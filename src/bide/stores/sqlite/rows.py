@@ -127,7 +127,7 @@ def read_tasks(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...]) -
 
 
 def by_names(cursor: sqlite3.Cursor, names: Iterable[tuple[Topic, str]]) -> ByName:
-    """Those of `names` that are there, all of a topic in one statement.
+    """Read those of `names` that are there, all of a topic in one statement.
 
     Each statement that is run, and each row that is stepped to, lets go of the interpreter's lock and takes it again,
     which is most of what a lookup costs: 3.2 us a task this way, 5.2 one by one.
@@ -193,7 +193,7 @@ def find_tasks(cursor: sqlite3.Cursor, where: Filter, page: Page) -> Found:
 
 
 class SqliteReads(Reads):
-    """By a cursor, which never waits: `at_once` runs it."""
+    """Reads by a cursor, which never waits: `at_once` runs it."""
 
     async def next_topic(self, after: Topic, group: str | None) -> Topic | None:
         query, place = ("next_topic", (after,)) if group is None else ("next_topic_of_group", (group, after))

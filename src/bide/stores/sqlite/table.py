@@ -111,7 +111,7 @@ class SqliteTable(WatchedTable):
         }
 
     async def _ask(self, connection: sqlite3.Cursor, text: str, values: Sequence[Any] = ()) -> Rows:
-        """Of a cursor; it never waits."""
+        """Ask a cursor, which never waits."""
         given = {f"v{place}": value for place, value in enumerate(values, 1)}
         connection.row_factory = None
         try:
@@ -175,7 +175,7 @@ class SqliteTable(WatchedTable):
     # --- examine
 
     async def _types(self, connection: sqlite3.Cursor) -> Mapping[str, str]:
-        """With the columns that are generated, and without those that a virtual table hides."""
+        """The types of all columns, also those generated, but for those that a virtual table hides."""
         return {row[1].lower(): row[2] for row in await self._pragma(connection, "table_xinfo") if row[6] != 1}
 
     async def _pragma(self, cursor: sqlite3.Cursor, name: str, of: str = "") -> Rows:
@@ -273,7 +273,7 @@ class SqliteTimes:
         return f"{self._column} {bounded} {text} AND {self.millis} {exact} {give(now)}"
 
     def instant_of(self, value: Any) -> Millis:
-        """When a row is due of which `millis` comes to this."""
+        """The instant at which a row is due of which `millis` comes to this."""
         if not math.isfinite(value):
             return 0 if value < 0 else LAST_INSTANT
         millis = math.ceil(Fraction(value) * 1000) if self._kind is DueIs.SECONDS else math.ceil(value)
@@ -297,7 +297,7 @@ class SqliteTimes:
         return (as_datetime(now) + self._offset).replace(tzinfo=None)
 
     def _read(self, value: Any) -> Millis | None:
-        """When that is, in milliseconds; None for what is no time."""
+        """The instant of a value, in milliseconds; None if it is no time."""
         if value is None:
             return None
         try:

@@ -320,7 +320,7 @@ class CallersConnection(JoinedVerbs):
         super().__init__(own, file)  # type: ignore[arg-type]  # what is below a wrapper is found later
 
     async def _find_connection(self) -> sqlite3.Connection:
-        """Below a wrapper, which may have another one by now."""
+        """Find the connection below a wrapper, which may have another one by now."""
         if self._source is not None:
             self._connection = _checked((await self._source.driver()).raw, self._path)
         return self._connection

@@ -167,7 +167,7 @@ class Polling:
         self._stop.release()
 
     def close(self) -> None:
-        """Nothing to let go of."""
+        """There is nothing to close."""
 
 
 class Inotify:
