@@ -35,7 +35,7 @@ ONE_HOUR = ("--delay", "1h")
         (("schedule", "t", *ONE_HOUR, "--on-conflict", "wait"), "--on-conflict", "'wait'", "'earliest'"),
         (("schedule", "t", *ONE_HOUR, "--retry", "often"), "--retry", "'often'", "'patient'"),
         (("schedule", "t", "--many", "none.jsonl"), "--many", "'none.jsonl'", "readable file"),
-        (("schedule", "t", "--many", "-", *ONE_HOUR), "--delay", "'1h'", "nothing beside --many"),
+        (("schedule", "t", "--many", "-", *ONE_HOUR), "--delay", "'1h'", "no such option with --many"),
         (("ls", "--limit", "lots"), "--limit", "'lots'", "a whole number from 1"),
         (("ls", "--limit", "0"), "--limit", "'0'", "a whole number from 1"),
         (("ls", "--state", "ready"), "--state", "'ready'", "'waiting'"),

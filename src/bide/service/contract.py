@@ -51,7 +51,7 @@ class LeasedShape(Struct, frozen=True):
 
 
 class PauseShape(Struct, frozen=True):
-    """Whether the topic is paused now, and whether this call changed that."""
+    """The pause of a topic as it is now; `changed` says if this call made it so."""
 
     topic: str
     paused: bool
