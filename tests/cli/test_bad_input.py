@@ -39,7 +39,7 @@ ONE_HOUR = ("--delay", "1h")
         (("ls", "--limit", "lots"), "--limit", "'lots'", "a whole number from 1"),
         (("ls", "--limit", "0"), "--limit", "'0'", "a whole number from 1"),
         (("ls", "--state", "ready"), "--state", "'ready'", "'waiting'"),
-        (("ls", "--before", "soon"), "--before", "'soon'", "a length from now"),
+        (("ls", "--before", "soon"), "--before", "'soon'", "a duration from now"),
         (("ls", "--before", "1h", "--state", "dead"), "--before", "'1h'", "--state live"),
         (("ls", "--topic", ""), "topic", "''", "1 to 200 bytes"),
         (("show", "t"), "KEY", "", "Missing argument"),

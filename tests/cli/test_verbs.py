@@ -114,7 +114,7 @@ def test_many_says_how_far_it_came_when_the_store_fails(
     fail_at(2, "schedule_many", error, monkeypatch)
     given = '{"delay": "1h"}\n' * 2_500
     complaint = line.error("schedule", "t", "--many", "-", given=given, code=Exit.PARTLY)
-    assert f"1,000 tasks from the lines before are {said}" in complaint
+    assert f"1,000 tasks of earlier lines are {said}" in complaint
 
 
 def test_a_first_page_that_fails_is_done_or_not_as_its_error_says(
