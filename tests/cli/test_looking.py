@@ -209,7 +209,7 @@ def test_tally_and_its_forecast(line: CommandLine) -> None:
 
 
 def test_events_in_words(line: CommandLine) -> None:
-    assert "nothing out of the ordinary" in line.run("events").stdout
+    assert "nothing unusual" in line.run("events").stdout
     line.run("schedule", "t", "--key", "k", "--delay", "1h")
     assert "schedule: created" in line.run("events").stdout
     assert "t/k" in line.run("events").stdout

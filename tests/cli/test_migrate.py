@@ -78,7 +78,7 @@ def test_others_look_after_themselves(
     urls = {"sqlite": f"sqlite:///{line.directory}/new.db", "memory": "memory:"}
     url = urls.get(store) or str(request.getfixturevalue("redis_url"))
     words = ("migrate", *([option] if option else []), "--store", url)
-    assert "nothing to be done" in line.run(*words).stdout
+    assert "nothing to do" in line.run(*words).stdout
     assert line.one(*words)["up_to_date"] is True
     assert not (line.directory / "new.db").exists(), "it was only asked"
 

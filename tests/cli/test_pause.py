@@ -58,7 +58,7 @@ def test_answers_say_that_it_waits(line: CommandLine) -> None:
     assert line.one("fire", "t", "k")["paused"] is True
     assert line.one("shift", "--group", "g", "--by", "1h")["paused"] is True
     said = line.run("move", "t", "k", "--delay", "3h").stdout
-    assert said.endswith("; the topic is paused, so it waits for: bide resume t\n")
+    assert said.endswith("; the topic is paused: it waits for bide resume t\n")
     assert "paused" not in line.one("schedule", "other", "--key", "k", "--delay", "1h")
     assert "paused" not in line.one("cancel", "t", "k")
     assert "paused" not in line.one("move", "t", "none", "--delay", "1h", code=Exit.NOT_DONE)
@@ -73,7 +73,7 @@ def test_tally_shows_it(line: CommandLine) -> None:
     assert [one["topic"] for one in line.one("tally", "--topic", "t")["paused"]] == ["t"]
     said = line.run("tally").stdout
     assert "t is paused " in said
-    assert "to let it go on: bide resume t" in said
+    assert "resume it with: bide resume t" in said
     assert "other is paused" not in said
 
 
@@ -84,7 +84,7 @@ def test_doctor_explains_what_waits(line: CommandLine) -> None:
     [note] = [note for note in line.json("doctor") if note["what"].startswith("topic t: 1 due")]
     assert note["level"] == "warning"
     assert ", held back: it is paused " in note["what"]
-    assert note["advice"] == "they wait for: bide resume t"
+    assert note["advice"] == "resume it with: bide resume t"
 
 
 def test_what_cannot_be_told_fails_nothing(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -94,7 +94,7 @@ def test_what_cannot_be_told_fails_nothing(line: CommandLine, monkeypatch: pytes
     monkeypatch.setattr(Bide, "paused", away)
     done = line.run("schedule", "t", "--key", "k", "--delay", "1h")
     assert re.match(r"t/k: created, due in (1h|59m \d+s) \(", done.stdout)
-    assert done.stderr == "bide: note: what is paused cannot be told: away\n"
+    assert done.stderr == "bide: note: the pauses cannot be read: away\n"
 
 
 def test_work_says_when_it_holds_back(line: CommandLine, tmp_path: Path) -> None:

@@ -217,7 +217,7 @@ def test_a_signal_while_processes_are_started_reaches_all(begin: Begin, after: i
 def test_what_does_not_end_is_bounded_by_the_grace(
     begin: Begin, ground: Ground, write: Write, monkeypatch: pytest.MonkeyPatch, payload: str, processes: str
 ) -> None:
-    write("shop.py", SHOP + "\nimport bide.cli.exits\nbide.cli.stopping.SETTLING = 0.1\n")
+    write("shop.py", SHOP + "\nimport bide.cli.exits\nbide.cli.exits.SETTLING = 0.1\n")
     monkeypatch.setenv("SHOP_GRACE", "100ms")
     ground.schedule(1, payload)
     process = begin("work", "shop:app", "--processes", processes)
@@ -230,7 +230,7 @@ def test_what_does_not_end_is_bounded_by_the_grace(
 def test_a_frozen_process_is_bounded_by_the_grace(
     begin: Begin, ground: Ground, write: Write, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write("shop.py", SHOP + "\nimport bide.cli.exits\nbide.cli.stopping.SETTLING = 0.1\n")
+    write("shop.py", SHOP + "\nimport bide.cli.exits\nbide.cli.exits.SETTLING = 0.1\n")
     monkeypatch.setenv("SHOP_GRACE", "100ms")
     process = begin("work", "shop:app", "--processes", "2")
     [*_, frozen] = ground.told("loaded", 2)

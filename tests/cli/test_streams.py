@@ -49,7 +49,7 @@ def test_no_output_at_all(line: CommandLine) -> None:
 def test_a_full_output_is_said(line: CommandLine) -> None:
     done = run("bide schedule t --key a --delay 1h > /dev/full")
     assert done.returncode == Exit.DONE
-    assert "the output cannot be written, and is left out: [Errno 28]" in done.stderr
+    assert "the output cannot be written and is dropped: [Errno 28]" in done.stderr
     assert run("bide ls > /dev/full").returncode == Exit.DEFECT
 
 

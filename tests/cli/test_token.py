@@ -31,7 +31,7 @@ def test_the_token_alone_is_on_stdout(line: CommandLine) -> None:
     made = line.run("token", "add", "ann")
     text = made.stdout.strip()
     assert parse(text) is not None
-    assert "shown this once" in made.stderr
+    assert "it is not shown again" in made.stderr
     assert text[-43:] not in made.stderr
     assert caller(line, text) == ("ann", set(DEFAULT_VERBS), ("*",))
 
@@ -75,7 +75,7 @@ def test_revoke(line: CommandLine) -> None:
     assert line.run("token", "revoke", id, code=1).stdout == f"token {id}: not found\n"
     assert line.one("token", "revoke", id, code=1) == {"id": id, "revoked": False}
     last = line.run("token", "revoke", other[5:13])
-    assert "lets everybody in again" in last.stderr
+    assert "accepts anybody again" in last.stderr
 
 
 def test_tokens_are_no_tasks(line: CommandLine) -> None:
@@ -98,7 +98,7 @@ def test_tokens_are_no_tasks(line: CommandLine) -> None:
         (("add", "anonymous"), "name: 'anonymous'", "another"),
         (("add", "a", "--verb", "reed"), "verb: 'reed'", "all, or one of schedule"),
         (("add", "a", "--topic", ""), "topic: ''", '"order.*"'),
-        (("add", "a", "--topic", "bide:settings"), "topic: 'bide:settings'", "of your own"),
+        (("add", "a", "--topic", "bide:settings"), "topic: 'bide:settings'", "reserved for bide"),
         (("add", "a", "--expires", "0s"), "--expires: '0s'", "above zero"),
         (("add", "a", "--expires", "soon"), "--expires: 'soon'", "units"),
         (("revoke",), "ID", "Missing argument"),

@@ -73,7 +73,7 @@ def drawn(seen: Overview, width: int, height: int, failed: str = "") -> list[str
 
 def test_it_prints_once_where_nobody_watches(line: CommandLine) -> None:
     said = line.run("top").stdout
-    assert "no task is here" in said
+    assert "there are no tasks" in said
     assert "no worker is alive" in said
 
     async def work() -> None:
@@ -91,7 +91,7 @@ def test_it_prints_once_where_nobody_watches(line: CommandLine) -> None:
         "paused, with tasks due: topic-1 1",
     ):
         assert words in said, words
-    assert "no task is here" not in said
+    assert "there are no tasks" not in said
 
 
 def test_json_is_one_object(line: CommandLine) -> None:

@@ -92,7 +92,7 @@ def test_many_stops_at_a_bad_line_and_says_what_is_done(line: CommandLine) -> No
     given = f'{good}\n{{"delay": "5 parsecs"}}\n'
     complaint = line.error("schedule", "t", "--many", "-", given=given, code=Exit.PARTLY)
     assert "line 1001, delay: '5 parsecs' is not accepted" in complaint
-    assert "1,000 tasks from the lines before are scheduled, and none from line 1001 on" in complaint
+    assert "1,000 tasks of earlier lines are scheduled, and none from line 1001 on" in complaint
     given = given.replace("5 parsecs", "5s")
     assert line.run("schedule", "t", "--many", "-", "--from", "1001", given=given).stdout == "1 tasks: 1 created\n"
     for bad in ("[1]", '{"delay": "1h", "prioriti": 3}', '{"delay": '):
@@ -114,7 +114,7 @@ def test_many_says_how_far_it_came_when_the_store_fails(
     fail_at(2, "schedule_many", error, monkeypatch)
     given = '{"delay": "1h"}\n' * 2_500
     complaint = line.error("schedule", "t", "--many", "-", given=given, code=Exit.PARTLY)
-    assert f"1,000 tasks from the lines before are {said}" in complaint
+    assert f"1,000 tasks of earlier lines are {said}" in complaint
 
 
 def test_a_first_page_that_fails_is_done_or_not_as_its_error_says(

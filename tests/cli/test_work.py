@@ -168,7 +168,7 @@ def test_what_cannot_start_is_not_started_for_ever(line: CommandLine, begin: Beg
     process = begin("shop:app", "--processes", "2")
     said = end_of(process)
     assert process.returncode == Exit.SETUP
-    assert "shop: cannot be loaded: RuntimeError: only in the children" in said
+    assert "shop: cannot be imported: RuntimeError: only in the children" in said
     assert "would not at a second start" in said
 
 

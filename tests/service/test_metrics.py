@@ -118,7 +118,7 @@ async def test_lateness_outcomes_and_wakes_of_a_worker(measured: Measured) -> No
         assert measured("bide_outcomes_total", topic="post", verdict=verdict) == 1
     assert measured("bide_tasks", topic="post", state="dead") == 1
     assert measured("bide_wakeups_missed_total") == 0
-    assert {name for name, _ in measured.samples} >= {"bide_tidings_total", "bide_wakeups_total"}
+    assert {name for name, _ in measured.samples} >= {"bide_notifications_total", "bide_wakeups_total"}
 
 
 async def test_what_is_handed_out_to_others_counts_too(measured: Measured) -> None:
@@ -350,14 +350,14 @@ async def test_wakes_and_dropped_events_are_added_up(measured: Measured) -> None
 
     measured.metrics.working(Wakes(tidings=2, by_tiding=1, by_alarm=3, by_cap=4, missed=1))
     await measured.scrape()
-    assert measured("bide_tiding_age_seconds") is None
+    assert measured("bide_notification_age_seconds") is None
     measured.metrics.working(Wakes(tidings=1, heard_at=0.0, by_cap=1))
     measured.app.recorder.dropped = 5
     await measured.scrape()
-    assert measured("bide_tidings_total") == 3
-    assert [measured("bide_wakeups_total", reason=reason) for reason in ("tiding", "alarm", "cap")] == [1, 3, 5]
+    assert measured("bide_notifications_total") == 3
+    assert [measured("bide_wakeups_total", reason=reason) for reason in ("notification", "alarm", "cap")] == [1, 3, 5]
     assert measured("bide_wakeups_missed_total") == 1
-    age = measured("bide_tiding_age_seconds")
+    age = measured("bide_notification_age_seconds")
     assert age is not None
     assert age > 0
     assert measured("bide_events_dropped_total") == 5

@@ -1,4 +1,4 @@
-"""`bide doctor`: checks what is around bide, then the store, then who works on what is in it."""
+"""`bide doctor`: checks the environment, the store, and the workers on its due tasks."""
 
 from __future__ import annotations
 
@@ -28,10 +28,10 @@ from bide.ports import SystemClock
 from bide.settings import describe
 from bide.wiring import check_there
 
-_EARLIEST: Millis = 1_735_689_600_000  # 2025-01-01: before this was written, so a clock that says so is wrong
+_EARLIEST: Millis = 1_735_689_600_000  # 2025-01-01, before this was written: an earlier clock is wrong
 _SKEW = 1_000
 _WAITED = 5_000
-"""Milliseconds that due tasks may wait before it is worth saying."""
+"""Milliseconds that due tasks may wait before a warning."""
 _SAMPLE = 200
 
 
@@ -54,9 +54,9 @@ _COLOURS = {Level.OK: "green", Level.WARNING: "yellow", Level.ERROR: "red"}
 @shared_options()
 @click.pass_obj
 def doctor(context: Context) -> Exit:
-    """Check the settings, this machine and the store; each line says what was found, and what to do about it.
+    """Check the settings, this machine and the store; each line states a finding, and what to do about it.
 
-    Ends with 1 when a line is an error; warnings alone end with 0.
+    The exit code is 1 if a line is an error; with warnings alone it is 0.
     """
     errors = 0
 
@@ -80,12 +80,12 @@ def doctor(context: Context) -> Exit:
     try:
         asyncio.run(examine())
     except BideError as error:
-        report(Note(Level.ERROR, str(error), "nothing more can be said until this is put right"))
+        report(Note(Level.ERROR, str(error), "fix this first: nothing else can be checked"))
     return Exit.NOT_DONE if errors else Exit.DONE
 
 
 def check_environment() -> Iterator[Note]:
-    """Python, the clock, the environment. No store is needed."""
+    """Check Python, the clock and the environment, without a store."""
     python = platform.python_version()
     if sys.version_info < (3, 11):  # noqa: UP036 - pip's check can be overridden
         yield Note(Level.ERROR, f"Python {python}", "bide needs 3.11 or newer")
@@ -95,27 +95,27 @@ def check_environment() -> Iterator[Note]:
     yield _clock()
     given = {one.variable for one in describe()} | {one.file_variable for one in describe() if one.file_variable}
     names = sorted(name for name in os.environ if name in given)
-    yield Note(Level.OK, f"settings from the environment: {', '.join(names) or 'none, so all have their defaults'}")
+    yield Note(Level.OK, f"settings from the environment: {', '.join(names) or 'none; all have their defaults'}")
 
 
 def _clock() -> Note:
     now = time.time_ns() // 1_000_000
     if now < _EARLIEST:
-        return Note(Level.ERROR, f"the clock says {as_datetime(now):%Y-%m-%d}", "set it: tasks go by it")
+        return Note(Level.ERROR, f"the clock says {as_datetime(now):%Y-%m-%d}", "set it: tasks depend on it")
     before, monotonic = time.time(), time.monotonic()
     time.sleep(0.05)
     drift = abs((time.time() - before) - (time.monotonic() - monotonic)) * 1_000
     if drift > 10:
-        return Note(Level.WARNING, f"the clock jumped by {drift:.0f} ms within 50 ms", "let it be slewed, not stepped")
+        return Note(Level.WARNING, f"the clock jumped by {drift:.0f} ms within 50 ms", "have it slewed, not stepped")
     return Note(Level.OK, f"the clock runs evenly; it is {as_datetime(now):%Y-%m-%d %H:%M:%S} UTC")
 
 
 async def check_store(app: Bide) -> list[Note]:
-    """The open store: what it says of itself, its clock, its workers, its dead, its log."""
+    """Check the open store: its own findings, its clock, its workers, its dead tasks, its event log."""
     notes: list[Note] = []
     features = app.store.features
     if app.url == "memory:":
-        notes.append(Note(Level.WARNING, "memory: is gone when its process ends", "give --store or BIDE_STORE"))
+        notes.append(Note(Level.WARNING, "memory: is lost when its process ends", "give --store or BIDE_STORE"))
     if features.schema is not None and features.diagnosis is None:
         found, wanted = await features.schema.schema_version()
         level = Level.OK if found == wanted else Level.ERROR
@@ -139,30 +139,30 @@ async def check_store(app: Bide) -> list[Note]:
 
 
 async def _store_clock(app: Bide) -> Note:
-    """A store with its own clock is compared with it; any other with the newest thing that was written."""
-    now = SystemClock().now()  # the app goes by the store's, where that has one
+    """Compare this machine's clock with the store's, or, if that has none, with the newest event."""
+    now = SystemClock().now()  # the app's clock may be the store's
     if (clock := app.store.features.clock) is not None:
         skew = await clock.time() - now
         if abs(skew) > _SKEW:
             what = f"this machine's clock differs from the store's by {length_words(skew)}"
-            return Note(Level.WARNING, what, "it is corrected for; let both be synchronised all the same")
+            return Note(Level.WARNING, what, "bide corrects for it; synchronise both clocks all the same")
         return Note(Level.OK, f"this machine's clock and the store's agree within {max(1, abs(skew))} ms")
     events = await app.events(limit=1)
     newest = max((event.at for event in events), default=0)
     if newest > now + _SKEW:
         what = f"the newest event is from the future: {relative_words(newest, now)}"
-        return Note(Level.WARNING, what, "the clock was set back: what was scheduled before comes that much later")
-    return Note(Level.OK, "nothing in the store is from the future")
+        return Note(Level.WARNING, what, "the clock was set back: tasks scheduled before come that much later")
+    return Note(Level.OK, "no event in the store is from the future")
 
 
 async def _workers(app: Bide) -> list[Note]:
-    """Topics with due tasks, and who works on them."""
+    """Check that live workers handle the topics with due tasks."""
     now = app.clock.now()
     tally = await app.tally([as_datetime(0), as_datetime(now), as_datetime(now + 1)])
     due = {topic: counts[0] for topic, counts in tally.forecast.items() if counts and counts[0].number}
     if (workers := app.store.features.workers) is None:
         waiting = f"{sum(count.number for count in due.values()):,} tasks are due"
-        return [Note(Level.OK, f"{waiting}; who works on them this store cannot tell")]
+        return [Note(Level.OK, f"{waiting}; this store does not know the workers")]
     live = await workers.announce(f"doctor:{new_id()[-8:]}", [], now, now=now)
     worked_on = {topic for topics in live.values() for topic in topics}
     number = len(live)
@@ -176,10 +176,10 @@ async def _workers(app: Bide) -> list[Note]:
         oldest = since.get(topic, now)
         words = f"topic {topic}: {count_words(count)} due, the oldest {relative_words(oldest, now)}"
         if topic in paused:
-            advice = f"they wait for: bide resume {topic}"
+            advice = f"resume it with: bide resume {topic}"
             notes.append(Note(Level.WARNING, f"{words}, held back: it is {paused_words(paused[topic])}", advice))
         elif topic not in worked_on:
-            advice = "start one: bide work MODULE:APP; or cancel what nobody wants"
+            advice = "start one: bide work MODULE:APP; or cancel these tasks"
             notes.append(Note(Level.ERROR, f"{words}, and no live worker has a handler for it", advice))
         elif now - oldest > _WAITED:
             advice = "its handlers cannot keep up: raise concurrency, or start more workers"
@@ -193,7 +193,7 @@ async def _dead(app: Bide) -> list[Note]:
     if not dead:
         return [Note(Level.OK, "no dead tasks")]
     words = ", ".join(f"{topic} {count_words(count)}" for topic, count in dead.items())
-    advice = "why: bide ls --state dead; when that is mended: bide redrive --all-dead"
+    advice = "see why: bide ls --state dead; when that is fixed: bide redrive --all-dead"
     return [Note(Level.WARNING, f"dead tasks: {words}", advice)]
 
 

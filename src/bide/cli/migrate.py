@@ -1,4 +1,4 @@
-"""`bide migrate`: make the schema in a database, or bring it up to date; or only say what that would take."""
+"""`bide migrate`: create or upgrade the schema in a database, or say what that would take."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from bide.wiring import store_maker
 
 
 @click.command()
-@click.option("--check", is_flag=True, help="Only say whether it is up to date: exit code 0 if so, else 1.")
+@click.option("--check", is_flag=True, help="Only say whether the schema is up to date: exit code 0 if so, else 1.")
 @click.option("--print", "as_sql", is_flag=True, help="Print the missing statements, and run none of them.")
 @shared_options()
 @click.pass_obj
 def migrate(context: Context, check: bool, as_sql: bool) -> Exit:
-    """Make the schema in a database, or bring it up to date. Any number of processes may do so at once.
+    """Create or upgrade the schema in a database. Any number of processes may do so at once.
 
-    It only adds what older versions can live with, so others may go on meanwhile. It needs more rights than the rest of
-    bide: docs/sql.md lists them. Stores that look after themselves (a SQLite file, Redis) have nothing to be done.
+    A migration is compatible with older versions, which may go on meanwhile. It needs more privileges than the rest of
+    bide: docs/sql.md lists them. A SQLite file and Redis need no migration.
     """
     if check and as_sql:
         raise BadInput("--check", "together with --print", "one of the two")
@@ -65,10 +65,10 @@ def _words(before: int, found: int) -> str:
 
 
 def _by_itself(context: Context) -> Exit:
-    """Nothing was opened, and nothing made."""
+    """Report that the store migrates itself when it is opened."""
     where = context.shown_store
     context.say(
         {"store": where, "before": None, "found": None, "wanted": None, "up_to_date": True},
-        f"{where}: makes what it needs when it is opened, and brings it up to date; nothing to be done here",
+        f"{where}: creates and upgrades its schema when it is opened; nothing to do",
     )
     return Exit.DONE

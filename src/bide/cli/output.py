@@ -36,9 +36,9 @@ WORDS: dict[Result, str] = {
     Result.CANCELLED: "cancelled",
     Result.CANCELLED_WHILE_LEASED: "cancelled while it was being delivered: no retry follows",
     Result.REDRIVEN: "redriven",
-    Result.NOT_FOUND: "not found: never there, or finished and forgotten",
-    Result.FINISHED: "finished already",
-    Result.STALE_TOKEN: "stale token: it has changed since you looked, so nothing was done",
+    Result.NOT_FOUND: "not found: it never existed, or finished and was forgotten",
+    Result.FINISHED: "already finished",
+    Result.STALE_TOKEN: "stale token: it has changed since you read it, so nothing was done",
 }
 
 
@@ -47,7 +47,7 @@ def current_millis() -> Millis:
 
 
 def length_words(millis: Millis) -> str:
-    """A length for a person: "250ms", "4.2s", "14m 3s"."""
+    """A duration in words: "250ms", "4.2s", "14m 3s"."""
     millis = abs(millis)
     return f"{millis}ms" if millis < 1_000 else rough_text(millis)
 
@@ -70,7 +70,7 @@ def moment_words(at: Millis, now: Millis) -> str:
 
 
 def state_words(record: Record, now: Millis) -> str:
-    """The state; of what waits, whether it is due; of what is leased, whether its holder is lost."""
+    """The state; "due" for a waiting task that is due, "leased, lost" for an expired lease."""
     if record.state is State.WAITING and record.wake_at <= now:
         return "due"
     if record.state is State.LEASED and record.wake_at <= now:
@@ -79,7 +79,7 @@ def state_words(record: Record, now: Millis) -> str:
 
 
 def answer_words(answer: Answer, topic: str, key: str, *, paused: Container[Topic] = ()) -> str:
-    """One line: what happened, to which task, and when it is due now; of a topic that is `paused`, that it waits."""
+    """One line: the answer, the task, and when it is due now; and that it waits, if its topic is `paused`."""
     words, record, now = WORDS[answer.result], answer.record, current_millis()
     if record is None:
         return f"{topic}/{key}: {words}"
@@ -99,7 +99,7 @@ def answer_words(answer: Answer, topic: str, key: str, *, paused: Container[Topi
     if answer.was is not None and answer.was != record.wake_at:
         line += f"; before: {moment_words(answer.was, now)}"
     if record.topic in paused and record.state.live:
-        line += f"; the topic is paused, so it waits for: bide resume {record.topic}"
+        line += f"; the topic is paused: it waits for bide resume {record.topic}"
     return line
 
 
@@ -125,21 +125,21 @@ def pause_shape(pause: Pause) -> dict[str, Any]:
 
 
 async def pauses_about(app: Bide, answers: Iterable[Answer]) -> Mapping[Topic, Pause]:
-    """The pauses, if any of these tasks is live and so may have to wait for it. One call, or none.
+    """The pauses, if any of these tasks is live, and so may have to wait for a resume. One call, or none.
 
-    The verb itself is done: where this cannot be told (a service of an older version), the answer goes without it.
+    The verb itself is done, so an error (of a service of an older version) only leaves the pauses out.
     """
     if not any(answer.record is not None and answer.record.state.live for answer in answers):
         return {}
     try:
         return await app.paused()
     except BideError as error:
-        click.echo(f"bide: note: what is paused cannot be told: {' '.join(str(error).split())}", err=True)
+        click.echo(f"bide: note: the pauses cannot be read: {' '.join(str(error).split())}", err=True)
         return {}
 
 
 def printable(text: str) -> str:
-    """`text` without what a terminal would obey: a payload or an error may hold anything."""
+    """`text` without control characters: a payload or an error may hold anything."""
     return "\n".join(map(names.printable, text.split("\n")))
 
 
@@ -161,16 +161,16 @@ def pretty_payload(payload: bytes) -> str | None:
 
 
 def print_json(shape: object, echo: Callable[[str], None] = click.echo) -> None:
-    """One line of JSON; in ASCII where the stream cannot take every letter."""
+    """Print one line of JSON; in ASCII if the stream cannot encode every character."""
     text = one_line(shape).decode()
     if not sys.stdout.encoding.lower().startswith("utf"):
-        text = re.sub(r"[^\x00-\x7f]", lambda letter: json.dumps(letter[0])[1:-1], text)  # only texts have any
+        text = re.sub(r"[^\x00-\x7f]", lambda letter: json.dumps(letter[0])[1:-1], text)  # only strings contain any
     echo(text)
 
 
 @contextmanager
 def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]]:
-    """A function to be told how much more is done. `total` None: nobody knows, so the bar only shows life."""
+    """Return a function to call with each amount done. `total` None: unknown, so the bar only shows activity."""
     if not sys.stderr.isatty():
         yield lambda done: None
         return
@@ -184,10 +184,10 @@ def progress_bar(what: str, total: int | None) -> Iterator[Callable[[int], None]
 
 
 class Output(io.FileIO):
-    """Standard output or error. What cannot be written is dropped: who changes something goes on to the end."""
+    """Standard output or error. If it cannot be written, output is dropped, so that a command still does its work."""
 
     ends = False
-    """True if that is an error all the same: to write is all that the command does."""
+    """True if an error is raised instead: the command does nothing but write."""
 
     def write(self, data: Any) -> int:
         try:
@@ -197,13 +197,13 @@ class Output(io.FileIO):
                 raise
             os.dup2(os.open(os.devnull, os.O_WRONLY), self.fileno())
             if self.fileno() == 1 and error.errno != errno.EPIPE:
-                print(f"bide: the output cannot be written, and is left out: {error}", file=sys.stderr)
+                print(f"bide: the output cannot be written and is dropped: {error}", file=sys.stderr)
             return super().write(data)
 
 
 def take_streams() -> Output:
-    """Replace this process's streams; the standard output."""
-    while (free := os.open(os.devnull, os.O_RDWR)) <= 2:  # else a socket or a database would be taken for one
+    """Replace this process's standard streams, and return the standard output."""
+    while (free := os.open(os.devnull, os.O_RDWR)) <= 2:  # else a socket or a database would get one of these numbers
         os.set_inheritable(free, True)
     os.close(free)
     sys.stdin = sys.stdin or os.fdopen(0)

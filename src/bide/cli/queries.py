@@ -1,4 +1,4 @@
-"""`bide ls`, `show`, `events` and `tally`: nothing is changed."""
+"""`bide ls`, `show`, `events` and `tally`: they change nothing."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _LIVE, _ALL = "live", "all"
 _MOST = 1_000_000_000
 _MOST_STEPS = 200
 _PAGE = 500
-"""Tasks of one table, so that a large list begins at once and is not held as a whole."""
+"""Tasks of one table: a large list begins at once, and is not held in memory."""
 
 
 @click.command()
@@ -46,9 +46,9 @@ _PAGE = 500
     help="Only in this state; live is waiting or leased.",
 )
 @click.option("--group", help="Only of this group.")
-@click.option("--before", metavar="WHEN", help="Only what wakes before this instant, or within this length from now.")
-@click.option("--limit", type=WholeNumber(1, _MOST), default=50, show_default=True, help="At most so many.")
-@click.option("--all", "everything", is_flag=True, help="However many there are.")
+@click.option("--before", metavar="WHEN", help="Only tasks that wake before this instant, or this duration from now.")
+@click.option("--limit", type=WholeNumber(1, _MOST), default=50, show_default=True, help="The most to print.")
+@click.option("--all", "everything", is_flag=True, help="Print all of them.")
 @shared_options()
 @click.pass_obj
 def ls(
@@ -60,10 +60,10 @@ def ls(
     limit: int,
     everything: bool,
 ) -> Exit:
-    """List tasks: by topic, and within it by the time at which they wake or ended; of a group by topic and key."""
+    """List tasks by topic, then by the time at which they wake or ended; those of a group by topic and key."""
     wake_before = None if before is None else as_datetime(_instant_or_length(before))
     if wake_before is not None and state not in (_LIVE, State.WAITING, State.LEASED):
-        raise BadInput("--before", before, f"--state {_LIVE}, waiting or leased beside it: the ended wake no more")
+        raise BadInput("--before", before, f"--state {_LIVE}, waiting or leased with it: finished tasks do not wake")
     most = _MOST if everything else limit
 
     async def work(app: Bide) -> Exit:
@@ -94,7 +94,7 @@ def ls(
         if not context.json:
             if found:
                 _print_page(found, widths, whole=not widths)
-            await _say_what_else(app, context, topic, state, group, nothing=not number)
+            await _print_hints(app, context, topic, state, group, nothing=not number)
         if more:
             click.echo(f"the first {most:,} are shown; --limit or --all shows more", err=True)
         return Exit.DONE
@@ -103,15 +103,15 @@ def ls(
 
 
 def _print_page(records: Sequence[Record], widths: Sequence[int], *, whole: bool) -> Sequence[int]:
-    from bide.cli.tables import print_tasks  # rich, which --json can do without
+    from bide.cli.tables import print_tasks  # rich, which --json does not need
 
     return print_tasks(records, widths, whole=whole)
 
 
-async def _say_what_else(
+async def _print_hints(
     app: Bide, context: Context, topic: str | None, state: str, group: str | None, *, nothing: bool
 ) -> None:
-    """Say that there is no task, and name topics that are spelled like this one; or say that some are dead."""
+    """Say that there is no task, with similar names of topics; or say how many tasks are dead."""
     asks_dead = state == _LIVE and group is None
     if not asks_dead and (topic is None or not nothing):
         counts: Mapping[tuple[str, State], Count] = {}
@@ -136,7 +136,7 @@ async def _say_what_else(
 @shared_options()
 @click.pass_obj
 def show(context: Context, topic: str, key: str) -> Exit:
-    """Everything about one task: its times, its payload, and its events: who did what to it, and why it failed."""
+    """Show one task: its times, its payload, and its events: who changed it, and why it failed."""
 
     async def work(app: Bide) -> Exit:
         task = await app.get(topic, key)
@@ -158,7 +158,7 @@ def show(context: Context, topic: str, key: str) -> Exit:
             from bide.cli.tables import print_events, print_task
 
             if task is None:
-                click.echo(f"{topic}/{key}: finished and forgotten; what was noted of it:")
+                click.echo(f"{topic}/{key}: finished and forgotten; its events are still there:")
             else:
                 print_task(task.record, last, why)
             print_events(events, of_one=True)
@@ -184,16 +184,16 @@ def _delivery_shape(last: Attempt, why: Sequence[str]) -> dict[str, Any]:
 @click.command()
 @click.argument("topic", required=False)
 @click.argument("key", required=False)
-@click.option("--limit", type=WholeNumber(1, 100_000), default=50, show_default=True, help="At most so many.")
+@click.option("--limit", type=WholeNumber(1, 100_000), default=50, show_default=True, help="The most to print.")
 @shared_options()
 @click.pass_obj
 def events(context: Context, topic: str | None, key: str | None, limit: int) -> Exit:
     """List the unusual events, the newest first: of TOPIC KEY, or of all tasks.
 
-    Failed deliveries, deaths, lost leases, and every change by a person. Not the happy path; the log is capped.
+    Failed deliveries, deaths, lost leases, and every change by a person; not the happy path. The log is capped.
     """
     if topic is not None and key is None:
-        raise BadInput("KEY", None, "the key too, or neither: events are found by TOPIC KEY")
+        raise BadInput("KEY", None, "both TOPIC and KEY, or neither")
 
     async def work(app: Bide) -> Exit:
         found = await app.events(topic, key, limit=limit)
@@ -213,18 +213,18 @@ def _instant_or_length(text: str) -> int:
     try:
         return due_of(text).resolve(current_millis())
     except BadInput as error:
-        accepted = f'a length from now such as "15m", or {error.accepted}'
+        accepted = f'a duration from now such as "15m", or {error.accepted}'
         raise BadInput("--before", text, accepted) from None
 
 
 @click.command()
 @click.option("--topic", help="Only of this topic.")
-@click.option("--ahead", metavar="LENGTH", help='The forecast: how much comes due within this, such as "24h".')
-@click.option("--step", metavar="LENGTH", help="In steps of this; a 24th of --ahead if not given.")
+@click.option("--ahead", metavar="LENGTH", help='Forecast how many tasks come due within this, such as "24h".')
+@click.option("--step", metavar="LENGTH", help="The step of the forecast; a 24th of --ahead by default.")
 @shared_options()
 @click.pass_obj
 def tally(context: Context, topic: str | None, ahead: str | None, step: str | None) -> Exit:
-    """Count tasks by topic and state; how many are due now; with --ahead, how many come due when."""
+    """Count tasks by topic and state, and the due ones; with --ahead, forecast how many come due when."""
     edges = _edges(ahead, step)
 
     async def work(app: Bide) -> Exit:
@@ -242,10 +242,10 @@ def tally(context: Context, topic: str | None, ahead: str | None, step: str | No
 
 
 def _edges(ahead: str | None, step: str | None) -> list[Millis]:
-    """Milliseconds from now to the end of each step of the forecast."""
+    """The end of each step of the forecast, in milliseconds from now."""
     if ahead is None:
         if step is not None:
-            raise BadInput("--step", step, "together with --ahead only")
+            raise BadInput("--step", step, "only together with --ahead")
         return []
     whole = duration(ahead, field="--ahead")
     part = max(1, -(-whole // 24)) if step is None else duration(step, field="--step")
@@ -300,13 +300,13 @@ def _print_tally(found: Tally, edges: list[Millis], store: str, paused: Mapping[
         table.add_row(*cells)
     console().print(table)
     for topic, pause in paused.items():
-        click.echo(f"{printable(topic)} is {paused_words(pause)}; to let it go on: bide resume {printable(topic)}")
+        click.echo(f"{printable(topic)} is {paused_words(pause)}; resume it with: bide resume {printable(topic)}")
     if len(edges) > 2:
         _print_forecast(found, edges)
 
 
 def _print_forecast(found: Tally, edges: list[Millis]) -> None:
-    """One bar per step, the longest as wide as the window allows."""
+    """Print a bar for each step, the longest as wide as the window allows."""
     from rich.text import Text
 
     from bide.cli.tables import console, plain_table

@@ -26,11 +26,11 @@ from bide.service.schemas import answer_shape
 
 _PAYLOAD_ACCEPTED = "JSON such as '{\"number\": 42}', @FILE, or - for standard input; with --bytes anything"
 _PAGE = 1_000
-"""Lines of one transaction: large enough to cost one fsync per thousand, small enough to show progress."""
+"""Lines of one transaction: enough for one fsync per thousand, few enough to show progress."""
 
 
 class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
-    """A task as a line of the file says it."""
+    """A task as a line of the file describes it."""
 
     topic: str | None = None
     key: str | None = None
@@ -46,7 +46,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
 
 
 class _Listed(_Line, forbid_unknown_fields=True):
-    """Or as `bide ls --json` prints it, with the time at which it wakes."""
+    """A line of the file, or of `bide ls --json`, which has the time at which the task wakes."""
 
     wake_at: str | None = None
     id: object = None
@@ -65,23 +65,23 @@ _decoder = msgspec.json.Decoder(_Listed)
 @click.command()
 @click.argument("topic", required=False)
 @click.argument("payload", required=False)
-@click.option("--key", help="Its name, unique within the topic; a fresh UUIDv7 if not given.")
+@click.option("--key", help="A name for the task, unique within the topic; a new UUIDv7 by default.")
 @click.option("--group", help="Tasks of one group are shifted and cancelled together.")
-@click.option("--delay", metavar="LENGTH", help='How long from now: "15m", "1h30m", "250ms", "2d".')
-@click.option("--at", metavar="INSTANT", help='Or when: "2030-01-31T08:00:00+01:00"; the offset is needed.')
+@click.option("--delay", metavar="LENGTH", help='Duration from now: "15m", "1h30m", "250ms", "2d".')
+@click.option("--at", metavar="INSTANT", help='Or an instant with its offset: "2030-01-31T08:00:00+01:00".')
 @click.option(
     "--on-conflict",
     type=click.Choice([choice.value for choice in OnConflict]),
     default="replace",
     show_default=True,
-    help="What happens when the key is taken.",
+    help="What to do if the key is taken.",
 )
-@click.option("--retry", type=click.Choice(list(PRESETS)), help="When to try again after a failure.")
-@click.option("--deadline", metavar="WHEN", help="Not after this instant, or this length from now.")
-@click.option("--bytes", "raw", is_flag=True, help="Take the payload as it is; it need not be JSON.")
-@click.option("--many", metavar="FILE", help="JSON lines, one task each; - for standard input. TOPIC is their default.")
+@click.option("--retry", type=click.Choice(list(PRESETS)), help="The retry policy.")
+@click.option("--deadline", metavar="WHEN", help="Not after this instant, or this duration from now.")
+@click.option("--bytes", "raw", is_flag=True, help="Take the payload as bytes; it need not be JSON.")
+@click.option("--many", metavar="FILE", help="JSON lines, one task each; - for standard input. TOPIC is the default.")
 @click.option(
-    "--from", "first", metavar="LINE", type=WholeNumber(1, 2**63 - 1), help="With --many: leave out those before."
+    "--from", "first", metavar="LINE", type=WholeNumber(1, 2**63 - 1), help="With --many: begin at this line."
 )
 @shared_options()
 @click.pass_obj
@@ -96,10 +96,10 @@ def schedule(
     on_conflict: str,
     **given: Any,
 ) -> Exit:
-    """Register something to happen at a time.
+    """Schedule a task.
 
-    PAYLOAD is JSON, @FILE, or - for standard input. Give one of --delay and --at. Once this has answered, the task
-    survives any crash.
+    PAYLOAD is JSON, @FILE, or - for standard input. Give one of --delay and --at. Once the command has
+    answered, the task survives any crash.
 
     A line of a --many file is an object: {"topic", "key", "group", "delay" or "at", "payload" or "payload_base64",
     "on_conflict", "retry", "deadline", "headers"}; 1,000 lines make one transaction.
@@ -107,7 +107,7 @@ def schedule(
     if many is not None:
         for option, value in {"payload": payload, **{f"--{name}": value for name, value in given.items()}}.items():
             if value is not None:
-                raise BadInput(option, value, "nothing beside --many: each line says it for itself")
+                raise BadInput(option, value, "no such option with --many: each line has its own")
         return _schedule_lines(context, many, topic, first or 1)
     if first is not None:
         raise BadInput("--from", first, "together with --many only")
@@ -125,7 +125,7 @@ def schedule(
 
 
 def _read_payload(given: str | None, *, raw: bool) -> bytes:
-    """The bytes that PAYLOAD stands for; JSON is checked and made compact, its numbers left as written."""
+    """The bytes of PAYLOAD; JSON is checked and made compact, with its numbers as written."""
     if given is None:
         return b"" if raw else b"null"
     if given == "-":
@@ -147,7 +147,7 @@ def _read_payload(given: str | None, *, raw: bool) -> bytes:
 
 
 def _schedule_lines(context: Context, path: str, topic: str | None, first: int) -> Exit:
-    """Schedule every line of the file at `path` ("-" is standard input) from the line `first` on, as far as it goes."""
+    """Schedule the lines of the file at `path` ("-" is standard input) from line `first`, up to the first error."""
 
     async def work(app: Bide) -> Exit:
         totals: Counter[Result] = Counter()
@@ -155,7 +155,7 @@ def _schedule_lines(context: Context, path: str, topic: str | None, first: int) 
         with _opened(path) as (file, size), progress_bar("scheduling", size) as progress:
             lines = ((number, line) for number, line in enumerate(file, 1) if number >= first and line.strip())
             for page in _pages(lines):
-                with _said_how_far(page[0][0], page[-1][0], totals.total()):
+                with _with_progress(page[0][0], page[-1][0], totals.total()):
                     answers = await app.schedule_many(_read(app, page, topic))
                 for answer in answers:
                     totals[answer.result] += 1
@@ -164,22 +164,20 @@ def _schedule_lines(context: Context, path: str, topic: str | None, first: int) 
                         print_json(answer_shape(answer))
                 progress(sum(len(line) for _, line in page))
         if not context.json:
-            click.echo(
-                f"{totals.total():,} tasks: {totals_words(totals)}" if totals else "no tasks: the file has no lines"
-            )
+            click.echo(f"{totals.total():,} tasks: {totals_words(totals)}" if totals else "no tasks: the file is empty")
         return Exit.DONE if all_ok else Exit.NOT_DONE
 
-    # Not noted line by line: the event log is capped, and a large file would push everything else out of it.
+    # Not noted in the event log, which is capped: a large file would push everything else out of it.
     return context.open(work, noted=False, make=True)
 
 
 @contextmanager
-def _said_how_far(first: int, last: int, before: int) -> Iterator[None]:
-    """Raises PartlyDone with the lines that are done for certain, where some are, or may be, and the rest failed."""
+def _with_progress(first: int, last: int, before: int) -> Iterator[None]:
+    """Raises PartlyDone if it fails after some lines are, or may be, done: with the lines that are done for certain."""
     try:
         yield
     except (BideError, asyncio.CancelledError) as error:
-        done = f"{before:,} tasks from the lines before are scheduled" if before else "Nothing is scheduled for certain"
+        done = f"{before:,} tasks of earlier lines are scheduled" if before else "Nothing is scheduled for certain"
         again = f"with keys, --from {first} repeats them without harm"
         if isinstance(error, PartlyFailed):
             some = sum(isinstance(answer, Answer) for answer in error.answers)
@@ -212,7 +210,7 @@ def _read(app: Bide, page: list[tuple[int, bytes]], topic: str | None) -> list[N
 def _task(app: Bide, line: _Listed, topic: str | None) -> NewTask:
     name = line.topic or topic
     if name is None:
-        raise BadInput("topic", None, "a topic in the line, or TOPIC on the command line for all of them")
+        raise BadInput("topic", None, "a topic in the line, or TOPIC on the command line")
     given: Any = bytes(line.payload) or b"null"
     if line.payload_base64 is not None:
         if bytes(line.payload):
@@ -233,7 +231,7 @@ def _pages(lines: Iterable[tuple[int, bytes]]) -> Iterator[list[tuple[int, bytes
 
 @contextmanager
 def _opened(path: str) -> Iterator[tuple[IO[bytes], int | None]]:
-    """The file and its size in bytes; None for a pipe, whose size nobody knows."""
+    """The file and its size in bytes; None for a pipe."""
     if path == "-":
         yield sys.stdin.buffer, None
         return

@@ -1,4 +1,4 @@
-"""`bide serve`: the timeline over HTTP, with webhooks, until told to stop; and `bide demo`, which has live traffic."""
+"""`bide serve`: tasks over HTTP, with webhooks and a console; and `bide demo`, the same with live traffic."""
 
 from __future__ import annotations
 
@@ -18,26 +18,26 @@ _EXTRA = ("jinja2", "markupsafe", "prometheus_client", "uvicorn")
 _LEVELS = ("debug", "info", "warning", "error")
 _DEMO_STORE = "sqlite:///bide-console-demo.db"
 _DEMO_KEEPS = 20_000
-"""Ended tasks of a topic: an hour of the demo's orders, so that any of them can be looked at."""
+"""Finished tasks of a topic to remember: an hour of the demo's orders."""
 
 
-_HOST = click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen at.")
+_HOST = click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 _PORT = click.option(
-    "--port", type=WholeNumber(0, 65_535), default=8420, show_default=True, help="The port; 0: a free one."
+    "--port", type=WholeNumber(0, 65_535), default=8420, show_default=True, help="The port; 0: any free one."
 )
 
 
 @click.command()
 @_HOST
 @_PORT
-@click.option("--config", "path", metavar="FILE", help="A TOML file: webhooks, and how topics are worked on.")
+@click.option("--config", "path", metavar="FILE", help="A TOML file with webhooks and the settings of topics.")
 @click.option("--webhook", "webhooks", metavar="TOPIC=URL", multiple=True, help="Post the tasks of TOPIC to URL.")
-@click.option("--allow", metavar="NETWORK|HOST:PORT", multiple=True, help="Webhooks may go there, though not public.")
-@click.option("--insecure", is_flag=True, help="Let anybody in, also from other machines.")
+@click.option("--allow", metavar="NETWORK|HOST:PORT", multiple=True, help="Allow webhooks to this non-public address.")
+@click.option("--insecure", is_flag=True, help="Let anybody in, from other machines too.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("--log-level", type=click.Choice(_LEVELS), help="Default: info; with --demo: warning.")
-@click.option("--demo", is_flag=True, help="With live traffic to look at, on a store of its own.")
-@click.option("--uvloop", is_flag=True, help="Run on uvloop, which has to be installed.")
+@click.option("--log-level", type=click.Choice(_LEVELS), help="The log level; info by default, warning with --demo.")
+@click.option("--demo", is_flag=True, help="Run the demo: live traffic on a store of its own.")
+@click.option("--uvloop", is_flag=True, help="Run on uvloop, if it is installed.")
 @shared_options(json=False)
 @click.pass_obj
 def serve(
@@ -53,13 +53,14 @@ def serve(
     demo: bool,
     uvloop: bool,
 ) -> Exit:
-    """Serve the timeline over HTTP: schedule from any language, receive by webhook, or lease and settle.
+    """Serve tasks over HTTP: schedule from any language, receive by webhook, or lease and settle.
 
-    Anybody on this machine may call as long as there is no token (bide token add). Listening beyond this machine needs
-    one, or --insecure. The first SIGTERM, SIGHUP or Ctrl-C drains, as `bide work` does; the second ends at once.
+    As long as there is no token (bide token add), anybody on this machine may call. Listening for other machines takes
+    a token, or --insecure. The first SIGTERM, SIGHUP or Ctrl-C drains, as in `bide work`; the second ends at once.
 
-    With --demo the console at http://127.0.0.1:8420 has something to show: people who order, pay and change their minds
-    in the same process, on bide-console-demo.db in this directory, or on --store, if that is empty.
+    With --demo the same process plays people who order, pay and change their minds, for the console at
+    http://127.0.0.1:8420 to show. Their tasks are in bide-console-demo.db in this directory, or in --store, if it is
+    empty.
     """
     try:
         from bide.service import logs, serving
@@ -69,7 +70,7 @@ def serve(
         raise MissingExtra("serve", "bide serve") from error
     config = serving.config_of(path, webhooks, allow)
     handler = logs.setup(log_level or ("warning" if demo else "info"), json=log_format == "json")
-    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it says what bide says
+    logging.getLogger("uvicorn.error").setLevel(logging.WARNING)  # it repeats what bide logs
     store = context.store
     companion: serving.Companion | None = None
     if demo:
@@ -81,7 +82,7 @@ def serve(
             config.keep_most = _DEMO_KEEPS
         if log_level is None:
             handler.addFilter(uneventful)
-            logging.getLogger("bide.serve").setLevel(logging.ERROR)  # the demo says itself where it is
+            logging.getLogger("bide.serve").setLevel(logging.ERROR)  # the demo prints its address itself
     else:
         app = Bide(settings=Settings.from_env(store=store))
     running = serving.serve(
@@ -100,14 +101,14 @@ def serve(
 def demo(context: click.Context, host: str, port: int) -> Any:
     """Watch the console at http://127.0.0.1:8420 while a small town orders, pays and changes its mind.
 
-    The same as `bide serve --demo`: in real time, in this one process, on bide-console-demo.db in this directory or on
-    --store, if that is empty, until Ctrl-C. Started again it goes on with what is there.
+    The same as `bide serve --demo`: in real time, in one process, until Ctrl-C. The tasks are in bide-console-demo.db
+    in this directory, or in --store, if it is empty. Started again, the demo continues with them.
     """
     return context.invoke(serve, host=host, port=port, demo=True)
 
 
 def _demo_settings(store: str) -> Settings:
-    """On a laptop's disk it need not survive a power cut."""
+    """The demo's settings: its store need not survive a power cut."""
     given = {"keep_cancelled": "15m", "sqlite_synchronous": "normal"}
     return Settings.from_env(
         store=store, **{name: value for name, value in given.items() if f"{PREFIX}{name.upper()}" not in os.environ}

@@ -36,12 +36,12 @@ _KINDS = {EventKind.RETRY: "yellow", EventKind.DEAD: "bold red", EventKind.LOSS:
 
 
 def console() -> Console:
-    """A console that never cuts off what goes into a file or a pipe."""
+    """A console that never cuts off lines in a file or a pipe."""
     return Console(highlight=False) if sys.stdout.isatty() else Console(highlight=False, width=200)
 
 
 def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
-    """A table without lines but the one under its head; long texts are folded, never cut off."""
+    """A table with a line under its head only; long texts are folded, never cut off."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, header_style="bold")
     for column in columns:
         table.add_column(column, justify="right" if column in right else "left", overflow="fold")
@@ -50,11 +50,11 @@ def plain_table(*columns: str, right: Sequence[str] = ()) -> Table:
 
 _HEADS = ("topic", "key", "group", "state", "when", "local time", "attempt", "last error")
 _RARE = frozenset({"group", "last error"})
-"""Columns that a table of all there is goes without when they are empty."""
+"""Columns that the table of a whole list omits if they are empty."""
 
 
 def print_tasks(records: Sequence[Record], widths: Sequence[int] = (), *, whole: bool) -> Sequence[int]:
-    """One line per task. A page, unless it is the `whole`, is as wide as the first one, whose widths are returned."""
+    """Print one line per task. Pages of a longer list are as wide as the first one, whose widths are returned."""
     now = current_millis()
     rows = [_cells(record, now) for record in records]
     shown = [n for n, head in enumerate(_HEADS) if not whole or head not in _RARE or any(row[n] for row in rows)]
@@ -81,7 +81,7 @@ def _cells(record: Record, now: Millis) -> list[Text]:
 
 
 def print_task(record: Record, last: Attempt | None, why: Sequence[str]) -> None:
-    """All of one task, a line per fact: also how its last delivery went, and why it was not on time."""
+    """Print one task, a line per fact, with its last delivery and the reasons why it was late."""
     now = current_millis()
     state = state_words(record, now)
     table = Table(box=None, show_header=False, pad_edge=False)
@@ -139,9 +139,9 @@ def print_task(record: Record, last: Attempt | None, why: Sequence[str]) -> None
 
 
 def print_events(events: Sequence[Event], *, of_one: bool) -> None:
-    """One line per event, the newest first."""
+    """Print one line per event, the newest first."""
     if not events:
-        click.echo("events: nothing out of the ordinary")
+        click.echo("events: nothing unusual")
         return
     now = current_millis()
     table = plain_table("when", "local time", *([] if of_one else ["task"]), "what", "who", "from", "to")
@@ -163,6 +163,6 @@ def print_events(events: Sequence[Event], *, of_one: bool) -> None:
 
 
 def _first_line(text: str | None, limit: int = 100) -> str:
-    """As much as a table has room for; `show` and --json have the rest."""
+    """The first line, as much as fits into a table; `show` and --json have the rest."""
     first, _, rest = (text or "").partition("\n")
     return printable(first if len(first) <= limit and not rest else f"{first[:limit]}…")

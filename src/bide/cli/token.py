@@ -1,4 +1,4 @@
-"""`bide token add`, `ls` and `revoke`: who may call `bide serve`, and what for."""
+"""`bide token add`, `ls` and `revoke`: the access tokens of `bide serve`."""
 
 from __future__ import annotations
 
@@ -23,31 +23,31 @@ class _TokenCommands(NamedCommands):
 @click.group(cls=_TokenCommands, no_args_is_help=False, subcommand_metavar="add|ls|revoke ...")
 @shared_options()
 def token() -> None:
-    """Make, list and revoke the tokens with which callers of `bide serve` show who they are.
+    """Make, list and revoke the access tokens of `bide serve`.
 
-    They are kept in the store itself, so that every instance that serves it knows them: a new one within a second, a
-    revoked one for five at the most.
+    The store keeps them, so that every instance that serves it knows them: it accepts a new one within a second, and
+    refuses a revoked one within five.
     """
 
 
-@token.command(short_help="Make a token, and print it this once.")
+@token.command(short_help="Make a token and print it, this once.")
 @click.argument("name")
 @click.option(
     "--verb", "verbs", multiple=True, metavar="VERB",
-    help=f"What it may do, as often as needed: {', '.join(Verb)}, or all. Everything but admin if not given.",
+    help=f"A verb it allows; may be given several times: {', '.join(Verb)}, or all. By default all but admin.",
 )  # fmt: skip
 @click.option(
     "--topic", "topics", multiple=True, metavar="PATTERN",
-    help='On which topics, as often as needed; * stands for any characters: "order.*". On all if not given.',
+    help='Topics it allows; may be given several times; * stands for any characters: "order.*". By default all.',
 )  # fmt: skip
-@click.option("--expires", metavar="LENGTH", help='After how long it ends by itself: "90d". Never if not given.')
+@click.option("--expires", metavar="LENGTH", help='When it expires, as a duration from now: "90d". By default never.')
 @shared_options()
 @click.pass_obj
 def add(context: Context, name: str, verbs: tuple[str, ...], topics: tuple[str, ...], expires: str | None) -> Exit:
-    """Make a token for NAME and print it: this once, since only a hash of it is kept.
+    """Make a token for NAME and print it, this once, since only a hash of it is kept.
 
-    NAME is what the event log and the audit log call whoever uses it. Two may have the same, to change one for the
-    other.
+    NAME stands for the caller in the event log and the audit log. Two tokens may have the same name, so that one can
+    replace the other.
     """
     allowed = verbs_of(verbs)
     patterns = tuple(check_pattern(topic) for topic in topics) or ("*",)
@@ -65,7 +65,7 @@ def add(context: Context, name: str, verbs: tuple[str, ...], topics: tuple[str, 
     if not context.json:
         click.echo(
             f"bide: note: token {made.id} of {printable(made.name)}, who may {_verbs_words(made)} on "
-            f"{printable(', '.join(made.topics))}; it is shown this once",
+            f"{printable(', '.join(made.topics))}; it is not shown again",
             err=True,
         )
     return Exit.DONE
@@ -75,7 +75,7 @@ def add(context: Context, name: str, verbs: tuple[str, ...], topics: tuple[str, 
 @shared_options()
 @click.pass_obj
 def ls(context: Context) -> Exit:
-    """List the tokens: whose they are and what they may do, never the tokens themselves."""
+    """List the tokens: their names and what they allow, never the tokens themselves."""
 
     async def work(app: Bide) -> Exit:
         damaged: list[str] = []
@@ -88,18 +88,18 @@ def ls(context: Context) -> Exit:
         else:
             click.echo(f"no tokens in {context.shown_store}")
         for id in damaged:
-            click.echo(f"bide: note: token {id} cannot be read and counts for nothing; revoke it", err=True)
+            click.echo(f"bide: note: token {id} cannot be read and is refused; revoke it", err=True)
         return Exit.DONE
 
     return context.open(work)
 
 
-@token.command(short_help="Forget a token: whoever shows it is refused.")
+@token.command(short_help="Revoke a token.")
 @click.argument("id")
 @shared_options()
 @click.pass_obj
 def revoke(context: Context, id: str) -> Exit:
-    """Forget the token of this ID: whoever shows it is refused, within five seconds, by every instance."""
+    """Revoke the token with this ID: every instance refuses it within five seconds."""
     check_id(id)
 
     async def work(app: Bide) -> tuple[bool, int]:
@@ -110,13 +110,13 @@ def revoke(context: Context, id: str) -> Exit:
     revoked, left = context.open(work)
     context.say({"id": id, "revoked": revoked}, f"token {id}: {'revoked' if revoked else 'not found'}")
     if revoked and not left:
-        click.echo("bide: note: no token is left; a service on loopback alone lets everybody in again", err=True)
+        click.echo("bide: note: no token is left: a service on loopback accepts anybody again", err=True)
     return Exit.DONE if revoked else Exit.NOT_DONE
 
 
 def _tokens(app: Bide) -> Tokens:
     if app.url.startswith(("http:", "https:")):
-        accepted = "the URL of the store itself: a service lets nobody reach the tokens that protect it"
+        accepted = "the URL of the store itself: a service gives no access to its own tokens"
         raise BadInput("store", without_password(app.url), accepted)
     return Tokens(SettingsStore(app.store, app.clock))
 
@@ -124,7 +124,7 @@ def _tokens(app: Bide) -> Tokens:
 def _length(expires: str) -> Millis:
     length = duration(expires, field="--expires")
     if not length:
-        raise BadInput("--expires", expires, 'a length above zero, such as "90d"')
+        raise BadInput("--expires", expires, 'a duration above zero, such as "90d"')
     return length
 
 

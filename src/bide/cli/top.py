@@ -40,22 +40,22 @@ _GRADES = ((100, "green"), (1_000, "yellow"))
 _LEVELS = {"ok": ("●", "green"), "warning": ("▲", "yellow"), "failed": ("■", "bold red")}
 _TOPICS = 5
 _MOST_ROWS = 53
-"""Of each table where there is no window to fill."""
+"""Most rows of a table without a window."""
 _NUMBER = 9
-"""Cells of a column of numbers, with the space to the next."""
-_NAMES = {"topic", "who works", "works on"}
+"""Width of a column of numbers, with the space after it."""
+_NAMES = {"topic", "worker", "works on"}
 _Lines: TypeAlias = list[list[Segment]]
 _OLD: Millis = 3_000
-"""A count that is older says so."""
+"""Age in milliseconds from which a count shows it."""
 
 
 @click.command()
-@click.option("--once", is_flag=True, help="Print it once and end; so it is where nobody watches a terminal.")
-@click.option("--every", metavar="LENGTH", default="2s", show_default=True, help="How often it is looked at.")
+@click.option("--once", is_flag=True, help="Print it once and end; the default if standard output is not a terminal.")
+@click.option("--every", metavar="LENGTH", default="2s", show_default=True, help="How often to refresh.")
 @shared_options()
 @click.pass_obj
 def top(context: Context, once: bool, every: str) -> Exit:
-    """All at a glance: what is pending, due and dead, how late it goes out, and who works on it.
+    """Show an overview: pending, due and dead tasks, their lateness, and the workers.
 
     It stays on the screen until Ctrl-C. --json prints one object and ends.
     """
@@ -94,19 +94,19 @@ async def _look(app: Bide, overviews: Overviews) -> tuple[Overview, Sequence[Che
 
 
 class Screen:
-    """Draws it, for a window of any size."""
+    """Draws the overview, for a window of any size."""
 
     def __init__(self, store: str) -> None:
         self._store = store
         self._drawn: tuple[Overview, Sequence[Check]] | None = None
 
     async def watch(self, app: Bide, overviews: Overviews, every: float) -> None:
-        """On the terminal's other screen, until cancelled; a store that goes away is waited for."""
+        """Refresh the overview on the alternate screen until cancelled; wait while the store is unavailable."""
         running = asyncio.current_task()
         assert running is not None
         with suppress(NotImplementedError):
             asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, running.cancel)
-        logging.getLogger("bide").addHandler(logging.NullHandler())  # what fails is shown here
+        logging.getLogger("bide").addHandler(logging.NullHandler())  # errors are shown here
         printer = console()
         with Live(console=printer, screen=True, auto_refresh=False, redirect_stderr=False) as live:
             while True:
@@ -114,14 +114,14 @@ class Screen:
                 try:
                     self._drawn = await _look(app, overviews)
                 except StoreError as error:
-                    failed = f"the store is away: {error}"
+                    failed = f"the store is unavailable: {error}"
                 if self._drawn is not None or failed:
                     width, height = printer.size
                     live.update(self._drawing(width, height, failed), refresh=True)
                 await asyncio.sleep(every)
 
     def last(self) -> None:
-        """Print what was seen last, to stay on the screen."""
+        """Print the last overview, to stay on the screen."""
         if self._drawn is not None:
             printer = console()
             printer.print(self._drawing(*printer.size, ""))
@@ -148,9 +148,9 @@ class Screen:
         )  # fmt: skip
         heads = ("topic", "due", "pending", "leased", "dead", "workers")
         topics = lines_of("", _table(heads, [*map(_topic, seen.topics)], width)) if seen.topics else []
-        workers = lines_of("", _table(("who works", "holds", "lost", "works on"), [*map(_holder, seen.holders)], width))
+        workers = lines_of("", _table(("worker", "holds", "lost", "works on"), [*map(_holder, seen.holders)], width))
         if not seen.holders:
-            absent = lines_of("", Text("no worker is alive: what comes due waits", "yellow"))
+            absent = lines_of("", Text("no worker is alive: due tasks wait", "yellow"))
             workers = absent if seen.holders_known else []
         room = None if height is None else max(height - 1 - len(above), 0)
         lines = [*above, *_fitted(topics, workers, room)]
@@ -166,7 +166,7 @@ def _head(seen: Overview, note: tuple[str, str], width: int) -> Text:
 
 
 def _figures(seen: Overview, width: int) -> Columns:
-    """Names, numbers and remarks, in columns of one width."""
+    """The figures: names, numbers and remarks, in columns of one width."""
     flow, oldest = seen.minute, seen.oldest_due
     p50, p99 = (None, None) if flow is None else (flow.deliveries.lateness(0.5), flow.deliveries.lateness(0.99))
     cells: list[tuple[str, str, str, str]] = [
@@ -202,9 +202,9 @@ def _warnings(seen: Overview) -> Iterator[Text]:
     if seen.held_back:
         yield Text.assemble(("paused, with tasks due: ", "bold yellow"), (_names(seen.held_back), "yellow"))
     if seen.unworked:
-        yield Text.assemble(("nobody works on: ", "bold red"), (_names(seen.unworked), "red"))
+        yield Text.assemble(("no worker for: ", "bold red"), (_names(seen.unworked), "red"))
     if seen.empty:
-        yield Text("no task is here: bide schedule TOPIC PAYLOAD --delay 1m", "dim")
+        yield Text("there are no tasks: bide schedule TOPIC PAYLOAD --delay 1m", "dim")
 
 
 def _names(topics: Sequence[TopicSeen]) -> str:
@@ -220,7 +220,7 @@ def _health(checks: Sequence[Check]) -> Text:
 
 
 def _hour(begun: Sequence[int], width: int) -> Text:
-    """Deliveries of each minute of the last hour, as many as there is room for."""
+    """The deliveries in each of the last minutes, as many as fit."""
     head, most = "deliveries, last hour ", max(begun)
     shown = begun[-max(1, min(len(begun), width - len(head) - 24)) :]
     picture = "".join(_BLOCKS[-(-number * (len(_BLOCKS) - 1) // most)] for number in shown)
@@ -247,7 +247,7 @@ def _holder(one: Holder) -> list[Text]:
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[Text]], width: int) -> Table:
-    """Names at the left, which share what the numbers leave. A narrow window has the first columns."""
+    """A table whose names share the width that the numbers leave. A narrow window shows the first columns."""
     heads = heads[: max(1, (width - 12) // _NUMBER + 1)]
     names = sum(head in _NAMES for head in heads)
     each = (width - _NUMBER * (len(heads) - names)) // names - 1
@@ -263,14 +263,14 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[Text]], width: int) -> 
 
 
 def _fitted(topics: _Lines, workers: _Lines, room: int | None) -> _Lines:
-    """Both tables, cut to the room that there is; what is cut off is said."""
+    """Both tables, cut to the room, with a line for what is cut off."""
     if room is None:
-        return [*_said(topics, _MOST_ROWS), *_said(workers, _MOST_ROWS)]
+        return [*_cut(topics, _MOST_ROWS), *_cut(workers, _MOST_ROWS)]
     for_topics = min(_TOPICS + 3, len(topics), max(room - min(len(workers), 5), 0))
-    return [*_said(topics, for_topics), *_said(workers, room - for_topics)]
+    return [*_cut(topics, for_topics), *_cut(workers, room - for_topics)]
 
 
-def _said(lines: _Lines, room: int) -> _Lines:
+def _cut(lines: _Lines, room: int) -> _Lines:
     if len(lines) <= room:
         return lines
     if room < 3:
@@ -279,7 +279,7 @@ def _said(lines: _Lines, room: int) -> _Lines:
 
 
 def _counted(count: Count, state: str) -> tuple[str, str]:
-    """The number, and the style of what is in this state; dim for none."""
+    """The number, in the style of the state; dim for none."""
     return count_words(count), STYLES[state] if count.number else "dim"
 
 
@@ -303,7 +303,7 @@ def _grade(late: Millis | None) -> str:
 
 
 def _shape(seen: Overview, checks: Sequence[Check], store: str) -> dict[str, Any]:
-    """Build the output of --json; null: this store does not have it, or this token may not read it."""
+    """The output of --json; null: the store does not have it, or the token may not read it."""
     oldest = seen.oldest_due
     return {
         "at": instant_text(seen.at),

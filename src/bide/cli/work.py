@@ -42,16 +42,14 @@ _SLACK = 2.0
 
 @click.command()
 @click.argument("application", metavar="MODULE:APP")
+@click.option("--processes", type=WholeNumber(1, 1024), default=1, show_default=True, help="How many worker processes.")
+@click.option("--topic", "topics", multiple=True, help="Work on this topic only; may be given several times.")
+@click.option("--quiet", is_flag=True, help="Print no start line, and log only errors.")
 @click.option(
-    "--processes", type=WholeNumber(1, 1024), default=1, show_default=True, help="Worker processes side by side."
+    "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="The level of the log on stderr."
 )
-@click.option("--topic", "topics", multiple=True, help="Only this topic; may be given several times.")
-@click.option("--quiet", is_flag=True, help="No start line, and only errors are logged.")
-@click.option(
-    "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="What is logged on stderr."
-)
-@click.option("--uvloop", is_flag=True, help="Run on uvloop, which has to be installed.")
-@click.option("--supervised", type=int, hidden=True, help="Its number; of the first, with how many others.")
+@click.option("--uvloop", is_flag=True, help="Run on uvloop, if it is installed.")
+@click.option("--supervised", type=int, hidden=True, help="0, or the number of processes for the first one.")
 @shared_options(json=False)
 @click.pass_obj
 def work(
@@ -64,10 +62,10 @@ def work(
     uvloop: bool,
     supervised: int | None,
 ) -> int:
-    """Work on the handlers of an app: MODULE:APP is a module and the name of the Bide object in it, as in shop:app.
+    """Run the handlers of an app: MODULE:APP is a module and the name of the Bide object in it, as in shop:app.
 
-    The first SIGTERM, SIGHUP or Ctrl-C drains: nothing new is begun, what runs has BIDE_GRACE to end, and what does not
-    is delivered again elsewhere. The second ends at once. --store is for an app that names no store itself.
+    The first SIGTERM, SIGHUP or Ctrl-C drains: no new task starts, running ones have BIDE_GRACE to end, and those that
+    do not are delivered again elsewhere. The second ends at once. --store is for an app that names no store itself.
     """
     if context.store is not None:
         os.environ["BIDE_STORE"] = context.store
@@ -109,18 +107,18 @@ async def _work(app: Bide, topics: tuple[str, ...], shutdown: Shutdown, pipe: so
 
 
 def _observe(record: Record, settlement: Settlement) -> None:
-    """One line for each task that died. What failed by an exception, the worker itself logs."""
+    """Log each task that died. The worker itself logs exceptions of handlers."""
     task, why = f"{record.topic}/{record.key}", settlement.why
     if settlement.outcome is OutcomeKind.DEAD:
-        _log.error("%s is dead, attempt %d was the last: %s", task, record.attempt, why)
+        _log.error("%s is dead after attempt %d: %s", task, record.attempt, why)
     elif settlement.outcome is OutcomeKind.RETRY:
-        _log.debug("%s failed, will be tried again: %s", task, why)
+        _log.debug("%s failed and will be retried: %s", task, why)
 
 
 def _supervisor_pipe(shutdown: Shutdown) -> socket.socket:
-    """Our standard input: the supervisor ends it to have us drain, and the kernel when the supervisor is killed."""
+    """Take over standard input: the supervisor closes it to make this process drain; so does its death."""
     pipe = socket.socket(fileno=os.dup(0))
-    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # so that no handler, and nothing that one starts, reads or holds it
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)  # so that no handler, and no child of one, reads or holds it
 
     def wait() -> None:
         with suppress(OSError):
@@ -133,14 +131,14 @@ def _supervisor_pipe(shutdown: Shutdown) -> socket.socket:
 
 
 def _log_to_stderr(level: str) -> None:
-    """Set up stdlib logging, unless the app's module does so itself when it is loaded."""
+    """Set up logging, unless the app's module does so when it is imported."""
     logging.basicConfig(
         stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s [%(process)d] %(message)s"
     )
 
 
 def load_app(application: str) -> Bide:
-    """The Bide object that `application` names, looked for here first. Raises BadInput, SetupError."""
+    """Import the Bide object that `application` names, from this directory first. Raises BadInput, SetupError."""
     module_name, colon, path = application.partition(":")
     if not colon or not all(part.isidentifier() for part in (*module_name.split("."), *path.split("."))):
         raise BadInput("MODULE:APP", application, "a module, a colon and the app's name in it, such as shop:app")
@@ -152,11 +150,11 @@ def load_app(application: str) -> Bide:
         raise
     except ModuleNotFoundError as error:
         if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise SetupError(f"{module_name}: cannot be loaded: {error}") from error
+            raise SetupError(f"{module_name}: cannot be imported: {error}") from error
         accepted = f"a module that can be imported from {os.getcwd()} or the Python path ({error})"
         raise BadInput("MODULE:APP", application, accepted) from None
     except Exception as error:
-        raise SetupError(f"{module_name}: cannot be loaded: {type(error).__name__}: {error}") from error
+        raise SetupError(f"{module_name}: cannot be imported: {type(error).__name__}: {error}") from error
     apps = [name for name, value in vars(found).items() if isinstance(value, Bide)]
     for part in path.split("."):
         if not hasattr(found, part):
@@ -171,12 +169,12 @@ def load_app(application: str) -> Bide:
 
 
 class _Child:
-    """One of the processes, and when it may be started again."""
+    """One worker process, and when it may be started again."""
 
     def __init__(self) -> None:
         self.process: subprocess.Popen[bytes] | None = None
         self.pipe: socket.socket | None = None
-        """The other end of its standard input. It says there that it is at work, and drains when this is closed."""
+        """The other end of its standard input. The child writes here once it works, and drains when this closes."""
         self.started = 0.0
         self.deaths = 0
         self.not_before = 0.0
@@ -188,11 +186,11 @@ class _Child:
 
 
 class Supervisor:
-    """Several worker processes: started, told to stop, and started again when one dies.
+    """Starts several worker processes, drains them on a signal, and restarts one that dies.
 
-    There is nothing to coordinate, since the lease decides who has a task: it only keeps their number up. It runs the
-    command that it was itself started with, once per place, with `--processes 1`, and loads nothing of the app. The
-    first process does, and when that is at work the others are started.
+    There is nothing to coordinate, since leases decide who has a task: it only keeps up their number. It runs its own
+    command again for each process, with `--processes 1`, and imports nothing of the app. When the first process is at
+    work, it starts the others.
     """
 
     def __init__(self, command: Sequence[str], processes: int, environ: Mapping[str, str]) -> None:
@@ -201,22 +199,22 @@ class Supervisor:
         self._children = [_Child() for _ in range(processes)]
         self._signals: list[int] = []
         self._ready = False
-        """True once the first process has been at work."""
+        """True once the first process is at work."""
         self._drain_seconds = 30.0 + SETTLING
-        """Seconds that a process takes at most to drain, as the first one says."""
+        """Most seconds that a process takes to drain, as reported by the first one."""
         self._drain_deadline: float | None = None
-        """The time by which all have to have ended; None as long as they shall work."""
+        """The time by which all must have ended; None before draining begins."""
         self._wakes: socket.socket
         self._code: int = Exit.DONE
 
     def run(self) -> int:
-        """Until all processes have ended: after a signal, or since one cannot even start."""
+        """Run until all processes have ended: after a signal, or because the first one cannot start."""
         self._wakes, written = socket.socketpair()
         self._wakes.setblocking(False)
         written.setblocking(False)
         signal.set_wakeup_fd(written.fileno(), warn_on_full_buffer=False)
-        on_signals(lambda number, frame: self._signals.append(number))  # and `_handle_signals` does the rest
-        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # that it arrives is all: it ends the sleep
+        on_signals(lambda number, frame: self._signals.append(number))  # `_handle_signals` acts on them
+        signal.signal(signal.SIGCHLD, lambda number, frame: None)  # only to end the sleep
         while True:
             self._reap()
             self._handle_signals()
@@ -227,7 +225,7 @@ class Supervisor:
             self._sleep()
 
     def _sleep(self) -> None:
-        """Until a signal, until a place may be filled, or until the first process is at work. Nothing polls."""
+        """Sleep until a signal, until a process may be started, or until the first one is at work. Nothing polls."""
         ahead = [child.not_before for child in self._children if self._may_start(child)]
         until = min(ahead, default=math.inf) if self._drain_deadline is None else self._drain_deadline
         lines = [child.pipe for child in self._children[:1] if child.pipe is not None and not self._ready]
@@ -236,7 +234,7 @@ class Supervisor:
             self._wakes.recv(4096)
 
     def _reap(self) -> None:
-        """Take the exit codes of all children. Process 1 is also given those that handlers have left behind."""
+        """Collect the exit codes of all children, and, as process 1, of the orphans that handlers left behind."""
         with suppress(ChildProcessError):
             while (ended := os.waitpid(-1, os.WNOHANG))[0]:
                 for child in self._children:
@@ -244,7 +242,7 @@ class Supervisor:
                         child.process.returncode = os.waitstatus_to_exitcode(ended[1])
 
     def _handle_signals(self) -> None:
-        """The first signal drains. A second one kills, and so does the end of the time to drain."""
+        """Drain on the first signal; kill on a second one, or when the time to drain is over."""
         if self._signals and self._drain_deadline is None:
             self._drain()
         overdue = self._drain_deadline is not None and time.monotonic() >= self._drain_deadline
@@ -283,16 +281,16 @@ class Supervisor:
         child.pipe, theirs = socket.socketpair()
         child.pipe.setblocking(False)
         shown = 0 if self._ready else len(self._children)
-        # A session of its own: Ctrl-C and the end of a terminal reach us alone. That its standard input ends tells it
-        # to drain, by us or by our own end; a signal to all processes of a unit tells it the same once more, and waits
-        # until it has a handler.
+        # A session of its own, so that Ctrl-C and the end of a terminal reach the supervisor alone. The end of its
+        # standard input makes the child drain. A signal to all processes of a unit does the same once more; it stays
+        # blocked until the child has a handler.
         signal.pthread_sigmask(signal.SIG_BLOCK, SIGNALS)
         with theirs:
             try:
                 child.process = subprocess.Popen(
                     [*self._command, str(shown)], env=self._environ, stdin=theirs.fileno(), start_new_session=True
                 )
-            except OSError as error:  # no memory, or as many processes as there may be
+            except OSError as error:  # out of memory, or at the limit of processes
                 child.close()
                 self._back_off(child, f"no process could be started ({error})")
                 return
@@ -313,7 +311,7 @@ class Supervisor:
             if code != 0 and self._code == Exit.DONE:
                 self._code = Exit.DEFECT
         elif code in _PERMANENT and not self._ready:
-            _supervisor_log.error("process %d cannot work, and would not at a second start", pid)
+            _supervisor_log.error("process %d cannot work, and would fail again", pid)
             self._code = code
             self._drain()
         else:
@@ -321,7 +319,7 @@ class Supervisor:
             self._back_off(child, f"process {pid} was {how}")
 
     def _back_off(self, child: _Child, why: str) -> None:
-        """Until it is started again, longer from death to death."""
+        """Schedule the restart of a process, after a pause that grows from death to death."""
         now = time.monotonic()
         child.deaths = 1 if now - child.started >= HEALTHY_AFTER else child.deaths + 1
         pause = min(SHORTEST_PAUSE * 2 ** (child.deaths - 1), LONGEST_PAUSE)

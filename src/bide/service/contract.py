@@ -51,7 +51,7 @@ class LeasedShape(Struct, frozen=True):
 
 
 class PauseShape(Struct, frozen=True):
-    """A topic's pause as it is now; `changed` says that this call changed it."""
+    """The pause of a topic as it is now; `changed` says if this call made it so."""
 
     topic: str
     paused: bool

@@ -1,7 +1,7 @@
-"""Logs on stderr: one JSON object a line, or a line for people. No text from outside can forge a line.
+"""Logs on stderr, as JSON or as text, one line for each record. No text from outside can forge a line.
 
-Topics, keys and errors are other people's text. In JSON everything beyond ASCII is escaped, so a line has no line break
-of any kind but its own; in the other format every character that does not print is.
+Topics, keys and errors come from callers. In JSON everything beyond ASCII is escaped, so that a line has no line break
+but its own; in text, every unprintable character is escaped.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from bide.core.names import printable
 
 LEVELS = ("debug", "info", "warning", "error")
 AUDIT = "bide.audit"
-"""The logger with a line for each change by a caller; it is written at every level."""
+"""The logger of the audit log, which is written at every level."""
 
 _LONGEST = 8_192
-"""Characters of one text: a line stays below the 16 KiB at which container runtimes cut."""
+"""Most characters of one text: a line stays below the 16 KiB at which container runtimes split it."""
 _MOST = 100
 _encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
 _one_word = re.compile(r"[^\s\"'=]+").fullmatch
@@ -32,9 +32,9 @@ _OF_A_RECORD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | 
 
 
 def setup(level: str = "info", *, json: bool = False, stream: TextIO | None = None) -> logging.Handler:
-    """Let the whole program log to stderr (or `stream`), and nowhere else; what was set up before is replaced.
+    """Send all logs of the program to stderr (or `stream`), in place of what was set up before.
 
-    `level` is one of LEVELS. Warnings of Python go the same way.
+    `level` is one of LEVELS. Python's warnings are logged too.
     """
     handler = logging.StreamHandler(sys.stderr if stream is None else stream)
     handler.setFormatter(JsonLines() if json else Lines())
@@ -45,7 +45,7 @@ def setup(level: str = "info", *, json: bool = False, stream: TextIO | None = No
 
 
 class JsonLines(logging.Formatter):
-    """One JSON object: time, level, logger, message, what was given as `extra`, and the exception if there is one."""
+    """One JSON object: time, level, logger, message, the `extra` fields, and the exception if there is one."""
 
     def format(self, record: logging.LogRecord) -> str:
         line: dict[str, Any] = {
@@ -64,7 +64,7 @@ class JsonLines(logging.Formatter):
 
 
 class Lines(logging.Formatter):
-    """`time LEVEL logger message name=value ...`, and a traceback on lines of its own, which are indented."""
+    """`time LEVEL logger message name=value ...`, and a traceback on indented lines of its own."""
 
     def format(self, record: logging.LogRecord) -> str:
         words = [_time(record), f"{record.levelname:<7}", record.name, printable(_cut(_message(record)))]
@@ -83,7 +83,7 @@ def _time(record: logging.LogRecord) -> str:
 
 
 def _message(record: logging.LogRecord) -> str:
-    """The message, also one whose arguments do not fit: a line with a mistake in it is better than none."""
+    """The message; the bare format string, if its arguments do not fit it."""
     try:
         return record.getMessage()
     except Exception as error:  # noqa: BLE001 - whatever a __str__ raises
@@ -111,7 +111,7 @@ def _extra(record: logging.LogRecord) -> Iterator[tuple[str, Any]]:
 
 
 def _plain(value: Any, depth: int = 0) -> Any:
-    """`value` as JSON has it; whatever that does not know, as text."""
+    """`value` as JSON; as text, if JSON has no such type."""
     if value is None or value is True or value is False:
         return value
     if isinstance(value, str):
@@ -131,7 +131,7 @@ def _plain(value: Any, depth: int = 0) -> Any:
 
 
 def _shown(value: Any) -> str:
-    """A value for people: quoted where it would not be one word."""
+    """A value as text, quoted unless it is one word."""
     if value is None:
         return "null"
     plain = _plain(value)
@@ -150,7 +150,7 @@ def _text(value: Any) -> str:
 
 
 def _cut(text: str) -> str:
-    """`text` that JSON parsers take (no lone surrogates), and not too much of it."""
+    """`text`, shortened, and without lone surrogates, which JSON parsers refuse."""
     if len(text) > _LONGEST:
         text = f"{text[:_LONGEST]}… ({len(text) - _LONGEST} more characters)"
     try:
@@ -161,7 +161,7 @@ def _cut(text: str) -> str:
 
 
 def _trace() -> dict[str, str]:
-    """The current span, where this program traces."""
+    """The ids of the current trace and span, if this program traces."""
     trace = sys.modules.get("opentelemetry.trace")
     if trace is None:
         return {}

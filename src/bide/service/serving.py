@@ -1,20 +1,19 @@
-"""An instance of the service: an app whose webhooks are at work, the desk for other consumers, the service before them;
-and how it runs under uvicorn, from the settings to the last answer.
+"""An instance of the service: its settings, the parts that it is made of, and its run under uvicorn.
 
-The file of `bide serve`: where the tasks of each topic go, and how they are worked on. TOML.
+The settings file of `bide serve` is TOML: where the tasks of each topic go, and how they are delivered.
 
-    keep_most = 10000                                # ended tasks of a topic that are remembered, at most
-    connections = 4096                               # at once; further ones are answered 503
-    proxies = ["10.0.0.5", "10.1.0.0/16"]            # whose X-Forwarded-For says who called; of nobody unless given
+    keep_most = 10000                                # most finished tasks of a topic that are remembered
+    connections = 4096                               # open at once; further ones are answered 503
+    proxies = ["10.0.0.5", "10.1.0.0/16"]            # proxies whose X-Forwarded-For is trusted; none by default
 
     [webhooks]
-    allow = ["10.1.0.0/16", "hooks.internal:8080"]   # besides public addresses
+    allow = ["10.1.0.0/16", "hooks.internal:8080"]   # in addition to public addresses
     per_host = 20
 
     [topics."order.close"]
-    webhook = "https://shop.example/hooks/close"     # or "per-task": each task names its own in its header `webhook`
+    webhook = "https://shop.example/hooks/close"     # or "per-task": each task names its URL in its header `webhook`
     secrets_file = "/run/secrets/close"              # one whsec_... a line, the newest first
-    retry = "merchant-notify"                        # a preset, a list of lengths, or a table of terms
+    retry = "merchant-notify"                        # a preset, a list of durations, or a table of terms
     concurrency = 20
     timeout = "30s"
     keep_done = "1h"
@@ -22,7 +21,7 @@ The file of `bide serve`: where the tasks of each topic go, and how they are wor
     [topics."report.send"]
     sink = "slack://reports"                         # a sink that another distribution adds, by the scheme of its URL
 
-A topic without either is for consumers: what it says then holds for what they lease.
+A topic with neither is for consumers over HTTP: its settings apply to what they lease.
 """
 
 from __future__ import annotations
@@ -79,7 +78,7 @@ MOST_CONNECTIONS = 4_096
 
 
 class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
-    """One topic."""
+    """The settings of one topic."""
 
     webhook: str | None = None
     sink: str | None = None
@@ -96,14 +95,14 @@ class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     keep_dead: str | None = None
 
     def policy(self, where: str) -> RetryPolicy:
-        """When to try again. Raises BadInput."""
+        """The retry policy. Raises BadInput."""
         try:
             return policy(retries(self.retry))
         except BadInput as error:
             raise BadInput(f"{where}.retry", error.value, error.accepted) from None
 
     def secrets(self, where: str) -> list[str]:
-        """Read the secrets that webhooks are signed with. Raises BadInput."""
+        """Read the secrets that sign the webhooks. Raises BadInput."""
         if self.secrets_file is None:
             return []
         try:
@@ -117,7 +116,7 @@ class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class WebhooksConfig(Struct, forbid_unknown_fields=True, kw_only=True):
-    """Settings of all webhooks."""
+    """The settings of all webhooks."""
 
     allow: list[str] = field(default_factory=list)
     per_host: int = 20
@@ -126,12 +125,12 @@ class WebhooksConfig(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 class ServeConfig(Struct, forbid_unknown_fields=True, kw_only=True):
-    """The whole file."""
+    """The settings file as a whole."""
 
     keep_most: Annotated[int, Meta(ge=0, le=10_000_000)] = MOST
-    """Done, and as many cancelled, tasks of one topic that an instance remembers at most."""
+    """Most done tasks, and most cancelled tasks, of one topic that an instance remembers."""
     connections: Annotated[int, Meta(ge=1, le=1_000_000)] = MOST_CONNECTIONS
-    """Of clients, at once."""
+    """Most connections of clients at once."""
     proxies: list[str] = field(default_factory=list)
     """Addresses and networks of the proxies before this instance."""
     webhooks: WebhooksConfig = field(default_factory=WebhooksConfig)
@@ -139,7 +138,7 @@ class ServeConfig(Struct, forbid_unknown_fields=True, kw_only=True):
 
 
 def read_config(path: str) -> ServeConfig:
-    """The file at `path`. Raises BadInput that names the field."""
+    """Read the settings file. Raises BadInput that names the field."""
     try:
         with open(path, "rb") as file:
             data = tomllib.load(file)
@@ -152,12 +151,12 @@ def read_config(path: str) -> ServeConfig:
     for topic, one in config.topics.items():
         check_topic(topic, f"{path}: topics")
         if one.sink is not None and one.webhook is not None:
-            raise BadInput(f"{path}: topics.{topic}", "a webhook and a sink", "one of them")
+            raise BadInput(f"{path}: topics.{topic}", "a webhook and a sink", "one of the two")
     return config
 
 
 class ServiceInstance:
-    """One instance. Use it as `async with`: then `service` is the ASGI application."""
+    """One instance of the service. Use it as `async with`: then `service` is the ASGI application."""
 
     def __init__(self, app: Bide, config: ServeConfig, *, host: str, insecure: bool = False) -> None:
         self.app = app
@@ -169,7 +168,7 @@ class ServiceInstance:
         self.service: Service
         self._proxies = networks_of(config.proxies)
         self.open_to_all = False
-        """True if callers without a token may do everything, as long as there is none."""
+        """True if callers without a token have access to everything, as long as there is no token."""
         self._host = host
         self._insecure = insecure
         self._long_poll: LongPoll
@@ -211,7 +210,7 @@ class ServiceInstance:
         app.config = replace(app.config, retentions=app.config.retentions.at_most(config.keep_most))
 
     def policy_of(self, topic: Topic) -> Policy:
-        """By what the tasks of `topic` are decided."""
+        """The policy that decides on retries of the tasks of `topic`."""
         return self._policies.get(topic, self._default)
 
     async def __aenter__(self) -> Self:
@@ -241,7 +240,7 @@ class ServiceInstance:
         for instrument in (self.metrics, self._channel):
             instrument.working(self._long_poll.wakes)
         self.metrics.polls = lambda: self._long_poll.waiting
-        await self._long_poll.start(self._told_consumers())
+        await self._long_poll.start(self._consumer_routes())
         stack.push_async_callback(self._long_poll.close)
         self._feed = EventFeed(app)
         self.metrics.streams = lambda: self._feed.listeners
@@ -265,8 +264,8 @@ class ServiceInstance:
             proxies=self._proxies,
         )  # fmt: skip
 
-    def _told_consumers(self) -> list[RouteSettings]:
-        """How the topics are worked on that the file of settings leaves to consumers."""
+    def _consumer_routes(self) -> list[RouteSettings]:
+        """The settings of the topics that the file leaves to consumers, to be shown in consoles."""
         return [
             settings_of_consumers(topic, one, self.app.config)
             for topic, one in self._policies.items()
@@ -274,7 +273,7 @@ class ServiceInstance:
         ]
 
     async def drain(self) -> None:
-        """The instance is about to stop: begin no webhook, give those that run the grace, answer all who wait."""
+        """Prepare to stop: start no webhook, give running ones the grace, and answer all waiting callers."""
         self._store_calls.drain()
         await asyncio.gather(self._long_poll.close(), self._feed.close(), self._worker.stop())
 
@@ -287,18 +286,18 @@ class ServiceInstance:
 _log = logging.getLogger("bide.serve")
 _BACKLOG = 2048
 _KEEP_ALIVE = 75
-"""Seconds that an idle connection of a client is kept: longer than proxies keep theirs, so that they close first."""
+"""Seconds that an idle connection is kept: longer than proxies keep theirs, so that the proxy closes it first."""
 
 
 class Companion(Protocol):
-    """Something that runs in the same process, with handlers on the same app."""
+    """A program that runs in the same process, with handlers on the same app: the demo."""
 
     async def prepare(self) -> None:
-        """Called before anything of the store is worked on; may raise BadInput, StoreError."""
+        """Called before any task of the store is delivered. May raise BadInput, StoreError."""
         ...
 
     def running(self, where: str) -> AbstractAsyncContextManager[None]:
-        """Entered once the app is open and its handlers are at work, and left once the last call is answered."""
+        """Entered when the app is open and its handlers run, left after the last call is answered."""
         ...
 
 
@@ -306,15 +305,15 @@ async def serve(
     app: Bide, config: ServeConfig, *, host: str, port: int, insecure: bool, shown_store: str,
     begin: Callable[[Callable[[str], object], Millis], object], companion: Companion | None = None,
 ) -> None:  # fmt: skip
-    """Serve until told to stop: `begin` is given what drains, and the grace, before anything is begun.
+    """Serve until stopped. `begin` gets the function that drains, and the grace, before any work starts.
 
     Raises BadInput, SetupError, StoreError.
     """
-    told = asyncio.Event()
+    stopping = asyncio.Event()
 
     def drain(why: str) -> None:
         _log.info("%s: draining; a second one ends at once", why)
-        told.set()
+        stopping.set()
 
     listening = _bind(host, port)
     try:
@@ -327,28 +326,28 @@ async def serve(
             await stack.enter_async_context(serving)
             shown, number = listening.getsockname()[:2]
             where = f"http://[{shown}]:{number}" if ":" in shown else f"http://{shown}:{number}"
-            listening.listen(_BACKLOG)  # who reads or is told where it is may call at once
+            listening.listen(_BACKLOG)  # before the address is logged: a reader may call at once
             _log.info("bide serve: %s from %s, pid %d", where, shown_store, os.getpid())
             if serving.open_to_all:
-                _log.warning("as long as there is no token, whoever reaches %s may do anything (bide token add)", where)
+                _log.warning("without a token, anybody who reaches %s may do anything (bide token add)", where)
             if companion is None:
-                await _run_server(serving, listening, told)
+                await _run_server(serving, listening, stopping)
             else:
                 async with companion.running(where):
-                    await _run_server(serving, listening, told)
+                    await _run_server(serving, listening, stopping)
     finally:
         listening.close()
     _log.info("bide serve: pid %d has stopped", os.getpid())
 
 
-async def _run_server(serving: ServiceInstance, listening: socket.socket, told: asyncio.Event) -> None:
-    """Webhooks and connections have one grace, which begins for both with the first signal."""
+async def _run_server(serving: ServiceInstance, listening: socket.socket, stopping: asyncio.Event) -> None:
+    """Run the server. The grace for webhooks and for connections begins with the first signal."""
     loop = asyncio.get_running_loop()
     grace = serving.app.config.grace / 1000
     server = _Server(under_uvicorn(serving.service, grace, serving.config.connections))
 
     async def drain() -> None:
-        await told.wait()
+        await stopping.wait()
         server.should_exit = True
         cutting = loop.call_later(grace, server.cut)
         try:
@@ -363,16 +362,13 @@ async def _run_server(serving: ServiceInstance, listening: socket.socket, told: 
         await server.serve(sockets=[listening])
     finally:
         ended.set()
-        if not told.is_set():
+        if not stopping.is_set():
             draining.cancel()
         await asyncio.gather(draining, return_exceptions=True)
 
 
 def under_uvicorn(service: Service, grace: float, connections: int = MOST_CONNECTIONS) -> uvicorn.Config:
-    """How the service is run, for so many connections at most.
-
-    A call that runs for longer than `grace` seconds after the signal is cancelled.
-    """
+    """The configuration of uvicorn. A call that runs for longer than `grace` seconds after the signal is cancelled."""
     return uvicorn.Config(
         service, http=BoundedHeads, ws="none", lifespan="off", log_config=None, access_log=False, server_header=False,
         date_header=True, timeout_keep_alive=_KEEP_ALIVE, backlog=_BACKLOG, timeout_graceful_shutdown=ceil(grace) + 1,
@@ -381,39 +377,39 @@ def under_uvicorn(service: Service, grace: float, connections: int = MOST_CONNEC
 
 
 class _Server(uvicorn.Server):
-    """Leaves the signals to the command, from before it starts until everything is closed."""
+    """A server that leaves the signals to the command."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     def cut(self) -> None:
-        """End the connections whose client neither reads nor sends: each has had the whole grace."""
+        """Abort the connections that are still open after the grace: their clients neither read nor send."""
         connections = list(self.server_state.connections)
         if connections:
-            _log.warning("%d connections were open after the grace, and are cut", len(connections))
+            _log.warning("%d connections were open after the grace and are aborted", len(connections))
         for connection in connections:
             connection.transport.abort()
 
 
 def config_of(path: str | None, webhooks: Sequence[str], allow: Sequence[str]) -> ServeConfig:
-    """Merge the settings of the file and the options. Raises BadInput."""
+    """Merge the settings file and the options. Raises BadInput."""
     config = ServeConfig() if path is None else read_config(path)
     for given in webhooks:
         topic, equals, url = given.partition("=")
         if not equals or not topic or not url:
             raise BadInput("--webhook", given, "TOPIC=URL, such as order.close=https://shop.example/hooks")
         if topic in config.topics:
-            raise BadInput("--webhook", given, f"a topic that the file does not speak of; {topic} is in it")
+            raise BadInput("--webhook", given, f"a topic that the file does not name; it has {topic}")
         config.topics[topic] = TopicConfig(webhook=url)
     config.webhooks.allow.extend(allow)
     return config
 
 
 def _bind(host: str, port: int) -> socket.socket:
-    """A socket that is bound, so that a wrong address is said before anything is opened. Raises SetupError."""
+    """Bind a socket, so that a wrong address fails before anything is opened. Raises SetupError."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
-    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # named, or asyncio sets no TCP_NODELAY
+    listening = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)  # explicit, for TCP_NODELAY
     listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listening.bind((host, port))

@@ -1,1 +1,1 @@
-"""Where deliveries go: a Python handler, a webhook, a broker. Delivery -> Outcome."""
+"""The destinations of deliveries: a Python handler, a webhook. Delivery -> Outcome."""

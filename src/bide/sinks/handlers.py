@@ -23,8 +23,8 @@ Function = Callable[[Task[Any]], Any]
 class PythonHandler:
     """Decodes the payload to the declared type, calls the function, and takes its outcome.
 
-    A payload that cannot be decoded is Dead at once, with the reason: trying again would not help, and it holds up
-    nobody (P6). The function's return value counts only if it is an Outcome.
+    A payload that cannot be decoded is Dead at once, with the reason: a retry would not help, and it delays no other
+    task (P6). A return value counts only if it is an Outcome.
     """
 
     __slots__ = ("_check", "_decode", "_function", "_name", "_pool", "_threads", "_warned", "asynchronous", "declared")
@@ -41,10 +41,10 @@ class PythonHandler:
         )
         self._threads = threads
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
-        """The threads of a plain function, and the process that they are of: a fork leaves them behind."""
+        """The threads of a plain function, and their process: a fork does not inherit them."""
 
     def described(self) -> tuple[str, str]:
-        """Its kind and the place of its function, to be shown with its topic."""
+        """The kind of sink and the name of its function, for consoles."""
         return "handler", f"{getattr(self._function, '__module__', '')}.{self._name}"
 
     def check(self, payload: object) -> None:
@@ -63,19 +63,19 @@ class PythonHandler:
         result = await (self._function(task) if self.asynchronous else self._in_thread(task))
         if result is None or isinstance(result, Outcome):
             return result
-        self._wonder_at(result)
+        self._check_result(result)
         return None
 
-    def _wonder_at(self, result: object) -> None:
-        """A handler returned what means nothing: a mistake if it is an outcome's class, else done, and said once."""
+    def _check_result(self, result: object) -> None:
+        """Handle a result that is no outcome: raise for an outcome's class, else count it as done and warn once."""
         if isinstance(result, type) and issubclass(result, Outcome):
             raise TypeError(f"the handler returned the class {result.__name__}; return {result.__name__}(...)")
         if not self._warned:
             self._warned = True
-            _log.warning("%s returned %s, which means nothing here: taken as done", self._name, type(result).__name__)
+            _log.warning("%s returned %s, which is not an outcome: counted as done", self._name, type(result).__name__)
 
     async def _in_thread(self, task: Task[Any]) -> Any:
-        """Run the function in a thread. A thread cannot be stopped: when cancelled, wait for its end all the same."""
+        """Run the function in a thread. A thread cannot be stopped, so a cancelled call still waits for its end."""
         context, process = contextvars.copy_context(), os.getpid()
         if self._pool is None or self._pool[0] != process:
             self._pool = process, ThreadPoolExecutor(self._threads, f"bide {self._name}")
@@ -97,10 +97,10 @@ class PythonHandler:
         return result
 
     def _call(self, task: Task[Any]) -> tuple[Any, BaseException | None]:
-        """In the thread. What it raises is handed over as a value: not every error can be the result of a future."""
+        """Call the function, in the thread. Errors are returned as values: a future cannot hold every error."""
         try:
             return self._function(task), None
-        except BaseException as raised:  # noqa: BLE001 - how the delivery ended is for the worker to say
+        except BaseException as raised:  # noqa: BLE001 - the worker decides on the outcome
             return None, raised
 
 

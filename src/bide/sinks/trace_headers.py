@@ -1,4 +1,4 @@
-"""The headers that a sink sends along, so that the trace goes on at the receiver's."""
+"""The trace headers that a sink sends, so that the receiver continues the trace."""
 
 from __future__ import annotations
 

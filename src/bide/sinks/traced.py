@@ -1,9 +1,8 @@
 """OpenTelemetry spans: one where a task is scheduled, one around each delivery, linked by the context that it carries.
 
-A delivery is a trace of its own with a *link* to the schedule, not a child of it: days may lie in between, and a trace
-that stays open for days is cut off by whatever collects it, sampled before anybody knows how it ends, and shows as one
-bar of days in which nothing can be seen. The attempts of one task all link to the same schedule. That is also what the
-semantic conventions for messaging ask for.
+A delivery is a trace of its own with a *link* to the schedule, not a child of it: there may be days in between. A trace
+that stays open for days is truncated by collectors, is sampled before its end is known, and shows as one long bar. All
+attempts of a task link to the same schedule, as the semantic conventions for messaging ask for.
 
 The context travels in the task's headers as W3C Trace Context (`traceparent`, `tracestate`) and W3C Baggage, whatever
 propagator the program uses elsewhere: consumers in other languages read them there. Baggage reaches the handler.
@@ -41,7 +40,7 @@ _scheduling: ContextVar[bool] = ContextVar("bide_scheduling", default=False)
 
 
 def sdk_is_set_up() -> bool:
-    """True if the program has an OpenTelemetry SDK; else spans go nowhere."""
+    """True if the program has set up an OpenTelemetry SDK; else spans are dropped."""
     return not isinstance(trace.get_tracer_provider(), ProxyTracerProvider)
 
 
@@ -59,7 +58,7 @@ class Tracing(Instrument):
         with self._producer(topic) as span:
             mark = _scheduling.set(True)
 
-            def told(answer: Answer) -> Answer:
+            def on_answer(answer: Answer) -> Answer:
                 span.set_attribute("bide.answer", answer.result.value)
                 if answer.record is not None and span.is_recording():
                     span.set_attribute("messaging.message.id", answer.record.id)
@@ -67,12 +66,12 @@ class Tracing(Instrument):
                 return answer
 
             try:
-                yield told
+                yield on_answer
             finally:
                 _scheduling.reset(mark)
 
     def headers(self, topic: Topic) -> Mapping[str, str] | None:
-        """The context of the span around the `schedule`; of one made here, where many go in one call."""
+        """The context of the span around the `schedule`; for a batch, of a span that is made here."""
         if _scheduling.get():
             return current_headers()
         with self._producer(topic):
@@ -92,9 +91,9 @@ class Tracing(Instrument):
 
     @contextmanager
     def received(self, headers: Mapping[str, str]) -> Iterator[None]:
-        """Within this block the trace of a request with these headers (names in lower case) goes on.
+        """Continue the trace of a request with these headers (names in lower case) within this block.
 
-        Where the web framework is traced already, its span stays the current one.
+        If the web framework is traced already, its span stays current.
         """
         if trace.get_current_span().get_span_context().is_valid:
             yield
@@ -158,7 +157,7 @@ class TracedSink:
 
 
 def _end(span: trace.Span, ended: BaseException | None) -> None:
-    """How it ended: Retry, Dead and whatever else a handler raises is an error; Defer is none."""
+    """Record the outcome. Retry, Dead and every exception of a handler is an error; Defer is not."""
     if isinstance(ended, Dead):
         _fail(span, "dead", ended.why)
     elif isinstance(ended, Retry):
@@ -170,7 +169,7 @@ def _end(span: trace.Span, ended: BaseException | None) -> None:
     elif isinstance(ended, asyncio.CancelledError):
         _fail(span, "cancelled", "a time limit, a lost lease, or the end of the worker")
     else:
-        with suppress(Exception):  # an error whose text cannot be written
+        with suppress(Exception):  # an error whose text cannot be formatted
             span.record_exception(ended)
         span.set_attribute("error.type", type(ended).__qualname__)
         _fail(span, "retry", error_text(ended))
@@ -182,7 +181,7 @@ def _fail(span: trace.Span, outcome: str, why: str) -> None:
 
 
 def _carried(task: Task[Any]) -> tuple[Context, list[Link]]:
-    """The context to deliver in, which has the task's baggage and no parent; and the link to where it came from."""
+    """The context of a delivery, with the task's baggage and no parent; and the link to its schedule."""
     try:
         headers = task.headers if task.record.options else None
     except DecodeError:
@@ -195,7 +194,7 @@ def _carried(task: Task[Any]) -> tuple[Context, list[Link]]:
 
 
 def current_headers() -> dict[str, str]:
-    """The W3C headers of the span that is current here; no traceparent among them where there is none."""
+    """The W3C headers of the current span; without a traceparent if there is no span."""
     headers: dict[str, str] = {}
     _W3C.inject(headers)
     if len(headers.get("baggage", "")) > _LONGEST_BAGGAGE:

@@ -21,7 +21,7 @@ from bide.insight.minute_log import Flow
 from bide.ports import COUNTED
 from bide.service.authz import Verb
 from bide.service.console.i18n import Locale, translations
-from bide.service.console.overview import bars, grade, said_of_wake_ups
+from bide.service.console.overview import bars, grade, wake_up_status
 from bide.service.health import Level
 
 
@@ -149,13 +149,13 @@ class Says:
         return "* " + english.format(**values)
 
 
-def test_what_is_said_of_wake_ups() -> None:
+def test_what_is_wake_up_status() -> None:
     class Viewer(Says):
         locale = Locale("en", "UTC", UTC, 0)
 
     def words(**changes: object) -> tuple[Level, str]:
         well = Channel(notifies=True, loops=2, heard=3, heard_ago=4.2, missed=0, missed_lately=False)
-        return said_of_wake_ups(Viewer(), replace(well, **changes))  # type: ignore[arg-type]
+        return wake_up_status(Viewer(), replace(well, **changes))  # type: ignore[arg-type]
 
     assert words() == (Level.OK, "* last received 4.2s ago")
     assert words(missed=2) == (Level.OK, "* last received 4.2s ago · * 2 missed since the start")

@@ -1,4 +1,4 @@
-"""Tasks that lie far ahead: a mass message, reminders of events, posts of an editor, subscriptions that renew."""
+"""Tasks far ahead: a mass message, event reminders, scheduled posts, subscription renewals."""
 
 from __future__ import annotations
 
@@ -18,9 +18,9 @@ from bide.engine.recorder import acting_as
 
 AUDIENCE = 41_000
 SUMMER, GUESTS = "event-summer", 500
-"""The reminders of one event: they move by an hour when the party begins later."""
+"""The group of one event's reminders, which the visitor is invited to move by an hour."""
 EVENTS = {SUMMER: (GUESTS, 3, 19), "event-chess": (40, 1, 18), "event-run": (90, 4, 7), "event-market": (180, 5, 21)}
-"""By group: the guests, how many days ahead it is, and the hour at which it begins."""
+"""By group: the number of guests, the days from today, and the hour at which the event begins."""
 SUBSCRIBERS = 20_000
 _RENEWED_AFTER = 30
 """Days."""
@@ -28,7 +28,7 @@ _SUBJECTS = ("Morning news", "Price list", "Recipe of the day", "Harbour report"
 _PUBLISHED_AT = (8, 12, 18, 21)
 _PLANNED_DAYS = 6
 _TOMORROW_AT_8 = 12
-"""Posts that all go out at once."""
+"""Posts that all go out at 08:00 tomorrow."""
 
 
 class Customer(msgspec.Struct):
@@ -47,12 +47,12 @@ class Coupons(Story):
         self.remind = remind
 
     async def prepare(self) -> None:
-        """The evening is tomorrow's, or that for which an earlier run has made them."""
+        """Use the evening of an earlier run, if its tasks are still ahead; else tomorrow's."""
         made = await self.state.made_until("coupons")
         self.evening = self.at(1, 20) if made is None else as_datetime(made).astimezone()
 
     async def play(self) -> None:
-        """When one has passed, the next day's is made."""
+        """Schedule the reminders of one evening after another."""
         while True:
             await self.fill("coupons", partial(self._all, self.evening), until=self.evening)
             await self.until(millis_of(self.evening + timedelta(minutes=1)))
@@ -65,7 +65,7 @@ class Coupons(Story):
 
 
 class Reminders(Story):
-    """Two hours before an event everybody who comes is told. A group each, which moves as one."""
+    """Each guest is reminded two hours before an event. The reminders of an event are a group, which moves as one."""
 
     def define(self, app: Bide) -> None:
         @app.handler("event.remind")
@@ -75,7 +75,7 @@ class Reminders(Story):
         self.remind = remind
 
     async def play(self) -> None:
-        """Each event is held again, as many days after it as it was ahead at first."""
+        """Schedule the reminders of each event; the event is held again as many days later."""
         while True:
             begins = {group: self.at(days, hour) for group, (_, days, hour) in EVENTS.items()}
             for group, at in begins.items():
@@ -83,10 +83,10 @@ class Reminders(Story):
             await self.until(millis_of(min(begins.values())))
 
     def _all(self, group: str, at: datetime) -> Iterator[NewTask]:
-        told = at - timedelta(hours=2)
+        reminded_at = at - timedelta(hours=2)
         for guest in range(EVENTS[group][0]):
             key = f"{group}-{at:%m%d}-{guest:03}"
-            yield self.remind.new(Customer(guest, group), key=key, group=group, at=told, on_conflict="keep")
+            yield self.remind.new(Customer(guest, group), key=key, group=group, at=reminded_at, on_conflict="keep")
 
 
 class Post(msgspec.Struct):
@@ -95,7 +95,7 @@ class Post(msgspec.Struct):
 
 
 class Posts(Story):
-    """Scheduled publishing: posts that go out tomorrow at 08:00 and at other hours; Anna, the editor, thinks again."""
+    """Scheduled publishing: posts go out tomorrow at 08:00 and at other hours; Anna, the editor, changes her mind."""
 
     def define(self, app: Bide) -> None:
         @app.handler("post.publish")
@@ -107,7 +107,7 @@ class Posts(Story):
     async def play(self) -> None:
         tomorrow = self.at(1, 8)
         await self.fill(f"posts:{tomorrow.date()}", self._of_the_next_days, until=tomorrow)
-        await self.now_and_then(25, self._think_again)
+        await self.now_and_then(25, self._change_of_mind)
 
     def _of_the_next_days(self) -> Iterator[NewTask]:
         for day in range(1, _PLANNED_DAYS):
@@ -120,17 +120,17 @@ class Posts(Story):
         key = f"{at:%m-%d-%H%M}-{subject.lower().replace(' ', '-')}-{place}"
         return self.publish.new(Post(f"{subject}, {at:%A}"), key=key, at=at, on_conflict="keep")
 
-    async def _think_again(self) -> None:
-        """Publish now, another time, or not at all; and one more post is written."""
+    async def _change_of_mind(self) -> None:
+        """Move, publish or cancel a post, and write another one."""
         post = await self.one_of("post.publish")
         if post is None:
             return
         with acting_as("anna"):
-            thought = self.chance.random()
-            if thought < 0.6:
+            chance = self.chance.random()
+            if chance < 0.6:
                 hours = self.chance.randint(1, 3)
                 await self.app.reschedule(*post.record.ref, at=post.due_at + timedelta(hours=hours))
-            elif thought < 0.8:
+            elif chance < 0.8:
                 await self.app.fire_now(*post.record.ref)
             else:
                 await self.app.cancel(*post.record.ref)
@@ -140,7 +140,7 @@ class Posts(Story):
 
 
 class Subscriptions(Story):
-    """Each renews itself every 30 days, at a time of day at which people subscribe."""
+    """Each subscription renews itself every 30 days, at a time of day at which people subscribe."""
 
     def define(self, app: Bide) -> None:
         @app.handler("subscription.renew")
@@ -157,7 +157,7 @@ class Subscriptions(Story):
         number = 0
         for day in range(_RENEWED_AFTER):
             a_day = SUBSCRIBERS * (day + 1) // _RENEWED_AFTER - number
-            for at in sorted(self.waking_hours(day + 1) for _ in range(a_day)):  # in order: an index grows at its end
+            for at in sorted(self.waking_hours(day + 1) for _ in range(a_day)):  # in order: cheap for an index
                 customer = Customer(number, self.chance.choice(("month", "family", "student")))
                 yield self.renew.new(customer, key=f"customer-{number:05}", at=at, on_conflict="keep")
                 number += 1

@@ -1,13 +1,12 @@
-"""Unpaid orders: reminded, then closed, unless they are paid before; and now and then a sale with one deadline for all.
+"""Orders and their payments.
 
-Two thirds are paid, which cancels what is to become of the order. The deadline of a sale falls on one second, and
-`order.close` works on eight at a time only, 25 ms each: so the last of five hundred is late by a second or two, and its
-page in the console tells why.
+Unpaid orders are reminded, then closed; now and then there is a sale with one deadline for all its orders. Two thirds
+are paid, which cancels the reminder and the closing. `order.close` runs eight handlers at a time, 25 ms each: so the
+last of five hundred orders of a sale is late by a second or two, and its page in the console explains why.
 
-Payment notifications: the merchant's system is told until it has heard, at growing intervals, then it is given up.
-
-Three minutes at a time a third of the merchants answer badly, each in its own way. What has died waits for somebody to
-redrive it; the support does so now and then, for merchants that are well again.
+A payment is notified to the merchant's system, at growing intervals until that has answered, then given up. A third of
+the merchants fail for three minutes at a time, each in its own way. Now and then the support redrives the dead
+notifications of merchants that have recovered.
 """
 
 from __future__ import annotations
@@ -36,9 +35,9 @@ MERCHANTS = (
     "toy-store", "garden-centre", "record-shop", "bakery",
 )  # fmt: skip
 _PERIOD: Millis = 3 * 60_000
-"""How long a merchant is well, or ill."""
+"""How long a merchant answers well, or fails."""
 _ANSWERS_BADLY = 0.8
-"""So many of the tries, while it is ill."""
+"""The share of tries that fail, while it does."""
 _ILLNESSES = ("slow", "down", "signature")
 
 
@@ -75,11 +74,11 @@ class Payments(Story):
         await self.now_and_then(180, self._redrive_some)
 
     def new(self, payment: Payment) -> NewTask:
-        """Tell the merchant now."""
+        """A task that notifies the merchant now."""
         return self.notify.new(payment, key=str(payment.order), group=payment.merchant, delay="0s")
 
     async def _redrive_some(self) -> None:
-        """Bo looks through the dead, the longest dead first."""
+        """Bo redrives dead notifications, the oldest deaths first."""
         found = await self.app.find_page(filter_of(TOPIC, "dead", None, None, None), Page(limit=200))
         now = self.app.clock.now()
         well = [one.ref for one in found.tasks if one.group is not None and illness_of(one.group, now) is None]
@@ -88,7 +87,7 @@ class Payments(Story):
 
 
 def illness_of(merchant: str, at: Millis) -> str | None:
-    """The illness of a merchant at that time: slow, down, or refusing signatures; None: it is well."""
+    """How a merchant fails at that time: slow, down, or refusing signatures; None: it does not."""
     if merchant not in MERCHANTS:
         return None
     period, place = at // _PERIOD, MERCHANTS.index(merchant)
@@ -98,14 +97,14 @@ def illness_of(merchant: str, at: Millis) -> str | None:
 SALE = 1_500
 """Orders of a sale."""
 _CROWD = 75
-"""So many of them in one transaction."""
+"""How many of them are scheduled in one transaction."""
 _SELLS_FOR: Millis = 10_000
-"""In which they are made."""
+"""Milliseconds within which they are placed."""
 _SALE_EVERY: Millis = 5 * 60_000
 _AHEAD: Millis = 50_000
 """How long before the deadline a sale begins."""
 _TOLD_EVERY: Millis = 500
-"""The bank tells of what was paid twice a second."""
+"""The bank reports payments twice a second."""
 
 
 class Order(msgspec.Struct):
@@ -143,23 +142,23 @@ class Orders(Story):
         self.remind, self.close, self.archive = remind, close, archive
 
     async def prepare(self) -> None:
-        """The first sale has its numbers already, so that its last unpaid order can be told."""
+        """Reserve the numbers of the first sale, so that its last unpaid order is known."""
         self.sale = await self.state.numbers(SALE)
         now = self.app.clock.now()
         self.sale_ends = -(-(now + _AHEAD + 5_000) // 10_000) * 10_000  # a whole ten seconds on the clock
         async for task in self.app.find(topic="order.close", state="waiting"):
-            with suppress(msgspec.MsgspecError):  # no order of ours: somebody tries what happens to it
+            with suppress(msgspec.MsgspecError):  # not an order of the demo: the viewer scheduled it
                 self._customer(msgspec.json.decode(task.payload_bytes, type=Order))
 
     @property
     def last_of_the_sale(self) -> int:
-        """The order that will be closed last, since it is not paid."""
+        """The last unpaid order of the sale, which is closed last."""
         return max(number for number in self.sale if not is_paid(number))
 
     async def play(self) -> None:
         async with asyncio.TaskGroup() as both:
             both.create_task(self.now_and_then(1 / 3, self._order))
-            both.create_task(self._sales())  # waits for a store that is away, as the other does: neither ends
+            both.create_task(self._sales())  # both wait while the store is unavailable: neither ends
 
     async def _order(self) -> None:
         [number] = await self.state.numbers()
@@ -182,7 +181,7 @@ class Orders(Story):
         self.sale_ends += _SALE_EVERY
 
     async def _take(self, orders: Sequence[Order]) -> None:
-        """Orders come in: each with what is to become of it, in one transaction; its customer pays in time, or not."""
+        """Place orders: schedule their tasks in one transaction, and let the customers pay in time, or not."""
         tasks: list[NewTask] = []
         for order in orders:
             key = str(order.number)
@@ -203,7 +202,7 @@ class Orders(Story):
     async def _pay(self, order: Order, at: Millis) -> None:
         await self.until(at)
         topics = ("order.close",) if order.sale else ("order.close", "order.remind")
-        with acting_as("shop"):  # all calls of one moment become one transaction
+        with acting_as("shop"):  # concurrent calls become one transaction
             await asyncio.gather(*(self.app.cancel(topic, str(order.number)) for topic in topics))
         if not order.sale and order.number % 3 == 1:
             await self.app.schedule_new(self.payments.new(Payment(order.number, order.cents)))
@@ -214,5 +213,5 @@ def _order(number: int, placed: Millis, due: Millis, *, sale: bool = False) -> O
 
 
 def is_paid(number: int) -> bool:
-    """Two of three are."""
+    """Two of three orders are paid."""
     return number % 3 != 0

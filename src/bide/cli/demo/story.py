@@ -1,4 +1,4 @@
-"""The base of all stories of the demo: handlers, people who act, and a notebook that survives a restart."""
+"""The base of all stories of the demo: handlers, people who act, and state that survives a restart."""
 
 from __future__ import annotations
 
@@ -24,25 +24,25 @@ _log = logging.getLogger("bide.demo")
 _MARK = "demo:numbers"
 _FIRST = 10_000
 _BLOCK = 2_000
-"""Numbers taken at a time, so that an order does not cost one more write; a restart leaves the rest of them out."""
+"""Numbers that are reserved at a time, so that an order costs no extra write; a restart skips the rest of them."""
 _BATCH = 500
 _BREATH = 0.04
-"""Seconds between two batches, so that the loop serves its pages meanwhile."""
+"""Seconds between two batches, in which the loop serves pages."""
 _HOURS = (1, 1, 1, 1, 1, 2, 4, 8, 10, 8, 7, 7, 9, 7, 6, 6, 7, 8, 10, 12, 10, 7, 4, 2)
-"""How much happens in each hour of a day."""
+"""The relative activity in each hour of a day."""
 
 
 class DemoState:
-    """The memory of the demo between two runs, kept in the store of an open app. Errors are the store's own."""
+    """The state of the demo between two runs, kept in the store of an open app. Raises StoreError."""
 
     def __init__(self, app: Bide) -> None:
         self._app = app
         self._next = self._end = 0
 
     async def refuse_foreign_tasks(self) -> None:
-        """Take an empty store for the demo's; raises BadInput for one that holds tasks of others.
+        """Claim an empty store for the demo; raise BadInput for one with foreign tasks.
 
-        Before anything is worked on: its handlers would take an order of somebody else's for their own.
+        Called before any delivery: the demo's handlers would take foreign orders for their own.
         """
         marks = SettingsStore(self._app.store, self._app.clock)
         if await marks.get(_MARK) is not None:
@@ -58,7 +58,7 @@ class DemoState:
         await marks.put_if_absent(_MARK, b"%d" % _FIRST)
 
     async def numbers(self, count: int = 1) -> range:
-        """So many fresh numbers in a row: no order ever gets one of them again."""
+        """Fresh consecutive numbers, which no other order gets."""
         if self._end - self._next < count:
             marks = SettingsStore(self._app.store, self._app.clock)
             self._next = max(self._end, int(await marks.get(_MARK) or _FIRST))
@@ -68,7 +68,7 @@ class DemoState:
         return range(self._next - count, self._next)
 
     async def made_until(self, what: str) -> Millis | None:
-        """Until when `what` is made, by this run or an earlier one; None: it is not."""
+        """The end of the time for which `what` has been scheduled, by this run or an earlier one; None: it has not."""
         until = int(await SettingsStore(self._app.store, self._app.clock, SHOWN_TOPIC).get(f"demo:{what}") or 0)
         return until if until > self._app.clock.now() else None
 
@@ -78,7 +78,7 @@ class DemoState:
 
 
 class Story:
-    """One kind of traffic. Subclasses declare handlers in `define`, and say `prepare` and `play`."""
+    """One kind of traffic. Subclasses declare handlers in `define`, and implement `prepare` and `play`."""
 
     def __init__(self, app: Bide, state: DemoState) -> None:
         self.app = app
@@ -93,16 +93,16 @@ class Story:
         raise NotImplementedError
 
     async def prepare(self) -> None:
-        """Do what must be done before anybody looks. Some milliseconds."""
+        """Do what the first page needs, within some milliseconds."""
 
     async def play(self) -> None:
-        """Do what people do, until cancelled. Begun again where the store was away."""
+        """Act as people do, until cancelled. Called again after the store was unavailable."""
 
     async def live(self) -> None:
-        """Play; a defect ends this story, loudly, and neither the others nor the service."""
+        """Play. A defect is logged and ends this story, but neither the others nor the service."""
         try:
             await self.retry_while_away(self.play)
-        except Exception:  # noqa: BLE001 - whatever it is, its traceback is told
+        except Exception:  # noqa: BLE001 - whatever it is, it is logged
             _log.exception("a defect in the demo: %s are over", type(self).__name__.lower())
         finally:
             for person in self._people:
@@ -110,24 +110,24 @@ class Story:
             await asyncio.gather(*self._people, return_exceptions=True)
 
     def person(self, doing: Coroutine[Any, Any, None]) -> None:
-        """Somebody acts by themselves, once. Where the store is away, what they wanted is not done."""
+        """Let a person act once, in the background. If the store is unavailable, nothing is done."""
         acting = asyncio.get_running_loop().create_task(self._unless_away(doing), name="bide demo person")
         self._people.add(acting)
         acting.add_done_callback(self._people.discard)
 
     async def now_and_then(self, seconds: float, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Act for ever, at random: on average that often."""
+        """Act again and again, at random times, on average every `seconds`."""
         while True:
             await asyncio.sleep(self.chance.uniform(0.4, 1.6) * seconds)
             await self._unless_away(act())
 
     async def retry_while_away(self, act: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Act, and again every second for as long as the store is away."""
-        while not await self._unless_away(act()):  # noqa: ASYNC110 - nobody tells us that it is back
+        """Act, and retry every second while the store is unavailable."""
+        while not await self._unless_away(act()):  # noqa: ASYNC110 - no event tells that it is back
             await asyncio.sleep(1)
 
     async def _unless_away(self, doing: Coroutine[Any, Any, None]) -> bool:
-        """True if it was done."""
+        """Return True if it was done, False if the store was unavailable."""
         try:
             await doing
         except StoreError as error:
@@ -139,28 +139,28 @@ class Story:
         return True
 
     async def until(self, at: Millis) -> None:
-        """Wait until then; not at all for what has passed."""
+        """Wait until an instant; not at all if it has passed."""
         await asyncio.sleep(max(0.0, self.app.clock.seconds_until(at)))
 
     async def one_of(self, topic: str) -> Task[Any] | None:
-        """Any of the first few waiting tasks of a topic; None where there is none."""
+        """A random one of the first waiting tasks of a topic; None if there is none."""
         found = await self.app.find_page(filter_of(topic, "waiting", None, None, None), Page(limit=100))
         return Task(self.chance.choice(found.tasks)) if found.tasks else None
 
     def at(self, days: int, hour: int) -> datetime:
-        """That hour by the clock on the wall here, so many days from today."""
+        """This hour of local time, `days` from today."""
         today = self.app.now().astimezone().date()
         return datetime.combine(today + timedelta(days=days), time(hour)).astimezone()
 
     def waking_hours(self, day: int) -> datetime:
-        """A time of that day, more likely one at which people are up."""
+        """A time of that day, more likely in busy hours."""
         [hour] = self.chance.choices(range(24), _HOURS)
         return self.at(day, hour) + timedelta(seconds=self.chance.randrange(3600))
 
     async def fill(self, what: str, tasks: Callable[[], Iterable[NewTask]], *, until: datetime | None = None) -> None:
-        """Schedule very many, once: what was made is not made again before `until`, also by a later run.
+        """Schedule many tasks, once: not again before `until`, even by a later run.
 
-        A run that was ended in the middle is taken up by the next, so each task should `keep` what is there.
+        A later run continues one that was interrupted, so each task should have `on_conflict="keep"`.
         """
         if await self.state.made_until(what) is not None:
             return

@@ -1,4 +1,4 @@
-"""All stories of the live traffic together, beside the service that serves them; and what the terminal says of them."""
+"""Runs all stories of the demo in the process of the service, and prints a line a minute."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from bide.core.instants import Millis, as_datetime
 from bide.engine.history import MINUTE, MinuteRow, rows_between
 
 _WRITTEN: Millis = 4_000
-"""So long after a minute its row of the history is written for certain."""
+"""Milliseconds after a minute by which its row of the history is written."""
 
 
 class Town:
-    """Declares the handlers of every story on `app`, which the service then opens and works on."""
+    """Declares the handlers of every story on `app`, which the service then opens and runs."""
 
     def __init__(self, app: Bide, *, shown_store: str, say: Callable[[str], None]) -> None:
         self._app = app
@@ -37,19 +37,19 @@ class Town:
         ]  # fmt: skip
 
     async def prepare(self) -> None:
-        """Raises BadInput for a store with tasks of others, before any of them is delivered; StoreError."""
+        """Raises BadInput for a store with foreign tasks, before any of them is delivered; StoreError."""
         async with self._app:
             await self._state.refuse_foreign_tasks()
 
     @asynccontextmanager
     async def running(self, where: str) -> AsyncIterator[None]:
-        """Everybody lives, while the service answers at `where`."""
+        """Play the stories, while the service answers at `where`."""
         for story in self.stories:
             await story.prepare()
         self._say(self._opening(where))
         named = {f"bide demo {type(story).__name__}": story.live() for story in self.stories}
         lives = [asyncio.create_task(life, name=name) for name, life in named.items()]
-        lives.append(asyncio.create_task(self._tell(), name="bide demo minutes"))
+        lives.append(asyncio.create_task(self._report(), name="bide demo minutes"))
         try:
             yield
         finally:
@@ -58,24 +58,24 @@ class Town:
             await asyncio.gather(*lives, return_exceptions=True)
 
     def _opening(self, where: str) -> str:
-        """Where the console is, and the three stories that it tells best."""
+        """The opening text: the address of the console, and three things to try."""
         evening, last = self.coupons.evening, self.orders.last_of_the_sale
         begins, until = (millis_of(evening + timedelta(hours=hours)) for hours in (-12, 4))
         return f"""\
 The console is at {where}
-Live traffic of a small town, on {self._shown_store}. Ctrl-C ends it; started again it goes on.
+Live traffic of a small town, on {self._shown_store}. Ctrl-C ends it; started again, it continues.
 
 Three things to try:
-  1. Why was that order closed late? The {SALE:,} orders of a sale have to be paid by {_clock(self.orders.sale_ends)}.
+  1. Why was an order closed late? The {SALE:,} orders of a sale must be paid by {_clock(self.orders.sale_ends)}.
      A minute later see {where}/tasks/order.close/{last}
-  2. When is the next peak, and what does it need? {evening:%A} at {evening:%H:%M:%S} {AUDIENCE:,} coupons are due.
+  2. When is the next peak, and what rate does it need? {evening:%A} at {evening:%H:%M:%S} {AUDIENCE:,} coupons are due.
      {where}/timeline?from={begins}&until={until}
-  3. The summer party begins later: move its {GUESTS} reminders by an hour, all at once.
+  3. The summer party starts later: move its {GUESTS} reminders by an hour, all at once.
      {where}/tasks?group={SUMMER}
 """
 
-    async def _tell(self) -> None:
-        """One line a minute, of the minute that has just passed."""
+    async def _report(self) -> None:
+        """Print one line a minute about the minute that has just passed."""
         clock = self._app.clock
         while True:
             minute = clock.now() // MINUTE
@@ -90,7 +90,7 @@ Three things to try:
 
 
 def _of_minute(minute: int, row: MinuteRow) -> str:
-    """Say what was delivered in a minute of the epoch, and how late the latest began."""
+    """Describe a minute: the deliveries, and the lateness of the latest one."""
     delivered = sum(past.begun for past in row.topics.values())
     latest, topic = max(((past.lateness(1.0) or 0, topic) for topic, past in row.topics.items()), default=(0, ""))
     length = f"{latest} ms" if latest < 1_000 else f"{latest / 1000:.1f} s"
@@ -99,10 +99,7 @@ def _of_minute(minute: int, row: MinuteRow) -> str:
 
 
 def uneventful(record: logging.LogRecord) -> bool:
-    """A filter for the terminal: without failures that are part of the show, and without who changed what.
-
-    That a merchant has answered badly is what the console is for.
-    """
+    """A log filter for the terminal: drops the audit log, and the failures of merchants, which are part of the show."""
     if record.name == "bide.audit":
         return False
     topic = record.args[0] if isinstance(record.args, tuple) and record.args else None

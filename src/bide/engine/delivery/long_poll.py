@@ -216,7 +216,9 @@ class LongPoll(LeaseLoop):
         settled = [False] * len(ended)
         if not sent:
             return settled
-        accepted = await all_answers(await self.store.settle([settlement for _, settlement, _ in sent], now=self.clock.now()))
+        accepted = await all_answers(
+            await self.store.settle([settlement for _, settlement, _ in sent], now=self.clock.now())
+        )
         for (place, settlement, record), ok in zip(sent, accepted, strict=True):
             settled[place] = ok
             if ok:

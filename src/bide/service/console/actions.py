@@ -1,4 +1,4 @@
-"""Changes to tasks: one at once; many after a preview, in the background, with progress for everybody to see."""
+"""Changes to tasks: one task at once; many after a preview, in the background, with progress that all viewers see."""
 
 from __future__ import annotations
 
@@ -32,12 +32,12 @@ from bide.service.requests import Reply
 
 
 class Action(NamedTuple):
-    """A change as the console offers it."""
+    """A change that the console offers."""
 
     name: str
     access: Verb
     states: tuple[str, ...]
-    """Of the tasks that allow it; `due` is a filter of the list of tasks."""
+    """The states of tasks that allow it; `due` is a filter of the task list."""
 
 
 ACTIONS: Mapping[BulkVerb, Action] = {
@@ -82,7 +82,7 @@ def read_bulk(request: PageRequest) -> BulkRequest:
 
 
 def possible(request: PageRequest, state: str, topics: Sequence[str]) -> frozenset[str]:
-    """The changes that the viewer may make to tasks of this state (empty: of any), of any of these topics."""
+    """The changes that the viewer may make to tasks of this state (empty: any) in any of these topics."""
     return frozenset(
         verb
         for verb, action in ACTIONS.items()
@@ -91,13 +91,13 @@ def possible(request: PageRequest, state: str, topics: Sequence[str]) -> frozens
 
 
 def may_of(request: PageRequest, verb: BulkVerb) -> May:
-    """Return a function that tells whether the viewer may do this to tasks of a topic."""
+    """Return a function that tells whether the viewer may make this change to tasks of a topic."""
     caller, needed = request.caller, ACTIONS[verb].access
     return lambda topic: caller.may(needed, topic) and caller.may(Verb.READ, topic)
 
 
 def fields_of(request: PageRequest, bulk: BulkRequest) -> Iterator[Field]:
-    """The hidden fields that ask for the same again, with all times fixed; without pace."""
+    """The hidden fields that repeat the request, with all times fixed; without the pace."""
     yield "verb", bulk.verb.value
     if bulk.where is None:
         yield "scope", "chosen"
@@ -117,7 +117,7 @@ def fields_of(request: PageRequest, bulk: BulkRequest) -> Iterator[Field]:
 
 
 def read_id(text: str) -> str:
-    """The one-time id of a form; a fresh one where there is none. Raises BadInput."""
+    """The one-time id of a form; a new one if there is none. Raises BadInput."""
     if not text:
         return new_id()
     if _ID.fullmatch(text) is None:
@@ -130,9 +130,9 @@ def _by(text: str) -> Millis:
 
 
 _STEADY = 100
-"""Tasks per second that are proposed for sending more than so many dead ones again."""
+"""Tasks per second that are proposed for redriving more tasks than this."""
 _SHOWN = 100
-"""Of what was not done as asked, on the page; more on demand."""
+"""Most unchanged tasks on the page; more on demand."""
 REASONS = {
     "under_way": "it is being delivered, or its retry is pending: it was left unchanged",
     "stale_token": "it was changed in the meantime: it was left unchanged",
@@ -142,17 +142,17 @@ REASONS = {
     "unknown": "the answer was lost: check the task itself",
     "unavailable": "the store was unavailable; nothing was done",
 }
-"""Why something was not done as asked."""
+"""The reasons why a task was not changed as requested."""
 
 
 class ActionsPage(Page):
-    """The forms that change tasks, and changes in the background, whose `close` writes down how far they came."""
+    """The forms that change tasks, and the changes in the background; closing records how far they came."""
 
     def __init__(self, context: ConsoleContext) -> None:
         self._access = context.access
         self._bulks = BulkRunner(context.app, context.instance)
         routes: Mapping[Route, Answer] = {
-            ("POST", "/changes"): self._asked,
+            ("POST", "/changes"): self._request,
             ("GET", "/changes"): self._list,
             ("GET", "/changes/{id}"): partial(self._one, "change.html"),
             ("GET", "/changes/{id}/live"): partial(self._one, "change_live.html"),
@@ -160,9 +160,9 @@ class ActionsPage(Page):
         }
         super().__init__(routes, self._bulks)
 
-    # --- ask
+    # --- request a change
 
-    async def _asked(self, request: PageRequest) -> Reply:
+    async def _request(self, request: PageRequest) -> Reply:
         bulk = read_bulk(request)
         if len(bulk.chosen) == 1:
             return await self._change_one(request, bulk)
@@ -217,7 +217,7 @@ class ActionsPage(Page):
             back=local_path(request.field("back"), ""), later=bulk.by is not None and bulk.by > 0,
         )  # fmt: skip
 
-    # --- look
+    # --- follow changes
 
     async def _list(self, request: PageRequest) -> Reply:
         request.caller.check_somewhere(Verb.READ)
@@ -242,7 +242,7 @@ class ActionsPage(Page):
         return progress
 
     async def _one(self, template: str, request: PageRequest) -> Reply:
-        """The page, or what of it is asked for again and again until it is over."""
+        """The page of one change, or its live part, which is polled until the change is over."""
         progress = await self._known(request)
         if progress is None:
             return request.render("change_gone.html", status=404)
@@ -264,13 +264,13 @@ class ActionsPage(Page):
         return "lost" if self._bulks.is_lost(progress) else progress.state.value
 
     def _again(self, request: PageRequest, progress: Progress, state: str) -> list[tuple[str, str]] | None:
-        """The form that goes on with what is left; None where there is none, or nobody knows of what."""
+        """The fields that continue with the rest; None if nothing is left, or the rest is unknown."""
         broken_off = state in ("lost", BulkState.STOPPED.value, BulkState.FAILED.value)
         if not broken_off or progress.chosen:
             return None
         fields = list(fields_of(request, progress.bulk))
         if progress.bulk.verb is BulkVerb.SHIFT and progress.bulk.untouched_since is None:
-            since = untouched_by(progress)  # what has a newer token may have been shifted already
+            since = untouched_by(progress)  # a task with a newer token may have been shifted already
             if since is not None:
                 fields.append(("since", str(since)))
         if progress.bulk.pace is not None:
@@ -279,7 +279,7 @@ class ActionsPage(Page):
 
 
 def _topic(bulk: BulkRequest) -> str | None:
-    """Which topic a change is of; None: of several, or all."""
+    """The topic of a change; None: several topics, or all."""
     if bulk.where is not None:
         return bulk.where.topic
     return bulk.chosen[0].ref.topic
@@ -291,7 +291,7 @@ def _may_see(request: PageRequest, progress: Progress) -> bool:
 
 
 def _scope(bulk: BulkRequest) -> list[tuple[str, str | int]]:
-    """Describe the tasks that a change is of, as (name, value); times are instants."""
+    """The filter of a change as (name, value); times are instants."""
     where = bulk.where
     if where is None:
         return []
@@ -304,13 +304,13 @@ def _scope(bulk: BulkRequest) -> list[tuple[str, str | int]]:
 
 
 def _match_fields(request: PageRequest, bulk: BulkRequest) -> dict[str, str]:
-    """The filter of a change of all that match, as fields of a form."""
+    """The filter of a change to all matching tasks, as form fields."""
     assert bulk.where is not None
     return filter_fields(request, bulk.where) | ({} if bulk.error is None else {"error": bulk.error})
 
 
 def _tasks_address(request: PageRequest, bulk: BulkRequest) -> str | None:
-    """The list of the tasks that match."""
+    """The address of the list of matching tasks."""
     if bulk.where is None:
         return None
     fields = _match_fields(request, bulk)
@@ -320,7 +320,7 @@ def _tasks_address(request: PageRequest, bulk: BulkRequest) -> str | None:
 
 
 def _rate(progress: Progress, now: int) -> tuple[float | None, int | None]:
-    """Tasks per second so far, and the milliseconds that are left at this rate, where that is known."""
+    """Tasks per second so far, and the milliseconds left at this rate, if known."""
     if progress.started_at is None or not progress.looked:
         return None, None
     took = max(1, (progress.ended_at or now) - progress.started_at)

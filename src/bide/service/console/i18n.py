@@ -1,4 +1,4 @@
-"""Words, numbers and times in the viewer's language and zone. Sentences are named by their English; see `words/`."""
+"""Translations, numbers and times in the viewer's language and zone. The English sentence is the key; see `words/`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ZONE = re.compile(r"[A-Za-z][A-Za-z0-9_+\-]*(/[A-Za-z0-9_+\-]+){0,2}")
 _CHOICE = re.compile(
     r"[ \t]*([A-Za-z]{1,8})(?:-[A-Za-z0-9-]{1,40})?[ \t]*(?:;[ \t]*[qQ]=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)[ \t]*)?"
 )
-"""A language and how much it is wanted, as in RFC 9110 section 12.5.4; what is written otherwise is passed over."""
+"""A language and its weight, as in RFC 9110 section 12.5.4; anything else is ignored."""
 _WALL = "2030-01-31 08:00, a time of your zone; 2030-01-31T08:00:00Z, one of another; or a length from now such as 15m"
 
 
@@ -39,7 +39,7 @@ _SENTENCES: dict[str, Mapping[str, str]] = {language: translations(language) for
 
 
 def language_of(accepted: str | None, chosen_refs: str | None = None) -> str:
-    """The language that a browser asks for (Accept-Language), or that was chosen; English where it is neither.
+    """The chosen language, else the one that the browser prefers (Accept-Language), else English.
 
     A language counts by its highest weight, whatever the region: "zh-TW;q=0, zh" asks for Chinese.
     """
@@ -55,7 +55,7 @@ def language_of(accepted: str | None, chosen_refs: str | None = None) -> str:
 
 
 def zone_of(name: str | None) -> tuple[str, tzinfo]:
-    """The zone of this name, as a browser names it; UTC where it is not known."""
+    """The time zone of this name, as browsers name it; UTC if it is unknown."""
     if name is not None and len(name) <= 64 and _ZONE.fullmatch(name):
         try:
             return name, ZoneInfo(name)
@@ -65,7 +65,7 @@ def zone_of(name: str | None) -> tuple[str, tzinfo]:
 
 
 class Locale:
-    """How one viewer is spoken to."""
+    """The language and time zone of one viewer, and the time of the request."""
 
     def __init__(self, language: str, zone_name: str, zone: tzinfo, now: Millis) -> None:
         self.language = language
@@ -75,14 +75,14 @@ class Locale:
         self._sentences = _SENTENCES[language]
 
     def t(self, english: str, **values: object) -> str:
-        """The sentence, with its values in place. One that is not translated stays English."""
+        """Translate a sentence, with its values filled in. One without a translation stays English."""
         text = self._sentences.get(english, english)
         return text.format(**values) if values else text
 
     # --- numbers
 
     def number(self, count: float | Count | None) -> str:
-        """12,345; or "10,000+" where counting stopped; an empty string for nothing known."""
+        """12,345; "10,000+" if counting stopped there; an empty string for an unknown number."""
         if count is None:
             return ""
         if isinstance(count, Count):
@@ -92,7 +92,7 @@ class Locale:
         return f"{count:,.0f}" if abs(count) >= 100 else f"{count:.3g}"
 
     def size(self, count: int) -> str:
-        """Of so many bytes."""
+        """A number of bytes: "10 B", "2.0 KiB"."""
         if count < 1024:
             return f"{count} B"
         return f"{count / 1024:,.1f} KiB" if count < 1024 * 1024 else f"{count / 1048576:,.1f} MiB"
@@ -100,7 +100,7 @@ class Locale:
     # --- times
 
     def length(self, millis: Millis | None) -> str:
-        """The two largest units of a length: "14m 3s", "2d 4h", "4.2s", "12 ms"; an empty string for none."""
+        """The two largest units of a duration: "14m 3s", "2d 4h", "4.2s", "12 ms"; an empty string for none."""
         if millis is None:
             return ""
         sign, millis = ("−" if millis < 0 else ""), abs(millis)
@@ -123,7 +123,7 @@ class Locale:
         return f"{text}.{at % 1000:03d}" if millis else text
 
     def clock(self, at: Millis, step: Millis = 1_000) -> str:
-        """As short as tells it: the time of today, else with the day; the day alone where a step is one."""
+        """A short time: with the day unless it is today; the day alone if steps are days or longer."""
         local, today = self._local(at), self._local(self.now)
         day = "" if local.date() == today.date() else local.strftime("%m-%d ")
         if step >= 86_400_000:
@@ -131,17 +131,17 @@ class Locale:
         return day + local.strftime("%H:%M:%S" if step < 60_000 else "%H:%M")
 
     def utc(self, at: Millis) -> str:
-        """In UTC, as machines write it, with milliseconds."""
+        """In UTC, in ISO 8601 with milliseconds."""
         return as_datetime(at).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{at % 1000:03d}Z"
 
     def field(self, at: Millis) -> str:
-        """A time of the viewer's zone, as a form's field shows it."""
+        """A time in the viewer's zone, as a form field shows it."""
         return self._local(at).strftime("%Y-%m-%d %H:%M:%S")
 
     def read_time(self, text: str, field: str) -> Millis:
-        """An instant as somebody wrote it: of their zone, of another, or a length from now. Raises BadInput.
+        """Read an instant as typed: a local time, one with an offset, or a duration from now. Raises BadInput.
 
-        A time that the clock shows twice means the later one; one that it skips, the time as long after the gap.
+        A local time that occurs twice means the later one; one that is skipped, the time as far past the gap.
         """
         text = text.strip()
         if re.match(r"[0-9]{4}-", text) is None:
@@ -160,11 +160,11 @@ class Locale:
             return instant(moment, field=field)
         try:
             return max(instant(moment.replace(tzinfo=self.zone, fold=fold), field=field) for fold in (0, 1))
-        except OverflowError:  # of the zone's own arithmetic, within a day of the first year and of the last
+        except OverflowError:  # from the zone's arithmetic, within a day of the first and the last year
             raise BadInput(field, text, "an instant within the years 1970 to 9999") from None
 
     def _local(self, at: Millis) -> datetime:
-        """In the viewer's zone; in UTC where that would be beyond the last year."""
+        """In the viewer's zone; in UTC if that would be past the last year."""
         moment = as_datetime(at)
         try:
             return moment.astimezone(self.zone)

@@ -1,4 +1,4 @@
-"""The first page: how much there is, how late it goes out, who works on it, and whether all is well."""
+"""The first page: counts, lateness, workers and health."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ _GOOD: Millis = 100
 _WARN: Millis = 1_000
 _HOST = re.compile(r"[A-Za-z0-9.\-]{1,253}(:[0-9]{1,5})?|\[[0-9A-Fa-f:.]{2,45}\](:[0-9]{1,5})?")
 _WIDTH, _HEIGHT = 240, 40
-"""Of the picture of the last hour: four units to a minute."""
+"""The size of the chart of the last hour: four units for each minute."""
 
 
 class HealthLine(NamedTuple):
-    """One thing that was looked at, in the viewer's language."""
+    """The result of one check, in the viewer's language."""
 
     name: str
     level: Level
@@ -32,7 +32,7 @@ class HealthLine(NamedTuple):
 
 
 class OverviewPage(Page):
-    """The page, and what of it is asked for again and again while it is open."""
+    """The page, and its live part, which an open page polls."""
 
     def __init__(self, context: ConsoleContext) -> None:
         self._shared = context
@@ -52,7 +52,7 @@ class OverviewPage(Page):
             for check in (await self._shared.health.ready()).checks
         ]
         channel = self._shared.channel.look(notifies=self._shared.app.store.features.wakes is not None)
-        checks.append(HealthLine(request.t("wake-ups"), *said_of_wake_ups(request, channel)))
+        checks.append(HealthLine(request.t("wake-ups"), *wake_up_status(request, channel)))
         return request.render(
             template, o=overview, checks=checks, late=grade(overview.minute), bars=bars(overview.by_minute),
             box=f"0 0 {_WIDTH} {_HEIGHT}", everything=everything, nothing=is_nothing(overview),
@@ -60,8 +60,8 @@ class OverviewPage(Page):
         )  # fmt: skip
 
 
-def said_of_wake_ups(request: PageRequest, channel: Channel) -> tuple[Level, str]:
-    """How this instance hears of earlier wakes."""
+def wake_up_status(request: PageRequest, channel: Channel) -> tuple[Level, str]:
+    """How this instance learns of earlier wakes."""
     t, number = request.t, request.locale.number
     if not channel.notifies:
         return Level.OK, t("this store sends none: its workers poll")
@@ -75,7 +75,7 @@ def said_of_wake_ups(request: PageRequest, channel: Channel) -> tuple[Level, str
 
 
 def grade(flow: Flow | None) -> str:
-    """How good the 99th percentile of the last minute is."""
+    """Grade the 99th percentile of the last minute's lateness."""
     late = None if flow is None else flow.deliveries.lateness(0.99)
     if late is None:
         return ""
@@ -83,7 +83,7 @@ def grade(flow: Flow | None) -> str:
 
 
 def bars(numbers: Sequence[int]) -> str:
-    """A bar for each minute, as the path of a picture of `_WIDTH` by `_HEIGHT`; empty where nothing happened."""
+    """A bar for each minute, as an SVG path of `_WIDTH` by `_HEIGHT`; empty if nothing happened."""
     most = max(numbers, default=0)
     if not most:
         return ""
@@ -95,7 +95,7 @@ def bars(numbers: Sequence[int]) -> str:
 
 
 def _example(request: PageRequest) -> str:
-    """A command that schedules a first task here."""
+    """A command that schedules a first task at this service."""
     http = request.http
     host = http.header(b"host") or ""
     if not _HOST.fullmatch(host):
@@ -109,5 +109,5 @@ def _example(request: PageRequest) -> str:
 
 
 def is_nothing(overview: Overview) -> bool:
-    """Tell whether there is nothing to be shown, and was nothing within the hour."""
+    """Tell whether there are no tasks, and were none within the hour."""
     return overview.empty and not any(overview.by_minute)

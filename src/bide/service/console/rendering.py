@@ -1,13 +1,12 @@
-"""Templates and what they may call, and the static files that pages refer to. Everything put into a page is escaped.
+"""Templates, the functions that they call, the static files, and text from outside made harmless.
 
-Text and payloads from outside as they may be shown: nothing in them can move, hide or turn what stands around them.
+Templates escape markup. Text from outside must not move, hide or reorder the text around it either, so `inert` makes
+visible what escaping leaves: control characters, marks that reorder text ("Trojan source", CVE-2021-42574), characters
+without a width, and halves of surrogate pairs.
 
-Templates escape markup. What escaping leaves alone is made visible here: control characters, what reorders text (the
-"Trojan source" marks of CVE-2021-42574), what has no width, and halves of surrogate pairs.
-
-A payload is laid out if it is JSON, and shown byte by byte if it is no text. Nothing is decoded into values and written
-again: its own characters are shown, so that 1.10 stays 1.10 and a key that comes twice is seen twice. What is shown is
-bounded, whatever was sent.
+A payload is shown formatted if it is JSON, and byte by byte if it is not text. It is never decoded and written again:
+its own characters are shown, so that 1.10 stays 1.10, and a key that comes twice is seen twice. The size of what is
+shown is limited, whatever was sent.
 """
 
 from __future__ import annotations
@@ -37,24 +36,24 @@ _ODD = re.compile(
     "\u180b-\u180f\u200b-\u200f\u2028-\u202e\u2060-\u206f\u2800\u3164\ufe00-\ufe0e\ufeff\uffa0\ufff0-\ufffb\ud800-\udfff"
     "\U000110bd\U000110cd\U00013430-\U0001343f\U0001bca0-\U0001bca3\U0001d173-\U0001d17a\U000e0000-\U000e0fff]"
 )
-"""Every control and format character, every separator of lines, and what else Unicode shows as nothing; but U+FE0F,
-which is part of many an emoji."""
+"""Every control and format character, every line separator, and whatever else is invisible in Unicode; but not U+FE0F,
+which is part of many emoji."""
 
 
 def inert(text: str, limit: int | None = None) -> str:
-    """`text` with what cannot be seen made visible, and cut at `limit` characters with an ellipsis."""
+    """`text` with invisible characters made visible, cut at `limit` characters with an ellipsis."""
     if limit is not None and len(text) > limit:
         text = text[: limit - 1] + "…"
     return _ODD.sub(_made_visible, text)
 
 
 def inert_line(text: str, limit: int | None = None) -> str:
-    """The same in one line: line breaks and tabs are shown as well."""
+    """The same on one line: line breaks and tabs are made visible too."""
     return inert(text, limit).replace("\r", "␍").replace("\n", "⏎").replace("\t", "⇥")
 
 
 def isolated(text: str, limit: int = 200) -> str:
-    """`text` in one line for a place within a sentence, whose direction it cannot turn. Not to be made inert again."""
+    """`text` on one line for use within a sentence, whose direction it cannot change. Do not make it inert again."""
     return f"\u2068{inert_line(text, limit)}\u2069"
 
 
@@ -68,33 +67,33 @@ def _made_visible(match: re.Match[str]) -> str:
 
 
 MOST_SHOWN = 65_536
-"""Characters of a payload that a page shows; the whole of it can be downloaded."""
+"""Most characters of a payload that a page shows; all of it can be downloaded."""
 _MOST_BYTES = 8_192
-"""Bytes of one that is no text: each takes nearly five characters."""
+"""Most bytes of a payload that is not text: each takes nearly five characters."""
 _DEEPEST = 40
-"""Levels that are indented; what lies deeper stands below the last of them."""
+"""Levels that are indented; deeper ones are indented as the last."""
 _TOKEN = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},:]|[^\s\[\]{},:"]+')
 _WIDE = 4
-"""So many times as long as what was sent may get what is made visible in it."""
+"""How many times as long as the text the visible form of it may get."""
 
 
 class PayloadView(Struct, frozen=True, kw_only=True):
-    """A payload for a page. All texts are inert."""
+    """A payload as a page shows it. All texts are inert."""
 
     size: int
     """Bytes."""
     pretty: str | None
-    """Laid out; None: it is not JSON."""
+    """The formatted JSON; None: it is not JSON."""
     raw: str | None
-    """As it came; None: it is not UTF-8."""
+    """The text as received; None: it is not UTF-8."""
     dump: str | None
-    """Byte by byte, where it is no text."""
+    """The bytes in hexadecimal, if it is not text."""
     cut: bool
-    """True if there is more than is shown."""
+    """True if not all of it is shown."""
 
 
 def payload_view(payload: bytes) -> PayloadView:
-    """O(size)."""
+    """The payload for a page. O(size)."""
     try:
         text = payload.decode()
     except UnicodeDecodeError:
@@ -123,7 +122,7 @@ def _visible(text: str) -> str:
 
 
 def pretty(text: str, limit: int) -> tuple[str, bool]:
-    """JSON laid out, a value a line, up to about `limit` characters; and whether that was not all. O(limit)."""
+    """Format JSON, one value a line, up to about `limit` characters; and tell whether it was cut. O(limit)."""
     parts: list[str] = []
     size, depth = 0, 0
     before = ""
@@ -146,7 +145,7 @@ def pretty(text: str, limit: int) -> tuple[str, bool]:
 
 
 def dump(data: bytes) -> str:
-    """Sixteen bytes a line: where, in hexadecimal, and what of it is ASCII."""
+    """A hex dump, sixteen bytes a line: offset, hexadecimal, ASCII."""
     lines = []
     for at in range(0, len(data), 16):
         row = data[at : at + 16]
@@ -169,9 +168,9 @@ class Statics:
 
     def __init__(self) -> None:
         self.files: dict[str, Reply] = {}
-        """By path, which has a hash of what is in it."""
+        """By path, which contains a hash of the content."""
         self.addresses: dict[str, str] = {}
-        """Where each is, by its name."""
+        """The path of each file by its name."""
         for file in (files("bide.service.console") / "static").iterdir():
             stem, _, kind = file.name.rpartition(".")
             if kind in _TYPES:
@@ -182,11 +181,11 @@ class Statics:
 
 
 _DOTS = frozenset({".", ".."})
-"""Names that browsers take for a way up or none, percent-encoded too: they cannot be a part of a path."""
+"""Names that cannot be a part of a path: browsers resolve them, even percent-encoded."""
 
 
 def task_address(topic: str, key: str, part: str = "") -> str:
-    """Where the page of a task is, or a part of it."""
+    """The address of a task's page, or of a part of it."""
     if topic in _DOTS or key in _DOTS:
         return address(f"/task/{part}" if part else "/task", topic=topic, key=key)
     where = f"/tasks/{quote(topic, safe='')}/{quote(key, safe='')}"
@@ -194,26 +193,26 @@ def task_address(topic: str, key: str, part: str = "") -> str:
 
 
 def ref_field(record: Record) -> str:
-    """How a form names a task: topic/key, percent-encoded, and the token that it was seen with."""
+    """A task in a form: topic/key, percent-encoded, and the token that the viewer saw."""
     return f"{quote(record.topic, safe='')}/{quote(record.key, safe='')}@{record.token}"
 
 
 def topic_address(topic: str) -> str:
-    """Where the page of a topic is; its tasks, where a path cannot name it."""
+    """The address of a topic's page; of its tasks, if a path cannot name the topic."""
     if topic in _DOTS:
         return address("/tasks", topic=topic)
     return f"/topics/{quote(topic, safe='')}"
 
 
 def address(path: str, **query: object) -> str:
-    """`path` with what is given of the query."""
+    """`path` with a query of the values that are not empty."""
     given = {name: str(value) for name, value in query.items() if value is not None and value != ""}
     return f"{path}?{urlencode(given)}" if given else path
 
 
 @lru_cache(maxsize=1)
 def statics() -> Statics:
-    """The files that pages refer to."""
+    """The static files, read once."""
     return Statics()
 
 
@@ -239,10 +238,10 @@ def _environment() -> Environment:
 
 
 def render(template: str, locale: Locale, values: Mapping[str, Any]) -> str:
-    """The page, or part of one. Templates find the viewer's words as `t`, `number`, `length`, `when` and so on."""
+    """Render a page, or part of one. Templates find the viewer's locale as `t`, `number`, `length`, `when`, ...."""
 
     def when(at: Millis | None, *, millis: bool = False) -> Markup:
-        """A moment as an element: in the viewer's zone, from now, and in UTC when it is pointed at."""
+        """An instant as HTML: in the viewer's zone, relative to now, and in UTC as its tooltip."""
         if at is None:
             return Markup("")
         return Markup('<time datetime="{0}" title="{0}">{1}</time> <span class="dim">{2}</span>').format(

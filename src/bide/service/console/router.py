@@ -1,8 +1,7 @@
-"""Finds the page for a request, and the viewer who asks; whatever goes wrong is a page too, within two seconds.
+"""Routes a request to its page, and finds the viewer's session. Every error is a page too, within two seconds.
 
-A viewer who opens the console with a browser has a session (see `sessions`), which begins at the login; where anybody
-may come in, one is begun for them, for the sake of its secret that forms must carry. Pages may be loaded in no frame,
-run no script but ours, and load nothing from elsewhere.
+A session (see `sessions`) begins at the login. Where anonymous viewers are allowed, one begins by itself, for the
+secret that forms must carry. Pages cannot be framed, run no scripts but the console's, and load nothing from elsewhere.
 """
 
 from __future__ import annotations
@@ -41,13 +40,13 @@ from bide.service.console.topics import TopicsPage
 from bide.service.requests import OPEN_LIMIT, ClientDisconnected, Reply, Request, Routes, problem_of, segment
 
 Handler = Callable[[Iterable[bytes], Request], Awaitable[Reply]]
-"""Answers a request, of whose path the route has left these parts open."""
+"""Answers a request; the bytes are the open parts of its path."""
 _YEAR = 365 * 86_400
 
 
 _log = logging.getLogger("bide.console")
 PATIENCE = 1.7
-"""Seconds that a page may take before it says that the store is slow."""
+"""Most seconds for a page, before it says that the store is slow."""
 
 
 _SAFE = {
@@ -63,7 +62,7 @@ _SAFE = {
 
 
 class Router:
-    """Every page of one instance, by method and path. Make it in the running loop, once the app is open, and close it
+    """Every page of one instance, by method and path. Make it in the running loop when the app is open, and close it
     before the app."""
 
     def __init__(self, context: ConsoleContext) -> None:
@@ -86,15 +85,15 @@ class Router:
         found += [(route, partial(self._answer, answer, False)) for route, answer in pages]
         self._routes = Routes([(*route, handler) for route, handler in found])
         self._complaints = TokenBucket(1, 1.0, time.monotonic())
-        """One a second: while the store is away every open page asks again and again."""
+        """At most one log line a second: while the store is unavailable, every open page retries."""
 
     async def close(self) -> None:
-        """End what runs in the background."""
+        """End the work in the background."""
         for one in self._pages:
             await one.close()
 
     def find(self, http: Request) -> Callable[[Request], Awaitable[Reply]] | None:
-        """Find the page for this request; None where there is no such page."""
+        """Return the handler of this request; None if there is no such page."""
         found = self._routes.find(http.path)
         if found is None:
             return None
@@ -103,16 +102,16 @@ class Router:
         return partial(self._method_not_allowed, handlers) if handler is None else partial(handler, parts.values())
 
     async def _method_not_allowed(self, allowed: Collection[str], http: Request) -> Reply:
-        """There is something, and it is not asked for like this."""
+        """Answer 405: the page exists, but not for this method."""
         methods = ", ".join(sorted({*allowed, "HEAD"} if "GET" in allowed else allowed))
         reply = self._error_page(PageRequest(http, self._client), 405, "This method is not supported here", methods)
         return _with_headers(reply, {**_SAFE, "allow": methods})
 
     async def not_found(self, http: Request) -> Reply:
-        """For a browser that asked for what is not there."""
+        """Answer a browser that asked for a page that does not exist."""
         return _with_headers(self._error_page(PageRequest(http, self._client), 404, "There is no such page", ""), _SAFE)
 
-    # --- pages for everybody
+    # --- pages without a session
 
     async def _login_page(self, request: PageRequest) -> Reply:
         where = local_path(request.raw_field("next"))
@@ -122,7 +121,7 @@ class Router:
 
     async def _login(self, request: PageRequest) -> Reply:
         http = request.http
-        refuse_foreign_page(http.headers)  # nobody else's page logs somebody in as somebody else, or out
+        refuse_foreign_page(http.headers)  # a page of another site must not log the viewer in or out
         where = local_path(request.raw_field("next"))
         try:
             session = await self.sessions.begin(request.raw_field("token"))
@@ -144,10 +143,10 @@ class Router:
         cookie = f"{LANGUAGE_COOKIE}={language}; Max-Age={_YEAR}; Path=/; SameSite=Lax"
         return request.redirect(local_path(request.raw_field("next")), cookie)
 
-    # --- the way of a request
+    # --- from request to page
 
     async def _answer(self, answer: Answer, is_open: bool, parts: Iterable[bytes], http: Request) -> Reply:
-        """The page; unless it is `is_open`, once it is known who asks for it."""
+        """Answer with the page; unless it `is_open` to all, only once the viewer is known."""
         request = PageRequest(http, self._client)
         headers = dict(_SAFE)
 
@@ -173,7 +172,7 @@ class Router:
         return _with_headers(await self._or_error_page(request, answered()), headers)
 
     async def _or_error_page(self, request: PageRequest, answering: Coroutine[Any, Any, Reply]) -> Reply:
-        """Answer with a page, whatever goes wrong. Raises ClientDisconnected."""
+        """Answer with the page, or with an error page. Raises ClientDisconnected."""
         try:
             return await answering
         except ClientDisconnected:
@@ -186,27 +185,27 @@ class Router:
             return self._page_of_error(request, error)
 
     async def _session(self, http: Request) -> tuple[Session, bool]:
-        """The session of this request, and whether it begins with it. Raises AccessRefused, StoreError."""
+        """Return the session of this request, and True if it begins now. Raises AccessRefused, StoreError."""
         if await self._access.anonymous_now():
             self._access.refuse_remote_anonymous(http.headers)
         try:
             return await self.sessions.of(cookie_of(http.header(b"cookie"))), False
         except Unauthorized:
-            # not where a browser may have kept the cookie back: a new one would end what is open in its other windows
+            # not if the browser may have withheld the cookie: a new session would break its other windows
             if _linked_from_other_site(http) or not await self._access.anonymous_now():
                 raise
             return await self.sessions.begin_anonymous(), True
 
     def _to_login(self, request: PageRequest) -> Reply:
-        """To the login, and from there back to the page that is open."""
+        """Send the viewer to the login, and from there back to this page."""
         if _linked_from_other_site(request.http):
-            # a link of another site: the browser keeps the cookie back, until the page itself asks again
+            # the browser withholds the cookie from a link of another site, until this page itself asks again
             return request.render("again.html")
         login = f"/login?next={quote(request.here, safe='')}"
         return Reply(401, b"", HTML, {"hx-redirect": login}) if request.is_htmx else request.redirect(login)
 
     def _store_timeout_page(self, request: PageRequest) -> Reply:
-        """No answer in time."""
+        """Say that the store did not answer in time."""
         detail = request.t("it is slow or unavailable")
         if not request.is_read:
             detail = request.t("it is slow or unavailable: your request may still be done; check before you try again")
@@ -229,15 +228,15 @@ class Router:
         return self._error_page(request, min(problem.status, 503), problem.shape.title, inert(t(problem.shape.detail)))
 
     def _error_page(self, request: PageRequest, status: int, title: str, detail: str) -> Reply:
-        """A page that says what is wrong; `detail` is inert."""
+        """Render an error page; `detail` is inert text."""
         template = "trouble_part.html" if request.is_htmx else "trouble.html"
         if request.is_htmx and status == 503:
-            status = 200  # or the part would not be shown
+            status = 200  # htmx shows no part with an error status
         return request.render(template, status=status, title=request.t(title), detail=detail)
 
 
 def _denial(error: AccessRefused, t: Callable[..., str]) -> str:
-    """Why somebody may not, in their language."""
+    """The reason for a refusal, in the viewer's language."""
     if not isinstance(error, Forbidden):
         return inert(t(error.detail))
     who, verb = isolated(error.who), error.verb.value
@@ -250,7 +249,7 @@ def _denial(error: AccessRefused, t: Callable[..., str]) -> str:
 
 
 def _linked_from_other_site(http: Request) -> bool:
-    """Tell whether a browser has followed a link of another site."""
+    """Tell whether the browser followed a link of another site."""
     return http.header(b"sec-fetch-site") == "cross-site" and http.method in ("GET", "HEAD")
 
 

@@ -1,12 +1,12 @@
-"""Sessions of the console: a cookie in the place of the token that somebody pasted, and what keeps it from others.
+"""Sessions of the console: a cookie in place of the token that the viewer pasted at the login, protected from CSRF.
 
-A cookie is the id of the token that the session was begun with, and 32 random bytes, of which the store keeps only a
-SHA-256: so every instance that serves the store can check it, and reading the store makes no session. The token is
-looked up at every call, so a session never outlives it; leaving ends the session, within `FRESH` seconds at every
-instance. A session of an anonymous caller gives no right that the caller lacks without it, so nothing is kept of it.
+A cookie holds the id of the token, and 32 random bytes of which the store keeps only a SHA-256: so every instance that
+serves the store can check it, and reading the store gives nobody a session. The token is checked at every call, so a
+session never outlives it. A logout ends the session at every instance within `FRESH` seconds. An anonymous session
+gives no access that an anonymous caller lacks, so nothing of it is stored.
 
-What changes something must carry a second value, derived from the cookie (`csrf`), in a header or a form field: a page
-of another site makes a browser send the cookie at most, and cannot read this. See also `access`.
+Every change must carry a second value, `csrf`, derived from the cookie, in a header or a form field: a page of another
+site can make a browser send the cookie, but cannot read this value. See also `access`.
 """
 
 from __future__ import annotations
@@ -40,15 +40,15 @@ _LONGEST = 128
 _LONGEST_HEADER = 16_384
 _MOST_KNOWN = 1_000
 _OFTEN = (100, 0.1)
-"""Sessions that one token may begin at once, and so many more a second."""
+"""Sessions that one token may begin in a burst, and how many a second after it."""
 
 
 class CsrfMismatch(AccessRefused):
-    """It changes something and does not show that a page of the console sent it."""
+    """A change that does not prove that a page of this session sent it."""
 
 
 class Session(NamedTuple):
-    """Somebody who has logged in."""
+    """A logged-in viewer."""
 
     caller: Caller
     csrf: str
@@ -57,9 +57,9 @@ class Session(NamedTuple):
     cookie: str
 
     def check_change(self, headers: Headers, csrf: str | None) -> None:
-        """Raises CsrfMismatch, ForeignOrigin unless a page of this very session sent what changes something.
+        """Raises CsrfMismatch, ForeignOrigin unless a page of this very session sent the change.
 
-        `csrf` comes from its header or the form.
+        `csrf` comes from the header or the form.
         """
         refuse_foreign_page(headers)
         if csrf is None or not hmac.compare_digest(csrf.encode(errors="replace"), self.csrf.encode()):
@@ -75,13 +75,13 @@ class _Kept(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Sessions:
-    """Begins, checks and ends them. Belongs to the event loop in which `client` is open."""
+    """Begins, checks and ends sessions. Belongs to the event loop in which `client` is open."""
 
     def __init__(self, client: Client, access: Access) -> None:
         self._client = client
         self._access = access
         self._known: OrderedDict[str, tuple[float, _Kept]] = OrderedDict()
-        """By name, with the time of the loop until which no store has to be asked."""
+        """By name, with the loop's time until which the store need not be asked."""
         self._begun: dict[str, TokenBucket] = {}
         """How many each token may still begin: each is kept in the store."""
 
@@ -102,19 +102,19 @@ class Sessions:
         return _session(caller, f"2.{caller.id}.{secret}", kept.expires_at)
 
     async def begin_anonymous(self) -> Session:
-        """Begin a session without a token, where that is allowed; for its `csrf`. Raises Unauthorized."""
+        """Begin an anonymous session, where that is allowed, for its `csrf`. Raises Unauthorized."""
         caller = await self._access.caller_of(None)
         return _session(caller, f"2.{ANONYMOUS}.{secrets.token_urlsafe(32)}", self._client.clock.now() + LASTS)
 
     async def of(self, cookie: str | None) -> Session:
-        """The session of this cookie. Raises Unauthorized where there is none, it has ended, or its token has."""
+        """The session of this cookie. Raises Unauthorized if there is none, or if it or its token has ended."""
         if cookie is None:
             raise Unauthorized("nobody is logged in", sent=False)
         found = _read(cookie)
         if found is None:
             raise Unauthorized(_UNKNOWN)
         id, secret = found
-        caller = await self._access.caller_by_id(id)  # before the store is asked: guessing costs it nothing
+        caller = await self._access.caller_by_id(id)  # before the store is asked, so that guesses cost it nothing
         now = self._client.clock.now()
         if id == ANONYMOUS:
             return _session(caller, cookie, now + LASTS)
@@ -165,13 +165,13 @@ _UNKNOWN = "this is not a session of this service; log in again"
 
 
 def _read(cookie: str) -> tuple[str, str] | None:
-    """The id and the secret of a cookie; None where it has not the form of one."""
+    """The id and the secret in a cookie; None if it is malformed."""
     found = _FORM.fullmatch(cookie) if len(cookie) <= _LONGEST else None
     return None if found is None else (found[1], found[2])
 
 
 def _name(secret: str) -> str:
-    """Under which a session is kept: a hash, so that reading the store tells no cookie."""
+    """The name under which a session is stored: a hash, so that reading the store reveals no cookie."""
     return f"session:{hash_of(secret)}"
 
 
@@ -181,7 +181,7 @@ def _session(caller: Caller, cookie: str, expires_at: Millis) -> Session:
 
 
 def cookie_of(header: str | None) -> str | None:
-    """The session's cookie among those of a Cookie header; None also where there are several, as somebody added one."""
+    """The session cookie in a Cookie header; None also if there are several, since one of them was planted."""
     if header is None or len(header) > _LONGEST_HEADER:
         return None
     found = {value for name, _, value in (part.strip().partition("=") for part in header.split(";")) if name == COOKIE}
@@ -189,17 +189,17 @@ def cookie_of(header: str | None) -> str | None:
 
 
 def set_cookie(session: Session, now: Millis, *, host: str | None) -> str:
-    """The value of Set-Cookie for a session that was begun."""
+    """The value of Set-Cookie for a new session."""
     lasts = max(0, session.expires_at - now) // 1000
     return f"{COOKIE}={session.cookie}; Max-Age={lasts}; {_terms(host)}"
 
 
 def clear_cookie(*, host: str | None) -> str:
-    """The value of Set-Cookie for somebody who leaves."""
+    """The value of Set-Cookie for a logout."""
     return f"{COOKIE}=; Max-Age=0; {_terms(host)}"
 
 
 def _terms(host: str | None) -> str:
-    """Never over plain HTTP, but on this machine, where nobody listens on the way."""
+    """The attributes of the cookie: never over plain HTTP, except on this machine, where nobody listens in between."""
     plain = host is not None and is_loopback_name(host_name(host))
     return f"Path=/; HttpOnly; SameSite=Strict{'' if plain else '; Secure'}"

@@ -1,11 +1,10 @@
-"""One task: what it is and means now, when it was to happen and did, why it was late, and what may be done with it.
+"""One task: its state in a sentence, its times, its deliveries, the reasons why it was late, and the possible changes.
 
-Also one that has ended, while it is remembered. A key that a browser cannot have in a path (`.` and `..`) is asked for
-as `/task?topic=..&key=..`.
+Finished tasks are shown while they are remembered. A key that a browser cannot have in a path (`.` and `..`) has the
+address `/task?topic=..&key=..`.
 
-The meaning of a task's state and the reasons why it was late, in sentences: "why did my order close late?"
-
-Only what is known is said; a reason that is merely likely is told as the figures that make it so.
+The sentences answer "why did my order close late?". They state only what is known; a reason that is merely likely is
+given as the figures that make it so.
 """
 
 from __future__ import annotations
@@ -31,14 +30,14 @@ from bide.service.console.rendering import address, isolated, payload_view, task
 from bide.service.requests import Reply
 
 ON_TIME: Millis = 100
-"""Up to so late is on time: nobody needs a reason."""
+"""Lateness up to which a delivery is on time and needs no reason."""
 _MUCH: Millis = 1_000
 _FEW = 4
-"""Of so few others nothing follows."""
+"""Deliveries up to which nothing follows from how they fared."""
 
 
 def meaning(locale: Locale, history: TaskHistory, pause: Pause | None) -> str:
-    """Explain its state in a sentence."""
+    """Explain the state of the task in a sentence."""
     record, t, now = history.record, locale.t, locale.now
     if record.state is State.WAITING:
         if record.wake_at <= now:
@@ -74,7 +73,7 @@ def meaning(locale: Locale, history: TaskHistory, pause: Pause | None) -> str:
 
 
 def reasons(locale: Locale, history: TaskHistory, pause: Pause | None) -> list[str]:
-    """Why it is, or was, not delivered when it was first due; empty where it was on time, or is yet to come."""
+    """The reasons why it was not delivered when it was first due; empty if it was on time, or is not due yet."""
     return list(_reasons(locale, history, pause))
 
 
@@ -138,7 +137,7 @@ def _put_off(failed: list[Attempt]) -> Millis:
 
 
 def _of_cohort(locale: Locale, cohort: Cohort) -> Iterator[str]:
-    """How the others of the topic fared."""
+    """Compare with the other deliveries of the topic at that time."""
     t, number = locale.t, locale.number
     if cohort.idle is not None:
         begin, end = (locale.clock(at, 60_000) for at in cohort.idle)
@@ -181,7 +180,7 @@ _SANDBOX = "default-src 'none'; sandbox"
 
 
 class TaskPage:
-    """Belongs to the event loop in which the app is open. `paused`: which topics are, as of a moment ago."""
+    """The page of a task, with its live part and its payload. `paused`: the paused topics, as of a moment ago."""
 
     def __init__(self, context: ConsoleContext, paused: CachedQuery[Mapping[str, Pause]]) -> None:
         self._app = context.app
@@ -213,7 +212,7 @@ class TaskPage:
         )
 
     async def _live(self, request: PageRequest) -> Reply:
-        """The part that is asked for again while the page is open."""
+        """The part that an open page polls."""
         ref = _ref_of(request)
         values = await self._shared_values(request, ref)
         if values is None:
@@ -221,7 +220,7 @@ class TaskPage:
         return request.render("task_live.html", **values)
 
     async def _payload(self, request: PageRequest) -> Reply:
-        """All of it, to be saved: no browser shows it as anything."""
+        """The whole payload, as a download that no browser displays."""
         ref = _ref_of(request)
         [task] = await self._app.get_many([ref])
         if task is None:
@@ -233,7 +232,7 @@ class TaskPage:
         return Reply(200, task.payload_bytes, "text/plain; charset=utf-8", headers)
 
     async def _shared_values(self, request: PageRequest, ref: Ref) -> Mapping[str, Any] | None:
-        """The values of the parts that both pages have; None where there is no such task."""
+        """The values that the page and its live part share; None if there is no such task."""
         history, paused = await asyncio.gather(task_history(self._app, *ref), self._paused.get())
         if history is None:
             return None
@@ -260,7 +259,7 @@ class TaskPage:
 
 
 def _timeline(history: TaskHistory) -> str:
-    """The time around its last delivery, on the timeline; empty where the history tells nothing of it."""
+    """The address of the timeline around the last delivery; empty if the history does not have it."""
     last = history.last
     if history.cohort is None or last is None or last.planned is None or last.began is None:
         return ""
@@ -269,7 +268,7 @@ def _timeline(history: TaskHistory) -> str:
 
 
 def _with_token(where: str, record: Record) -> str:
-    """Of the part that is kept fresh: it shall know how the task was when its page was loaded."""
+    """Add the token that the page was loaded with, so that the live part can tell a change."""
     return f"{where}{'&' if '?' in where else '?'}token={record.token}"
 
 
@@ -282,7 +281,7 @@ def _ref_of(request: PageRequest) -> Ref:
 
 
 def _options(record: Record) -> Options | None:
-    """The options that travel with it; None where they are damaged."""
+    """The options of the task; None if they are damaged."""
     try:
         return decode_options(record.options) if record.options else NO_OPTIONS
     except DecodeError:

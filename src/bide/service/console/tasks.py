@@ -1,14 +1,11 @@
-"""Tasks: search by topic, key, group, state and time, page by page, and what may be done with those that were found.
+"""The lists of tasks: a search by topic, key, group, state and time, and the dead letters by topic and error.
 
-The address is the whole state of the page, so that it can be shared. Pages are keyset pages, each read from an index.
-Nothing is counted by looking through tasks: where an index counts what matches, the number is shown, and else only that
-there are more.
+The address holds the whole state of a page, so that it can be shared. Pages are keyset pages, each read from an index.
+No tasks are read to be counted: if an index has the number of matches it is shown, else only that there are more.
 
-Two lists have no index of their own. A viewer who may read some topics only gets these one after another. And a list
-that is narrowed within a group is read task by task, so many to a page at most: such a page may show fewer, and still
-go on.
-
-Dead letters: by topic and by what killed them, with a way to send one, some or all of them again.
+Two lists have no index of their own. A viewer who may read only some topics gets these one after another. And a filter
+within a group is applied task by task, to a limited number for each page: such a page may show fewer tasks than it
+could, and still have a next page.
 """
 
 from __future__ import annotations
@@ -38,38 +35,38 @@ from bide.service.requests import Reply
 
 LIMITS = (50, 200, 1_000)
 _LOOKED_AT = 4_000
-"""Tasks of a group that are looked at for one page."""
+"""Most tasks of a group that are read for one page."""
 _MOST_TOPICS = 200
-"""Topics in which a key is looked up."""
+"""Most topics in which a key is looked up."""
 
 
 class Search(NamedTuple):
-    """The search that a viewer asks for."""
+    """A search for tasks, as its address describes it."""
 
     where: Filter
     key: str
     """An exact key; empty: any."""
     due: bool
-    """Only what waits and is due."""
+    """Only waiting tasks that are due."""
     limit: int
     cursor: str
 
     @property
     def anything(self) -> bool:
-        """True if nothing narrows it."""
+        """True if there is no filter."""
         return self.where == Filter() and not self.key
 
 
 class TasksFound(NamedTuple):
-    """One page of what was found."""
+    """One page of tasks."""
 
     tasks: Sequence[Record]
     cursor: str
-    """Of the next page; empty: this is the last."""
+    """The cursor of the next page; empty: this is the last."""
     passed: int = 0
-    """Tasks that were looked at and did not match, where that was done one by one."""
+    """Tasks that were read and did not match, where the filter is applied one by one."""
     left_out: Sequence[Record] = ()
-    """Those of the key that the other conditions leave out."""
+    """Tasks with the key that fail the other conditions."""
 
 
 def search_of(request: PageRequest) -> Search:
@@ -82,7 +79,7 @@ def search_of(request: PageRequest) -> Search:
 
 
 async def search(request: PageRequest, asked: Search, topics: Sequence[Topic]) -> TasksFound:
-    """One page; `topics`: all that are known and that they may read. Raises BadInput, Forbidden, StoreError."""
+    """Find one page. `topics`: the topics that the viewer may read. Raises BadInput, Forbidden, StoreError."""
     where, caller = asked.where, request.caller
     if where.topic is not None:
         caller.check(Verb.READ, where.topic)
@@ -102,14 +99,14 @@ async def _by_key(client: Client, asked: Search, topics: Sequence[Topic]) -> Tas
 
 
 class _Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """Where a page ended."""
+    """The position at which a page ended."""
 
     topic: str = ""
-    """Of a list topic by topic: the one that it is in."""
+    """The current topic of a list that goes topic by topic."""
     cursor: str | None = None
-    """The store's own."""
+    """The store's own cursor."""
     after: tuple[str, str] | None = None
-    """Of a list that is narrowed task by task: the last (topic, key) of the store's page that was looked at."""
+    """For a filter that is applied task by task: the last (topic, key) that was read of the store's page."""
 
 
 _encode = msgspec.msgpack.encode
@@ -152,7 +149,7 @@ async def _page(client: Client, asked: Search, topics: Sequence[Topic] | None) -
 
 
 async def _of_one(client: Client, asked: Search, where: Filter, place: _Place) -> TasksFound:
-    """A page of one list of the store."""
+    """Find a page in one list of the store."""
     topic = place.topic
     narrowed = where.state is not None or where.wake_from is not None or where.wake_before is not None
     if where.group is None or not narrowed:
@@ -180,12 +177,12 @@ async def _of_one(client: Client, asked: Search, where: Filter, place: _Place) -
 
 FIELDS = ("topic", "key", "group", "state", "wake_from", "wake_before", "limit")
 _MOST_COUNTED = 100
-"""Topics up to which what waits within a time is counted."""
+"""Most topics for which the waiting tasks within a time are counted."""
 _MOST_NAMED = 200
 
 
 class TasksPage(Page):
-    """The list, and with it the page of one task."""
+    """The list of tasks, and the page of one task."""
 
     def __init__(self, context: ConsoleContext) -> None:
         self._app = context.app
@@ -235,7 +232,7 @@ class TasksPage(Page):
         )
 
     async def _count(self, asked: Search, found: TasksFound, tally: Tally, topics: Sequence[Topic]) -> Count | None:
-        """How many match: exact where this page is all of them or an index counts them; None: that is not known."""
+        """The number of matches, if this page has all of them or an index counts them; None: unknown."""
         if not asked.cursor and not found.cursor:
             return Count(len(found.tasks))
         where = asked.where
@@ -266,13 +263,13 @@ def _wrong(request: PageRequest, error: BadInput) -> str:
 
 
 def _alike(text: str, topics: Sequence[Topic]) -> Sequence[Topic]:
-    """Topics that somebody may have meant who gave a part of one."""
+    """The topics that contain the text, as suggestions."""
     part = text.strip().lower()
     return [topic for topic in topics if part and part in topic.lower() and topic != text][:10]
 
 
 def _times(request: PageRequest, asked: Search) -> Mapping[str, str]:
-    """The times of an address that names them in UTC, as the fields show them: in the viewer's zone."""
+    """The times that an address gives in UTC, converted to the viewer's zone for the fields."""
     locale = request.locale
     times = {"wake_from": asked.where.wake_from, "wake_before": asked.where.wake_before}
     shown = {
@@ -282,25 +279,25 @@ def _times(request: PageRequest, asked: Search) -> Mapping[str, str]:
 
 
 def _readable(request: PageRequest, tally: Tally) -> list[Topic]:
-    """The topics that there are and that they may read."""
+    """The existing topics that the viewer may read."""
     return sorted({topic for topic, _ in tally.counts if request.caller.may(Verb.READ, topic)})
 
 
 _EVERY = 1.0
-"""Seconds between two looks at the dead, however many ask."""
+"""Least seconds between two readings of the dead tasks, for all viewers together."""
 _SHARE = 0.05
-"""Of the time that looks may take: the page does not ask by itself."""
+"""Share of the time that readings may take: the page does not refresh by itself."""
 _MOST_GROUPS = 200
 
 
 class DeadPage(Page):
-    """All groups, or the tasks of one."""
+    """The dead letters: all groups, or the tasks of one group."""
 
     def __init__(self, context: ConsoleContext) -> None:
-        self._look: CachedQuery[DeadLetters] = CachedQuery(
+        self._groups_query: CachedQuery[DeadLetters] = CachedQuery(
             lambda: dead_letters(context.app), every=_EVERY, share=_SHARE
         )
-        super().__init__({("GET", "/dead"): self._page}, self._look)
+        super().__init__({("GET", "/dead"): self._page}, self._groups_query)
 
     async def _page(self, request: PageRequest) -> Reply:
         topic = request.raw_field("topic")
@@ -312,13 +309,13 @@ class DeadPage(Page):
         return await self._groups(request, check_topic(topic) if topic else None)
 
     async def _groups(self, request: PageRequest, only: Topic | None) -> Reply:
-        """All groups; those of one topic."""
+        """Render all groups, or those of one topic."""
         if only is None:
             request.caller.check_somewhere(Verb.READ)
         else:
             request.caller.check(Verb.READ, only)
         said = _said(request)
-        found = await (self._look.fresh() if said or request.field("fresh") else self._look.get())
+        found = await (self._groups_query.fresh() if said or request.field("fresh") else self._groups_query.get())
         shown = {
             topic: count
             for topic, count in found.totals.items()
@@ -330,11 +327,11 @@ class DeadPage(Page):
             "dead.html", only=only, groups=groups[:_MOST_GROUPS], more=max(0, len(groups) - _MOST_GROUPS),
             totals=sorted(shown.items(), key=lambda one: (-one[1].number, one[0])), all=summed(shown.values()),
             partly=found.partly & shown.keys(), looked=sum(group.number for group in groups), most=MOST_LOOKED_AT,
-            may=may_redrive, said=said, age=int(self._look.age * 1000),
+            may=may_redrive, said=said, age=int(self._groups_query.age * 1000),
         )  # fmt: skip
 
     async def _group(self, request: PageRequest, topic: Topic, error: str | None) -> Reply:
-        """The tasks of one group, or of a topic, to choose from."""
+        """Render the tasks of one group, or of a topic, to choose from."""
         request.caller.check(Verb.READ, topic)
         limit = request.number_field("limit", 100, least=1, most=500)
         page = await tasks_of_group(request.client, topic, error, request.field("cursor") or None, limit=limit)
@@ -352,5 +349,5 @@ class DeadPage(Page):
 
 
 def _said(request: PageRequest) -> str:
-    """The answer to a form that was sent from this page."""
+    """The answer to the form that led back to this page."""
     return Result.REDRIVEN.value if request.field("said") == Result.REDRIVEN.value else ""

@@ -1,4 +1,4 @@
-"""The timeline: how much comes due when, what its peaks need, and behind it the past as it happened."""
+"""The timeline: how many tasks come due when, the rate that peaks need, and the past as it happened."""
 
 from __future__ import annotations
 
@@ -37,29 +37,29 @@ _COLOURS = 7
 """Topics with a colour of their own."""
 _ASSUMED = 1_000
 _IN_TIME: Millis = 1_000
-_NOTHING_BESIDE = 20
-"""A peak that is lower than the highest by this factor is not told."""
+_NEGLIGIBLE = 20
+"""A peak that is lower than the highest by this factor is left out."""
 _NAMES = {Span.MINUTE: "Minute", Span.HOUR: "Hour", Span.DAY: "Day", Span.MONTH: "Month"}
 
 PastOf = Callable[[Sequence[Millis]], list[PastInterval]]
 
 
 class TimelineQuery(NamedTuple):
-    """The range, topic and rate that a viewer asks for."""
+    """The range, topic and rate of a timeline, as its address gives them."""
 
     range: Span | Range
     topic: Topic | None
     rate: int | None
-    """Tasks a second, as they say."""
+    """Tasks per second, as the viewer entered it."""
 
     def at(self, where: Span | Range, path: str = "/timeline") -> str:
-        """The address of the same for another range."""
+        """The address of the same timeline for another range."""
         if isinstance(where, Span):
             return address(path, span=where.value, topic=self.topic, rate=self.rate)
         return address(path, **{"from": where.first, "until": where.until}, topic=self.topic, rate=self.rate)
 
     def tasks(self, locale: Locale, low: Millis, high: Millis, topic: Topic | None = None) -> str:
-        """Where the tasks are listed that wait between these instants."""
+        """The address of the list of tasks that wait between these instants."""
         return address(
             "/tasks", topic=topic or self.topic, state="waiting", wake_from=locale.utc(low),
             wake_before=locale.utc(high),
@@ -67,16 +67,16 @@ class TimelineQuery(NamedTuple):
 
 
 class Rate(NamedTuple):
-    """How much goes out in a second, and how that is known."""
+    """Deliveries per second, and where the figure comes from."""
 
     number: float
     source: str
-    """given, seen or assumed."""
+    """`given`, `seen` or `assumed`."""
     at: Millis | None
 
 
 class TimelineView:
-    """The timeline of one viewer: the values of the templates."""
+    """The timeline of one viewer, as values for the templates."""
 
     def __init__(
         self, query: TimelineQuery, seen: ForecastAnswer, locale: Locale, *, fastest: Fastest | None, past: PastOf
@@ -97,7 +97,7 @@ class TimelineView:
             gone.append(seen.counted_at)
         told = self.by_minute and len(gone) > 1
         self.behind = list(zip(pairwise(gone), past(gone), strict=True)) if told else []
-        self.peaks = _worth_telling([self._peak(peak) for peak in seen.peaks])
+        self.peaks = _notable([self._peak(peak) for peak in seen.peaks])
 
     def values(self, *, topics: Sequence[Topic], past_known: bool) -> dict[str, Any]:
         query, seen, shown = self.asked, self.seen, self.shown
@@ -158,9 +158,9 @@ class TimelineView:
         }
 
     def _peak(self, peak: Peak) -> Mapping[str, Any]:
-        """A peak in words, and where to go from it."""
+        """A peak, with its outlook and the links from it."""
         top, backlog = peak.top, self.seen.due
-        reckoned = outlook(
+        expected = outlook(
             self.seen.profile, top.low, backlog=0 if backlog is None else backlog.number, rate=self.rate.number
         )
         order = sorted(top.counts.items(), key=lambda one: (-one[1].number, one[0]))
@@ -168,8 +168,8 @@ class TimelineView:
             "top": top,
             "of": order[:_COLOURS],
             "more": summed(count for _, count in order[_COLOURS:]) if len(order) > _COLOURS else None,
-            "outlook": reckoned,
-            "in_time": reckoned is not None and reckoned.late <= _IN_TIME,
+            "outlook": expected,
+            "in_time": expected is not None and expected.late <= _IN_TIME,
             "needs": top.total,
             "zoom": self.asked.at(_closer(peak, self.locale.now)),
             # from the start of the second: a bar that begins now begins within one
@@ -177,7 +177,7 @@ class TimelineView:
         }
 
     def _rows(self) -> dict[str, list[Mapping[str, Any]]]:
-        """The intervals in which something comes due: the peaks first, then all in the order of time."""
+        """The intervals in which tasks come due: the peaks, and all in order of time."""
         columns = [counts for _, counts in self.series] + ([self.others] if self.others else [])
         tops = {peak["top"].low for peak in self.peaks}
         rows: list[Mapping[str, Any]] = [
@@ -204,7 +204,7 @@ def _rate(query: TimelineQuery, fastest: Fastest | None) -> Rate:
 
 
 def _series(seen: ForecastAnswer) -> tuple[list[tuple[Topic, list[Count]]], list[Count]]:
-    """The counts of the largest topics, by name so that each keeps its colour, and those of all others together."""
+    """The counts of the largest topics, by name so that each keeps its colour, and the sum of all others."""
     totals: dict[Topic, int] = {}
     for bar in seen.bars:
         for topic, count in bar.counts.items():
@@ -216,18 +216,18 @@ def _series(seen: ForecastAnswer) -> tuple[list[tuple[Topic, list[Count]]], list
     return series, [summed(bar.counts.get(topic, nothing) for topic in rest) for bar in seen.bars] if rest else []
 
 
-def _worth_telling(found: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-    """The highest first; without those that are nothing compared with it, unless somebody has to wait there too."""
+def _notable(found: list[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
+    """The highest peaks first, without the negligible ones, unless tasks are late there too."""
     found = sorted(found, key=lambda peak: -peak["top"].total.number)
     return [
         peak
         for peak in found
-        if not peak["in_time"] or peak["top"].total.number * _NOTHING_BESIDE >= found[0]["top"].total.number
+        if not peak["in_time"] or peak["top"].total.number * _NEGLIGIBLE >= found[0]["top"].total.number
     ]
 
 
 def _closer(peak: Peak, now: Millis) -> Range:
-    """A range around a peak: its interval, or the two minutes around its second where that is as fine already."""
+    """A range around a peak: its interval, or two minutes around its second if the interval is that short."""
     low, high = peak.low, peak.high
     if high - low <= 2 * MINUTE:
         low, high = peak.top.low - 30 * SECOND, peak.top.high + 90 * SECOND
@@ -235,7 +235,7 @@ def _closer(peak: Peak, now: Millis) -> Range:
 
 
 def _moves(query: TimelineQuery, shown: Range, now: Millis) -> Mapping[str, str | None]:
-    """Where to go from here: out, earlier, later; None where there is nowhere to go."""
+    """The links to zoom out and to go earlier or later; None where the range cannot move."""
     half, floor = shown.length // 2, now - BACK
     out = Range(max(floor, shown.first - shown.length), shown.until + shown.length, shown.step)
     if out.length > LONGEST:
@@ -252,11 +252,11 @@ def _moves(query: TimelineQuery, shown: Range, now: Millis) -> Mapping[str, str 
 
 _MOST_RATE = 10_000_000
 _PATIENCE = 0.35
-"""Seconds that the past is waited for: a first look at a day of many processes takes longer, and is shown later."""
+"""Seconds to wait for the past: the first reading of a day of many processes takes longer, and is shown later."""
 
 
 class TimelinePage(Page):
-    """The page, its main part for a page that is open and goes to another range, and what changes by itself."""
+    """The page, its main part for an open page that goes to another range, and its live part."""
 
     def __init__(self, context: ConsoleContext) -> None:
         self._forecast = Forecast(context.app)
@@ -295,7 +295,7 @@ class TimelinePage(Page):
         return view.values(topics=topics, past_known=known)
 
     async def _past(self) -> bool:
-        """Tell whether all of it is known; what is missing goes on being read."""
+        """Tell whether all of the past is known; reading goes on in the background."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
                 await self._day.look()
@@ -320,7 +320,7 @@ def _range(request: PageRequest) -> Span | Range:
 
 
 def _time(request: PageRequest, text: str, field: str) -> Millis:
-    """Milliseconds since the epoch, as links have them; or as somebody writes a time."""
+    """An instant: milliseconds since the epoch, as in links, or a time that the viewer typed."""
     if text.isascii() and text.isdigit() and 9 <= len(text) <= 15:
         return int(text)
     return request.locale.read_time(text, field)

@@ -1,8 +1,6 @@
-"""Topics: how much each has, how late it goes out, who works on it and how; drawings of its retries and its last day;
-and pause and resume.
+"""Topics: counts, lateness, workers and settings; charts of the retries and the last day; pause and resume.
 
-Drawings are numbers for pictures without a style of their own. A bar's length, or a line's height, goes by the
-logarithm where seconds and hours stand together.
+Charts are SVG paths and sizes without styles. Lengths and heights are logarithmic where seconds meet hours.
 """
 
 from __future__ import annotations
@@ -27,36 +25,36 @@ from bide.service.verbs import set_paused
 
 WIDTH, HEIGHT = 960, 100
 _UNIT = 100
-"""Milliseconds below which pauses look alike."""
+"""Milliseconds below which pauses look the same."""
 
 
 class RetryBar(NamedTuple):
-    """One pause."""
+    """One pause of a retry policy."""
 
     failure: int
-    """After so many failures."""
+    """The number of the failure that it follows."""
     pause: Millis
     after: Millis
-    """Since the first failure, all pauses together."""
+    """The sum of the pauses since the first failure."""
     width: int
-    """Of 100."""
+    """In percent."""
 
 
 class RetryChart(NamedTuple):
-    """The pauses that are told, and how it goes on."""
+    """The announced pauses of a retry policy, and what follows them."""
 
     bars: Sequence[RetryBar]
     tries: int | None
     left: int
-    """Pauses beyond those that are told; of one that never ends, nought."""
+    """Pauses beyond the announced ones; 0 if the policy never ends."""
 
 
 class DayChart(NamedTuple):
-    """The last day, in two pictures of `WIDTH` by `HEIGHT`, and as a table."""
+    """The last day as two charts of `WIDTH` by `HEIGHT`, and as a table."""
 
     box: str
     most: int
-    """Outcomes in the fullest quarter of an hour."""
+    """Most outcomes in a quarter of an hour."""
     done: str
     retried: str
     dead: str
@@ -64,14 +62,14 @@ class DayChart(NamedTuple):
     half: str
     nearly_all: str
     marks: Sequence[Millis]
-    """Instants to be written below: the beginning, the quarters of it, the end."""
+    """The instants on the axis: the beginning, each quarter of the day, the end."""
     bars: Sequence[tuple[int, Quarter]]
-    """The quarters in which something happened, by their place."""
+    """The quarters of an hour with deliveries, by their position."""
     total: DeliveryCounts
 
 
 def retry_chart(route: RouteSettings) -> RetryChart:
-    """The pauses of a route, as bars."""
+    """Draw the pauses of a route as bars."""
     longest = max(route.pauses, default=0)
     bars: list[RetryBar] = []
     after = 0
@@ -84,7 +82,7 @@ def retry_chart(route: RouteSettings) -> RetryChart:
 
 
 def day_chart(day: Sequence[Quarter]) -> DayChart | None:
-    """None where nothing is known of it."""
+    """Draw the last day; None if nothing is known of it."""
     if not day:
         return None
     total = DeliveryCounts()
@@ -128,18 +126,18 @@ def _ended(past: DeliveryCounts) -> int:
 
 
 def _stacked(numbers: Sequence[int], most: int) -> tuple[int, ...]:
-    """Heights that add up to their sum's, each at least one where there is anything."""
+    """The heights of stacked bars, each at least 1 unless it is empty."""
     return tuple(max(1, round(number / most * (HEIGHT - 2))) if number else 0 for number in numbers)
 
 
 def _height_of(most: Millis) -> Callable[[Millis], int]:
-    """How far up a lateness is drawn, by its logarithm."""
+    """A logarithmic scale for lateness."""
     whole = log1p(most) or 1.0
     return lambda late: HEIGHT - 4 - round((HEIGHT - 8) * log1p(late) / whole)
 
 
 def _steps(lates: Sequence[Millis | None], step: int, height: Callable[[Millis], int]) -> str:
-    """A line of steps, broken where nothing was delivered."""
+    """A stepped line, broken where nothing was delivered."""
     found: list[str] = []
     before: Millis | None = None
     for place, late in enumerate(lates):
@@ -150,9 +148,9 @@ def _steps(lates: Sequence[Millis | None], step: int, height: Callable[[Millis],
 
 
 _DONE = {(True, True): "paused", (True, False): "paused-before", (False, True): "resumed", (False, False): "not-paused"}
-"""The word for an action in the next page's address: by whether it was a pause, and whether it changed anything."""
+"""The word for the last action in the address: by whether it was a pause, and whether it changed anything."""
 _MOST_SHOWN = 500
-"""Topics in one list."""
+"""Most topics in one list."""
 
 
 def _of_state(state: State) -> Callable[[TopicSeen], float]:
@@ -171,11 +169,11 @@ COLUMNS: Mapping[str, tuple[str, Callable[[TopicSeen], Any]]] = {
     "failing": ("Failed/min", lambda one: one.failed),
     "workers": ("Workers", lambda one: len(one.workers or ())),
 }
-"""By the name in the address: the head, and what it is sorted by."""
+"""The columns by their name in the address: the heading, and the sort key."""
 
 
 class TopicsPage(Page):
-    """The list, and one topic."""
+    """The list of topics, and the page of one topic."""
 
     def __init__(self, context: ConsoleContext) -> None:
         self._app = context.app
@@ -208,11 +206,11 @@ class TopicsPage(Page):
         topic = check_topic(request.path_values[0])
         request.caller.check(Verb.READ, topic)
         story = await self._topics.one(topic)
-        if _unknown(story):  # it may have come since the last look
+        if _unknown(story):  # it may be newer than the last overview
             await self._overviews.changed()
             story = await self._topics.one(topic)
         routes = story.routes or ([] if _unknown(story) else [self._by_policy(topic)])
-        charts = [(told, retry_chart(told.route)) for told in routes]
+        charts = [(announced, retry_chart(announced.route)) for announced in routes]
         return request.render(
             _part(request, "topic"), status=404 if _unknown(story) else 200, topic=topic, seen=story.seen, story=story,
             routes=charts, told=bool(story.routes), day=day_chart(story.day), unknown=_unknown(story),
@@ -221,13 +219,13 @@ class TopicsPage(Page):
         )  # fmt: skip
 
     def _by_policy(self, topic: Topic) -> Announced:
-        """How this service tries again what its consumers get of a topic that nobody has told of."""
+        """This service's settings for consumers, for a topic that no worker has announced."""
         return Announced(settings_of_consumers(topic, self._policy_of(topic), self._app.config), 0)
 
     # --- pause and resume
 
     async def _set_paused(self, paused: bool, request: PageRequest) -> Reply:
-        """Then to the list, sorted as it was, or to the topic's own page; what was done is said there."""
+        """Pause or resume, and go back to the list, sorted as before, or to the topic's page."""
         topic = check_topic(request.path_values[0])
         request.caller.check(Verb.ADMIN, topic)
         changed = await set_paused(self._app, topic, request.caller.name, paused=paused)
@@ -240,7 +238,7 @@ class TopicsPage(Page):
 
 
 def _part(request: PageRequest, name: str) -> str:
-    """The template: of the whole page, or of what is kept fresh in it."""
+    """The template of the whole page, or of its live part."""
     return f"{name}_live.html" if request.field("part") == "live" else f"{name}.html"
 
 
@@ -250,14 +248,14 @@ def _said(request: PageRequest) -> dict[str, Any]:
 
 
 def rate(number: float) -> str:
-    """So many a minute, as short as tells it."""
+    """A rate per minute in a few characters."""
     if 0 < number < 0.1:
         return "<0.1"
     return f"{number:.1f}".removesuffix(".0") if number < 10 else f"{number:,.0f}"
 
 
 def _unknown(story: TopicDetails) -> bool:
-    """Tell whether there is no trace of this topic at all."""
+    """Tell whether there is no trace of this topic."""
     seen = story.seen
     past = any(quarter.deliveries.begun or quarter.deliveries.ended for quarter in story.day)
     return not (past or story.routes or seen.workers or seen.pause is not None or any(map(_any, seen.counts.values())))

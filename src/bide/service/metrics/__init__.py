@@ -1,4 +1,4 @@
-"""The metrics of a service or program: one table of names. docs/metrics.md has the same, and a test compares both."""
+"""The metrics of a service or a program, from one table of names, to which a test holds docs/metrics.md."""
 
 from __future__ import annotations
 
@@ -48,36 +48,36 @@ _MOST_CALLS = 100
 
 
 def _families() -> list[Family[Any]]:
-    """Every metric, in the order of the exposition. Histograms, and counters of what is told to `Metrics`, are counted
-    as it happens; all others are read at each exposition."""
+    """Every metric, in the order of the exposition. Histograms and the counters that methods of `Metrics` count rise as
+    things happen; all others are read at each exposition."""
     gauge, counter = partial(Numbers, "gauge"), partial(Numbers, "counter")
     return [
-        gauge("bide_build_info", "Always 1; what runs.", "version", "python"),
-        gauge("bide_store_up", "1 if the store answered at the last look, else 0."),
-        gauge("bide_store_counted", "1 if the counts below are of the last look, 0 if they are older."),
-        gauge("bide_counts_age_seconds", "How old the counts below are; not there without any."),
+        gauge("bide_build_info", "Always 1; the versions of bide and Python.", "version", "python"),
+        gauge("bide_store_up", "1 if the store answered at the last try, else 0."),
+        gauge("bide_store_counted", "1 if the counts below are current, 0 if they are older."),
+        gauge("bide_counts_age_seconds", "Age of the counts below; absent before the first."),
         gauge("bide_tasks", "Tasks in the store; waiting are those that are pending, due or not.", "topic", "state"),
-        gauge("bide_tasks_due", "Waiting tasks whose time has come.", "topic"),
+        gauge("bide_tasks_due", "Waiting tasks that are due.", "topic"),
         gauge("bide_oldest_due_seconds", "How long the oldest due task has been due; 0 if there is none.", "topic"),
         gauge("bide_topic_paused", "1 for each topic that is paused.", "topic"),
-        gauge("bide_counts_at_limit", "Counts above that stopped at the store's limit: there are at least so many."),
+        gauge("bide_counts_at_limit", "Counts above that stopped at the store's limit, and so are lower bounds."),
         gauge("bide_topics_in_other", "Topics in the store that share the label other."),
         gauge(
             "bide_clock_skew_seconds",
-            "How far this machine's clock is ahead of the store's; not there for a store without a clock.",
+            "How far this machine's clock is ahead of the store's; absent for a store without a clock.",
         ),
         Histogram(
-            _LATENESS, "bide_lateness_seconds", "Start of a delivery minus the time that it was planned for.", "topic"
+            _LATENESS, "bide_lateness_seconds", "Start of a delivery minus its planned time.", "topic"
         ),
-        counter("bide_outcomes_total", "Outcomes of deliveries that the store has accepted.", "topic", "verdict"),
+        counter("bide_outcomes_total", "Outcomes of deliveries, as accepted by the store.", "topic", "verdict"),
         Histogram(_STORE, "bide_store_call_seconds", "Calls of the store, each for a batch of tasks.", "operation"),
         counter("bide_store_errors_total", "Calls of the store that failed.", "operation", "error"),
         counter(
-            "bide_table_rows_total", "Rows of tables that are watched: fired, failed (each try), or given up.",
+            "bide_table_rows_total", "Rows of watched tables: fired, failed (each try), or given up.",
             "table", "result",
         ),
-        counter("bide_tidings_total", "Wake-ups heard from the store."),
-        gauge("bide_tiding_age_seconds", "How long ago the last wake-up was heard; not there before the first."),
+        counter("bide_notifications_total", "Wake-up notifications received from the store."),
+        gauge("bide_notification_age_seconds", "Time since the last wake-up notification; absent before the first."),
         counter(
             "bide_wakeups_total", "Sleeps that ended: at the time of a wake-up, of the last lease, or at the cap.",
             "reason",
@@ -89,20 +89,20 @@ def _families() -> list[Family[Any]]:
             "bide_webhook_results_total", "Webhooks, by the class of the answer's status and the outcome.",
             "topic", "status", "outcome",
         ),
-        Histogram(_REQUEST, "bide_webhook_seconds", "Webhooks, from the first byte of work to the outcome.", "topic"),
+        Histogram(_REQUEST, "bide_webhook_seconds", "Webhooks, from the start of a delivery to its outcome.", "topic"),
         counter(
-            "bide_http_requests_total", "Requests, by the status of the answer; 499: the caller went before it.",
+            "bide_http_requests_total", "Requests, by the status of the answer; 499: the caller had disconnected.",
             "call", "status",
         ),
         Histogram(_REQUEST, "bide_http_request_seconds", "Requests, from the first byte to the answer.", "call"),
-        gauge("bide_lease_polls_open", "Consumers that wait for something to come due."),
-        gauge("bide_event_streams_open", "Streams of events that somebody follows."),
+        gauge("bide_lease_polls_open", "Lease calls that wait for a due task."),
+        gauge("bide_event_streams_open", "Open event streams."),
         counter("bide_events_dropped_total", "Lines of the event log that could not be written."),
     ]  # fmt: skip
 
 
 class WebhookResult(Protocol):
-    """The part of a webhook's result that is counted."""
+    """The fields of a webhook's result that are counted."""
 
     @property
     def topic(self) -> str: ...
@@ -117,11 +117,11 @@ class WebhookResult(Protocol):
 class Metrics(Instrument):
     """The metrics of one app. Make it before the app is opened: it attaches itself (`app.instruments`).
 
-    By that, store calls, the lateness and outcome of the app's own deliveries and the wake-ups of its workers are
-    counted. Anything else is reported by its owner: `started`, `settled`, `webhook`, `request`; `polls` and
-    `streams` are asked how many are open. `topics`: so many topics have series of their own, those with a route or
-    `reserve`d first, then the fullest, until they have been absent for an hour; all others are "other". The store is
-    counted at most once in `tally_every` seconds. Belongs to one event loop; no method raises.
+    So it counts store calls, the lateness and outcomes of the app's own deliveries, and the wake-ups of its workers.
+    Owners report the rest by `started`, `settled`, `webhook` and `request`; `polls` and `streams` return how many are
+    open. `topics`: how many topics have series of their own: those with a route or `reserve`d first, then the fullest,
+    until they have been absent for an hour; all others share the label "other". The store is counted at most once in
+    `tally_every` seconds. Belongs to one event loop; no method raises.
     """
 
     def __init__(self, client: Client, *, topics: int = 200, tally_every: float = 5.0, patience: float = 2.0) -> None:
@@ -151,9 +151,9 @@ class Metrics(Instrument):
             for error in (*ERRORS, DEFECT):
                 self._store_errors.add(operation, error, by=0)
         self.polls: Callable[[], int] = lambda: 0
-        """Asked how many consumers wait for something to come due."""
+        """Returns how many lease calls wait for a due task."""
         self.streams: Callable[[], int] = lambda: 0
-        """Asked how many streams of events are open."""
+        """Returns how many event streams are open."""
         self._registry = CollectorRegistry()
         for collector in (ProcessCollector, PlatformCollector, GCCollector):
             collector(registry=self._registry)
@@ -161,7 +161,7 @@ class Metrics(Instrument):
             self._registry.register(family)
         client.instruments.append(self)
 
-    # --- told by the app
+    # --- called by the app
 
     def store(self, store: Store) -> Store:
         """`store`, whose calls are timed."""
@@ -174,12 +174,12 @@ class Metrics(Instrument):
             self._store_errors.add(operation, kind)
 
     def route(self, route: Route) -> Route:
-        """`route`, whose deliveries' lateness is measured."""
+        """The route, with the lateness of its deliveries measured."""
         self._topics.reserve(route.topic)
         return replace(route, sink=_MeasuredSink(route.sink, self))
 
     def reserve(self, topic: Topic) -> None:
-        """This topic has series of its own, however many there are."""
+        """Give this topic series of its own, however many topics there are."""
         self._topics.reserve(topic)
 
     def working(self, wakes: Wakes) -> None:
@@ -196,7 +196,7 @@ class Metrics(Instrument):
     # --- reported by its owner
 
     def started(self, record: Record, now: Millis) -> None:
-        """A delivery of `record` starts, or it is handed out, at `now` by the store's clock."""
+        """A delivery of `record` starts, or a consumer leases it, at `now` by the store's clock."""
         series = self._late.get(record.topic)
         if series is None:
             label = self._topics.label(record.topic)
@@ -222,10 +222,10 @@ class Metrics(Instrument):
         self._requests.add(call, str(status) if 100 <= status <= 599 else OTHER)
         self._request_seconds.series(call).observe(seconds)
 
-    # --- told to Prometheus
+    # --- exposition
 
     async def exposition(self) -> tuple[bytes, str]:
-        """All metrics now, and their content type. A store that is away costs its counts, not the others."""
+        """All metrics now, and their content type. An unavailable store costs only its own counts."""
         found = {**await self._count(), **self._add_up()}
         for family in self.families:
             if family.name in found or family.kind == "gauge":
@@ -233,7 +233,7 @@ class Metrics(Instrument):
         return generate_latest(self._registry), CONTENT_TYPE_LATEST
 
     async def _count(self) -> dict[str, Mapping[Values, float]]:
-        """Count the tasks in the store, by the name of the metric; what is not known is left out."""
+        """The counts of tasks in the store, by metric; unknown ones are left out."""
         up, counted = (False, False) if self._client.open_in is None else await self._sampler.sample()
         found: dict[str, Mapping[Values, float]]
         found = {"bide_store_up": {(): up}, "bide_store_counted": {(): counted}}
@@ -270,7 +270,7 @@ class Metrics(Instrument):
         return found
 
     def _add_up(self) -> dict[str, Mapping[Values, float]]:
-        """Add up the numbers that others count, by the name of the metric."""
+        """The sums of the numbers that workers and recorders count, by metric."""
         wakes = self._wakes
         heard = [one.heard_at for one in wakes if one.heard_at is not None]
         rows: Counter[Values] = Counter()
@@ -284,10 +284,10 @@ class Metrics(Instrument):
         return {
             "bide_build_info": {(__version__, platform.python_version()): 1},
             "bide_table_rows_total": rows,
-            "bide_tidings_total": {(): sum(one.tidings for one in wakes)},
-            "bide_tiding_age_seconds": {(): time.monotonic() - max(heard)} if heard else {},
+            "bide_notifications_total": {(): sum(one.tidings for one in wakes)},
+            "bide_notification_age_seconds": {(): time.monotonic() - max(heard)} if heard else {},
             "bide_wakeups_total": {
-                ("tiding",): sum(one.by_tiding for one in wakes),
+                ("notification",): sum(one.by_tiding for one in wakes),
                 ("alarm",): sum(one.by_alarm for one in wakes),
                 ("cap",): sum(one.by_cap for one in wakes),
             },
@@ -299,7 +299,7 @@ class Metrics(Instrument):
 
 
 class _MeasuredSink:
-    """A sink whose deliveries are measured as they start."""
+    """A sink that measures the lateness of its deliveries."""
 
     def __init__(self, sink: Sink, metrics: Metrics) -> None:
         self.sink = sink
@@ -308,6 +308,6 @@ class _MeasuredSink:
         self._client = metrics._client
 
     def deliver(self, task: Task[Any]) -> Coroutine[Any, Any, Outcome | None]:
-        """Hands out the sink's own coroutine: no frame of ours lies around a delivery."""
+        """Return the sink's own coroutine: measuring adds no frame to a delivery."""
         self._metrics.started(task.record, self._client.clock.now())
         return self._deliver(task)

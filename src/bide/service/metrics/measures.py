@@ -1,8 +1,8 @@
-"""Counters, gauges and histograms that cost little to count in, and the measurements of a store.
+"""Counters, gauges and histograms that are cheap to count in, and the measurements of a store.
 
-The client library's own metrics take a lock and scan the buckets at every observation, some 2 µs; store calls are
-counted here by the hundred thousand, all on one event loop. So counting is a list and a bisection (0.2 µs), and the
-library does what it is good at, the exposition. Not for use from other threads.
+The client library's own metrics take a lock and scan the buckets at every observation, some 2 µs; here store calls are
+counted by the hundred thousand, all on one event loop. So counting is a list and a bisection (0.2 µs), and the library
+only writes the exposition. Not for use from other threads.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bide.service.health import reach, skew_of
 
 OTHER = "other"
 _ABSENT = 3_600.0
-"""Seconds after which a label that was not there gives its place to another."""
+"""Seconds of absence after which a label loses its place."""
 Values: TypeAlias = tuple[str, ...]
 One = TypeVar("One")
 
@@ -57,7 +57,7 @@ class Family(Collector, Generic[One]):
 
 
 class Numbers(Family[float]):
-    """A counter, which only rises and begins at 0 in each process; or a gauge, which is as it is now."""
+    """A counter, which only rises and begins at 0 in each process; or a gauge, which has the current value."""
 
     def add(self, *values: str, by: float = 1) -> None:
         self.values[values] = self.values.get(values, 0) + by
@@ -72,7 +72,7 @@ class Numbers(Family[float]):
 
 
 class Series:
-    """One histogram: how often a value fell into each interval."""
+    """One histogram: how many values fell into each interval."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -109,9 +109,9 @@ class Histogram(Family[Series]):
 
 
 class BoundedLabels:
-    """Keeps the values of one label few: so many are themselves, all others are "other".
+    """Limits the values of one label: the first `most` keep their name, all others become "other".
 
-    Those that are `reserved` always are; the first of the others, until they have been absent for an hour.
+    Reserved values always keep theirs; another value does until it has been absent for an hour.
     """
 
     __slots__ = ("_clock", "_most", "_reserved", "known")
@@ -121,25 +121,25 @@ class BoundedLabels:
         self._clock = clock
         self._reserved: set[str] = set()
         self.known: dict[str, float] = {}
-        """Each with the time at which it was there."""
+        """Each known value with the time at which it was last present."""
 
     def reserve(self, value: str) -> None:
         self._reserved.add(value)
         self.known.setdefault(value, self._clock())
 
     def label(self, value: str) -> str:
-        """Of a value that is there now."""
+        """The label of a value that is present now."""
         if value in self.known or len(self.known) < self._most:
             self.known[value] = self._clock()
             return value
         return OTHER
 
     def given(self, value: str) -> str:
-        """Of a value that need not be there."""
+        """The label of a value that need not be present."""
         return value if value in self.known else OTHER
 
     def free(self) -> list[str]:
-        """Those that have been absent for long enough, which are known no more."""
+        """Forget the values that have been absent for long enough, and return them."""
         before = self._clock() - _ABSENT
         gone = [one for one, at in self.known.items() if at <= before and one not in self._reserved]
         for one in gone:
@@ -180,7 +180,7 @@ class TimedStore(StoreFacade):
 
 
 def kind_of(error: BaseException) -> str | None:
-    """The label of an error; None for one that is the caller's own mistake."""
+    """The label of an error; None for a mistake of the caller."""
     if isinstance(error, errors.BadInput):
         return None
     name = type(error).__name__
@@ -189,30 +189,30 @@ def kind_of(error: BaseException) -> str | None:
 
 _LONG: Millis = 60_000
 _SHARE = 0.1
-"""Of one processor that counting may take: where a count takes half a second, it is not begun anew for five."""
+"""Share of the time that counting may take: after a count of half a second, the next begins five seconds later."""
 _MOST_OLDEST = 50
-"""Topics whose oldest due task is looked for: those with any that is overdue by a minute first, then the fullest."""
+"""Topics whose oldest due task is looked up: those with tasks overdue by a minute first, then the fullest."""
 
 
 class StoreSample(Struct, frozen=True):
-    """The findings of one look. Counts of a topic that has none in a state are left out."""
+    """The counts of one sample of the store. States in which a topic has no tasks are left out."""
 
     tasks: Mapping[tuple[Topic, State], int]
     due: Mapping[Topic, int]
     oldest: Mapping[Topic, float]
-    """Seconds that the oldest due task of a topic has been due; where none is due, nothing."""
+    """Seconds for which the oldest due task of each topic has been due; no entry if none is due."""
     at_limit: int
-    """Counts that stopped at the store's limit: there are at least so many."""
+    """How many counts stopped at the store's limit, and so are lower bounds."""
     skew: float | None
     """Seconds by which this machine's clock is ahead of the store's; None: the store has none of its own."""
     paused: Collection[Topic]
 
 
 class StoreSampler:
-    """Looks at most every `every` seconds, however many ask, who wait for no longer than `patience`.
+    """Counts the store at most once in `every` seconds, however many callers ask; each waits at most `patience`.
 
-    Cost: a task that does not exist, and a tally with two intervals (O(topics) on most stores, never O(tasks)), a page
-    of one for each topic that has due tasks, and the store's time. A tally that takes longer goes on for the next.
+    Cost: a get of a task that does not exist, a tally with two intervals (O(topics) on most stores, never O(tasks)), a
+    page of one task for each topic with due tasks, and the store's time. A slow tally serves the next call.
     """
 
     def __init__(self, client: Client, *, every: float, patience: float) -> None:
@@ -220,11 +220,11 @@ class StoreSampler:
         self._every = every
         self._patience = patience
         self.latest: StoreSample | None = None
-        """The findings of the last look that was counted in time."""
+        """The last sample that was complete."""
 
     @cached_property
     def _reaching(self) -> CachedQuery[object]:
-        """Made in the loop that asks, as `_counting` is."""
+        """Made on first use, in the loop of the caller, as `_counting` is."""
         return CachedQuery(
             lambda: reach(self._client.store, self._patience), every=self._every, share=1.0, lasting=False
         )
@@ -235,17 +235,17 @@ class StoreSampler:
 
     @property
     def age(self) -> float:
-        """Seconds since what was seen was asked for."""
+        """Seconds since the latest sample was begun."""
         return self._counting.age
 
     async def sample(self) -> tuple[bool, bool]:
-        """Tell whether the store answers, and whether it was counted in time; if not, `latest` is older."""
-        if not await self._told("reached", self._reaching):
+        """Tell whether the store answered, and whether it was counted in time; if not, `latest` is older."""
+        if not await self._answered("reached", self._reaching):
             return False, False
-        return True, await self._told("counted", self._counting)
+        return True, await self._answered("counted", self._counting)
 
-    async def _told(self, what: str, look: CachedQuery[Any]) -> bool:
-        """Tell whether there was an answer in time."""
+    async def _answered(self, what: str, look: CachedQuery[Any]) -> bool:
+        """Run the query, and tell whether it answered in time."""
         try:
             async with asyncio.timeout(self._patience):
                 await look.get()
@@ -253,7 +253,7 @@ class StoreSampler:
         except (StoreError, TimeoutError) as error:
             why = "no answer in time" if isinstance(error, TimeoutError) else error
             _log.warning("the store could not be %s for the metrics: %s", what, why)
-        except Exception:  # noqa: BLE001 - a defect must not hide the metrics that there are, and is said
+        except Exception:  # noqa: BLE001 - a defect is logged, and must not hide the other metrics
             _log.exception("a defect kept the store from being %s for the metrics", what)
         return False
 
@@ -284,7 +284,7 @@ class StoreSampler:
 def by_label(
     values: Mapping[Values, float], label: Callable[[str], str], merge: Callable[[float, float], float] = add
 ) -> dict[Values, float]:
-    """`values`, whose first label is a topic, under the labels of their topics; those of several topics merged."""
+    """`values`, whose first label is a topic, under the labels of their topics; equal labels are merged."""
     found: dict[Values, float] = {}
     for (topic, *rest), value in values.items():
         under = (label(topic), *rest)

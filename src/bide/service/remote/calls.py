@@ -1,20 +1,18 @@
-"""The store calls: bide's own clients use the service as their store. See `ports.wire` and `ports.remote`.
+"""The store calls, by which bide's own clients use the service as their store, and the idempotency of these calls.
 
-calls = StoreCalls(client)                                      # the client is open
-reply = await calls.answer(operation, body, caller)          # POST /v1/store/{operation}; errors are answers too
-async for line in calls.listen(body, caller): ...               # POST /v1/store/listen
-await calls.close()                                             # before the client
+    calls = StoreCalls(client)                              # the client is open
+    reply = await calls.answer(operation, body, caller)     # POST /v1/store/{operation}; errors are replies too
+    async for line in calls.listen(body, caller): ...       # POST /v1/store/listen
+    await calls.close()                                     # before the client
 
-Nothing that comes in is trusted: `ports.remote` says for each operation how every field is checked and which access the
-caller needs, and answers leave out what the caller may not see.
+Nothing that comes in is trusted. The table in `ports.remote` says for each operation how its fields are checked and
+which access the caller needs; answers leave out what the caller may not see.
 
-Idempotency: the answers to each client's last calls, for as long as it may send those calls again.
-
-A client begins a session, and numbers its writing calls in it, for each operation by itself. The answer to the last
-number is kept, so a call whose answer was lost is sent again and answered the same; one that is still under way is
-waited for. A number that is lower was passed over, and is refused: a call that was delayed on the way from before a
-change cannot undo it. A session that is not known here is refused before anything is done, so a call from before a
-restart, or from before a client was forgotten, does nothing either.
+A client begins a session and numbers its writing calls in it, for each operation separately. The last answer of each
+operation is kept, so that a call whose answer was lost can be sent again and gets the same answer, or waits for the
+first one if that is still running. A lower number is refused: a call that was delayed on the network cannot undo a
+later change. An unknown session is refused before anything is done, so that a call from before a restart, or from a
+session that was forgotten, changes nothing.
 """
 
 from __future__ import annotations
@@ -48,13 +46,13 @@ from bide.service.remote.operations import StoreOperations
 from bide.service.requests import BODY_LIMIT, Reply, problem_of
 
 ANSWER_LASTS = CALL_LASTS + 15.0
-"""Seconds that an answer is kept."""
+"""Seconds for which an answer is kept."""
 SESSION_LASTS = 600.0
-"""Seconds that a session lasts without a call."""
+"""Seconds without a call after which a session is forgotten."""
 MOST_SESSIONS = 10_000
-"""Beyond these, of the caller who has most of them, the one that has been silent for longest is forgotten."""
+"""Beyond these, the oldest session of the caller with the most sessions is forgotten."""
 MOST_BYTES = 64 << 20
-"""Of answers that are kept; beyond them the oldest of the caller who has most of them are forgotten."""
+"""Of kept answers; beyond them the oldest answers of the caller with the most bytes are forgotten."""
 
 
 Work = Callable[[], Coroutine[Any, Any, Reply]]
@@ -62,18 +60,18 @@ Key = TypeVar("Key")
 
 
 class StaleCall(Exception):
-    """The number is lower than the last, or its answer is forgotten."""
+    """The number of the call is lower than the last one, or its answer is forgotten."""
 
 
 class _CallSequence:
-    """One operation of one session: its last number, and the work that answers it."""
+    """The calls of one operation in one session: the last number, and the work that answers it."""
 
     number = -1
     work: asyncio.Task[Reply] | None = None
 
 
 class ClientSession:
-    """One client's."""
+    """The session of one client."""
 
     def __init__(self, who: str) -> None:
         self.who = who
@@ -82,7 +80,7 @@ class ClientSession:
 
 
 class _LruByOwner(Generic[Key]):
-    """Things of callers, the one that was used longest ago first; each has its owner and a weight."""
+    """Entries in order of their last use, each with an owner and a weight."""
 
     def __init__(self) -> None:
         self._all: OrderedDict[Key, tuple[str, int, float]] = OrderedDict()
@@ -90,7 +88,7 @@ class _LruByOwner(Generic[Key]):
         self.weight = 0
 
     def put(self, one: Key, who: str, weight: int, now: float) -> None:
-        """It is used now."""
+        """Add or move the entry to the end, as used now."""
         self.drop(one)
         self._all[one] = (who, weight, now)
         self._weights[who] += weight
@@ -104,8 +102,8 @@ class _LruByOwner(Generic[Key]):
             del self._weights[who]
 
     def surplus(self, before: float, most: int) -> Iterator[Key]:
-        """Drops and yields those last used until then; while the others weigh more than `most`, the oldest of the
-        caller who has most."""
+        """Drop and yield the entries last used until `before`; then, while the rest weighs more than `most`, the oldest
+        entry of the owner with the greatest weight."""
         while self._all:
             one, (_, _, used) = next(iter(self._all.items()))
             if used > before:
@@ -138,7 +136,7 @@ class ClientSessions:
         self._most_sessions = most_sessions
 
     def begin(self, who: str, *, writes: bool = True) -> str:
-        """A new session, for this caller alone; nothing is kept for one who only reads."""
+        """Begin a session for this caller alone. Nothing is kept for a caller that only reads."""
         now, name = self._clock(), self._prefix + secrets.token_urlsafe(16)
         for old in self._names.surplus(now - SESSION_LASTS, self._most_sessions - writes):
             del self._sessions[old]
@@ -153,7 +151,7 @@ class ClientSessions:
         return name.startswith(self._prefix)
 
     def session(self, name: str, who: str) -> ClientSession | None:
-        """The session, if it is theirs and was not forgotten."""
+        """The session, if it belongs to the caller and was not forgotten."""
         session = self._sessions.get(name)
         if session is None or session.who != who:
             return None
@@ -161,9 +159,9 @@ class ClientSessions:
         return session
 
     async def once(self, session: ClientSession, operation: str, number: int, work: Work) -> Reply:
-        """The answer to this number: of `work`, which is done now, or of the call that came first.
+        """Return the answer to this number: run `work`, or wait for the earlier call with the same number.
 
-        The work goes on when its caller has gone. Raises StaleCall.
+        The work goes on when its caller disconnects. Raises StaleCall.
         """
         sequence = session.sequences[operation]
         if number < sequence.number or (number == sequence.number and sequence.work is None):
@@ -179,7 +177,7 @@ class ClientSessions:
         return await asyncio.shield(sequence.work)
 
     async def _run(self, before: asyncio.Task[Reply] | None, work: Work) -> Reply:
-        """In the order of the numbers: one that its caller has given up may still be under way."""
+        """Run in the order of the numbers: the call before, given up by its caller, may still be running."""
         if before is not None and not before.done():
             await asyncio.wait([before])
         return await work()
@@ -194,7 +192,7 @@ class ClientSessions:
             sequence.work = None
 
     async def close(self) -> None:
-        """Wait for the work that is under way."""
+        """Wait for the running work."""
         if self._under_way:
             await asyncio.wait(self._under_way)
 
@@ -202,15 +200,15 @@ class ClientSessions:
 _log = logging.getLogger("bide.service")
 Request = TypeVar("Request")
 _WRITING = ALL_VERBS - {Verb.READ, Verb.METRICS, Verb.EVENTS}
-"""With any of these a caller has something to do in a session."""
+"""Verbs whose calls are numbered, so that a caller with any of them needs a session."""
 
 
 class StoreCalls:
-    """Belongs to the event loop in which `client` is open.
+    """Answers the store calls. Belongs to the event loop in which `client` is open.
 
-    `held_back`: what is paused, which nobody leases from here. `body_limit`: what clients are told to keep to.
-    `trusting` is for tests of the messages alone: the callers' clocks count, options may be any bytes, and the log of
-    events is theirs alone.
+    `held_back`: the paused topics, whose tasks are not leased. `body_limit`: the limit that clients are told.
+    `trusting` is only for tests of the messages: then the callers' clocks count, options may be any bytes, and only
+    callers write events.
     """
 
     def __init__(
@@ -228,12 +226,12 @@ class StoreCalls:
         self._sessions = ClientSessions()
         self._ending = False
         self._streams: set[asyncio.Event] = set()
-        """Of each open stream what wakes it."""
+        """The event that wakes each open stream."""
         self._operations = StoreOperations(client, trusting=trusting, pause_gate=pause_gate)
         self._handlers = {name: getattr(self._operations, name) for name in OPERATIONS}
 
     async def answer(self, name: str, body: bytes, caller: Caller) -> Reply:
-        """The answer to one call, also where it is an error. A body that is too large is for the caller to refuse."""
+        """Answer one call; errors are replies too. The size of the body has been checked before."""
         try:
             if name == "open":
                 return self._open(body, caller)
@@ -259,7 +257,7 @@ class StoreCalls:
             return self._refused(error, name)
 
     def listen(self, body: bytes, caller: Caller) -> AsyncGenerator[bytes, None]:
-        """The lines of a stream, for as long as somebody reads them. Raises BadInput, Forbidden before it begins."""
+        """Stream the wakes of topics to a client. Raises BadInput, Forbidden before the stream begins."""
         try:
             topics = remote.LISTEN.read_request(remote.read_call(body).request)
         except remote.UNREADABLE as error:
@@ -268,13 +266,13 @@ class StoreCalls:
         return self._wakes(topics)
 
     def drain(self) -> None:
-        """End the streams, also those to come; their listeners subscribe again, here or elsewhere."""
+        """End all streams, and new ones at once; their clients subscribe again, here or elsewhere."""
         self._ending = True
-        for news in self._streams:
-            news.set()
+        for changed in self._streams:
+            changed.set()
 
     async def close(self) -> None:
-        """End the streams, and wait for the calls that are under way."""
+        """End all streams, and wait for the running calls."""
         self.drain()
         await self._sessions.close()
         await self._operations.close()
@@ -295,8 +293,8 @@ class StoreCalls:
         return Reply(200, remote.encode(welcome), remote.CONTENT_TYPE)
 
     def _checked(self, operation: Operation[Any, Any], raw: Raw, caller: Caller) -> tuple[Any, dict[int, Exception]]:
-        """The request, if it is in order; of a batch the items that are, and by place what is wrong with the others,
-        since clients fold the calls of many into one. Raises BadInput, AccessRefused where nothing is left."""
+        """Return the checked request, and the errors of refused items by their place in the batch: clients fold many
+        calls into one, so a bad item must not fail the others. Raises BadInput, AccessRefused if no item is left."""
         request = operation.read_request(raw)
         if not isinstance(request, Batch):
             self._check(operation, request, caller)
@@ -353,40 +351,40 @@ class StoreCalls:
         return _failed(problem.status, _failure(error), problem.headers)
 
     async def _wakes(self, topics: Sequence[Topic]) -> AsyncGenerator[bytes, None]:
-        """Lines of JSON, the first as soon as it is subscribed. Of a topic only the earliest wake waits to be sent, so
-        a client that reads slowly costs no more memory than its topics. Ends with all streams."""
+        """Lines of JSON; an empty one confirms the subscription. Only the earliest wake of each topic waits to be sent,
+        so a slow reader costs no more memory than its topics."""
         earliest: dict[Topic, Millis] = {}
-        news = asyncio.Event()
+        changed = asyncio.Event()
 
-        def heard(topic: Topic, wake: Millis) -> None:
+        def on_wake(topic: Topic, wake: Millis) -> None:
             earliest[topic] = min(wake, earliest.get(topic, wake))
-            news.set()
+            changed.set()
 
         wakes = self._client.store.features.wakes
-        listening = None if wakes is None else await wakes.listen(topics, heard)
-        self._streams.add(news)
+        listening = None if wakes is None else await wakes.listen(topics, on_wake)
+        self._streams.add(changed)
         try:
             yield b"\n"
             while not self._ending:
                 try:
                     async with asyncio.timeout(remote.HEARTBEAT):
-                        await news.wait()
+                        await changed.wait()
                 except TimeoutError:
                     yield b"\n"
                     continue
-                news.clear()
+                changed.clear()
                 lines = b"".join(remote.encode_wake(wake) + b"\n" for wake in earliest.items())
                 earliest.clear()
                 if lines:
                     yield lines
         finally:
-            self._streams.discard(news)
+            self._streams.discard(changed)
             if listening is not None:
                 await listening.close()
 
 
 def _permit(caller: Caller, needs: Needs) -> None:
-    """Raises Forbidden unless the caller has the access that is needed."""
+    """Raises Forbidden unless the caller has the needed access."""
     for name, topics in needs.items():
         verb = Verb(name)
         if topics:
@@ -398,7 +396,7 @@ def _permit(caller: Caller, needs: Needs) -> None:
 def _by_place(
     answers: Sequence[object], refused: Mapping[int, Exception], caller: Caller
 ) -> tuple[list[object], dict[int, Failure]]:
-    """The answers as the caller may see them, None in the place of each error, and the errors by place."""
+    """The answers as the caller may see them, with None in place of each error, and the errors by place."""
     rest = iter(answers)
     all_ = [refused[at] if at in refused else next(rest) for at in range(len(answers) + len(refused))]
     failed = {at: _failure(one) for at, one in enumerate(all_) if isinstance(one, Exception)}

@@ -1,7 +1,8 @@
-"""The operations of a remote store, on the store of an open client. One method for each row of `ports.remote`.
+"""The operations of a remote store, carried out on the store of an open client: one method for each row of
+`ports.remote`.
 
-Each gets a request that was checked, its caller, who has the access that it needs, and the time. An item of a batch
-that failed is answered by its error.
+Each gets a checked request, a caller with the needed access, and the time. The answer to a failed item of a batch is
+its error.
 """
 
 from __future__ import annotations
@@ -31,16 +32,16 @@ from bide.service.verbs import set_paused
 
 Got = TypeVar("Got")
 _PRESENCE: Millis = 60_000
-"""How long a worker is taken to live after it last announced itself, at most."""
+"""Most milliseconds for which a worker counts as alive after it announced itself."""
 _MOST_HOLDERS = 10_000
 _PAGE_BYTES = 8 << 20
-"""Of payloads and errors, in one page: a page that would have more is read again with a lower limit."""
-_LOOK_AGAIN: Millis = 2_000
-"""After how long a client looks again that has nothing to wait for but paused topics."""
+"""Most bytes of payloads and errors in one page: a larger page is read again with a lower limit."""
+_LEASE_AGAIN: Millis = 2_000
+"""Milliseconds after which a client leases again if only paused topics have tasks."""
 
 
 class StoreOperations:
-    """`held_back` is what is known to be paused; `trusting` is for tests of the messages alone."""
+    """`held_back`: the paused topics. `trusting` is only for tests of the messages."""
 
     def __init__(self, client: Client, *, trusting: bool, pause_gate: PauseGate | None) -> None:
         self._client = client
@@ -48,13 +49,13 @@ class StoreOperations:
         self._trusting = trusting
         self._pause_gate = pause_gate
         self._session = Session(client.store, client.clock, None)
-        """Folds the single calls of many clients into batches, and notes who changed what."""
+        """Folds single calls of many clients into batches, and records who changed what."""
         self._holders: dict[str, Millis] = {}
-        """The workers that announced themselves here, and until when they are taken to live."""
+        """The workers that announced themselves here, and until when they count as alive."""
         self._rates = EventQuota()
 
     async def close(self) -> None:
-        """Write the events that were noted."""
+        """Write the recorded events."""
         await self._session.recorder.close()
 
     # --- clients
@@ -80,13 +81,13 @@ class StoreOperations:
         return answers
 
     async def get(self, refs: list[Ref], caller: Caller, now: Millis) -> list[Record | None]:
-        """As many from the first on as fit into one answer; the client asks for the others."""
+        """As many tasks, from the first, as fit into one answer; the client asks again for the others."""
         found = await self._store.get(refs[: remote.LONGEST_PAGE])
         records = [one if one is not None and caller.visible([one]) else None for one in found]
         return records[: _that_fit(records)]
 
     async def find(self, request: remote.FindRequest, caller: Caller, now: Millis) -> Found:
-        """A page that fits into one answer; it may have fewer tasks than its limit."""
+        """A page that fits into one answer, perhaps with fewer tasks than its limit."""
         page = replace(request.page, limit=min(request.page.limit, remote.LONGEST_PAGE))
         while True:
             found = await self._store.find(request.where, page)
@@ -104,7 +105,7 @@ class StoreOperations:
     # --- workers
 
     async def lease(self, request: remote.LeaseRequest, caller: Caller, now: Millis) -> Leased:
-        """Without what is paused; where nothing else waits, the client is told to look again."""
+        """Lease from topics that are not paused. If only paused ones have tasks, the client is to lease again soon."""
         wants: Mapping[Topic, int] = request.wants
         until, holder = self._until(now, request.lasts), self._holder(caller, request.holder)
         held: dict[Topic, int] = {}
@@ -117,8 +118,8 @@ class StoreOperations:
             leased = await self._store.lease(wants, now=now, until=until, holder=holder)
         if held and leased.next_wake is None:
             waits = await self._store.lease(held, now=now, until=until, holder=holder)
-            if waits.next_wake is not None:  # so it is not empty, and it would be asked again and again if told more
-                leased = replace(leased, next_wake=max(waits.next_wake, waits.now + _LOOK_AGAIN))
+            if waits.next_wake is not None:  # a client without a next wake would lease again and again
+                leased = replace(leased, next_wake=max(waits.next_wake, waits.now + _LEASE_AGAIN))
         for topic, tasks in groupby(leased.tasks, attrgetter("topic")):
             self._client.history.began(topic, [task.planned_at for task in tasks], leased.now)
         return leased
@@ -134,7 +135,7 @@ class StoreOperations:
         return accepted
 
     async def purge(self, limit: int, caller: Caller, now: Millis) -> int:
-        """Forgets only what has passed its time; a caller who may not work on all topics is told that there is none."""
+        """Purge expired tasks; nothing for a caller who may not work on all topics."""
         if not caller.may(Verb.WORK, None):
             return 0
         return await self._store.purge(now=now, limit=min(max(limit, 0), remote.MOST))
@@ -152,17 +153,17 @@ class StoreOperations:
         else:
             self._holders.pop(holder, None)
         for gone in [holder for holder, ends in self._holders.items() if ends <= now]:
-            del self._holders[gone]  # it died: a store that takes it for one of this process lets go of its share
+            del self._holders[gone]  # it died: the store, which takes it for a worker of this process, drops it
             live = await workers.announce(gone, [], now, now=now)
         seen = {holder: [topic for topic in its if caller.may(Verb.WORK, topic)] for holder, its in live.items()}
         return {holder: its for holder, its in seen.items() if its}
 
     def _until(self, now: Millis, lasts: Millis) -> Millis:
-        """The end of a lease: as over the calls for other languages, it lasts at least a second."""
+        """The end of a lease, which lasts at least a second, as in the calls for other languages."""
         return min(now + (lasts if self._trusting else max(lasts, SHORTEST_LEASE)), LAST_INSTANT)
 
     def _holder(self, caller: Caller, holder: str) -> str:
-        """The name of a worker, behind the caller's, so that nobody is taken for a worker of another's."""
+        """The name of a worker with the caller's name before it, so that it cannot pose as another caller's worker."""
         if self._trusting:
             return holder
         return f"{caller.name[:64]}@{holder}".encode()[:LONGEST_NAME].decode(errors="ignore")
@@ -176,7 +177,7 @@ class StoreOperations:
         return await set_paused(self._client, request.topic, _on_behalf(caller, request.who), paused=False)
 
     async def paused(self, request: None, caller: Caller, now: Millis) -> list[Pause]:
-        """Of the topics with which the caller may do anything at all."""
+        """The pauses of the topics that the caller has any access to."""
         found = await self._client.paused()
         return [one for one in found.values() if any(caller.may(verb, one.topic) for verb in caller.verbs)]
 
@@ -184,7 +185,7 @@ class StoreOperations:
         return await rows_between(self._store, self._client.clock, *minutes)
 
     async def record(self, events: list[Event], caller: Caller, now: Millis) -> None:
-        """Changes are noted here as they are made, and by nobody else; others only so many."""
+        """Record events within a quota; not changes, which are recorded here as they are made."""
         if not self._trusting:
             fresh = [event for event in events if event.kind is not EventKind.CHANGE]
             most = self._rates.take(caller.id, len(fresh))
@@ -201,11 +202,11 @@ class StoreOperations:
         return [event for event in found if caller.may(Verb.EVENTS, event.topic)]
 
     async def time(self, request: None, caller: Caller, now: Millis) -> None:
-        """Every answer has the time in it."""
+        """Answer nothing: every answer carries the time."""
 
 
 async def _each(verb: Awaitable[Sequence[Got | Pending[Got]]]) -> Sequence[object]:
-    """The answers of a batch, with the errors of one that partly failed in their places."""
+    """The answers of a batch; if it partly failed, the errors in their places."""
     try:
         return await all_answers(await verb)
     except PartlyFailed as partly:
@@ -213,12 +214,12 @@ async def _each(verb: Awaitable[Sequence[Got | Pending[Got]]]) -> Sequence[objec
 
 
 def _on_behalf(caller: Caller, who: str | None) -> str:
-    """The name that is recorded: the caller, and the name that they give."""
+    """The name to record: the caller, and the name that they give."""
     return caller.name if who is None else f"{caller.name}/{who}"
 
 
 def _that_fit(records: Iterable[Record | None]) -> int:
-    """How many of them, from the first on, one answer holds: at least one."""
+    """How many records, from the first, fit into one answer: at least one."""
     room, count = _PAGE_BYTES, 0
     for record in records:
         if record is not None:

@@ -1,4 +1,4 @@
-"""Tasks that are posted to URLs: signed, guarded, and a few at a time for each host. Needs aiohttp."""
+"""Posts tasks to URLs: signed, guarded, and limited per host. Needs aiohttp."""
 
 from __future__ import annotations
 

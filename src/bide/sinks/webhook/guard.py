@@ -1,15 +1,15 @@
-"""The guard between a URL and the network: what may be called, checked as text and again as the connection is made.
+"""Guards webhooks against calling internal addresses: a URL is checked as text, and again when a connection is made.
 
-The text is checked so that what can never work is told at once. The check that protects is the second one: a socket is
-made for one address, and made only if that address is public or allowed. Whatever a name resolved to a moment before,
-and however an address was written, there is no way around it.
+The check of the text reports at once what can never work. The protection is the second check: a socket is created for
+one address, and only if that address is public or allowed. There is no way around it, whatever a name resolved to
+before, and however an address was written.
 
-What an operator allows is one of two things. A network ("10.1.0.0/16") says which addresses may be called, by whatever
-name. A host with its port ("receiver.internal:8080") says that this one is trusted, wherever its name leads.
+An operator can allow a network ("10.1.0.0/16"), whose addresses may be called under any name, or a host with its port
+("receiver.internal:8080"), which is trusted whatever its name resolves to.
 
-Plain http is refused unless it goes to an allowed host or to an allowed address, or `plain_http` says that it may go
-anywhere. The signature would show a changed body, but not a read one; and the answer is not signed, so anybody on the
-way could say "200 OK" for a receiver that never heard of it.
+Plain http is refused, unless the host or the address is allowed, or `plain_http` permits it everywhere. The signature
+would reveal a changed body, but not a read one; and the answer is not signed, so that anybody in between could answer
+"200 OK" for a receiver that was never reached.
 
 A table of ours says which addresses are public (`blocked_reason`), since `ipaddress.is_global` changes between Python
 versions: the IANA registries of special-purpose addresses for IPv4 and IPv6 as of 2025; `is_global` is asked as well. A
@@ -37,10 +37,10 @@ _HOST = r"(?P<host>\[[0-9a-f:.]+\]|[a-z0-9_-]{1,63}(?:\.[a-z0-9_-]{1,63})*\.?)"
 _URL = re.compile(
     rf"(?P<scheme>https?)://{_HOST}(?P<port>:[0-9]{{1,5}})?(?P<rest>[/?][!-~]*)?", re.ASCII | re.IGNORECASE
 )
-"""Stricter than the standards, so that no two parsers can read a URL of it as going to two hosts."""
+"""Stricter than the standards, so that no two parsers can see different hosts in one URL."""
 _HOST_AND_PORT = re.compile(rf"{_HOST}:(?P<port>[0-9]{{1,5}})", re.ASCII | re.IGNORECASE)
 _ENDS_IN_A_NUMBER = re.compile(r"(?:^|\.)(?:[0-9]+|0x[0-9a-f]*)\.?$", re.ASCII | re.IGNORECASE)
-"""No name but an IPv4 address, as the C library may read it: 2130706433, 0177.1, 0x7f.0.0.1. The rule is that of the
+"""Not a name but an IPv4 address, as the C library may read it: 2130706433, 0177.1, 0x7f.0.0.1. The rule is that of the
 URL standard (https://url.spec.whatwg.org/#ends-in-a-number-checker)."""
 _LONGEST_HOST = 253
 _NOT_IN_REST = frozenset('#\\"<>^`{|}')
@@ -74,8 +74,8 @@ _V6 = tuple(
     for network, what in (
         ("::/128", "an unspecified address"),
         ("::1/128", "a loopback address"),
-        ("::ffff:0:0/96", "an IPv4 address in the clothes of IPv6"),
-        ("::/96", "an IPv4 address in the clothes of IPv6"),
+        ("::ffff:0:0/96", "an IPv4 address written as IPv6"),
+        ("::/96", "an IPv4 address written as IPv6"),
         ("64:ff9b:1::/48", "a NAT64 address of this network"),
         ("2001::/32", "a Teredo tunnel"),
         ("2001::/23", "a protocol's own address"),
@@ -90,25 +90,25 @@ _V6 = tuple(
 )
 _GLOBAL_V6 = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
-"""A network with IPv6 alone reaches IPv4 through these: the address within is what counts (RFC 6052)."""
+"""An IPv6-only network reaches IPv4 through these: the embedded address is what counts (RFC 6052)."""
 
 
 class AddressRefused(OSError):
-    """This address must not be connected to. An OSError, as what makes a connection fails with those."""
+    """No connection may be made to this address. An OSError, as other failures to connect are."""
 
 
 class Target(Struct, frozen=True):
-    """A URL that has passed."""
+    """A URL that passed the check of its text."""
 
     url: str
     host: str
-    """With its port: "hooks.example.com:443". What limits and messages go by."""
+    """With its port: "hooks.example.com:443". The name for limits and messages."""
     trusted: bool
-    """Allowed by host and port: its address is not looked at."""
+    """True if host and port are allowed: then the address is not checked."""
 
 
 class Guard:
-    """The rule of what may be called. `allow`: networks, and hosts with a port. Raises BadInput for another entry."""
+    """Decides what may be called. `allow`: networks, and hosts with a port. Raises BadInput for any other entry."""
 
     def __init__(self, allow: Iterable[str] = (), *, plain_http: bool = False) -> None:
         self._plain_http = plain_http
@@ -135,7 +135,7 @@ class Guard:
             self._hosts.add(_with_port(found["host"], int(found["port"])))
 
     def target(self, url: object, field: str = "url") -> Target:
-        """The target of `url`. Raises BadInput, naming `field`, for what is not a URL and for what must not be called.
+        """Check a URL. Raises BadInput, naming `field`, for what is not a URL or must not be called.
 
         Errors show no more of a URL than its scheme and host: a path may hold a password.
         """
@@ -165,7 +165,7 @@ class Guard:
             if name.startswith("[") or _ENDS_IN_A_NUMBER.search(name):
                 raise BadInput(field, shown, "a name, or an IP address in its usual form")
             if name.removesuffix(".").rpartition(".")[2] == "localhost":
-                raise BadInput(field, shown, f"a public host; this is this machine itself{_HOW_TO_ALLOW}")
+                raise BadInput(field, shown, f"a public host; this is the machine itself{_HOW_TO_ALLOW}")
             return False
         if self._is_allowed(address):
             return True
@@ -175,7 +175,7 @@ class Guard:
         return False
 
     def refusal(self, address: str) -> str | None:
-        """Why no connection is made to this address, as it was resolved; None: it may be. O(networks allowed)."""
+        """The reason not to connect to a resolved address; None: it may be called. O(allowed networks)."""
         try:
             found = ip_address(address)
         except ValueError:
@@ -189,7 +189,7 @@ class Guard:
         return any(address in network for network in self._networks)
 
     def socket(self, info: tuple[Any, ...]) -> socket.socket:
-        """A socket for the address that is about to be connected to. Raises Refused. For aiohttp's `socket_factory`."""
+        """Create the socket for an address, as aiohttp's `socket_factory`. Raises AddressRefused."""
         family, kind, protocol, _, address = info
         why = self.refusal(str(address[0]))
         if why is not None:
@@ -204,7 +204,7 @@ _HOW_TO_ALLOW = " (to allow its network, or its host and port: bide serve --allo
 
 
 def _with_port(name: str, port: int) -> str:
-    """One spelling for one host: lower case, no dot at the end, IPv6 addresses shortened."""
+    """The canonical form of a host: lower case, no final dot, IPv6 addresses shortened."""
     plain = name.lower().removesuffix(".")
     address = ip_literal(plain.strip("[]"))
     if address is not None and address.version == 6:
@@ -217,20 +217,20 @@ def _authority(url: str) -> str:
 
 
 def _shown(url: object) -> str:
-    """As much of a URL as an error may tell: its scheme and host."""
+    """The part of a URL that an error may show: its scheme and host."""
     if not isinstance(url, str):
         return f"a {type(url).__name__}"
     scheme, separator, _ = url.partition("://")
     if not separator or "@" in scheme:
         return f"{len(url)} characters without ://"
     authority = _authority(url)
-    if "@" in url and "@" not in authority:  # a user and password that are cut short by a "/" of the password
+    if "@" in url and "@" not in authority:  # a user and a password that contains a "/"
         authority = authority.partition(":")[0]
     return f"{scheme}://{authority.rpartition('@')[2]}"
 
 
 def blocked_reason(address: Address) -> str | None:
-    """The reason not to connect to `address`: "a private address"; None: it is a public one. O(1)."""
+    """The reason not to connect to `address`, such as "a private address"; None: it is public. O(1)."""
     if isinstance(address, IPv4Address):
         return _blocked_reason_v4(address)
     if address.scope_id is not None:
@@ -255,7 +255,7 @@ def _blocked_reason_v4(address: IPv4Address) -> str | None:
 
 
 def ip_literal(host: str) -> Address | None:
-    """The address that `host` is, in its usual form (IPv6 without brackets); None for a name or another form."""
+    """Parse an address in its usual form (IPv6 without brackets); None for a name or another form."""
     try:
         return ip_address(host)
     except ValueError:

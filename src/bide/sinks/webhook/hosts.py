@@ -1,25 +1,24 @@
-"""How many deliveries each host is given at once, so that one that hangs takes no place that another needs.
+"""Limits the concurrent deliveries to each host, so that a host that hangs does not use up the slots of others.
 
-A worker has so many slots for a topic. A receiver that takes 30 seconds to answer would soon hold all of them, and
-every other receiver of the topic would wait. So each host (with its port) has a number of places, by default a fifth of
-a topic's slots. A delivery that finds none free gives its slot back: it is deferred, which counts no attempt.
+A worker has a number of slots for a topic. A receiver that takes 30 seconds to answer would soon hold all of them, and
+every other receiver of the topic would wait. So each host (with its port) gets slots of its own, by default a fifth of
+the topic's. A delivery that finds none free is deferred, which counts no attempt and frees the topic's slot.
 
-Three numbers are kept per host, and the rest is arithmetic:
+Three numbers are kept per host:
 
-- `allowed`: its places. Halved, down to one, by each delivery that was not answered at all (no connection, no answer in
-  time), doubled by each that was, whatever the status: a host that is down costs one slot and not twenty, and one that
-  comes back has all its places after five answers.
-- `typical`: how long a delivery holds a place, a moving average. The age of the oldest one under way, if that is more,
-  counts in its place where it is asked how soon a place becomes free: so a host that has just begun to hang is known
-  for it before its first timeout.
-- `ahead`: how many are deferred and not back yet, by this arithmetic.
+- `allowed`: its slots. Halved, down to one, by each delivery without any answer (no connection, or a timeout), doubled
+  by each with an answer, whatever its status: a host that is down costs one slot instead of twenty, and after its
+  recovery it has all of them back within five answers.
+- `typical`: how long a delivery holds a slot, a moving average. If the oldest delivery under way is older than that,
+  its age is used to estimate when a slot becomes free: so a host that begins to hang is noticed before a timeout.
+- `ahead`: the estimated number of deferred deliveries that are not back yet.
 
-`typical / allowed` is how often a place becomes free. A delivery whose turn comes within 20 ms waits for it: deferring
-costs the store two calls. Any other is deferred until the place that is its own by that arithmetic, behind all that
-were deferred before: N deliveries to a host that hangs come back one by one, and not all at once, again and again.
-The distance between two is at most 20 ms, so that a thousand of them are back 20 seconds after a host's recovery. And
-none comes back before it has waited for as long as the host has been silent: so each is deferred a few times more as a
-silence doubles, and a host that stood still for half a second has its whole backlog back about as soon.
+`typical / allowed` is the interval at which slots become free. A delivery whose turn comes within 20 ms waits for it,
+since a deferral costs two calls of the store. Any other is deferred until its own estimated turn, behind all that were
+deferred before: N deliveries to a hanging host come back one by one, not all at once, again and again. The interval is
+at most 20 ms, so that a thousand of them are back 20 seconds after the host's recovery. And none comes back before it
+has waited for as long as the host has been silent: so a delivery is deferred again only as the silence doubles, and a
+host that stalled for half a second has its whole backlog back about as soon.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ from collections import deque
 from collections.abc import Callable
 
 PATIENCE = 0.02
-"""Seconds that a delivery may wait for a place, holding a slot of its topic."""
+"""Most seconds that a delivery waits for a slot of the host, while it holds one of its topic."""
 FARTHEST = 600.0
-"""Seconds: the longest pause, however many are deferred."""
+"""Seconds: the longest deferral, however many deliveries are deferred."""
 _CLOSEST, _WIDEST = 0.00025, 0.02
-"""Seconds between two that come back: so few deferrals that they are no load, and so many that few are late."""
+"""Least and most seconds between two that come back: deferrals are no load, and few come back late."""
 _FIRST_GUESS = 0.05
 _WEIGHT = 0.2
-"""Of the newest delivery, in the moving average of how long they take."""
+"""Weight of the newest delivery in the moving average."""
 _MOST_HOSTS = 4_096
-"""Hosts that are remembered; when there are more, those without a delivery under way are forgotten."""
+"""Hosts that are remembered; beyond them, those without a delivery under way are forgotten."""
 
 
 class _Host:
@@ -51,7 +50,7 @@ class _Host:
         self.ahead = 0.0
         self.counted_at = 0.0
         self.started: dict[HostSlot, float] = {}
-        """When each delivery under way began, the oldest first."""
+        """The start of each delivery under way, the oldest first."""
         self.waiting: deque[asyncio.Future[HostSlot | None]] = deque()
 
     def oldest(self, now: float) -> float:
@@ -59,12 +58,12 @@ class _Host:
         return now - next(iter(self.started.values())) if self.started else 0.0
 
     def spacing(self, now: float) -> float:
-        """Seconds between two places that become free."""
+        """Estimated seconds between two slots that become free."""
         return max(self.typical, self.oldest(now)) / self.allowed
 
 
 class HostSlot:
-    """One of a host's places, held by one delivery until it is left."""
+    """A slot of a host, held by one delivery until it leaves."""
 
     __slots__ = ("_host", "_hosts")
 
@@ -73,12 +72,12 @@ class HostSlot:
         self._host = host
 
     def leave(self, answered: bool | None) -> None:
-        """Give it to the next. `answered`: whether the host said anything; None: the delivery was broken off by us."""
+        """Free the slot. `answered`: whether the host sent an answer; None: the delivery was cancelled."""
         self._hosts._left(self, self._host, answered)
 
 
 class HostLimits:
-    """The places of all hosts. `most`: places of one host. For one event loop."""
+    """The slots of all hosts, at most `most` for each. Belongs to one event loop."""
 
     def __init__(self, most: int, chance: Callable[[], float] = random.random) -> None:
         self._most = most
@@ -87,7 +86,7 @@ class HostLimits:
         self._now: Callable[[], float] = asyncio.get_running_loop().time
 
     def enter(self, name: str) -> HostSlot | None:
-        """A place, if one is free at once. O(1)."""
+        """Take a slot, if one is free. O(1)."""
         host = self._hosts.get(name)
         if host is None:
             if len(self._hosts) >= _MOST_HOSTS:
@@ -98,7 +97,7 @@ class HostLimits:
         return self._take(host)
 
     async def wait(self, name: str) -> HostSlot | None:
-        """A place, if it is to be had within `PATIENCE`. To be called when `enter` had none."""
+        """Wait for a slot, if one should become free within `PATIENCE`. Call it after `enter` returned None."""
         host = self._hosts[name]
         if (len(host.waiting) + 1) * host.spacing(self._now()) > PATIENCE:
             return None
@@ -120,17 +119,17 @@ class HostLimits:
                 host.waiting.remove(turn)
 
     def pause(self, name: str) -> float:
-        """Seconds after which one that got no place shall come back, with a random part; see above. O(1)."""
+        """Seconds to defer a delivery that got no slot, with a random part; see above. O(1)."""
         host, now = self._hosts.get(name), self._now()
         if host is None:
-            return PATIENCE  # all its places were left meanwhile, and it was forgotten
+            return PATIENCE  # all its slots were freed meanwhile, and it was forgotten
         spacing = min(max(host.typical / host.allowed, _CLOSEST), _WIDEST)
         still_ahead = max(host.ahead - (now - host.counted_at) / spacing, 0.0)
         host.ahead, host.counted_at = min(still_ahead + 1.0, FARTHEST / spacing), now
         return max(host.ahead * spacing, host.oldest(now), PATIENCE) * (1.0 + 0.25 * self._chance())
 
     def allowed(self, name: str) -> int:
-        """How many deliveries the host is given at once, as of now."""
+        """How many concurrent deliveries the host may have now."""
         host = self._hosts.get(name)
         return self._most if host is None else host.allowed
 

@@ -1,7 +1,4 @@
-"""Between aiohttp and an outcome: lookups, connections, headers, the beginning of an answer, and errors in words.
-
-From the answer of a receiver to the outcome of the task, and the record of it for observers.
-"""
+"""The HTTP side of a webhook: name lookups, connections, request headers, and the outcome that an answer means."""
 
 from __future__ import annotations
 
@@ -35,33 +32,33 @@ from bide.sinks.webhook.guard import AddressRefused
 EXCERPT = 500
 """Bytes of an answer that are kept for people to read."""
 LONGEST_WAIT = timedelta(days=1)
-"""A receiver may ask for a later retry, and not that a task be as good as forgotten."""
+"""The longest wait that a receiver can ask for."""
 _ABSURD = 366 * 86_400
-"""Seconds. Who asks for more means something else, such as a time since 1970."""
+"""Seconds. A larger number means something else, such as a time since 1970."""
 _SECONDS = re.compile(r"[0-9]{1,10}", re.ASCII)
 _BUSY = (429, 503)
 _GONE = 410
 
 
 class WebhookResult(Struct, frozen=True, kw_only=True, gc=False):
-    """How one delivery ended, for metrics and the console. One that was broken off has no outcome, and so no result."""
+    """How one delivery ended, for metrics and the console. A cancelled delivery has no outcome, and so no result."""
 
     topic: str
     key: str
     id: str
     attempt: int
     host: str | None
-    """With its port; None where there was no URL that could be called."""
+    """With its port; None if there was no URL that may be called."""
     status: int | None
-    """Of the answer; None where there was none."""
+    """The status of the answer; None if there was none."""
     seconds: float
-    """From the first byte of work on it to its outcome."""
+    """From the start of the delivery to its outcome."""
     outcome: str
-    """`done`, `retry`, `dead`, or `defer` where the host had no place free: nothing was sent then."""
+    """`done`, `retry`, `dead`, or `defer` if the host had no free slot: then nothing was sent."""
     excerpt: str
     """The first 500 bytes of the answer, without control characters."""
     why: str | None
-    """The reason of the outcome; None where it is done."""
+    """The reason for the outcome; None if it is done."""
 
 
 Observe: TypeAlias = Callable[[WebhookResult], None]
@@ -70,7 +67,7 @@ Observe: TypeAlias = Callable[[WebhookResult], None]
 def outcome_of(
     status: int, retry_after: str | None, location: str | None, excerpt: str, now: float, date: str | None = None
 ) -> Outcome | None:
-    """None: done. A status is judged alone; an excerpt only explains it."""
+    """The outcome of an answer; None: done. The status alone decides; the excerpt only explains it."""
     if 200 <= status < 300:
         return None
     why = _named(status)
@@ -85,10 +82,10 @@ def outcome_of(
 
 
 def pause_asked_for(retry_after: str | None, now: float, date: str | None = None) -> timedelta | None:
-    """The wait that a Retry-After header asks for: whole seconds, or a date. None: nothing that makes sense.
+    """The wait that a Retry-After header asks for, in whole seconds or by a date; None if it makes no sense.
 
-    A date is meant by the receiver's clock, which its `date` tells, else by ours: `now`, seconds since 1970. At most a
-    day. Zero and a date that has passed ask for nothing: the retry policy decides.
+    A date is read by the receiver's clock, if the `date` header tells it, else by ours: `now`, seconds since 1970. At
+    most a day. Zero, or a date in the past, leaves the decision to the retry policy.
     """
     if retry_after is None:
         return None
@@ -115,11 +112,11 @@ def _moment(text: str | None) -> datetime | None:
 
 
 def inert(answered: bytes | str) -> str:
-    """The first bytes of an answer as text that does nothing where it is shown: no line ends, no control characters.
+    """The first bytes of an answer as harmless text: without line breaks, control characters and bidi marks.
 
-    That includes those that turn the direction of writing. It is not escaped for HTML: who shows it there does that.
+    It is not escaped for HTML: templates do that.
     """
-    if isinstance(answered, str):  # a header, whose bytes that are no UTF-8 are lone surrogates
+    if isinstance(answered, str):  # a header: bytes that are not UTF-8 are lone surrogates
         answered = answered.encode(errors="surrogateescape")
     return printable(answered[:EXCERPT].decode("utf-8", "replace"))
 
@@ -132,11 +129,11 @@ def _named(status: int) -> str:
 
 
 MOST_READ = 65_536
-"""Bytes that are read of an answer. One that ends within them leaves its connection free for the next request."""
+"""Most bytes read of an answer. If it ends within them, its connection can serve the next request."""
 BODY_PATIENCE = 1.0
-"""Seconds to wait for the rest of an answer whose status is known: that decides, the rest is for people to read."""
+"""Seconds to wait for the body of an answer: its status has decided, the rest is for people to read."""
 _PLAIN = re.compile(r"[!-$&-~]+", re.ASCII)
-"""Visible ASCII but the percent sign: what a header carries as it is."""
+"""Visible ASCII without the percent sign, which a header carries as it is."""
 _VISIBLE = "".join(chr(code) for code in range(0x21, 0x7F) if chr(code) != "%")
 _TRACEPARENT = re.compile(r"[0-9a-f]{2}-[0-9a-f]{32}-[0-9a-f]{16}-[0-9a-f]{2}(-[!-~]{1,100})?", re.ASCII)
 _TRACESTATE = re.compile(r"[ -~]{1,512}", re.ASCII)
@@ -151,12 +148,12 @@ _LONGEST_FIELD = 65_536
 _MOST_FIELDS = 1_000
 _STATUS = re.compile(rb"HTTP/1\.[01] ([2-5][0-9]{2})[ \r\n]")
 _LOOKUPS = 128
-"""Threads that look names up, made only when they are needed."""
+"""Most threads for name lookups, started on demand."""
 _is_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 
 class _Handler(ResponseHandler):
-    """One connection, which remembers how the last answer on it began."""
+    """A connection that remembers the first bytes of the last answer."""
 
     heard = b""
     used = False
@@ -168,41 +165,41 @@ class _Handler(ResponseHandler):
 
 
 class Exchange:
-    """The connection of one request, and the beginning of its answer, also where that cannot be read."""
+    """One request on its connection, with the first bytes of the answer, even if that cannot be parsed."""
 
     __slots__ = ("_handler", "fresh", "reused")
 
     def __init__(self, *, fresh: bool = False) -> None:
         self.fresh = fresh
-        """It goes over a connection of its own."""
+        """True if it must use a new connection."""
         self.reused = False
         self._handler: _Handler | None = None
 
-    def leads(self, handler: _Handler) -> None:
+    def use(self, handler: _Handler) -> None:
         self._handler, self.reused, handler.used, handler.heard = handler, handler.used, True, b""
 
     def follow(self, other: Exchange) -> None:
-        """It went there in the end."""
+        """Take over the connection of the second try."""
         self._handler, self.reused = other._handler, other.reused
 
     @property
     def silent(self) -> bool:
-        """True if not one byte of an answer came."""
+        """True if no byte of an answer has arrived."""
         return self._handler is not None and not self._handler.heard
 
     @property
     def status(self) -> int | None:
-        """The status in the first line, however the rest of the answer reads."""
+        """The status in the first line, whatever the rest of the answer is."""
         found = None if self._handler is None else _STATUS.match(self._handler.heard)
         return None if found is None else int(found[1])
 
 
 CURRENT_EXCHANGE: ContextVar[Exchange] = ContextVar("bide_webhook_exchange")
-"""Of the request that is being sent."""
+"""The exchange of the request that is being sent."""
 
 
 class Connector(aiohttp.TCPConnector):
-    """Tells each request's `Exchange` of its connection."""
+    """Connects each request's `Exchange` with its connection."""
 
     def __init__(self, **how: Any) -> None:
         super().__init__(**how)
@@ -211,7 +208,7 @@ class Connector(aiohttp.TCPConnector):
     async def connect(self, req: Any, traces: Any, timeout: Any) -> Connection:
         connection = await super().connect(req, traces, timeout)
         assert isinstance(connection.protocol, _Handler)
-        CURRENT_EXCHANGE.get().leads(connection.protocol)
+        CURRENT_EXCHANGE.get().use(connection.protocol)
         return connection
 
     async def _get(self, key: Any, traces: Any) -> Connection | None:
@@ -219,10 +216,10 @@ class Connector(aiohttp.TCPConnector):
 
 
 class ThreadedResolver(AbstractResolver):
-    """Resolves by the system's `getaddrinfo`, in threads of its own. What it finds is checked when it is connected to.
+    """Resolves names by the system's `getaddrinfo`, in threads of its own. The guard checks the addresses later.
 
-    asyncio looks names up in the loop's default threads, a handful that the whole program shares. A few names whose
-    servers do not answer would hold all of them for many seconds, and with them every other receiver's lookup.
+    asyncio resolves names in the loop's default threads, a handful that the whole program shares. A few names whose
+    servers do not answer would block all of them for many seconds, and with them the lookups of every other receiver.
     """
 
     def __init__(self) -> None:
@@ -252,8 +249,8 @@ class ThreadedResolver(AbstractResolver):
 def new_session(connector: Connector) -> aiohttp.ClientSession:
     return aiohttp.ClientSession(
         connector=connector,
-        cookie_jar=aiohttp.DummyCookieJar(),  # what one receiver says is not told to the next
-        trust_env=False,  # a proxy of the environment would connect where the guard does not see it
+        cookie_jar=aiohttp.DummyCookieJar(),  # cookies of one receiver are not sent to the next
+        trust_env=False,  # a proxy would connect past the guard
         auto_decompress=False,  # a few bytes may unpack to gigabytes
         max_line_size=_LONGEST_FIELD,
         max_field_size=_LONGEST_FIELD,
@@ -262,16 +259,16 @@ def new_session(connector: Connector) -> aiohttp.ClientSession:
 
 
 def header_text(name: str) -> str:
-    """A topic or key as the value of a header: percent-encoded where it is not visible ASCII, so `unquote` reads it."""
+    """A topic or key as a header value: percent-encoded if it is not visible ASCII, so that `unquote` reads it."""
     return name if _PLAIN.fullmatch(name) else quote(name, safe=_VISIBLE)
 
 
 topic_text = lru_cache(1024)(header_text)
-"""There are few topics."""
+"""Cached, since there are few topics."""
 
 
 def content_type(payload: bytes) -> str:
-    """`application/json` if it is that. O(size), some 0.7 µs for each KiB: nothing is made of what is read."""
+    """`application/json`, if the payload is that. O(size), some 0.7 µs for each KiB, since no values are built."""
     try:
         _is_json(payload)
         if not payload.isascii():
@@ -282,7 +279,7 @@ def content_type(payload: bytes) -> str:
 
 
 def well_formed(trace: Mapping[str, str]) -> dict[str, str]:
-    """The W3C trace context among `trace`, if it is well formed. No baggage: that is for the sender's own services."""
+    """The W3C trace context in `trace`, if it is well formed. No baggage, which is for the sender's own services."""
     parent = trace.get("traceparent")
     if parent is None or not _TRACEPARENT.fullmatch(parent):
         return {}
@@ -293,7 +290,7 @@ def well_formed(trace: Mapping[str, str]) -> dict[str, str]:
 
 
 def own_headers(headers: Mapping[Any, Any]) -> dict[str, str]:
-    """A route's own headers, such as `authorization`. Raises BadInput, which does not show a value."""
+    """Check a route's own headers, such as `authorization`. Raises BadInput, which shows no value."""
     for name, value in headers.items():
         if not isinstance(name, str) or not _NAME.fullmatch(name) or _OURS.fullmatch(name):
             raise BadInput("headers", name, "names of HTTP headers that bide does not set itself")
@@ -303,7 +300,7 @@ def own_headers(headers: Mapping[Any, Any]) -> dict[str, str]:
 
 
 async def beginning_of(response: aiohttp.ClientResponse) -> bytes:
-    """The first bytes of an answer, as many as came. It never raises: the status is known, and decides."""
+    """The first bytes of an answer, as many as arrive. Never raises, since the status has decided."""
     content = response.content
     if content.is_eof():
         return content.read_nowait(EXCERPT)
@@ -324,7 +321,7 @@ async def beginning_of(response: aiohttp.ClientResponse) -> bytes:
 
 
 def what_failed(error: Exception, host: str, connect: float, total: float) -> str:
-    """Why there was no answer. Tells the host, and nothing of a URL's path, which may hold a password."""
+    """The reason why there was no answer. It names the host, but not the path, which may hold a password."""
     match error:
         case aiohttp.ConnectionTimeoutError():
             return f"no connection to {host} within {min(connect, total):g} s"
@@ -351,7 +348,7 @@ def what_failed(error: Exception, host: str, connect: float, total: float) -> st
 
 
 def _said(error: Exception) -> str:
-    """The system's own words, without the address that Python puts in front."""
+    """The system's own message, without the address that Python puts in front."""
     text: str | None
     if isinstance(error, ssl.SSLCertVerificationError):
         text = error.verify_message

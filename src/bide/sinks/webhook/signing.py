@@ -1,8 +1,8 @@
-"""Signatures of webhooks as standardwebhooks.com has them, so that receivers can use the libraries there are.
+"""Signatures of webhooks as specified by standardwebhooks.com, so that receivers can use its libraries.
 
-What is signed is `id.timestamp.payload`, with HMAC-SHA256, once for each secret: while a secret is being replaced the
-receiver may know the new one or the old one. A second header, `bide-signature`, signs what else bide says of the
-delivery, which the standard leaves out. A secret is `whsec_` and base64 of 24 to 64 random bytes.
+`id.timestamp.payload` is signed with HMAC-SHA256, once for each secret: while a secret is being replaced, the receiver
+may know the new one or the old one. A second header, `bide-signature`, signs bide's other headers, which the standard
+leaves out. A secret is `whsec_` and base64 of 24 to 64 random bytes.
 """
 
 from __future__ import annotations
@@ -16,19 +16,19 @@ from bide.core.errors import BadInput
 
 PREFIX = "whsec_"
 SIGNED = ("webhook-id", "webhook-timestamp", "bide-topic", "bide-key", "bide-token", "bide-attempt")
-"""The headers by which receivers decide, in the order in which they are signed."""
+"""The headers that receivers rely on, in the order in which they are signed."""
 _LEAST, _MOST = 24, 64
 _ACCEPTED = f'"{PREFIX}" followed by base64 of {_LEAST} to {_MOST} random bytes'
 
 
 class Signer:
-    """Signs with each of `secrets`, in their order: the new one first, the old one as long as it is listed."""
+    """Signs with each secret, in order: the new one first."""
 
     __slots__ = ("_keys",)
 
     def __init__(self, secrets: Sequence[str]) -> None:
         if isinstance(secrets, str):
-            raise BadInput("secrets", "(not shown)", "a list of secrets, also for one")
+            raise BadInput("secrets", "(not shown)", "a list of secrets, even for a single one")
         self._keys = tuple(_key_of(secret, place) for place, secret in enumerate(secrets))
 
     def __bool__(self) -> bool:
@@ -41,8 +41,8 @@ class Signer:
     def signature_of(self, headers: Mapping[str, str]) -> str:
         """The value of `bide-signature`, over the values of `SIGNED`.
 
-        Lines, of which the first is no value: no `webhook-id` can hold a line break, so neither of the two signatures
-        can be taken for the other.
+        The signed text is lines, the first of them `bide`: since a `webhook-id` contains no line break, neither of the
+        two signatures can pass for the other.
         """
         return self._signed("\n".join(["bide", *(headers[name] for name in SIGNED)]).encode())
 
@@ -54,7 +54,7 @@ class Signer:
 
 
 def _key_of(secret: object, place: int) -> bytes:
-    """The bytes of a secret. An error tells its place and nothing of it, since errors are logged."""
+    """Decode a secret. An error names its place but not its value, since errors are logged."""
     field, key = f"secrets[{place}]", b""
     if not isinstance(secret, str) or not secret.startswith(PREFIX):
         raise BadInput(field, "(not shown)", _ACCEPTED)

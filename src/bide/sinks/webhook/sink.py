@@ -1,4 +1,4 @@
-"""The sink that posts a task to a URL and reads the outcome off the answer, and what such sinks share in a process."""
+"""The sink that posts a task to a URL and turns the answer into an outcome, and the resources that such sinks share."""
 
 from __future__ import annotations
 
@@ -52,16 +52,16 @@ URL_HEADER = "webhook"
 _SLOTS_PER_HOST = 5
 _NO_HEADERS: Mapping[str, str] = {}
 _LARGE = 2**20
-"""Bytes; aiohttp wants larger bodies as a file, so that it can send them in parts."""
+"""Bytes. aiohttp takes larger bodies as a file, to send them in parts."""
 _KEEP_ALIVE = 4.0
-"""Seconds that an idle connection is kept: less than the five that common servers do, so that they rarely close one
-just as a request is sent on it, which would be a failed delivery."""
+"""Seconds that an idle connection is kept: less than the five of common servers, which then rarely close a connection
+just as a request is sent on it, a failed delivery."""
 _NAMES_KNOWN = 10
-"""Seconds that a looked-up name is remembered."""
+"""Seconds that the addresses of a name are cached."""
 
 
 class WebhookPost:
-    """Makes the sinks of webhook routes, and holds what they share. Open it where its sinks are used.
+    """Makes the sinks of webhook routes, and holds their connections and limits. Open it before its sinks are used.
 
     `allow`: networks, and hosts with a port, that may be called although they are not public. `plain_http`: also allow
     http:// to public hosts. `per_host`: deliveries to one host at once. `connections`: open at once, over all hosts.
@@ -86,7 +86,7 @@ class WebhookPost:
                 raise BadInput(field, count, "a whole number from 1 to 1,000,000")
         self.guard = Guard(allow, plain_http=plain_http)
         self.target = lru_cache(4_096)(self.guard.target)
-        """As the guard's; the same few URLs come again and again."""
+        """The guard's `target`, cached, since the same few URLs recur."""
         self.per_host = per_host
         self.observe = observe
         self.now = now
@@ -109,7 +109,7 @@ class WebhookPost:
         total: Length = "30s",
         headers: Mapping[str, str] | None = None,
     ) -> WebhookSink:
-        """The sink of a route: to `url`, or, with `per_task`, to where each task's own header `webhook` says.
+        """The sink of a route: to `url`, or, with `per_task`, to the URL in each task's header `webhook`.
 
         `secrets` sign (the new one first), `connect` and `total` bound a delivery, `headers` are sent along, such as
         `authorization`. Raises BadInput for what is not acceptable, also for a URL that must not be called.
@@ -118,7 +118,7 @@ class WebhookPost:
             self, url, per_task=per_task, secrets=secrets, connect=connect, total=total, headers=headers or {}
         )
 
-    # --- what sinks need
+    # --- for the sinks
 
     @property
     def hosts(self) -> HostLimits:
@@ -127,23 +127,23 @@ class WebhookPost:
         return self._hosts
 
     def session(self, *, trusted: bool) -> aiohttp.ClientSession:
-        """Of two: connections of the one are guarded, those of the other lead to hosts that are allowed by name."""
+        """The session whose connections are guarded, or the one for hosts that are allowed by name."""
         session = self._unguarded if trusted else self._guarded
         assert session is not None, "hosts was asked before"
         return session
 
-    def tell(self, result: WebhookResult) -> None:
-        """Tell the observer; what it raises is logged, and changes no outcome."""
+    def report(self, result: WebhookResult) -> None:
+        """Call the observer; its errors are logged and change no outcome."""
         assert self.observe is not None
         try:
             self.observe(result)
-        except Exception:  # noqa: BLE001 - who counts deliveries must not stop them
+        except Exception:  # noqa: BLE001 - an observer must not stop deliveries
             _log.exception("the observer of webhooks failed for %s/%s", result.topic, result.key)
 
     # --- open and close
 
     async def open(self) -> None:
-        """Make ready, in the running loop. No connection is made before it is needed."""
+        """Open in the running loop. Connections are made on demand."""
         if self._hosts is not None:
             raise SetupError("the webhook post is open already")
         self._hosts = HostLimits(self.per_host)
@@ -155,7 +155,7 @@ class WebhookPost:
             self._unguarded = self._new_session(resolver, guarded=False)
 
     async def close(self) -> None:
-        """Close all connections; deliveries that are under way fail. Closing twice is one close."""
+        """Close all connections; deliveries under way fail. Closing twice is allowed."""
         sessions = [session for session in (self._guarded, self._unguarded) if session is not None]
         self._hosts = self._guarded = self._unguarded = None
         await asyncio.gather(*(session.close() for session in sessions))
@@ -189,14 +189,14 @@ class _Ended(NamedTuple):
     outcome: Outcome | None
     status: int | None = None
     begin: bytes = b""
-    """Of the answer."""
+    """The first bytes of the answer."""
 
 
 class WebhookSink:
     """Posts the payload to a URL. Made by `WebhookPost.sink`.
 
-    2xx is Done and 410 Dead; every other answer, and none, is Retry, after the time that a 429 or 503 asks for. A URL
-    that must not be called is Dead. A host that has no place free gets the task later: Defer.
+    2xx is Done and 410 Dead; any other answer, or none, is Retry, after the time that a 429 or 503 asks for. A URL that
+    must not be called is Dead. A task for a host without a free slot is deferred.
     """
 
     __slots__ = ("_connect", "_per_task", "_post", "_signer", "_static", "_target", "_timeout", "_total")
@@ -213,7 +213,7 @@ class WebhookSink:
         headers: Mapping[str, str],
     ) -> None:
         if per_task is (url is not None):
-            raise BadInput("url, per_task", (url, per_task), "one of the two: a URL for all tasks, or one for each")
+            raise BadInput("url, per_task", (url, per_task), "a URL for all tasks, or one for each, and not both")
         self._post = post
         self._per_task = per_task
         self._target = None if url is None else post.guard.target(url)
@@ -224,11 +224,11 @@ class WebhookSink:
 
     @property
     def concurrency(self) -> int:
-        """The slots that suit a route of this sink: the places of its one host; with a URL per task, those of five."""
+        """The slots that suit a route of this sink: those of one host, or, with a URL per task, of five hosts."""
         return self._post.per_host * (_SLOTS_PER_HOST if self._per_task else 1)
 
     def described(self) -> tuple[str, str]:
-        """Its kind and its host, to be shown with its topic. No more of the URL: the rest may be a secret."""
+        """The kind of sink and its host, for consoles. The rest of the URL may be a secret."""
         return "webhook", "" if self._target is None else self._target.host
 
     async def deliver(self, task: Task[Any]) -> Outcome | None:
@@ -236,7 +236,7 @@ class WebhookSink:
         ended = await self._deliver(task)
         if post.observe is not None:
             record, outcome = task.record, ended.outcome
-            post.tell(
+            post.report(
                 WebhookResult(
                     topic=record.topic, key=record.key, id=record.id, attempt=record.attempt,
                     host=None if ended.target is None else ended.target.host, status=ended.status,
@@ -262,7 +262,7 @@ class WebhookSink:
             answered = True
             status, headers = response.status, response.headers
             begin = await beginning_of(response)
-        except aiohttp.ClientResponseError as error:  # the status decides, also where the rest cannot be read
+        except aiohttp.ClientResponseError as error:  # the status decides, even if the rest cannot be parsed
             answered = exchange.status is not None
             if exchange.status is None:
                 return _Ended(target, Retry(what_failed(error, target.host, 0, 0)))
@@ -289,8 +289,8 @@ class WebhookSink:
         return self._post.target(url, field)
 
     async def _send(self, task: Task[Any], target: Target, exchange: Exchange) -> aiohttp.ClientResponse:
-        """Once more at once, on a new connection, where one that had been used before broke before any answer: the
-        receiver closed it as the request was on its way. What it does twice has the same `webhook-id`."""
+        """Send the request; and once more on a new connection, if a reused one broke without an answer: the receiver
+        had closed it. A receiver that gets it twice sees the same `webhook-id`."""
         began = time.perf_counter()
         headers = self._headers(task)
         try:
