@@ -86,7 +86,7 @@ class Flaw(NamedTuple):
     seen: Callable[[Figures], str]
     """Its trace in these figures, in words with numbers; empty if there is none."""
     harm: Harm | None = None
-    """What it does to tasks, whatever these are. None: it costs something else, or it depends on the tasks."""
+    """Done to tasks, whatever these are. None: it costs something else, or it depends on the tasks."""
 
 
 def when(name: str, words: str, *, over: float = 0) -> Callable[[Figures], str]:
