@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import doctest
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -34,12 +33,6 @@ def why_not(name: str, wishes: Wishes, *results: Result) -> str:
     """All that speaks against it."""
     [one] = [one for one in choice_of(wishes, results).excluded if one.row.name == name]
     return "; ".join(why.words for why in one.against)
-
-
-def test_examples_in_docstrings_are_true() -> None:
-    failed, tried = doctest.testmod(choosing)
-    assert tried > 0
-    assert not failed
 
 
 def test_every_strategy_is_either_in_or_out_with_a_reason() -> None:

@@ -155,6 +155,10 @@ async def test_a_run_is_taken_up_where_it_ended(sleepers: dict[str, type[Strateg
     # another scale is another measurement
     again = await measure_all(cells[:1], Run(urls={}, quick=True, minute=2.0), results, progress=tell)
     assert [one.strategy for one in again] == ["right"]
+    # and so it is if it was asked for; what is known of the others stays
+    again = await measure_all(cells[:1], NOTHING, results, progress=tell, again=True)
+    assert [one.strategy for one in again] == ["right"]
+    assert {one.strategy for one in results.read()} == {"right", "broken", "twice"}
 
 
 def test_a_results_file_that_is_none_is_refused(tmp_path: Path) -> None:

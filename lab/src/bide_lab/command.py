@@ -154,8 +154,6 @@ def run(
     cells = cells_of(chosen(words), only, quick=quick)
     whole = Run({kind: url for kind, url in urls.items() if url}, quick, minute)
     file = ResultsFile(results)
-    if again:
-        file.path.unlink(missing_ok=True)
 
     def progress(number: int, cell: Cell, result: Result | None) -> None:
         name = f"[{number + 1}/{len(cells)}] {cell.strategy.name} {cell.workload.name}"
@@ -167,7 +165,7 @@ def run(
         elif sys.stderr.isatty():
             click.echo(f"{name} ...\r", err=True, nl=False)
 
-    played = asyncio.run(measure_all(cells, whole, file, progress=progress))
+    played = asyncio.run(measure_all(cells, whole, file, progress=progress, again=again))
     failed = [one for one in played if one.why_not.startswith(FAILED)]
     if not surroundings.json:
         measured = sum(one.figures is not None for one in played)
@@ -225,15 +223,12 @@ def asked(name: str, question: str, default: Any, **more: Any) -> Callable[[clic
     return click.option(name, cls=Asked, prompt=question, default=default, **more)
 
 
-def _are_servers() -> bool:
-    return bool(_kinds(click.get_current_context().params["servers"]))
-
-
 @lab.command(name="choose")
 @asked("--tasks", "How many tasks wait at the same time", 100_000, type=WholeNumber(1, 10**12), metavar="N")
 @asked("--late", "By how much may 99 of 100 be late (50ms, 1s, 1h)", "1s", metavar="LENGTH")
 @asked("--servers", f"Which servers do you have ({', '.join(KINDS)}, or none)", "none", metavar="KINDS")
-@asked("--several/--one-machine", "Do processes on several machines take part", _are_servers,
+@asked("--several/--one-machine", "Do processes on several machines take part",
+       lambda: bool(_kinds(click.get_current_context().params["servers"])),
        show_default="yes, if there are servers")  # fmt: skip
 @asked("--cancel/--no-cancel", "May a task be cancelled until its time", True)
 @asked("--move/--no-move", "May it be moved to another time", True)

@@ -35,8 +35,6 @@ _BATCH = 500
 """Tasks that are scheduled at once when very many are."""
 _LINE = 1 << 26
 """Bytes of an order or an answer at most."""
-
-
 LabFault = BenchFault
 """A cell could not be played: says what went wrong, and in which process."""
 

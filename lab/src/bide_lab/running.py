@@ -123,24 +123,22 @@ class ResultsFile:
             file.truncate(file.read().rfind(b"\n") + 1)
             file.write(msgspec.json.encode(result) + b"\n")
 
-    def has(self, cell: Cell, run: Run) -> bool:
-        """True if this cell was measured already, in the same way."""
-        return any(
-            result.cell == (cell.strategy.name, cell.workload.name) and result.figures is not None
-            and (result.scale, result.version) == ((run.quick, run.minute), __version__)
-            for result in self.read()
-        )  # fmt: skip
-
 
 async def measure_all(
-    cells: Sequence[Cell], run: Run, results: ResultsFile, *, progress: Callable[[int, Cell, Result | None], None]
-) -> list[Result]:
-    """All cells that are not in the results yet. `progress` is called when one begins (None) and when it is over.
+    cells: Sequence[Cell], run: Run, results: ResultsFile, *, progress: Callable[[int, Cell, Result | None], None],
+    again: bool = False,
+) -> list[Result]:  # fmt: skip
+    """All cells of which the results have no figures yet that were taken in the same way, or `again` all of them.
+
+    `progress` is called when one begins (None) and when it is over.
 
     First those that measure time, one after another; then those that only count, which mostly wait, some at a time.
     """
     played: list[Result] = []
-    missing = [(number, cell) for number, cell in enumerate(cells) if not results.has(cell, run)]
+    same_way = ((run.quick, run.minute), __version__)
+    known = {one.cell for one in results.read() if one.figures is not None and (one.scale, one.version) == same_way}
+    missing = [(number, cell) for number, cell in enumerate(cells)
+               if again or (cell.strategy.name, cell.workload.name) not in known]  # fmt: skip
     places = asyncio.Semaphore(_AT_ONCE)
     # strategies of one file may share more than that, such as a setting of the server
     files: defaultdict[str, asyncio.Lock] = defaultdict(asyncio.Lock)

@@ -86,13 +86,13 @@ class Flaw(NamedTuple):
     seen: Callable[[Figures], str]
     """Its trace in these figures, in words with numbers; empty if there is none."""
     harm: Harm | None = None
-    """What it does to tasks, whatever these are. None: it costs something else, or it depends on the tasks."""
+    """Done to tasks, whatever these are. None: it costs something else, or it depends on the tasks."""
 
 
 def when(name: str, words: str, *, over: float = 0) -> Callable[[Figures], str]:
     """The `seen` of a flaw that shows where a figure, or else a count, of this name is `over` so much.
 
-    `words` are a format of all figures and counts; one that was not taken is 0.
+    `words` are a format of all figures and counts, and `p50`, `most` and `done`; one that was not taken is 0.
 
     >>> when("lost", "{lost} of {expected} gone")(Figures(lost=3, expected=9))
     '3 of 9 gone'

@@ -176,12 +176,8 @@ def card_parts(rows: Iterable[Row]) -> list[Part]:
     ]
 
 
-_SHOWN = 3
-"""Strategies that are named after the pick, at most."""
-
-
 def picks_table(found: Findings) -> Table:
-    """A line for each situation: what is picked, what was measured of it, and what else would do."""
+    """A line for each situation: what is picked, what was measured of it, and up to three that would do too."""
     lines = []
     situations = tomllib.loads((files(__package__) / "situations.toml").read_text(encoding="utf-8"))
     for words, wishes in situations.items():
@@ -190,7 +186,7 @@ def picks_table(found: Findings) -> Table:
             words,
             ", ".join(f"{row.name} ({row.strategy.title})" for row in fitting[:1]) or EMPTY,
             ", ".join(late_words(row) for row in fitting[:1]) or EMPTY,
-            ", ".join(row.name for row in fitting[1 : 1 + _SHOWN]) or EMPTY,
+            ", ".join(row.name for row in fitting[1:4]) or EMPTY,
         ])  # fmt: skip
     return Table(["situation", "pick", "measured", "or"], lines)
 
