@@ -18,12 +18,11 @@ from bench.http_console import filled, open_overview, page_times
 from bench.service import Instance, actor, serving, wrk
 
 from bide.app import Bide
-from bide.cli.bench.places import place_of
 from bide.cli.bench.plan import in_batches
 from bide.cli.bench.processes import BenchFault, Child
 from bide.cli.bench.worker import paced
 from bide.core.instants import as_datetime
-from bide_proofs.harness.command import progress
+from bide_proofs.harness.command import own_place, progress
 
 TOPIC = "bench.http"
 OTHER = "bench.http.other"
@@ -50,23 +49,10 @@ class Plan(Namespace):
 
 
 @asynccontextmanager
-async def _empty_store(plan: Plan) -> AsyncIterator[str]:
-    """The URL of a part of the store that is ours alone. Raises BenchFault where it is not."""
-    async with place_of(plan.store) as place:
-        if not place.shared:
-            raise BenchFault(f"{place.kind}: no other process can see such a store; give sqlite: or one on a server")
-        if not place.owned:
-            raise BenchFault(
-                "there is something in the store already, and this would measure it too: name an empty one"
-            )
-        yield place.url
-
-
-@asynccontextmanager
 async def _service(plan: Plan, config: str = "", *, patience: float = 30.0) -> AsyncIterator[Instance]:
     async with (
-        _empty_store(plan) as store,
-        serving(store, plan.folder, config, uvloop=plan.uvloop, patience=patience) as instance,
+        own_place(plan.store) as place,
+        serving(place.url, plan.folder, config, uvloop=plan.uvloop, patience=patience) as instance,
     ):
         progress(f"bide serve: pid {instance.pid}")
         yield instance
@@ -269,9 +255,9 @@ async def _beside(plan: Plan, found: Found, hang: float) -> Mapping[str, Any]:
 async def console(plan: Plan) -> Found:
     """Each page ten times at `tasks` tasks, and what an open overview costs."""
     found = Found()
-    async with _empty_store(plan) as store:
-        peak = await filled(store, plan.tasks)
-        async with serving(store, plan.folder, uvloop=plan.uvloop) as instance:
+    async with own_place(plan.store) as place:
+        peak = await filled(place.url, plan.tasks)
+        async with serving(place.url, plan.folder, uvloop=plan.uvloop) as instance:
             await page_times(instance, found, peak)
             await open_overview(instance, found, plan.seconds)
     return found

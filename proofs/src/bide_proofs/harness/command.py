@@ -16,15 +16,15 @@ from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iter
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
-from urllib.parse import urlsplit
 
 from bide.app import Bide
+from bide.cli.bench.place import Place
 from bide.cli.bench.places import place_of
 from bide.cli.bench.worker import percentile
-from bide.core.errors import BideError, StoreError, StoreMismatch
+from bide.core.errors import BadInput, BideError, StoreError, StoreMismatch
 from bide.core.records import State
 from bide.settings import Settings
-from bide.wiring import store_maker
+from bide.wiring import store_maker, without_secrets
 from bide_proofs.servers.process import ServerFailed, ServerMissing
 
 POLL_EVERY = 0.25
@@ -72,12 +72,6 @@ def positive(text: str) -> float:
 def add_seed(parser: argparse.ArgumentParser) -> None:
     """The option `--seed`."""
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
-
-
-def not_in_memory(parser: argparse.ArgumentParser, url: str) -> None:
-    """End the program if no other process could see the store."""
-    if urlsplit(url).scheme == "memory":
-        parser.error("no other process can see what is in memory: give sqlite:///file.db or redis://host:6379/0")
 
 
 # --- a run and its report
@@ -197,10 +191,14 @@ async def drained(app_of: Callable[[], Bide], *topics: str) -> float | None:
 
 
 @asynccontextmanager
-async def own_part(url: str) -> AsyncIterator[str]:
-    """A fresh namespace or schema on a server, unless `url` names one; removed at the end. A service is as it is."""
-    if urlsplit(url).scheme in ("http", "https"):
-        yield url
-    else:
-        async with place_of(url) as place:
-            yield place.url
+async def own_place(url: str) -> AsyncIterator[Place]:
+    """A fresh namespace or schema on a server, or an empty part or file that `url` names; what was made is removed.
+
+    Raises BadInput for a store that other processes cannot see, and for one with something in it.
+    """
+    async with place_of(url) as place:
+        if not place.shared:
+            raise BadInput("store", url, "one that other processes can see: sqlite:///file.db, redis://host:6379/0")
+        if not place.owned:
+            raise BadInput("store", without_secrets(url), "one that is empty: what is in it would be judged, too")
+        yield place

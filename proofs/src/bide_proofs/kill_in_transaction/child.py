@@ -10,17 +10,20 @@ import asyncio
 import random
 import sqlite3
 from collections import Counter
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, closing
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import msgspec
 
 from bide.app import Bide
+from bide.cli.bench.sql_server import POSTGRES, SCHEMES, MysqlServer, PostgresServer, SqlServer
 from bide.core.errors import BadInput, StoreError
 from bide.core.tasks import Task
 from bide.settings import Settings
+from bide.wiring import address_of
 from bide_proofs.harness.processes import Parent, ready, run, say, spec_of
 
 TOPIC = "orders.close"
@@ -34,105 +37,69 @@ BEGUN, COMMITTED, ROLLED_BACK = "begun", "committed", "rolled back"
 KINDS = ("lost_order", "kept_order", "not_fired", "fired_twice", "fired_uncommitted", "left", "process_ended")
 
 
-class Driver(NamedTuple):
-    """How one kind of database is spoken to."""
+class SqliteFile:
+    """A file, spoken to as `SqlServer` of the benchmark is."""
 
-    connect: Callable[[str], Awaitable[Any]]
-    """Open a connection that commits each statement by itself, unless a transaction was begun."""
-    execute: Callable[[Any, str], Awaitable[list[Any]]]
-    """Run a statement; the rows of a SELECT."""
-    begins: str = "BEGIN"
+    @staticmethod
+    @asynccontextmanager
+    async def connected(path: str) -> AsyncIterator[sqlite3.Connection]:
+        with closing(sqlite3.connect(path, isolation_level=None, timeout=60, check_same_thread=False)) as connection:
+            yield connection
+
+    @staticmethod
+    async def ask(connection: sqlite3.Connection, statement: str) -> Sequence[Any]:
+        if statement in ("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK"):  # which may wait for others
+            await asyncio.to_thread(connection.execute, statement)
+            return ()
+        return connection.execute(statement).fetchall()
 
 
 class Tables:
     """Two tables of a run. Raises BadInput for a store that shares no database with its callers."""
 
     def __init__(self, url: str, name: str) -> None:
-        scheme = urlsplit(url).scheme
-        if scheme not in _DRIVERS:
-            raise BadInput("store", scheme, "postgresql:, mysql: or sqlite:, whose tasks share a database with orders")
-        self.driver = _DRIVERS[scheme]
-        self._url = url
-        self._name = name
+        parts = urlsplit(url)
+        self.begins = "BEGIN"
+        self._kind: type[SqlServer] | type[SqliteFile]
+        self._address: Any
+        if parts.scheme in SCHEMES:
+            self._kind, quote = (PostgresServer, '"') if parts.scheme in POSTGRES else (MysqlServer, "`")
+            self._address = address_of(url)
+            self._name = f"{quote}{self._address.schema}{quote}.{name}"
+        elif parts.scheme == "sqlite":
+            self._kind, self._name, self.begins = SqliteFile, name, "BEGIN IMMEDIATE"
+            self._address = unquote(parts.path.removeprefix("/"))
+        else:
+            accepted = "postgresql:, mysql: or sqlite:, whose tasks share a database with orders"
+            raise BadInput("store", parts.scheme, accepted)
 
-    async def connect(self) -> Any:
-        """A connection of the caller's own."""
-        return await self.driver.connect(self._url)
+    def connected(self) -> AbstractAsyncContextManager[Any]:
+        """A connection of the caller's own, which commits each statement, unless a transaction was begun."""
+        return self._kind.connected(self._address)
+
+    async def ask(self, connection: Any, statement: str) -> Sequence[Any]:
+        """The rows of a statement, in the transaction that the connection is in."""
+        return await self._kind.ask(connection, statement)
 
     async def write(self, connection: Any, table: str, number: int) -> None:
-        """A row, in the transaction that the connection is in."""
-        await self.driver.execute(connection, f"INSERT INTO {self._name}_{table} VALUES ({number:d})")
+        """A row, likewise."""
+        await self.ask(connection, f"INSERT INTO {self._name}_{table} VALUES ({number:d})")
 
     async def make(self) -> None:
         """Effects have no key, so that one that is there twice can be seen."""
-        await self._run(f"CREATE TABLE {self._name}_{PLACED} (number integer PRIMARY KEY)")
-        await self._run(f"CREATE TABLE {self._name}_{EFFECT} (number integer NOT NULL)")
+        async with self.connected() as connection:
+            await self.ask(connection, f"CREATE TABLE {self._name}_{PLACED} (number integer PRIMARY KEY)")
+            await self.ask(connection, f"CREATE TABLE {self._name}_{EFFECT} (number integer NOT NULL)")
 
     async def numbers(self, table: str) -> list[int]:
         """All rows of a table."""
-        return [number for (number,) in await self._run(f"SELECT number FROM {self._name}_{table}")]
+        async with self.connected() as connection:
+            return [number for (number,) in await self.ask(connection, f"SELECT number FROM {self._name}_{table}")]
 
     async def drop(self) -> None:
-        for table in (PLACED, EFFECT):
-            await self._run(f"DROP TABLE IF EXISTS {self._name}_{table}")
-
-    async def _run(self, statement: str) -> list[Any]:
-        connection = await self.connect()
-        try:
-            return await self.driver.execute(connection, statement)
-        finally:
-            ending = connection.close()
-            if ending is not None:  # that of asyncpg is waited for
-                await ending
-
-
-async def _connect_postgres(url: str) -> Any:
-    import asyncpg
-
-    from bide.stores.postgres.connection import address_of
-
-    return await asyncpg.connect(address_of(url).dsn)
-
-
-async def _execute_postgres(connection: Any, statement: str) -> list[Any]:
-    return [tuple(row) for row in await connection.fetch(statement)]
-
-
-async def _connect_mysql(url: str) -> Any:
-    import asyncmy
-
-    parts = urlsplit(url)
-    return await asyncmy.connect(
-        host=parts.hostname or "localhost", port=parts.port or 3306, user=unquote(parts.username or "root"),
-        password=unquote(parts.password or ""), db=unquote(parts.path.removeprefix("/")), autocommit=True,
-    )  # fmt: skip
-
-
-async def _execute_mysql(connection: Any, statement: str) -> list[Any]:
-    async with connection.cursor() as cursor:
-        await cursor.execute(statement)
-        return [tuple(row) for row in await cursor.fetchall()]
-
-
-async def _connect_sqlite(url: str) -> Any:
-    path = unquote(urlsplit(url).path.removeprefix("/"))
-    return sqlite3.connect(path, isolation_level=None, timeout=60, check_same_thread=False)
-
-
-async def _execute_sqlite(connection: Any, statement: str) -> list[Any]:
-    if statement in ("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK"):  # which may wait for others
-        await asyncio.to_thread(connection.execute, statement)
-        return []
-    rows: list[Any] = connection.execute(statement).fetchall()
-    return rows
-
-
-_POSTGRES = Driver(_connect_postgres, _execute_postgres)
-_MYSQL = Driver(_connect_mysql, _execute_mysql)
-_DRIVERS: Mapping[str, Driver] = {
-    "postgresql": _POSTGRES, "postgres": _POSTGRES, "mysql": _MYSQL, "mariadb": _MYSQL,
-    "sqlite": Driver(_connect_sqlite, _execute_sqlite, begins="BEGIN IMMEDIATE"),
-}  # fmt: skip
+        async with self.connected() as connection:
+            for table in (PLACED, EFFECT):
+                await self.ask(connection, f"DROP TABLE IF EXISTS {self._name}_{table}")
 
 
 def judge(
@@ -194,27 +161,28 @@ async def _work(spec: Spec, parent: Parent) -> None:
 
 async def _place(spec: Spec, parent: Parent) -> None:
     tables, chance, left = Tables(spec.url, spec.tables), random.Random(), iter(spec.orders or ())
-    execute, begins = tables.driver.execute, tables.driver.begins
 
     async def place(connection: Any) -> None:
         for number in left:
             say(order=(number, BEGUN))
-            await execute(connection, begins)
+            await tables.ask(connection, tables.begins)
             try:
                 await tables.write(connection, PLACED, number)
                 delay = timedelta(seconds=chance.uniform(0, _LONGEST_DELAY))
                 await app.using(connection).schedule(TOPIC, key=f"{number}", group=f"order-{number}", delay=delay)
             except StoreError:  # on SQLite others may write for long
-                await execute(connection, "ROLLBACK")
+                await tables.ask(connection, "ROLLBACK")
                 say(order=(number, ROLLED_BACK))
                 continue
             commits = chance.random() < 0.5
-            await execute(connection, "COMMIT" if commits else "ROLLBACK")
+            await tables.ask(connection, "COMMIT" if commits else "ROLLBACK")
             say(order=(number, COMMITTED if commits else ROLLED_BACK))
 
     async with app_on(spec.url) as app:
         ready()
-        await asyncio.gather(*[place(await tables.connect()) for _ in range(_SIDE_BY_SIDE)])
+        async with AsyncExitStack() as stack:
+            own = [await stack.enter_async_context(tables.connected()) for _ in range(_SIDE_BY_SIDE)]
+            await asyncio.gather(*map(place, own))
 
 
 if __name__ == "__main__":

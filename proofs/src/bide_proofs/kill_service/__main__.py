@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from bide.testing.history.recording import read_all
 from bide.wiring import without_secrets
 from bide_proofs import kill_service
-from bide_proofs.harness.command import WrongByKind, not_in_memory, own_part, parser_of, tried
+from bide_proofs.harness.command import WrongByKind, own_place, parser_of, tried
 from bide_proofs.kill_service.instance import CONFIG, PORTS
 from bide_proofs.kill_service.receiver import Receiver, judge
 from bide_proofs.servers.process import HOST, free_port
@@ -25,7 +25,7 @@ from bide_proofs.torture.server import Server
 COUNT = 2
 _TOPIC = """
 [topics.{topic}]
-webhook = "http://{place}/hook"
+webhook = "http://{address}/hook"
 secrets_file = "{secrets}"
 retry = {{ policy = "exponential", first = "100ms", longest = "1s", tries = 100 }}
 """
@@ -48,12 +48,13 @@ class Services(Server):
         self._entered = AsyncExitStack()
 
     async def start(self) -> None:
-        self.direct = self.worker_url = await self._entered.enter_async_context(own_part(self.direct))
+        place = await self._entered.enter_async_context(own_place(self.direct))
+        self.direct = self.worker_url = place.url
         await self._entered.enter_async_context(self._receiver)
-        place, secrets = f"{HOST}:{self._receiver.port}", self._folder / "secrets"
+        address, secrets = f"{HOST}:{self._receiver.port}", self._folder / "secrets"
         secrets.write_text(self._receiver.secret + "\n", encoding="ascii")
-        topics = [_TOPIC.format(topic=topic, place=place, secrets=secrets) for topic in TOPICS]
-        config = f'keep_most = 10000000\n[webhooks]\nallow = ["{place}"]\n{"".join(topics)}'
+        topics = [_TOPIC.format(topic=topic, address=address, secrets=secrets) for topic in TOPICS]
+        config = f'keep_most = 10000000\n[webhooks]\nallow = ["{address}"]\n{"".join(topics)}'
         self._config.write_text(config, encoding="utf-8")
 
     async def stop(self) -> None:
@@ -85,7 +86,6 @@ def main() -> int:
         workers=COUNT, only=[f"{KILL} {WORKER}"], worker="bide_proofs.kill_service.instance", spare=1
     )  # fmt: skip
     given = parser.parse_args()
-    not_in_memory(parser, given.url)
     return tried("kill_service", lambda folder: run(given, folder))
 
 

@@ -21,9 +21,7 @@ import msgspec
 from bide import __version__
 from bide.app import Bide
 from bide.cli.bench.place import Place
-from bide.cli.bench.places import place_of
 from bide.cli.bench.plan import rounded
-from bide.core.errors import BadInput
 from bide.core.events import Event, EventKind
 from bide.core.names import new_id
 from bide.core.records import OutcomeKind
@@ -36,7 +34,7 @@ from bide_proofs.harness.command import (
     WrongByKind,
     add_seed,
     live_tasks,
-    not_in_memory,
+    own_place,
     parser_of,
     positive,
     progress,
@@ -260,9 +258,7 @@ async def _fill_events(app: Bide) -> None:
 
 async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
     """One run on the store that is given; the report, and what was wrong."""
-    async with place_of(given.url) as place:
-        if not place.owned:
-            raise BadInput("url", place.kind, "a store without anything in it, or a server, where a part is made")
+    async with own_place(given.url) as place:
         one = Soak(given, place, folder)
         return await one.go(), one.wrong
 
@@ -282,7 +278,6 @@ def main() -> int:
     parser.add_argument("--leak", type=int, default=0, help="bytes that handlers keep of each task: must be found")
     add_seed(parser)
     given = parser.parse_args()
-    not_in_memory(parser, given.url)
     return tried("soak", lambda folder: run(given, folder), results=given.results)
 
 

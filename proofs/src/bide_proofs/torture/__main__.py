@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from bide_proofs import torture
-from bide_proofs.harness.command import WrongByKind, not_in_memory, parser_of, tried
+from bide_proofs.harness.command import WrongByKind, parser_of, tried
 from bide_proofs.torture.plain import server_at
 from bide_proofs.torture.run import add_options, tortured
 from bide_proofs.torture.servers import server_of
@@ -31,8 +31,6 @@ def main() -> int:
     given = parser.parse_args()
     if (given.url is None) == (given.server is None):
         parser.error("give either a URL or --server")
-    if given.url is not None:
-        not_in_memory(parser, given.url)
 
     async def run(folder: Path) -> tuple[dict[str, Any], WrongByKind]:
         server = server_at(given.url, folder) if given.server is None else server_of(given.server, folder / "server")

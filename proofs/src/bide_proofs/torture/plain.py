@@ -15,7 +15,7 @@ from urllib.parse import quote, unquote, urlsplit, urlunsplit
 
 from bide.testing.proxy import FaultProxy
 from bide.wiring import without_secrets
-from bide_proofs.harness.command import own_part
+from bide_proofs.harness.command import own_place
 from bide_proofs.servers.disk import ROOM, Disk
 from bide_proofs.torture.server import FARTHEST, Common, Server, Trouble, Wait
 
@@ -126,7 +126,9 @@ class RunningServer(Server):
         self._entered = AsyncExitStack()
 
     async def start(self) -> None:
-        url = self.direct = await self._entered.enter_async_context(own_part(self.direct))
+        if self.name != "http":  # whose instance has a store of its own
+            self.direct = (await self._entered.enter_async_context(own_place(self.direct))).url
+        url = self.direct
         parts = urlsplit(url)
         port = None if "," in parts.netloc else parts.port or _PORTS.get(parts.scheme)
         if parts.hostname is None or port is None:
