@@ -126,7 +126,7 @@ class JoinedClient(ClientVerbs):
                 f"{type(store).__name__} cannot take part in a transaction; sqlite:, postgresql: and mysql: can"
             )
         self._joined = store.using(connection)
-        self._through = client._session.through(self._joined)
+        self._joined_session = client._session.within(self._joined)
 
     def enter(self, *, here: bool = False) -> None:
         """From now on the verbs of this context take part, until `leave`. May be nested."""
@@ -145,7 +145,7 @@ class JoinedClient(ClientVerbs):
     @property
     def _session(self) -> Session:
         self._client._session  # noqa: B018 - raises where the app is not open
-        return self._through
+        return self._joined_session
 
 
 class SharedSession:

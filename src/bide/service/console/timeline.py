@@ -284,7 +284,7 @@ class TimelinePage(Page):
 
         whose = visit.caller.topics
         wanted = ForecastQuery(asked.range, visit.phrases.zone, asked.topic, whose)
-        seen, known = await asyncio.gather(self._forecast.seen(wanted, may), self._past())
+        seen, known = await asyncio.gather(self._forecast.get(wanted, may), self._past())
         fastest = self._day.fastest((whose, asked.topic), shown)
         topics = sorted(seen.topics | {topic for topic in self._day.topics() if topic and may(topic)})
         view = View(asked, seen, visit.phrases, fastest=fastest, past=lambda edges: self._day.between(edges, shown))
@@ -294,7 +294,7 @@ class TimelinePage(Page):
         """Tell whether all of it is known; what is missing goes on being read."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
-                await self._day.look()
+                await self._day.refresh()
         return self._day.whole
 
 
