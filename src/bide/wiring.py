@@ -62,12 +62,12 @@ def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Call
         return partial(SqliteStore, _path_of(url, "store"), synchronous=settings.sqlite_synchronous)
     if parts.scheme in (*_REDIS, *_POSTGRES, *_MYSQL, *_HTTP):
         make = partial(_server_store(parts.scheme, settings), url)
-        make()  # what is wrong with the URL is said now, not at the first use
+        make()  # so that a wrong URL is reported now, not at the first use
         return partial(make, clock="server" if own_clock else "caller")
     others = extensions.installed(extensions.STORES)
     if parts.scheme in others:
         make = extensions.load(others[parts.scheme])
-        make(url)  # what is wrong with the URL is said now, not at the first use
+        make(url)  # so that a wrong URL is reported now, not at the first use
         return lambda: make(url)
     more = "".join(f', "{scheme}:..."' for scheme in sorted(others))
     raise BadInput("store", without_secrets(url), _ACCEPTED + more)
@@ -137,7 +137,7 @@ def sink_at(url: str, field: str) -> Sink:
 
 
 def engine_config(settings: Settings) -> EngineConfig:
-    """The terms of the engine, with a bound to how many ended tasks are remembered."""
+    """The engine's configuration, with a limit on how many ended tasks are remembered."""
     kept = Retention(done=settings.keep_done, cancelled=settings.keep_cancelled, dead=settings.keep_dead)
     return EngineConfig(
         lease=settings.lease,
@@ -203,7 +203,7 @@ def _server_store(scheme: str, settings: Settings) -> Callable[..., Store]:
         with _Extra("postgres", f"{scheme}:", "asyncpg"):
             from bide.stores.postgres import PostgresStore
 
-        # a wake is told of up to a cap ahead: that of other workers, which may be set to sleep longer, as well as ours
+        # a wake is notified up to a cap ahead: that of other workers, which may be set to sleep longer, as well as ours
         return partial(PostgresStore, cap=max(settings.max_sleep, 1_000))
     if scheme in _MYSQL:
         with _Extra("mysql", f"{scheme}:", "asyncmy"):
@@ -213,12 +213,14 @@ def _server_store(scheme: str, settings: Settings) -> Callable[..., Store]:
     with _Extra("http", f"{scheme}:", "aiohttp"):
         from bide.stores.http import HttpStore
 
-    # a service goes by a clock of its own: one that is told to go by another refuses
+    # a service goes by its own clock, and refuses to go by another
     return partial(HttpStore, token=settings.token)
 
 
 def check_there(url: str) -> None:
-    """For who only looks or changes: opening a SQLite file that is not there makes one. Raises StoreUnavailable."""
+    """Raises StoreUnavailable for a SQLite file that does not exist: opening it to read or change tasks would make
+    it.
+    """
     if urlsplit(url).scheme == "sqlite" and not os.path.exists(path := _path_of(url, "store")):
         raise StoreUnavailable(
             f"{os.path.abspath(path)}: there is no such file; `bide schedule`, `work`, `serve` and `migrate` make it"

@@ -199,7 +199,7 @@ def test_an_instant_that_no_datetime_can_hold_is_shown_as_the_nearest() -> None:
 
 @pytest.mark.parametrize("text", [" " * 1_000_000 + "1s", "1s" + " " * 1_000_000, "no length", "1x", "9" * 81])
 def test_what_is_refused_is_not_kept(text: str) -> None:
-    caches = (_duration_of_text, arguments._in_so_long)
+    caches = (_duration_of_text, arguments._due_after)
     before = [cache.cache_info().currsize for cache in caches]
     with pytest.raises(BadInput, match="delay"):
         arguments.one_due_of(None, text, 1)

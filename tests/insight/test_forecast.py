@@ -42,8 +42,8 @@ from bide.insight.forecast import (
     edges_of,
     highest,
     outlook,
+    split,
     step_for,
-    taken_apart,
 )  # fmt: skip
 from bide.insight.minute_log import LastDay
 from bide.insight.minute_log import PastInterval as DeliveryCounts
@@ -197,7 +197,7 @@ async def test_the_fullest_second_of_the_fullest_minute_is_found(at: dict[int, i
         return found
 
     whole = Bar(0, HOUR, {"t": Count(sum(at.values()))})
-    top, parts = await taken_apart(whole, count)
+    top, parts = await split(whole, count)
     assert asked == 2
     minutes: dict[int, int] = {}
     for second, number in at.items():
@@ -219,7 +219,7 @@ async def test_a_peak_that_goes_while_it_is_looked_at_is_no_error() -> None:
         return [Bar(low, high, {}) for low, high in pairwise(edges)]
 
     whole = Bar(0, HOUR, {"t": Count(7)})
-    top, parts = await taken_apart(whole, nothing)
+    top, parts = await split(whole, nothing)
     assert top is whole
     assert sum(part.total.number for part in parts) == 0
 
@@ -276,7 +276,7 @@ async def test_the_forecast_counts_by_interval_and_topic_and_finds_its_peaks(app
     await put(app, "old", NOW, NOW + 5)
     app.clock.advance(2)  # type: ignore[attr-defined]
     forecast = Forecast(app)
-    seen = await forecast.seen(ForecastQuery(Span.DAY, UTC), everything)
+    seen = await forecast.get(ForecastQuery(Span.DAY, UTC), everything)
     assert seen.due == Count(2)
     assert seen.bars[0].low == seen.counted_at == NOW + 2
     assert seen.edges[0] < NOW - 12 * HOUR + MINUTE
@@ -290,16 +290,16 @@ async def test_the_forecast_counts_by_interval_and_topic_and_finds_its_peaks(app
     assert (second.top.low, second.top.high) == (minute + 2 * HOUR, minute + 2 * HOUR + SECOND)
     assert third.top == Bar(eight + SECOND, eight + 2 * SECOND, {"coupon": Count(40), "order": Count(2)})
 
-    only = await forecast.seen(ForecastQuery(Span.DAY, UTC, only="order"), everything)
+    only = await forecast.get(ForecastQuery(Span.DAY, UTC, only="order"), everything)
     assert only.total == Count(22)
     assert only.topics == seen.topics
-    hidden = await forecast.seen(ForecastQuery(Span.DAY, UTC, whose="anna"), lambda topic: topic == "old")
+    hidden = await forecast.get(ForecastQuery(Span.DAY, UTC, whose="anna"), lambda topic: topic == "old")
     assert (hidden.total, hidden.due, hidden.topics) == (Count(1), Count(1), frozenset({"old"}))
 
-    tomorrow = await forecast.seen(ForecastQuery(chosen(eight, eight + 10 * SECOND, NOW), UTC), everything)
+    tomorrow = await forecast.get(ForecastQuery(chosen(eight, eight + 10 * SECOND, NOW), UTC), everything)
     assert tomorrow.due is None
     assert [bar.total.number for bar in tomorrow.bars] == [0, 42, *[0] * 8]
-    gone = await forecast.seen(ForecastQuery(chosen(NOW - HOUR, NOW - MINUTE, NOW), UTC), everything)
+    gone = await forecast.get(ForecastQuery(chosen(NOW - HOUR, NOW - MINUTE, NOW), UTC), everything)
     assert (gone.bars, gone.due) == ([], Count(2))
     await forecast.close()
 
@@ -309,14 +309,14 @@ async def test_a_look_is_shared_for_a_while(app: Bide, monkeypatch: pytest.Monke
     monkeypatch.setattr("bide.insight.forecast._EVERY", PATIENCE)
     forecast = Forecast(app)
     wanted = ForecastQuery(Span.HOUR, UTC)
-    first = await forecast.seen(wanted, everything)
+    first = await forecast.get(wanted, everything)
     await put(app, "t", NOW + MINUTE)
-    assert await forecast.seen(ForecastQuery(Span.HOUR, UTC), everything) is first
-    other = await forecast.seen(ForecastQuery(Span.HOUR, ZoneInfo("Asia/Kathmandu")), everything)
+    assert await forecast.get(ForecastQuery(Span.HOUR, UTC), everything) is first
+    other = await forecast.get(ForecastQuery(Span.HOUR, ZoneInfo("Asia/Kathmandu")), everything)
     assert (first.total.number, other.total.number) == (0, 1)
     for number in range(40):
-        await forecast.seen(ForecastQuery(chosen(NOW, NOW + MINUTE + number, NOW), UTC), everything)
-    assert (await forecast.seen(wanted, everything)).total.number == 1, "only the last ranges are remembered"
+        await forecast.get(ForecastQuery(chosen(NOW, NOW + MINUTE + number, NOW), UTC), everything)
+    assert (await forecast.get(wanted, everything)).total.number == 1, "only the last ranges are remembered"
 
 
 async def test_how_far_is_counted_follows_what_a_look_costs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -325,12 +325,12 @@ async def test_how_far_is_counted_follows_what_a_look_costs(tmp_path: Path, monk
         await put(app, "t", *[NOW + MINUTE] * 1_500)
         forecast = Forecast(app)
         forecast.upto = LEAST_UPTO
-        seen = await forecast.seen(ForecastQuery(Span.HOUR, UTC), everything)
+        seen = await forecast.get(ForecastQuery(Span.HOUR, UTC), everything)
         assert seen.peaks[0].top.total == Count(1_500), "what is high is counted further"
         assert seen.total == Count(1_500)
         forecast.upto = LEAST_UPTO
         await put(app, "u", *(NOW + number * MINUTE for number in range(1, 11) for _ in range(1_001)))
-        seen = await forecast.seen(ForecastQuery(Span.HOUR, UTC, whose="again"), everything)
+        seen = await forecast.get(ForecastQuery(Span.HOUR, UTC, whose="again"), everything)
         assert not seen.exact
         assert seen.total == Count(1_500 + 3 * 1_001 + 7 * LEAST_UPTO, exact=False)
         forecast.upto = LEAST_UPTO
@@ -340,7 +340,7 @@ async def test_how_far_is_counted_follows_what_a_look_costs(tmp_path: Path, monk
         assert forecast.upto == 2 * LEAST_UPTO
         forecast.learn(0.01, exact=True)
         assert forecast.upto == 2 * LEAST_UPTO, "it was enough"
-        assert (await forecast.seen(ForecastQuery(Span.DAY, UTC), everything)).total == Count(1_500 + 10 * 1_001)
+        assert (await forecast.get(ForecastQuery(Span.DAY, UTC), everything)).total == Count(1_500 + 10 * 1_001)
         forecast.upto = 100_000
         forecast.learn(PATIENCE + 1, exact=True)
         assert forecast.upto == 50_000
@@ -371,7 +371,7 @@ async def test_the_past_is_told_by_minute(app: Bide) -> None:
 
     day = LastDay(app)
     assert not day.whole
-    await day.look()
+    await day.refresh()
     assert day.whole
     edges = [minute - MINUTE, minute, minute + MINUTE, clock.now()]
     assert day.between(edges, everything) == [DeliveryCounts(0, 0), DeliveryCounts(122, 1), DeliveryCounts(2, 90)]
@@ -398,7 +398,7 @@ async def test_a_burst_says_nothing_of_what_a_minute_can_do(app: Bide) -> None:
         await history.flush()
         clock.advance(MINUTE)
     day = LastDay(app)
-    await day.look()
+    await day.refresh()
     assert day.fastest(None, everything) is None
     await history.close()
 
@@ -410,7 +410,7 @@ async def test_what_is_told_later_is_seen_by_the_next_look(app: Bide) -> None:
     minute = NOW - NOW % MINUTE
     first, late = History(app.store, clock), History(app.store, clock)
     day = LastDay(app)
-    await day.look()
+    await day.refresh()
 
     async def done(history: History, advance: Millis) -> list[int]:
         history.ended("a", OutcomeKind.DONE)
@@ -457,13 +457,13 @@ async def test_of_many_topics_the_fullest_are_counted_by_interval_and_the_others
         few = [app.new(f"t.{number}", key="1", delay="1h") for number in range(3 * MOST_TOPICS)]
         await app.schedule_many([*few, *(app.new("full", key=str(key), delay="2h") for key in range(5))])
         forecast = Forecast(app)
-        seen = await forecast.seen(ForecastQuery(Span.DAY, UTC), lambda _: True)
+        seen = await forecast.get(ForecastQuery(Span.DAY, UTC), lambda _: True)
         assert max(store.asked) == MOST_TOPICS
         assert seen.beyond == Count(2 * MOST_TOPICS + 1)
         assert seen.total == Count(MOST_TOPICS - 1 + 5), "the fullest one among them"
         assert len(seen.topics) == 3 * MOST_TOPICS + 1
         store.asked.clear()
-        one = await forecast.seen(ForecastQuery(Span.DAY, UTC, "t.0"), lambda _: True)
+        one = await forecast.get(ForecastQuery(Span.DAY, UTC, "t.0"), lambda _: True)
         assert (set(store.asked), one.total, one.beyond) == ({1}, Count(1), None)
         await forecast.close()
 
@@ -475,7 +475,7 @@ async def test_a_look_that_nobody_waits_for_any_more_ends() -> None:
         store.held = asyncio.Event()
         forecast = Forecast(app)
         wanted = ForecastQuery(Span.DAY, UTC)
-        one, two = (asyncio.ensure_future(forecast.seen(wanted, lambda _: True)) for _ in range(2))
+        one, two = (asyncio.ensure_future(forecast.get(wanted, lambda _: True)) for _ in range(2))
         await until(lambda: store.asked, "the look to count")
         one.cancel()
         await asyncio.wait([one])
@@ -485,5 +485,5 @@ async def test_a_look_that_nobody_waits_for_any_more_ends() -> None:
         await asyncio.wait([two])
         await until(lambda: query._running is None, "the look to end")
         store.held = None
-        assert (await forecast.seen(wanted, lambda _: True)).total == Count(1), "who comes back begins a new one"
+        assert (await forecast.get(wanted, lambda _: True)).total == Count(1), "who comes back begins a new one"
         await forecast.close()

@@ -318,16 +318,16 @@ def test_the_last_minute_is_a_minute(virtual: Tell) -> None:
             await told.deliver(10)
             await world.pause(30.0)
             await told.deliver(5, late=800, outcome=OutcomeKind.RETRY)
-            first = await throughput.look()
+            first = await throughput.read()
             assert figures(first.last_minute()) == (15, 10, 15)
             assert first.last_minute().failed == 5
             assert first.last_minute().span == 90_000, "this minute so far, and the one before it"
             for _ in range(15):
                 await world.pause(2.0)
-                await throughput.look()
+                await throughput.read()
             await told.deliver(1)
             await world.pause(29.0)
-            seen = await throughput.look()
+            seen = await throughput.read()
             assert figures(seen.last_minute()) == (1, 1, 1), "what was seen a minute ago is over"
             assert seen.last_minute().span == 59_000
             assert seen.last_minute().rate(59) == 1.0
@@ -345,7 +345,7 @@ def test_of_some_topics_only(virtual: Tell) -> None:
             told, throughput = Told(app), Throughput(app.store, app.clock)
             await told.deliver(2)
             await told.deliver(3, topic="b", late=900)
-            seen = await throughput.look()
+            seen = await throughput.read()
             assert figures(seen.last_minute()) == (5, 5, 5)
             mine = seen.last_minute(lambda topic: topic == "a")
             assert figures(mine) == (2, 2, None), "what is counted over all topics is theirs who see all"
@@ -373,12 +373,12 @@ def test_a_look_reads_two_minutes(virtual: Tell) -> None:
                 return found
 
             world.memory.find = find  # type: ignore[method-assign]
-            await throughput.look()
+            await throughput.read()
             assert sum(read) >= MINUTES - 1
             for _ in range(20):
                 read.clear()
                 await world.pause(2.0)
-                await throughput.look()
+                await throughput.read()
                 assert sum(read) <= 2
 
     virtual(story)
@@ -403,7 +403,7 @@ def test_the_last_hour_is_what_the_rows_say(steps: list[tuple[int, int, bool]], 
                     continue
                 minute = clock.now() // MINUTE
                 rows = await rows_between(app.store, clock, minute - MINUTES + 1, minute)
-                seen = await throughput.look()
+                seen = await throughput.read()
                 assert seen.hour == together(rows.values())
                 assert seen.last_minute().span <= 2 * MINUTE
                 now_and_before = sum(

@@ -1,4 +1,4 @@
-"""Arguments of the verbs, checked and turned into what stores take: names, times, filters, changes.
+"""Arguments of the verbs, checked and converted to what stores take: names, times, filters, changes.
 
 All raise BadInput, naming the field.
 """
@@ -47,7 +47,7 @@ from bide.ports import Clock
 
 
 class TaskOptions(TypedDict, total=False):
-    """The options of a task; `Client.new` explains each."""
+    """The options of a task; `ClientVerbs.schedule` explains each."""
 
     key: str | None
     group: str | None
@@ -91,7 +91,7 @@ def conflict_of(choice: str) -> OnConflict:
 
 
 def pair_of(ref: Ref | tuple[str, str]) -> tuple[str, str]:
-    """A (topic, key) pair, its names not looked at."""
+    """A (topic, key) pair, its names not checked yet."""
     try:
         topic, key = ref
     except (TypeError, ValueError):
@@ -106,20 +106,20 @@ def ref_of(ref: Ref | tuple[str, str]) -> Ref:
 
 
 def one_due_of(at: When | None, delay: Length | None, grain: Millis) -> Due:
-    """The one of `at` and `delay` that was given. For `grain` see `uncut`."""
+    """The due time by `at` or `delay`, whichever was given. For `grain` see `with_grain`."""
     if at is None and type(delay) is str and len(delay) <= LONGEST_TEXT:
-        return _in_so_long(delay, grain)
+        return _due_after(delay, grain)
     return with_grain(one_due(at, delay), grain)
 
 
 @functools.lru_cache(maxsize=512)
-def _in_so_long(delay: str, grain: Millis) -> Due:
-    """Cached, since programs say the same few lengths over and over."""
+def _due_after(delay: str, grain: Millis) -> Due:
+    """Cached, since programs use the same few lengths over and over."""
     return with_grain(one_due(None, delay), grain)
 
 
 def due_of(when: When | Length, field: str = "when", *, grain: Millis = 0) -> Due:
-    """An instant (a datetime, ISO text) or a length from now (a timedelta, "15m"). For `grain` see `uncut`."""
+    """An instant (a datetime, ISO text) or a length from now (a timedelta, "15m"). For `grain` see `with_grain`."""
     if isinstance(when, str):
         try:
             return with_grain(In(duration(when, field=field)), grain)
@@ -131,14 +131,14 @@ def due_of(when: When | Length, field: str = "when", *, grain: Millis = 0) -> Du
 
 
 def check_past(due: Due, most: Millis, clock: Clock) -> Due:
-    """`due` itself. Raises BadInput for an instant that lies further in the past than `most`."""
+    """Return `due`. Raises BadInput for an instant that lies further in the past than `most`."""
     if most != LONGEST and type(due) is At and due.millis < clock.now() - most:
         raise BadInput("at", instant_text(due.millis), f"a time that is at most {duration_text(most)} ago (max_past)")
     return due
 
 
 def deadline_of(deadline: When | Length | None, due: Due, clock: Clock) -> Millis | None:
-    """A deadline that is not before the task is due."""
+    """The instant of a deadline. Raises BadInput where it is before the task is due."""
     if deadline is None:
         return None
     now = clock.now()
@@ -152,7 +152,7 @@ def deadline_of(deadline: When | Length | None, due: Due, clock: Clock) -> Milli
 def filter_of(
     topic: str | None, state: str | None, group: str | None, wake_from: When | None, wake_before: When | None
 ) -> Filter:
-    """Which tasks to find."""
+    """The filter of `find`."""
     if state is not None and state not in STATES:
         raise BadInput("state", state, f"one of {', '.join(STATES)}")
     return Filter(
@@ -174,25 +174,25 @@ def new_move(
     if_token: Token | None,
     clock: Clock,
 ) -> Move:
-    """Another time for a waiting task."""
+    """Make a waiting task due at another time."""
     due = one_due_of(at, delay, clock.grain)
     return Move(check_topic(topic), check_name("key", key), due, if_token, deadline_of(deadline, due, clock))
 
 
 def new_fire(topic: str, key: str, *, if_token: Token | None) -> Move:
-    """Now."""
+    """Make a waiting task due now."""
     return Move(check_topic(topic), check_name("key", key), In(0), if_token, verb="fire_now")
 
 
 def new_cancel(topic: str, key: str, *, if_token: Token | None, config: EngineConfig, clock: Clock) -> Cancel:
-    """Never; remembered for as long as the terms say."""
-    topic, key = check_topic(topic), check_name("key", key)  # before its retention is asked, which may count
+    """Cancel a live task, and remember it for as long as the retention of its topic says."""
+    topic, key = check_topic(topic), check_name("key", key)  # before its retention, which may count
     keep_until = config.retention_of(topic).keep_until(State.CANCELLED, clock.now())
     return Cancel(topic, key, keep_until, if_token)
 
 
 def new_shift(record: Record, by: Millis, *, deadlines: bool, if_token: Token) -> Move:
-    """A waiting task by a length from when it was asked for; with `deadlines` its deadline moves along."""
+    """Move a waiting task by a length from its due time; with `deadlines` its deadline moves along."""
     deadline = None
     if deadlines and record.deadline is not None:
         deadline = shifted(record.deadline, by)
@@ -200,11 +200,11 @@ def new_shift(record: Record, by: Millis, *, deadlines: bool, if_token: Token) -
 
 
 def shifted(at: Millis, by: Millis) -> Millis:
-    """An instant, moved by a length, and kept within what an instant can be."""
+    """An instant, moved by a length, within the bounds of instants."""
     return min(max(0, at + by), LAST_INSTANT)
 
 
 def new_redrive(topic: str, key: str, *, delay: Length, if_token: Token | None, clock: Clock) -> Redrive:
-    """A dead task again, as a new life."""
+    """Send a dead task again, as a new life."""
     due = with_grain(In(duration(delay, field="delay")), clock.grain)
     return Redrive(check_topic(topic), check_name("key", key), new_id(), due, if_token)

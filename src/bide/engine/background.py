@@ -1,7 +1,4 @@
-"""Work in the background: tasks whose defects are logged at once, work that repeats, and work that is done soon.
-
-Functions that are called with each task or row that dies, beside the worker that goes on.
-"""
+"""Work in the background: tasks that log their defects at once, work that repeats or is coalesced, and hooks."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ _log = logging.getLogger("bide.worker")
 
 
 def log_defect(task: asyncio.Task[Any]) -> None:
-    """For `add_done_callback`: log the defect that has ended a task now, and not when the task is collected."""
+    """For `add_done_callback`: log a defect as it ends a task, and not when the task is garbage-collected."""
     if not task.cancelled() and isinstance(error := task.exception(), Exception):
         _log.error("a defect has ended the task %r", task.get_name(), exc_info=error)
 
@@ -40,7 +37,10 @@ async def repeat(
     first_after: float = 0.0,
     after_error: float | None = None,
 ) -> None:
-    """Do `once` every so many seconds until cancelled. It outlives errors of the store and defects, and logs them."""
+    """Call `once` every `every` seconds until cancelled. Errors of the store and defects are logged and outlived.
+
+    `what` names the work in the log. `first_after` and `after_error` are seconds too.
+    """
     again = every if after_error is None else after_error
     if first_after:
         await asyncio.sleep(first_after)
@@ -58,7 +58,7 @@ async def repeat(
 
 
 class Coalescer:
-    """Does `work` in the background, so many seconds after it was first asked to: one run for all who ask meanwhile."""
+    """Runs `work` in the background `pause` seconds after the first `trigger`: one run for all that come meanwhile."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], pause: float, name: str) -> None:
         self._work = work
@@ -68,7 +68,7 @@ class Coalescer:
         self._task: asyncio.Task[None] | None = None
         self._closed = False
 
-    def ask(self) -> None:
+    def trigger(self) -> None:
         if self._due is None and not self._closed:
             self._due = asyncio.get_running_loop().call_later(self._pause, self._run)
 
@@ -77,7 +77,7 @@ class Coalescer:
         self._task = begin(self._work(), self._name)
 
     async def close(self) -> None:
-        """Begin it no more, and wait for the run that is under way."""
+        """Start no more runs, and wait for the one that is under way."""
         self._closed = True
         if self._due is not None:
             self._due.cancel()
@@ -86,20 +86,20 @@ class Coalescer:
 
 
 class DeadHooks:
-    """Those that run."""
+    """Calls the `on_dead` functions in the background, so that the worker goes on meanwhile."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
 
     def call(self, hooks: Iterable[Callable[[Any], Any]], dead: Any) -> None:
-        """Begin to call each; what one raises is logged, and stops nothing."""
+        """Start each with the task or row that died; an error of one is logged, and stops nothing."""
         for hook in hooks:
             running = asyncio.get_running_loop().create_task(_run(hook, dead), name="bide on_dead")
             self._running.add(running)
             running.add_done_callback(self._running.discard)
 
     async def ended(self) -> None:
-        """Wait for those that run now."""
+        """Wait for the hooks that run now."""
         await asyncio.gather(*self._running, return_exceptions=True)
 
 

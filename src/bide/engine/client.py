@@ -125,7 +125,7 @@ class JoinedClient(ClientVerbs):
         if transactions is None:
             raise SetupError("this store cannot take part in a transaction; sqlite:, postgresql: and mysql: can")
         self._joined = transactions.using(connection)
-        self._through = client._session.through(self._joined)
+        self._joined_session = client._session.within(self._joined)
 
     def enter(self, *, here: bool = False) -> None:
         """From now on the verbs of this context take part, until `leave`. May be nested."""
@@ -144,7 +144,7 @@ class JoinedClient(ClientVerbs):
     @property
     def _session(self) -> Session:
         self._client._session  # noqa: B018 - raises where the app is not open
-        return self._through
+        return self._joined_session
 
 
 class SharedSession:

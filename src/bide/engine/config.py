@@ -1,8 +1,8 @@
-"""The numbers that an engine goes by, which stores know none of; and how many ended tasks of a topic are remembered.
+"""The numbers that the engine goes by, and how long and how many ended tasks of a topic are remembered.
 
-At most so many done tasks of a topic are remembered, and as many cancelled ones. A task beyond the bound is deleted as
-it ends. Each process counts the tasks that it ended itself, so several processes together remember a multiple of the
-bound. A retention that a handler sets, such as `keep_done="1d"`, has no bound.
+Of each topic a limited number of done tasks is remembered, and as many cancelled ones; a task beyond the limit is
+deleted as it ends. Each process counts the tasks that it ended itself, so several processes together remember a
+multiple of the limit. A retention that a handler sets, such as `keep_done="1d"`, has no limit.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FOURTEEN_DAYS: Millis = 14 * 86_400_000
 MOST = 10_000
 """Done, and as many cancelled, tasks of one topic."""
 _TOPICS = 10_000
-"""Topics that are counted. With one more, all counts begin anew."""
+"""Topics whose ended tasks are counted. With one more, all counts begin anew."""
 
 
 class Retention(Struct, frozen=True, kw_only=True):
@@ -42,12 +42,12 @@ _DEFAULT = Retention()
 
 
 class CappedRetention(Retention, frozen=True, kw_only=True):
-    """A retention with a bound on the number of remembered tasks. Dead tasks have no bound."""
+    """A retention that also limits how many tasks are remembered, except for dead ones. `keep_until` counts."""
 
     kept: dict[State, deque[Millis]] = msgspec.field(
         default_factory=lambda: {State.DONE: deque(), State.CANCELLED: deque()}
     )
-    """Of the states that are counted, until when each task is remembered."""
+    """Of the states that are limited, until when each task is remembered."""
     most: int = MOST
 
     def keep_until(self, state: State, now: Millis) -> Millis:
@@ -68,7 +68,7 @@ class CappedRetention(Retention, frozen=True, kw_only=True):
 
 
 class Retentions:
-    """The retention of each topic: its own where it sets one, else the general one; bounded, with `most`."""
+    """The retention of each topic: its own where it sets one, else the general one, limited to `most` if given."""
 
     def __init__(
         self,
@@ -93,13 +93,13 @@ class Retentions:
         return found
 
     def at_most(self, most: int) -> Retentions:
-        """The same, remembering at most so many ended tasks of each topic and state, also of what topics say."""
+        """The same, with at most `most` ended tasks of each topic and state, also where topics set their own."""
         return Retentions(self._general, {topic: _capped(one, most) for topic, one in self._own.items()}, most=most)
 
     def with_topic(
         self, topic: Topic, *, done: Millis | None, cancelled: Millis | None, dead: Millis | None
     ) -> Retentions:
-        """The same, with what `topic` says itself: that is not counted. None: as of any topic."""
+        """The same, with the lengths that `topic` sets itself, which have no limit. None: as of any topic."""
         general = self._general
         one = CappedRetention(
             done=general.done if done is None else done,
@@ -115,7 +115,7 @@ def _capped(one: Retention, most: int) -> CappedRetention:
 
 
 class EngineConfig(Struct, frozen=True, kw_only=True):
-    """All durations in milliseconds."""
+    """The settings of an engine. All durations are in milliseconds."""
 
     lease: Millis = 10_000
     """How long a task is held; kept alive while its handler runs. What a dead worker held comes back after this."""
@@ -128,6 +128,7 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     max_past: Millis = LONGEST
     """How far in the past a time may lie that is asked for."""
     payload_limit: int = PAYLOAD_LIMIT
+    """The largest payload, in bytes."""
     history: bool = True
     """Write down, minute by minute, what happened; see `engine.history`."""
     traces: bool = True

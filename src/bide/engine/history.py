@@ -1,9 +1,9 @@
 """The past, minute by minute: how much was planned, begun and ended, and how late it was.
 
-Each process counts what it does itself and writes its row of the minute into the store every two seconds in which
-something happened; so a reader sees all of them together, also those that have gone, and nothing is written where
-nothing happens. A row is kept for a day. Losing one costs a picture, never a task: where the store is away or full, the
-counts wait for a later write.
+Each process counts its own work and writes its row of the minute into the store every two seconds in which something
+happened; so a reader sees all processes together, also those that have gone, and nothing is written where nothing
+happens. A row is kept for a day. Losing one costs a picture, never a task: where the store is away or full, the counts
+wait for a later write.
 
 Lateness is counted in buckets that grow with it, each an eighth of its octave wide (as HdrHistogram's are): 16 ms and
 18 ms can be told apart, 16 s and 16.5 s cannot, and a quantile is never further off than 12.5 %.
@@ -30,7 +30,7 @@ from bide.ports.remote import UNREADABLE
 _log = logging.getLogger("bide.history")
 MINUTE: Millis = 60_000
 KEPT: Millis = 25 * 60 * MINUTE
-"""How long a row is kept after its minute: a day, and an hour so that a day is whole when it is looked at."""
+"""How long a row is kept after its minute: a day, and an hour so that the last day is whole when it is read."""
 _EVERY = 2.0
 _MOST_TOPICS = 200
 OTHERS: Topic = ""
@@ -38,7 +38,7 @@ OTHERS: Topic = ""
 _MOST_UNWRITTEN = 60
 """Rows that wait for a store that is away."""
 _PREFIX = "minute:"
-_VERDICTS = (OutcomeKind.DONE, OutcomeKind.RETRY, OutcomeKind.DEFER, OutcomeKind.DEAD)
+_OUTCOMES = (OutcomeKind.DONE, OutcomeKind.RETRY, OutcomeKind.DEFER, OutcomeKind.DEAD)
 
 
 class DeliveryCounts(Struct, array_like=True, gc=False):
@@ -98,8 +98,8 @@ class MinuteRow(Struct, array_like=True, gc=False):
     def add(self, other: MinuteRow) -> None:
         """Count `other` too."""
         self.scheduled += other.scheduled
-        for topic, past in other.topics.items():
-            self.topics.setdefault(topic, DeliveryCounts()).add(past)
+        for topic, counts in other.topics.items():
+            self.topics.setdefault(topic, DeliveryCounts()).add(counts)
 
 
 _encode = msgspec.msgpack.encode
@@ -140,10 +140,10 @@ class History:
     What is counted per delivery costs a quarter of a microsecond; all else is done once for a write.
     """
 
-    def __init__(self, store: Store, clock: Clock, *, told: bool = True) -> None:
+    def __init__(self, store: Store, clock: Clock, *, write: bool = True) -> None:
         self._kept = SettingsStore(store, clock, SHOWN_TOPIC)
         self._clock = clock
-        self._told = told and store.features.remote is None
+        self._writes = write and store.features.remote is None
         self._id = new_id()
         self._fresh: dict[Topic, _Unwritten] = {}
         self._scheduled = 0
@@ -157,12 +157,12 @@ class History:
     # --- count
 
     def scheduled(self, number: int) -> None:
-        """So many calls for a task were answered."""
+        """Count the answered calls that scheduled a task."""
         self._scheduled += number
         self._write_soon()
 
     def began(self, topic: Topic, planned: Sequence[Millis], now: Millis) -> None:
-        """Deliveries of a topic, planned for these instants, begin at `now`."""
+        """Count deliveries of a topic that were planned for these instants and begin at `now`."""
         fresh = self._of(topic)
         fresh.late.update([now - one for one in planned])
         minute = now // MINUTE
@@ -172,9 +172,9 @@ class History:
             fresh.planned.update([one // MINUTE for one in planned])
         self._write_soon()
 
-    def ended(self, topic: Topic, verdict: OutcomeKind) -> None:
-        """The store has accepted an outcome."""
-        self._of(topic).ended[verdict] += 1
+    def ended(self, topic: Topic, outcome: OutcomeKind) -> None:
+        """Count an outcome that the store has accepted."""
+        self._of(topic).ended[outcome] += 1
         self._write_soon()
 
     def _of(self, topic: Topic) -> _Unwritten:
@@ -188,12 +188,12 @@ class History:
     # --- write
 
     def _write_soon(self) -> None:
-        if self._told:
-            self._writer.ask()
+        if self._writes:
+            self._writer.trigger()
 
     async def flush(self) -> None:
-        """Write what was counted. What cannot be written now goes with a later one."""
-        if not self._told:
+        """Write the counts. Those that cannot be written now go with a later write."""
+        if not self._writes:
             return
         self._gather(self._clock.now() // MINUTE)
         try:
@@ -217,7 +217,7 @@ class History:
             self._write_soon()
 
     def _gather(self, minute: int) -> None:
-        """Add what is fresh to the row of the minute."""
+        """Add the new counts to the row of the minute."""
         if not self._fresh and not self._scheduled:
             return
         row = self._rows.setdefault(minute, MinuteRow())
@@ -225,17 +225,17 @@ class History:
         self._scheduled = 0
         fresh, self._fresh = self._fresh, {}
         for topic, one in fresh.items():
-            done, retried, deferred, dead = (one.ended[verdict] for verdict in _VERDICTS)
-            past = DeliveryCounts(one.late.total(), done, retried, deferred, dead, planned=dict(one.planned))
+            done, retried, deferred, dead = (one.ended[outcome] for outcome in _OUTCOMES)
+            counts = DeliveryCounts(one.late.total(), done, retried, deferred, dead, planned=dict(one.planned))
             for late, number in one.late.items():
                 bucket = bucket_of(late)
-                past.late[bucket] = past.late.get(bucket, 0) + number
+                counts.late[bucket] = counts.late.get(bucket, 0) + number
             name = topic if topic in row.topics or len(row.topics) < _MOST_TOPICS else OTHERS
-            row.topics.setdefault(name, DeliveryCounts()).add(past)
+            row.topics.setdefault(name, DeliveryCounts()).add(counts)
         self._unwritten.add(minute)
 
     async def close(self) -> None:
-        """Write what is left; not for schedules alone, so that a short program ends without a call more."""
+        """Write what is left; not for schedules alone, which would cost a short program one more call."""
         await self._writer.close()
         if self._fresh or self._unwritten:
             await self.flush()
@@ -247,9 +247,9 @@ async def rows_between(store: Store, clock: Clock, first: int, last: int) -> dic
     O(minutes x processes). Raises StoreError, and SetupError where a service refuses them.
     """
     if (remote := store.features.remote) is not None:
-        told = await remote.minutes(first, last)
+        minutes = await remote.minutes(first, last)
         try:
-            return _decode_minutes(told)
+            return _decode_minutes(minutes)
         except UNREADABLE as error:
             raise StoreCorrupt(f"the service's history cannot be read ({error})") from error
     found: dict[int, MinuteRow] = {}

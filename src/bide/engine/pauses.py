@@ -1,9 +1,9 @@
-"""Paused topics: they take new tasks, and nobody leases from them until they are resumed.
+"""Paused topics: they take new tasks, and no task of them is leased until they are resumed.
 
 A pause is kept in the store, so it survives every restart and holds for all who lease: they read it before their first
-lease and every two seconds from then on, and at once in the process that pauses. So it takes hold within that, and what
-runs goes on. Reading is one call, which costs as much as there is of bide's own settings. A notification by the store
-would save it, and cost every worker a subscription to one topic more.
+lease and every two seconds from then on, and at once in the process that pauses. So it takes effect within two seconds,
+and what runs goes on. Reading is one call, which costs as much as there is of bide's own settings. A notification by
+the store would save it, and cost every worker a subscription to one topic more.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bide.ports import Clock, Store, Verbs
 
 _log = logging.getLogger("bide.pauses")
 EVERY = 2.0
-"""Seconds between two reads: how long a pause may take to be seen by everybody."""
+"""Seconds between two reads: how long a pause may take to be seen everywhere."""
 _PREFIX = "paused:"
 
 _encode = msgspec.json.encode
@@ -33,7 +33,7 @@ _decode = msgspec.json.Decoder(Pause).decode
 
 
 class Pauses:
-    """Those of a store. `verbs`: an open transaction on it, in which they are read and written."""
+    """The pauses in a store, or behind a service. `verbs`: an open transaction, in which they are read and written."""
 
     def __init__(self, store: Store, clock: Clock, verbs: Verbs | None = None) -> None:
         self._remote = store.features.remote
@@ -41,7 +41,7 @@ class Pauses:
         self._clock = clock
 
     async def all(self) -> dict[Topic, Pause]:
-        """By topic. One call. Raises StoreError."""
+        """Every pause, by topic. One call. Raises StoreError."""
         if self._remote is not None:
             return {pause.topic: pause for pause in await self._remote.paused()}
         found: dict[Topic, Pause] = {}
@@ -71,9 +71,9 @@ class Pauses:
 
 
 class PauseGate:
-    """The pauses that a worker or a desk must heed: read before its first lease, then again and again.
+    """The pauses that a lease loop obeys: read before its first lease, then every two seconds.
 
-    `changed` is called when it is another than before; of the topics `of` it is logged.
+    Calls `changed` when they are others than before; those of the topics `of` are logged.
     """
 
     def __init__(self, store: Store, clock: Clock, changed: Callable[[], None], *, of: Collection[Topic] = ()) -> None:
@@ -82,19 +82,19 @@ class PauseGate:
         self._changed = changed
         self._of = of
         self._served = store.features.remote is not None
-        """A service holds back by itself what it leases to us."""
+        """True: a service leaves out what is paused by itself."""
         self._turn = asyncio.Lock()
         """One read at a time: the answer to an earlier one must not come last."""
         self._known = self._served
 
     async def first(self) -> None:
-        """See that they are known. Raises StoreError."""
+        """Read the pauses unless they are known. Raises StoreError."""
         if not self._known:
             await self._read()
             self._known = True
 
     async def again(self) -> None:
-        """Read now, after a pause or a resume in this process. Where the store is away, it is seen later."""
+        """Read now, after a pause or a resume in this process. Where the store is away, the next read shows it."""
         if self._served:
             return
         try:

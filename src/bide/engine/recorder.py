@@ -1,9 +1,8 @@
-"""Writes the log of what was out of the ordinary: in batches, and never on the way of a delivery.
+"""The event log's writer, and the caller in whose name the verbs of a context are called.
 
-For whom the verbs of this context are called: somebody else than the client's own `actor`, for one call.
-
-A service has one client and many callers. Who calls travels in the context, as an open transaction does, so that no
-verb needs a parameter for it, and no way to the store goes past it.
+A service has one client and many callers. So the caller travels in the context, as an open transaction does: no verb
+needs a parameter for it, and every way to the store notes it. Events are written in batches, and never on the way of a
+delivery.
 """
 
 from __future__ import annotations
@@ -23,34 +22,36 @@ from bide.engine.background import Coalescer
 from bide.ports import KeepsEvents, Store
 
 T = TypeVar("T")
-Told: TypeAlias = Callable[[str, Sequence[Answer], str], None]
-"""Called on the event loop with a verb, its answers and who called it, before the caller has them. Must not raise."""
+OnChange: TypeAlias = Callable[[str, Sequence[Answer], str], None]
+"""Called on the event loop with a verb, its answers and the caller's name, before these are returned. Must not
+raise.
+"""
 
 
 class Caller(NamedTuple):
-    """The caller, and the function that is told of their changes."""
+    """The caller of the verbs in a context."""
 
     who: str
-    told: Told | None
+    on_change: OnChange | None
 
 
 _caller: ContextVar[Caller | None] = ContextVar("bide_acting", default=None)
 
 
 def current_caller() -> Caller | None:
-    """For whom this coroutine calls; None: for the client's own actor."""
+    """The caller that this coroutine acts for; None: the client's own actor."""
     return _caller.get()
 
 
 @contextmanager
-def acting_as(who: str, told: Told | None = None) -> Iterator[None]:
-    """Within this block the verbs are `who`'s, in the event log and for `told`.
+def acting_as(who: str, on_change: OnChange | None = None) -> Iterator[None]:
+    """Within this block the verbs are `who`'s, in the event log and for `on_change`.
 
-    `told` hears every answer of every verb that changes. Of the schedules in the event log only those are noted that
+    `on_change` is called with every answer of every verb that changes. Of schedules the event log notes only those that
     replaced something: thousands of new tasks a second would push all else out of it. A verb that has been sent runs to
-    its end although its caller is cancelled, so that nobody changes anything unheard by hanging up.
+    its end although its caller is cancelled, so that hanging up hides no change.
     """
-    mark = _caller.set(Caller(who, told))
+    mark = _caller.set(Caller(who, on_change))
     try:
         yield
     finally:
@@ -58,17 +59,19 @@ def acting_as(who: str, told: Told | None = None) -> Iterator[None]:
 
 
 async def run_to_end(verb: Coroutine[Any, Any, T]) -> T:
-    """Await `verb`. It runs to its end, in this context, although the caller is cancelled meanwhile."""
+    """Await `verb`, which runs to its end in this context although the caller is cancelled meanwhile."""
     return await asyncio.shield(asyncio.get_running_loop().create_task(verb))
 
 
 _log = logging.getLogger("bide.recorder")
 _PAUSE = 0.05
+"""Seconds for which events gather."""
 _MOST = 10_000
+"""Events that wait to be written; beyond that the oldest are dropped."""
 
 
 class Recorder:
-    """Gathers events for a moment and writes them together. A full or dead store costs events, and says how many."""
+    """Gathers events for a moment and writes them together. Counts those that a full or unreachable store costs."""
 
     def __init__(self, store: Store) -> None:
         self._log = store.features.events
@@ -78,16 +81,16 @@ class Recorder:
         self.dropped = 0
 
     def note(self, event: Event) -> None:
-        """Remember `event`; it is written within some 50 ms."""
+        """Take `event`; it is written within some 50 ms."""
         if self._log is None:
             return
         if len(self._events) == _MOST:
             self.dropped += 1
         self._events.append(event)
-        self._writer.ask()
+        self._writer.trigger()
 
     async def flush(self) -> None:
-        """Everything noted until now is in the store when this returns, whoever writes it; or it was dropped."""
+        """Return once everything noted until now is in the store, or was dropped."""
         if self._log is not None and (self._events or self._writing.locked()):
             await run_to_end(self._flush(self._log))
 

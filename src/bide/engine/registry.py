@@ -1,9 +1,9 @@
-"""The settings with which workers serve their topics, announced in the store so that the page of a topic can show them.
+"""What workers announce in the store for people to see: the settings of their topics, and that they are alive.
 
-A worker announces its routes when it starts, in one store call, and every hour from then on; they are remembered for a
-day. Equal ones of many workers are one row: it is named by its topic and its handler, and the newest word stays.
+**Routes.** A worker announces its routes when it starts, in one store call, and every hour from then on; they are kept
+for a day. Equal ones of many workers are one row: its key is made of topic and handler, and the newest stays.
 
-The live workers and their topics, the tasks that each holds, and how notifications arrive here.
+**Workers.** Which workers live and what each holds, and how wake-ups arrive in this process.
 """
 
 from __future__ import annotations
@@ -32,20 +32,31 @@ from bide.ports import Clock, Instrument, Policy, Route, Store, Verbs, Wakes, al
 
 _log = logging.getLogger("bide.routes")
 EVERY = 3_600.0
+"""Seconds between two announcements of a route."""
 _AGAIN = 60.0
-"""Seconds after which it is tried again, where the store was away."""
+"""Seconds after which an announcement is tried again, where the store was away."""
 LASTS: Millis = 25 * 3_600_000
 MOST_PAUSES = 20
 _GROUP = "\x1eroutes"
-"""They are found by it among all that is shown. With its control character no caller can name it."""
+"""The group of all announced routes. Its control character keeps it apart from any group of a caller's."""
+
+MOST_HELD = 1_000
+"""Leased tasks that `Workers.holding` reads at most."""
+_FIRST_PAGE = 20
+_PAGE = 200
+_PAGE_BYTES = 1 << 20
+"""Pages are read with their payloads, and are as long as these allow."""
+_MOST_BYTES = 4 << 20
+_LATELY = 600.0
+"""Seconds for which a missed wake-up is worth a warning."""
 
 
 @runtime_checkable
 class Describes(Protocol):
-    """A sink that can say what it is."""
+    """A sink that describes itself."""
 
     def described(self) -> tuple[str, str]:
-        """The kind, and which: ("handler", "shop.close"), ("webhook", "shop.example:443")."""
+        """Its kind and its name: ("handler", "shop.close"), ("webhook", "shop.example:443")."""
         ...
 
 
@@ -61,11 +72,11 @@ class RouteSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Deliveries at once in one process; None: as each consumer likes."""
     timeout: Millis | None = None
     pauses: list[Millis] = []
-    """Before each new try, at most the first twenty; none for a task that is dead at its first failure."""
+    """The pauses before each new try, at most the first twenty; none for a task that is dead at its first failure."""
     tries: int | None = None
-    """Deliveries in all, the first among them; None: it is tried for ever."""
+    """Deliveries in all, including the first; None: without end."""
     jitter: float = 0.0
-    """By which part a pause may be shorter."""
+    """The part by which a pause may be shorter, at random."""
     losses: int = 0
     keep_done: Millis = 0
     keep_cancelled: Millis = 0
@@ -73,7 +84,7 @@ class RouteSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Announced(NamedTuple):
-    """A route, and when it was announced last."""
+    """A route, and when it was last announced."""
 
     route: RouteSettings
     at: Millis
@@ -96,7 +107,7 @@ def ladder_of(policy: RetryPolicy) -> tuple[list[Millis], int | None]:
 
 
 def settings_of(route: Route, config: EngineConfig) -> RouteSettings:
-    """Those of a worker's route."""
+    """The settings of a worker's route."""
     made = type(route.sink)
     kind, what = "sink", f"{made.__module__}.{made.__qualname__}"
     if isinstance(route.sink, Describes):
@@ -106,7 +117,7 @@ def settings_of(route: Route, config: EngineConfig) -> RouteSettings:
 
 
 def settings_of_consumers(topic: Topic, policy: Policy, config: EngineConfig) -> RouteSettings:
-    """Those of a topic that is left to consumers over HTTP."""
+    """The settings of a topic that is left to consumers over HTTP."""
     retry, keep = policy.retry, config.retention_of(topic)
     pauses, tries = ladder_of(retry)
     return RouteSettings(
@@ -117,46 +128,35 @@ def settings_of_consumers(topic: Topic, policy: Policy, config: EngineConfig) ->
 
 
 async def announce_for_ever(store: Store, clock: Clock, config: EngineConfig, routes: Sequence[RouteSettings]) -> None:
-    """Announce `routes` now and every hour, unless a service does so, or this process is to write down nothing."""
+    """Announce `routes` now and every hour; not where a service does so, or `history` is off."""
     if routes and config.history and store.features.remote is None:
         once = partial(announce, store, clock, routes)
         await repeat("announcing the routes", once, EVERY, log=_log, after_error=_AGAIN)
 
 
 async def announce(store: Verbs, clock: Clock, routes: Sequence[RouteSettings]) -> None:
-    """Write them down, in one store call. Raises StoreError."""
+    """Announce them in one store call. Raises StoreError."""
     now = clock.now()
     rows = [NewTask(SHOWN_TOPIC, _name(one), new_id(), At(now + LASTS), _encode(one), _GROUP) for one in routes]
     await all_answers(await store.add(rows, now=now))
 
 
 async def announced_routes(store: Verbs, clock: Clock) -> list[Announced]:
-    """Those that were announced within a day, by topic. O(routes). Raises StoreError."""
+    """The routes that were announced within a day, by topic. O(routes). Raises StoreError."""
     found: list[Announced] = []
     where = Filter(topic=SHOWN_TOPIC, state=State.WAITING, group=_GROUP, wake_from=clock.now() + 1)
     for record in await SettingsStore(store, clock, SHOWN_TOPIC).records(where):
         try:
             found.append(Announced(_decode(record.payload), record.created_at))
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            _log.error("what was told of a route, %s, cannot be read and is passed over", record.key)
+            _log.error("the announced route %s cannot be read and is passed over", record.key)
     return sorted(found, key=lambda one: (one.route.topic, one.route.kind, one.route.what))
 
 
 def _name(route: RouteSettings) -> str:
-    """The same for all equal ones; a topic may be as long as a name, so it cannot be part of one."""
+    """The key of an announcement; hashed, since a topic alone may be as long as a key."""
     named = "\0".join((route.topic, route.kind, route.what))
     return f"route:{blake2b(named.encode(), digest_size=16).hexdigest()}"
-
-
-MOST_HELD = 1_000
-"""Leased tasks that one look goes through."""
-_FIRST_PAGE = 20
-_PAGE = 200
-_PAGE_BYTES = 1 << 20
-"""Payloads are read along: pages are as long as these let them be."""
-_MOST_BYTES = 4 << 20
-_LATELY = 600.0
-"""Seconds for which a missed wake-up is worth a warning."""
 
 
 class HeldCount(NamedTuple):
@@ -164,7 +164,7 @@ class HeldCount(NamedTuple):
 
     number: int
     lost: int
-    """Those of them whose lease has run out: the holder has died, or hangs."""
+    """How many of them have a lease that has run out: the holder has died, or hangs."""
 
 
 class HeldTasks(Struct, frozen=True):
@@ -172,27 +172,27 @@ class HeldTasks(Struct, frozen=True):
 
     by: Mapping[tuple[str, Topic], HeldCount]
     whole: bool
-    """True if all leases were read; if not, those that end first were."""
+    """True if all leases were read; else only those that end first were."""
 
 
 class Channel(Struct, frozen=True):
-    """How this process hears of earlier wakes."""
+    """How this process is notified of earlier wakes."""
 
     notifies: bool
-    """False: the store cannot tell; who waits asks again and again."""
+    """False: the store cannot notify, and loops poll."""
     loops: int
-    """Loops that listen, or did."""
+    """Loops that are or were subscribed."""
     heard: int
-    """Wake-ups so far."""
+    """Notifications so far."""
     heard_ago: float | None
     """Seconds since the last; None: none yet."""
     missed: int
-    """Of which it is known that they were lost: each has cost lateness of one sleep at most."""
+    """Notifications that are known to have been lost: each has cost lateness of one sleep at most."""
     missed_lately: bool
 
 
 class WakeChannel(Instrument):
-    """Counts the wake-ups of the loops of one process: attach it to the app before that is opened."""
+    """Counts the notifications of the loops of one process: attach it to the app before that is opened."""
 
     def __init__(self) -> None:
         self._wakes: list[Wakes] = []
@@ -203,7 +203,7 @@ class WakeChannel(Instrument):
         self._wakes.append(wakes)
 
     def look(self, *, notifies: bool) -> Channel:
-        """How it is now. `notifies`: whether the store is one that can tell."""
+        """The counts now. `notifies`: True if the store can notify."""
         now = time.monotonic()
         missed = sum(one.missed for one in self._wakes)
         if missed > self._missed:
@@ -217,27 +217,27 @@ class WakeChannel(Instrument):
 
 
 class Workers:
-    """Asks an open client's store who works. Raises StoreError."""
+    """Reads from an open client's store which workers live and what they hold. Raises StoreError."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._asker = f"looks on: {new_id()[-8:]}"
-        """A reader is asked for a name too, though it announces nothing; no worker has one like this."""
+        """`announce` needs a holder's name even for a read; no worker has one like this."""
 
     async def workers(self) -> Mapping[str, Sequence[Topic]] | None:
-        """Those that said within the last seconds that they live, with their topics; None: that is not to be had."""
+        """The workers that announced themselves within the last seconds, with their topics; None: not to be known."""
         workers, now = self._client.store.features.workers, self._client.clock.now()
         if workers is None:
             return None
         try:
             return await workers.announce(self._asker, [], now, now=now)
-        except (BadInput, SetupError):  # a service says so to whoever may not work
+        except (BadInput, SetupError):  # a service refuses it to a token that may not lease
             return None
 
     async def holding(self, topics: Sequence[Topic], *, whole: bool) -> HeldTasks:
         """The leases of these topics, some of each; at most `MOST_HELD` tasks are read, and some MB.
 
-        `whole`: whether nothing is leased of other topics.
+        `whole`: True if nothing is leased of other topics.
         """
         by: dict[tuple[str, Topic], HeldCount] = {}
         read, number = 0, 0

@@ -30,14 +30,14 @@ Answers = Sequence[Answer | Pending[Answer]]
 
 
 class Session:
-    """Belongs to the event loop it was made in. With an `actor`, or somebody who acts here (`acting_as`), every change
+    """Belongs to the event loop it was made in. With an `actor`, or a caller of the context (`acting_as`), every change
     that took place is noted as theirs."""
 
     def __init__(self, store: Store, clock: Clock, actor: str | None, *, history: bool = False) -> None:
         self.store = store
         self.loop = asyncio.get_running_loop()
         self.recorder = Recorder(store)
-        self.history = History(store, clock, told=history)
+        self.history = History(store, clock, write=history)
         self._clock = clock
         self._actor = actor
         parts = store.features.parts
@@ -48,8 +48,8 @@ class Session:
         self._own: Joined | None = None
         self.pause_gates: list[PauseGate] = []
 
-    def through(self, joined: Joined) -> Session:
-        """The same way for the verbs that take part in `joined`, wherever they are called."""
+    def within(self, joined: Joined) -> Session:
+        """The session for verbs that take part in `joined`, wherever they are called."""
         session = copy(self)
         session._own = joined
         return session
@@ -71,10 +71,10 @@ class Session:
         joined = self.joined()
         if joined:
             return (await self.plural("schedule", joined.add([new], now=self._clock.now()), bulk=False))[0]
-        return await self._told("schedule", self._batcher(self._adds, new, self._add).ask(new))
+        return await self._noted("schedule", self._batcher(self._adds, new, self._add).ask(new))
 
     async def add_many(self, tasks: Sequence[NewTask]) -> list[Answer]:
-        """In bulk only what replaced something is noted: a load of new tasks would push all else out of the log."""
+        """One store call. Only what replaced something is noted: many new tasks would push all else out of the log."""
         answers = await self.plural("schedule", self.verbs.add(tasks, now=self._clock.now()))
         if not on_this_thread(self.store):
             self.history.scheduled(len(answers))
@@ -84,10 +84,10 @@ class Session:
         joined = self.joined()
         if joined:
             return (await self.plural(verb_of(change), joined.change([change], now=self._clock.now()), bulk=False))[0]
-        return await self._told(verb_of(change), self._batcher(self._changes, change, self._change).ask(change))
+        return await self._noted(verb_of(change), self._batcher(self._changes, change, self._change).ask(change))
 
     async def change_many(self, changes: Sequence[Change]) -> list[Answer]:
-        """All, which are of one verb, in one store call."""
+        """Make all of these, which are of one verb, in one store call."""
         verb = verb_of(changes[0]) if changes else ""
         return await self.plural(verb, self.verbs.change(changes, now=self._clock.now()))
 
@@ -105,29 +105,29 @@ class Session:
 
         return await noted() if current_caller() is None or self.joined() else await run_to_end(noted())
 
-    async def _told(self, verb: str, asked: asyncio.Future[Answer]) -> Answer:
-        """The answer to come, noted; when somebody acts here, also if they do not wait for it."""
+    async def _noted(self, verb: str, asked: asyncio.Future[Answer]) -> Answer:
+        """The answer to come, noted; where the context has a caller, also if that stops waiting for it."""
         if current_caller() is None:
             answer = await asked
             if self._actor is not None:
                 self.note(verb, [answer])
             return answer
 
-        def told(done: asyncio.Future[Answer]) -> None:
+        def note(done: asyncio.Future[Answer]) -> None:
             if not done.cancelled() and done.exception() is None:
                 self.note(verb, [done.result()])
 
-        asked.add_done_callback(told)
+        asked.add_done_callback(note)
         return await asyncio.shield(asked)
 
     def note(self, verb: str, answers: Sequence[Answer], *, bulk: bool = False) -> None:
-        """Note the changes among `answers` as theirs who acts here, else as the actor's; without either, nothing."""
+        """Note the changes among `answers` as the caller's, else as the actor's; without either, nothing."""
         caller = current_caller()
         who = self._actor if caller is None else caller.who
         if who is None:
             return
-        if caller is not None and caller.told is not None and answers:
-            caller.told(verb, answers, who)
+        if caller is not None and caller.on_change is not None and answers:
+            caller.on_change(verb, answers, who)
         new_too = caller is None and not bulk
         now = self._clock.now()
         for answer in answers:
@@ -148,7 +148,7 @@ class Session:
         asked: Asked,
         send: Callable[[Sequence[Asked]], Awaitable[Sequence[Got | Pending[Got]]]],
     ) -> Batcher[Asked, Got]:
-        """The one of the store's part that `asked` belongs to: nobody waits for a part that is away."""
+        """The batcher of the store's part that `asked` belongs to, so that no call waits for a part that is away."""
         part = 0 if self._part_of is None else self._part_of(asked.topic, asked.key)
         batcher = batchers.get(part)
         if batcher is None:

@@ -1,8 +1,8 @@
 """Data that must survive besides tasks, kept in the store itself: hidden tasks of a reserved topic, never leased.
 
-So every store keeps it, durably and atomically, without an operation of its own; and all who share the store share
-it. Callers can neither see nor touch those topics: the client's verbs refuse them and leave them out. What is kept for
-a while only has its end for a due time: so what has passed it is found by the index that finds what is due.
+So every store keeps it, durably and atomically, without an operation of its own, and all who share the store share it.
+Callers can neither see nor touch those topics: the client's verbs refuse them and leave them out. The due time of such
+a task is the end of its keeping, so what has expired is found by the index that finds what is due.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ class SettingsStore:
     async def put(self, name: str, value: bytes, *, until: Millis = LAST_INSTANT) -> None:
         """Keep `value` under `name`, in place of what was there. Durable once this returns. One store call.
 
-        What has passed its `until` is there until somebody forgets it (`forget_past`).
+        After `until` it is still there, until `forget_past` removes it.
         """
         await self._add(name, value, OnConflict.REPLACE, until)
 
     async def put_if_absent(self, name: str, value: bytes, *, until: Millis = LAST_INSTANT) -> bool:
-        """Keep it unless there is one by that name; whether this call did. Of many at once exactly one does."""
+        """Keep it unless there is one by that name; True if this call did. Of many at once exactly one does."""
         return await self._add(name, value, OnConflict.REFUSE, until) is Result.CREATED
 
     async def get(self, name: str) -> bytes | None:
@@ -45,18 +45,18 @@ class SettingsStore:
         return dict(sorted((one.key, one.payload) for one in found if one.key.startswith(prefix)))
 
     async def ending(self, since: Millis, before: Millis) -> dict[str, bytes]:
-        """The values that are kept until `since` or longer, and not until `before`; the soonest first. O(found)."""
+        """The values whose `until` is `since` or later, and before `before`; the soonest first. O(found)."""
         where = Filter(topic=self._topic, state=State.WAITING, wake_from=since, wake_before=before)
         return {one.key: one.payload for one in await self.records(where)}
 
     async def remove(self, name: str) -> bool:
-        """Forget it, without a trace; whether there was one."""
+        """Remove it without a trace; True if there was one."""
         cancel = Cancel(self._topic, check_name("name", name))
         [answer] = await all_answers(await self._store.change([cancel], now=self._clock.now()))
         return answer.result is Result.CANCELLED
 
     async def forget_past(self) -> int:
-        """Forget some hundreds of what has passed its `until`, the oldest first; how many it was."""
+        """Remove some hundreds of those whose `until` has passed, the oldest first; how many they were."""
         now = self._clock.now()
         past = Filter(topic=self._topic, state=State.WAITING, wake_before=now)
         found = await self._store.find(past, Page(limit=_PAGE))
@@ -67,7 +67,7 @@ class SettingsStore:
         return len(cancels)
 
     async def records(self, where: Filter) -> list[Record]:
-        """The tasks in which it is kept, some hundreds to a store call. O(found)."""
+        """The hidden tasks that match, some hundreds to a store call. O(found)."""
         records: list[Record] = []
         cursor: str | None = None
         while True:

@@ -4,7 +4,7 @@ A verb awaited inside `task.transaction()` or `app.using(connection)` must go th
 store's own it would wait for a lock that its caller holds, for ever. So the open transaction travels in the context.
 
 A task made within such a block inherits its context, and may outlive the block. The connection is then in another
-transaction or in none, so the verbs of such a task are refused: what they did would be lost with somebody's rollback.
+transaction or in none, so the verbs of such a task are refused: a rollback of another transaction would undo them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ T = TypeVar("T")
 
 
 class _Block:
-    """One block around verbs; `outer` is the one that it stands in."""
+    """One block around verbs, on the connection of `joined`; `outer` is the block around this one."""
 
     __slots__ = ("here", "joined", "outer", "over", "store")
 
@@ -39,13 +39,13 @@ set_running = _running.set
 
 
 def inherited_headers() -> Mapping[str, str] | None:
-    """The trace headers of the task whose delivery runs here, if there are any."""
+    """The trace headers of the task whose delivery runs in this context; None: there are none."""
     record = _running.get()
     return None if record is None or not record.options else carried_trace(record.options) or None
 
 
 def _block_on(store: Store) -> _Block | None:
-    """The innermost block on `store` in which this coroutine is, or was made."""
+    """The innermost block on `store` around this coroutine, or around the place where its task was made."""
     block = _innermost.get()
     while block is not None and block.store is not store:
         block = block.outer
@@ -53,7 +53,7 @@ def _block_on(store: Store) -> _Block | None:
 
 
 def joined_to(store: Store) -> Joined | None:
-    """The open transaction on `store` that this coroutine is inside of. Raises SetupError where it is over."""
+    """The open transaction on `store` around this coroutine. Raises SetupError where it is over."""
     block = None if _innermost.get() is None else _block_on(store)
     if block is None:
         return None
@@ -72,12 +72,12 @@ def on_this_thread(store: Store) -> bool:
 
 
 def enter(store: Store, joined: Joined, *, here: bool = False) -> None:
-    """From now on the verbs of this context take part in `joined`; `here`: in this very thread."""
+    """From now on the verbs of this context take part in `joined`; `here`: its connection belongs to this thread."""
     _innermost.set(_Block(store, joined, here, _innermost.get()))
 
 
 def leave(joined: Joined) -> None:
-    """Until now they did. Raises SetupError where `joined` is not what was entered last in this context."""
+    """End what `enter` began. Raises SetupError where `joined` is not what was entered last in this context."""
     block = _innermost.get()
     if block is None or block.joined is not joined:
         raise SetupError("a block of app.using(connection) is left in another context or order than it was entered")
@@ -96,7 +96,7 @@ def joining(store: Store, joined: Joined) -> Iterator[None]:
 
 
 def run_on_this_thread(verb: Coroutine[Any, Any, T]) -> T:
-    """Run to its end a verb on a connection that never lets go of the thread. Raises SetupError if it does."""
+    """Run a verb on a synchronous connection to its end, without an event loop. Raises SetupError if it suspends."""
     try:
         verb.send(None)
     except StopIteration as ended:

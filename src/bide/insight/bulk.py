@@ -1,8 +1,8 @@
-"""One verb over many tasks: what is asked, which tasks it means, and what becomes of each of them.
+"""One verb over many tasks: the request, which tasks it means, and the change of each of them.
 
-Those that were chosen are changed as they were seen: by the token, so that nobody's newer word is overridden. All that
-match are those that matched when it was asked: what is scheduled later is not meant, so a change comes to its end
-however much arrives meanwhile. How one is carried out stands in `bulk_run`, and how they are remembered in `bulks`.
+Chosen tasks are changed as they were seen: by the token, so that no newer change is overridden. A filter means the
+tasks that matched when the request was made, and not what is scheduled later; so it comes to its end however much
+arrives meanwhile. `bulk_run` carries a request out.
 """
 
 from __future__ import annotations
@@ -27,19 +27,20 @@ PAGE = 500
 """Tasks that are read, and changed, in one store call, at most."""
 _FIRST_PAGE = 100
 _PAGE_BYTES = 4 * 2**20
-"""Of payloads, which are read along: fewer tasks to a page where they are large."""
+"""Bytes of payloads in a page, which are read too: it has fewer tasks where they are large."""
 MOST_PACE = 1_000_000
 _SLACK: Millis = 1_000
-"""How far our clock may be behind that which a task was made by: what was there is meant for certain."""
+"""How far this clock may be behind the one that a task was made by: tasks that were there are certainly meant."""
 _WALKED = 10_000
-"""Tasks that are looked at one by one to be counted, at most, where no index counts them."""
+"""Tasks that are read one by one to be counted, at most, where no index counts them."""
 _COUNTED = 1_000_000
-"""Up to so many an index counts for a preview: a tenth of a second where that has to walk."""
+"""Tasks that an index counts for a preview, at most: a tenth of a second where it has to walk."""
 _LEASED = 1_000
+"""Leased tasks that are counted, at most."""
 _SHOWN = 10
 """Tasks that a preview shows."""
 _PATIENCE = 0.8
-"""Seconds that looking at tasks one by one may take, for a page that somebody waits for."""
+"""Seconds that reading tasks one by one may take, for a page that a viewer waits for."""
 
 May: TypeAlias = Callable[[Topic], bool]
 """Tells whether the caller may do this to tasks of a topic."""
@@ -63,7 +64,7 @@ class Version(NamedTuple):
 
 
 class BulkRequest(Struct, frozen=True, kw_only=True):
-    """A request: for those that were `chosen`, or for all that `where` means. Raises BadInput."""
+    """A request to change the `chosen` tasks, or all that match `where`. Raises BadInput."""
 
     verb: BulkVerb
     chosen: tuple[Version, ...] = ()
@@ -71,15 +72,17 @@ class BulkRequest(Struct, frozen=True, kw_only=True):
     error: str | None = None
     """Only dead tasks whose error is of this class (see `dead_letters.error_class`)."""
     at: Millis | None = None
-    """Where to move them."""
+    """The instant to move them to."""
     by: Millis | None = None
-    """How far to shift them; may be negative."""
+    """The length to shift them by; may be negative."""
     deadlines: bool = False
     """True: their deadlines are shifted along."""
     pace: int | None = None
-    """Tasks per second; None: as fast as it goes."""
+    """Tasks per second; None: as fast as possible."""
     untouched_since: Token | None = None
-    """Leave alone what has this token or a newer one: to go on with a shift that was broken off, none twice."""
+    """Leave alone tasks with this token or a newer one: so an interrupted shift can go on without shifting one
+    twice.
+    """
 
     def __post_init__(self) -> None:
         if (self.where is None) == (not self.chosen):
@@ -120,19 +123,19 @@ class MissedTask(Struct, frozen=True, array_like=True):
     """The token that it was chosen with, which tells when it was seen."""
     now: Token | None = None
     who: str | None = None
-    """The last to change it, where the event log names them."""
+    """The caller that changed it last, where the event log has that."""
     what: str = ""
-    """Their change; or the error."""
+    """That change; or the error."""
 
 
 UNKNOWN = "unknown"
-"""It was sent and its answer lost: it was done once or not at all."""
+"""The change was sent and its answer lost: it was done once or not at all."""
 FAILED = "unavailable"
 """The store could not do it; nothing was done."""
 
 
 def change_of(bulk: BulkRequest, record: Record, token: Token, client: Client) -> Change:
-    """The change to ask of the store for this task, provided that it still has `token`."""
+    """The change of this task, on condition that it still has `token`."""
     topic, key = record.ref
     match bulk.verb:
         case BulkVerb.CANCEL:
@@ -174,11 +177,11 @@ async def change_one(client: Client, bulk: BulkRequest) -> Answer:
     return answer
 
 
-# --- the tasks that are meant
+# --- the tasks of a request
 
 
 class BulkScope(NamedTuple):
-    """The tasks that a request means which was made at `asked_at`, in topics that the caller may change."""
+    """The tasks of a request that was made at `asked_at`, in topics that the caller may change."""
 
     client: Client
     bulk: BulkRequest
@@ -187,7 +190,7 @@ class BulkScope(NamedTuple):
 
     @property
     def where(self) -> Filter:
-        """The tasks to walk through, in an order in which one that stays put is met once."""
+        """The filter to read by, in an order that meets a task once if it stays put."""
         where = self.bulk.where
         assert where is not None
         if self.bulk.verb is BulkVerb.REDRIVE:
@@ -198,7 +201,7 @@ class BulkScope(NamedTuple):
         return replace(where, wake_from=least)
 
     def admits(self, record: Record) -> bool:
-        """True for a task, found or read again, that is among those that were asked for."""
+        """True if the request means this task, found or read again."""
         bulk = self.bulk
         if not self.where.admits(record):
             return False
@@ -210,13 +213,13 @@ class BulkScope(NamedTuple):
         return self.began_before(record)
 
     def began_before(self, record: Record) -> bool:
-        """True for a life that began before the request, as far as clocks can tell."""
+        """True if this life began before the request, as far as clocks can tell."""
         return record.created_at <= self.asked_at + _SLACK
 
     async def total(self, *, until: float | None = None) -> tuple[Count, frozenset[Topic]]:
         """How many match, and of which topics; exact where an index counts them, else up to 10,000.
 
-        `until`: the time of the loop at which looking at them one by one ends.
+        `until` is the time of the loop at which reading them one by one ends.
         """
         client, bulk = self.client, self.bulk
         if until is None:
@@ -241,18 +244,18 @@ class BulkScope(NamedTuple):
         return summed([waiting, leased]), topics | more
 
     async def leased(self, *, until: float) -> tuple[Count, frozenset[Topic]]:
-        """The same of those that are being delivered now; up to 1,000."""
+        """The same for those that are leased now; up to 1,000."""
         leased = replace(self.bulk, where=replace(self.where, state=State.LEASED))
         return await self._replace(bulk=leased)._walked(_LEASED, until)
 
     def _of_topics(self, counts: Mapping[Topic, Count]) -> tuple[Count, frozenset[Topic]]:
-        """Those of the topics that are meant, together; and which topics have any."""
+        """The sum of those in topics of the request; and the topics that have any."""
         only = self.where.topic
-        meant = [topic for topic, count in counts.items() if count.number and only in (None, topic) and self.may(topic)]
-        return summed(counts[topic] for topic in meant), frozenset(meant)
+        some = [topic for topic, count in counts.items() if count.number and only in (None, topic) and self.may(topic)]
+        return summed(counts[topic] for topic in some), frozenset(some)
 
     async def _walked(self, most: int, until: float) -> tuple[Count, frozenset[Topic]]:
-        """Counted one by one, up to `most`, and for no longer than a page may take."""
+        """Count one by one, up to `most`, and until the time `until`."""
         loop = asyncio.get_running_loop()
         number = 0
         topics: set[Topic] = set()
@@ -267,20 +270,20 @@ class BulkScope(NamedTuple):
 
 
 class Walk:
-    """Through all tasks that are meant. Where reading a page fails, it can be read again."""
+    """A walk through all tasks of a request, page by page. A page that fails can be read again."""
 
-    def __init__(self, meant: BulkScope, *, limit: int = PAGE) -> None:
+    def __init__(self, scope: BulkScope, *, limit: int = PAGE) -> None:
         self.over = False
         self.looked = 0
-        self._meant = meant
-        self._where = meant.where
+        self._scope = scope
+        self._where = scope.where
         self._most = limit
         self._limit = min(limit, _FIRST_PAGE)
         self._cursor: str | None = None
 
     async def page(self) -> list[Record]:
-        """The next of them; may be none. Raises StoreError."""
-        found = await self._meant.client.find_page(self._where, Page(limit=self._limit, cursor=self._cursor))
+        """The next tasks; may be none. Raises StoreError."""
+        found = await self._scope.client.find_page(self._where, Page(limit=self._limit, cursor=self._cursor))
         tasks = found.tasks
         self._cursor = found.cursor
         self.over = found.cursor is None
@@ -288,7 +291,7 @@ class Walk:
         if tasks:
             size = max(1, sum(len(one.payload) for one in tasks) // len(tasks))
             self._limit = max(1, min(self._most, _PAGE_BYTES // size))
-        return [one for one in tasks if self._meant.may(one.topic) and self._meant.admits(one)]
+        return [one for one in tasks if self._scope.may(one.topic) and self._scope.admits(one)]
 
 
 # --- before it is done
@@ -303,25 +306,25 @@ class Preview(NamedTuple):
     """How many of them are being delivered now."""
     sample: Sequence[Record]
     topics: frozenset[Topic]
-    """Topics that some of them are of, as far as known."""
+    """The topics of these, as far as known."""
     gone: Sequence[Version] = ()
-    """Of those that were chosen: those that are not there any more, or not as they were seen."""
+    """The chosen tasks that are gone, or not as they were seen."""
 
 
 async def preview(client: Client, bulk: BulkRequest, may: May) -> Preview:
     """Count them and show some. Costs two pages of a list and a tally, or the reading of up to 10,000 tasks."""
     if bulk.chosen:
         return await _preview_chosen(client, bulk)
-    meant = BulkScope(client, bulk, may, client.clock.now())
+    scope = BulkScope(client, bulk, may, client.clock.now())
     until = asyncio.get_running_loop().time() + _PATIENCE
     shown: list[Record] = []
-    walk = Walk(meant, limit=_FIRST_PAGE)
+    walk = Walk(scope, limit=_FIRST_PAGE)
     while not walk.over and len(shown) < _SHOWN and walk.looked < _WALKED // 10:
         shown += await walk.page()
-    count, topics = await meant.total(until=until)
+    count, topics = await scope.total(until=until)
     leased = Count(0)
-    if meant.where.state not in (State.DEAD, State.WAITING):
-        leased, _ = await meant.leased(until=until)
+    if scope.where.state not in (State.DEAD, State.WAITING):
+        leased, _ = await scope.leased(until=until)
     return Preview(count, leased, shown[:_SHOWN], topics | {record.topic for record in shown[:_SHOWN]})
 
 

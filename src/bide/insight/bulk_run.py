@@ -1,13 +1,13 @@
-"""Carries out one bulk: reads page by page, changes by the plural, keeps to the pace, and counts what was answered.
+"""Carries out bulk requests in the background, and lets every instance show and stop them.
 
-No task is changed twice. Those that a move puts ahead of where the walk is would be met again there: their ids are
-remembered, about a hundred bytes each. What has been changed by somebody since it was read is read again, and changed
-if it is still meant.
+**One run.** It reads page by page, changes by the plural verbs, keeps to the pace, and counts the answers. No task is
+changed twice: the ids of those that a move puts ahead of the walk, which would be met again there, are remembered, some
+hundred bytes each. A task that others have changed since it was read is read again, and changed if the request still
+means it.
 
-The bulks of an instance, which run in the background; and what every instance knows of all of them.
-
-How far each is, is written into the store once a second: so any instance can show it and stop it, and it is known after
-a crash what was done until then. One that has given no sign of life for ten seconds has lost its instance.
+**Many instances.** The progress of a run is written into the store once a second. So any instance can show it and stop
+it, and after a crash it is known what was done until then. A run that has not been heard of for ten seconds has lost
+its instance.
 """
 
 from __future__ import annotations
@@ -48,30 +48,50 @@ from bide.insight.bulk import (
     change_of,
 )
 
+_log = logging.getLogger("bide.bulk")
 T = TypeVar("T")
 CheckAllowed: TypeAlias = Callable[[], Awaitable[object]]
-"""Raises BideError once the caller who asked for the change may ask for it no longer."""
+"""Raises BideError once the caller of the request may no longer make it."""
 MOST_MISSED = 1_000
-"""Tasks that were not changed as asked, and are remembered one by one; the others are counted."""
-_MOST_TOLD = 50
-"""Of those, so many whose last change is looked up in the event log."""
+"""Tasks that were not changed as asked and are kept one by one; further ones are only counted."""
+_MOST_EXPLAINED = 50
+"""Those of them whose last change is read from the event log."""
 MOST_NOTED = 5_000
-"""Changes of one bulk that the event log is told of. It holds some ten thousand events, so that a large bulk would push
-all else out of it, and then itself. The audit log is told of all."""
+"""Changes of one request that are noted in the event log. It holds some ten thousand events, so a large request would
+push all else out of it, and then itself. The audit log has all of them."""
 _TRIES = 5
 _PATIENCE = 60.0
-"""Seconds that a store may be away until a change is given up."""
+"""Seconds that a store may be away until a request is given up."""
 _SECOND: Token = 1_000_000
 """Tokens are microseconds, or ahead of them."""
 _SMOOTH = 10
 """Batches per second, at a pace that allows as many."""
+AT_ONCE = 4
+"""Runs at once in one instance; others wait."""
+LOST_AFTER: Millis = 10_000
+"""How long after its last write a run counts as lost."""
+_EVERY = 1.0
+"""Seconds between two writes of the progress."""
+_MISSED_EVERY = 5
+"""The list of missed tasks is written only with every fifth progress: it may be some hundred kB long."""
+_DAY: Millis = 86_400_000
+KEPT: Millis = 9 * _DAY
+"""How long the end of a run is remembered."""
+_MISSED_KEPT: Millis = _DAY
+"""How long the missed tasks are remembered. All else in this topic ends within two days: so what is kept longer is
+progress, and is listed without reading past the rest."""
+_LISTED: Millis = 2 * _DAY
+_HEAD, _MISSED, _STOP = "change:", "missed:", "stop:"
+"""Prefixes of the names under which the progress of a run, its missed tasks and the request to stop it are kept."""
+_CLOSING = 5.0
+"""Seconds that current batches may take when the instance ends."""
 
 
 class BulkState(StrEnum):
     """How far a change is."""
 
     QUEUED = "queued"
-    """Others are before it in this instance."""
+    """It waits for others in this instance."""
     RUNNING = "running"
     ENDED = "ended"
     STOPPED = "stopped"
@@ -83,42 +103,42 @@ class BulkState(StrEnum):
 
 
 class Progress(Struct, kw_only=True):
-    """How far a change is. Times are of the store's clock."""
+    """The progress of a request. Times are of the store's clock."""
 
     id: str
     bulk: BulkRequest
-    """The request; of those that were chosen only the first."""
+    """The request; of the chosen tasks only the first."""
     chosen: int
     """How many were chosen; 0: all that match."""
     who: str
     instance: str
     asked_at: Millis
     alive_at: Millis
-    """When the instance last said that it is at work on it."""
+    """When the instance last wrote that it is at work on it."""
     state: BulkState = BulkState.QUEUED
     started_at: Millis | None = None
     ended_at: Millis | None = None
     total: int | None = None
     total_exact: bool = True
     looked: int = 0
-    """Tasks that were dealt with."""
+    """Tasks that have an answer."""
     counts: dict[str, int] = field(default_factory=dict)
-    """By what was answered: a `Result`, or UNKNOWN or FAILED."""
+    """How many had each answer: a `Result`, or UNKNOWN or FAILED."""
     missed: int = 0
     """Tasks that were not changed as asked."""
     first_token: Token | None = None
-    """Every task that this has changed has this token or a newer one; None: it has changed none, as far as known."""
+    """Every task that it has changed has this token or a newer one; None: it has changed none, as far as known."""
     stopped_by: str | None = None
-    """The name of the caller who stopped it; None: the end of the instance did."""
+    """The name of the caller who stopped it; None: the instance ended."""
     error: str | None = None
     identity: str = ""
-    """Which caller it is, where names alone do not tell."""
+    """The caller's identity, where names are not unique."""
 
 
 def untouched_by(progress: Progress) -> Token | None:
-    """Below which token no task was changed by this; None: it has changed none.
+    """The token below which the run has changed no task; None: it has changed none.
 
-    Of one whose instance died it is known as of a second before: by then it may have had lower ones of other servers.
+    For a run whose instance died it is a second lower: that may have had lower tokens from other servers since.
     """
     if progress.state.over:
         return progress.first_token
@@ -127,13 +147,14 @@ def untouched_by(progress: Progress) -> Token | None:
 
 
 def _earliest(progress: Progress) -> Token:
-    """No token of ours can be lower, as tokens follow the clock; a second for clocks that are not quite the same."""
+    """The lowest token that the run can have given, as tokens follow the clock; less a second for unequal clocks."""
     return (progress.started_at or progress.asked_at) * 1000 - _SECOND
 
 
 class BulkRun:
-    """One change under way. `stop` ends it after the batch that is being done; so does `still`, which is asked before
-    each, where it raises."""
+    """One request under way. It ends after the current batch at `stop`, or if `still`, which is called before each
+    batch, raises.
+    """
 
     def __init__(self, meant: BulkScope, progress: Progress, still: CheckAllowed) -> None:
         self.scope = meant
@@ -152,13 +173,13 @@ class BulkRun:
         return self._stop.is_set()
 
     def stop(self, who: str | None) -> None:
-        """End soon; `who`: somebody, or None where the instance ends."""
+        """End after the current batch; `who` is the caller, or None where the instance ends."""
         if not self.stopping:
             self.progress.stopped_by = who
             self._stop.set()
 
     async def go(self) -> None:
-        """Change them all, or until it is stopped. Raises StoreError where the store stays away, or is damaged."""
+        """Change all tasks of the request, unless it is stopped. Raises StoreError where the store stays away."""
         if self._bulk.chosen:
             await self._in_turn(self._bulk.chosen, self._change_chosen)
             return
@@ -178,7 +199,7 @@ class BulkRun:
         return PAGE if pace is None else max(1, min(PAGE, pace // _SMOOTH))
 
     async def _in_turn(self, tasks: Sequence[T], change: Callable[[Sequence[T]], Awaitable[None]]) -> None:
-        """Batch by batch, each as soon as so many may be changed. Raises where `still` does."""
+        """Change these batch by batch, each as soon as the pace allows. Raises what `still` raises."""
         for place in range(0, len(tasks), self._piece):
             piece = tasks[place : place + self._piece]
             if self._bulk.pace is not None:
@@ -190,7 +211,7 @@ class BulkRun:
             await change(piece)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, but not once it is stopped."""
+        """Wait, but no longer than until it is stopped."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._stop.wait()
@@ -198,20 +219,21 @@ class BulkRun:
     # --- change
 
     async def _change_chosen(self, chosen: Sequence[Version]) -> None:
-        """Each as it was seen, or not at all."""
+        """Change each as it was seen, or not at all."""
         refs = [seen.ref for seen in chosen]
         records = await self._patiently(lambda: self._client.store.get(refs))
         there: list[tuple[Record, Token]] = []
         for seen, record in zip(chosen, records, strict=True):
             if record is None:
-                await self._tell(seen.ref, seen.token, Answer(Result.NOT_FOUND))
+                await self._count(seen.ref, seen.token, Answer(Result.NOT_FOUND))
             else:
                 there.append((record, seen.token))
         await self._change(there)
 
     async def _change(self, left: Sequence[tuple[Record, Token]]) -> None:
-        """Change these; what the store was away for is sent again. Where all that match are meant, one that others
-        changed meanwhile is changed as it is now. Raises StoreUnavailable where the store stays away for all."""
+        """Change these, again while the store is away. With a filter, a task that others changed meanwhile is changed
+        as it is now. Raises StoreUnavailable where the store stays away for all.
+        """
         tries, again, counted = _TRIES, self._patience(), False
         while left:
             stale: list[tuple[Record, Token]] = []
@@ -225,24 +247,24 @@ class BulkRun:
                 else:
                     counted = True
                     self._remember(record, answer)
-                    await self._tell(record.ref, token, answer)
+                    await self._count(record.ref, token, answer)
             if away and not await again():
                 if not counted and not stale:
                     raise away[0][2]
                 for record, token, error in away:
-                    await self._tell(record.ref, token, error)
+                    await self._count(record.ref, token, error)
                 away = []
             tries -= bool(stale)
             left = stale + [(record, token) for record, token, _ in away]
 
     def _changed_meanwhile(self, answer: Answer | StoreError) -> Record | None:
-        """The task as others have changed it, where it is still one of all that match."""
+        """The task as others have changed it, if the filter still means it."""
         if self._bulk.where is None or not isinstance(answer, Answer) or answer.result is not Result.STALE_TOKEN:
             return None
         return answer.record if answer.record is not None and self.scope.admits(answer.record) else None
 
     def _remember(self, before: Record, answer: Answer | StoreError) -> None:
-        """The task as it is now, if the walk could come upon it again."""
+        """Remember a changed task that the walk could meet again."""
         where, now = self._bulk.where, answer.record if isinstance(answer, Answer) else None
         if where is None or now is None:
             return
@@ -255,8 +277,8 @@ class BulkRun:
         if ahead:
             self._ahead.add(_number(now.id))
 
-    async def _tell(self, ref: Ref, seen: Token, answer: Answer | StoreError) -> None:
-        """Count it; and remember what was not done as asked."""
+    async def _count(self, ref: Ref, seen: Token, answer: Answer | StoreError) -> None:
+        """Count the answer; keep it if the task was not changed as asked."""
         progress = self.progress
         progress.looked += 1
         if isinstance(answer, StoreError):
@@ -286,7 +308,7 @@ class BulkRun:
                 ref.topic, ref.key, word, record.state, record.wake_at, record.deadline, holder, seen, record.token
             )
         changed = answer.result in (Result.STALE_TOKEN, Result.FINISHED, Result.NOT_FOUND)
-        if changed and self._bulk.chosen and len(self.missed) < _MOST_TOLD:
+        if changed and self._bulk.chosen and len(self.missed) < _MOST_EXPLAINED:
             with suppress(StoreError):  # the answer stands without it
                 for event in await self._client.events(ref.topic, ref.key, limit=5):
                     if event.at * 1000 + 999 >= seen:
@@ -297,27 +319,27 @@ class BulkRun:
     # --- the store
 
     async def _send(self, changes: Sequence[Change]) -> Sequence[Answer | StoreError]:
-        """An answer for each, or why there is none."""
+        """An answer for each, or the error in its place."""
         caller = current_caller()
         changing = self._client.change_many(changes)
         answers: Sequence[object]
         try:
             if caller is None or self.progress.looked < MOST_NOTED:
                 return await changing
-            # beyond those that are noted, in a context in which nobody acts
+            # beyond those that are noted: in a context without a caller
             answers = await self._loop.create_task(changing, context=Context())
         except PartlyFailed as partly:
             answers = partly.answers
         except (StoreUnavailable, OutcomeUnknown) as error:
             return [error] * len(changes)
-        if caller is not None and caller.told is not None and self.progress.looked >= MOST_NOTED:
+        if caller is not None and caller.on_change is not None and self.progress.looked >= MOST_NOTED:
             done = [one for one in answers if isinstance(one, Answer)]
             if done:
-                caller.told(verb_of(changes[0]), done, caller.who)
+                caller.on_change(verb_of(changes[0]), done, caller.who)
         return [one for one in answers if isinstance(one, Answer | StoreError)]
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask again where the store is away. Raises StoreUnavailable where it stays so."""
+        """Ask again while the store is away. Raises StoreUnavailable where it stays so."""
         again = self._patience()
         while True:
             try:
@@ -327,7 +349,7 @@ class BulkRun:
                     raise
 
     def _patience(self) -> Callable[[], Awaitable[bool]]:
-        """To be asked when the store was away: waits, longer each time, and says whether to try again."""
+        """A function that waits, longer each time, and returns True while there is time to try again."""
         until, delay = self._loop.time() + _PATIENCE, 0.1
 
         async def again() -> bool:
@@ -342,32 +364,12 @@ class BulkRun:
 
 
 def _number(id: str) -> int | str:
-    """An id in fewer bytes; as it is where somebody made it who makes no UUIDs."""
+    """An id in fewer bytes; as it is if it is no UUID."""
     try:
         return int(id.replace("-", ""), 16)
     except ValueError:
         return id
 
-
-_log = logging.getLogger("bide.bulk")
-AT_ONCE = 4
-"""In one instance; others wait."""
-LOST_AFTER: Millis = 10_000
-"""Without a sign of life for so long, nobody is at work on it."""
-_EVERY = 1.0
-_MISSED_EVERY = 5
-"""The list of what was not done is written so many times less often: it may be some hundred kB long."""
-_DAY: Millis = 86_400_000
-KEPT: Millis = 9 * _DAY
-"""How long it is known how a change ended."""
-_MISSED_KEPT: Millis = _DAY
-"""And which tasks were not changed as asked. What else is kept to be shown ends within two days: so those that are
-kept longer are all bulks, and are listed without reading past the others."""
-_LISTED: Millis = 2 * _DAY
-_HEAD, _MISSED, _STOP = "change:", "missed:", "stop:"
-"""How the names begin under which the progress of a change, its misses and the wish to stop it are kept."""
-_CLOSING = 5.0
-"""Seconds that batches under way may take when the instance ends."""
 
 _encode = msgspec.msgpack.encode
 _decode = msgspec.msgpack.Decoder(Progress).decode
@@ -379,12 +381,12 @@ async def _always() -> None:
 
 
 class BulkRunner:
-    """Those of one instance. Belongs to the event loop it was made in; `client` is open."""
+    """The runs of one instance. Belongs to the event loop it was made in; `client` is open."""
 
     def __init__(self, client: Client, instance: str) -> None:
         self._client = client
         self._instance = instance
-        self._kept = SettingsStore(client.store, client.clock, SHOWN_TOPIC)
+        self._store = SettingsStore(client.store, client.clock, SHOWN_TOPIC)
         self._loop = asyncio.get_running_loop()
         self._runs: dict[str, BulkRun] = {}
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -394,9 +396,9 @@ class BulkRunner:
     async def start(
         self, id: str, bulk: BulkRequest, may: May, *, who: str, identity: str = "", still: CheckAllowed = _always
     ) -> bool:
-        """Begin it in the background, in the context of the caller: it acts in their name, until `still` raises.
+        """Start a run in the background, in the context of its caller, until `still` raises.
 
-        False where one with this `id` was begun before, here or elsewhere: a resent form starts nothing twice.
+        False if one with this `id` was started before, here or elsewhere: a resent form starts nothing twice.
         """
         if id in self._runs:
             return False
@@ -408,7 +410,7 @@ class BulkRunner:
         run = BulkRun(BulkScope(self._client, bulk, may, now), progress, still)
         self._runs[id] = run  # from here on: a second call finds it, while the store is asked
         try:
-            begun = await self._kept.put_if_absent(f"{_HEAD}{id}", _encode(progress), until=now + KEPT)
+            begun = await self._store.put_if_absent(f"{_HEAD}{id}", _encode(progress), until=now + KEPT)
         except StoreFull:  # a full store still drains: it goes on, and this instance alone knows of it
             begun = True
         except BaseException:
@@ -421,11 +423,11 @@ class BulkRunner:
         return True
 
     async def get(self, id: str) -> Progress | None:
-        """How far it is; None: never begun, or forgotten. Raises StoreError."""
+        """Its progress; None: never started, or forgotten. Raises StoreError."""
         run = self._runs.get(id)
         if run is not None:
             return run.progress
-        value = await self._kept.get(f"{_HEAD}{id}")
+        value = await self._store.get(f"{_HEAD}{id}")
         return None if value is None else _read(id, value)
 
     async def missed(self, id: str) -> list[MissedTask]:
@@ -433,35 +435,35 @@ class BulkRunner:
         run = self._runs.get(id)
         if run is not None:
             return run.missed
-        value = await self._kept.get(f"{_MISSED}{id}")
+        value = await self._store.get(f"{_MISSED}{id}")
         return [] if value is None else _decode_missed(value)
 
     async def all(self) -> list[Progress]:
-        """Those of the last days, the newest first. O(found)."""
+        """The runs of the last days, the newest first. O(found)."""
         now = self._client.clock.now()
-        kept = await self._kept.ending(now + _LISTED, now + KEPT + _DAY)
+        kept = await self._store.ending(now + _LISTED, now + KEPT + _DAY)
         read = (_read(name, value) for name, value in kept.items() if name.startswith(_HEAD))
         found = {progress.id: progress for progress in read if progress is not None}
         found.update({id: run.progress for id, run in self._runs.items()})
         return sorted(found.values(), key=lambda one: one.asked_at, reverse=True)
 
     def is_lost(self, progress: Progress) -> bool:
-        """True if no instance is at work on it any more, although it is not over."""
+        """True if its instance has gone although it is not over."""
         if progress.state.over or progress.id in self._tasks:
             return False
         return progress.alive_at + self._client.clock.span(LOST_AFTER) < self._client.clock.now()
 
     async def stop(self, id: str, *, who: str) -> None:
-        """Have it end after the batch that is being done, whichever instance is at work on it."""
+        """Let it end after the current batch, whichever instance is at work on it."""
         run = self._runs.get(id)
         if run is not None:
             run.stop(who)
         else:
             until = self._client.clock.now() + _DAY
-            await self._kept.put(f"{_STOP}{id}", who.encode(errors="replace"), until=until)
+            await self._store.put(f"{_STOP}{id}", who.encode(errors="replace"), until=until)
 
     async def close(self) -> None:
-        """End those that run, after the batches that are being done; how far they came is written down."""
+        """End the runs after their current batches, and write their progress."""
         self._closing = True
         for run in self._runs.values():
             run.stop(None)
@@ -483,13 +485,13 @@ class BulkRunner:
                 progress.state = BulkState.RUNNING
                 progress.started_at = self._client.clock.now()
                 if not run.stopping:
-                    await self._count(run)
+                    await self._count_total(run)
                     await run.go()
                 ended = BulkState.STOPPED if run.stopping else BulkState.ENDED
         except BideError as error:
             ended = BulkState.FAILED
             progress.error = str(error)[:500]
-        except Exception as error:  # noqa: BLE001 - nobody waits for this task: the page and the log tell
+        except Exception as error:  # noqa: BLE001 - no caller waits for this task: the page and the log show it
             ended = BulkState.FAILED
             progress.error = f"a defect of the service ({type(error).__name__}): its log says more"
             _log.exception("a defect in the change %s", progress.id)
@@ -499,11 +501,11 @@ class BulkRunner:
             progress.state = ended
             progress.ended_at = progress.alive_at = self._client.clock.now()
             self._tasks.pop(progress.id, None)
-            if await self._written(run, missed=True) and not self._closing:
+            if await self._write(run, missed=True) and not self._closing:
                 self._runs.pop(progress.id, None)  # from now on the store tells
 
-    async def _count(self, run: BulkRun) -> None:
-        """How many there are, for those who watch."""
+    async def _count_total(self, run: BulkRun) -> None:
+        """Count the tasks, so that the progress can be shown as a part."""
         progress = run.progress
         if progress.chosen:
             progress.total = progress.chosen
@@ -516,28 +518,28 @@ class BulkRunner:
             progress.total, progress.total_exact = count
 
     async def _attend(self, run: BulkRun) -> None:
-        """Say again and again how far it is, and hear whether somebody wants it to end."""
+        """Write the progress again and again, and read whether the run is to stop."""
         written = 0
         turn = 0
         while True:
             await asyncio.sleep(_EVERY)
             turn += 1
             more = turn % _MISSED_EVERY == 0 and len(run.missed) != written
-            if await self._written(run, missed=more) and more:
+            if await self._write(run, missed=more) and more:
                 written = len(run.missed)
 
-    async def _written(self, run: BulkRun, *, missed: bool) -> bool:
-        """True if the store has taken it; the rest is written the next time."""
-        progress, kept, now = run.progress, self._kept, self._client.clock.now()
+    async def _write(self, run: BulkRun, *, missed: bool) -> bool:
+        """Write the progress; False if the store does not take it now."""
+        progress, store, now = run.progress, self._store, self._client.clock.now()
         try:
             if not progress.state.over:
                 progress.alive_at = now
-                who = await kept.get(f"{_STOP}{progress.id}")
+                who = await store.get(f"{_STOP}{progress.id}")
                 if who is not None:
                     run.stop(who.decode(errors="replace"))
             if missed and run.missed:
-                await kept.put(f"{_MISSED}{progress.id}", _encode(run.missed), until=now + _MISSED_KEPT)
-            await kept.put(f"{_HEAD}{progress.id}", _encode(progress), until=progress.asked_at + KEPT)
+                await store.put(f"{_MISSED}{progress.id}", _encode(run.missed), until=now + _MISSED_KEPT)
+            await store.put(f"{_HEAD}{progress.id}", _encode(progress), until=progress.asked_at + KEPT)
         except StoreError as error:
             _log.warning("how far the change %s is cannot be written down now: %s", progress.id, error)
             return False

@@ -13,15 +13,15 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 SHARE = 0.003
-"""Of one processor that a query may take while its answer is in constant demand."""
+"""The part of one processor that a query may take while its answer is in constant demand."""
 
 
 class CachedQuery(Generic[T]):
     """`ask` is called at most every `every` seconds, and at most for `share` of the time. Belongs to one event loop.
 
-    `of`: of so many last answers the cheapest says what the next may cost. With two, one that stumbled, or the first
-    with everything cold, does not keep numbers old for half a minute. `lasting`: whether a query goes on when nobody
-    waits for it any more.
+    The cheapest of the last `of` answers decides how soon the next query may run. With two, one slow query, or the
+    first with cold caches, does not keep numbers old for half a minute. Unless `lasting`, a query ends when the last
+    viewer stops waiting.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class CachedQuery(Generic[T]):
         return self._loop.time() - self._asked_at
 
     async def get(self) -> T:
-        """The answer: of just now, or as old as the terms allow. Raises what `ask` raises.
+        """The answer: a new one, or the last if it is too soon for another. Raises what `ask` raises.
 
         A caller that stops waiting does not stop the query for others that wait.
         """
@@ -72,7 +72,7 @@ class CachedQuery(Generic[T]):
         return await self.get()
 
     async def close(self) -> None:
-        """Let no query go on."""
+        """End the query that runs."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
@@ -88,4 +88,4 @@ class CachedQuery(Generic[T]):
         if self._running is running:
             self._running = None
         if not running.cancelled():
-            running.exception()  # those who waited have it
+            running.exception()  # those that waited have it

@@ -1,7 +1,7 @@
-"""Dead tasks by topic and by what killed them: errors that differ only in numbers, names and addresses are one class.
+"""Dead tasks by topic and by the class of their error: errors that differ only in numbers, names and addresses are one.
 
-A class is the first line of an error without what changes from task to task. What tells errors apart for those who
-mend them stays: the words, and the numbers that are names themselves (a status of HTTP, an errno).
+A class is the first line of an error without what changes from task to task. What tells errors apart for the engineers
+who fix them stays: the words, and numbers that are names (an HTTP status, an errno).
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from bide.engine.client import Client
 MOST_LOOKED_AT = 5_000
 """Dead tasks that one query reads, over all topics."""
 _MOST_BYTES = 16 * 2**20
-"""Of their payloads and errors, which are read along."""
+"""Bytes of their payloads and errors, which are read too."""
 _PATIENCE = 0.8
-"""Seconds."""
+"""Seconds that one query may read."""
 NO_ERROR = "(no error text)"
-"""The class of those that died without one."""
+"""The class of tasks that died without an error text."""
 _LONGEST = 160
 _READ = 2_000
 _PAGES = (50, 500)

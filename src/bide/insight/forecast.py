@@ -1,22 +1,19 @@
-"""How much comes due when, the peaks of that to the second, and what they would need.
+"""How much comes due when: the intervals of a range, the waiting tasks in each, and the peaks to the second.
 
-A delay queue knows its future load, since what waits is one index by time. Counting an interval costs O(log n) where
-the store can tell ranks (memory, Redis), and a walk along the index where it cannot (the SQL stores: some ten million
-entries a second); there it stops at `upto` for each topic and interval, which follows what a query has cost: so a query
-of any number of tasks stays within some tenths of a second, and the page says where a count is "at least". Nothing is
-kept but the last answers.
+**Ranges.** A range is cut into steps as a viewer's calendar has them. Every edge lies on a multiple of the step in the
+viewer's zone: quarters of an hour at :00 and :15, days at midnight, weeks on Monday. Where the clocks change, steps of
+up to an hour keep their length, and longer ones keep their place on the clock: a day of 23 or 25 hours is one interval.
 
-Topics are another matter: each has an index of its own. Of more than `MOST_TOPICS` the fullest are counted by interval,
-and what waits in the others is one number.
+**Counting.** What waits is one index by time. Counting an interval costs O(log n) where the store can compute ranks
+(memory, Redis), and a walk along the index where it cannot (the SQL stores: some ten million entries a second). There
+it stops at `upto` for each topic and interval, which adapts to what a query has cost: so a query of any number of tasks
+stays within some tenths of a second, and the page shows where a count is "at least". Only the last answers are kept.
+Each topic has an index of its own. Of more than `MOST_TOPICS` topics the fullest are counted by interval, and what
+waits in the others is one number.
 
-Whether workers keep up is reckoned as with water and a drain: so much flows in, at most `rate` a second flows out, and
-the rest waits. What falls on one second is taken to come at its start, what falls on a longer interval to come evenly.
-
-A stretch of time cut into steps, as a viewer's calendar has them: pure arithmetic for charts of what comes and was.
-
-Every edge lies on a multiple of the step in the viewer's zone: quarters of an hour at :00 and :15, days at midnight,
-weeks on Monday. Where the clocks change, steps of up to an hour keep their length, and longer ones keep their place on
-the clock: a day of 23 or 25 hours is one interval.
+**Outlook.** Whether workers keep up is computed as with water and a drain: so much flows in, at most `rate` a second
+flows out, and the rest waits. What falls on one second is taken to come at its start, what falls on a longer interval
+to come evenly.
 """
 
 from __future__ import annotations
@@ -48,14 +45,28 @@ STEPS: tuple[Millis, ...] = (
     *(number * DAY for number in (1, 7, 30)),
 )
 MOST = 120
-"""Intervals of a range that somebody chose."""
+"""Intervals of a range that a viewer chose."""
 SHORTEST: Millis = 10 * SECOND
 LONGEST: Millis = 3_500 * DAY
 BACK: Millis = DAY
-"""How far back a range may go: the past is known for so long."""
+"""How far back a range may go: as far as the past is known."""
 _MINUTES: Millis = 5 * MINUTE
 """A range that goes back further has no finer steps than those by which the past is known."""
 _LAST: Millis = LAST_INSTANT - 400 * DAY  # room for zones and for the last step
+MOST_TOPICS = 100
+"""Topics that are counted by interval: with the peaks, a query is some ten thousand counts at most."""
+UPTO = 100_000
+LEAST_UPTO, MOST_UPTO = 1_000, 1_000_000
+_TOO_LONG, _SHORT = 0.8, 0.3
+"""Seconds of a query after which the next counts half as far, and below which twice as far, if it has to."""
+_EVERY = 2.0
+_SHARE = 0.01
+"""Of one processor that queries of one range may take."""
+_PEAKS = 3
+_RANGES = 32
+"""Ranges that are remembered."""
+_PARTS = 60
+"""Parts into which an interval is split at once."""
 
 
 class Span(StrEnum):
@@ -85,7 +96,7 @@ _SPANS: dict[Span, tuple[Millis, Millis, Millis]] = {
     Span.DAY: (12 * HOUR, 48 * HOUR, 30 * MINUTE),  # tomorrow evening is in it, whatever the hour
     Span.MONTH: (0, 30 * DAY, 6 * HOUR),
 }
-"""How far back, how far ahead, by which step."""
+"""Of each span: how far back, how far ahead, by which step."""
 
 
 def around(span: Span, now: Millis) -> Range:
@@ -95,7 +106,7 @@ def around(span: Span, now: Millis) -> Range:
 
 
 def chosen(first: Millis, until: Millis, now: Millis) -> Range:
-    """The range that somebody asks for: cut to a day back, and at least ten seconds long. Raises BadInput."""
+    """The range that a viewer chose: from a day back at most, and at least ten seconds long. Raises BadInput."""
     if until <= first:
         raise BadInput("until", instant_text(max(0, until)), f"a time after {instant_text(max(0, first))}, the start")
     if until <= now - BACK:
@@ -113,7 +124,7 @@ def chosen(first: Millis, until: Millis, now: Millis) -> Range:
 
 
 def step_for(length: Millis) -> Millis:
-    """The smallest step that cuts so long a range into at most `MOST` intervals, wherever it begins."""
+    """The smallest step that cuts a range of this length into at most `MOST` intervals, wherever it begins."""
     for step in STEPS:
         # alignment may add one at the end, and a day of 23 hours another
         if -(-length // step) + 2 <= MOST:
@@ -121,18 +132,18 @@ def step_for(length: Millis) -> Millis:
     raise BadInput("length", length, f"at most {LONGEST // DAY:,} days")
 
 
-def edges_of(wanted: Range, zone: tzinfo) -> list[Millis]:
+def edges_of(asked: Range, zone: tzinfo) -> list[Millis]:
     """The edges of its intervals: the first is not after its start, the last not before its end. O(intervals)."""
-    return _by_wall(wanted, zone) if wanted.step > HOUR else _by_clock(wanted, zone)
+    return _by_wall(asked, zone) if asked.step > HOUR else _by_clock(asked, zone)
 
 
-def _by_clock(wanted: Range, zone: tzinfo) -> list[Millis]:
+def _by_clock(asked: Range, zone: tzinfo) -> list[Millis]:
     """Steps of up to an hour: of equal length, but where the clocks change by less than a step."""
-    step = wanted.step
-    edge = wanted.first - _beyond(wanted.first, zone, step)
+    step = asked.step
+    edge = asked.first - _beyond(asked.first, zone, step)
     edge -= _beyond(edge, zone, step)  # the clocks may have changed in between
     edges = [edge]
-    while edge < wanted.until:
+    while edge < asked.until:
         edge += step
         beyond = _beyond(edge, zone, step)
         if beyond:
@@ -147,18 +158,18 @@ def _beyond(at: Millis, zone: tzinfo, step: Millis) -> Millis:
     return (at + offset // timedelta(milliseconds=1)) % step
 
 
-def _by_wall(wanted: Range, zone: tzinfo) -> list[Millis]:
+def _by_wall(asked: Range, zone: tzinfo) -> list[Millis]:
     """Longer steps: as the clock on the wall shows them, the first time where it shows one twice."""
-    step = timedelta(milliseconds=wanted.step)
-    wall = as_datetime(wanted.first).astimezone(zone).replace(minute=0, second=0, microsecond=0, tzinfo=None, fold=0)
-    if wanted.step < DAY:
-        wall = wall.replace(hour=wall.hour - wall.hour % (wanted.step // HOUR))
+    step = timedelta(milliseconds=asked.step)
+    wall = as_datetime(asked.first).astimezone(zone).replace(minute=0, second=0, microsecond=0, tzinfo=None, fold=0)
+    if asked.step < DAY:
+        wall = wall.replace(hour=wall.hour - wall.hour % (asked.step // HOUR))
     else:
-        wall = wall.replace(hour=0) - timedelta(days=(wall.toordinal() - 1) % (wanted.step // DAY))
-    while (edge := _instant(wall, zone)) > wanted.first:
+        wall = wall.replace(hour=0) - timedelta(days=(wall.toordinal() - 1) % (asked.step // DAY))
+    while (edge := _instant(wall, zone)) > asked.first:
         wall -= step
     edges = [edge]
-    while edge < wanted.until:
+    while edge < asked.until:
         wall += step
         edge = _instant(wall, zone)
         if edge > edges[-1]:  # two times that the clocks skipped are the same instant
@@ -168,22 +179,6 @@ def _by_wall(wanted: Range, zone: tzinfo) -> list[Millis]:
 
 def _instant(wall: datetime, zone: tzinfo) -> Millis:
     return instant(wall.replace(tzinfo=zone))
-
-
-MOST_TOPICS = 100
-"""Topics that are counted by interval: with the peaks, a query is some ten thousand counts at most."""
-UPTO = 100_000
-LEAST_UPTO, MOST_UPTO = 1_000, 1_000_000
-_TOO_LONG, _SHORT = 0.8, 0.3
-"""Seconds of a query after which the next counts half as far, and below which twice as far, if it has to."""
-_EVERY = 2.0
-_SHARE = 0.01
-"""Of one processor that queries of one range may take."""
-_PEAKS = 3
-_RANGES = 32
-"""Ranges that are remembered."""
-_PARTS = 60
-"""Into how many parts an interval is taken apart at once."""
 
 
 class Bar(NamedTuple):
@@ -212,7 +207,7 @@ class Peak(NamedTuple):
 
 
 class Outlook(NamedTuple):
-    """How a bar goes out at some rate."""
+    """How a bar goes out at a given rate."""
 
     late: Millis
     """How late the last of it begins."""
@@ -233,7 +228,7 @@ class ForecastQuery(NamedTuple):
     only: Topic | None = None
     """One topic; None: all."""
     whose: Hashable = None
-    """For whom: viewers who may see different topics must differ here."""
+    """The viewer: those who may see different topics must differ here."""
 
 
 class ForecastAnswer(NamedTuple):
@@ -250,7 +245,7 @@ class ForecastAnswer(NamedTuple):
     profile: list[Bar]
     """The bars again, in finer parts around the peaks."""
     topics: frozenset[Topic]
-    """All that there are, for whom this is."""
+    """All topics that the viewer may see."""
     beyond: Count | None
     """How many wait in topics beyond `MOST_TOPICS`, at whatever time; None: all are in `bars`."""
     counted_at: Millis
@@ -263,7 +258,7 @@ class ForecastAnswer(NamedTuple):
 
 
 class Forecast:
-    """Of an open client's store. Belongs to its event loop."""
+    """The forecasts of an open client's store. Belongs to its event loop."""
 
     def __init__(self, client: Client) -> None:
         self.upto = UPTO
@@ -273,30 +268,31 @@ class Forecast:
         self._queries: OrderedDict[ForecastQuery, CachedQuery[ForecastAnswer]] = OrderedDict()
         self._topics = CachedQuery(client.tally, every=_EVERY, share=_SHARE)
 
-    async def seen(self, wanted: ForecastQuery, admits: Callable[[Topic], bool]) -> ForecastAnswer:
+    async def get(self, query: ForecastQuery, admits: Callable[[Topic], bool]) -> ForecastAnswer:
         """The forecast, not older than two seconds, or than a hundred times what the query took. Raises StoreError.
 
-        `admits`: which topics they may see. A query costs one count of all topics, O(intervals x topics) counts, and up
-        to a dozen smaller ones for the peaks, of `MOST_TOPICS` at most. It ends when nobody waits for it any more.
+        `admits` tells which topics the viewer may see. A query costs one count of all topics, O(intervals x topics)
+        counts, and up to a dozen smaller ones for the peaks, of `MOST_TOPICS` at most. It ends when its last viewer
+        stops waiting.
         """
-        query = self._queries.pop(wanted, None)
-        if query is None:
-            query = CachedQuery(partial(self._count, wanted, admits), every=_EVERY, share=_SHARE, lasting=False)
-        self._queries[wanted] = query
+        cached = self._queries.pop(query, None)
+        if cached is None:
+            cached = CachedQuery(partial(self._count, query, admits), every=_EVERY, share=_SHARE, lasting=False)
+        self._queries[query] = cached
         while len(self._queries) > _RANGES:
             self._queries.popitem(last=False)  # one that is under way ends by itself
-        return await query.get()
+        return await cached.get()
 
     async def close(self) -> None:
-        """Let no query go on."""
+        """End the queries that run."""
         for query in self._queries.values():
             await query.close()
         await self._topics.close()
 
-    async def _count(self, wanted: ForecastQuery, admits: Callable[[Topic], bool]) -> ForecastAnswer:
-        now, upto, only = self._client.clock.now(), self.upto, wanted.only
-        asked = wanted.range if isinstance(wanted.range, Range) else around(wanted.range, now)
-        edges = edges_of(asked, wanted.zone)
+    async def _count(self, query: ForecastQuery, admits: Callable[[Topic], bool]) -> ForecastAnswer:
+        now, upto, only = self._client.clock.now(), self.upto, query.only
+        asked = query.range if isinstance(query.range, Range) else around(query.range, now)
+        edges = edges_of(asked, query.zone)
         begun = edges[0] < now
         ahead = [0, now, *(edge for edge in edges if edge > now)] if begun else edges
         counts = (await self._topics.get()).counts
@@ -332,7 +328,7 @@ class Forecast:
         return ForecastAnswer(edges, bars, overdue, peaks, profile, frozenset(known), beyond, now, upto, exact)
 
     def learn(self, took: float, exact: bool) -> None:
-        """Count less far after a query that took long, and further after one that was short and fell short."""
+        """Count less far after a slow query, and further after a fast one that stopped early."""
         if took > _TOO_LONG:
             self.upto = max(LEAST_UPTO, self.upto // 2)
         elif took < _SHORT and not exact:
@@ -350,7 +346,7 @@ async def _with_peaks(bars: list[Bar], count: Counting) -> tuple[list[Peak], lis
     peaks: list[Peak] = []
     profile = list(bars)
     for bar, low, high in highest(bars, _PEAKS):
-        top, parts = await taken_apart(bar, count)
+        top, parts = await split(bar, count)
         peaks.append(Peak(top, low, high))
         place = profile.index(bar)
         profile[place : place + 1] = parts
@@ -392,10 +388,10 @@ def _bounds(bars: Sequence[Bar], place: int) -> tuple[Millis, Millis]:
     return low, high
 
 
-async def taken_apart(bar: Bar, count: Counting) -> tuple[Bar, list[Bar]]:
+async def split(bar: Bar, count: Counting) -> tuple[Bar, list[Bar]]:
     """The fullest second of a bar, and the bar in parts that are the finer the nearer they are to it.
 
-    Asks once for each sixtieth: 15 minutes are two questions, 30 days are four.
+    One count for each sixtieth: 15 minutes take two, 30 days take four.
     """
     parts, top = [bar], bar
     while top.high - top.low > SECOND:
@@ -404,7 +400,7 @@ async def taken_apart(bar: Bar, count: Counting) -> tuple[Bar, list[Bar]]:
         parts[place : place + 1] = finer
         fullest = max(finer, key=lambda one: one.total.number)
         if not fullest.total.number:
-            break  # they have gone meanwhile
+            break  # the tasks have gone meanwhile
         top = fullest
     return top, parts
 
@@ -417,7 +413,7 @@ def cuts(low: Millis, high: Millis) -> list[Millis]:
 
 
 def outlook(bars: Sequence[Bar], at: Millis, *, backlog: int, rate: float) -> Outlook | None:
-    """How the bar that begins at `at` goes out, if so many wait before the first bar; None: there is no such bar.
+    """How the bar that begins at `at` goes out, if `backlog` tasks wait before the first; None: there is no such bar.
 
     `rate`: tasks a second. `bars` follow each other without a gap. O(bars).
     """

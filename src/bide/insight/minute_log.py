@@ -1,8 +1,8 @@
 """The history by the minute, read once and kept: what went through within the last minute, hour and day.
 
 The history (`engine.history`) has a row for each minute. That of the running minute is written again every two seconds;
-one that is over hardly changes any more. So a page that asks again and again reads the last few, and all of them once
-in a while, for what was written late.
+one that is over hardly changes any more. So a page that asks again and again reads only the last few rows, and all of
+them once in a while, for what was written late.
 """
 
 from __future__ import annotations
@@ -22,15 +22,25 @@ from bide.insight.cached_query import CachedQuery
 from bide.ports import Clock, Store
 
 May = Callable[[Topic], bool]
+"""Tells whether a viewer may see a topic."""
+MINUTES = 60
+"""Minutes of the last hour."""
+_AFRESH: Millis = 5 * MINUTE
+"""How often the whole hour is read again, for what was written late."""
+_NEARLY: Millis = 58_000
+"""A row that was read at least so long ago is where the last minute begins."""
+QUARTER: Millis = 15 * MINUTE
+QUARTERS = 96
+"""Quarters of an hour in a day."""
+_IN_QUARTER = QUARTER // MINUTE
+_LATEST: Millis = 4 * MINUTE
+"""Rows so old may still be written."""
+_EVERY = 5.0
+_SHARE = 0.01
+_WAITED = bucket_of(1_000)
+"""Deliveries that begin later than a second had to wait for their turn: the first bucket of those."""
 
 # --- the last minute, and the last hour
-
-MINUTES = 60
-"""How many are looked back at."""
-_AFRESH: Millis = 5 * MINUTE
-"""After how long all of them are read again, for what was written late."""
-_NEARLY: Millis = 58_000
-"""The row that was seen so long ago is the beginning of the last minute."""
 
 
 class Flow(Struct, frozen=True):
@@ -39,15 +49,15 @@ class Flow(Struct, frozen=True):
     span: Millis
     deliveries: DeliveryCounts
     scheduled: int | None
-    """Calls for a task that were answered; None for a viewer who may not see all topics: it is counted over all."""
+    """Answered calls that scheduled a task; None for a viewer who may not see all topics: it is counted over all."""
 
     def rate(self, number: int) -> float:
-        """So many within that time, per second."""
+        """A number within that time, per second."""
         return number * 1000 / max(self.span, 1)
 
     @property
     def failed(self) -> int:
-        """Deliveries that did not do it: tried again later, or dead."""
+        """Deliveries that failed: tried again later, or dead."""
         return self.deliveries.failed
 
 
@@ -73,15 +83,17 @@ class Recent(Struct, frozen=True):
     def latest(self, may: May | None = None) -> Topic | None:
         """The topic whose 99th percentile of lateness was the highest within the last minute. O(topics)."""
         late = [
-            (past.lateness(0.99) or 0, topic)
-            for topic, past in self.minute.topics.items()
+            (counts.lateness(0.99) or 0, topic)
+            for topic, counts in self.minute.topics.items()
             if topic != OTHERS and (may is None or may(topic))
         ]
         return max(late)[1] if late else None
 
     def by_minute(self, may: May | None = None) -> list[int]:
         """Deliveries that began, minute by minute, the running one last."""
-        return [sum(past.begun for topic, past in row.topics.items() if may is None or may(topic)) for row in self.rows]
+        return [
+            sum(counts.begun for topic, counts in row.topics.items() if may is None or may(topic)) for row in self.rows
+        ]
 
 
 class _Seen(NamedTuple):
@@ -93,10 +105,10 @@ class _Seen(NamedTuple):
 
 
 class Throughput:
-    """Reads the last hour again and again. Belongs to one event loop; one `look` is under way at a time.
+    """Reads the last hour again and again. Belongs to one event loop; one `read` is under way at a time.
 
-    The counts of a minute ago are taken off, so that "the last minute" is not up to two. The first look saw none a
-    minute ago: it gets the minute before this one and this one so far, and `Flow.span` says how long that is.
+    The counts of a minute ago are subtracted, so that "the last minute" is not up to two. The first read has none of a
+    minute ago: it gives the minute before this one and this one so far, and `Flow.span` is as long as that.
     """
 
     def __init__(self, store: Store, clock: Clock) -> None:
@@ -109,8 +121,8 @@ class Throughput:
         self._older = MinuteRow()
         """The sum of the minutes before the last."""
 
-    async def look(self) -> Recent:
-        """O(rows of two minutes); the first look, and one every five minutes, reads the hour.
+    async def read(self) -> Recent:
+        """O(rows of two minutes); the first, and one every five minutes, reads the hour.
 
         Raises StoreError; SetupError where a service refuses it to a token that may not read every topic.
         """
@@ -146,40 +158,29 @@ class Throughput:
 
 def _flow(span: Millis, row: MinuteRow, may: May | None) -> Flow:
     total = DeliveryCounts()
-    for topic, past in row.topics.items():
+    for topic, counts in row.topics.items():
         if may is None or may(topic):
-            total.add(past)
+            total.add(counts)
     return Flow(span, total, row.scheduled if may is None else None)
 
 
 def _less(row: MinuteRow, before: MinuteRow) -> MinuteRow:
     """The part that came after `before`; a topic of which nothing came is left out."""
     found = MinuteRow(max(row.scheduled - before.scheduled, 0))
-    for topic, past in row.topics.items():
+    for topic, counts in row.topics.items():
         was = before.topics.get(topic)
         if was is not None:
-            past = DeliveryCounts(
-                max(past.begun - was.begun, 0), max(past.done - was.done, 0), max(past.retried - was.retried, 0),
-                max(past.deferred - was.deferred, 0), max(past.dead - was.dead, 0),
-                dict(Counter(past.late) - Counter(was.late)), dict(Counter(past.planned) - Counter(was.planned)),
+            counts = DeliveryCounts(
+                max(counts.begun - was.begun, 0), max(counts.done - was.done, 0), max(counts.retried - was.retried, 0),
+                max(counts.deferred - was.deferred, 0), max(counts.dead - was.dead, 0),
+                dict(Counter(counts.late) - Counter(was.late)), dict(Counter(counts.planned) - Counter(was.planned)),
             )  # fmt: skip
-        if past.begun or past.ended:
-            found.topics[topic] = past
+        if counts.begun or counts.ended:
+            found.topics[topic] = counts
     return found
 
 
 # --- the last day
-
-QUARTER: Millis = 15 * MINUTE
-QUARTERS = 96
-"""Of an hour: a day."""
-_IN_QUARTER = QUARTER // MINUTE
-_LATEST: Millis = 4 * MINUTE
-"""Rows so old may still be written."""
-_EVERY = 5.0
-_SHARE = 0.01
-_WAITED = bucket_of(1_000)
-"""Deliveries that begin later than a second had to wait for their turn: the first bucket of those."""
 
 
 class Fastest(NamedTuple):
@@ -218,17 +219,17 @@ class _Minute(Struct, gc=False):
     """The earliest minute that one of them was planned for."""
 
 
-def _minute_of(minute: int, past: DeliveryCounts) -> _Minute:
-    waited = sum(number for bucket, number in past.late.items() if bucket >= _WAITED)
-    return _Minute(past.begun, past.done, past.ended, waited, min(past.planned, default=minute))
+def _minute_of(minute: int, counts: DeliveryCounts) -> _Minute:
+    waited = sum(number for bucket, number in counts.late.items() if bucket >= _WAITED)
+    return _Minute(counts.begun, counts.done, counts.ended, waited, min(counts.planned, default=minute))
 
 
 class LastDay:
     """The last day as it happened: what was planned, what was done, and how fast it can go.
 
-    Of an open client's store; belongs to its event loop. Nothing is known before the first `look` has ended. Rows are
-    kept as their sums by the quarter of an hour, and of each minute a few numbers, which takes less than half of what
-    the rows would: of a day of ten busy topics some megabytes.
+    Of an open client's store; belongs to its event loop. Nothing is known before the first `refresh` has ended. Rows
+    are kept as their sums by the quarter of an hour, and of each minute a few numbers, which takes less than half of
+    what the rows would: of a day of ten busy topics some megabytes.
     """
 
     def __init__(self, client: Client) -> None:
@@ -248,8 +249,8 @@ class LastDay:
         """True once the day is known; before that, nothing of it is."""
         return self._read_at is not None
 
-    async def look(self) -> None:
-        """See that what is known here is new enough. O(what happened since; at first in a day). Raises StoreError."""
+    async def refresh(self) -> None:
+        """Read what is new, unless it is too soon. O(what happened since; at first in a day). Raises StoreError."""
         await self._query.get()
 
     async def read(self) -> None:
@@ -264,13 +265,13 @@ class LastDay:
             rows = await rows_between(self._client.store, self._client.clock, minutes[0], minutes[-1])
             self._quarters[quarter] = together(rows.values())
             for minute, row in rows.items():
-                self._minutes[minute] = {topic: _minute_of(minute, past) for topic, past in row.topics.items()}
+                self._minutes[minute] = {topic: _minute_of(minute, counts) for topic, counts in row.topics.items()}
         self._quarters = {one: row for one, row in self._quarters.items() if oldest <= one <= last}
         self._minutes = {one: its for one, its in self._minutes.items() if oldest <= one // _IN_QUARTER <= last}
         self._planned = {}
         for row in self._quarters.values():
-            for topic, past in row.topics.items():
-                for minute, number in past.planned.items():
+            for topic, counts in row.topics.items():
+                for minute, number in counts.planned.items():
                     its = self._planned.setdefault(minute, {})
                     its[topic] = its.get(topic, 0) + number
         self._fastest.clear()
@@ -279,11 +280,11 @@ class LastDay:
             self._whole_at = now
 
     async def close(self) -> None:
-        """Let no query go on."""
+        """End the query that runs."""
         await self._query.close()
 
     def between(self, edges: Sequence[Millis], admits: May) -> list[PastInterval]:
-        """Of each interval, of the topics that `admits` admits. Edges should be of whole minutes."""
+        """The deliveries of each interval, of the topics that `admits` admits. Edges should be of whole minutes."""
         planned, done = [0] * (len(edges) - 1), [0] * (len(edges) - 1)
         for minute in range(edges[0] // MINUTE, -(-edges[-1] // MINUTE)):
             place = bisect_right(edges, minute * MINUTE) - 1
@@ -302,15 +303,15 @@ class LastDay:
         return [Quarter(one * QUARTER, row.topics.get(topic) or DeliveryCounts()) for one, row in rows]
 
     def topics(self) -> set[Topic]:
-        """All of which something happened."""
+        """The topics of which something happened."""
         return {topic for row in self._quarters.values() for topic in row.topics}
 
     def fastest(self, whose: Hashable, admits: May) -> Fastest | None:
         """The fastest minute throughout which tasks had to wait; None where there was no such minute.
 
-        A burst that is worked off within seconds says nothing of what a minute could do. So only a minute counts into
-        and out of which some of the backlog was carried, and in which nine of ten waited for longer than a second.
-        `whose` stands for what `admits` admits: it is reckoned once for each.
+        A burst that is worked off within seconds shows nothing of what a minute could do. So a minute counts only if a
+        backlog was carried into and out of it, and nine of ten of its deliveries waited for longer than a second.
+        `whose` stands for what `admits` admits: the answer is computed once for each.
         """
         if whose not in self._fastest:
             best: Fastest | None = None

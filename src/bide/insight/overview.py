@@ -1,19 +1,15 @@
-"""All of a store at a glance: how much there is, how late it goes out, and who works on it.
+"""A store at a glance, and each of its topics: how much there is, how late it goes out, and which workers work on it.
 
 An overview may be open all day, in many browsers, over a store with millions of tasks. So it is made of four cached
 queries, each of which takes a small share of one processor, however many viewers there are:
 
 * the counts of each topic and state, which most stores stop at ten thousand;
-* where they stopped, an exact count of what is pending, as seldom as its cost asks for: it shows how old it is;
+* where they stopped, an exact count of what is pending, as rarely as its cost demands: it shows how old it is;
 * the history of the last two minutes, the pauses, and the workers that live;
-* what is held by whom, and since when the oldest task is due, in topics that have any.
+* what is held by which worker, and since when the oldest task is due, in topics that have any.
 
-Their answers are kept by topic, so that `Snapshot.overview` can show each viewer the topics that they may see.
-
-Each topic: its counts, how late it goes out, its workers and their settings, and its last day.
-
-Everything comes from cached queries that all viewers share, so that a page which is open all day in many browsers
-costs a small part of one processor. Counts stop at ten thousand on most stores.
+Their answers are kept by topic, so that `Snapshot.overview` can show each viewer the topics that they may see. The page
+of one topic adds the announced settings of its workers and its last day, from cached queries too.
 """
 
 from __future__ import annotations
@@ -37,11 +33,11 @@ from bide.insight.minute_log import Flow, LastDay, May, Quarter, Recent, Through
 EVERY = 1.5
 """Seconds between two queries of a kind at least; a page that asks every two seconds gets a new answer each time."""
 _MOST_OLDEST, _MOST_HELD = 50, 20
-"""Topics of which the oldest due task is looked for, and what is held: those that have the most."""
+"""The most topics whose oldest due task, and whose holders, are queried: those that have the most."""
 _EXACT_SHARE = 0.002
 _WORK_SHARE = 0.002
 _LIVE_SHARE = 0.02
-"""These calls cost little; what they take is mostly the way to the store."""
+"""These calls cost little; most of their time is the way to the store."""
 _TOO_LONG, _SHORT = 0.25, 0.1
 """Seconds of an exact count after which the next goes less far, and below which further, if it has to."""
 _SOON = 0.15
@@ -50,12 +46,14 @@ _FIRST_LIMIT = 1_000_000
 _HIGHEST_LIMIT = 100_000_000
 _LEAST_LIMIT = 20_000
 _SETTLED: Millis = 5_000
-"""A task that has been due for less may be taken yet, by a consumer that waits over HTTP."""
+"""A task that has been due for less may still be leased, by a consumer that waits over HTTP."""
+_ROUTES_EVERY, _ROUTES_SHARE = 10.0, 0.01
+"""Seconds between two queries for the announced routes, and the share of one processor that they may take."""
 _ENDED = (State.DONE, State.CANCELLED)
 
 
 class Figure(Struct, frozen=True):
-    """How many, and when that was counted."""
+    """A count, and when it was made."""
 
     count: Count
     at: Millis
@@ -70,12 +68,12 @@ class TopicSeen(Struct, frozen=True, kw_only=True):
     due: Figure
     """Of the pending, those whose time has come."""
     oldest: Millis | None
-    """Since when the oldest of these is due; None: none is, or it was not looked for."""
+    """Since when the oldest of these is due; None: none is, or it was not queried."""
     hour: DeliveryCounts | None
-    """Its deliveries within the last hour; None: that is not to be had."""
+    """Its deliveries within the last hour; None: not to be known."""
     hour_span: Millis
     workers: Sequence[str] | None
-    """Those alive; None: the store cannot tell."""
+    """The live workers; None: the store does not know them."""
     pause: Pause | None
 
     @property
@@ -97,12 +95,12 @@ class TopicSeen(Struct, frozen=True, kw_only=True):
         return 0 if self.hour is None else self.hour.failed
 
     def per_minute(self, number: int) -> float:
-        """So many of the last hour, by the minute."""
+        """A number of the last hour, by the minute."""
         return number * MINUTE / max(self.hour_span, 1)
 
     @property
     def abandoned(self) -> bool:
-        """Nobody works on it: no worker is alive for it, and within the hour nobody began anything."""
+        """True if no worker is alive for it, nothing of it is leased, and no delivery began within the hour."""
         began = self.hour is not None and self.hour.begun > 0
         return self.workers is not None and not self.workers and not began and not self.leased.number
 
@@ -112,7 +110,7 @@ class Holder(Struct, frozen=True, kw_only=True):
 
     name: str
     topics: tuple[Topic, ...]
-    """Those that it says it works on; none for one that says nothing, such as a consumer over HTTP."""
+    """The topics that it announced; none for one that announces nothing, such as a consumer over HTTP."""
     announced: bool
     held: Mapping[Topic, HeldCount]
 
@@ -139,7 +137,7 @@ class Overview(Struct, frozen=True, kw_only=True):
     ended: int
     """Done or cancelled, and still remembered; at least so many."""
     oldest_due: tuple[Topic, Millis] | None
-    """Of which topic the task is that is due for longest, as far as looked for, and since when."""
+    """The topic of the task that has been due for longest, as far as queried, and since when."""
     minute: Flow | None
     """None here and below: a service is in between, and its token may not read every topic."""
     hour: Flow | None
@@ -150,11 +148,11 @@ class Overview(Struct, frozen=True, kw_only=True):
     topics: Sequence[TopicSeen]
     """Those with most due first, then with most pending."""
     holders: Sequence[Holder]
-    """Workers by name, then who holds something without being one."""
+    """Workers by name, then others that hold something."""
     holders_known: bool
-    """True if the store tells which workers live."""
+    """True if the store knows which workers live."""
     holding_whole: bool
-    """True if all that is leased was looked at for `holders`."""
+    """True if all leases were read for `holders`."""
     unworked: Sequence[TopicSeen]
     """Topics, not paused, with a task that has been due for seconds, on which no worker works, and of which nothing is
     held or was delivered within the last minute."""
@@ -197,7 +195,7 @@ class Snapshot(NamedTuple):
     """None: a service refuses it."""
     pauses: Mapping[Topic, Pause]
     workers: Mapping[str, Sequence[Topic]] | None
-    """Those that live, and their topics; None: that is not to be had."""
+    """The live workers and their topics; None: not to be known."""
     oldest: Mapping[Topic, Millis]
     """Since when the oldest task of a topic is due."""
     holding: HeldTasks
@@ -229,7 +227,7 @@ class Snapshot(NamedTuple):
         ]
 
     def overview(self, may: May | None = None) -> Overview:
-        """Of the topics that somebody may see; None: of all. O(topics + holders)."""
+        """The overview of the topics that `may` admits; None: of all. O(topics + holders)."""
         recent = self.recent
         topics = self.topics(topic for topic in self.names() if may is None or may(topic))
         topics.sort(key=lambda one: (-one.due.count.number, -one.pending.count.number, one.topic))
@@ -254,7 +252,7 @@ class Snapshot(NamedTuple):
         )
 
     def _figure(self, topic: Topic, quick: Count, of: Callable[[TopicCounts, Topic], Count]) -> Figure:
-        """The count that stopped, or the older one that went on."""
+        """The quick count; where that stopped, the older exact one if it is larger."""
         if not quick.exact and self.exact is not None:
             slow = of(self.exact, topic)
             if slow.number > quick.number:
@@ -305,27 +303,27 @@ class Overviews:
         self._work = CachedQuery(self._ask_work, every=EVERY, share=_WORK_SHARE, of=2)
 
     async def quick(self) -> Snapshot:
-        """The store as it is, each part as old as its query; counts that stopped stay so. Raises StoreError."""
+        """The store as it is, each part as old as its query, without exact counts. Raises StoreError."""
         counts, live, work = await asyncio.gather(self._counts.get(), self._live.get(), self._work.get())
         return Snapshot(self._client.clock.now(), counts, None, *live, *work)
 
     async def get(self) -> Snapshot:
-        """The same, with an exact count beside one that stopped. Raises StoreError."""
+        """The same, with an exact count where a quick one stopped. Raises StoreError."""
         seen = await self.quick()
         if _stopped(seen.counts):
             try:
                 async with asyncio.timeout(_SOON if self._last_exact is None else 0):
                     self._last_exact = await self._exact.get()
             except TimeoutError:
-                pass  # it goes on, and the next viewer has it; until then what is known has to do
+                pass  # it goes on for the next viewer; until then the last one has to do
         return seen._replace(at=self._client.clock.now(), exact=self._last_exact)
 
     async def changed(self) -> None:
-        """Somebody has just paused or scheduled something: what is seen next is to show it. Raises StoreError."""
+        """Query again after a pause or a schedule, so that the next view shows it. Raises StoreError."""
         await asyncio.gather(self._counts.fresh(), self._live.fresh())
 
     async def close(self) -> None:
-        """Let no query go on."""
+        """End the queries that run."""
         for query in (self._work, self._live, self._exact, self._counts):
             await query.close()
 
@@ -336,7 +334,7 @@ class Overviews:
         return TopicCounts(await self._client.tally([as_datetime(0), as_datetime(now + 1)]), now)
 
     async def _count_exactly(self) -> TopicCounts:
-        """As far as is affordable: less far after a count that took long, further after a quick one that stopped."""
+        """Count up to a limit: less far after a slow count, further after a fast one that stopped."""
         stopped = max(sum(not count.exact for count in (await self._counts.get()).tally.counts.values()), 1)
         limit = max(self._limit // stopped, _LEAST_LIMIT)
         now, began = self._client.clock.now(), self._loop.time()
@@ -355,7 +353,7 @@ class Overviews:
 
     async def _recent(self) -> Recent | None:
         try:
-            return await self._throughput.look()
+            return await self._throughput.read()
         except SetupError:  # a service refuses it to a token that may not read every topic
             return None
 
@@ -383,7 +381,7 @@ def _most(counts: Mapping[Topic, Count], number: int) -> list[Topic]:
 
 
 async def oldest_due(client: Client, topics: Collection[Topic], now: Millis) -> dict[Topic, Millis]:
-    """Since when the oldest due task of each topic is due; topics of which nothing is due are left out.
+    """Since when the oldest due task of each topic is due; topics without a due task are left out.
 
     One page of one task for each topic. Raises StoreError.
     """
@@ -397,24 +395,21 @@ async def oldest_due(client: Client, topics: Collection[Topic], now: Millis) -> 
     return {topic: wake for topic, wake in zip(topics, found, strict=True) if wake is not None}
 
 
-_SHARE = 0.01
-
-
 class TopicDetails(Struct, frozen=True):
-    """One topic, and what costs more to know."""
+    """One topic with its routes, holders and last day."""
 
     seen: TopicSeen
     routes: Sequence[Announced]
     holders: Mapping[str, HeldCount]
-    """The holders of its tasks now, and how many each has; of some hundreds that were looked at."""
+    """The holders of its tasks now, and how many each has, among some hundreds that were read."""
     day: Sequence[Quarter]
-    """The last day, the oldest first, the running quarter of an hour last; empty where that is not to be had."""
+    """The last day, the oldest first, the running quarter of an hour last; empty where it is not to be known."""
 
 
 class Topics:
-    """Those of an open client's store. Belongs to its event loop; `close` it before the client. Raises StoreError.
+    """Queries the topics of an open client's store. Belongs to its event loop; `close` it before the client.
 
-    `overviews` and `day` are of the same store, and not closed here: others show them too.
+    `overviews` and `day` are of the same store, and are shared: they are not closed here. Raises StoreError.
     """
 
     def __init__(self, client: Client, overviews: Overviews, day: LastDay) -> None:
@@ -422,7 +417,9 @@ class Topics:
         self._overviews = overviews
         self._workers = Workers(client)
         self._day = day
-        self._routes = CachedQuery(lambda: announced_routes(client.store, client.clock), every=10.0, share=_SHARE)
+        self._routes = CachedQuery(
+            lambda: announced_routes(client.store, client.clock), every=_ROUTES_EVERY, share=_ROUTES_SHARE
+        )
 
     async def all(self) -> list[TopicSeen]:
         """Every topic that has tasks, is paused, is worked on, was announced, or was delivered within the hour."""
@@ -434,9 +431,9 @@ class Topics:
         return seen.topics(sorted(names))
 
     async def one(self, topic: Topic) -> TopicDetails:
-        """This one, whether or not there is anything of it."""
+        """This topic, also if there is nothing of it."""
         seen, routes, _, holding, oldest = await asyncio.gather(
-            self._overviews.quick(), self._routes.get(), self._day.look(),
+            self._overviews.quick(), self._routes.get(), self._day.refresh(),
             self._workers.holding([topic], whole=False), oldest_due(self._client, [topic], self._client.clock.now()),
         )  # fmt: skip
         return TopicDetails(
@@ -447,5 +444,5 @@ class Topics:
         )
 
     async def close(self) -> None:
-        """Let no query go on."""
+        """End the queries that run."""
         await self._routes.close()

@@ -1,8 +1,8 @@
-"""The known life of one task: its deliveries, its changes, and who else was to be delivered at its time.
+"""The known history of one task: its deliveries, its changes, and the other deliveries of its topic at that time.
 
-Three sources tell it: the task's record as it is, the log of what was out of the ordinary, and the history by the
-minute. The log is capped, and knows neither of deliveries that went well nor of those that were deferred; so a story
-may have gaps, and says which deliveries are missing.
+It is put together from three sources: the task's record as it is, the event log, and the history by the minute. The log
+is capped, and holds neither deliveries that went well nor those that were deferred; so a task's history may have gaps,
+and lists the deliveries that are missing.
 """
 
 from __future__ import annotations
@@ -27,8 +27,9 @@ from bide.ports import Clock, Store
 _MOST_EVENTS = 500
 _MOST_MINUTES = 60
 _SLACK: Millis = 1_000
-"""The log reckons when the next delivery is to be from when it hears of the last one, a little after the store did so:
-one that seems to begin before its time began at its time."""
+"""The log computes the time of the next delivery when an outcome is noted, a little after the store has: a delivery
+that seems to begin up to so long before its time began at its time.
+"""
 _MOVES = frozenset({"reschedule", "fire_now", "shift"})
 
 
@@ -45,7 +46,7 @@ class Ended(StrEnum):
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
-    """One delivery. What the log does not tell is None."""
+    """One delivery. A field is None where the log does not have it."""
 
     number: int
     how: Ended
@@ -77,7 +78,7 @@ class Attempt(Struct, frozen=True, kw_only=True):
 
 
 class Changed(Struct, frozen=True, kw_only=True):
-    """A change that somebody made."""
+    """A change by a person or an API caller."""
 
     at: Millis
     who: str | None
@@ -104,17 +105,17 @@ class Cohort(Struct, frozen=True, kw_only=True):
     """How late half of these were at most; and 99 of 100."""
     most: Millis | None
     idle: tuple[Millis, Millis] | None
-    """Between the two: a time of two minutes or more in which none of the topic began."""
+    """Between the two minutes: a time of two minutes or more in which no delivery of the topic began."""
 
 
 class TaskHistory(Struct, frozen=True, kw_only=True):
-    """One task."""
+    """The history of one task."""
 
     record: Record
     attempts: Sequence[Attempt]
     """Of this life, the oldest first."""
     missing: Sequence[int]
-    """Deliveries of this life of which nothing is known."""
+    """Numbers of the deliveries of this life of which nothing is known."""
     changes: Sequence[Changed]
     """Of all lives that the log remembers, the newest first."""
     earlier: Sequence[Attempt]
@@ -128,7 +129,7 @@ class TaskHistory(Struct, frozen=True, kw_only=True):
 
     @property
     def first_due(self) -> Millis:
-        """When it was first to be delivered, before anybody moved it."""
+        """When it was first to be delivered, before it was moved."""
         for change in reversed(self.changes):
             if not change.earlier and change.verb in _MOVES and change.was is not None:
                 return change.was
@@ -136,12 +137,12 @@ class TaskHistory(Struct, frozen=True, kw_only=True):
 
     @property
     def moved(self) -> int:
-        """How often somebody moved it in this life, as far as the log tells."""
+        """How often it was moved in this life, as far as the log has it."""
         return sum(not change.earlier and change.verb in _MOVES for change in self.changes)
 
 
 async def task_history(client: Client, topic: str, key: str) -> TaskHistory | None:
-    """All that is known of a task; None: it was never there, or is over and forgotten. Three store calls at most.
+    """The history of a task; None: it was never there, or is over and forgotten. Three store calls at most.
 
     Raises StoreError, BadInput.
     """
@@ -150,15 +151,15 @@ async def task_history(client: Client, topic: str, key: str) -> TaskHistory | No
     )
     if found is None:
         return None
-    told = history_of(found.record, events)
-    last = told.last
+    history = history_of(found.record, events)
+    last = history.last
     if last is None or last.planned is None or last.began is None or client.store.features.remote is not None:
-        return told  # a service, which tells no history, is in between
-    return replace(told, cohort=await cohort_of(client.store, client.clock, topic, last.planned, last.began))
+        return history  # a service in between gives no history by the minute
+    return replace(history, cohort=await cohort_of(client.store, client.clock, topic, last.planned, last.began))
 
 
 def history_of(record: Record, events: Sequence[Event]) -> TaskHistory:
-    """The story as a record and its events (newest first) tell it. Pure; O(events)."""
+    """The history from a record and its events (newest first). Pure; O(events)."""
     ours = [event for event in reversed(events) if event.id == record.id]
     attempts = _deliveries(ours, _first_plan(record, ours))
     last = _last_of(record, attempts)
@@ -199,7 +200,7 @@ def _deliveries(events: Iterable[Event], plan: Millis | None) -> list[Attempt]:
         if event.kind is EventKind.CHANGE:
             plan = event.wake_at if event.wake_at is not None else plan
         elif event.kind is EventKind.LOSS:
-            # it is found by the holder of the next lease, whose attempt this is
+            # it is noted by the holder of the next lease, with the attempt of that
             found.append(Attempt(number=max(1, event.attempt - 1), how=Ended.LOST, planned=plan, ended=event.at))
         else:
             how = Ended.RETRY if event.kind is EventKind.RETRY else Ended.DEAD
@@ -214,14 +215,14 @@ def _deliveries(events: Iterable[Event], plan: Millis | None) -> list[Attempt]:
 
 
 def _planned(plan: Millis | None, began: Millis | None) -> Millis | None:
-    """The time for which a delivery was planned that began then, as far as known."""
+    """The time for which a delivery that began then was planned, as far as known."""
     if plan is None or began is None or plan > began + _SLACK:
         return None
     return min(plan, began)
 
 
 def _last_of(record: Record, attempts: Sequence[Attempt]) -> Attempt | None:
-    """The delivery that the record itself tells of; None: it is or was not held."""
+    """The delivery that the record itself describes; None: it is or was not leased."""
     if record.holder is None:
         return None
     how = {
@@ -242,26 +243,26 @@ def _last_of(record: Record, attempts: Sequence[Attempt]) -> Attempt | None:
 
 
 async def cohort_of(store: Store, clock: Clock, topic: Topic, planned: Millis, began: Millis) -> Cohort | None:
-    """The crowd from `planned` to `began`, as the history has it; None: it has nothing.
+    """The cohort from `planned` to `began`, by the history by the minute; None: it has nothing of it.
 
-    Of a longer time than an hour its first hour and its last minute are looked at. Raises StoreError.
+    Of more than an hour the first hour and the last minute are read. Raises StoreError.
     """
     first, last = planned // MINUTE, began // MINUTE
     upto = min(last, first + _MOST_MINUTES)
     rows = await rows_between(store, clock, first, upto)
     if upto < last:
         rows |= await rows_between(store, clock, last, last)
-    past = rows[last].topics.get(topic) if last in rows else None
-    if past is None:
+    counts = rows[last].topics.get(topic) if last in rows else None
+    if counts is None:
         return None
     of_topic = {minute: row.topics.get(topic) or DeliveryCounts() for minute, row in rows.items()}
     return Cohort(
         planned_at=first * MINUTE,
         began_at=last * MINUTE,
         planned=sum(one.planned.get(first, 0) for one in of_topic.values()),
-        begun=past.begun,
-        half=past.lateness(0.5),
-        most=past.lateness(0.99),
+        begun=counts.begun,
+        half=counts.lateness(0.5),
+        most=counts.lateness(0.99),
         idle=_idle([minute for minute, one in of_topic.items() if one.begun and minute <= upto], first, upto),
     )
 

@@ -1,4 +1,4 @@
-"""The routine work of a worker: it extends leases, purges, and says that the worker lives."""
+"""The routine work of a worker: extend its leases, purge what has ended, and announce that it is alive."""
 
 from __future__ import annotations
 
@@ -17,19 +17,21 @@ from bide.engine.delivery.settler import Settler
 from bide.ports import Clock, Store
 
 _log = logging.getLogger("bide.lease_extender")
-_LOST = "the lease was refused: cancelled, replaced, or held by somebody else now"
+_LOST = "the lease was refused: cancelled, replaced, or held by another worker now"
 PAGE = 1_000
+"""Tasks that one purge forgets at most."""
 PURGE_EVERY = 60.0
 """Seconds between purges; the first comes after a random part of it, so that workers do not sweep in step."""
 ANNOUNCE_EVERY = 2.0
+"""Seconds between two announcements."""
 PRESENCE: Millis = 6_000
-"""How long a worker counts as live after it last said so."""
+"""How long a worker counts as live after its last announcement."""
 
 
 class LeaseExtender:
-    """Extends what `held` gives, three times within a lease; `lost` is called for each that is refused.
+    """Extends the deliveries of `held` three times within a lease, and calls `lost` for each that is refused.
 
-    Purges once a minute, and announces the worker by the name `holder` every two seconds, where the store keeps that.
+    Purges once a minute. Announces the worker by the name `holder` every two seconds, where the store keeps that.
     """
 
     def __init__(
@@ -53,13 +55,13 @@ class LeaseExtender:
         self._due_at = 0.0
         """When leases are to be extended next."""
         self.blocked = 0
-        """How often the event loop was found blocked for longer than a lease."""
+        """How often the event loop was blocked for longer than a lease."""
 
     async def catch_up(self, settler: Settler) -> None:
         """Before a lease: settle what has ended and extend what is held, where a lease may have run out by now.
 
-        Else a worker whose event loop stood still would lease its own tasks, and run them again. Costs nothing as long
-        as all that comes in time by itself.
+        Else a worker whose event loop stood still would lease its own tasks, and run them again. Costs nothing while
+        both happen in time by themselves.
         """
         now, third = asyncio.get_running_loop().time(), self._lease / 3000
         await self._settled(settler, third)
@@ -92,7 +94,7 @@ class LeaseExtender:
             self._due_at = loop.time() + third
 
     async def extend(self) -> None:
-        """One call for everything that is held now; and one look at what its handler has extended for longer."""
+        """Extend all that is held now, in one call; read what its handler has extended for longer, in another."""
         asked_at = asyncio.get_running_loop().time()
         expires = asked_at + self._lease / 1000
         held, longer = list[Delivery](), list[Delivery]()
@@ -103,7 +105,7 @@ class LeaseExtender:
             await self._keep(held, expires)
         self._asked_at = asked_at
         if longer:
-            await self._look_at(longer)
+            await self._check(longer)
 
     async def _keep(self, held: list[Delivery], expires: float) -> None:
         now = self._clock.now()
@@ -126,12 +128,12 @@ class LeaseExtender:
             elif not delivery.over:
                 self._lost(delivery, _LOST)
 
-    async def _look_at(self, longer: list[Delivery]) -> None:
-        """An extension would make these leases shorter; but they may have been lost all the same."""
+    async def _check(self, longer: list[Delivery]) -> None:
+        """Find out which of these were lost: an extension would make their leases shorter."""
         try:
             found = await self._store.get([delivery.record.ref for delivery in longer])
         except StoreError as error:
-            _log.warning("%d leases could not be looked at: %s", len(longer), error)
+            _log.warning("%d leases could not be checked: %s", len(longer), error)
             return
         for delivery, record in zip(longer, found, strict=True):
             if not delivery.over and not holds(record, delivery.token):
@@ -153,7 +155,7 @@ class LeaseExtender:
             await repeat("announcing this worker", self._announce, ANNOUNCE_EVERY, log=_log)
 
     async def leave(self) -> None:
-        """Say that this worker has gone."""
+        """Announce that this worker has gone."""
         try:
             await self._announce(gone=True)
         except StoreError as error:

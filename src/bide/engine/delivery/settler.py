@@ -1,12 +1,12 @@
-"""Tells the store in batches how the deliveries of this process ended.
+"""Sends the outcomes of this process's deliveries to the store, in batches.
 
 One batch is under way at a time (for each part of a store that has several, so that none waits for one that is away);
 what ends meanwhile goes with the next. As long as there is nothing else to do, an outcome goes out at the end of this
 turn of the event loop. While a backlog is worked off (`busy`), outcomes gather for some milliseconds: on SQLite a task
 settled among a thousand costs 9 µs, among a hundred 14 µs, since each commit writes every page of the index that it
-touched. What has not been told when a process dies is delivered again. A store that is away is asked again and again:
-an outcome is given up only when the worker closes, and then the lease runs out and the task is delivered once more, as
-P2 allows.
+touched. An outcome that has not been sent when a process dies is delivered again. A store that is away is asked again
+and again: an outcome is given up only when the worker closes, and then the lease runs out and the task is delivered
+once more, as P2 allows.
 """
 
 from __future__ import annotations
@@ -31,14 +31,14 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _CATCHING_UP = 1.0
 """Seconds that a lease waits at most for outcomes whose own leases have run out."""
 
-Told = Callable[[Delivery, Settlement, bool], None]
+OnSettled = Callable[[Delivery, Settlement, bool], None]
 
 
 class Settler:
-    """`put` an outcome; `told` is called when the store has it, with whether it was accepted."""
+    """`put` an outcome; `on_settled` is called when the store has it, with True if it was accepted."""
 
-    def __init__(self, store: Store, clock: Clock, told: Told, busy: Callable[[], bool]) -> None:
-        self._make = partial(_Outbox, store, clock, told, busy)
+    def __init__(self, store: Store, clock: Clock, on_settled: OnSettled, busy: Callable[[], bool]) -> None:
+        self._make = partial(_Outbox, store, clock, on_settled, busy)
         parts = store.features.parts
         self._part_of = None if parts is None else parts.part_of
         self._outboxes: dict[int, _Outbox] = {}
@@ -51,9 +51,8 @@ class Settler:
         outbox.put(delivery, settlement)
 
     def behind(self, by: float) -> list[_Outbox]:
-        """Those with outcomes whose leases end before `by`; but none that waits for one part of the store among many.
-
-        Such a task would be leased again by its own worker, and run again, before it is settled.
+        """The outboxes with outcomes whose leases end before `by` (else their own worker would lease the tasks, and run
+        them again, before they are settled); but none whose part of the store, among several, is away.
         """
         return [
             outbox
@@ -62,7 +61,7 @@ class Settler:
         ]
 
     async def catch_up(self, by: float) -> None:
-        """Before a lease: see that those outcomes are told first, as long as the store takes them."""
+        """Before a lease: send those outcomes first, as long as the store takes them."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + _CATCHING_UP
         while (late := self.behind(by)) and loop.time() < ends:
@@ -71,18 +70,18 @@ class Settler:
                 return
 
     async def drain(self) -> None:
-        """Wait until everything put so far has been told to the store, or given up because it cannot be reached."""
+        """Wait until every outcome put so far is in the store, or was given up because that cannot be reached."""
         await asyncio.gather(*(outbox.drain() for outbox in self._outboxes.values()))
 
 
 class _Outbox:
     """The outcomes on their way to one part of the store."""
 
-    def __init__(self, store: Store, clock: Clock, told: Told, busy: Callable[[], bool]) -> None:
+    def __init__(self, store: Store, clock: Clock, on_settled: OnSettled, busy: Callable[[], bool]) -> None:
         self._settle = store.settle
         self._late: set[Pending[bool]] = set()
         self._clock = clock
-        self._told = told
+        self._on_settled = on_settled
         self._more_to_come = busy
         self._loop = asyncio.get_running_loop()
         self._outbox: list[tuple[Delivery, Settlement]] = []
@@ -91,7 +90,7 @@ class _Outbox:
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
         self._earliest = self._sending = math.inf
-        """When the first of the leases ends whose outcomes wait, and of those that are on their way."""
+        """When the first lease ends of the outcomes that wait, and of those that are on their way."""
         self._answered: asyncio.Future[None] | None = None
         self._pausing: asyncio.Future[None] | None = None
         self.failing = False
@@ -110,7 +109,7 @@ class _Outbox:
             self._later()
 
     def _later(self) -> None:
-        """Begin at once, or while more is to come, when there is enough of it or some time has passed."""
+        """Send at once; while more is to come, once there is enough of it or some time has passed."""
         if len(self._outbox) < _LIMIT and not self._closing and self._more_to_come():
             self._timer = self._loop.call_later(_GATHER, self._start)
         else:
@@ -127,16 +126,16 @@ class _Outbox:
         self._task.add_done_callback(self._sent)
 
     def _sent(self, task: asyncio.Task[None]) -> None:
-        """However it ended: also if it was cancelled before its first step."""
+        """Go on however the sending ended: also if it was cancelled before its first step."""
         self._task, self._sending = None, math.inf
-        self._told_all(failing=False)
+        self._answered_all(failing=False)
         if self._outbox:
             self._later()
         else:
             self._busy = False
 
     async def _send(self, batch: list[tuple[Delivery, Settlement]]) -> None:
-        """Until the store has them all. What failed alone, since its part of the store is away, is sent again alone."""
+        """Send until the store has them all. Those whose part of the store is away are sent again alone."""
         pause = _FIRST_PAUSE
         while True:
             left, why = list[tuple[Delivery, Settlement]](), None
@@ -147,10 +146,10 @@ class _Outbox:
                     left.append(one)
                     why = why or answer
                 elif isinstance(answer, Pending):
-                    self._held_up(*one, answer)
+                    self._answer_later(*one, answer)
             if not left:
                 return
-            self._told_all(failing=True)
+            self._answered_all(failing=True)
             batch = left
             if self._closing:
                 _log.error("%d outcomes could not be settled before closing; they will be delivered again: %s",
@@ -162,7 +161,7 @@ class _Outbox:
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     def hurry(self) -> asyncio.Future[None]:
-        """Send now what waits for a moment; what is returned is done when the store has answered, whatever it said."""
+        """Send now what gathers. The future is done when the store has answered, whatever it said."""
         if self._timer is not None:
             self._timer.cancel()
             self._start()
@@ -172,14 +171,14 @@ class _Outbox:
             self._answered = self._loop.create_future()
         return self._answered
 
-    def _told_all(self, *, failing: bool) -> None:
+    def _answered_all(self, *, failing: bool) -> None:
         self.failing = failing
         if self._answered is not None:
             self._answered.set_result(None)
             self._answered = None
 
     async def _ask(self, batch: list[tuple[Delivery, Settlement]]) -> Sequence[object]:
-        """The store's answers, with an error in the place of what failed. A defect falls on each outcome alone."""
+        """The store's answers, with an error in the place of what failed. A defect fails only its own outcome."""
         try:
             accepted = await self._settle([one for _, one in batch], now=self._clock.now())
             if len(accepted) != len(batch):
@@ -199,12 +198,12 @@ class _Outbox:
 
     def _tell(self, delivery: Delivery, settlement: Settlement, accepted: bool) -> None:
         try:
-            self._told(delivery, settlement, accepted)
-        except Exception:  # noqa: BLE001 - an observer's defect must not keep the others from being told
-            _log.exception("%s/%s is settled, and telling of it failed", settlement.topic, settlement.key)
+            self._on_settled(delivery, settlement, accepted)
+        except Exception:  # noqa: BLE001 - an observer's defect must not stop the others
+            _log.exception("%s/%s is settled, and an observer of it failed", settlement.topic, settlement.key)
 
-    def _held_up(self, delivery: Delivery, settlement: Settlement, answer: Pending[bool]) -> None:
-        """Somebody's open transaction holds the task up: the outcomes of others do not wait for it."""
+    def _answer_later(self, delivery: Delivery, settlement: Settlement, answer: Pending[bool]) -> None:
+        """Wait in the background for a task that an open transaction has locked: other outcomes do not wait for it."""
         self._late.add(answer)
 
         def answered(answer: Pending[bool]) -> None:

@@ -1,14 +1,12 @@
-"""A table that an app watches: its handler, how that is called, and the rows that were given up.
+"""A watched table as its handler sees it: the row, the rows that rest or were given up, and how a handler is called.
 
-The rows of one table that are left alone for now: those that failed, and those that their handler deferred.
+Rows that failed, and rows that their handler deferred, rest: they are left out of every query, so they delay no other.
+How often a row failed is known to this process alone: the table has no column for it, and after a crash the row is
+simply due. A row that was given up is left out too. Its due time may have changed since, so it is checked once an hour,
+and stays given up while it has the same.
 
-They are named in whatever is asked of the table, so that they hold up nobody. How often a row failed is known to this
-process alone: the table has no column for it, and a row that is due after a crash is simply due. A row that was given
-up is among them too: its due time may have changed since, so it is looked at once an hour, and stays given up while it
-has the same.
-
-The log says each thing once: that a row failed, that its policy is at an end, that it was given up. Where many rows
-fail, it says how many.
+The log reports each thing once: that a row failed, that its policy has ended, that it was given up. Where many rows
+fail, it reports how many.
 """
 
 from __future__ import annotations
@@ -34,12 +32,18 @@ from bide.core.retry import RetryPolicy
 from bide.core.table_source import TableSource
 from bide.ports import Clock, DueRow, RowRefused
 
+_log = logging.getLogger("bide.table")
+LAST_PAUSE: Millis = 3_600_000
+"""How long a row rests whose policy has ended: it is due still, and nothing else would retry it."""
+_LOUD = 20
+"""Resting rows of which each is named in the log; beyond that, each power of ten is."""
+
 HandlesRow = TypeVar("HandlesRow", bound=Callable[["Row"], Any])
 OnDead = TypeVar("OnDead", bound=Callable[["DeadRow"], Any])
 
 
 class DeadRow(Struct, frozen=True):
-    """A row that was given up: its handler said that it will never work, or it failed as often as the source allows."""
+    """A row that was given up: its handler returned `Dead`, or it failed as often as the source allows."""
 
     id: Any
     due: Millis
@@ -50,7 +54,7 @@ class DeadRow(Struct, frozen=True):
 
 
 class Row:
-    """A row that has come due, as it was before the changes. In an open transaction: what it awaits holds the row."""
+    """A row that has come due, as it was before the changes. Its transaction is open while the handler runs."""
 
     __slots__ = ("_now", "_row", "connection", "table")
 
@@ -60,7 +64,7 @@ class Row:
         self.table = table
         """The name of its table."""
         self.connection = connection
-        """The driver's own, within the transaction that changes the row: what it does is committed with that."""
+        """The driver's connection, in the transaction that changes the row: writes on it are committed with that."""
 
     @property
     def id(self) -> Any:
@@ -89,8 +93,8 @@ class Row:
 
 
 class Watch:
-    """A watched table, or many of one pattern. By itself it only makes the changes; `@watch.handler` adds a function; a
-    `topic`, a task.
+    """A watched table, or many of one pattern. By itself it only makes the changes of its source; `@watch.handler` adds
+    a function, and `topic` makes a task of each row.
     """
 
     def __init__(
@@ -105,27 +109,27 @@ class Watch:
     ) -> None:
         self.source = source
         self.name = source.table
-        """That of its table, or their pattern."""
+        """The name of its table, or the pattern of many."""
         self.concurrency = concurrency
         self.retry = retry
         self.timeout = timeout
         self.topic = topic
         self._new_task = new_task
         self.listeners: set[Callable[[], None]] = set()
-        """The loops of this process that watch it, for `look`."""
+        """One function for each loop of this process that watches it, for `look`."""
         self.dead_hooks: list[Callable[[DeadRow], Any]] = []
         self._dead: dict[Any, DeadRow] = {}
         self._function: Callable[[Row], Any] | None = None
         self._threads: ThreadPoolExecutor | None = None
         self.parts = [self]
-        """One for each table, to which hooks and `look` are common."""
+        """One watch for each table; hooks and `look` are common to them."""
         if len(source.tables) > 1:
             self.parts = [copy.copy(self) for _ in source.tables]
             for part, one in zip(self.parts, source.each(), strict=True):
                 part.source, part.parts, part._dead = one, [part], {}
 
     def new_task(self, row: DueRow) -> NewTask:
-        """The task that a row becomes. Tables of one pattern may have the same ids."""
+        """The task that a row becomes. Its key names the table where there are many, which may have the same ids."""
         table = self.source.table
         return self._new_task(row, str(row.id) if table == self.name else f"{table}/{row.id}")
 
@@ -163,18 +167,20 @@ class Watch:
         return [row for part in self.parts for row in part._dead.values()]
 
     def redrive(self, identity: Any, *, table: str | None = None) -> bool:
-        """Try the row of this id again, which was given up; False: it was not. From any thread, as `look`.
+        """Try the given-up row of this id again; False: it was not given up. From any thread, as `look`.
 
-        `table`: that of many; without it, whichever has given up such a row.
+        `table` names one of many; without it, every table that has given up such a row.
         """
         found = [part.forget(identity) for part in self.parts if table in (None, part.source.table)]
         self.look()
         return any(found)
 
     def bury(self, row: DeadRow) -> None:
+        """Remember that it was given up."""
         self._dead[row.id] = row
 
     def forget(self, identity: Any) -> bool:
+        """Treat it as any other row again; False: it was not given up."""
         return self._dead.pop(identity, None) is not None
 
     def is_dead(self, identity: Any, due: Millis | None = None) -> bool:
@@ -189,20 +195,20 @@ class Watch:
 
     @property
     def in_threads(self) -> bool:
-        """True if its function runs in a thread, which nobody can end."""
+        """True if its function runs in a thread, which cannot be stopped."""
         return self._threads is not None
 
     def look(self) -> None:
-        """Look at the table now: this process has just written an earlier row, and committed. From any thread.
+        """Query the table now: this process has just written an earlier row, and committed. From any thread.
 
         Costs nothing where no worker of this process watches it; without it the row is seen `look_every` later at most.
         """
-        for listeners in tuple(self.listeners):
-            listeners()
+        for notify in tuple(self.listeners):
+            notify()
 
     async def call(self, row: Row) -> Retry | Defer | Dead | None:
-        """Let the handler have it, and say what it wants other than that the row is published. What it raises comes
-        out; so does TypeError for an answer that means nothing here.
+        """Call the handler; None: the row is to fire. Raises what the handler raises but outcomes, which are returned,
+        and TypeError for any other result.
         """
         assert self._function is not None
         result: Any
@@ -226,7 +232,7 @@ class Watch:
         )
 
     async def _in_thread(self, threads: ThreadPoolExecutor, function: Callable[[Row], Any], row: Row) -> Any:
-        """Run it in a thread. That cannot be stopped, and it has the connection: its end is waited for in any case."""
+        """Call it in a thread and wait for its end in any case: it cannot be stopped, and it uses the connection."""
         context = contextvars.copy_context()
         running = asyncio.get_running_loop().run_in_executor(threads, context.run, _called, function, row)
         cancelled: asyncio.CancelledError | None = None
@@ -251,13 +257,6 @@ def _called(function: Callable[[Row], Any], row: Row) -> Any:
         raise RuntimeError("the handler raised StopIteration") from error
 
 
-_log = logging.getLogger("bide.table")
-LAST_PAUSE: Millis = 3_600_000
-"""How long a row rests that its policy has given up: it is due still, and nobody else would look at it."""
-_LOUD = 20
-"""Rows at rest of which each is named in the log; beyond that, each power of ten."""
-
-
 class _RestingRow(Struct):
     row: DueRow
     failures: int
@@ -267,7 +266,7 @@ class _RestingRow(Struct):
 
 
 class RestingRows:
-    """Those of one loop. What is asked of it costs O(rows at rest)."""
+    """The rows of one loop that are left alone for now. Each call costs O(resting rows)."""
 
     def __init__(self, watch: Watch, clock: Clock) -> None:
         self.clock = clock
@@ -290,23 +289,23 @@ class RestingRows:
             self._watch.forget(identity)
 
     def forget(self, now: Millis) -> None:
-        """Nothing is due: what has rested was moved, called off, or fired elsewhere."""
+        """Nothing is due: rows whose rest is over were moved, called off, or fired elsewhere."""
         self._rests = {one: rest for one, rest in self._rests.items() if rest.until > now}
 
     def check(self, row: DueRow) -> None:
-        """Raises SetupError for a row that was to be left out, and was not."""
+        """Raises SetupError for a row that the query should have left out."""
         rest = self._rests.get(row.id)
         if rest is not None and rest.until > self.clock.now() and (not rest.dead or self._watch.is_dead(row.id)):
             raise SetupError(f"row {text_of(row.id)} cannot be left out: its id is not found by its value")
 
     def put(self, row: DueRow, until: Millis) -> None:
-        """Let it rest, counting nothing."""
+        """Let the row rest, counting no failure."""
         before = self._rests.get(row.id)
         failures, pause = (0, 0) if before is None else (before.failures, before.pause)
         self._rests[row.id] = _RestingRow(row, failures, until, pause)
 
     def bury(self, row: DueRow) -> None:
-        """It was given up: for as long as it is due at the same time."""
+        """Leave the given-up row alone for as long as it is due at the same time."""
         until = self.clock.now() + self.clock.span(LAST_PAUSE)
         self._rests[row.id] = _RestingRow(row, 0, until, LAST_PAUSE, dead=True)
 
@@ -316,7 +315,7 @@ class RestingRows:
         return DeadRow(row.id, row.due, failures, text_of(why), self._watch.source.table)
 
     def failed(self, row: DueRow, error: BaseException, until: Millis | None) -> DeadRow | None:
-        """It failed once more, and rests until then, or as the policy says; what it is now if that was the last try."""
+        """Count a failure; the row rests until then, or as the policy says. Returns it as dead after the last try."""
         source, now = self._watch.source, self.clock.now()
         before = self._rests.get(row.id)
         failures = 1 if before is None or before.row.due != row.due else before.failures + 1

@@ -286,7 +286,7 @@ class TimelinePage(Page):
 
         whose = request.caller.topics
         wanted = ForecastQuery(query.range, request.locale.zone, query.topic, whose)
-        seen, known = await asyncio.gather(self._forecast.seen(wanted, may), self._past())
+        seen, known = await asyncio.gather(self._forecast.get(wanted, may), self._past())
         fastest = self._day.fastest((whose, query.topic), shown)
         topics = sorted(seen.topics | {topic for topic in self._day.topics() if topic and may(topic)})
         view = TimelineView(
@@ -298,7 +298,7 @@ class TimelinePage(Page):
         """Tell whether all of the past is known; reading goes on in the background."""
         with suppress(TimeoutError):
             async with asyncio.timeout(_PATIENCE):
-                await self._day.look()
+                await self._day.refresh()
         return self._day.whole
 
 
