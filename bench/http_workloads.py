@@ -18,8 +18,7 @@ from bench.http_console import filled, open_overview, page_times
 from bench.service import Instance, actor, serving, wrk
 
 from bide.app import Bide
-from bide.cli.bench.places import place_of
-from bide.cli.bench.plan import in_batches
+from bide.cli.bench.plan import in_batches, open_target
 from bide.cli.bench.processes import BenchFault, Child
 from bide.cli.bench.worker import paced
 from bide.core.instants import as_datetime
@@ -50,7 +49,7 @@ class Plan:
 @asynccontextmanager
 async def _empty_store(plan: Plan) -> AsyncIterator[str]:
     """The URL of a part of the store that is ours alone. Raises BenchFault where it is not."""
-    async with place_of(plan.store) as place:
+    async with open_target(plan.store) as place:
         if not place.shared:
             raise BenchFault(f"{place.kind}: no other process can see such a store; give sqlite: or one on a server")
         if not place.owned:

@@ -42,7 +42,7 @@ from bide.timers.heap import HeapTimer
 from bide.timers.wheel import SLACK, Item, Wheel
 
 _MOST_SCANNED = 1024
-"""So many entries are looked at for the earliest time before a wake-up for nothing is the cheaper way."""
+"""Entries that are scanned for the earliest time; beyond them, a wake-up for nothing is cheaper."""
 
 
 def passed(occupied: bytearray, first: int, last: int) -> Iterator[int]:

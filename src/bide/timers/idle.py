@@ -1,4 +1,4 @@
-"""An idle ring: which of very many connections has said nothing for a while.
+"""An idle ring finds those of very many connections that have been silent for a while.
 
 **The idea.** A delay whose reason may fall away: every packet pushes the time-out of its connection back. So the
 packet, which is frequent, must cost almost nothing, and the time-out, which is rare, may cost a little more. A ring has
@@ -46,7 +46,7 @@ def slot_after(at: Millis, tick: Millis) -> int:
 
 
 class IdleRing(Generic[Uid]):
-    """Tells which uids have not been touched for `timeout` ms; each is told once, then forgotten.
+    """Finds the uids that have not been touched for `timeout` ms; each is reported once, then forgotten.
 
     >>> ring = IdleRing[str](timeout=30_000, tick=1_000)
     >>> ring.touch("a", now=400)
@@ -81,7 +81,7 @@ class IdleRing(Generic[Uid]):
         self._resting: dict[Uid, dict[Uid, Millis]] = {}
 
     def touch(self, uid: Uid, now: Millis) -> None:
-        """Heard of `uid`, maybe for the first time: its time-out begins anew. O(1)."""
+        """Restart the time-out of `uid`, which may be new. O(1)."""
         if now > self._latest:
             self._latest = now
         else:

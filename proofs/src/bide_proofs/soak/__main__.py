@@ -20,9 +20,8 @@ import msgspec
 
 from bide import __version__
 from bide.app import Bide
-from bide.cli.bench.place import Place
-from bide.cli.bench.places import place_of
-from bide.cli.bench.plan import rounded
+from bide.cli.bench.plan import open_target, rounded
+from bide.cli.bench.target import Target
 from bide.core.errors import BadInput
 from bide.core.events import Event, EventKind
 from bide.core.names import new_id
@@ -62,7 +61,7 @@ _UNDER_WAY = 2_000
 class Soak:
     """Of one place."""
 
-    def __init__(self, given: argparse.Namespace, place: Place, folder: Path) -> None:
+    def __init__(self, given: argparse.Namespace, place: Target, folder: Path) -> None:
         self.wrong: dict[str, list[str]] = {kind: [] for kind in ("lost", "early", "left", "failed", "grows")}
         self._given = given
         self._place = place
@@ -265,7 +264,7 @@ def _say(text: str) -> None:
 
 async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
     """One run on the store that is given; the report, and what was wrong."""
-    async with place_of(given.url) as place:
+    async with open_target(given.url) as place:
         if not place.owned:
             raise BadInput("url", place.kind, "a store without anything in it, or a server, where a part is made")
         soak = Soak(given, place, folder)
