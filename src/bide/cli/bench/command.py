@@ -67,13 +67,13 @@ def bench(store: str, workload: str, as_json: bool, **options: Any) -> None:
     good = True
     for name in names:
         with _progress(name, as_json) as progress:
-            report = _run(name, store, progress=progress, tell=_tell, **options)
+            report = _run(name, store, progress=progress, report_line=_report_line, **options)
         good = _show(name, report, as_json) and good
     if not good:
         raise SystemExit(1)
 
 
-def _tell(figures: Mapping[str, Any]) -> None:
+def _report_line(figures: Mapping[str, Any]) -> None:
     """Print a line of a long run at once."""
     click.echo(msgspec.json.encode(figures).decode())
     sys.stdout.flush()

@@ -53,7 +53,7 @@ class Plan:
     seconds: float = 60.0
     snapshot: bool = False
     progress: Progress = silent
-    tell: Callable[[Mapping[str, Any]], None] = silent
+    report_line: Callable[[Mapping[str, Any]], None] = silent
     """Called with each line of figures of a run that takes minutes."""
 
     @property

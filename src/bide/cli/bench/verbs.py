@@ -247,7 +247,7 @@ class _Churn:
                         plan.progress("churning", round(passed), round(plan.seconds))
                         await self._tick(min(_MOST, int(passed * plan.rate) - self._scheduled))
                         await asyncio.sleep(max(0.0, _TICK - (time.monotonic() - begun - passed)))
-                    await self._tell(ends, snapshot=holds)
+                    await self._report_line(ends, snapshot=holds)
 
     async def _tick(self, count: int) -> None:
         if count <= 0:
@@ -278,7 +278,7 @@ class _Churn:
         self.waiting[place], self.waiting[-1] = self.waiting[-1], self.waiting[place]
         return Ref(self._topic, self.waiting.pop())
 
-    async def _tell(self, passed: float, *, snapshot: bool) -> None:
+    async def _report_line(self, passed: float, *, snapshot: bool) -> None:
         """Report one line of figures."""
         said = await self._workers.figures()
         (before, scheduled, completed), now = self._last_line, sum(int(one["accepted"]) for one in said)
@@ -294,7 +294,7 @@ class _Churn:
         line |= {"snapshot": snapshot, **await self._plan.target.health()}
         self._last_line = passed, self._scheduled, now
         self._lines.append(line)
-        self._plan.tell(line)
+        self._plan.report_line(line)
 
     def course(self) -> dict[str, Mapping[str, Any]]:
         """The first and the last line; with a snapshot also the last while it was held, and the first after it."""

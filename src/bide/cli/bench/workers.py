@@ -103,7 +103,7 @@ def child(what: str, spec: Spec | Timers, *, within: float = PATIENCE) -> Abstra
 
 
 def worker_process(spec: Spec) -> AbstractAsyncContextManager[Child]:
-    """With its store open; it works when it is told `go`."""
+    """A worker process with an open store; it starts to work at the word `go`."""
     return child("a worker process", spec, within=PATIENCE + spec.pending / 1000)
 
 
