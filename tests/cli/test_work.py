@@ -169,7 +169,7 @@ def test_what_cannot_start_is_not_started_for_ever(line: CommandLine, begin: Beg
     said = end_of(process)
     assert process.returncode == Exit.SETUP
     assert "shop: cannot be imported: RuntimeError: only in the children" in said
-    assert "would not at a second start" in said
+    assert "would fail again" in said
 
 
 def test_an_app_without_handlers(line: CommandLine, write: Write) -> None:

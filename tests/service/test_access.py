@@ -544,11 +544,11 @@ def test_what_is_loopback(host: str, loopback: bool) -> None:
 
 
 def test_a_service_that_others_can_reach_does_not_start_without_a_token() -> None:
-    assert check_start(["127.0.0.1"], tokens=False)
-    assert check_start(["127.0.0.1", "::1"], tokens=True)
-    for hosts in (["0.0.0.0"], ["127.0.0.1", "192.168.1.5"]):
+    assert check_start("127.0.0.1", tokens=False)
+    assert check_start("::1", tokens=True)
+    for host in ("0.0.0.0", "192.168.1.5"):
         with pytest.raises(SetupError, match=r"bide token add NAME.*127\.0\.0\.1.*--insecure") as caught:
-            check_start(hosts, tokens=False)
-        assert hosts[-1] in str(caught.value)
-        assert not check_start(hosts, tokens=True)
-        assert check_start(hosts, tokens=False, insecure=True)
+            check_start(host, tokens=False)
+        assert host in str(caught.value)
+        assert not check_start(host, tokens=True)
+        assert check_start(host, tokens=False, insecure=True)

@@ -1,4 +1,4 @@
-"""Tasks and events as tables: relative times first, the local time beside them. Imports rich, so import it lazily."""
+"""Tasks and events as tables: relative times first, then local times. Imports rich, so import it lazily."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`bide work`: the handlers of an app at work until told to stop, in this process or in several under a supervisor."""
+"""`bide work`: runs the handlers of an app, in this process or in several under a supervisor."""
 
 from __future__ import annotations
 

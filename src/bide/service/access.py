@@ -78,15 +78,14 @@ class Access:
         No I/O while the known tokens are fresh. Without a header the caller is anonymous, if that is allowed and the
         store holds no token; a token that is sent must be valid.
         """
-        await self._refresh()
         if authorization is None:
-            if self._anonymous and not self._any:
+            if await self.anonymous_now():
                 return ANONYMOUS_CALLER
             raise Unauthorized("a token is needed: send the header 'Authorization: Bearer bide_...'", sent=False)
         scheme, _, credentials = authorization.partition(" ")
         if scheme.lower() != "bearer":
             raise Unauthorized("only 'Authorization: Bearer' followed by a token of this service is accepted")
-        return await self._caller_of_token(credentials.strip(" "))
+        return await self.caller_of_token(credentials)
 
     async def caller_of_request(self, headers: Headers) -> Caller:
         """Return the caller who sent these headers. Raises Unauthorized, ForeignOrigin, StoreUnavailable.
@@ -107,9 +106,19 @@ class Access:
             refuse_proxied(headers)
 
     async def caller_of_token(self, token: str) -> Caller:
-        """Return the owner of a bare token, as pasted into the login form. Raises Unauthorized."""
+        """Return the owner of a bare token, as pasted into the login form. Raises Unauthorized, StoreUnavailable."""
         await self._refresh()
-        return await self._caller_of_token(token.strip())
+        shown = parse(token.strip())
+        if shown is None:
+            raise Unauthorized("this is not a token of this service: those are bide_, 8 characters, _ and 43 more")
+        hashed = hash_of(shown.secret)
+        known = self._same(shown.id, hashed)
+        if known is None and asyncio.get_running_loop().time() - self._read_at >= SOON:
+            await asyncio.shield(self._begin())
+            known = self._same(shown.id, hashed)
+        if known is None:
+            raise Unauthorized("this token is not known here: it was revoked, mistyped, or made for another store")
+        return self._still(*known)
 
     async def caller_by_id(self, id: str) -> Caller:
         """Return the owner of the token with this id, if it is still valid: for a session or a change begun with it.
@@ -135,19 +144,6 @@ class Access:
         """Tell whether callers without a token are accepted now."""
         await self._refresh()
         return self._anonymous and not self._any
-
-    async def _caller_of_token(self, token: str) -> Caller:
-        shown = parse(token)
-        if shown is None:
-            raise Unauthorized("this is not a token of this service: those are bide_, 8 characters, _ and 43 more")
-        hashed = hash_of(shown.secret)
-        known = self._same(shown.id, hashed)
-        if known is None and asyncio.get_running_loop().time() - self._read_at >= SOON:
-            await asyncio.shield(self._begin())
-            known = self._same(shown.id, hashed)
-        if known is None:
-            raise Unauthorized("this token is not known here: it was revoked, mistyped, or made for another store")
-        return self._still(*known)
 
     def _same(self, id: str, hashed: str) -> tuple[Token, Caller] | None:
         """Return the token with this id and secret. Takes as long for an unknown id as for a wrong secret."""
@@ -212,19 +208,16 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-def check_start(hosts: Sequence[str], *, tokens: bool, insecure: bool = False) -> bool:
-    """Tell whether a service bound to `hosts` may accept anonymous callers: `Access(anonymous=)`.
+def check_start(host: str, *, tokens: bool, insecure: bool = False) -> bool:
+    """Tell whether a service bound to `host` may accept anonymous callers: `Access(anonymous=)`.
 
     Raises SetupError if it must not start: reachable from other machines, without a token, and without `--insecure`.
     """
-    beyond = [host for host in hosts if not is_loopback(host)]
-    if not beyond:
-        return True
-    if insecure:
+    if is_loopback(host) or insecure:
         return True
     if not tokens:
         raise SetupError(
-            f"--host {beyond[0]}: other machines could reach it, and without a token anybody could do anything; "
+            f"--host {host}: other machines could reach it, and without a token anybody could do anything; "
             "make one first (bide token add NAME), or bind to 127.0.0.1, or give --insecure"
         )
     return False

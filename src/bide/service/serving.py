@@ -225,7 +225,7 @@ class ServiceInstance:
         app, stack = self.app, self._stack
         await stack.enter_async_context(app)
         tokens = await Tokens(SettingsStore(app.store, app.clock)).all()
-        anonymous = check_start([self._host], tokens=bool(tokens), insecure=self._insecure)
+        anonymous = check_start(self._host, tokens=bool(tokens), insecure=self._insecure)
         self.open_to_all = anonymous and not tokens
         if is_traced():
             app.trace()

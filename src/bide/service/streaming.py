@@ -70,13 +70,13 @@ class EventFeed:
         self, place: int, log: list[tuple[str, Event]], last: str | None, admits: Callable[[Event], bool]
     ) -> AsyncGenerator[bytes, None]:
         ids = [id for id, _ in log]
-        told = set(ids)
+        sent = set(ids)
         try:
             yield b": bide events\nretry: 1000\n\n"
             if last is not None:
-                if last not in told:
+                if last not in sent:
                     yield _GAP
-                for id, event in log[ids.index(last) + 1 if last in told else 0 :]:
+                for id, event in log[ids.index(last) + 1 if last in sent else 0 :]:
                     if admits(event):
                         yield _written(id, event)
             while not self._closing:
@@ -88,7 +88,7 @@ class EventFeed:
                 for line in lines:
                     if isinstance(line, bytes):
                         yield line
-                    elif line[0] not in told and admits(line[1]):
+                    elif line[0] not in sent and admits(line[1]):
                         yield _written(*line)
                 if place == self._end:
                     try:

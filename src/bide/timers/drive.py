@@ -1,26 +1,24 @@
-"""A drive: it runs one timer, on an event loop or in a thread, and calls back for each item when it is due.
+"""A drive runs one timer, on an event loop or in a thread, and calls back for each item when it is due.
 
-**The idea.** A timer knows what is due and when to look again; it does not wake by itself. A drive does the waking, in
-one loop that is the same everywhere:
+**The idea.** A timer knows what is due and when to check again; it does not wake by itself. A drive does, in one loop
+that is the same everywhere:
 
     read the clock -> take out what is due -> call back for each -> sleep until the next deadline -> read the clock ...
 
-**Never early, although sleeps are.** What an operating system or event loop calls "after 20 ms" may end after 18.8
-(uvloop rounds to its own cached time, and about every third short timer comes up to 1.2 ms too soon). So a wake-up
-proves nothing: the clock is read again, and if it is not time yet the drive sleeps once more.
+**Never early, although sleeps are.** A sleep of 20 ms may end after 18.8 (uvloop rounds to its own cached time, and
+about every third short timer fires up to 1.2 ms early). So a wake-up proves nothing: the clock is read again, and if
+the time has not come, the drive sleeps once more.
 
-**Never asleep for too long.** An item that is added for an earlier time than the drive sleeps for wakes it. And no
-sleep is longer than `longest_sleep` (1 s), for clocks are set and machines are suspended; waking once a second to
-find nothing costs some 30 microseconds, 0.003 % of a core. With nothing to wait for, it does not wake at all.
+**Never asleep for too long.** An item that is added for an earlier time than the drive sleeps until wakes it. And no
+sleep is longer than `longest_sleep` (1 s), since clocks are set and machines are suspended; a wake-up for nothing costs
+some 30 microseconds, once a second 0.003 % of a core. With nothing to wait for, it does not wake at all.
 
-**A clock that is set back** stops nothing early: until it shows again what it showed before, nothing is called. So
-for time-outs, where only the length matters, use `SteadyClock`, which is never set; an idle ring does so by itself.
+**A clock that is set back** makes nothing early: nothing is called until it shows its latest time again. So for
+time-outs, where only the duration matters, use `SteadyClock`, which is never set; an idle ring does so by default.
 
-The callback is a plain function and should be short: on an event loop it runs there, in thread form in the drive's
-thread, one at a time. What has to wait belongs in a task or a pool that the callback starts. A callback that raises
-is logged, and the next one is called.
-
-The clock of a machine that only measures and is never set; `ports.SystemClock` tells the date, and may be set.
+The callback is a plain function and should be short: it runs on the event loop, or in the drive's thread, one at a
+time. Whatever has to wait belongs in a task or a pool that the callback starts. An exception of a callback is logged,
+and the next one is called.
 """
 
 from __future__ import annotations
@@ -41,7 +39,7 @@ from bide.timers.idle import IdleRing
 
 
 class SteadyClock(SystemClock):
-    """Milliseconds since some moment in the past, rounded down. Never set: for lengths of time, not for dates."""
+    """Milliseconds since some moment in the past, rounded down. Never set, so it measures durations, not dates."""
 
     __slots__ = ()
 
@@ -55,16 +53,16 @@ class SteadyClock(SystemClock):
 Item = TypeVar("Item", bound=Hashable)
 
 LONGEST_SLEEP = 1.0
-"""Seconds of real time, whatever the clock's pace."""
+"""Seconds of real time, at whatever pace the clock runs."""
 
 _SLICE = 256
-"""Callbacks in a row on an event loop, before others get a turn."""
+"""Callbacks in a row on an event loop, before other work gets a turn."""
 
 _SHORTEST_WAIT = 0.0001
-"""Seconds. What is left when a sleep ended early, is never nothing: nothing means that something is due."""
+"""Seconds. The rest of a sleep that ended early is never 0, which means that something is due."""
 
 _SHORTEST_LOOP_SLEEP = 0.001
-"""Seconds. Event loops round less to nothing, and would spin."""
+"""Seconds. Event loops round shorter sleeps to 0, and would spin."""
 
 _logger = logging.getLogger(__name__)
 
@@ -81,12 +79,12 @@ class _LoopRunner(Generic[Item]):
         self._handle = self._loop.call_soon(self._turn)
 
     def wake(self) -> None:
-        """Something is due earlier than the present sleep ends. The drive's lock is held."""
+        """Wake, as something is due before the end of the sleep. The drive's lock is held."""
         self.close()
         self.start()
 
     def close(self) -> None:
-        """Leave nothing behind. The drive's lock is not held, unless it is woken."""
+        """Cancel the handle. The drive's lock is held only if called by `wake`."""
         if self._handle is not None:
             self._handle.cancel()
 
@@ -98,7 +96,7 @@ class _LoopRunner(Generic[Item]):
         if seconds > 0:
             self._handle = self._loop.call_later(max(seconds, _SHORTEST_LOOP_SLEEP), self._turn)
             return
-        # before the callbacks: one of them may close the drive, or be cut off by an interrupt
+        # before the callbacks: one of them may close the drive, or be interrupted
         self.start()
         for _ in range(_SLICE):
             if not drive._call_next():
@@ -142,7 +140,7 @@ class _ThreadRunner(Generic[Item]):
 
 
 class _BaseDrive(Generic[Item]):
-    """The common part of drives of timers and of idle rings: due items, the set sleep, beginning and ending."""
+    """The common part of the drives of timers and idle rings: due items, sleeping, starting and closing."""
 
     def __init__(
         self,
@@ -161,16 +159,16 @@ class _BaseDrive(Generic[Item]):
         self._longest_sleep = longest_sleep
         self._lock = threading.Lock()
         self._runner: _LoopRunner[Item] | _ThreadRunner[Item] | None = None
-        # taken out of the timer, not called yet: can still be cancelled and moved
+        # taken out of the timer and not called yet: can still be cancelled and moved
         self._due: OrderedDict[Item, None] = OrderedDict()
-        # what the drive sleeps for; anything added for an earlier time wakes it
+        # the time that the drive sleeps until; an item for an earlier time wakes it
         self._sleeps_until: float = -math.inf
         self._latest: float = -math.inf
-        # how much later than the clock says what is counted from a reading of it may be due
+        # added to due times that were computed from a reading of the clock, which rounds down
         self._rounding: Millis = 0
 
     def now(self) -> Millis:
-        """The time on the drive's clock: times for this timer are counted from here."""
+        """The time on the drive's clock, by which the times of items count."""
         return self._clock.now()
 
     async def __aenter__(self) -> Self:
@@ -188,9 +186,9 @@ class _BaseDrive(Generic[Item]):
         self.close()
 
     def close(self) -> None:
-        """Stop calling. What is not due stays in the timer. A second close does nothing.
+        """Stop calling back. Items that are not due stay in the timer. A second close does nothing.
 
-        In thread form it waits for the callback that is running, unless that is who calls it.
+        A drive in a thread waits for the running callback, unless that is the caller.
         """
         runner, self._runner = self._runner, None
         if runner is not None:
@@ -200,19 +198,19 @@ class _BaseDrive(Generic[Item]):
         if self._runner is not None:
             raise RuntimeError("this drive is running already")
         self._sleeps_until = -math.inf
-        # known before it starts, so that no change from another thread finds nobody to wake
+        # set before it starts, so that a change from another thread can wake it
         self._runner = kind(self)
         self._runner.start()
 
     def _wake_for(self, at: float) -> None:
         if at < self._sleeps_until:
-            # once is enough: until the drive has looked, nothing else need wake it
+            # once is enough: until the drive has checked, nothing else need wake it
             self._sleeps_until = -math.inf
             if self._runner is not None:
                 self._runner.wake()
 
     def _collect(self) -> float | None:
-        """Take out what is due. 0: something is; None: nothing waits; else how many seconds to sleep."""
+        """Take out what is due. 0: something is due; None: the timer is empty; else the seconds to sleep."""
         now = self._clock.now()
         if now >= self._latest:
             self._latest = now
@@ -224,13 +222,13 @@ class _BaseDrive(Generic[Item]):
         if deadline is None:
             self._sleeps_until = math.inf
             return None
-        # a clock that was set back is waited for
+        # if the clock was set back, wait until it catches up
         self._sleeps_until = max(deadline + self._rounding, self._latest)
         seconds = self._clock.seconds_until(int(self._sleeps_until))
         return min(max(seconds, _SHORTEST_WAIT), self._longest_sleep)
 
     def _call_next(self) -> bool:
-        """Call back for one item that is due; False: there is none, or the drive was closed."""
+        """Call back for one due item; False: there is none, or the drive was closed."""
         with self._lock:
             if not self._due or self._runner is None:
                 return False
@@ -251,10 +249,10 @@ class _BaseDrive(Generic[Item]):
 
 
 class Drive(_BaseDrive[Item]):
-    """A timer that runs. `async with` runs it on the event loop, `with` in a thread; made by `drive`.
+    """A running timer, made by `drive`: `async with` runs it on the event loop, `with` in a thread.
 
-    Use the drive's verbs, not the timer's, while it runs: they wake it where needed. In thread form any thread may
-    call them; on an event loop only that loop's. A `cancel` that answers True means that no callback follows.
+    While it runs, use the drive's methods, not the timer's: they wake the drive if needed. Any thread may call them if
+    it runs in a thread; otherwise only the loop's thread. A `cancel` that returns True means that no callback follows.
     """
 
     def __init__(
@@ -264,23 +262,23 @@ class Drive(_BaseDrive[Item]):
         self._timer = timer
 
     def add(self, item: Item, at: Millis) -> None:
-        """Call back with `item` once the clock shows `at`; an item that is there already is moved."""
+        """Call back with `item` once the clock shows `at`; an item that is already there is moved."""
         with self._lock:
             self._due.pop(item, None)
             self._timer.add(item, at)
             self._wake_for(at)
 
     def after(self, item: Item, delay: Millis) -> None:
-        """The same, `delay` ms from now: not a part of a millisecond less, and at most one millisecond more."""
+        """Call back with `item` `delay` ms from now: never a fraction of a millisecond less, at most one more."""
         self.add(item, self._clock.now() + delay + self._clock.grain)
 
     def cancel(self, item: Item) -> bool:
-        """Forget it; False: it was not there, or its callback has begun."""
+        """Forget `item`; False: it was not there, or its callback has begun."""
         with self._lock:
             return self._timer.cancel(item) or self._withdraw(item)
 
     def move(self, item: Item, at: Millis) -> bool:
-        """Another time for it; False: it was not there, or its callback has begun, and it is not added."""
+        """Give `item` another time; False: it was not there, or its callback has begun, and it is not added."""
         with self._lock:
             if self._withdraw(item):
                 self._timer.add(item, at)
@@ -297,22 +295,22 @@ class Drive(_BaseDrive[Item]):
 
 
 class IdleDrive(_BaseDrive[Item]):
-    """An idle ring that runs. `async with` runs it on the event loop, `with` in a thread; made by `drive`."""
+    """A running idle ring, made by `drive`: `async with` runs it on the event loop, `with` in a thread."""
 
     def __init__(
         self, ring: IdleRing[Item], callback: Callable[[Item], object], clock: Clock, longest_sleep: float
     ) -> None:
         super().__init__(ring, callback, clock, longest_sleep)
         self._ring = ring
-        # a touch is counted from a clock that rounds down: without this it would be called idle a moment too early
+        # a touch reads a clock that rounds down: without this, a time-out would end a moment early
         self._rounding = clock.grain
 
     def touch(self, uid: Item) -> None:
-        """Heard of `uid`, maybe for the first time: its time-out begins anew."""
+        """Restart the time-out of `uid`, which may be new."""
         with self._lock:
             self._due.pop(uid, None)
             self._ring.touch(uid, self._clock.now())
-            # a touch only ever puts something at the end; only an empty ring sleeps without an end
+            # a touch only adds at the end, so it wakes only the drive of an empty ring
             if self._sleeps_until == math.inf:
                 self._wake_for(-math.inf)
 

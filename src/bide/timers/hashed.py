@@ -18,11 +18,11 @@ the hand meets in the slot of the present waits in a small heap for its very mil
 the cost, and never the answers.
 
 **The cost.** `add`, `cancel`, `move`: O(1); less than a tick ahead O(log of how many are as near). `advance`: O(items
-in the slots entered), due or not, so with n items each is looked at once a lap. Of 1,000,000 items over an hour on the
-65 s ring of the defaults that is 15,000 a second: some 1 % of a core, for ever. It is what is wasteful here; it is fine
-when a lap covers most of the delays (most items are then met once), and it is what the hierarchical wheel avoids.
-Empty slots cost nothing: which are in use is one byte each, searched by `bytearray.find` at many bytes a nanosecond.
-Nothing at all is visited before the earliest time known.
+in the slots entered), due or not, so that each of n items is visited once a lap. Of 1,000,000 items over an hour on the
+65 s ring of the defaults that is 15,000 a second: some 1 % of a core, all the time. This is the waste of the design; it
+is fine if a lap covers most of the delays (most items are then visited once), and the hierarchical wheel avoids it.
+Empty slots cost nothing: one byte each says whether a slot is in use, and `bytearray.find` searches many bytes a
+nanosecond. Nothing at all is visited before the earliest time known.
 
 **Why 512 slots of 128 ms**, and not 65,536 of 1 ms, which are as long a lap and as many visits: a million items would
 be spread over 65,536 lists, and nearly every `add` would miss the processor's caches (770 ns instead of 290).
@@ -42,7 +42,7 @@ from bide.timers.heap import HeapTimer
 from bide.timers.wheel import SLACK, Item, Wheel
 
 _MOST_SCANNED = 1024
-"""So many entries are looked at for the earliest time before a wake-up for nothing is the cheaper way."""
+"""Entries that are scanned for the earliest time; beyond them, a wake-up for nothing is cheaper."""
 
 
 def passed(occupied: bytearray, first: int, last: int) -> Iterator[int]:
@@ -172,15 +172,15 @@ class HashedWheel(Wheel[Item]):
     def _search(self) -> Millis:
         tick, slots = self._tick, self._slots
         first = self._hand // tick
-        looked = 0
+        scanned = 0
         beyond = math.inf
         for slot in passed(self._occupied, first, first + slots - 1):
             bucket = self._buckets[slot]
             # the slot as the hand will next enter it
             number = first + (slot - first) % slots
-            if looked and looked + len(bucket) > _MOST_SCANNED:
+            if scanned and scanned + len(bucket) > _MOST_SCANNED:
                 return number * tick
-            looked += len(bucket)
+            scanned += len(bucket)
             earliest = min(map(self._at.__getitem__, self._sift(slot, bucket)), default=math.inf)
             if earliest < (number + 1) * tick:
                 return int(earliest)

@@ -1,16 +1,16 @@
 """A binary heap with lazy deletion: the plain timer that the others are measured against.
 
-**The idea.** A heap keeps the earliest item on top and puts the rest in a half-order that is cheap to keep. What it
-cannot do is find an item in its middle; so an item that is cancelled or moved is not taken out. A dictionary says which
-entry of each item counts; the others are dead, and are thrown away when they come to the top.
+**The idea.** A heap keeps the earliest item on top, and the rest in a partial order that is cheap to maintain. It
+cannot find an item in its middle, so a cancelled or moved item is not taken out. A dictionary has the entry of each
+item that counts; the others are dead, and are dropped when they come to the top.
 
     add("a", 70), add("b", 80), move("a", 90)
     heap:   (70, 1, "a")  (80, 2, "b")  (90, 3, "a")          entries: {"b": (80, 2, "b"), "a": (90, 3, "a")}
              dead: not the entry that counts
 
 **The cost.** `add`, `move`: O(log n). `cancel`: O(1). `advance`: O(log n) for each item returned. When three quarters
-of the heap are dead it is built anew in one go, O(n): amortised over the cancels that led to it, O(1) each, but a
-pause of 60 ms at a million items, where the wheels tidy up bit by bit.
+of the heap are dead it is rebuilt at once, O(n): amortised over the cancels that led to it, O(1) each, but a pause of
+60 ms at a million items, where the wheels sweep bit by bit.
 
 **What is wasteful, and why that is fine.** Every entry is a tuple with a serial number, so that two items of the same
 time are never compared themselves (they need not have an order): 90 bytes more than a wheel needs. For up to some ten
@@ -33,7 +33,7 @@ from bide.core.instants import Millis
 Item = TypeVar("Item", bound=Hashable)
 
 _SLACK = 64
-"""So many dead entries are never worth building the heap anew."""
+"""Dead entries up to which the heap is not rebuilt."""
 
 
 class HeapTimer(Generic[Item]):
@@ -60,13 +60,13 @@ class HeapTimer(Generic[Item]):
         self._entries: dict[Item, tuple[Millis, int, Item]] = {}
 
     def add(self, item: Item, at: Millis) -> None:
-        """Remember `item` for `at`; one that is there already is moved. O(log n)."""
+        """Add `item` for `at`; an item that is already there is moved. O(log n)."""
         entry = (at, next(self._serial), item)
         self._entries[item] = entry
         heappush(self._heap, entry)
-        # only adding makes the heap grow, so adding pays for keeping it small
+        # only adding makes the heap grow, so adding pays for the cleaning
         if len(self._heap) > 4 * len(self._entries) + _SLACK:
-            self._drop_the_dead()
+            self._drop_dead_entries()
 
     def cancel(self, item: Item) -> bool:
         """Forget `item`; False: it was not there. O(1)."""
@@ -94,7 +94,7 @@ class HeapTimer(Generic[Item]):
                 del entries[entry[2]]
                 due.append(entry[2])
         if len(heap) > 4 * len(entries) + _SLACK:
-            self._drop_the_dead()
+            self._drop_dead_entries()
         return due
 
     def next_deadline(self) -> Millis | None:
@@ -104,7 +104,7 @@ class HeapTimer(Generic[Item]):
             heappop(heap)
         return heap[0][0] if heap else None
 
-    def _drop_the_dead(self) -> None:
+    def _drop_dead_entries(self) -> None:
         self._heap = list(self._entries.values())
         heapify(self._heap)
 

@@ -14,17 +14,17 @@ under digit 8; 1290 on level 1 under digit 9; 2000 on level 3 under digit 2.)
     at 69,888                                         '------------------> digit 112
     at 70,000                                                                   due
 
-**The cost.** `add`, `cancel`, `move`: O(1), whatever waits. An item is filed again at most once per level that lies
-between it and the present: five times in 35 years, once or twice within an hour. All buckets in use are the bits of
-one integer, ordered such that the *lowest bit is the earliest bucket*: so finding the next one is two machine
-instructions' worth of arithmetic, and neither idle time nor a jump over a year visits an empty bucket.
+**The cost.** `add`, `cancel`, `move`: O(1), however many items wait. An item is filed again at most once per level
+between it and the present: five times in 35 years, once or twice within an hour. All buckets in use are the bits of one
+integer, ordered such that the *lowest bit is the earliest bucket*: so finding the next one takes two operations on an
+integer of at most 1,500 bits, and neither idle time nor a jump over a year visits an empty bucket.
 
 **What is wasteful, and why that is fine.** Arriving at a coarse bucket files all of it again in one go: of 1,000,000
 items spread over an hour that is 18,000 items once in 65 s, and takes 20 ms. Linux gave this up in 4.8 and rounds
-far timers to their bucket instead, for kernel timers are nearly always cancelled; we promise the millisecond.
+far timers to their bucket, since kernel timers are nearly always cancelled; bide promises the millisecond.
 
-**Base 256**, where tokio has 64: filing again is dear in Python and a wide bit map is cheap, so fewer and wider levels
-are better here; still wider ones (1024) would file 290,000 items at once in the case above.
+**Base 256**, where tokio has 64: filing again is expensive in Python and a wide bit map is cheap, so fewer and wider
+levels are better here; still wider ones (1024) would file 290,000 items at once in the case above.
 
 Sources: G. Varghese and A. Lauck, "Hashed and Hierarchical Timing Wheels", SOSP 1987, scheme 7; the bit map and the
 "highest differing digit" as in tokio's time driver; Kafka's purgatory keeps a heap of buckets to the same end.
@@ -40,7 +40,7 @@ SLOTS_PER_LEVEL = 1 << DIGIT_BITS
 
 _LAST_DIGIT = SLOTS_PER_LEVEL - 1
 _MOST_SCANNED = 64
-"""Buckets of up to so many entries are searched for their exact earliest time: cheaper than a wake-up for nothing."""
+"""Entries up to which a bucket is searched for its exact earliest time: cheaper than a wake-up for nothing."""
 
 
 def level_for(elapsed: Millis, at: Millis) -> int:
@@ -114,10 +114,11 @@ class HierarchicalWheel(Wheel[Item]):
         self._occupied = 0
 
     def add(self, item: Item, at: Millis) -> None:
-        """Remember `item` for `at`; one that is there already is moved. O(1)."""
+        """Add `item` for `at`; an item that is already there is moved. O(1)."""
         self._at[item] = at
         elapsed = self._elapsed
-        # bucket_for, written out: three calls would double the cost of an add
+        # bucket_for, written out: three calls would double the cost of an add. 255 is the last digit, and `<< 5` makes
+        # 256 slots of the 8 bits of a level; a named constant would cost a lookup
         if at > elapsed:
             shift = ((elapsed ^ at).bit_length() - 1) & -DIGIT_BITS
             index = (shift << 5) + (at >> shift & 255)

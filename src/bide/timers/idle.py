@@ -1,4 +1,4 @@
-"""An idle ring: which of very many connections has said nothing for a while.
+"""An idle ring finds those of very many connections that have been silent for a while.
 
 **The idea.** A delay whose reason may fall away: every packet pushes the time-out of its connection back. So the
 packet, which is frequent, must cost almost nothing, and the time-out, which is rare, may cost a little more. A ring has
@@ -18,7 +18,7 @@ made anew by every packet; or a map of last times that is scanned whole every se
 looks at 100,000 entries to find the few that are idle, where the ring looks at the 3,300 of one slot.
 
 **What is wasteful, and why that is fine.** An idle uid is reported up to one tick late, never early. A coarser tick
-means fewer wake-ups, and nobody minds whether a dead connection is closed after 30 or 31 s. Slots are kept by
+means fewer wake-ups, and it does not matter whether a dead connection is closed after 30 or 31 s. Slots are kept by
 number in a dictionary and their numbers in a heap, so that a ring of many slots takes memory only for those in use.
 
 Source: the same wheel as elsewhere (Varghese and Lauck, 1987) with all delays equal; the lazy move is how kernels keep
@@ -46,7 +46,7 @@ def slot_after(at: Millis, tick: Millis) -> int:
 
 
 class IdleRing(Generic[Uid]):
-    """Tells which uids have not been touched for `timeout` ms; each is told once, then forgotten.
+    """Finds the uids that have not been touched for `timeout` ms; each is reported once, then forgotten.
 
     >>> ring = IdleRing[str](timeout=30_000, tick=1_000)
     >>> ring.touch("a", now=400)
@@ -81,7 +81,7 @@ class IdleRing(Generic[Uid]):
         self._resting: dict[Uid, dict[Uid, Millis]] = {}
 
     def touch(self, uid: Uid, now: Millis) -> None:
-        """Heard of `uid`, maybe for the first time: its time-out begins anew. O(1)."""
+        """Restart the time-out of `uid`, which may be new. O(1)."""
         if now > self._latest:
             self._latest = now
         else:
@@ -115,7 +115,7 @@ class IdleRing(Generic[Uid]):
         return sorted(idle, key=idle.__getitem__)
 
     def next_deadline(self) -> Millis | None:
-        """When the hand next meets somebody, idle or not; None when empty. O(1), amortised."""
+        """The time at which the hand meets the next uid, idle or not; None when empty. O(1), amortised."""
         while self._waiting and not self._slots[self._waiting[0]]:
             del self._slots[heappop(self._waiting)]
         return self._waiting[0] * self._tick if self._waiting else None

@@ -1,9 +1,9 @@
-"""The common part of both wheels: a dictionary that is the truth, and buckets of items that are only hints.
+"""The common part of both wheels: a dictionary with the times of items, and buckets that are only hints.
 
 A wheel has to answer two questions: "when is this item due?" (to cancel or move it) and "which items are due now?".
 A dictionary `item -> at` answers the first; lists of items, one per stretch of time, answer the second. The trick that
-keeps both cheap is that **a list is never searched**. Cancelling only forgets the item in the dictionary; its entry in
-a list stays behind, dead, until somebody looks at that list anyway:
+keeps both cheap is that **a list is never searched**. Cancelling only removes the item from the dictionary; its entry
+in a list stays behind, dead, until that list is visited anyway:
 
     add("a", 70)      at = {"a": 70}             buckets = {70: ["a"]}
     move("a", 90)     at = {"a": 90}             buckets = {70: ["a"], 90: ["a"]}     the first entry is dead now
@@ -33,14 +33,14 @@ from bide.core.instants import Millis
 Item = TypeVar("Item", bound=Hashable)
 
 SLACK = 1024
-"""So many dead entries are never worth sweeping: 8 KiB."""
+"""Dead entries up to which nothing is swept: 8 KiB."""
 
 SWEEP = 32
-"""Entries that one call sweeps at least: far more than the one that it may add, so that sweeping always gets ahead."""
+"""Least entries that one call sweeps: far more than the one that it may add, so that sweeping always gains."""
 
 
 class Wheel(ABC, Generic[Item]):
-    """The half of a wheel that does not depend on how time is cut into buckets.
+    """The part of a wheel that does not depend on how time is divided into buckets.
 
     A subclass files items (`add`), collects what is due (`advance`), and knows which entries of a bucket are still
     its own (`_sift`).
@@ -59,7 +59,7 @@ class Wheel(ABC, Generic[Item]):
 
     @abstractmethod
     def add(self, item: Item, at: Millis) -> None:
-        """Remember `item` for `at`; one that is there already is moved. O(1)."""
+        """Add `item` for `at`; an item that is already there is moved. O(1)."""
 
     @abstractmethod
     def advance(self, now: Millis) -> list[Item]:
@@ -75,7 +75,7 @@ class Wheel(ABC, Generic[Item]):
 
     @abstractmethod
     def _clear(self) -> None:
-        """Let go of every entry: all of them are dead."""
+        """Drop every entry: all of them are dead."""
 
     def cancel(self, item: Item) -> bool:
         """Forget `item`; False: it was not there. O(1), one dictionary lookup."""
@@ -113,15 +113,15 @@ class Wheel(ABC, Generic[Item]):
 
     def _sweep(self) -> None:
         """Drop the dead entries of the next few buckets in the round, and say when to sweep again."""
-        looked = 0
-        while looked < SWEEP:
+        visited = 0
+        while visited < SWEEP:
             if not self._round:
                 self._round = list(self._buckets)
                 if not self._round:
                     break
             index = self._round.pop()
             bucket = self._buckets.get(index, [])
-            looked += len(bucket) + 1
+            visited += len(bucket) + 1
             alive = self._sift(index, bucket)
             self._filed -= len(bucket) - len(alive)
             bucket[:] = alive

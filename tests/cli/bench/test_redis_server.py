@@ -12,8 +12,7 @@ from redis import Redis
 
 from bide.app import Bide
 from bide.cli.bench import bench
-from bide.cli.bench.places import place_of
-from bide.cli.bench.plan import Plan, limit_of
+from bide.cli.bench.plan import Plan, limit_of, open_target
 from bide.cli.bench.redis_server import Busy, RedisServer, connect, redis_server
 from bide.core.errors import BadInput, StoreUnavailable
 from bide.wiring import address_of
@@ -40,11 +39,11 @@ def keys(client: Redis) -> set[str]:
 
 async def test_a_namespace_of_its_own_is_gone_afterwards_and_nothing_else(redis_url: str, client: Redis) -> None:
     before = keys(client)
-    async with place_of(redis_url) as place:
-        assert place.kind == "redis"
-        assert place.shared
-        assert place.owned
-        (namespace,) = parse_qs(urlsplit(place.url).query)["namespace"]
+    async with open_target(redis_url) as target:
+        assert target.kind == "redis"
+        assert target.shared
+        assert target.owned
+        (namespace,) = parse_qs(urlsplit(target.url).query)["namespace"]
         others = {f"{{{namespace}x}}:a", f"{{{namespace}:x}}:a", f"{namespace}:a", f"x{{{namespace}}}:a"}
         for key in (f"{{{namespace}}}:a", f"{{{namespace}:0}}:b", f"{{{namespace}:15}}:c", *others):
             client.set(key, "1")
@@ -73,50 +72,50 @@ def test_a_namespace_of_somebody_else_keeps_what_was_in_it(
 
 async def test_a_namespace_that_is_there_already_is_kept(redis_url: str, client: Redis) -> None:
     client.set("{shop:3}:k", "1")
-    async with place_of(f"{redis_url}?namespace=shop") as place:
-        assert not place.owned
+    async with open_target(f"{redis_url}?namespace=shop") as target:
+        assert not target.owned
     assert client.delete("{shop:3}:k") == 1
 
 
 async def test_more_keys_than_one_call_takes_are_removed(redis_url: str, client: Redis) -> None:
     before = keys(client)
-    async with place_of(redis_url) as place:
-        assert isinstance(place, RedisServer)
+    async with open_target(redis_url) as target:
+        assert isinstance(target, RedisServer)
         pipeline = client.pipeline(transaction=False)
         for number in range(2_500):
-            pipeline.set(f"{{{place.namespace}:{number % 16}}}:{number}", "1")
+            pipeline.set(f"{{{target.namespace}:{number % 16}}}:{number}", "1")
         pipeline.execute()
     assert keys(client) == before
 
 
 async def test_the_raw_limit_is_measured_and_leaves_nothing(redis_url: str, client: Redis) -> None:
     before = keys(client)
-    async with place_of(redis_url) as place:
-        async with limit_of(Plan(place=place, limit=True)) as limit:
-            size = await place.size()
+    async with open_target(redis_url) as target:
+        async with limit_of(Plan(target=target, limit=True)) as limit:
+            size = await target.size()
             await limit.measure(2)
             made = keys(client) - before
             assert len(made) == 2_001  # the tasks, and one sorted set
-            assert await place.size() - size > 2_000 * 100
+            assert await target.size() - size > 2_000 * 100
             assert (await limit.fields({}))["limit_per_s"] > 0
         assert keys(client) == before
 
 
 @pytest.mark.parametrize("kind", ["cluster", "sentinel"])
 async def test_a_cluster_and_a_sentinel_serve_as_well(kind: str, request: pytest.FixtureRequest) -> None:
-    async with place_of(str(request.getfixturevalue(f"redis_{kind}_url"))) as place:
-        assert isinstance(place, RedisServer)
-        assert place.is_cluster == (kind == "cluster")
+    async with open_target(str(request.getfixturevalue(f"redis_{kind}_url"))) as target:
+        assert isinstance(target, RedisServer)
+        assert target.is_cluster == (kind == "cluster")
         for shard in range(16):
-            place.client.set(f"{{{place.namespace}:{shard}}}:k", "1")
-        assert not await place.is_empty()
-        async with limit_of(Plan(place=place, limit=True)) as limit:
-            size, load = await place.size(), await place.load()
+            target.client.set(f"{{{target.namespace}:{shard}}}:k", "1")
+        assert not await target.is_empty()
+        async with limit_of(Plan(target=target, limit=True)) as limit:
+            size, load = await target.size(), await target.load()
             await limit.measure(2)
-            assert await place.size() - size > 2_000 * 100
-            assert (await place.load()).requests > load.requests
-        await place.clear()
-        assert await place.is_empty()
+            assert await target.size() - size > 2_000 * 100
+            assert (await target.load()).requests > load.requests
+        await target.clear()
+        assert await target.is_empty()
 
 
 def test_the_time_of_a_command_in_a_script_counts_once() -> None:
@@ -126,12 +125,12 @@ def test_the_time_of_a_command_in_a_script_counts_once() -> None:
 
 
 async def test_the_server_tells_what_it_did(redis_url: str, client: Redis) -> None:
-    async with place_of(redis_url) as place:
-        assert isinstance(place, RedisServer)
-        busy, load = place.busy(), await place.load()
+    async with open_target(redis_url) as target:
+        assert isinstance(target, RedisServer)
+        busy, load = target.busy(), await target.load()
         for _ in range(10):
             client.eval("for i = 1, 10000 do redis.call('TIME') end", 0)
-        spent, after = place.busy().since(busy), await place.load()
+        spent, after = target.busy().since(busy), await target.load()
     assert spent > 0
     assert after.cpu > load.cpu
     assert after.requests - load.requests >= 10
@@ -139,7 +138,7 @@ async def test_the_server_tells_what_it_did(redis_url: str, client: Redis) -> No
 
 async def test_what_goes_wrong_is_an_error_of_bide(redis_url: str) -> None:
     with pytest.raises(StoreUnavailable, match="benchmark"):
-        async with place_of("redis://127.0.0.1:1/0"):
+        async with open_target("redis://127.0.0.1:1/0"):
             pass
     with pytest.raises(StoreUnavailable, match="benchmark"), redis_server(redis_url) as server:
         server.client.execute_command("NO-SUCH-COMMAND")
@@ -159,7 +158,7 @@ async def test_what_goes_wrong_is_an_error_of_bide(redis_url: str) -> None:
 async def test_a_url_that_cannot_be_read_is_refused(url: str) -> None:
     """Or one whose namespace would mean others' keys too, as a pattern."""
     with pytest.raises(BadInput, match=r"store|namespace"):
-        async with place_of(url):
+        async with open_target(url):
             pass
 
 

@@ -17,8 +17,7 @@ from tests.waiting import until
 
 from bide.app import Bide
 from bide.cli.bench import bench, processes, sql_server
-from bide.cli.bench.places import place_of
-from bide.cli.bench.plan import Plan, limit_of
+from bide.cli.bench.plan import Plan, limit_of, open_target
 from bide.cli.bench.sql_server import SqlServer
 from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
 from bide.stores.postgres import PostgresStore
@@ -66,9 +65,9 @@ def schemas(kind: str, url: str) -> set[str]:
     return {str(row[0]) for row in KINDS[kind].ask(url, KINDS[kind].schemas)}
 
 
-def server_at(place: object) -> SqlServer:
-    assert isinstance(place, SqlServer)
-    return place
+def server_at(target: object) -> SqlServer:
+    assert isinstance(target, SqlServer)
+    return target
 
 
 async def open_and_close(url: str) -> None:
@@ -77,8 +76,8 @@ async def open_and_close(url: str) -> None:
 
 
 async def test_a_schema_that_was_not_there_is_made_and_dropped(postgres_url: str, postgres_schema: str) -> None:
-    async with place_of(f"{postgres_url}?schema={postgres_schema}&prefix=a_") as place:
-        assert place.owned
+    async with open_target(f"{postgres_url}?schema={postgres_schema}&prefix=a_") as target:
+        assert target.owned
         assert ask(postgres_url, f"SELECT count(*) FROM {postgres_schema}.a_task")[0][0] == 0
     assert postgres_schema not in schemas("postgres", postgres_url)
 
@@ -87,17 +86,17 @@ async def test_a_schema_with_others_tables_is_not_touched(kind: str, url: str, r
     schema = request.getfixturevalue(f"{kind}_schema")
     KINDS[kind].ask(url, f"CREATE SCHEMA {schema}")
     KINDS[kind].ask(url, f"CREATE TABLE {schema}.orders (number integer)")
-    async with place_of(f"{url}?schema={schema}") as place:
-        assert not place.owned
+    async with open_target(f"{url}?schema={schema}") as target:
+        assert not target.owned
         with pytest.raises(StoreMismatch, match="bide migrate"):
-            await open_and_close(place.url)
+            await open_and_close(target.url)
     assert KINDS[kind].ask(url, f"SELECT count(*) FROM {schema}.orders")[0][0] == 0
 
 
 async def test_what_was_filled_in_is_written_down_before_anything_is_measured(postgres_url: str) -> None:
-    async with place_of(postgres_url) as place:
+    async with open_target(postgres_url) as target:
         [[filled]] = ask(postgres_url, "SELECT pg_current_wal_insert_lsn()::text")
-        await place.flush()
+        await target.flush()
     assert ask(postgres_url, f"SELECT checkpoint_lsn >= '{filled}'::pg_lsn FROM pg_control_checkpoint()")[0][0]
 
 
@@ -108,9 +107,9 @@ async def test_who_may_not_ask_for_a_checkpoint_measures_without_one(postgres_ur
     try:
         with pytest.raises(InsufficientPrivilege):
             ask(url.partition("?")[0], "CHECKPOINT")
-        async with place_of(url) as place:
-            await place.flush()
-            assert not place.owned
+        async with open_target(url) as target:
+            await target.flush()
+            assert not target.owned
     finally:
         ask(postgres_url, f"DROP OWNED BY {postgres_schema} CASCADE")
         ask(postgres_url, f"DROP ROLE {postgres_schema}")
@@ -138,15 +137,15 @@ async def test_the_raw_limit_is_measured_and_leaves_nothing(
     name = uuid4()
     monkeypatch.setattr(sql_server, "uuid4", lambda: name)
     own, raw = f"bench_{name.hex}", f"bench_limit_{name.hex}"
-    async with place_of(url) as place:
-        assert (place.kind, place.shared, place.owned) == (kind, True, True)
-        assert await place.size() > 0
-        async with limit_of(Plan(place=place, limit=True)) as limit:
-            size = await place.size()
+    async with open_target(url) as target:
+        assert (target.kind, target.shared, target.owned) == (kind, True, True)
+        assert await target.size() > 0
+        async with limit_of(Plan(target=target, limit=True)) as limit:
+            size = await target.size()
             await limit.measure(2)
             counted = "count(*), count(DISTINCT name), max(length(payload))"
             assert tuple(KINDS[kind].ask(url, f"SELECT {counted} FROM {raw}.task")[0]) == (2_000, 2_000, 100)
-            assert await place.size() == size, "it grows in a place of its own"
+            assert await target.size() == size, "it grows in a place of its own"
             assert (await limit.fields({}))["limit_per_s"] > 0
             assert {own, raw} <= schemas(kind, url)
         assert raw not in schemas(kind, url)
@@ -154,10 +153,10 @@ async def test_the_raw_limit_is_measured_and_leaves_nothing(
 
 
 async def test_the_server_tells_what_it_did_and_what_an_operation_cost(kind: str, url: str) -> None:
-    async with place_of(url) as place:
-        server = server_at(place)
+    async with open_target(url) as target:
+        server = server_at(target)
         load = await server.load()
-        async with Bide(place.url) as app:
+        async with Bide(target.url) as app:
             await app.schedule("bench.t", b"", delay="1h")
             stop = await server.measure()
             await app.schedule_many([app.new("bench.t", b"", delay="1h") for _ in range(200)])
@@ -176,31 +175,31 @@ async def test_of_a_server_elsewhere_the_stopwatch_is_read_less_a_round_trip(
     url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(processes, "_PROC", Path("/nowhere"))
-    async with place_of(url) as place:
-        far = server_at(place)
+    async with open_target(url) as target:
+        far = server_at(target)
         assert math.isnan((await far.load()).cpu)
         stop = await far.measure()
         assert stop() >= 1
 
 
 async def test_a_snapshot_is_held_and_let_go(kind: str, url: str) -> None:
-    async with place_of(url) as place, server_at(place).snapshot():
+    async with open_target(url) as target, server_at(target).snapshot():
         assert KINDS[kind].ask(url, KINDS[kind].held)[0][0] >= 1
 
 
 async def test_what_goes_wrong_is_an_error_of_bide(url: str) -> None:
     nobody = urlsplit(url)._replace(netloc="bide@127.0.0.1:1").geturl()
     with pytest.raises(StoreUnavailable, match="benchmark"):
-        async with place_of(nobody):
+        async with open_target(nobody):
             pass
     with pytest.raises(StoreUnavailable, match="benchmark"):
-        async with place_of(url) as place:
-            await server_at(place).rows("SELECT nonsense")
+        async with open_target(url) as target:
+            await server_at(target).rows("SELECT nonsense")
 
 
 @pytest.mark.parametrize("query", ["postgresql://host/db?schema=Upper", "postgresql://host/db?prefix=1",
                                    "postgresql://host/db?pooler=x", "mysql://host/db?prefix=1"])  # fmt: skip
 async def test_a_url_that_cannot_be_read_is_refused(query: str) -> None:
     with pytest.raises(BadInput):
-        async with place_of(query):
+        async with open_target(query):
             pass

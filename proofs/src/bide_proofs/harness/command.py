@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, TypeAlias, TypeVar
 
 from bide.app import Bide
-from bide.cli.bench.place import Place
-from bide.cli.bench.places import place_of
+from bide.cli.bench.plan import open_target
+from bide.cli.bench.target import Target
 from bide.cli.bench.worker import percentile
 from bide.core.errors import BadInput, BideError, StoreError, StoreMismatch
 from bide.core.records import State
@@ -191,12 +191,12 @@ async def drained(app_of: Callable[[], Bide], *topics: str) -> float | None:
 
 
 @asynccontextmanager
-async def own_place(url: str) -> AsyncIterator[Place]:
+async def own_place(url: str) -> AsyncIterator[Target]:
     """A fresh namespace or schema on a server, or an empty part or file that `url` names; what was made is removed.
 
     Raises BadInput for a store that other processes cannot see, and for one with something in it.
     """
-    async with place_of(url) as place:
+    async with open_target(url) as place:
         if not place.shared:
             raise BadInput("store", url, "one that other processes can see: sqlite:///file.db, redis://host:6379/0")
         if not place.owned:

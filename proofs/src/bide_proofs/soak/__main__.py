@@ -20,8 +20,8 @@ import msgspec
 
 from bide import __version__
 from bide.app import Bide
-from bide.cli.bench.place import Place
 from bide.cli.bench.plan import rounded
+from bide.cli.bench.target import Target
 from bide.core.events import Event, EventKind
 from bide.core.names import new_id
 from bide.core.records import OutcomeKind
@@ -61,7 +61,7 @@ _UNDER_WAY = 2_000
 class Soak:
     """Of one place."""
 
-    def __init__(self, given: argparse.Namespace, place: Place, folder: Path) -> None:
+    def __init__(self, given: argparse.Namespace, place: Target, folder: Path) -> None:
         self.wrong: dict[str, list[str]] = {kind: [] for kind in ("lost", "early", "left", "failed", "grows")}
         self._given = given
         self._place = place

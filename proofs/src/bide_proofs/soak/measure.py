@@ -41,11 +41,11 @@ from typing import Any, NamedTuple, TypeAlias
 from msgspec import Struct
 from msgspec.structs import asdict
 
-from bide.cli.bench.place import Place, SqlitePlace
 from bide.cli.bench.plan import rounded
 from bide.cli.bench.processes import family, process_named
 from bide.cli.bench.redis_server import RedisServer
 from bide.cli.bench.sql_server import MysqlServer, PostgresServer
+from bide.cli.bench.target import SqliteTarget, Target
 from bide.core.names import RESERVED_TOPICS
 from bide.engine.delivery.lease_extender import PURGE_EVERY
 
@@ -77,9 +77,9 @@ def _fields(path: Path) -> dict[str, int]:
     return found
 
 
-async def store(place: Place) -> dict[str, float]:
+async def store(place: Target) -> dict[str, float]:
     """Figures of a store and its server, by name."""
-    if isinstance(place, SqlitePlace):
+    if isinstance(place, SqliteTarget):
         files = {"store_file_bytes": place.path, "store_wal_bytes": Path(f"{place.path}-wal")}
         return {name: float(path.stat().st_size) for name, path in files.items() if path.exists()}
     found: dict[str, float] = {f"store_{name}": value for name, value in (await place.health()).items()}
@@ -316,7 +316,7 @@ _Ask: TypeAlias = Callable[[str], Awaitable[Sequence[Any]]]
 """The rows of a statement."""
 
 
-async def remains(place: Place) -> dict[str, int]:
+async def remains(place: Target) -> dict[str, int]:
     """How many of what; the store is not open in this process any more. O(everything that is in the store)."""
     if isinstance(place, RedisServer):
         return await asyncio.to_thread(_redis_remains, place)
@@ -328,7 +328,7 @@ async def remains(place: Place) -> dict[str, int]:
         schema = place.address.schema
         tables = f"SELECT table_name FROM information_schema.tables WHERE table_schema = '{schema}'"
         return await _rows(place.rows, tables, f"`{schema}`.`{{}}`", "CONVERT(topic USING utf8mb4)")
-    assert isinstance(place, SqlitePlace)
+    assert isinstance(place, SqliteTarget)
     with closing(sqlite3.connect(place.path)) as database:
 
         async def ask(statement: str) -> Sequence[Any]:

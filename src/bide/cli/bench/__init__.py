@@ -1,4 +1,4 @@
-"""`bide bench`: measures this machine, checks its own result, and cleans up after itself."""
+"""`bide bench`: measures this machine, checks its own results, and cleans up after itself."""
 
 from bide.cli.bench.command import bench
 

@@ -14,8 +14,7 @@ import msgspec
 
 from bide.cli.bench.deliver import AHEAD, burst, crash, lateness, throughput
 from bide.cli.bench.pending import idle, scale
-from bide.cli.bench.places import place_of
-from bide.cli.bench.plan import Limit, Plan, Progress, Report, limit_of, machine, silent
+from bide.cli.bench.plan import Limit, Plan, Progress, Report, limit_of, machine, open_target, silent
 from bide.cli.bench.processes import BenchFault
 from bide.cli.bench.timers import timers
 from bide.cli.bench.verbs import change, churn, schedule
@@ -39,18 +38,16 @@ WORKLOADS: Mapping[str, Callable[[Plan, Limit], Coroutine[Any, Any, Report]]] = 
               help="lateness, churn: tasks a second.")  # fmt: skip
 @click.option("--processes", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes.")
 @click.option("--ahead", type=click.Choice([*AHEAD, "all"]), default="2s", show_default=True,
-              help="lateness: how long before it is due a task is scheduled; fire: far off, then fired.")  # fmt: skip
+              help="lateness: how far ahead a task is scheduled; fire: far ahead, then fired.")  # fmt: skip
 @click.option(
-    "--pending", type=click.IntRange(0, 100_000_000), default=0, help="lateness: tasks due in an hour beside."
+    "--pending", type=click.IntRange(0, 100_000_000), default=0, help="lateness: pending tasks, due in an hour."
 )
 @click.option("--flood", type=click.IntRange(0, 10_000_000), default=0,
-              help="lateness: due tasks beside, of a topic whose only worker is busy.")  # fmt: skip
-@click.option(
-    "--seconds", type=click.FloatRange(1, 864_000), default=60.0, show_default=True, help="churn: for so long."
-)
+              help="lateness: due tasks of a topic whose only worker is busy.")  # fmt: skip
+@click.option("--seconds", type=click.FloatRange(1, 864_000), default=60.0, show_default=True, help="churn: how long.")
 @click.option("--snapshot", is_flag=True,
-              help="churn: somebody holds a snapshot of the database open for the middle third.")  # fmt: skip
-@click.option("--limit", is_flag=True, help="Measure the plain driver in the same run, and give ratios to it.")
+              help="churn: hold a snapshot of the database open for the middle third.")  # fmt: skip
+@click.option("--limit", is_flag=True, help="Measure the plain driver in the same run, and print ratios to it.")
 @click.option("--loop", type=click.Choice(["asyncio", "uvloop"]), default="asyncio", show_default=True,
               help="The event loop of this process and of the workers.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="One JSON object, and no progress.")
@@ -58,11 +55,11 @@ def bench(store: str, workload: str, as_json: bool, **options: Any) -> None:
     """Measure this machine, with bide's shipped defaults.
 
     STORE_URL is `memory:`, `sqlite:` (a file of its own in the temporary directory), `sqlite:///path`, one of Redis
-    (`redis://`, `rediss://`, `unix://`, `redis+cluster://`, `redis+sentinel://`), where a namespace of its own is used
-    unless the URL names one, or `postgresql://` or `mysql://`, where a schema of its own is made and dropped unless the
-    URL names one (`?schema=`). In what is there already only the topics "bench.*" are touched, and emptied.
-    Each run counts for itself what was lost, delivered twice or early, and exits 1 if that is anything but nothing.
-    Run one at a time, on a quiet machine, and against a server that has nothing else to do.
+    (`redis://`, `rediss://`, `unix://`, `redis+cluster://`, `redis+sentinel://`), with a namespace of its own unless
+    the URL names one, or `postgresql://` or `mysql://`, with a schema of its own, dropped at the end, unless the URL
+    names one (`?schema=`). In an existing store only the topics "bench.*" are touched, and emptied.
+    Each run counts the tasks that were lost, delivered twice or early, and exits with 1 if there are any.
+    Run one benchmark at a time, on a quiet machine, against a server that does nothing else.
     """
     names = [workload]
     if workload == "all":
@@ -70,29 +67,29 @@ def bench(store: str, workload: str, as_json: bool, **options: Any) -> None:
     good = True
     for name in names:
         with _progress(name, as_json) as progress:
-            report = _run(name, store, progress=progress, tell=_tell, **options)
+            report = _run(name, store, progress=progress, report_line=_report_line, **options)
         good = _show(name, report, as_json) and good
     if not good:
         raise SystemExit(1)
 
 
-def _tell(figures: Mapping[str, Any]) -> None:
-    """A line of a run that takes long, at once."""
+def _report_line(figures: Mapping[str, Any]) -> None:
+    """Print a line of a long run at once."""
     click.echo(msgspec.json.encode(figures).decode())
     sys.stdout.flush()
 
 
 def _run(name: str, store: str, **options: Any) -> Report:
     async def measured() -> Report:
-        async with place_of(store) as place:
-            plan = Plan(place=place, **options)
+        async with open_target(store) as target:
+            plan = Plan(target=target, **options)
             async with limit_of(plan) as limit:
                 report = await WORKLOADS[name](plan, limit)
                 ratios = await limit.fields(report.fields)
-        about = {"store": place.kind, "loop": plan.loop, **machine()}
+        about = {"store": target.kind, "loop": plan.loop, **machine()}
         return replace(report, fields={**report.fields, **ratios, **about})
 
-    if name == "timers":  # bare data structures, and the loop that they are compared with is asyncio's
+    if name == "timers":  # compares bare data structures with asyncio's loop
         options["loop"] = "asyncio"
     try:
         factory = loop_factory(options["loop"])
@@ -106,7 +103,7 @@ def _run(name: str, store: str, **options: Any) -> Report:
 
 
 def _show(name: str, report: Report, as_json: bool) -> bool:
-    """Print the figures; whether they may be believed."""
+    """Print the figures and the faults; return True if there are no faults."""
     if as_json:
         click.echo(msgspec.json.encode(report.fields).decode())
     else:
@@ -117,7 +114,7 @@ def _show(name: str, report: Report, as_json: bool) -> bool:
 
 
 def _show_tables(name: str, fields: Mapping[str, Any]) -> None:
-    """One for each figure that is nested, its innermost level as columns; one for all others."""
+    """Print a table for each nested figure, with its innermost level as columns, and one for all others."""
     from rich.console import Console
     from rich.table import Table
 
@@ -151,14 +148,14 @@ def _text(value: object) -> str:
 
 @contextmanager
 def _progress(name: str, as_json: bool) -> Iterator[Progress]:
-    """A bar on a terminal; nothing for programs and files."""
+    """A progress bar on a terminal; nothing for programs and files."""
     if as_json or not sys.stderr.isatty():
         yield silent
         return
     from rich.console import Console
     from rich.progress import Progress as Bar
 
-    # twice a second: a bar must not take part in what is measured
+    # twice a second: a bar must not disturb the measurement
     with Bar(console=Console(stderr=True), transient=True, refresh_per_second=2) as bar:
         task = bar.add_task(name, total=1)
         yield lambda what, done, total: bar.update(task, description=f"{name}: {what}", completed=done, total=total)

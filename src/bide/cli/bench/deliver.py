@@ -1,4 +1,4 @@
-"""The workloads of those who deliver: `burst`, `throughput`, `crash` (many due at once), `lateness` (a steady rate)."""
+"""The workloads of workers: `burst`, `throughput` and `crash` (many due at once), `lateness` (a steady rate)."""
 
 from __future__ import annotations
 
@@ -29,18 +29,18 @@ from bide.core.instants import as_datetime, duration
 from bide.settings import Settings
 
 _SLOWEST = 1_000
-"""Completions a second below which a run is given up: so every run is bounded in time."""
+"""Completions a second below which a run is given up, so that every run ends."""
 _SECONDS = 15
-"""Of `lateness`."""
+"""Seconds of `lateness`."""
 AHEAD = {"2s": "2s", "20ms": "20ms", "0": "0s", "fire": ""}
-"""By the word of `--ahead`: how long before it is due a task is scheduled. `fire`: due in an hour, then fired."""
+"""By the word of `--ahead`: how long before its due time a task is scheduled. `fire`: due in an hour, then fired."""
 _LATE = Work(topic="bench.lateness")
 _FLOOD = Work(topic="bench.flood", seconds=3600.0, concurrency=1)
-"""It has one worker, and that one is busy for an hour: due tasks with no free worker."""
+"""A topic whose only slot is busy for an hour: due tasks without a free worker."""
 
 
 async def throughput(plan: Plan, limit: Limit) -> Report:
-    """N tasks that are due already, P worker processes, from their start to the last acknowledged settle."""
+    """N due tasks, P worker processes: the rate from their start to the last acknowledged settle."""
     count, work = plan.count(300_000), Work(topic="bench.throughput")
     async with stage(plan, work) as on:
         keys = await fill(on.app, work.topic, count, plan=plan, limit=limit, delay="0s")
@@ -52,7 +52,7 @@ async def throughput(plan: Plan, limit: Limit) -> Report:
 
 
 async def burst(plan: Plan, limit: Limit) -> Report:
-    """N tasks due at one instant: when the first and the last of them begin, and when all are settled."""
+    """N tasks due at one instant: when the first and the last begin, and the rate until all are settled."""
     count, work = plan.count(100_000), Work(topic="bench.burst")
     async with stage(plan, work) as on, on.workers() as workers:
         await workers.go()
@@ -72,7 +72,7 @@ async def burst(plan: Plan, limit: Limit) -> Report:
 
 
 async def _finish(workers: Workers, plan: Plan, expected: Mapping[str, int]) -> Findings:
-    """Wait until all are settled, and look at what was done."""
+    """Wait until all are settled, and examine the deliveries."""
     await wait_settled(workers, len(expected), plan=plan, within=30 + len(expected) / _SLOWEST)
     await workers.stop()
     return examine(expected, workers.log())
@@ -87,11 +87,11 @@ def _counted(found: Findings) -> dict[str, int]:
 
 
 async def crash(plan: Plan, limit: Limit) -> Report:
-    """5000 tasks due over three seconds, two workers, and `kill -9` for one of them in the middle."""
-    if not plan.place.shared:
-        raise BenchFault("crash: memory: ends with its process, so that nothing can be recovered; give another store")
+    """5000 tasks due over three seconds, two workers, and a `kill -9` of one in the middle."""
+    if not plan.target.shared:
+        raise BenchFault("crash: memory: ends with its process, so nothing can be recovered; give another store")
     count, lease = plan.count(5_000), Settings().lease
-    # what was done is remembered, for a worker may die between an acknowledged settle and writing it down
+    # done tasks are remembered: a worker may die between an acknowledged settle and logging it
     work = Work(topic="bench.crash", seconds=0.05, keep_done=120_000)
     async with stage(replace(plan, processes=2), work, journal=True) as on, on.workers() as workers:
         assert isinstance(workers, ProcessGroup)
@@ -128,7 +128,7 @@ async def crash(plan: Plan, limit: Limit) -> Report:
 
 
 async def _live_after(app: Bide, topic: str, seconds: float, workers: Workers, plan: Plan, count: int) -> int:
-    """The number of tasks that wait or are leased after so long; 0 as soon as there is none."""
+    """The number of live tasks after `seconds`; 0 as soon as there are none."""
     ends, live = time.monotonic() + seconds, count
     while live and time.monotonic() < ends:
         plan.progress("settled", workers.settled, count)
@@ -140,7 +140,7 @@ async def _live_after(app: Bide, topic: str, seconds: float, workers: Workers, p
 
 
 async def lateness(plan: Plan, limit: Limit) -> Report:
-    """R tasks a second, scheduled by this process and worked on by another, among what waits already."""
+    """R tasks a second, scheduled by this process and delivered by another, among pending ones."""
     ways = list(AHEAD) if plan.ahead == "all" else [plan.ahead]
     fields: dict[str, Any] = {}
     faults: list[str] = []
@@ -148,7 +148,7 @@ async def lateness(plan: Plan, limit: Limit) -> Report:
         await fill(on.app, _LATE.topic, plan.pending, plan=plan, delay="1h")
         await fill(on.app, _FLOOD.topic, plan.flood, plan=plan, delay="0s")
         if plan.pending or plan.flood:
-            await plan.place.flush()
+            await plan.target.flush()
         for way in ways:
             suffix = f"_{way}" if plan.ahead == "all" and way != "2s" else ""
             found, call_at = await _late(plan, on, way)
@@ -158,12 +158,12 @@ async def lateness(plan: Plan, limit: Limit) -> Report:
 
 
 async def _late(plan: Plan, on: Stage, way: str) -> tuple[Findings, list[float]]:
-    """One stretch of tasks, all scheduled so far ahead; and how late `loop.call_at` was beside it."""
+    """Measure tasks scheduled one way, and the lateness of `loop.call_at` at the same time."""
     count = plan.count(round(plan.rate * _SECONDS))
     ahead = duration(AHEAD[way] or "0s")
     keys = await fill(on.app, _LATE.topic, count, plan=plan, delay="1h") if way == "fire" else random_keys(count)
     timers = Timers(count=count, rate=plan.rate, ahead=ahead, loop=plan.loop)
-    # a process of its own that is ready, so that its start does not hold up what is measured
+    # started before, so that its start does not disturb the measurement
     async with on.workers() as workers, child("the process for loop.call_at", timers) as call_at:
         await workers.go()
         await asyncio.sleep(0.5)
@@ -177,7 +177,7 @@ async def _late(plan: Plan, on: Stage, way: str) -> tuple[Findings, list[float]]
 
 
 async def _schedule(plan: Plan, app: Bide, keys: list[str], way: str, ahead: int) -> dict[str, int]:
-    """Schedule them at the plan's rate, whatever each takes; for each the nanosecond that it must not precede."""
+    """Schedule at the plan's rate; return the earliest nanosecond at which each task may start."""
     loop = asyncio.get_running_loop()
     expected: dict[str, int] = {}
     calls: list[asyncio.Task[Answer]] = []

@@ -1,11 +1,11 @@
-"""The workloads of what waits: `idle`, the cost of a worker while nothing is due; `scale`, of a call among ever more.
+"""The workloads with pending tasks: `idle`, the cost of a worker while nothing is due; `scale`, of calls as they grow.
 
 Each operation of `scale` is a store call for one task, timed alone; the figure is the median of many. The client's
-batcher is left out, for it would hide the cost of one call. So is the flush at each commit, on SQLite
-(`synchronous=NORMAL`) and PostgreSQL (`synchronous_commit=off`): it costs more than everything else together, whatever
-the size, and would make any growth look small. For the same reason a server's own work is measured, not how long its
-answer took: Redis counts the time that it spends on commands; of a database it is the processor time of those who serve
-the store, where they can be seen, and else a stopwatch less the time of a `SELECT 1`.
+batcher is left out, since it would hide the cost of one call. So is the flush at each commit, on SQLite
+(`synchronous=NORMAL`) and PostgreSQL (`synchronous_commit=off`): it costs more than everything else, at any size, and
+would make all growth look small. For the same reason a server's own work is measured, not the time to its answer: Redis
+counts the time that it spends on commands; for a database it is the processor time of the processes that serve the
+store, if they are visible, else a stopwatch less the time of a `SELECT 1`.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from typing import Any, TypeVar
 from urllib.parse import urlsplit
 
 from bide.app import Bide
-from bide.cli.bench.place import HOUR
 from bide.cli.bench.plan import Limit, Plan, Report, in_batches, rounded
 from bide.cli.bench.processes import resident_bytes
 from bide.cli.bench.sql_server import POSTGRES
+from bide.cli.bench.target import HOUR
 from bide.cli.bench.worker import PAYLOAD, Spec, Work
 from bide.cli.bench.workers import fill, stage, worker_process
 from bide.core.instants import Millis
@@ -38,47 +38,47 @@ from bide.wiring import store_maker
 
 T = TypeVar("T")
 SECONDS = 10.0
-"""For which `idle` looks."""
+"""Duration of the measurement of `idle`."""
 SETTLING = 2.0
-"""Seconds that a worker is left alone before it is measured: it has just started."""
+"""Seconds for a worker to settle after its start, before it is measured."""
 TOPIC, LEASED, FLOOD = "bench.scale", "bench.scale.leased", "bench.flood"
 OPERATIONS = ("schedule", "move", "cancel", "lease", "page", "next_wake")
 REPETITIONS = 400
 _WARM_UP = 5
-"""Of each operation before those that count: a connection is made for the first."""
+"""Repetitions that do not count: the first opens a connection."""
 _BATCH = 5_000
 _FLOOD = 100_000
 _NOTIFYING = 1.0
-"""Seconds within which a notification has reached every listener."""
+"""Seconds within which a notification reaches every listener."""
 
 
 async def idle(plan: Plan, limit: Limit) -> Report:
-    """N tasks due in an hour and one worker process, with nobody else connected.
+    """N tasks due in an hour and one worker process, with no other client.
 
     For `memory:` the tasks are in the worker's own process. The CPU time is the process's own count, of all its
-    threads, in nanoseconds: a tenth of a percent of ten seconds is one tick of what the system shows of others.
+    threads, in nanoseconds: the system's count for other processes has ticks of a tenth of a percent of ten seconds.
 
-    A server is measured by its own count too, first alone and then with the worker, and the first is subtracted;
-    `calls_per_s` is then how often it was asked something (a read from a client of Redis, a transaction of a database),
-    and otherwise the calls of the store. Where a server does not count its processor time, and its processes are not to
-    be seen on this machine, `server_cpu_pct` is null.
+    A server is measured by its own count, first alone and then with the worker, and the first is subtracted; then
+    `calls_per_s` counts its requests (a read from a client of Redis, a transaction of a database), otherwise the calls
+    of the store. If a server does not count its processor time, and its processes are not visible on this machine,
+    `server_cpu_pct` is null.
     """
-    count, work, place = plan.count(100_000), Work(topic="bench.idle"), plan.place
+    count, work, target = plan.count(100_000), Work(topic="bench.idle"), plan.target
     spec = Spec(
-        store=place.url, works=(work,), loop=plan.loop, history=plan.history, pending=0 if place.shared else count
+        store=target.url, works=(work,), loop=plan.loop, history=plan.history, pending=0 if target.shared else count
     )
-    if place.shared:
+    if target.shared:
         async with stage(plan) as on:
             await fill(on.app, work.topic, count, plan=plan, delay="1h")
-            if not place.owned:  # the end of the stage removes the tasks
+            if not target.owned:  # the end of the stage removes the tasks
                 return Report(fields=await _watch(plan, spec))
     return Report(fields=await _watch(plan, spec))
 
 
 async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:
-    place = plan.place
+    target = plan.target
     cpu_alone, requests_alone = 0.0, 0.0
-    if place.on_server:  # with nobody connected: its replicas, for example, ask it too
+    if target.on_server:  # without the worker: others, such as replicas, use it too
         await asyncio.sleep(SETTLING)
         cpu_alone, requests_alone = await _load(plan, "watching the server alone")
     async with worker_process(spec) as worker:
@@ -90,7 +90,7 @@ async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:
         resident = resident_bytes(Path(f"/proc/{worker.pid}"))
         after = await worker.ask("usage")
     seconds = (after["at"] - before["at"]) / 1e9
-    calls = requests - requests_alone if place.on_server else (after["calls"] - before["calls"]) / seconds
+    calls = requests - requests_alone if target.on_server else (after["calls"] - before["calls"]) / seconds
     return {
         "worker_cpu_pct": rounded((after["cpu"] - before["cpu"]) / 1e9 / seconds * 100),
         "server_cpu_pct": None if math.isnan(cpu) else rounded(max(0.0, cpu - cpu_alone)),
@@ -100,22 +100,22 @@ async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:
 
 
 async def _load(plan: Plan, what: str) -> tuple[float, float]:
-    """Percent of a processor that the server takes for some seconds (NaN: nothing tells), and requests a second."""
-    before = await plan.place.load()
+    """The server's processor use in percent (NaN: unknown), and its requests a second."""
+    before = await plan.target.load()
     for tenth in range(10):
         plan.progress(what, tenth, 10)
         await asyncio.sleep(SECONDS / 10)
-    after = await plan.place.load()
+    after = await plan.target.load()
     seconds = after.at - before.at
     return (after.cpu - before.cpu) / seconds * 100, (after.requests - before.requests) / seconds
 
 
 async def scale(plan: Plan, limit: Limit) -> Report:
-    """At each size, 10^3 and upward to N (10^6), and once more with a flood of a topic that nobody works on."""
+    """At each size from 10^3 to N (10^6), and once more with a flood of a topic without a worker."""
     sizes = plan.sizes()
     most, flood = sizes[-1], min(_FLOOD, max(1, sizes[-1] // 10))
     costs: dict[str, dict[str, float]] = {name: {} for name in OPERATIONS}
-    async with stage(plan, url=_unflushed(plan.place.url), sqlite_synchronous="normal") as on:
+    async with stage(plan, url=_unflushed(plan.target.url), sqlite_synchronous="normal") as on:
         growing = _Growing(on.app, plan)
         async with growing.listening():
             for size in sizes:
@@ -130,7 +130,7 @@ async def scale(plan: Plan, limit: Limit) -> Report:
 
 
 def _unflushed(url: str) -> str:
-    """The URL of a PostgreSQL without a flush for each commit; a proxy that pools would not take the option."""
+    """The URL, for PostgreSQL without a flush at each commit; a pooling proxy does not take the option."""
     parts = urlsplit(url)
     if parts.scheme not in POSTGRES or "pooler=" in parts.query:
         return url
@@ -138,12 +138,12 @@ def _unflushed(url: str) -> str:
 
 
 class _Growing:
-    """One store that grows, and the means to time single calls of it."""
+    """A store that grows, and the timing of single calls."""
 
     def __init__(self, app: Bide, plan: Plan) -> None:
         self._store = app.store
         self._plan = plan
-        self._place = plan.place
+        self._target = plan.target
         self._size = 0
         self._random = random.Random(1)
         self._notified = asyncio.Event()
@@ -151,9 +151,9 @@ class _Growing:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
-        """As a worker does before it leases: a store on a server may ask for heads only after a notification."""
+        """Subscribe, as a worker does before it leases: some stores ask for heads only after a notification."""
         wakes = self._store.features.wakes
-        if not self._place.on_server or wakes is None:
+        if not self._target.on_server or wakes is None:
             yield
             return
         listening = await wakes.listen([LEASED], lambda topic, wake: self._notified.set())
@@ -179,7 +179,7 @@ class _Growing:
         store, taken, times = self._store, {name: list[float]() for name in OPERATIONS}, _WARM_UP + REPETITIONS
         self._notified.clear()
         await store.add([self._task(LEASED, f"due-{number}", _now()) for number in range(times)], now=_now())
-        if self._place.on_server:
+        if self._target.on_server:
             with suppress(TimeoutError):
                 await asyncio.wait_for(self._notified.wait(), _NOTIFYING)
             await asyncio.sleep(_NOTIFYING / 10)  # the rest of the notifications
@@ -201,16 +201,16 @@ class _Growing:
             answers = await all_answers([*added, *moved, *cancelled])
             if not (all(one.ok for one in answers) and found.tasks):
                 self.faults.append(f"at {size} tasks an operation did not do what it was asked")
-        for _ in range(times):  # by itself: opening a store for each would disturb what is measured next
+        for _ in range(times):  # separately: opening a store each time would disturb the other measurements
             if not (await self._ask(taken["next_wake"], until)).next_wake:
                 self.faults.append(f"at {size} tasks nothing was said to wake next")
                 break
         if len(held) != times or not all(await all_answers(await store.settle(held, now=_now()))):
             self.faults.append(f"at {size} tasks {len(held)} of {times} leases were given and settled")
-        return {name: rounded(median_grouped(each[_WARM_UP:], self._place.step)) for name, each in taken.items()}
+        return {name: rounded(median_grouped(each[_WARM_UP:], self._target.step)) for name, each in taken.items()}
 
     async def _timed(self, times: list[float], call: Coroutine[Any, Any, T]) -> T:
-        stop = await self._place.measure()
+        stop = await self._target.measure()
         answer = await call
         times.append(stop())
         return answer
@@ -219,11 +219,11 @@ class _Growing:
         return NewTask(topic, key, new_id(), At(due), PAYLOAD)
 
     async def _ask(self, times: list[float], until: Millis) -> Leased:
-        """Ask for the next wake. A store on a server may know it from notifications, so a fresh one is asked."""
+        """Ask for the next wake, of a fresh store if an open one may know it from notifications."""
         asking = {TOPIC: 0}
-        if not self._place.remembers_heads:
+        if not self._target.remembers_heads:
             return await self._timed(times, self._store.lease(asking, now=_now(), until=until, holder="b"))
-        fresh = store_maker(self._place.url, Settings())()
+        fresh = store_maker(self._target.url, Settings())()
         await fresh.open()
         try:
             return await self._timed(times, fresh.lease(asking, now=_now(), until=until, holder="b"))
@@ -231,16 +231,16 @@ class _Growing:
             await fresh.close()
 
     def _half_way(self) -> Millis:
-        """Anywhere in the first half of that hour: at every size there is a full page behind it."""
+        """A random instant in the first half of that hour: a full page follows it at every size."""
         return _now() + HOUR + self._random.randrange(HOUR // 2)
 
     def _some_time(self) -> int:
-        """Anywhere in the hour that begins in an hour."""
+        """A random instant within the hour that begins in an hour."""
         return _now() + HOUR + self._random.randrange(HOUR)
 
 
 def key_of(number: int) -> str:
-    """A key that falls anywhere in an index, and need not be remembered."""
+    """A key that falls anywhere in an index, computed from its number."""
     return blake2b(number.to_bytes(8, "big", signed=True), digest_size=16).hexdigest()
 
 

@@ -1,43 +1,48 @@
-"""One run of a benchmark: what it is to do, the raw limit that it is compared with, and what it found."""
+"""One run of a benchmark: its target and options, the raw limit that it is compared with, and its report."""
 
 from __future__ import annotations
 
 import gc
 import os
 import platform
+import tempfile
 import time
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass, field
+from pathlib import Path
 from statistics import median
 from typing import Any
+from urllib.parse import unquote, urlsplit
 from uuid import uuid4
 
 from bide._version import __version__
-from bide.cli.bench.place import Place, Raw
+from bide.cli.bench import redis_server, sql_server
+from bide.cli.bench.target import MemoryTarget, Raw, SqliteTarget, Target
+from bide.core.errors import BadInput
 
 BATCH = 1000
 _ALONE = 10
-"""Batches of the raw limit where a workload lays none between its own."""
+"""Batches of the raw limit for a workload that interleaves none."""
 _COUNTED = ("lost", "duplicated", "early", "left_behind")
-"""Figures that must be 0, by the beginnings of their names."""
+"""Prefixes of the names of figures that must be 0."""
 
 
 Progress = Callable[[str, int, int], None]
-"""Called with the progress of a long run: its activity, the part that is done, and the whole."""
+"""Called with the progress of a long run: the activity, the amount done, and the total."""
 
 
 def silent(*figures: Any) -> None:
-    """Tell nobody."""
+    """Report nothing."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """The options of the command, checked."""
 
-    place: Place
+    target: Target
     n: int | None = None
-    """The number of tasks; None is the workload's own default."""
+    """The number of tasks; None: the workload's default."""
     rate: float = 200.0
     processes: int = 1
     ahead: str = "2s"
@@ -48,13 +53,13 @@ class Plan:
     seconds: float = 60.0
     snapshot: bool = False
     progress: Progress = silent
-    tell: Callable[[Mapping[str, Any]], None] = silent
-    """Called with each line of figures of a run that lasts minutes."""
+    report_line: Callable[[Mapping[str, Any]], None] = silent
+    """Called with each line of figures of a run that takes minutes."""
 
     @property
     def history(self) -> str:
-        """ "on", the default, or "off" where the benchmark does not own the store and leaves it as it was."""
-        return "on" if self.place.owned else "off"
+        """ "on", the default; "off" if the benchmark does not own the store, and so leaves it as it was."""
+        return "on" if self.target.owned else "off"
 
     def count(self, default: int) -> int:
         return default if self.n is None else self.n
@@ -67,23 +72,69 @@ class Plan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """The figures, and what was wrong: a run with faults has no figures worth quoting."""
+    """The figures and the faults of a run. The figures of a run with faults are worthless."""
 
     fields: Mapping[str, Any]
     faults: Sequence[str] = field(default_factory=list)
 
     @property
     def all_faults(self) -> list[str]:
-        """Also the figures that count tasks lost, delivered twice, early or left behind."""
+        """The faults, and the counts of tasks lost, delivered twice, early or left behind."""
         counted = [f"{name} is {value}" for name, value in self.fields.items() if value and name.startswith(_COUNTED)]
         return [*counted, *self.faults]
 
 
-class Limit:
-    """The rate at which the plain driver stores such tasks with nothing of ours, measured in the same run.
+_ACCEPTED = (
+    '"memory:", "sqlite:" (a file of its own), "sqlite:///relative.db", "sqlite:////absolute/path.db", '
+    '"redis://host:port/0" (a namespace of its own), "postgresql://host:port/database" or "mysql://..." (a schema of '
+    "its own)"
+)
 
-    A ratio is only worth something if both sides met the same machine, so single batches are laid between a workload's
-    own. `raw` None: nobody asked for it, and it measures nothing.
+
+@asynccontextmanager
+async def open_target(url: str) -> AsyncIterator[Target]:
+    """Open the store that `url` names; files and parts of a server that were not there before are removed at the end.
+
+    Raises BadInput, and for a server MissingExtra and StoreUnavailable.
+    """
+    parts = urlsplit(url)
+    if url == "memory:":
+        yield MemoryTarget(url)
+    elif url == "sqlite:":
+        with tempfile.TemporaryDirectory(prefix="bide-bench-") as directory:
+            yield SqliteTarget(Path(directory) / "bench.db", owned=True)
+    elif parts.scheme == "sqlite" and not parts.netloc and len(parts.path) > 1 and not parts.query:
+        target = SqliteTarget(Path(unquote(parts.path.removeprefix("/"))), owned=False)
+        before = set(target.files())
+        target.owned = target.path not in before
+        try:
+            yield target
+        finally:
+            if target.owned:
+                for made in set(target.files()) - before:
+                    with suppress(FileNotFoundError):
+                        made.unlink()
+    elif parts.scheme in (*redis_server.SCHEMES, *sql_server.SCHEMES):
+        async with AsyncExitStack() as stack:
+            server: redis_server.RedisServer | sql_server.SqlServer
+            if parts.scheme in redis_server.SCHEMES:
+                server = stack.enter_context(redis_server.redis_server(url))
+            else:
+                server = await stack.enter_async_context(sql_server.sql_server(url))
+            server.owned = server.url != url or await server.is_empty()
+            if server.owned:
+                stack.push_async_callback(server.clear)
+                await server.make()
+            yield server
+    else:
+        raise BadInput("store", parts.scheme or "text without a scheme", _ACCEPTED)
+
+
+class Limit:
+    """The rate at which the plain driver, without bide, stores such tasks, measured in the same run.
+
+    A ratio is meaningful only if both sides had the same machine, so its batches are interleaved with the workload's.
+    `raw` None: it measures nothing.
     """
 
     def __init__(self, raw: Raw | None) -> None:
@@ -91,7 +142,7 @@ class Limit:
         self._rounds: list[tuple[int, float]] = []
 
     async def measure(self, batches: int = 1) -> None:
-        """Store so many batches of 1000, each timed by itself."""
+        """Store batches of 1000, each timed separately."""
         if self._raw is None:
             return
         for _ in range(batches):
@@ -104,7 +155,7 @@ class Limit:
         """`limit_per_s`, and the ratio to it of every rate of tasks among `figures`."""
         if self._raw is None:
             return {}
-        if not self._rounds:  # of a workload whose figures are no rates
+        if not self._rounds:  # a workload whose figures are not rates
             await self.measure(_ALONE)
         limit = per_second(self._rounds)
         rates = [name for name in figures if name.endswith("_per_s") and name != "calls_per_s"]
@@ -113,22 +164,22 @@ class Limit:
 
 
 def machine() -> dict[str, Any]:
-    """The machine of the figures, for each line of them."""
+    """The machine, for each line of figures."""
     return {"version": __version__, "python": platform.python_version(), "cpus": os.cpu_count() or 1}
 
 
 @asynccontextmanager
 async def limit_of(plan: Plan) -> AsyncIterator[Limit]:
-    """The limit of the plan's store, if the plan asks for one."""
+    """Measure the limit of the plan's store, if the plan asks for it."""
     if not plan.limit:
         yield Limit(None)
         return
-    async with plan.place.raw() as raw:
+    async with plan.target.raw() as raw:
         yield Limit(raw)
 
 
 def rounded(value: float) -> float:
-    """Four significant digits: no figure here is better than that.
+    """Round to four significant digits: no figure here is more precise.
 
     >>> rounded(48123.4), rounded(0.123456), rounded(0.0)
     (48120.0, 0.1235, 0.0)
@@ -137,12 +188,12 @@ def rounded(value: float) -> float:
 
 
 def per_second(rounds: Sequence[tuple[int, float]]) -> float:
-    """The median rate of rounds, each (how many, seconds): one disturbed round changes nothing."""
+    """The median rate of rounds, each (count, seconds): one disturbed round does not matter."""
     return rounded(median(count / max(seconds, 1e-9) for count, seconds in rounds))
 
 
 def random_keys(count: int) -> list[str]:
-    """Keys that fall anywhere in an index: the honest case, since callers name tasks as they like."""
+    """Random keys, which fall anywhere in an index, as keys of callers do."""
     return [uuid4().hex for _ in range(count)]
 
 

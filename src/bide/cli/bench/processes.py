@@ -1,7 +1,7 @@
-"""Child processes, and what Linux tells of any process of this machine.
+"""Child processes, and the figures that Linux has of any process on this machine.
 
-A process is named by its folder, `/proc/7`, and a thread of it by `/proc/7/task/9`. What reads it raises OSError where
-there is nothing to see: it has ended, runs on another machine, or the system has no `/proc`.
+A process is named by its folder, `/proc/7`, and a thread of it by `/proc/7/task/9`. Reading raises OSError if there is
+no such folder: the process has ended, runs on another machine, or the system has no `/proc`.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PROC = Path("/proc")
 
 
 class BenchFault(Exception):
-    """The benchmark itself could not be carried out."""
+    """The benchmark could not be carried out."""
 
 
 def environment() -> dict[str, str]:
@@ -30,20 +30,20 @@ def environment() -> dict[str, str]:
 
 
 class Child:
-    """A subprocess that leads a process group, so that `stop` and `kill` also reach what it starts.
+    """A subprocess that leads a process group, so that `stop` and `kill` also reach its children.
 
-    One that talks reads words on its input, whose end means `stop`, and writes lines of JSON, each an object. What one
-    that does not writes goes to its file of errors.
+    One that `talks` reads words on its input, whose end means `stop`, and writes JSON objects, one a line. The output
+    of any other goes to its error file.
     """
 
     def __init__(self, what: str, process: asyncio.subprocess.Process, errors: Path | None) -> None:
         self.pid = process.pid
         self.settled = 0
-        """The last number that it reported as `settled`: outcomes that the store has accepted."""
+        """The last reported number of outcomes that the store has accepted."""
         self.log_lines: list[bytes] = []
-        """The lines that it wrote with parts of its log."""
+        """The lines with parts of its log."""
         self.began: Any = None
-        """Its message when it was ready, if that was waited for."""
+        """Its message when it was ready, if awaited."""
         self._what = what
         self._process = process
         self._errors = errors
@@ -74,7 +74,7 @@ class Child:
     async def running(
         cls, what: str, *command: str, ready: str, within: float = PATIENCE, cwd: Path | None = None
     ) -> AsyncIterator[Self]:
-        """One that talks, from when it has said `ready` until it is stopped. Raises BenchFault."""
+        """Run one that talks, from its message `ready` until it is stopped. Raises BenchFault."""
         child = await cls.start(what, *command, cwd=cwd)
         try:
             child.began = await child.receive(ready, within=within)
@@ -95,30 +95,30 @@ class Child:
         self._process.stdin.write(word.encode() + b"\n")
 
     async def ask(self, word: str, *, within: float = PATIENCE) -> Any:
-        """The answer to `word`. Raises BenchFault."""
+        """Send `word`, and return the answer. Raises BenchFault."""
         self.send(word)
         return await self.receive(word, within=within)
 
     async def receive(self, word: str, *, within: float = PATIENCE) -> Any:
-        """The value that it writes under the name `word`. Raises BenchFault if it ends first, or takes too long."""
+        """Wait for a message with the field `word`. Raises BenchFault if it ends first, or takes too long."""
         while word not in (message := await self.receive_any(within=within)):
             pass
         return message[word]
 
     async def receive_any(self, *, within: float = PATIENCE) -> dict[str, Any]:
-        """The next object that it writes. Raises BenchFault."""
+        """Wait for the next message. Raises BenchFault."""
         try:
             message = await asyncio.wait_for(self._messages.get(), within)
         except TimeoutError:
-            raise BenchFault(f"{self._what} said nothing for {within:.0f} s") from None
+            raise BenchFault(f"{self._what} sent nothing for {within:.0f} s") from None
         if message is None:
             raise self.ended()
         return message
 
     def ended(self) -> BenchFault:
-        """The error for one that has ended, with the last line that it wrote."""
+        """The error for one that has ended, with the last line of its output."""
         lines = self._errors.read_text(encoding="utf-8", errors="replace").split("\n") if self._errors else []
-        last = next((line.strip() for line in reversed(lines) if line.strip()), "what it wrote is above")
+        last = next((line.strip() for line in reversed(lines) if line.strip()), "its output is above")
         return BenchFault(f"{self._what} ended by itself: {last}")
 
     def kill(self) -> None:
@@ -138,7 +138,7 @@ class Child:
         except TimeoutError:
             raise BenchFault(f"{self._what} did not stop within {within:.0f} s") from None
         finally:
-            self.kill()  # also what has outlived it
+            self.kill()  # and children that outlived it
             await self._process.wait()
             await self._reading
 
@@ -146,7 +146,7 @@ class Child:
         if self._process.stdout is not None:
             async for line in self._process.stdout:
                 if not line.endswith(b"\n"):
-                    break  # `kill -9` cut it off
+                    break  # `kill -9` truncated it
                 if line.startswith(b'{"log":'):
                     self.log_lines.append(line)
                     continue
@@ -171,7 +171,7 @@ class Stat(NamedTuple):
 
 
 def stat(place: Path) -> Stat:
-    """Raises OSError where there is no such process (any more)."""
+    """Read `/proc/7/stat`. Raises OSError if there is no such process."""
     text = (place / "stat").read_text(encoding="utf-8", errors="replace")
     name, _, rest = text.partition("(")[2].rpartition(")")
     fields = rest.split()  # from the third on
@@ -181,12 +181,12 @@ def stat(place: Path) -> Stat:
 
 
 def spent(place: Path) -> float:
-    """Seconds on a processor, to the nanosecond; for a process, of its first thread. Raises OSError."""
+    """Processor seconds, to the nanosecond; for a process, of its main thread. Raises OSError."""
     return int((place / "schedstat").read_text(encoding="ascii").split()[0]) / 1e9
 
 
 def resident_bytes(place: Path) -> int:
-    """The memory of a process that is in use; 0 where the system does not tell."""
+    """The resident memory of a process; 0 if unknown."""
     try:
         return int((place / "statm").read_text(encoding="ascii").split()[1]) * os.sysconf("SC_PAGE_SIZE")
     except OSError:
@@ -194,7 +194,7 @@ def resident_bytes(place: Path) -> int:
 
 
 def process_named(pid: int, names: Collection[str]) -> Path | None:
-    """The process with that number; None if it has none of these names, for then the server runs elsewhere."""
+    """The process with this id; None if it has none of these names: then the server runs elsewhere."""
     try:
         return _PROC / str(pid) if stat(_PROC / str(pid)).name in names else None
     except OSError:
@@ -212,7 +212,7 @@ def family(parent: Path) -> list[Path]:
 
 
 def spent_by_family(parent: Path) -> float:
-    """Seconds that all threads of the process and its children took, and children that have ended. Raises OSError."""
+    """Processor seconds of all threads of the process and its children, ended children too. Raises OSError."""
     total = stat(parent).waited
     for place in family(parent):
         for thread in (place / "task").glob("*"):

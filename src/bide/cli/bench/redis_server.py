@@ -1,7 +1,7 @@
-"""The Redis behind a store, as a benchmark sees it: through a plain client, beside the store's own connections.
+"""The Redis server of a benchmark, seen through a plain client besides the store's own connections.
 
-All keys of a namespace `N` begin with `{N}:` or, in its shard 7, with `{N:7}:`; what is in the braces decides where on
-a Cluster a key lives.
+All keys of a namespace `N` begin with `{N}:` or, in its shard 7, with `{N:7}:`; the text in
+braces decides on which node of a Cluster a key lives.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from itertools import cycle, islice
 from typing import TYPE_CHECKING, Any, NamedTuple
 from uuid import uuid4
 
-from bide.cli.bench.place import Load, Place, Raw, Stop, due_in_an_hour, named_part
+from bide.cli.bench.target import Load, Raw, Stop, Target, due_in_an_hour, named_part
 from bide.cli.bench.worker import PAYLOAD
 from bide.core.errors import StoreUnavailable
 from bide.wiring import address_of
@@ -24,27 +24,27 @@ if TYPE_CHECKING:
 
 SCHEMES = ("redis", "rediss", "unix", "redis+cluster", "redis+sentinel")
 _OUTER = re.compile(r"cmdstat_(evalsha|eval|fcall)(_ro)?$|cmdstat_exec$")
-"""Commands whose time includes that of the commands that they run, which are counted a second time by themselves."""
+"""Commands whose time includes the commands that they run, which are also counted by themselves."""
 _MEASURING = re.compile(r"cmdstat_(info|ping)$")
 
 
 class Busy(NamedTuple):
-    """Whole microseconds spent on commands since the server began."""
+    """Microseconds spent on commands since the server started."""
 
     outer: int
     """On scripts and transactions."""
     others: int
-    """On all other commands, sent by clients or run by scripts: a server does not say which."""
+    """On all other commands, sent by clients or run by scripts: the server does not tell them apart."""
 
     def since(self, before: Busy) -> int:
-        """Of scripts and transactions alone if there were any, since their time includes what they ran.
+        """The time since `before`: of scripts and transactions alone, if there were any, as it includes what they ran.
 
-        What was sent beside a script is left out: better too little than the same time twice.
+        Other commands sent at the same time are then left out: better too little than the same time twice.
         """
         return self.outer - before.outer or self.others - before.others
 
 
-class RedisServer(Place):
+class RedisServer(Target):
     """One server, or all masters of a Cluster, and the namespace that the benchmark works in."""
 
     kind = "redis"
@@ -57,35 +57,35 @@ class RedisServer(Place):
         self.namespace = namespace
 
     async def make(self) -> None:
-        """A namespace begins with its first key."""
+        """Nothing to do: a namespace begins with its first key."""
 
     async def clear(self) -> None:
         self.remove()
 
     async def is_empty(self) -> bool:
-        """True if the namespace has no keys at all."""
+        """True if the namespace has no keys."""
         return not any(True for master in self.masters() for _ in _keys_of(master, self.namespace))
 
     async def size(self) -> int:
-        """Bytes of memory that the masters use, for other clients' data too."""
+        """Bytes of memory that the masters use, including other clients' data."""
         return sum(int(info["used_memory"]) for info in self._info("memory"))
 
     async def health(self) -> Mapping[str, int]:
         return {"used_bytes": await self.size()}
 
     async def load(self) -> Load:
-        """Of all masters. A request is one read from a client: what is sent together, up to 16 KiB."""
+        """The load of all masters. A request is one read from a client: up to 16 KiB sent together."""
         at = time.monotonic()
         cpu = sum(info["used_cpu_sys"] + info["used_cpu_user"] for info in self._info("cpu"))
         return Load(at, cpu, sum(int(info["total_reads_processed"]) for info in self._info("stats")))
 
     async def measure(self) -> Stop:
-        """By the time that the server spends on commands, by its own count."""
+        """Measure the time that the server spends on commands, by its own count."""
         before = self.busy()
         return lambda: self.busy().since(before)
 
     def busy(self) -> Busy:
-        """The time that the masters spent on commands so far, without reading and sending."""
+        """The time that the masters spent on commands, without reading and sending."""
         outer = others = 0
         for info in self._info("commandstats"):
             for name, figures in info.items():
@@ -97,7 +97,7 @@ class RedisServer(Place):
 
     @asynccontextmanager
     async def raw(self) -> AsyncIterator[Raw]:
-        """Pipelines of SET and ZADD pairs; on a Cluster spread over as many tags as ours is."""
+        """Pipelines of SET and ZADD pairs; on a Cluster spread over as many hash tags as a bide store."""
         namespace = f"bench-limit-{uuid4().hex}"
         tags = [f"{namespace}:{shard}" for shard in range(16)] if self.is_cluster else [namespace]
 
@@ -119,7 +119,7 @@ class RedisServer(Place):
         for master in self.masters():
             found = _keys_of(master, namespace or self.namespace)
             while keys := list(islice(found, 1000)):
-                # keys with one tag live in one slot: others in one call are an error on a Cluster
+                # on a Cluster, the keys of one call must share a hash tag
                 by_tag: dict[bytes, list[bytes]] = {}
                 for key in keys:
                     by_tag.setdefault(key.partition(b"}")[0], []).append(key)
@@ -131,7 +131,7 @@ class RedisServer(Place):
         return hasattr(self.client, "get_primaries")
 
     def masters(self) -> list[Any]:
-        """A client for each."""
+        """A client for each master."""
         if not self.is_cluster:
             return [self.client]
         return [self.client.get_redis_connection(node) for node in self.client.get_primaries()]
@@ -142,18 +142,18 @@ class RedisServer(Place):
 
 def _keys_of(master: Any, namespace: str) -> Iterator[bytes]:
     prefix = re.compile(rb"\{%b(:[0-9]+)?\}:" % re.escape(namespace.encode()))
-    pattern = f"{{{namespace}[:}}]*"  # a store takes no namespace with a sign that means something in a pattern
+    pattern = f"{{{namespace}[:}}]*"  # namespaces contain no wildcard characters
     return (key for key in master.scan_iter(match=pattern, count=1000) if prefix.match(key))
 
 
 @contextmanager
 def redis_server(url: str) -> Iterator[RedisServer]:
-    """The server that `url` names; its own URL has a fresh namespace, unless one is named.
+    """Connect to the server that `url` names, with a fresh namespace unless the URL names one.
 
     Raises BadInput, MissingExtra, and StoreUnavailable, also for what fails on this connection while it is in use.
     """
     url = named_part(url, "namespace", f"bench-{uuid4().hex}")
-    address = address_of(url)  # says what is wrong with it, or missing
+    address = address_of(url)  # raises for a bad URL or a missing extra
     from redis import RedisError
 
     try:

@@ -1,7 +1,7 @@
-"""The PostgreSQL or MySQL behind a store, as a benchmark sees it: through the plain driver, on its own connections.
+"""The PostgreSQL or MySQL server of a benchmark, seen through the plain driver on connections of its own.
 
 A benchmark works in a schema of its own (in MySQL a database), made by the store's migrations and dropped at the end.
-What MySQL tells of its insides needs the right PROCESS.
+MySQL's internal figures need the privilege PROCESS.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from typing import Any, ClassVar
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from bide.cli.bench.place import Load, Place, Raw, Stop, due_in_an_hour, named_part, stopwatch
 from bide.cli.bench.processes import process_named, spent, spent_by_family, stat
+from bide.cli.bench.target import Load, Raw, Stop, Target, due_in_an_hour, named_part, stopwatch
 from bide.cli.bench.worker import PAYLOAD
 from bide.core.errors import StoreUnavailable
 from bide.settings import Settings
@@ -29,7 +29,7 @@ _PATIENCE = 60
 _TRIES = 200
 
 
-class SqlServer(Place):
+class SqlServer(Target):
     """One server, and the schema on it that the benchmark works in."""
 
     schema_named: ClassVar[str]
@@ -47,7 +47,7 @@ class SqlServer(Place):
         super().__init__(url)
         self.address = address
         self.process: Path | None = None
-        """The server's first process, where it runs on this machine and may be looked at."""
+        """The server's main process, if it runs on this machine and is visible."""
         self._connection = connection
 
     @staticmethod
@@ -66,7 +66,7 @@ class SqlServer(Place):
 
     @abstractmethod
     async def find(self) -> Path | None:
-        """Find the server's first process."""
+        """Find the server's main process."""
 
     @abstractmethod
     async def requests(self) -> int: ...
@@ -76,22 +76,22 @@ class SqlServer(Place):
         return await self.ask(self._connection, statement, *arguments)
 
     async def make(self) -> None:
-        """By the store's own migrations."""
+        """Create the schema by the store's migrations."""
         schema = store_maker(self.url, Settings())().features.schema
         assert schema is not None
         await schema.migrate()
 
     async def clear(self) -> None:
-        """On a connection of its own: an interrupted run may have left the other one in the middle of a statement."""
+        """Drop the schema on a new connection: an interrupted run may have left the other one in mid-statement."""
         async with self.connected(self.address) as connection:
             await self.ask(connection, self.drop.replace("SCHEMA_NAME", self.address.schema))
 
     async def is_empty(self) -> bool:
-        """True if there is no such schema: one that exists may hold others' tables."""
+        """True if the schema does not exist: an existing one may hold foreign tables."""
         return not await self.rows(self.schema_named, self.address.schema)
 
     async def load(self) -> Load:
-        """Processor time of the whole server, where it can be seen, and requests by its own count."""
+        """Processor time of the whole server, if it is visible, and requests by its own count."""
         at = time.monotonic()
         return Load(at, math.nan if self.process is None else self._used(self.process), await self.requests())
 
@@ -100,10 +100,10 @@ class SqlServer(Place):
         return spent_by_family(process)
 
     async def measure(self) -> Stop:
-        """By the processor time of those who serve the store: no waits for a disk, a lock or the client.
+        """Measure the processor time of the processes that serve the store, without waits for disk, locks or clients.
 
-        Of a server elsewhere by the clock, less what a `SELECT 1` takes. EXPLAIN ANALYZE would have to know the store's
-        statements, and pg_stat_statements is rarely installed.
+        A server on another machine is measured by the clock, less the time of a `SELECT 1`. EXPLAIN ANALYZE would have
+        to know the store's statements, and pg_stat_statements is rarely installed.
         """
         if self.process is None:
             round_trip = stopwatch()
@@ -114,12 +114,12 @@ class SqlServer(Place):
         return lambda: sum((_at_rest(place) or so_far) - so_far for place, so_far in before.items()) * 1e6
 
     def _place(self, process: Path, number: int) -> Path:
-        """The folder of what `serving` has named: here a process."""
+        """The /proc folder of a number that `serving` found: here a process."""
         return process.parent / str(number)
 
     @asynccontextmanager
     async def snapshot(self) -> AsyncIterator[None]:
-        """A transaction of another connection, REPEATABLE READ."""
+        """Hold a REPEATABLE READ transaction open on another connection."""
         async with self.connected(self.address) as connection:
             for statement in self.snapshot_begins:
                 await self.ask(connection, statement)
@@ -129,8 +129,7 @@ class SqlServer(Place):
     async def raw(self) -> AsyncIterator[Raw]:
         """Multi-row inserts (VALUES) into a table with a unique random key and a due-time index, each a transaction.
 
-        The driver puts the arguments in. Arrays by `unnest`, or text made in one go, are a fifth quicker, COPY a
-        quarter.
+        The driver binds the arguments. Arrays by `unnest`, or one statement text, are a fifth faster, COPY a quarter.
         """
         schema = f"bench_limit_{uuid4().hex}"
         async with self.connected(self.address) as connection:
@@ -154,7 +153,7 @@ class SqlServer(Place):
 
 
 def _at_rest(place: Path) -> float | None:
-    """Seconds spent so far, read once it sleeps: the system updates them rarely while it runs. None: it has ended."""
+    """Seconds spent, read while it sleeps: they are rarely updated while it runs. None: it has ended."""
     try:
         for _ in range(_TRIES):
             if stat(place).state not in "RD":
@@ -218,9 +217,9 @@ class PostgresServer(SqlServer):
         return int(size)
 
     async def flush(self) -> None:
-        """A checkpoint: a million inserts begin one, and for its minutes commits wait for the disk behind it.
+        """Run a checkpoint: a million inserts start one, which slows commits for minutes.
 
-        Without the right to ask for one (`pg_checkpoint`, PostgreSQL 15) those minutes are left as they are.
+        Without the privilege for it (`pg_checkpoint`, PostgreSQL 15) nothing is done.
         """
         from asyncpg import InsufficientPrivilegeError
 
@@ -228,12 +227,12 @@ class PostgresServer(SqlServer):
             await self.rows("CHECKPOINT")
 
     async def requests(self) -> int:
-        """Transactions in the database."""
+        """Count the transactions in the database."""
         asked = "SELECT xact_commit + xact_rollback FROM pg_stat_database WHERE datname = current_database()"
         return int((await self.rows(asked))[0][0])
 
     async def health(self) -> Mapping[str, int]:
-        """Of the table of tasks. Rows are as counted by the server's statistics, which are a moment behind."""
+        """Figures of the task table. Row counts are from the server's statistics, which lag a little."""
         [row] = await self.rows(
             "SELECT n_live_tup, n_dead_tup, pg_table_size(relid), pg_indexes_size(relid), "
             "vacuum_count + autovacuum_count FROM pg_stat_user_tables WHERE relid = $1::text::regclass",
@@ -294,7 +293,7 @@ class MysqlServer(SqlServer):
             return found
 
     async def find(self) -> Path | None:
-        """The process that its file names."""
+        """Read the process id from its file."""
         [[file, folder, version]] = await self.rows("SELECT @@pid_file, @@datadir, VERSION()")
         if "mariadb" in version.lower():
             self.tablespaces = "INNODB_SYS_TABLESPACES"
@@ -306,7 +305,7 @@ class MysqlServer(SqlServer):
         return process_named(pid, ("mysqld", "mariadbd"))
 
     def _used(self, process: Path) -> float:
-        return stat(process).used  # also of threads that have ended
+        return stat(process).used  # includes threads that have ended
 
     def _place(self, process: Path, number: int) -> Path:
         return process / "task" / str(number)
@@ -323,11 +322,11 @@ class MysqlServer(SqlServer):
         return int(size)
 
     async def requests(self) -> int:
-        """Statements."""
+        """Count the statements."""
         return int((await self.rows("SHOW GLOBAL STATUS LIKE 'Questions'"))[0][1])
 
     async def health(self) -> Mapping[str, int]:
-        """Of the table of tasks with its indexes; and how many transactions are not purged yet, of all tables."""
+        """Bytes of the task table with its indexes, and the transactions that are not purged yet, of all tables."""
         [[history]] = await self.rows(
             "SELECT count FROM information_schema.innodb_metrics WHERE name = 'trx_rseg_history_len'"
         )
@@ -337,12 +336,12 @@ class MysqlServer(SqlServer):
 
 @asynccontextmanager
 async def sql_server(url: str) -> AsyncIterator[SqlServer]:
-    """The server that `url` names; its own URL has a fresh schema, unless one is named by `?schema=`.
+    """Connect to the server that `url` names, with a fresh schema unless `?schema=` names one.
 
     Raises BadInput, MissingExtra, and StoreUnavailable, also for what fails on this connection while it is in use.
     """
     url = named_part(url, "schema", f"bench_{uuid4().hex}")
-    address = address_of(url)  # says what is wrong with it, or missing
+    address = address_of(url)  # raises for a bad URL or a missing extra
     kind: type[SqlServer] = PostgresServer if urlsplit(url).scheme in POSTGRES else MysqlServer
     try:
         async with kind.connected(address) as connection:

@@ -1,9 +1,9 @@
 """The workload `timers`: bide's timers against `loop.call_at`, as pure data structures in one process.
 
-Each structure is filled to a size with items due at random within an hour. Then, in rounds in which the four take
-turns, a thousand more are inserted and cancelled again, and the time moves on until a thousand have come due. Figures
-are nanoseconds per item, medians over the rounds, with the garbage collector off as `timeit` has it. asyncio's own
-timers run on a loop whose clock is set by hand, so that they too pay for nothing but their work.
+Each structure is filled to a size with items due at random times within an hour. Then the four take turns: in each
+round a thousand items are inserted and cancelled again, and time moves on until a thousand have come due. Figures are
+nanoseconds per item, medians over the rounds, with the garbage collector off, as in `timeit`. asyncio's timers run on a
+loop whose clock is set by hand, so that only their own work is measured.
 """
 
 from __future__ import annotations
@@ -16,8 +16,8 @@ from collections.abc import Sequence
 from statistics import median
 from typing import Protocol
 
-from bide.cli.bench.place import HOUR
 from bide.cli.bench.plan import Limit, Plan, Report, rounded, uncollected
+from bide.cli.bench.target import HOUR
 from bide.core.errors import BadInput
 from bide.ports import Timer
 from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel
@@ -35,8 +35,8 @@ class Contestant(Protocol):
     def advance(self, now: int) -> int: ...
 
 
-class Ours:
-    """A timer of bide's."""
+class BideTimer:
+    """A timer of bide."""
 
     def __init__(self, timer: Timer[int]) -> None:
         self._timer = timer
@@ -56,7 +56,7 @@ class Ours:
 
 
 class _LoopByHand(asyncio.SelectorEventLoop):
-    """asyncio's event loop, with a clock that only moves when it is told to."""
+    """asyncio's event loop with a clock that is set by hand."""
 
     hand = 0.0
 
@@ -65,7 +65,7 @@ class _LoopByHand(asyncio.SelectorEventLoop):
 
 
 class CallAt:
-    """`loop.call_at`, with the handles kept by name, as anybody must who wants to cancel by name."""
+    """`loop.call_at`, with the handles kept by name, as cancelling by name requires."""
 
     def __init__(self) -> None:
         self._loop = _LoopByHand()
@@ -84,7 +84,7 @@ class CallAt:
 
     def advance(self, now: int) -> int:
         self._fired = 0
-        self._loop.hand = now / 1000 + 0.0005  # in between two milliseconds, so that no float is too small
+        self._loop.hand = now / 1000 + 0.0005  # between two milliseconds, so that no rounding makes it too small
         self._loop.call_soon(self._loop.stop)
         self._loop.run_forever()
         return self._fired
@@ -119,9 +119,9 @@ async def timers(plan: Plan, limit: Limit) -> Report:
 def _at_size(size: int) -> tuple[dict[str, dict[str, float]], list[str]]:
     by_call_at = CallAt()
     contestants: dict[str, Contestant] = {
-        "heap": Ours(HeapTimer[int]()),
-        "hashed": Ours(HashedWheel[int]()),
-        "hierarchical": Ours(HierarchicalWheel[int]()),
+        "heap": BideTimer(HeapTimer[int]()),
+        "hashed": BideTimer(HashedWheel[int]()),
+        "hierarchical": BideTimer(HierarchicalWheel[int]()),
         "call_at": by_call_at,
     }
     taken = {name: {operation: list[float]() for operation in OPERATIONS} for name in contestants}

@@ -1,4 +1,4 @@
-"""The workloads of those who call: `schedule` registers, `change` moves and cancels, `churn` does all for long."""
+"""The workloads of callers: `schedule`, `change` (moves and cancels), and `churn`, which does all of it for long."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from functools import partial
 from typing import Any
 
 from bide.app import Bide
-from bide.cli.bench.place import HOUR
 from bide.cli.bench.plan import BATCH, Limit, Plan, Report, in_batches, per_second, random_keys, rounded
+from bide.cli.bench.target import HOUR
 from bide.cli.bench.worker import PAYLOAD, Work
 from bide.cli.bench.workers import Workers, fill, stage, wait_settled
 from bide.core.answers import Answer
@@ -22,13 +22,13 @@ from bide.core.records import Ref
 CALLERS = 256
 GROUP, GROUP_SIZE = "bench-group", 1000
 _LONGEST_SINGLE = 0.5
-"""Seconds of one round that go to single calls, which wait for the disk one after another."""
+"""Most seconds of single calls in one round: each waits for the disk."""
 SOON = (1_000, 5_000)
-"""Milliseconds, from and to, of what `churn` has due within seconds."""
+"""The range in milliseconds for tasks of `churn` that are due soon."""
 _MINUTE = 60.0
 _TICK = 0.05
 _MOST = 10_000
-"""Tasks of one tick of `churn`: what could not be done in time is made up for, but not all at once."""
+"""Most tasks of one tick of `churn`: a backlog is made up for, but not all at once."""
 
 Call = Callable[[], Coroutine[Any, Any, Answer]]
 Timed = tuple[int, float]
@@ -42,13 +42,13 @@ def _note(answers: Sequence[Answer], faults: list[str]) -> None:
 
 
 async def _in_a_crowd(calls: Sequence[Call], faults: list[str]) -> Timed:
-    """Each by itself, from 256 concurrent callers."""
+    """Time single calls from 256 concurrent callers."""
     ahead = iter(calls)
 
     async def caller() -> None:
         for call in ahead:
             answer = await call()
-            if not answer.ok:  # looked at here: this is measured
+            if not answer.ok:  # checked here to keep the measured loop short
                 _note([answer], faults)
 
     began = time.perf_counter()
@@ -59,7 +59,7 @@ async def _in_a_crowd(calls: Sequence[Call], faults: list[str]) -> Timed:
 async def _in_bulk(
     call: Callable[[Sequence[Any]], Coroutine[Any, Any, Sequence[Answer]]], items: Sequence[Any], faults: list[str]
 ) -> Timed:
-    """1000 in each call."""
+    """Time calls with 1000 items each."""
     began = time.perf_counter()
     for some in in_batches(items):
         _note(await call(some), faults)
@@ -67,7 +67,7 @@ async def _in_bulk(
 
 
 async def _one_by_one(calls: Sequence[Call], faults: list[str]) -> Timed:
-    """One awaited call after another, as many as half a second allows."""
+    """Time sequential calls, for at most half a second."""
     began, done = time.perf_counter(), 0
     for call in calls:
         answer = await call()
@@ -80,14 +80,14 @@ async def _one_by_one(calls: Sequence[Call], faults: list[str]) -> Timed:
 
 
 async def schedule(plan: Plan, limit: Limit) -> Report:
-    """N tasks in each of the three ways, in rounds that take turns with each other and with the raw limit."""
-    topic, count, place = "bench.schedule", plan.count(300_000), plan.place
+    """Schedule N tasks in each of three ways, in rounds that alternate with each other and with the raw limit."""
+    topic, count, target = "bench.schedule", plan.count(300_000), plan.target
     rounds = max(1, min(20, count // BATCH))
     size = -(-count // rounds)
     timed: dict[str, list[Timed]] = {name: [] for name in ("single", "concurrent", "bulk")}
     stored: list[str] = []
     faults: list[str] = []
-    before, grown = await place.size(), 0
+    before, grown = await target.size(), 0
     async with stage(plan) as on:
         app = on.app
 
@@ -101,10 +101,10 @@ async def schedule(plan: Plan, limit: Limit) -> Report:
             plan.progress("scheduling", number, rounds)
             await limit.measure(max(1, size // BATCH))
             keys = random_keys(3 * size)
-            grown -= await place.size()  # of one way alone: in memory there are callers too, on a server the raw limit
+            grown -= await target.size()  # only around bulk calls: callers and the raw limit use space too
             timed["bulk"].append(await _in_bulk(many, keys[:size], faults))
-            grown += await place.size()
-            await limit.measure(max(1, size // BATCH))  # again, so that its table grows as ours does
+            grown += await target.size()
+            await limit.measure(max(1, size // BATCH))  # again, so that its table grows at the same rate
             timed["concurrent"].append(await _in_a_crowd(calls(keys[size : 2 * size]), faults))
             timed["single"].append(await _one_by_one(calls(keys[2 * size :]), faults))
             stored += keys[: 2 * size + timed["single"][-1][0]]
@@ -115,16 +115,16 @@ async def schedule(plan: Plan, limit: Limit) -> Report:
             missing += sum(task is None or task.payload_bytes != PAYLOAD for task in found)
         if missing:
             faults.append(f"{missing} acknowledged tasks are not in the store")
-        of_file = await place.size() - before
-    if place.owned:  # only after the close has everything been written to its place
-        of_file = await place.size() - before
-    per_task = of_file / len(stored) if place.kind == "sqlite" else grown / (size * rounds)
+        of_file = await target.size() - before
+    if target.owned:  # everything is written only after the close
+        of_file = await target.size() - before
+    per_task = of_file / len(stored) if target.kind == "sqlite" else grown / (size * rounds)
     figures = {f"{name}_per_s": per_second(each) for name, each in timed.items()}
     return Report(fields={**figures, "bytes_per_task": round(per_task)}, faults=faults)
 
 
 async def change(plan: Plan, limit: Limit) -> Report:
-    """Of N pending, move half and cancel half by single calls, then the same in bulk, then shift a group."""
+    """Of N pending tasks, move half and cancel half by single calls, then in bulk; then shift a group."""
     topic, count, faults = "bench.change", plan.count(20_000), list[str]()
     async with stage(plan) as on:
         app = on.app
@@ -159,7 +159,7 @@ async def change(plan: Plan, limit: Limit) -> Report:
 
 
 async def _shift(app: Bide, topic: str, faults: list[str]) -> float:
-    """Milliseconds to move a group of 1000 by ten minutes. Each must have moved by just that."""
+    """Time the shift of a group of 1000 by ten minutes, in milliseconds, and check each task."""
     tasks = [app.new(topic, PAYLOAD, key=key, group=GROUP, delay="1h") for key in random_keys(GROUP_SIZE)]
     before = {task.record.key: task.record.due_at for task in await app.schedule_many(tasks) if task.record}
     began = time.perf_counter()
@@ -174,22 +174,22 @@ async def _shift(app: Bide, topic: str, faults: list[str]) -> float:
 
 
 async def _misplaced(app: Bide, refs: Sequence[Ref], first: int) -> list[str]:
-    """Each must wake when its move said: the first at `first`, each of the others a millisecond later."""
+    """Check that each task wakes when its move said: the first at `first`, each of the others a millisecond later."""
     found = await app.get_many(refs)
     wrong = sum(task is None or task.record.wake_at != first + number for number, task in enumerate(found))
     return [f"{wrong} tasks do not wake when their move said"] if wrong else []
 
 
 async def churn(plan: Plan, limit: Limit) -> Report:
-    """R tasks a second for some time, N others waiting all along: what long use does to a store.
+    """R tasks a second for some time, with N pending ones: the effect of long use on a store.
 
-    Of each ten tasks that are scheduled five are due within seconds, and five in an hour or two, beside the N that wait
-    already; of those that wait, taken at random, two are moved to within seconds and three are cancelled. So seven of
-    ten are delivered and completed, by a worker process, and every place of every index is written and emptied again.
+    Of ten scheduled tasks, five are due within seconds and five in an hour or two, like the N pending ones; of the
+    pending, two are moved to within seconds and three are cancelled, at random. So seven of ten are delivered by a
+    worker process, and every part of every index is written and emptied again.
 
-    Each minute a line says how long a lease took that gave something out (p50 and p99, as the worker sees it, the round
-    trip included), how late handlers began, and how large the store is; the end is compared with the first of them.
-    With a snapshot each line is of one phase: before it is held, while it is, and after it, when vacuum catches up.
+    Each minute a line has the time of leases that returned tasks (p50 and p99, as the worker sees it, with the round
+    trip), the lateness of handlers, and the size of the store; the end is compared with the first line. With a
+    snapshot, lines cover three phases: before it is held, while it is, and after it, when vacuum catches up.
     """
     work = Work(topic="bench.churn")
     async with stage(plan, work, counted=True) as on:
@@ -215,13 +215,13 @@ async def churn(plan: Plan, limit: Limit) -> Report:
 
 
 class _Churn:
-    """Some minutes of it."""
+    """One run of `churn`."""
 
     def __init__(self, plan: Plan, app: Bide, workers: Workers, topic: str, waiting: list[str]) -> None:
         self.waiting = waiting
-        """Keys of what is far off."""
+        """Keys of the tasks that are far off."""
         self.ahead = 0
-        """Tasks so far that are to be completed."""
+        """Tasks so far that will be completed."""
         self.faults: list[str] = []
         self._plan = plan
         self._app = app
@@ -230,24 +230,24 @@ class _Churn:
         self._random = random.Random(1)
         self._scheduled = 0
         self._last_line = (0.0, 0, 0)
-        """Seconds, scheduled and completed until the last line."""
+        """Seconds, scheduled tasks and completed tasks at the last line."""
         self._lines: list[Mapping[str, Any]] = []
 
     async def go(self) -> None:
-        """In one phase or three of equal length, each with lines of its own."""
+        """Run one phase, or three of equal length, each with lines of its own."""
         plan, begun = self._plan, time.monotonic()
         phases = (False, True, False) if plan.snapshot else (False,)
         lasts = plan.seconds / len(phases)
         lines = max(2 if plan.snapshot else 4, round(lasts / _MINUTE))
         for number, holds in enumerate(phases):
-            async with plan.place.snapshot() if holds else nullcontext():
+            async with plan.target.snapshot() if holds else nullcontext():
                 for line in range(1, lines + 1):
                     ends = (number + line / lines) * lasts
                     while (passed := time.monotonic() - begun) < ends:
                         plan.progress("churning", round(passed), round(plan.seconds))
                         await self._tick(min(_MOST, int(passed * plan.rate) - self._scheduled))
                         await asyncio.sleep(max(0.0, _TICK - (time.monotonic() - begun - passed)))
-                    await self._tell(ends, snapshot=holds)
+                    await self._report_line(ends, snapshot=holds)
 
     async def _tick(self, count: int) -> None:
         if count <= 0:
@@ -266,20 +266,20 @@ class _Churn:
         self.ahead += len(soon) + len(moved)
 
     def _share(self, count: int, tenths: int) -> int:
-        """So many of ten, right over time."""
+        """This many of ten, exact over time."""
         return (self._scheduled + count) * tenths // 10 - self._scheduled * tenths // 10
 
     def _soon(self) -> str:
         return f"{self._random.randint(*SOON)}ms"
 
     def _taken(self) -> Ref:
-        """One of what waits, any of them."""
+        """Take a random pending task."""
         place = self._random.randrange(len(self.waiting))
         self.waiting[place], self.waiting[-1] = self.waiting[-1], self.waiting[place]
         return Ref(self._topic, self.waiting.pop())
 
-    async def _tell(self, passed: float, *, snapshot: bool) -> None:
-        """One line."""
+    async def _report_line(self, passed: float, *, snapshot: bool) -> None:
+        """Report one line of figures."""
         said = await self._workers.figures()
         (before, scheduled, completed), now = self._last_line, sum(int(one["accepted"]) for one in said)
         lasted = max(passed - before, _TICK)
@@ -291,13 +291,13 @@ class _Churn:
         for name in ("lease_p50_ms", "lease_p99_ms", "late_p50_ms", "late_p99_ms"):
             worst = max((one[name] for one in said if one[name] is not None), default=None)
             line[name] = None if worst is None else rounded(worst)
-        line |= {"snapshot": snapshot, **await self._plan.place.health()}
+        line |= {"snapshot": snapshot, **await self._plan.target.health()}
         self._last_line = passed, self._scheduled, now
         self._lines.append(line)
-        self._plan.tell(line)
+        self._plan.report_line(line)
 
     def course(self) -> dict[str, Mapping[str, Any]]:
-        """The first line and the last; with a snapshot also the last while it was held, and the first after it."""
+        """The first and the last line; with a snapshot also the last while it was held, and the first after it."""
         lines = self._lines
         held = [number for number, line in enumerate(lines) if line["snapshot"]]
         found = {"start": lines[0]}
@@ -308,7 +308,7 @@ class _Churn:
         return {**found, "end": lines[-1]}
 
     def growth(self) -> dict[str, float]:
-        """The last line over the first, where there is something to divide by."""
+        """The ratios of the last line to the first, for figures that are not zero."""
         first, last = self._lines[0], self._lines[-1]
         return {
             name: rounded(last[name] / first[name])

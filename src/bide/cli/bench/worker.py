@@ -1,8 +1,8 @@
-"""The child processes of a benchmark: a bide worker whose handlers only note when they began, or bare timers.
+"""The child processes of a benchmark: a bide worker whose handlers only record when they began, or bare timers.
 
-Run as a file of its own, not as a module of the package, so that it loads nothing but what a user's worker loads: what
-`idle` measures is a worker, not a command line. One argument says what to do (a `Spec` or `Timers`, JSON), words on
-standard input when (`go`, `usage`, `stop`), and it answers in lines of JSON, its log among them.
+Run as a file of its own, not as a module of the package, so that it imports only what a user's worker imports: `idle`
+measures a worker, not a command line. Its argument (a `Spec` or `Timers`, JSON) says what to do, words on standard
+input say when (`go`, `usage`, `stop`), and it answers in lines of JSON, its log among them.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ PAYLOAD = b"x" * 100
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """One topic, and what its handler does after it has noted when it began."""
+    """A topic, and what its handler does after recording its start."""
 
     topic: str
     seconds: float = 0.0
     """Seconds that it sleeps; 0: it does nothing."""
     concurrency: int | None = None
     keep_done: int = 0
-    """Milliseconds for which a done task is remembered."""
+    """Milliseconds for which done tasks are remembered."""
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, tag="work"):
@@ -51,14 +51,14 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True, tag="work"):
     store: str
     works: tuple[Work, ...]
     journal: bool = False
-    """Send each entry of the log at once, so that it survives `kill -9`; otherwise all of them at the end."""
+    """Send each log entry at once, so that it survives `kill -9`; otherwise all at the end."""
     loop: str = "asyncio"
     counted: bool = False
-    """Only count, and keep no log: for a run of so many tasks that a log would fill the memory."""
+    """Only count, without a log, for runs whose log would fill the memory."""
     pending: int = 0
-    """Tasks to store first, due in an hour: for a store that lives in the worker's own process."""
+    """Tasks to store first, due in an hour, for a store in the worker's own process."""
     history: str = "on"
-    """The setting of the store: "off" where the benchmark does not own it."""
+    """The setting `history`: "off" if the benchmark does not own the store."""
 
 
 class Timers(msgspec.Struct, frozen=True, kw_only=True, tag="timers"):
@@ -94,13 +94,13 @@ class Logged(msgspec.Struct):
 
 
 class Log:
-    """The starts and outcomes of one process. Flat lists, so that the garbage collector has nothing to look through."""
+    """The starts and outcomes of one process, in flat lists that the garbage collector need not traverse."""
 
     def __init__(self, *, journal: bool = False) -> None:
         self.calls = 0
-        """Of the store."""
+        """Calls of the store."""
         self.leases: list[float] = []
-        """Milliseconds of those that gave something out."""
+        """Milliseconds of each lease that returned tasks."""
         self._started: list[Record] = []
         self._started_at: list[int] = []
         self._settled: list[Record] = []
@@ -135,7 +135,7 @@ class Log:
         return len(self._settled)
 
     def figures(self) -> dict[str, Any]:
-        """Figures to report while it works."""
+        """Figures to report during the run."""
         return {}
 
     def entries(self) -> list[Start | Settled]:
@@ -147,7 +147,7 @@ class Log:
         ]
 
     def send(self) -> None:
-        """Every entry, unless they have been sent at once."""
+        """Send all entries, unless they were sent at once."""
         entries = [] if self._journal else self.entries()
         for first in range(0, len(entries), _TOGETHER):
             send(log=entries[first : first + _TOGETHER])
@@ -158,7 +158,7 @@ def _start(record: Record, at: int) -> Start:
 
 
 class Count(Log):
-    """The deliveries of one process in numbers alone; times in milliseconds, since they were last asked for."""
+    """Only the numbers of one process's deliveries; times in milliseconds, since the last report."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -181,7 +181,7 @@ class Count(Log):
         return self._accepted
 
     def figures(self) -> dict[str, Any]:
-        """Percentiles are null where there was nothing."""
+        """The figures; percentiles are null if there were no values."""
         said: dict[str, Any] = {"accepted": self._accepted, "early": self._early}
         for name, times in (("lease", sorted(self.leases)), ("late", sorted(self._late))):
             for part in (50, 99):
@@ -200,7 +200,7 @@ def percentile(ordered: Sequence[float], part: float) -> float:
 
 
 def make_app(spec: Spec, log: Log, *, watched: bool, **given: Any) -> Bide:
-    """An app with the shipped defaults, whatever the environment says, except that it forgets at once what ended.
+    """An app with the shipped defaults, whatever the environment says, that forgets finished tasks at once.
 
     `watched`: the log counts the calls of its store, and times its leases.
     """
@@ -233,7 +233,7 @@ class _WatchedStore(StoreFacade):
 
 
 def loop_factory(loop: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
-    """For `asyncio.Runner`. Raises ImportError when uvloop is asked for and not installed."""
+    """The loop factory for `asyncio.Runner`. Raises ImportError if uvloop is wanted but not installed."""
     if loop == "asyncio":
         return None
     import uvloop
@@ -243,7 +243,7 @@ def loop_factory(loop: str) -> Callable[[], asyncio.AbstractEventLoop] | None:
 
 
 async def words() -> AsyncGenerator[str, None]:
-    """The lines on standard input; its end is a last `stop`, so that a child never outlives the benchmark."""
+    """The lines of standard input; its end means `stop`, so that a child never outlives the benchmark."""
     reader = asyncio.StreamReader()
     transport, _ = await asyncio.get_running_loop().connect_read_pipe(
         lambda: asyncio.StreamReaderProtocol(reader), sys.stdin
@@ -257,7 +257,7 @@ async def words() -> AsyncGenerator[str, None]:
 
 
 async def paced(count: int, rate: float) -> AsyncGenerator[int, None]:
-    """0, 1, ... at so many a second, whatever is done with each; what comes late is made up for at once."""
+    """Yield 0, 1, ... at `rate` a second; late ones follow at once."""
     begun = time.monotonic()
     for number in range(count):
         pause = begun + number / rate - time.monotonic()
@@ -267,14 +267,14 @@ async def paced(count: int, rate: float) -> AsyncGenerator[int, None]:
 
 
 def send(**what: Any) -> None:
-    """One line of JSON to the parent."""
+    """Send one line of JSON to the parent."""
     line = memoryview(msgspec.json.encode(what) + b"\n")
     while line:
         line = line[os.write(1, line) :]
 
 
 class Reporter:
-    """Reports how much is settled, some 20 times a second while that changes, and never when it does not."""
+    """Reports the number of settled tasks, some 20 times a second while it changes."""
 
     def __init__(self, log: Log) -> None:
         self._log = log
@@ -312,7 +312,7 @@ async def _work(spec: Spec) -> None:
 
 
 async def _set_timers(spec: Timers) -> None:
-    """The floor under every figure of `lateness`: milliseconds between when each timer was due and when it ran."""
+    """Measure how late bare timers run, in milliseconds: the floor under every figure of `lateness`."""
     loop, orders, late = asyncio.get_running_loop(), words(), list[float]()
     send(ready=True)
     if await anext(orders) != "go":

@@ -1,6 +1,6 @@
-"""The workers of a benchmark, the store that they share with it, and the self-check of what they did.
+"""The workers of a benchmark, their store, and the check of their deliveries.
 
-Workers are processes; for `memory:`, which no other process can see, there is one worker in this process.
+Workers are processes; for `memory:`, which no other process can see, one worker runs in this process.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from bide.cli.bench.worker import PAYLOAD, Count, Log, Logged, Settled, Spec, St
 NANOSECONDS = 1_000_000
 """In a millisecond."""
 _LINGER = 0.3
-"""Seconds that workers stay after everything is settled, so that a second delivery can still be seen."""
+"""Seconds that workers go on after everything is settled, so that a second delivery is seen."""
 
 
 class LocalWorker:
@@ -67,11 +67,11 @@ class ProcessGroup:
 
     @property
     def settled(self) -> int:
-        """Outcomes that the store has accepted so far; may lag by 50 ms."""
+        """Outcomes that the store has accepted; may lag by 50 ms."""
         return sum(member.settled for member in self.members)
 
     async def go(self) -> int:
-        """Let them work; returns when that was, in nanoseconds since the epoch."""
+        """Start the work, and return the time in nanoseconds since the epoch."""
         began = time.time_ns()
         for member in self.members:
             member.send("go")
@@ -103,7 +103,7 @@ def child(what: str, spec: Spec | Timers, *, within: float = PATIENCE) -> Abstra
 
 
 def worker_process(spec: Spec) -> AbstractAsyncContextManager[Child]:
-    """With its store open; it works when it is told `go`."""
+    """A worker process with an open store; it starts to work at the word `go`."""
     return child("a worker process", spec, within=PATIENCE + spec.pending / 1000)
 
 
@@ -119,7 +119,7 @@ async def wait_settled(workers: Workers, count: int, *, plan: Plan, within: floa
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Stage:
-    """An open app on the plan's store, which schedules, and the workers on it."""
+    """An open app on the plan's store, which schedules, and its workers."""
 
     app: Bide
     log: Log
@@ -129,7 +129,7 @@ class Stage:
     @asynccontextmanager
     async def workers(self) -> AsyncIterator[Workers]:
         """The plan's workers, ready to go."""
-        workers: Workers = ProcessGroup() if self.plan.place.shared else LocalWorker(self.app, self.log)
+        workers: Workers = ProcessGroup() if self.plan.target.shared else LocalWorker(self.app, self.log)
         try:
             if isinstance(workers, ProcessGroup):
                 for _ in range(self.plan.processes):
@@ -143,27 +143,27 @@ class Stage:
 async def stage(
     plan: Plan, *works: Work, url: str = "", journal: bool = False, counted: bool = False, **settings: Any
 ) -> AsyncIterator[Stage]:
-    """With handlers for `works` in the app and in its workers; tasks that are left at the end are removed."""
+    """Open an app with handlers for `works`, here and in its workers; remove the remaining tasks at the end."""
     spec = Spec(
-        store=url or plan.place.url, works=works, journal=journal, counted=counted, loop=plan.loop,
+        store=url or plan.target.url, works=works, journal=journal, counted=counted, loop=plan.loop,
         history=plan.history,
     )  # fmt: skip
     log = Count() if counted else Log()
     async with make_app(spec, log, watched=counted, **settings) as app:
-        if not plan.place.owned:
+        if not plan.target.owned:
             await clear(app)
         try:
             yield Stage(app=app, log=log, plan=plan, spec=spec)
         finally:
-            if not plan.place.owned:
+            if not plan.target.owned:
                 await clear(app)
 
 
 async def fill(app: Bide, topic: str, count: int, *, plan: Plan, limit: Limit | None = None, **when: Any) -> list[str]:
-    """Store `count` tasks with random keys, due as `when` says (`delay=` or `at=`); returns their keys.
+    """Store `count` tasks with random keys, due as `when` says (`delay=` or `at=`); return their keys.
 
-    A `limit` is measured batch by batch beside it: an index costs more the larger it is, so a limit on a small table
-    would say nothing of a large one.
+    A `limit` is measured in between, batch by batch: a larger index costs more, so that a limit on a small table would
+    say nothing about a large one.
     """
     keys: list[str] = []
     for some in in_batches(random_keys(count)):
@@ -176,13 +176,13 @@ async def fill(app: Bide, topic: str, count: int, *, plan: Plan, limit: Limit | 
 
 
 async def clear(app: Bide) -> None:
-    """Remove every task of a benchmark from the store, live or remembered, and nobody else's."""
+    """Remove every task of benchmarks from the store, live or remembered, and no other."""
     counts = (await app.tally()).counts
     for topic in {topic for topic, _ in counts if topic.startswith("bench.")}:
         for refs in in_batches([(task.topic, task.key) async for task in app.find(topic=topic)]):
             answers = await app.cancel_many(refs)
             remembered = [ref for ref, answer in zip(refs, answers, strict=True) if answer.result == "finished"]
-            if remembered:  # a new life in its place, cancelled, is forgotten at once
+            if remembered:  # a new life that is cancelled is forgotten at once
                 await app.schedule_many([app.new(topic, key=key, delay="1h") for topic, key in remembered])
                 await app.cancel_many(remembered)
 
@@ -192,20 +192,20 @@ class Findings:
     """The deliveries of a run, counted. Times in nanoseconds since the epoch, lateness in milliseconds."""
 
     lost: int
-    """Expected, and no worker has an acknowledged settle of it."""
+    """Expected tasks without an acknowledged settle."""
     duplicated: int
-    """Started again after its settle was acknowledged."""
+    """Starts after an acknowledged settle."""
     redelivered: int
-    """Started again before that: only a crash may cause it."""
+    """Repeated starts before the settle: only a crash may cause them."""
     early: int
-    """Started before the time that it was leased for, or before the caller's own reckoning of it."""
+    """Starts before the time that the task was leased for, or before the caller's own."""
     first_start: int = 0
     last_start: int = 0
     last_settled: int = 0
     lateness: Sequence[float] = field(default_factory=list)
-    """Of every start, sorted: when the handler began, less the instant before which the caller did not want it."""
+    """Of every start, sorted: the start of the handler, less the earliest instant that the caller wanted."""
     after_wake: Sequence[float] = field(default_factory=list)
-    """The same, less the `wake_at` that it was leased for: a whole millisecond, and never before that instant."""
+    """The same, less the `wake_at` of the lease, which is a whole millisecond and never before that instant."""
 
     def faults(self, *, crash: bool = False) -> list[str]:
         """Faults beyond the counted fields."""
@@ -216,9 +216,9 @@ class Findings:
 
 
 def examine(expected: Mapping[str, int], entries: Iterable[Start | Settled]) -> Findings:
-    """Compare what was done with `expected`: each key, with the nanosecond before which it must not start.
+    """Compare the deliveries with `expected`: each key, with the nanosecond before which it must not start.
 
-    Keys that are not expected (another run's, on a shared store) are left out.
+    Other keys (of another run on a shared store) are ignored.
     """
     ordered = sorted((entry for entry in entries if entry.key in expected), key=lambda entry: entry.at)
     starts = [entry for entry in ordered if isinstance(entry, Start)]

@@ -95,8 +95,8 @@ class TimelineView:
         gone = [edge for edge in seen.edges if edge < seen.counted_at]
         if len(gone) < len(seen.edges):
             gone.append(seen.counted_at)
-        told = self.by_minute and len(gone) > 1
-        self.behind = list(zip(pairwise(gone), past(gone), strict=True)) if told else []
+        shows_past = self.by_minute and len(gone) > 1
+        self.behind = list(zip(pairwise(gone), past(gone), strict=True)) if shows_past else []
         self.peaks = _notable([self._peak(peak) for peak in seen.peaks])
 
     def values(self, *, topics: Sequence[Topic], past_known: bool) -> dict[str, Any]:

@@ -213,7 +213,7 @@ class TopicsPage(Page):
         charts = [(announced, retry_chart(announced.route)) for announced in routes]
         return request.render(
             _part(request, "topic"), status=404 if _unknown(story) else 200, topic=topic, seen=story.seen, story=story,
-            routes=charts, told=bool(story.routes), day=day_chart(story.day), unknown=_unknown(story),
+            routes=charts, day=day_chart(story.day), unknown=_unknown(story),
             live=address(topic_address(topic), part="live"), rate=rate,
             may_pause=request.caller.may(Verb.ADMIN, topic), **_said(request),
         )  # fmt: skip

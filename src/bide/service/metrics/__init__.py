@@ -190,8 +190,8 @@ class Metrics(Instrument):
         """Count the rows of one more table, or of one more worker on it."""
         self._tables.append((table, stats))
 
-    def observe(self, record: Record, told: Settlement) -> None:
-        self.settled(record.topic, told.outcome)
+    def observe(self, record: Record, settlement: Settlement) -> None:
+        self.settled(record.topic, settlement.outcome)
 
     # --- reported by its owner
 
@@ -272,7 +272,7 @@ class Metrics(Instrument):
     def _add_up(self) -> dict[str, Mapping[Values, float]]:
         """The sums of the numbers that workers and recorders count, by metric."""
         wakes = self._wakes
-        heard = [one.heard_at for one in wakes if one.heard_at is not None]
+        heard_at = [one.heard_at for one in wakes if one.heard_at is not None]
         rows: Counter[Values] = Counter()
         for table, stats in self._tables:
             rows.update({(table, "fired"): stats.fired, (table, "failed"): stats.failed, (table, "dead"): stats.dead})
@@ -285,7 +285,7 @@ class Metrics(Instrument):
             "bide_build_info": {(__version__, platform.python_version()): 1},
             "bide_table_rows_total": rows,
             "bide_notifications_total": {(): sum(one.tidings for one in wakes)},
-            "bide_notification_age_seconds": {(): time.monotonic() - max(heard)} if heard else {},
+            "bide_notification_age_seconds": {(): time.monotonic() - max(heard_at)} if heard_at else {},
             "bide_wakeups_total": {
                 ("notification",): sum(one.by_tiding for one in wakes),
                 ("alarm",): sum(one.by_alarm for one in wakes),

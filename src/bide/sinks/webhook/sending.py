@@ -155,12 +155,12 @@ _is_json = msgspec.json.Decoder(msgspec.Raw).decode
 class _Handler(ResponseHandler):
     """A connection that remembers the first bytes of the last answer."""
 
-    heard = b""
+    head = b""
     used = False
 
     def data_received(self, data: bytes) -> None:
-        if len(self.heard) < 16:
-            self.heard += data[:16]
+        if len(self.head) < 16:
+            self.head += data[:16]
         super().data_received(data)
 
 
@@ -176,7 +176,7 @@ class Exchange:
         self._handler: _Handler | None = None
 
     def use(self, handler: _Handler) -> None:
-        self._handler, self.reused, handler.used, handler.heard = handler, handler.used, True, b""
+        self._handler, self.reused, handler.used, handler.head = handler, handler.used, True, b""
 
     def follow(self, other: Exchange) -> None:
         """Take over the connection of the second try."""
@@ -185,12 +185,12 @@ class Exchange:
     @property
     def silent(self) -> bool:
         """True if no byte of an answer has arrived."""
-        return self._handler is not None and not self._handler.heard
+        return self._handler is not None and not self._handler.head
 
     @property
     def status(self) -> int | None:
         """The status in the first line, whatever the rest of the answer is."""
-        found = None if self._handler is None else _STATUS.match(self._handler.heard)
+        found = None if self._handler is None else _STATUS.match(self._handler.head)
         return None if found is None else int(found[1])
 
 

@@ -1,4 +1,4 @@
-"""A store as a benchmark sees it: the part that it works in, and what is measured there beside bide's own calls."""
+"""The store under test: the part that a benchmark uses, and the measurements besides bide's own calls."""
 
 from __future__ import annotations
 
@@ -20,23 +20,23 @@ from bide.core.errors import BadInput
 HOUR = 3_600_000
 
 Raw = Callable[[Sequence[str]], Awaitable[None]]
-"""Stores a task for each key, due in an hour, as durably as bide does, by the plain driver on one connection."""
+"""Stores a task for each key, due in an hour, as durably as bide, by the plain driver on one connection."""
 Stop = Callable[[], float]
-"""Ends a measurement: the microseconds that one operation took."""
+"""Ends a measurement, and returns the microseconds that the operation took."""
 
 
 class Load(NamedTuple):
-    """The work of a server from its start to one moment."""
+    """The work of a server since its start."""
 
     at: float
     """Seconds of a monotonic clock."""
     cpu: float
-    """Seconds of processor time; NaN where nothing tells."""
+    """Seconds of processor time; NaN if unknown."""
     requests: int
-    """Requests that it has served; each kind of server counts its own unit."""
+    """Requests served, in the unit of the kind of server."""
 
 
-class Place(ABC):
+class Target(ABC):
     """A store to measure."""
 
     kind: ClassVar[str]
@@ -45,63 +45,63 @@ class Place(ABC):
     """True if another process can work on it."""
     on_server: ClassVar[bool] = True
     remembers_heads: ClassVar[bool] = False
-    """True if an open store may know what wakes next without asking, so that only a fresh one is measured."""
+    """True if an open store may know the next wake without asking, so that only a fresh one is measured."""
     step: ClassVar[float] = 0.001
-    """Microseconds that `measure` resolves: a median within one step is where half of the values lie below."""
+    """The resolution of `measure` in microseconds, for interpolating a median within one step."""
 
     def __init__(self, url: str, *, owned: bool = True) -> None:
         self.url = url
         self.owned = owned
-        """True if all of it was made for this run, so that it is removed as a whole afterwards."""
+        """True if it was created for this run, and is removed afterwards."""
 
     @abstractmethod
     async def size(self) -> int:
-        """Bytes of the file and its companions, those that the server uses, or those of this process."""
+        """Bytes of the file and its companions, of the server, or of this process."""
 
     @abstractmethod
     def raw(self) -> AbstractAsyncContextManager[Raw]:
-        """The plain driver, in a part of its own that is removed at the end."""
+        """The plain driver, in a separate part of the store that is removed at the end."""
 
     async def measure(self) -> Stop:
-        """Begin to measure how long one operation keeps the store busy, while it works for nobody else."""
+        """Begin to measure how long one operation keeps the store busy, with no other client."""
         return stopwatch()
 
     async def load(self) -> Load:
-        """Nothing where there is no server."""
+        """The load of the server; nothing without one."""
         return Load(time.monotonic(), 0.0, 0)
 
     async def health(self) -> Mapping[str, int]:
-        """Figures that grow in long use: bytes, and rows that are dead and not yet removed."""
+        """Figures that grow in long use: bytes, and dead rows that are not removed yet."""
         return {"bytes": await self.size()}
 
-    async def flush(self) -> None:  # noqa: B027 - nothing where a store writes at its own pace
-        """Have what was stored written out now, and not while something is measured."""
+    async def flush(self) -> None:  # noqa: B027 - nothing for a store that writes at its own pace
+        """Write out what is stored now, so that it does not disturb a measurement."""
 
     def snapshot(self) -> AbstractAsyncContextManager[None]:
-        """Hold a snapshot of the data open. Raises BadInput where there is no such thing."""
+        """Hold a snapshot of the data open. Raises BadInput if the store has none."""
         raise BadInput("--snapshot", self.kind, "a database server: PostgreSQL, MySQL")
 
 
 def stopwatch(less: float = 0.0) -> Stop:
-    """By this process's clock; `less` so many microseconds, and never 0, since ratios are made of it."""
+    """Measure by this process's clock, less `less` microseconds; never 0, since ratios are computed from it."""
     began = time.perf_counter_ns()
     return lambda: max((time.perf_counter_ns() - began) / 1000 - less, 1.0 if less else 0.0)
 
 
 def due_in_an_hour() -> int:
-    """In milliseconds since the epoch."""
+    """An hour from now, in milliseconds since the epoch."""
     return time.time_ns() // 1_000_000 + HOUR
 
 
 def named_part(url: str, option: str, fresh: str) -> str:
-    """`url` with `?option=fresh`, unless it names a part of the server by that option already."""
+    """`url` with `?option=fresh`, unless it has that option."""
     if dict(parse_qsl(urlsplit(url).query)).get(option):
         return url
     return f"{url}{'&' if '?' in url else '?'}{option}={fresh}"
 
 
-class MemoryPlace(Place):
-    """This process."""
+class MemoryTarget(Target):
+    """The memory of this process."""
 
     kind = "memory"
     shared = on_server = False
@@ -123,8 +123,8 @@ class MemoryPlace(Place):
         yield store
 
 
-class SqlitePlace(Place):
-    """A file."""
+class SqliteTarget(Target):
+    """A SQLite file."""
 
     kind = "sqlite"
     on_server = False
@@ -144,7 +144,7 @@ class SqlitePlace(Place):
 
     @asynccontextmanager
     async def raw(self) -> AsyncIterator[Raw]:
-        """`executemany` into a table with a unique random key and a due-time index, flushed at every commit as ours."""
+        """`executemany` into a table with a unique random key and a due-time index, flushed at each commit."""
         path = self.path.parent / f"bench-limit-{uuid4().hex}.db"
         try:
             with closing(sqlite3.connect(path, isolation_level=None)) as connection:
