@@ -1,4 +1,4 @@
-"""Races, of which exactly one caller wins, and batches of every size, with names and payloads that have broken others."""
+"""Races, of which exactly one caller wins, and batches of any size, names and payloads that have broken others."""
 
 from __future__ import annotations
 
