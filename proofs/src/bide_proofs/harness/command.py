@@ -191,14 +191,15 @@ async def drained(app_of: Callable[[], Bide], *topics: str) -> float | None:
 
 
 @asynccontextmanager
-async def own_place(url: str) -> AsyncIterator[Target]:
-    """A fresh namespace or schema on a server, or an empty part or file that `url` names; what was made is removed.
+async def own_place(url: str, *, made: bool = False) -> AsyncIterator[Target]:
+    """A fresh namespace or schema on a server, or the part or file that `url` names; what was not there is removed.
 
-    Raises BadInput for a store that other processes cannot see, and for one with something in it.
+    Raises BadInput for a store that other processes cannot see; and for a part that is there already, unless it may be
+    `made` by others, who then see to it that it is empty.
     """
     async with open_target(url) as place:
         if not place.shared:
             raise BadInput("store", url, "one that other processes can see: sqlite:///file.db, redis://host:6379/0")
-        if not place.owned:
+        if not (place.owned or made):
             raise BadInput("store", without_secrets(url), "one that is empty: what is in it would be judged, too")
         yield place

@@ -13,7 +13,7 @@ from urllib.parse import urlsplit
 from bide.testing.history.recording import read_all
 from bide.wiring import without_secrets
 from bide_proofs import kill_service
-from bide_proofs.harness.command import WrongByKind, own_place, parser_of, tried
+from bide_proofs.harness.command import WrongByKind, migrated, own_place, parser_of, tried
 from bide_proofs.kill_service.instance import CONFIG, PORTS
 from bide_proofs.kill_service.receiver import Receiver, judge
 from bide_proofs.servers.process import HOST, free_port
@@ -48,8 +48,9 @@ class Services(Server):
         self._entered = AsyncExitStack()
 
     async def start(self) -> None:
-        place = await self._entered.enter_async_context(own_place(self.direct))
+        place = await self._entered.enter_async_context(own_place(self.direct, made=True))
         self.direct = self.worker_url = place.url
+        await migrated(self.direct)
         await self._entered.enter_async_context(self._receiver)
         address, secrets = f"{HOST}:{self._receiver.port}", self._folder / "secrets"
         secrets.write_text(self._receiver.secret + "\n", encoding="ascii")

@@ -127,7 +127,7 @@ class RunningServer(Server):
 
     async def start(self) -> None:
         if self.name != "http":  # whose instance has a store of its own
-            self.direct = (await self._entered.enter_async_context(own_place(self.direct))).url
+            self.direct = (await self._entered.enter_async_context(own_place(self.direct, made=True))).url
         url = self.direct
         parts = urlsplit(url)
         port = None if "," in parts.netloc else parts.port or _PORTS.get(parts.scheme)
