@@ -220,7 +220,7 @@ class Shared(NamedTuple):
     instance: str
     """This instance's name among all that serve the store."""
     channel: WakeChannel
-    """How its worker and its desk hear of earlier wakes."""
+    """How its worker and its long poll are notified of earlier wakes."""
     access: Access
     overviews: Overviews
     day: LastDay
