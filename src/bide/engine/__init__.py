@@ -1,1 +1,1 @@
-"""The engine: the verbs of callers, and the delivery of tasks that are due. It knows the ports only."""
+"""How tasks move: client, batcher, worker, keeper, settler, sweeper. Knows the ports only."""

@@ -1,5 +1,5 @@
-"""An instance of the service: an app whose webhooks are at work, the long poll of other consumers, the service before
-them; and how it runs under uvicorn, from the settings to the last answer.
+"""An instance of the service: an app whose webhooks are at work, the desk for other consumers, the service before them;
+and how it runs under uvicorn, from the settings to the last answer.
 
 The file of `bide serve`: where the tasks of each topic go, and how they are worked on. TOML.
 

@@ -345,7 +345,7 @@ class Consuming:
         self._lease = lease
 
     async def lease(self, request: Request) -> Reply:
-        """Lease by the long poll; the request ends when the client goes, or may lease no longer."""
+        """Waits at the desk, and leaves it when the client goes, or may no longer."""
         ask: schemas.LeaseAsk = asked(request, "lease")
         room = {check_topic(topic, "topics"): count for topic, count in ask.topics.items()}
         request.caller.check_all(Verb.WORK, room)
