@@ -206,9 +206,7 @@ class Settings:
     topic_concurrency: int = _setting(
         256, _COUNT, "Deliveries of one topic at once in one worker process, unless its handler says otherwise."
     )
-    grace: Millis = _setting(
-        30_000, Duration(0, DAY), "How long running handlers have to end when a worker is told to stop."
-    )
+    grace: Millis = _setting(30_000, Duration(0, DAY), "How long running handlers have to end when a worker stops.")
     max_past: Millis = _setting(
         LONGEST,
         _ANY_LENGTH,
@@ -225,9 +223,7 @@ class Settings:
         _ANY_LENGTH,
         "How long a task is remembered after it is cancelled, as many as of done ones; 0s forgets it at once.",
     )
-    keep_dead: Millis = _setting(
-        14 * DAY, _ANY_LENGTH, "How long a dead task is kept for somebody to look at and send again."
-    )
+    keep_dead: Millis = _setting(14 * DAY, _ANY_LENGTH, "How long a dead task is kept, to be examined and sent again.")
     losses: int = _setting(
         10, _COUNT, 'Leases in a row that may end without an outcome before the task is dead ("holder lost").'
     )
@@ -248,7 +244,7 @@ class Settings:
     actor: str | None = _setting(
         None,
         Name(f"1 to {LONGEST_NAME} bytes of text without control characters"),
-        "Who is named in the log of changes that a person makes; without it, nobody.",
+        "The name in the event log for what this process changes; without it those changes are not noted.",
     )
 
     def __post_init__(self) -> None:

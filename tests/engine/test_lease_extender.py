@@ -253,7 +253,7 @@ def test_a_defect_of_the_store_ends_nothing_and_is_logged(
     assert "a defect" in caplog.text
 
 
-def test_the_keeper_never_shortens_what_a_handler_has_extended(virtual: Tell) -> None:
+def test_an_extension_never_shortens_what_a_handler_has_extended(virtual: Tell) -> None:
     async def story(world: World) -> None:
         app, told = world.app(lease="3s"), list[int]()
 

@@ -262,7 +262,7 @@ async def test_a_time_out_inside_undoes_everything(tmp_path: Path) -> None:
 
 
 class SlowAnswers(SqliteStore):
-    """The answer to a commit takes so long that the keeper extends the leases before it."""
+    """The answer to a commit takes so long that its worker extends the leases before it."""
 
     extend_leases: Callable[[], Awaitable[None]]
 
@@ -273,7 +273,7 @@ class SlowAnswers(SqliteStore):
         await self.extend_leases()
 
 
-async def test_the_keeper_leaves_alone_what_is_being_committed(tmp_path: Path) -> None:
+async def test_no_extension_touches_what_is_being_committed(tmp_path: Path) -> None:
     """Between the commit and its answer the lease is gone: to ask for its extension would end the handler."""
     path, after = tmp_path / "shop.db", list[str]()
     app, store = Bide(f"sqlite:///{path}", lease="1h"), SlowAnswers(path)

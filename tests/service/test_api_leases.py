@@ -74,7 +74,7 @@ async def many(service: Running) -> AsyncIterator[Many]:
 
 
 async def waiting(service: Running, count: int) -> None:
-    """Until so many wait at the desk."""
+    """Until so many wait in the long poll."""
     await until(lambda: service.serving._long_poll.waiting == count, f"{count} who wait")
 
 

@@ -111,7 +111,7 @@ def test_a_consumer_that_waits_gets_it_when_it_is_resumed(
     waiting = Api(service.url)
     with ThreadPoolExecutor(1) as thread:
         waits = thread.submit(waiting.lease, topic, wait="60s")
-        wait_until(lambda: service.serving._long_poll.waiting > 0, "somebody who waits at the desk")
+        wait_until(lambda: service.serving._long_poll.waiting > 0, "somebody who waits in the long poll")
         api.done("DELETE", pause_of(topic))
         assert [task["key"] for task in waits.result()] == ["k"]
     waiting.close()

@@ -98,7 +98,7 @@ def test_a_stream_that_is_never_silent_ends_with_its_token(
 
 
 def waiting(one: Running, text: str) -> tuple[threading.Thread, list[Reply]]:
-    """A lease that waits at the desk."""
+    """A lease that waits in the long poll."""
     replies: list[Reply] = []
 
     def ask() -> None:

@@ -38,7 +38,7 @@ class Answer(Struct, frozen=True, gc=False):
 
     @property
     def past(self) -> timedelta | None:
-        """How long ago the time was that was asked for; the task is due now. None: it was not in the past."""
+        """How far in the past the requested time was, so that the task is due now; None: it was not in the past."""
         record = self.record
         if record is None or self.result not in _TIMED or record.due_at >= record.wake_at:
             return None
@@ -46,7 +46,7 @@ class Answer(Struct, frozen=True, gc=False):
 
     @property
     def ok(self) -> bool:
-        """True if the request now holds: the task is scheduled, moved, cancelled or sent again."""
+        """True if the request took effect, or already held: the task is scheduled, moved, cancelled or sent again."""
         return self.result in _DONE_AS_ASKED
 
     def __repr__(self) -> str:

@@ -14,7 +14,7 @@
     │   ├── StoreMismatch              it is not a bide store, is of another version, or is opened with other settings
     │   ├── OutcomeUnknown             it may or may not have been done, and cannot be known in time
     │   └── PartlyFailed               of a batch: some were answered, some failed; `answers` says which
-    └── LeaseLost                      the task is no longer ours: somebody else has it, or it was cancelled
+    └── LeaseLost                      the task is no longer ours: another worker has it, or it was cancelled
 
 A lost race is an *answer* (`under_way`, `stale_token`, ...), never one of these.
 """
@@ -119,7 +119,7 @@ class PartlyFailed(StoreError):
 
 
 class LeaseLost(BideError):
-    """The lease ended: somebody else holds the task now, or it was cancelled, replaced or finished."""
+    """The lease ended: another worker holds the task now, or it was cancelled, replaced or finished."""
 
 
 def _shorten(value: object, limit: int = 80) -> str:

@@ -1,4 +1,4 @@
-"""Unusual events in a task's life, for anybody who asks later why something happened.
+"""Unusual events in a task's life, so that it can be found out later why something happened.
 
 Recorded: failed deliveries, deaths, lost leases, and every change by a person or an API caller. Not recorded: the happy
 path. The log is capped, written in batches, and never on the way of a delivery.

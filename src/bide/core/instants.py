@@ -29,7 +29,7 @@ Length: TypeAlias = timedelta | str
 LAST_INSTANT: Millis = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z: the last that a datetime can hold
 LONGEST: Millis = LAST_INSTANT
 LONGEST_TEXT = 80
-"""Characters that the text of a time may have: none that is longer is looked at, or kept."""
+"""Characters that the text of a time may have; a longer one is neither parsed nor kept."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST = _EPOCH + timedelta(milliseconds=LAST_INSTANT)
@@ -150,7 +150,7 @@ def rough_text(millis: Millis, units: Sequence[str] = ("d", "h", "m", "s"), betw
 
 @functools.lru_cache(maxsize=512)
 def _duration_of_text(text: str) -> Millis:
-    """Cached, since programs say the same few durations over and over; what is none, and raises ValueError, is not."""
+    """Cached, since programs use the same few durations over and over. Raises ValueError."""
     stripped = text.strip()
     sign, body = (-1, stripped[1:]) if stripped.startswith("-") else (1, stripped.removeprefix("+"))
     if body.startswith("P"):

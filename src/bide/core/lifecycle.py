@@ -120,7 +120,7 @@ TABLE: Mapping[Verb, Mapping[State | None, Cell]] = {
 }  # fmt: skip
 
 _SCHEDULE = {choice: Verb(f"schedule {choice.value}") for choice in OnConflict}
-_SETTLE = {verdict: Verb(f"settle {verdict.value}") for verdict in OutcomeKind}
+_SETTLE = {outcome: Verb(f"settle {outcome.value}") for outcome in OutcomeKind}
 _CREATED, _WAITING = Result.CREATED, State.WAITING
 """Named once: looking up a member takes as long as making a record."""
 

@@ -19,9 +19,9 @@ LONGEST_NAME = 200
 _FORBIDDEN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _ACCEPTED = f"1 to {LONGEST_NAME} bytes of text without control characters"
 RESERVED_TOPIC = "bide:settings"
-"""Settings that must survive live here as hidden tasks; no verb of a caller's reaches or shows it."""
+"""The topic of hidden tasks that hold settings; no verb of a caller's reaches or shows it."""
 SHOWN_TOPIC = "bide:shown"
-"""So does, for a day, what is there to be shown: what happened when, who works how, what is being changed."""
+"""The same for what is shown to people and kept for some days: history, announced routes, progress of bulk changes."""
 RESERVED_TOPICS = frozenset({RESERVED_TOPIC, SHOWN_TOPIC})
 
 

@@ -57,7 +57,7 @@ def _is_printable(value: object) -> bool:
 
 
 def decode_options(options: bytes) -> Options:
-    """The options of a stored task. Raises msgspec.DecodeError if they are damaged, or say what nobody could give."""
+    """The options of a stored task. Raises msgspec.DecodeError if they are damaged or out of bounds."""
     try:
         return _decoder.decode(options) if options else NO_OPTIONS
     except (UnicodeDecodeError, RecursionError) as error:

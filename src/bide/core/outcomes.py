@@ -1,4 +1,4 @@
-"""How a delivery ended, as a handler says it: returned, or raised from any depth below it."""
+"""The outcomes of a delivery, which a handler returns, or raises from any depth below it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class Done(Outcome):
 class Retry(Outcome):
     """It failed: try again when the policy says, or at the time given here; as often as the policy allows.
 
-    `why` is kept as text; an error says its type, too.
+    `why` is kept as text, with its type if it is an error.
     """
 
     def __init__(self, why: object = None, *, delay: Length | None = None, at: When | None = None) -> None:
@@ -45,7 +45,7 @@ class Defer(Outcome):
 
 
 class Dead(Outcome):
-    """It will never work: stop trying, keep it for somebody to look at, with `why` as text."""
+    """It will never work: stop trying, and keep the task as dead, with `why` as the text of its error."""
 
     def __init__(self, why: object) -> None:
         self.why = _reason(why)
@@ -57,7 +57,9 @@ def _reason(why: object) -> str:
 
 
 def one_due(at: When | None, delay: Length | None, *, at_field: str = "at", delay_field: str = "delay") -> Due:
-    """The one of `at` and `delay` that was given. Raises BadInput for both or neither, and for what they refuse."""
+    """The due time by `at` or `delay`. Raises BadInput for both or neither, and for one that is no instant or
+    length.
+    """
     if at is not None:
         if delay is not None:
             raise BadInput(f"{at_field}, {delay_field}", (at, delay), "only one of the two")

@@ -1,7 +1,7 @@
 """Between a handler's data and a task's bytes: JSON, typed by the handler's declaration.
 
 msgspec does dataclasses, structs, typed dicts and plain values; a pydantic model is recognised by its own two methods
-(`model_dump_json`, `model_validate_json`), so that nobody has to install it for us. Bytes pass through untouched.
+(`model_dump_json`, `model_validate_json`), so that pydantic is not required. Bytes pass through untouched.
 """
 
 from __future__ import annotations

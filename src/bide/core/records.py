@@ -52,7 +52,7 @@ class At(Struct, frozen=True, gc=False, tag="at"):
 
 
 class In(Struct, frozen=True, gc=False, tag="in"):
-    """So long after now, by the store's own clock."""
+    """A length after now, by the store's own clock."""
 
     millis: Millis
 
@@ -64,8 +64,8 @@ Due: TypeAlias = At | In
 
 
 def with_grain(due: Due, grain: Millis) -> Due:
-    """`due` for a clock that rounds down by up to `grain`: a length from now begins at the end of that, so that none is
-    cut short by a part of a millisecond. No length at all is still at once."""
+    """Add `grain`, by which a clock rounds down at most, to a length, so that rounding never shortens one. A length of
+    zero still means at once."""
     return In(due.millis + grain) if grain and type(due) is In and due.millis else due
 
 
@@ -107,8 +107,8 @@ class Record(Struct, frozen=True, gc=False):
     due_at: Millis
     """The instant that the caller asked for; may lie in the past."""
     wake_at: Millis
-    """The next instant at which the task needs attention: due time, retry time, or the end of its lease. Once it has
-    ended: what it last was; of a task that was held, when that began."""
+    """The next instant at which the task needs attention: due time, retry time, or the end of its lease. Of an ended
+    task the last such instant, or if it was leased as it ended, when its last delivery began."""
     planned_at: Millis
     """While leased, the `wake_at` that it was leased for (lost leases: the first one); lateness counts from it."""
     attempt: int
@@ -130,7 +130,7 @@ class Record(Struct, frozen=True, gc=False):
 
     @property
     def started_at(self) -> Millis | None:
-        """When the delivery that is running began, or that during which it ended; None: it is or was not held then.
+        """When the running delivery began, or the one in which the task ended; None: it is or was not leased then.
 
         Costs no column: a lease's token is the store's clock in microseconds.
         """
@@ -149,7 +149,7 @@ class Move(Struct, frozen=True, gc=False, tag="move"):
     deadline: Millis | None = None
     """A new deadline, too; None keeps the one that there is."""
     verb: Literal["reschedule", "fire_now", "shift"] = "reschedule"
-    """The caller's verb, for the logs: no store looks at it."""
+    """The caller's verb, for the logs: stores ignore it."""
 
 
 class Cancel(Struct, frozen=True, gc=False, tag="cancel"):
@@ -192,7 +192,7 @@ class Result(StrEnum):
 
 
 class OutcomeKind(StrEnum):
-    """How a delivery ended, as the store is told it."""
+    """How a delivery ended, as it is settled."""
 
     DONE = "done"
     RETRY = "retry"
@@ -208,13 +208,13 @@ class Settlement(Struct, frozen=True, gc=False):
     token: Token
     outcome: OutcomeKind
     next_at: Due | None = None
-    """When to wake again: needed for RETRY and DEFER; with DONE it starts the next life (with `next_id`)."""
+    """When to wake again: required for RETRY and DEFER; with DONE it starts the next life (with `next_id`)."""
     keep_until: Millis = 0
     """How long to remember a task that ends here; 0 forgets it in the same transition."""
     error: str | None = None
     next_id: str = ""
     failed: bool = False
-    """Of DEAD: its last delivery failed, and counts so. A task also dies without one, as by its deadline."""
+    """For DEAD: count a failure, since the last delivery failed. A task also dies without one, as by its deadline."""
 
     @property
     def why(self) -> str:
@@ -239,7 +239,7 @@ class Leased(Struct, frozen=True):
     now: Millis
     """The clock that the lease went by: the store's own where it has one."""
     again_by: Millis | None = None
-    """Where nobody tells of what others schedule: ask again by then, whatever `next_wake` says."""
+    """Where nothing notifies of what others schedule: lease again by then, whatever `next_wake` is."""
 
     @property
     def wake(self) -> Millis | None:
@@ -248,7 +248,7 @@ class Leased(Struct, frozen=True):
 
 
 class Filter(Struct, frozen=True, kw_only=True):
-    """Which tasks `find` and the group verbs mean; every field narrows it."""
+    """The tasks that `find` and the group verbs mean; every field narrows it."""
 
     topic: Topic | None = None
     state: State | None = None

@@ -1,4 +1,4 @@
-"""A table of somebody's own whose rows become due: what it is called, when a row is due, and what changes then.
+"""An application's own table whose rows become due: its name, when a row is due, and what changes then.
 
 The table stays as it is, and stays the truth: nothing is copied out of it. A row is due while `where` holds and the
 time in its `due` column has come; firing it makes the `changes`, after which it must be due no longer.
@@ -66,21 +66,27 @@ class Sql(Struct, frozen=True):
 
 
 class TableSource(Struct, frozen=True, kw_only=True):
-    """A table to be watched. Raises BadInput for what cannot be meant; a worker that starts sees whether it is there.
+    """A table to be watched. Raises BadInput for what makes no sense; a worker checks the table itself as it starts.
 
-    `table` (with or without its schema: "blog.posts"; "order_{00..63}" for as many tables), `id` (one column that is
-    unique, or several that are together), `due`, `columns` (what a handler is given besides) are names as the database
-    has them. `where` is a condition on the columns, in SQL, such as "status = 2". `changes` says what columns become as
-    a row fires: values, or `Sql(...)`; they have to end what `where` asks for, or move `due` ahead. `due_is`:
-    "timestamp", "seconds" or "milliseconds" since the epoch. `after`: how long after the time in `due` a row is due,
-    "48h" say. `zone` (UTC, unless said) is that of times without one. `page`: how many rows are taken at once.
-    `look_every`: the longest time without looking, since nobody tells of what others write; at most an hour.
-    `database`: the URL of the database, if it is not that of the app's store; then bide needs no tables of its own
-    there. `reads`: the URL of a replica of it, which is looked at instead. `channel`: in PostgreSQL, a name that it
-    listens to: whatever is notified there makes it look at once.
-    `tries`: after so many failures a row is given up; None, never. `dead`: what columns become of a row that is given
-    up, such as {"status": 9}; they have to end what `where` asks for. Without it the row is left as it is, and this
-    process leaves it alone.
+    - `table`: its name, with its schema if need be ("blog.posts"); "order_{00..63}" names as many tables.
+    - `due`: the column with the time at which a row is due.
+    - `where`: a condition on the columns, in SQL, such as "status = 2"; only rows that fulfil it are due.
+    - `changes`: the new values of columns as a row fires, or `Sql(...)`. They must end what `where` asks for, or move
+      `due` ahead.
+    - `id`: a column that is unique, or several that are together.
+    - `columns`: further columns that a handler is given.
+    - `due_is`: how `due` holds a time: "timestamp", or "seconds" or "milliseconds" since the epoch.
+    - `after`: how long after the time in `due` a row is due, such as "48h".
+    - `zone`: the zone of times without one.
+    - `page`: how many rows are taken at once.
+    - `look_every`: the longest time between two queries, since nothing notifies of what others write; at most an hour.
+    - `database`: the URL of the database, if it is not that of the app's store; bide then needs no tables of its own
+      there.
+    - `reads`: the URL of a replica, which is queried in place of the database.
+    - `channel`: in PostgreSQL, a channel to listen on; a notification there causes a query at once.
+    - `tries`: the failures after which a row is given up; None: never.
+    - `dead`: the new values of columns as a row is given up, such as {"status": 9}; they must end what `where` asks
+      for. Without it the row is left as it is, and this process leaves it alone.
     """
 
     table: str
@@ -196,9 +202,9 @@ class TableSource(Struct, frozen=True, kw_only=True):
 
 
 def check_expression(field: str, text: object, *, now: bool = False) -> None:
-    """`text` can stand in brackets within a statement, and ends nowhere else. Raises BadInput. O(length).
+    """Raises BadInput for a `text` that could not stand in brackets within a statement. O(length).
 
-    Not a defence against whoever writes it, but against a slip: an open bracket would take our own guard into it.
+    Not a defence against its author, but against a slip: an open bracket would take bide's own conditions into it.
     """
     accepted = (
         'an expression in SQL on the columns, such as "status = 2": brackets and quotes that match, no comment, '

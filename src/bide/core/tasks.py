@@ -19,7 +19,7 @@ _ONLY_RUNNING = "only the task that a running handler was given can do this"
 
 
 class Task(Generic[P]):
-    """One thing to be done later. Read-only; `payload` is decoded when first read."""
+    """One thing to be done later, as it was when it was read. Read-only; `payload` is decoded when first used."""
 
     __slots__ = ("_payload", "record")
 
@@ -55,7 +55,7 @@ class Task(Generic[P]):
 
     @property
     def attempt(self) -> int:
-        """Deliveries given out in this life, less those deferred or given back unstarted; 1 for the first."""
+        """Deliveries of this life, less those deferred or released unstarted; 1 for the first."""
         return self.record.attempt
 
     @property
@@ -69,7 +69,9 @@ class Task(Generic[P]):
 
     @property
     def trace(self) -> str | None:
-        """Where the exception arose that ended the last failed delivery; None: it was none, or `traces` is off."""
+        """The traceback of the exception that ended the last failed delivery; None: there was none, or `traces` is
+        off.
+        """
         return error_parts(self.record.error)[1] or None
 
     @property
@@ -105,7 +107,7 @@ class Task(Generic[P]):
 
     @property
     def started_at(self) -> datetime | None:
-        """When the delivery that is running began, or that during which it ended; None: it is or was not held then."""
+        """When the running delivery began, or the one in which the task ended; None: it is or was not leased then."""
         started = self.record.started_at
         return None if started is None else as_datetime(started)
 
@@ -148,7 +150,10 @@ class Task(Generic[P]):
         raise RuntimeError(_ONLY_RUNNING)
 
     async def extend(self, by: Length) -> bool:
-        """In a running handler: keep the lease for a length from now. Seldom needed: it is kept alive by itself."""
+        """In a running handler: extend the lease to a length from now; False if it was lost.
+
+        Rarely needed: the worker extends it anyway. Raises BadInput, StoreError.
+        """
         raise RuntimeError(_ONLY_RUNNING)
 
     def __repr__(self) -> str:

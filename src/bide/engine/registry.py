@@ -1,4 +1,4 @@
-"""What workers announce in the store for people to see: the settings of their topics, and that they are alive.
+"""The announcements of workers in the store, for people to see: the settings of their topics, and that they are alive.
 
 **Routes.** A worker announces its routes when it starts, in one store call, and every hour from then on; they are kept
 for a day. Equal ones of many workers are one row: its key is made of topic and handler, and the newest stays.

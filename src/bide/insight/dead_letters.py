@@ -70,12 +70,12 @@ def _replaced(found: re.Match[str]) -> str:
 
 
 class DeadGroup(NamedTuple):
-    """Dead tasks of one topic that died of one class of errors, as far as they were looked at."""
+    """Dead tasks of one topic that died of one class of errors, as far as they were read."""
 
     topic: Topic
     error: str
     number: int
-    """Of those that were looked at."""
+    """How many, among those that were read."""
     oldest: Millis
     """When the first of them died."""
     newest: Millis
@@ -94,10 +94,10 @@ class DeadLetters(NamedTuple):
     groups: tuple[DeadGroup, ...]
     """The largest first."""
     totals: Mapping[Topic, Count]
-    """How many there are of each topic, also where not all were looked at."""
+    """How many there are of each topic, also where not all were read."""
     looked: int
     partly: frozenset[Topic]
-    """Topics of which only the oldest were looked at."""
+    """Topics of which only the oldest were read."""
 
 
 async def dead_letters(client: Client, *, most: int = MOST_LOOKED_AT) -> DeadLetters:

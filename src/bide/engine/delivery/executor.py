@@ -296,7 +296,7 @@ class TopicExecutor:
         if self._runners:
             await asyncio.wait(self._runners, timeout=_LAST_WAIT)
         for delivery in self.running:
-            _log.error("%s/%s goes on although it was cancelled: nobody waits for it any more, and it is delivered "
+            _log.error("%s/%s goes on although it was cancelled: the worker ends without it, and it is delivered "
                        "again when its lease has ended", delivery.topic, delivery.key)  # fmt: skip
             delivery.over = True
 
@@ -335,7 +335,7 @@ def slots_to_lease(topics: Mapping[Topic, TopicSlots], slots: int, turn: int = 0
     opened = [topic for topic, its in topics.items() if its.free > 0]
     if free <= 0 or not opened:
         return {}
-    if len(topics) == 1:  # nobody to share with
+    if len(topics) == 1:  # there is none to share with
         return {opened[0]: min(free, topics[opened[0]].free)}
     begin = turn % len(opened)
     in_turn = opened[begin:] + opened[:begin]

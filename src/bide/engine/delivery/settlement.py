@@ -1,6 +1,6 @@
-"""From how a delivery ended to what the store is told: the retry policy, the deadline, the bound on losses.
+"""The policy that turns the end of a delivery into a settlement: retries, the deadline, the bound on losses.
 
-Functions of their arguments; all policy that decides whether a task lives on is here.
+Pure functions; all policy that decides whether a task lives on is here, and none in a store.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ def completion(record: Record, done: Done, keep: Retention, clock: Clock) -> Set
 def dead(
     record: Record, why: str, keep: Retention, now: Millis, *, failed: bool = False, trace: str = ""
 ) -> Settlement:
-    """The end without success; kept so long, for somebody to look at. `failed`: by a delivery, which counts."""
+    """The end without success, remembered by the retention for dead tasks. `failed`: count a failed delivery."""
     return Settlement(
         record.topic,
         record.key,
@@ -98,7 +98,7 @@ def dead(
 
 
 def release(record: Record) -> Settlement:
-    """The end of a lease that was not begun: due again at once, counting nothing."""
+    """Return a lease that was not begun: due again at once, counting nothing."""
     return Settlement(record.topic, record.key, record.token, OutcomeKind.DEFER, In(0))
 
 

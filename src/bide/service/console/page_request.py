@@ -217,7 +217,7 @@ class ConsoleContext(NamedTuple):
     instance: str
     """This instance's name among all that serve the store."""
     channel: WakeChannel
-    """How its worker and its desk hear of earlier wakes."""
+    """How its worker and its long poll are notified of earlier wakes."""
     access: Access
     overviews: Overviews
     """Shared by several pages, as `day` is: one query answers all of them. Their owner closes both."""
