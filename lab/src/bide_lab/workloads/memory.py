@@ -16,7 +16,7 @@ from typing import Any
 import msgspec
 
 from bide.cli.bench.plan import rounded, uncollected
-from bide.cli.bench.timers import OPERATIONS, Contestant, Ours, timed_round
+from bide.cli.bench.timers import OPERATIONS, BideTimer, Contestant, timed_round
 from bide_lab.journal import Figures, curve
 from bide_lab.processes import Step, processor_seconds, resident
 from bide_lab.strategy import now
@@ -76,7 +76,7 @@ async def cost_of(strategy: Any, size: int) -> dict[str, float]:
     first = items[:size]
     with uncollected():
         before = resident()
-        alike = [Ours(strategy.timer_of(0)) for _ in range(max(1, _ALIKE // size))]
+        alike = [BideTimer(strategy.timer_of(0)) for _ in range(max(1, _ALIKE // size))]
         for one in alike:
             one.advance(0)
             one.insert(first, times)

@@ -151,7 +151,7 @@ class _Growing:
 
     @asynccontextmanager
     async def listening(self) -> AsyncIterator[None]:
-        """As a worker does before it leases: a store on a server may ask for heads only after a notification."""
+        """Subscribe, as a worker does before it leases: some stores ask for heads only after a notification."""
         if not self._target.on_server or not isinstance(self._store, Notifies):
             yield
             return

@@ -77,7 +77,7 @@ class SqlServer(Target):
         return await self.ask(self._connection, statement, *arguments)
 
     async def make(self) -> None:
-        """By the store's own migrations."""
+        """Create the schema by the store's migrations."""
         store = store_maker(self.url, Settings())()
         assert isinstance(store, HasSchema)
         await store.migrate()

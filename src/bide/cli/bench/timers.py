@@ -35,7 +35,7 @@ class Contestant(Protocol):
     def advance(self, now: int) -> int: ...
 
 
-class Ours:
+class BideTimer:
     """A timer of bide."""
 
     def __init__(self, timer: Timer[int]) -> None:
@@ -119,9 +119,9 @@ async def timers(plan: Plan, limit: Limit) -> Report:
 def _at_size(size: int) -> tuple[dict[str, dict[str, float]], list[str]]:
     by_call_at = CallAt()
     contestants: dict[str, Contestant] = {
-        "heap": Ours(HeapTimer[int]()),
-        "hashed": Ours(HashedWheel[int]()),
-        "hierarchical": Ours(HierarchicalWheel[int]()),
+        "heap": BideTimer(HeapTimer[int]()),
+        "hashed": BideTimer(HashedWheel[int]()),
+        "hierarchical": BideTimer(HierarchicalWheel[int]()),
         "call_at": by_call_at,
     }
     taken = {name: {operation: list[float]() for operation in OPERATIONS} for name in contestants}

@@ -193,8 +193,8 @@ class Metrics(Instrument):
         """Count the rows of one more table, or of one more worker on it."""
         self._tables.append((table, stats))
 
-    def observe(self, record: Record, told: Settlement) -> None:
-        self.settled(record.topic, told.verdict)
+    def observe(self, record: Record, settlement: Settlement) -> None:
+        self.settled(record.topic, settlement.verdict)
 
     # --- reported by its owner
 
