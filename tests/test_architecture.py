@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import importlib.metadata
+import re
 import subprocess
 import sys
 import tomllib
@@ -320,6 +321,21 @@ def test_no_import_circle() -> None:
         tuple(TopologicalSorter(graph).static_order())
     except CycleError as error:
         pytest.fail(" -> ".join(error.args[1]))
+
+
+DIALECT = re.compile(r"\b(tidings?|whoever|whomever|befalls?|lest|seldom|dearer|desk|keeper)\b", re.IGNORECASE)
+
+
+@pytest.mark.parametrize("root", EVERY, ids=named)
+def test_the_code_speaks_plain_english(root: Path) -> None:
+    """Words of an older vocabulary, for which there are usual ones: notification, any caller, fault, long poll."""
+    found = [
+        f"{named(path)}:{number} {match[0]}"
+        for path in sorted(root.rglob("*.py"))
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1)
+        if (match := DIALECT.search(line))
+    ]
+    assert not found, "\n".join(found)
 
 
 def test_public_names() -> None:

@@ -350,7 +350,7 @@ async def test_a_rollback_takes_back_whole_groups(shop: Shop) -> None:
 
 
 async def test_a_commit_of_the_callers_wakes_the_worker_in_the_same_process(tmp_path: Path) -> None:
-    """Nobody tells us of that commit; the file's own tidings do, long before the longest sleep is over."""
+    """Nobody tells us of that commit; the file's own notifications do, long before the longest sleep is over."""
     app, ran = Bide(f"sqlite:///{tmp_path}/shop.db", max_sleep="1h"), list[int]()
 
     @app.handler("order.cancel")

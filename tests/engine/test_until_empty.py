@@ -56,7 +56,7 @@ def test_it_waits_for_the_last_and_for_every_retry_of_it(virtual: Tell) -> None:
 
 
 def test_asked_again_right_after_a_schedule_it_waits_again(virtual: Tell) -> None:
-    """What it knew before the schedule counts no more, whether or not the tidings have come yet."""
+    """What it knew before the schedule counts no more, whether or not the notifications have come yet."""
 
     async def story(world: World) -> None:
         app, ended = world.app(), []
@@ -76,7 +76,7 @@ def test_asked_again_right_after_a_schedule_it_waits_again(virtual: Tell) -> Non
     virtual(story)
 
 
-def test_also_when_the_tidings_are_lost(virtual: Tell) -> None:
+def test_also_when_the_notifications_are_lost(virtual: Tell) -> None:
     async def story(world: World) -> None:
         world.store.deaf = True
         app, ended = world.app(max_sleep="1h"), []

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from tests.engine.conftest import Tell, World
 
 
-def test_a_tiding_an_alarm_and_the_cap_are_told_apart(virtual: Tell) -> None:
+def test_a_notification_an_alarm_and_the_cap_are_told_apart(virtual: Tell) -> None:
     async def story(world: World) -> None:
         app = world.app(max_sleep="5s")
         fired: list[int] = []
@@ -30,14 +30,14 @@ def test_a_tiding_an_alarm_and_the_cap_are_told_apart(virtual: Tell) -> None:
             await post.schedule(None, key="known", delay="2s")
             async with app.worker() as worker:
                 await world.until(lambda: len(fired) == 1)
-                assert (worker.wakes.by_alarm, worker.wakes.by_tiding, worker.wakes.by_cap) == (1, 0, 0)
+                assert (worker.wakes.by_alarm, worker.wakes.by_notification, worker.wakes.by_cap) == (1, 0, 0)
                 await post.schedule(None, key="told", delay="3s")
                 await world.until(lambda: len(fired) == 2)
-                assert (worker.wakes.by_alarm, worker.wakes.by_tiding, worker.wakes.by_cap) == (1, 1, 0)
-                assert worker.wakes.tidings == 1
+                assert (worker.wakes.by_alarm, worker.wakes.by_notification, worker.wakes.by_cap) == (1, 1, 0)
+                assert worker.wakes.notifications == 1
                 assert worker.wakes.heard_at is not None
                 await world.pause(25)
-                assert (worker.wakes.by_alarm, worker.wakes.by_tiding) == (1, 1)
+                assert (worker.wakes.by_alarm, worker.wakes.by_notification) == (1, 1)
                 assert worker.wakes.by_cap in (4, 5)
                 assert worker.wakes.missed == 0
 
@@ -60,7 +60,7 @@ def test_what_was_due_during_a_whole_sleep_was_missed(virtual: Tell) -> None:
             await world.until(lambda: len(fired) == 1)
             assert fired == [10_000]
             assert worker.wakes.missed == 1
-            assert worker.wakes.tidings == 0
+            assert worker.wakes.notifications == 0
             await world.pause(20)
             assert worker.wakes.missed == 1
 

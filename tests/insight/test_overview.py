@@ -422,7 +422,7 @@ def test_missed_wake_ups_are_a_warning_for_a_while(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr("bide.engine.registry.time.monotonic", lambda: at[0])
     channel = WakeChannel()
     assert channel.look(notifies=True).heard_ago is None
-    one, other = Wakes(), Wakes(tidings=3, heard_at=990.0)
+    one, other = Wakes(), Wakes(notifications=3, heard_at=990.0)
     channel.working(one)
     channel.working(other)
     found = channel.look(notifies=True)

@@ -348,10 +348,10 @@ async def test_webhooks_requests_polls_and_streams(measured: Measured) -> None:
 async def test_wakes_and_dropped_events_are_added_up(measured: Measured) -> None:
     from bide.ports import Wakes
 
-    measured.metrics.working(Wakes(tidings=2, by_tiding=1, by_alarm=3, by_cap=4, missed=1))
+    measured.metrics.working(Wakes(notifications=2, by_notification=1, by_alarm=3, by_cap=4, missed=1))
     await measured.scrape()
     assert measured("bide_notification_age_seconds") is None
-    measured.metrics.working(Wakes(tidings=1, heard_at=0.0, by_cap=1))
+    measured.metrics.working(Wakes(notifications=1, heard_at=0.0, by_cap=1))
     measured.app.recorder.dropped = 5
     await measured.scrape()
     assert measured("bide_notifications_total") == 3

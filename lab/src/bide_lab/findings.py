@@ -94,7 +94,7 @@ class Row:
 
 
 class Better(NamedTuple):
-    """A measure on which somebody is ahead of bide, and of every store that bide was measured on."""
+    """A measure on which a strategy is ahead of bide on every store that bide was measured on."""
 
     measure: Measure
     bide: str

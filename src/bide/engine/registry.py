@@ -210,7 +210,7 @@ class WakeChannel(Instrument):
             self._missed, self._missed_at = missed, now
         heard_at = max((one.heard_at for one in self._wakes if one.heard_at is not None), default=None)
         return Channel(
-            notifies, len(self._wakes), sum(one.tidings for one in self._wakes),
+            notifies, len(self._wakes), sum(one.notifications for one in self._wakes),
             None if heard_at is None else now - heard_at, missed,
             self._missed_at is not None and now - self._missed_at < _LATELY,
         )  # fmt: skip

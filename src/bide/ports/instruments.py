@@ -17,11 +17,11 @@ from bide.ports.store import Store
 class Wakes(Struct):
     """Counts of how the sleeps of one loop ended. A sleep that was cut short for a free slot is in none."""
 
-    tidings: int = 0
+    notifications: int = 0
     """Wake-ups heard, also those that were no earlier than what was known."""
     heard_at: float | None = None
     """When the last one was heard, by `time.monotonic()`; None: none yet."""
-    by_tiding: int = 0
+    by_notification: int = 0
     """Sleeps that ended at a time that a wake-up told."""
     by_alarm: int = 0
     """Sleeps that ended at a time that the last lease told."""

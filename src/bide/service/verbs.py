@@ -347,7 +347,7 @@ class ConsumerVerbs:
         self._lease = lease
 
     async def lease(self, request: Request) -> Reply:
-        """Lease tasks, waiting at the desk until the client disconnects or the caller loses access."""
+        """Lease tasks, waiting in the long poll until the client disconnects or the caller loses access."""
         ask: schemas.LeaseRequest = asked(request, "lease")
         room = {check_topic(topic, "topics"): count for topic, count in ask.topics.items()}
         request.caller.check_all(Verb.WORK, room)

@@ -257,7 +257,7 @@ class _Parcel:
 
 
 class _Link:
-    """One connection: in each direction somebody who reads and judges, and somebody who passes on when it is due."""
+    """One connection: in each direction a task that reads and judges, and one that passes on when it is due."""
 
     def __init__(
         self,
@@ -393,4 +393,4 @@ async def _bound(port: int) -> socket.socket:
             await asyncio.sleep(0.001)
         else:
             return taken
-    raise OSError(f"somebody else has port {port}")
+    raise OSError(f"another program has port {port}")

@@ -47,7 +47,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         return events
 
     def _wait_for_others(self) -> list[Any]:
-        """Nothing here will ever happen by itself. Somebody else's thread may yet wake the loop: give it a second."""
+        """Nothing here will ever happen by itself. Another thread may yet wake the loop: give it a second."""
         self.stuck += 1
         if self.stuck > _PATIENCE:
             raise RuntimeError("deadlock: every coroutine waits, no timer is set and no thread is at work")

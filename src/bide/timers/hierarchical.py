@@ -23,8 +23,8 @@ integer of at most 1,500 bits, and neither idle time nor a jump over a year visi
 items spread over an hour that is 18,000 items once in 65 s, and takes 20 ms. Linux gave this up in 4.8 and rounds
 far timers to their bucket, since kernel timers are nearly always cancelled; bide promises the millisecond.
 
-**Base 256**, where tokio has 64: filing again is expensive in Python and a wide bit map is cheap, so fewer and wider
-levels are better here; still wider ones (1024) would file 290,000 items at once in the case above.
+**Base 256**, where tokio has 64: placing an item again is expensive in Python and a wide bit map is cheap, so fewer and
+wider levels are better here; still wider ones (1024) would file 290,000 items at once in the case above.
 
 Sources: G. Varghese and A. Lauck, "Hashed and Hierarchical Timing Wheels", SOSP 1987, scheme 7; the bit map and the
 "highest differing digit" as in tokio's time driver; Kafka's purgatory keeps a heap of buckets to the same end.

@@ -168,5 +168,5 @@ async def test_a_rolled_back_wake_does_not_swallow_the_next(shop: Shop) -> None:
         await caller.verb(shop.app, "schedule", "order.close", key="1", delay="500ms")
         await caller.rollback()
         await shop.app.schedule("order.close", key="1", delay="500ms")
-        await until(lambda: bool(heard), "tidings of what was scheduled after all")
+        await until(lambda: bool(heard), "notifications of what was scheduled after all")
         await listening.close()

@@ -1,4 +1,4 @@
-"""`rediss://`: everything over TLS, tidings too; a server that cannot prove who it is, is refused."""
+"""`rediss://`: everything over TLS, notifications too; a server that cannot prove who it is, is refused."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def proofs(folder: Path) -> str:
     return f"&ssl_ca_certs={folder / 'ca.crt'}&ssl_certfile={folder / 'server.crt'}&ssl_keyfile={folder / 'server.key'}"
 
 
-async def test_tasks_and_tidings_go_over_tls(secure: tuple[str, Path], open_store: OpensStore) -> None:
+async def test_tasks_and_notifications_go_over_tls(secure: tuple[str, Path], open_store: OpensStore) -> None:
     url, folder = secure
     store = await open_store(url, query=proofs(folder))
     writing = await open_store(url, query=proofs(folder))

@@ -96,7 +96,7 @@ async def test_what_a_change_moves_beside_it_is_told_of(database: Database, url:
     async with database.holding(url, "b"):
         moved, later = await store.change([Move("t", name, At(NOW + 400)) for name in "ab"], now=NOW)
         assert (moved.result, later.done()) == (Result.MOVED, False)
-        await until(lambda: NOW + 400 in heard, "tidings of the task that was moved")
+        await until(lambda: NOW + 400 in heard, "notifications of the task that was moved")
         assert not later.done()
     assert (await later).result is Result.MOVED
     await listening.close()

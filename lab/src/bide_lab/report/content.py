@@ -110,7 +110,7 @@ def flaw_table(rows: Iterable[Row]) -> Table:
 
 
 def ahead(found: Findings) -> str | Table:
-    """A line for each measure: bide's best row, and whoever is ahead of that; or that nobody is on any."""
+    """A line for each measure: bide's best row, and each strategy that is ahead of it; or that none is."""
     if not found.better:
         bide = any(row.measured for row in found.bide)
         return "Nowhere in this run." if bide else "bide was not measured in this run, so nothing can be said."

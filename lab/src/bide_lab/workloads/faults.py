@@ -147,7 +147,7 @@ async def failover(trial: Trial, *, quick: bool) -> Figures:
 
 @workload(alone=False, senseless=unless(lambda one: one.time_out, "nothing is given out again after a time-out"))
 async def beyond(trial: Trial, *, quick: bool) -> Figures:
-    """100 tasks due in 2.5 s, where whoever holds one for 1 s has it given out again."""
+    """100 tasks due in 2.5 s, where one that is held for 1 s is given out again."""
     time_out = 1.0
     trial.option(hold=time_out)
     count, ahead = (100, 2_500) if quick else (1_000, 5_500)

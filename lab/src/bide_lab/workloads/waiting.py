@@ -156,7 +156,7 @@ async def _size(kind: str, url: str) -> int | None:
 def servers_of(urls: Mapping[str, str]) -> list[Path] | None:
     """The processes that listen on the ports of the URLs, as `/proc/7`; the eldest, where several share the socket.
 
-    None where one is not to be seen: on another machine, or somebody else's.
+    None where one is not to be seen: on another machine, or another user's.
     """
     ports = {port for url in urls.values() if (port := urlsplit(url).port)}
     sockets: dict[str, int] = {}

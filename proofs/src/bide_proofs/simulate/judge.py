@@ -40,7 +40,7 @@ from bide_proofs.simulate.world import Played
 LATE: Millis = 60
 """Of a delivery in the calm: the journeys of a wake-up and of a lease, and whole milliseconds on both sides."""
 _PER_SECOND = 3.0
-"""Calls to one shard by what a worker does all the time: presence, pauses, purge; and the keeper's."""
+"""Calls to one shard by what a worker does all the time: presence, pauses, purge; and the lease extender's."""
 _PER_DELIVERY = 6.0
 _LONGEST_KEPT: Millis = 20_000
 """For tasks that end dead; all others are kept for a shorter time."""

@@ -264,7 +264,7 @@ class Slot:
         self._client, self._ends = None, None
         process.start(self._work() if self.name.startswith("worker") else self._serve())
 
-    # --- what befalls it
+    # --- its faults
 
     def kill(self, step: Kill) -> None:
         if step.operation:

@@ -190,7 +190,7 @@ class PrivateServer(Server):
             await in_thread(self.end)
 
     def troubles(self) -> Mapping[str, Trouble]:
-        there = {name: befalls(self.victim, what) for name, what in _OF_ALL.items()}
+        there = {name: fault_on(self.victim, what) for name, what in _OF_ALL.items()}
         there |= {**self.further_troubles(), Common.CLOCK: self._clock_set}
         return {name: trouble for name, trouble in there.items() if name not in self.cannot}
 
@@ -218,12 +218,12 @@ class PrivateServer(Server):
         return f"set the server's clock {abs(jump):.1f} s {way}, and right again after {lasts:.1f} s"
 
 
-Befall: TypeAlias = Callable[[Any, random.Random, Wait], str]
+Happening: TypeAlias = Callable[[Any, random.Random, Wait], str]
 """Something that a server suffers: does it, mends it, and returns in words what it did."""
 
 
-def befalls(pick: Callable[[random.Random], Any], what: Befall) -> Trouble:
-    """The trouble that `what`, such as `killed`, befalls the server that is picked."""
+def fault_on(pick: Callable[[random.Random], Any], what: Happening) -> Trouble:
+    """The trouble in which `what`, such as `killed`, happens to the server that is picked."""
     return lambda chance, wait: what(pick(chance), chance, wait)
 
 
@@ -297,7 +297,7 @@ def disk_full(node: OnDisk, chance: random.Random, wait: Wait) -> str:
     return f"let the disk of {node.name} be full for {lasts:.1f} s with {used / 1e6:.1f} MB on it{end}"
 
 
-_OF_ALL: Mapping[str, Befall] = {
+_OF_ALL: Mapping[str, Happening] = {
     Common.KILL: killed, Common.RESTART: restarted, Common.STILL: stood_still, Common.CROWDED: crowded,
     Common.DISK: disk_full,
 }  # fmt: skip
@@ -356,7 +356,7 @@ class TorturedPair(PrivateServer):
 
     def further_troubles(self) -> Mapping[str, Trouble]:
         return {
-            f"kill -9 of the {self.follower}": befalls(lambda _: self.standby, killed),
+            f"kill -9 of the {self.follower}": fault_on(lambda _: self.standby, killed),
             Common.FAILOVER: self._failover,
         }
 

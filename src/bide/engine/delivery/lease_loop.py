@@ -73,7 +73,7 @@ class Waker:
 
     def notify(self, wake: Millis) -> None:
         """Something wakes at `wake`: it only ever shortens the sleep, also one that has not begun."""
-        self.wakes.tidings += 1
+        self.wakes.notifications += 1
         self.wakes.heard_at = time.monotonic()
         if self._notified is None or wake < self._notified:
             self._notified = wake
@@ -125,7 +125,7 @@ class Waker:
             self.capped = True
             self.wakes.by_cap += 1
         elif self._by_notification:
-            self.wakes.by_tiding += 1
+            self.wakes.by_notification += 1
         else:
             self.wakes.by_alarm += 1
 
@@ -199,7 +199,7 @@ class DescriptorAlarm:
         self._checked(self._libc.timerfd_settime(self._descriptor, 0, self._spec, None))
 
     def cancel(self) -> None:
-        """Costs nothing: it may ring once more, and whoever it calls reads the clock before it acts."""
+        """Costs nothing: it may ring once more, and the callee reads the clock before it acts."""
 
     def _readable(self) -> None:
         try:

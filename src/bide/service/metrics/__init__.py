@@ -284,10 +284,10 @@ class Metrics(Instrument):
         return {
             "bide_build_info": {(__version__, platform.python_version()): 1},
             "bide_table_rows_total": rows,
-            "bide_notifications_total": {(): sum(one.tidings for one in wakes)},
+            "bide_notifications_total": {(): sum(one.notifications for one in wakes)},
             "bide_notification_age_seconds": {(): time.monotonic() - max(heard_at)} if heard_at else {},
             "bide_wakeups_total": {
-                ("notification",): sum(one.by_tiding for one in wakes),
+                ("notification",): sum(one.by_notification for one in wakes),
                 ("alarm",): sum(one.by_alarm for one in wakes),
                 ("cap",): sum(one.by_cap for one in wakes),
             },

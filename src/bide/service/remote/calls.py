@@ -130,7 +130,7 @@ class ClientSessions:
         self._sessions: dict[str, ClientSession] = {}
         self._names: _LruByOwner[str] = _LruByOwner()
         self._answers: _LruByOwner[_CallSequence] = _LruByOwner()
-        """The lanes whose answer is kept."""
+        """The sequences whose last answer is kept."""
         self._under_way: set[asyncio.Task[Reply]] = set()
         self._most_bytes = most_bytes
         self._most_sessions = most_sessions

@@ -4,7 +4,7 @@ One JSON object a line, its kind under `type`. A history may come in several fil
 by `at`, nanoseconds of one clock that all of them see and that never jumps (CLOCK_MONOTONIC of one machine; the loop's
 time of a simulation). `clock` is the store's clock in milliseconds, as well as the writer knows it: see `Header.slack`.
 
-Whoever asks says so *before* it asks, and tells the answer *after* it came: what was really done lies between the two.
+A caller records a question *before* it asks, and the answer *after* it came: what was really done lies between the two.
 A question without an answer (`Failed` with `unknown`, or its process died) may have been done at any time after it was
 asked, once, or never. A question with `Failed` and not `unknown` was not done.
 
@@ -25,7 +25,7 @@ from bide.core.records import Due, OnConflict, OutcomeKind, Record, Result, Stat
 
 
 class Seen(Struct, frozen=True, gc=False, omit_defaults=True):
-    """A task as somebody was shown it: the fields of a record that the promises speak of."""
+    """A task as a caller was shown it: the fields of a record that the promises speak of."""
 
     id: str
     state: State
@@ -118,7 +118,7 @@ class Answered(Struct, frozen=True, tag="answered", gc=False, omit_defaults=True
 
 
 class Failed(Struct, frozen=True, tag="failed", gc=False, omit_defaults=True):
-    """The question, whoever asked it, was not answered."""
+    """The question was not answered."""
 
     call: int
     at: int

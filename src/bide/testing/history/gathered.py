@@ -3,10 +3,8 @@
 One pass, O(events). `Op` is one thing that was done, or seen, at one instant between its `asked` and its `answered`.
 These are places in the history, and no times: much may happen at one time, and the order of events is known.
 
-A task as it must be by now, as far as that can be known.
-
-What somebody was shown is a `Seen`. What nobody was shown is an `Unsure`: what is not known of it is `ANY`, or a range
-(earliest, latest).
+A task that a caller was shown is a `Seen`. One that no caller was shown is an `Unsure`, as far as it can be known: an
+unknown field is `ANY`, or a range (earliest, latest).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 Written apart from `bide.core.lifecycle`, so that what is broken there is found here. Every function takes the task as
 it was (None: there was none) and an operation with what was answered, and says None if that is right, else which
-promise it breaks and how: a text for `%` with its values, which is put together only if somebody reads it.
+promise it breaks and how: a text for `%` with its values, which is put together only if it is read.
 """
 
 from __future__ import annotations

@@ -82,14 +82,14 @@ class Search:
         self.ops = sorted(told.ops, key=attrgetter("asked"))
         tokens: dict[int, int] = {}
         self.written: set[int] = set()
-        """The versions that somebody was told to have made: who is shown one of them comes after."""
+        """The versions that an answer reported as made: an operation that is shown one of them comes after."""
         for op in self.ops:
             if op.kind <= SHOWN:
                 tokens[op.token] = tokens.get(op.token, 0) + 1
                 if op.kind <= LAST_WRITE:
                     self.written.add(op.token)
         self.groups = sorted(tokens.items())
-        """The versions that somebody was shown, in their order, and by how many operations."""
+        """The versions that operations were shown, in their order, and by how many operations."""
         self.stuck: Stuck | None = None
         # where an order stands
         self.task: Task | None = None
@@ -333,7 +333,7 @@ class Unseen:
             if life is not None and (life or (type(lost) is ev.Asked and lost.asks is Asks.REDRIVE)):
                 self._begun.setdefault(life, set()).add(lost.call)
         self._told = frozenset(told.leases)
-        """The tokens of the leases that somebody was told of."""
+        """The tokens of the leases that an answer reported."""
         self._gave = {op.ask.call for op in told.leases.values()}  # type: ignore[union-attr]
         self.any = bool(told.lost or leasings[0].in_order)
         """True if any question was lost."""
@@ -545,7 +545,7 @@ class Unseen:
             if place > at.soonest:
                 break
             if type(lost) is ev.Asked and lost.call not in at.used:
-                # a version that nobody told of here, and somebody knew; and a change that only a lease lets through
+                # a version that no answer here reported, and a caller knew; and a change that only a lease lets through
                 if lost.if_token is not None and at.last < lost.if_token < token:
                     return True
                 if lost.on_conflict is OnConflict.LATEST and task.state is _WAITING:

@@ -1,4 +1,4 @@
-"""The contract of a store, as tests: whoever passes them all is one.
+"""The contract of a store, as tests: an object that passes them all is a store.
 
 Bind it to a store of your own (with pytest and pytest-asyncio installed):
 

@@ -123,7 +123,7 @@ class Opening(SuiteBase):
         held = await take(rival)
         [answer] = await change_all(store, [Move("t", "k", In(0))])
         assert (answer.result, answer.record) == (Result.UNDER_WAY, held)
-        assert await settle(store, done(held)), "a lease is settled by whoever knows its token"
+        assert await settle(store, done(held)), "knowing its token is enough to settle a lease"
         assert await look(rival, record) is None
 
     async def test_twenty_clients_can_open_a_new_store_at_once(self, tmp_path: Path) -> None:

@@ -122,7 +122,7 @@ class InMemoryEta(RedisStrategy):
             pool.release()
 
     async def _restore(self) -> None:
-        """Put back what was fetched too long ago, whoever holds it."""
+        """Put back what was fetched too long ago, by any holder."""
         if await self.redis.set(self._mutex, 1, nx=True, px=max(100, round(self._visible * 1000 / _SCANS))):
             ceiling = now() - round(self._visible * 1000)
             for tag in await self.redis.zrevrangebyscore(self._index, ceiling, 0):

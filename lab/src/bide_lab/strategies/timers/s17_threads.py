@@ -72,7 +72,7 @@ class ThreadEach(Strategy):
         return True
 
     def _fire(self, key: str, due: int) -> None:
-        with self._lock:  # whoever takes it out has it: this thread, or a cancel that comes at the last moment
+        with self._lock:  # the one that takes it out has it: this thread, or a cancel that comes at the last moment
             if self._timers.get(key) is not threading.current_thread():
                 return
             del self._timers[key]

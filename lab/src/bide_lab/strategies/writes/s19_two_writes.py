@@ -16,7 +16,7 @@ _TRIES = 3
 _PAUSE = 0.05
 """Seconds before the second write is tried again."""
 _ALARM_AFTER = 5
-"""Tries of the compensating daemon after which somebody is told; it goes on trying."""
+"""Tries of the compensating daemon after which an alert is raised; it goes on trying."""
 _PAGE = 100
 _CONNECTIONS = 16
 """To PostgreSQL, of one process."""

@@ -97,7 +97,7 @@ class HashedShards(RedisStrategy):
         await together(*(poll(_PERIOD, partial(self._hold, shard)) for shard in range(_SHARDS)))
 
     async def _hold(self, shard: int) -> None:
-        """Poll the shard while the lock is ours; wait for it while it is somebody else's."""
+        """Poll the shard while the lock is ours; wait for it while another consumer has it."""
         lock, milliseconds = self.key(f"lock:{shard}"), round(_LOCK * 1000)
         if not await self.redis.set(lock, self._me, nx=True, px=milliseconds):
             return

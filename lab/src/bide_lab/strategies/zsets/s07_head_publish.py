@@ -1,4 +1,4 @@
-"""S7: whoever puts the earliest task tells the listeners its time, and they set their timers."""
+"""S7: a client that puts the earliest task tells the listeners its time, and they set their timers."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Private servers to be tortured: those of `bide_proofs.servers`, behind proxies and with what befalls them.
+"""Private servers to be tortured: those of `bide_proofs.servers`, behind proxies and with their faults.
 
 What they run is what bide's documents recommend. Nothing that was not started here is touched.
 """

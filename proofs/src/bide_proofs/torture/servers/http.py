@@ -9,7 +9,7 @@ from typing import Any
 
 from bide_proofs.servers.process import HOST
 from bide_proofs.servers.server import ServiceProcess, start_all, stop_all
-from bide_proofs.torture.server import PrivateServer, Trouble, befalls, killed, restarted, stood_still
+from bide_proofs.torture.server import PrivateServer, Trouble, fault_on, killed, restarted, stood_still
 
 
 class TorturedService(PrivateServer):
@@ -52,9 +52,9 @@ class TorturedService(PrivateServer):
             return chance.choice(self.instances)
 
         return {
-            "kill -9 of an instance": befalls(one, killed),
-            "restart of an instance": befalls(one, restarted),
-            "SIGSTOP of an instance": befalls(one, stood_still),
+            "kill -9 of an instance": fault_on(one, killed),
+            "restart of an instance": fault_on(one, restarted),
+            "SIGSTOP of an instance": fault_on(one, stood_still),
             **self.store.troubles(),
         }
 

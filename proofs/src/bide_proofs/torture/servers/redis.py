@@ -1,6 +1,6 @@
 """Redis, alone, as a Cluster and under Sentinel: a failover loses nothing that was answered.
 
-What befalls the clients' connections befalls neither replication nor those who watch over it.
+Faults of the clients' connections reach neither replication nor the sentinels.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from bide_proofs.torture.server import (
     PrivateServer,
     Trouble,
     Wait,
-    befalls,
+    fault_on,
     killed,
 )
 
@@ -43,7 +43,7 @@ _ROOM = (-200_000, 0, 20_000)
 """Bytes of memory that are left to a server that is full, or will be in a moment; fewer than none, and nothing is taken
 until some of what is there is done."""
 _WHOLE = (
-    "replication not; a failover befalls a master whose writes are paused (CLIENT PAUSE) until its replicas have all "
+    "replication not; a failover strikes a master whose writes are paused (CLIENT PAUSE) until its replicas have all "
     "that it has, since Redis promises nothing about what they lack"
 )
 _PAUSE = 120_000
@@ -143,7 +143,7 @@ class TorturedRedis(TorturedOfRedis):
 class TorturedReplicas(TorturedOfRedis):
     """Masters with replicas, each behind a proxy; they replicate past it.
 
-    A failover befalls a master whose replicas have all that it has: Redis promises nothing about what they lack.
+    A failover strikes a master whose replicas have all that it has: Redis promises nothing about what they lack.
     """
 
     durability = f"{DURABILITY}; a failover keeps what the replicas had"
@@ -165,7 +165,7 @@ class TorturedReplicas(TorturedOfRedis):
 
         return {
             **super().further_troubles(),
-            "kill -9 of a replica": befalls(replica, killed),
+            "kill -9 of a replica": fault_on(replica, killed),
             Common.FAILOVER: self.failover,
             Common.HAND_OVER: self.hand_over,
         }
@@ -342,7 +342,7 @@ class TorturedSentinel(TorturedReplicas):
         await super().stop()
 
     def further_troubles(self) -> Mapping[str, Trouble]:
-        sentinel = befalls(lambda chance: chance.choice(self.server.sentinels), killed)
+        sentinel = fault_on(lambda chance: chance.choice(self.server.sentinels), killed)
         return {**super().further_troubles(), "kill -9 of a Sentinel": sentinel}
 
     def prepare_return(self, old: RedisServer, new: RedisServer) -> None:

@@ -48,7 +48,7 @@ CREATE TABLE IF NOT EXISTS {task} (
 --;
 -- What was leased together: one row for the tasks of one topic in one call, however many they are.
 -- until: none of them is lost before. If their leases are extended it stays, and when its time has come who looks writes
--- down anew what is still held. Whoever settles the last of them takes the row away.
+-- down anew what is still held. The call that settles the last of them removes the row.
 -- tasks: the row of each and the token of its lease, as MessagePack. If the task has another token, or is not leased any
 -- more, this lease of it is over for good.
 CREATE TABLE IF NOT EXISTS {lease} (
