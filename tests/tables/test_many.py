@@ -129,9 +129,9 @@ async def test_they_share_few_connections(place: Place, monkeypatch: pytest.Monk
     for kind in TableConnections.__subclasses__():
         connect: Any = kind._connect
 
-        async def counted(self: Any, *, looking: bool, _connect: Any = connect) -> Any:
-            made_there.append("looks" if looking else "fires")
-            return await _connect(self, looking=looking)
+        async def counted(self: Any, *, polling: bool, _connect: Any = connect) -> Any:
+            made_there.append("polls" if polling else "fires")
+            return await _connect(self, polling=polling)
 
         monkeypatch.setattr(kind, "_connect", counted)
     app = await place.app() if own else Bide("memory:")
@@ -156,7 +156,7 @@ async def test_they_share_few_connections(place: Place, monkeypatch: pytest.Monk
         await worker.until_empty()
         assert sum(table.stats.fired for table in worker.tables) == 3 * MANY
     assert most == (2 if place.holds_rows else 1)
-    assert made_there.count("looks") == int(place.holds_rows)
+    assert made_there.count("polls") == int(place.holds_rows)
     assert made_there.count("fires") <= 2
 
 
