@@ -61,7 +61,7 @@ class Says(Transport):
 def impatient() -> Iterator[None]:
     """Nobody waits for a better answer to come."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(http_store, "Link", Says)
+        patch.setattr(http_store, "Transport", Says)
         patch.setattr(calls, "_AT_FIRST", 0.0)
         yield
 
