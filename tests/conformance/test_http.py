@@ -18,8 +18,7 @@ from bide.stores.sqlite import SqliteStore
 from bide.testing.store_machine import play
 from bide.testing.store_suite import StoreSuite
 from bide.testing.store_suite.base import SuiteBase
-from bide.testing.store_suite.capabilities import Listening
-from bide.testing.store_suite.keeping import Opening, Remembering
+from bide.testing.store_suite.capabilities import Listening, Opening, Remembering
 from bide.testing.store_suite.racing import Batches, OddInput
 
 

@@ -15,13 +15,11 @@ argument of every call.
 
 from __future__ import annotations
 
-from bide.testing.store_suite.capabilities import Announcing, Joining, Listening
-from bide.testing.store_suite.clients import Changing, Scheduling
+from bide.testing.store_suite.capabilities import Announcing, Joining, Listening, Opening, Remembering, Retention
 from bide.testing.store_suite.delivering import Extending, Fairness, Identity, Leasing, Settling, Tokens
 from bide.testing.store_suite.finding import Counting, Finding
-from bide.testing.store_suite.keeping import Opening, Remembering, Retention
 from bide.testing.store_suite.racing import Batches, OddInput, Racing
-from bide.testing.store_suite.table import EveryCell
+from bide.testing.store_suite.verbs import Changing, EveryCell, Scheduling
 
 __all__ = ["StoreSuite"]
 

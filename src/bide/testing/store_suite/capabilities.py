@@ -1,19 +1,25 @@
-"""Capabilities that only some stores have; skipped where there is none: notifications, presence, joining."""
+"""Durability, retention, and the optional capabilities: notifications, presence, transactions, the log of events.
+
+A test of a capability is skipped if the store does not have it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
 
-from bide.core.errors import BadInput
+from bide.core.errors import BadInput, StoreUnavailable
+from bide.core.events import Event, EventKind
 from bide.core.instants import Millis
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Filter, In, Move, Page, Redrive, Ref, Result, State
-from bide.ports import JoinsTransaction, Store, WorkerRegistry
+from bide.core.records import At, Cancel, Change, Filter, In, Lease, Move, OnConflict, Page, Redrive, Ref, Result, State
+from bide.ports import JoinsTransaction, KeepsEvents, Store, WorkerRegistry
 from bide.testing.store_suite.base import (
     DAY,
     HOUR,
@@ -24,11 +30,16 @@ from bide.testing.store_suite.base import (
     SECOND,
     Notices,
     SuiteBase,
+    add_all,
     again,
     bring,
+    change_all,
+    dead,
     defer,
     do,
     done,
+    lease,
+    listed,
     look,
     new,
     notified,
@@ -39,6 +50,7 @@ from bide.testing.store_suite.base import (
     retry,
     see,
     settle,
+    settle_all,
     take,
     until,
 )
@@ -354,3 +366,310 @@ class Joining(SuiteBase):
             assert again.result is Result.CREATED
         assert await see(store, Ref("t", "k")) == again.record
         assert (await take(store)).token > tokens[-1]
+
+
+class Opening(SuiteBase):
+    """P2: what was acknowledged is there again, within the store's stated durability."""
+
+    async def test_it_is_a_store(self, store: Store) -> None:
+        assert isinstance(store, Store)
+
+    async def test_a_second_close_does_nothing(self, store: Store) -> None:
+        await store.close()
+        await store.close()
+
+    async def test_a_closed_store_is_unavailable(self, store: Store) -> None:
+        await put_one(store)
+        await store.close()
+        calls: list[Callable[[], Awaitable[object]]] = [
+            lambda: store.add([new()], now=NOW),
+            lambda: store.change([Cancel("t", "k")], now=NOW),
+            lambda: store.get([Ref("t", "k")]),
+            lambda: store.find(Filter(), Page()),
+            lambda: store.tally(),
+            lambda: lease(store),
+            lambda: store.extend([Lease("t", "k", 1)], now=NOW, until=NOW),
+            lambda: store.settle([], now=NOW),
+            lambda: store.purge(now=NOW, limit=1),
+        ]
+        for call in calls:
+            with pytest.raises(StoreUnavailable):
+                await call()
+
+    async def test_two_stores_of_different_places_share_nothing(self, store: Store, tmp_path: Path) -> None:
+        (tmp_path / "elsewhere").mkdir()
+        other = await self.make_store(tmp_path / "elsewhere")
+        await other.open()
+        try:
+            await put_one(store)
+            assert await listed(other, Filter()) == []
+        finally:
+            await other.close()
+
+    async def test_every_state_survives_a_close(self, store: Store, tmp_path: Path) -> None:
+        if not self.durable:
+            pytest.skip("this store ends with its process")
+        for state in State:
+            await bring(store, state, topic=state.value, group="g")
+        await put_one(store, new("far", due=At(NOW + 400 * DAY), deadline=KEPT * 2, options=b"\x80"))
+        before = await listed(store, Filter())
+        await store.close()
+        again = await self.peer(store, tmp_path)
+        try:
+            assert await listed(again, Filter()) == before
+            assert len(await listed(again, Filter(group="g"))) == 5
+            held = await see(again, Ref("leased", "k"))
+            assert await settle(again, done(held)), "a lease outlives the connection it was taken on"
+            assert (await take(again, topic="waiting")).attempt == 1
+            assert await again.purge(now=KEPT, limit=100) == 3
+        finally:
+            await again.close()
+
+    async def test_a_token_rises_also_across_a_close(self, store: Store, tmp_path: Path) -> None:
+        if not self.durable:
+            pytest.skip("this store ends with its process")
+        last = 0
+        for _ in range(3):
+            opened = await self.peer(store, tmp_path)
+            try:
+                await put_one(opened, now=NOW)
+                held = await take(opened)
+                assert held.token > last
+                last = held.token
+                assert await settle(opened, done(held)), "and nothing of the task itself is left to go by"
+            finally:
+                await opened.close()
+
+    async def test_what_one_client_did_another_sees_at_once(self, store: Store, rival: Store) -> None:
+        if not self.durable:
+            pytest.skip("this store has one client")
+        record = await put_one(store)
+        assert await look(rival, record) == record
+        held = await take(rival)
+        [answer] = await change_all(store, [Move("t", "k", In(0))])
+        assert (answer.result, answer.record) == (Result.UNDER_WAY, held)
+        assert await settle(store, done(held)), "knowing its token is enough to settle a lease"
+        assert await look(rival, record) is None
+
+    async def test_twenty_clients_can_open_a_new_store_at_once(self, tmp_path: Path) -> None:
+        if not self.durable:
+            pytest.skip("this store has one client")
+        stores = [await self.make_store(tmp_path) for _ in range(20)]
+        try:
+            await asyncio.gather(*(store.open() for store in stores))
+            await asyncio.gather(*(put_one(store, new(str(number))) for number, store in enumerate(stores)))
+            for store in stores:
+                assert len(await listed(store, Filter())) == 20
+        finally:
+            await asyncio.gather(*(store.close() for store in stores))
+
+    async def test_an_open_store_has_the_schema_that_the_code_wants(self, store: Store) -> None:
+        if (schema := store.features.schema) is None:
+            pytest.skip("this store has no schema")
+        found, wanted = await schema.schema_version()
+        assert found == wanted
+        await schema.migrate()
+        assert await schema.schema_version() == (found, wanted)
+
+    async def test_a_store_with_a_clock_tells_it(self, store: Store) -> None:
+        if (clock := store.features.clock) is None:
+            pytest.skip("this store has no clock of its own")
+        began = time.monotonic()
+        first, second = await clock.time(), await clock.time()
+        took = (time.monotonic() - began) * 1000  # each is an estimate, as good as its round trip
+        assert 1_600_000_000_000 < first <= second + took + 1
+
+
+ENDED = [State.DONE, State.CANCELLED, State.DEAD]
+
+
+class Retention(SuiteBase):
+    """P10: nothing is left behind, once a task has ended and its retention has passed."""
+
+    @pytest.mark.parametrize("keep_until", [0, NOW - 1, NOW])
+    @pytest.mark.parametrize("state", ENDED, ids=str)
+    async def test_what_need_not_be_kept_is_forgotten_in_the_same_transition(
+        self, store: Store, state: State, keep_until: int
+    ) -> None:
+        await put_one(store, new(group="g"))
+        if state is State.CANCELLED:
+            assert (await do(store, Cancel("t", "k", keep_until))).result is Result.CANCELLED
+        else:
+            held = await take(store)
+            outcome = done(held, keep_until=keep_until) if state is State.DONE else dead(held, keep_until=keep_until)
+            assert await settle(store, outcome)
+        await self._nothing_left(store, Ref("t", "k"))
+        assert await store.purge(now=NOW + DAY, limit=10) == 0
+
+    @pytest.mark.parametrize("state", ENDED, ids=str)
+    async def test_what_is_kept_is_there_until_its_time_and_not_a_moment_longer(
+        self, store: Store, state: State
+    ) -> None:
+        record = await bring(store, state, keep_until=NOW + HOUR)
+        assert record is not None
+        assert record.keep_until == NOW + HOUR
+        assert await store.purge(now=NOW + HOUR - 1, limit=10) == 0
+        assert await see(store, record) == record
+        assert await store.purge(now=NOW + HOUR, limit=10) == 1
+        await self._nothing_left(store, Ref("t", "k"))
+
+    @pytest.mark.parametrize("state", ENDED, ids=str)
+    async def test_from_its_time_on_it_is_gone_for_every_verb_whether_or_not_it_was_purged(
+        self, store: Store, state: State
+    ) -> None:
+        ended = await bring(store, state, group="g", keep_until=NOW + HOUR)
+        assert ended is not None
+        asked: list[Change] = [Move("t", "k", In(0)), Cancel("t", "k"), Redrive("t", "k", new_id(), In(0))]
+        last, end = NOW + HOUR - 1, NOW + HOUR
+        words = {(await do(store, one, now=last)).result for one in asked if state is not State.DEAD}
+        assert words <= {Result.FINISHED}, "a moment before"
+        for one in asked:
+            answer = await do(store, one, now=end)
+            assert (answer.result, answer.record) == (Result.NOT_FOUND, None)
+        for number, mode in enumerate(OnConflict):
+            key = f"{mode}"
+            before = await bring(store, state, key, topic=key, group="g", keep_until=NOW + HOUR)
+            assert before is not None
+            task = new(key, topic=key, group="h", due=At(end + number), on_conflict=mode)
+            [answer] = await add_all(store, [task], now=end)
+            assert (answer.result, answer.was) == (Result.CREATED, None), mode
+            after = record_of(answer)
+            assert after == await see(store, before)
+            assert after.token > before.token, "a new life is newer than what it lies over"
+        assert [one.topic for one in await listed(store, Filter(group="g"))] == ["t"]
+        assert {one.state for one in await listed(store, Filter(group="h"))} == {State.WAITING}
+        assert await store.purge(now=end, limit=100) == 1, "the one that was left, and none that lives again"
+        assert len(await listed(store, Filter(group="h"))) == len(OnConflict)
+
+    async def test_purge_keeps_to_its_limit_and_takes_the_rest_next_time(self, store: Store) -> None:
+        await put(store, *(new(str(number)) for number in range(10)))
+        held = (await lease(store, 10)).tasks
+        assert all(await settle_all(store, [done(record, keep_until=NOW + SECOND) for record in held]))
+        assert await store.purge(now=NOW + SECOND, limit=0) == 0
+        assert [await store.purge(now=NOW + SECOND, limit=4) for _ in range(4)] == [4, 4, 2, 0]
+        assert await listed(store, Filter()) == []
+
+    async def test_purge_never_touches_what_waits_or_is_leased(self, store: Store) -> None:
+        waiting = await put_one(store, new("waiting", topic="w", due=At(0)))
+        held = await bring(store, State.LEASED, "leased", topic="l")
+        assert held is not None
+        assert await store.purge(now=NOW + 1_000 * DAY, limit=1_000) == 0
+        assert await see(store, waiting) == waiting
+        assert await see(store, held) == held
+
+    async def test_purge_leaves_a_key_that_lives_again(self, store: Store) -> None:
+        await bring(store, State.DEAD, "redriven", topic="r", keep_until=NOW + MINUTE)
+        await do(store, Redrive("r", "redriven", new_id(), In(DAY)))
+        await bring(store, State.DONE, "replaced", topic="p", keep_until=NOW + MINUTE)
+        await put_one(store, new("replaced", topic="p", due=In(DAY)))
+        assert await store.purge(now=NOW + HOUR, limit=10) == 0
+        assert (await see(store, Ref("r", "redriven"))).state is State.WAITING
+        assert (await see(store, Ref("p", "replaced"))).state is State.WAITING
+
+    async def test_purge_goes_by_the_newest_keep_until(self, store: Store) -> None:
+        await bring(store, State.DONE, keep_until=NOW + MINUTE)
+        await bring(store, State.DONE, keep_until=NOW + HOUR)
+        assert await store.purge(now=NOW + MINUTE, limit=10) == 0
+        assert await look(store, Ref("t", "k")) is not None
+        assert await store.purge(now=NOW + HOUR, limit=10) == 1
+
+    async def test_purge_takes_those_whose_time_has_passed_and_leaves_the_others(self, store: Store) -> None:
+        for number in range(20):
+            await bring(store, ENDED[number % 3], str(number), keep_until=NOW + 1 + (number * 7) % 20)
+        assert await store.purge(now=NOW + 10, limit=100) == 10
+        left = await listed(store, Filter(topic="t"))
+        assert {record.keep_until for record in left} == set(range(NOW + 11, NOW + 21))
+
+    async def test_after_everything_has_ended_nothing_is_left(self, store: Store) -> None:
+        refs = [Ref(f"t{number % 7}", str(number)) for number in range(210)]
+        await put(store, *(new(ref.key, topic=ref.topic, group=f"g{i % 5}") for i, ref in enumerate(refs)))
+        wants = {f"t{number}": 20 for number in range(7)}
+        held = (await store.lease(wants, now=NOW, until=NOW + LEASE, holder="w")).tasks
+        assert len(held) == 140
+        outcomes = [
+            dead(record, keep_until=NOW + DAY) if i % 2 else done(record, keep_until=NOW + HOUR)
+            for i, record in enumerate(held)
+        ]
+        assert all(await settle_all(store, outcomes))
+        await change_all(store, [Cancel(ref.topic, ref.key, NOW + MINUTE) for ref in refs])
+        assert await store.purge(now=NOW + DAY, limit=1_000) == 210
+        for ref in refs:
+            assert await look(store, ref) is None
+        for number in range(5):
+            assert await listed(store, Filter(group=f"g{number}")) == []
+        await self._nothing_left(store, refs[0])
+        asked = await store.lease(wants, now=NOW + 2 * DAY, until=NOW + 3 * DAY, holder="w")
+        assert (asked.tasks, asked.next_wake) == ([], None)
+
+    async def test_a_forgotten_key_is_free(self, store: Store) -> None:
+        await bring(store, State.DONE, keep_until=NOW + SECOND)
+        await store.purge(now=NOW + SECOND, limit=10)
+        [answer] = await add_all(store, [new()], now=NOW + SECOND)
+        assert (answer.result, answer.was) == (Result.CREATED, None)
+        assert (await do(store, Cancel("t", "k", KEPT))).result is Result.CANCELLED
+
+    async def _nothing_left(self, store: Store, ref: Ref) -> None:
+        assert await look(store, ref) is None
+        assert await listed(store, Filter()) == []
+        assert await listed(store, Filter(topic=ref.topic)) == []
+        assert await listed(store, Filter(group="g")) == []
+        for state in State:
+            assert await listed(store, Filter(state=state)) == []
+        tally = await store.tally([0, KEPT])
+        assert not any(count.number for count in tally.counts.values())
+        assert not any(count.number for counts in tally.forecast.values() for count in counts)
+        assert (await lease(store, 0, topic=ref.topic)).next_wake is None
+        if (log := store.features.events) is not None:
+            assert await log.events(ref) == []
+
+
+def _event(key: str, at: Millis, *, kind: EventKind = EventKind.RETRY, topic: str = "t") -> Event:
+    return Event(
+        at=at, topic=topic, key=key, id=new_id(), kind=kind, attempt=2, who="ann", what="it failed", was=NOW, wake_at=at
+    )
+
+
+class Remembering(SuiteBase):
+    """A capped log of what was out of the ordinary, found by task."""
+
+    @pytest.fixture
+    def log(self, store: Store) -> KeepsEvents:
+        if (log := store.features.events) is None:
+            pytest.skip("this store keeps no events")
+        return log
+
+    async def test_an_event_comes_back_as_it_was(self, log: KeepsEvents) -> None:
+        full = _event("k", NOW)
+        bare = Event(at=NOW + 1, topic="t", key="l", id="", kind=EventKind.CHANGE)
+        await log.record([full, bare])
+        assert await log.events() == [bare, full]
+
+    async def test_the_newest_come_first_up_to_the_limit(self, log: KeepsEvents) -> None:
+        events = [_event(str(number), NOW + number) for number in range(20)]
+        await log.record(events[:10])
+        await log.record(events[10:])
+        assert await log.events(limit=5) == events[:-6:-1]
+        assert await log.events(limit=1_000) == events[::-1]
+
+    async def test_the_events_of_one_task_are_found_alone(self, log: KeepsEvents) -> None:
+        names = [("t", "k"), ("t", "l"), ("u", "k"), ("t", "k")]
+        events = [_event(key, NOW + i, topic=topic) for i, (topic, key) in enumerate(names)]
+        await log.record(events)
+        assert await log.events(Ref("t", "k")) == [events[3], events[0]]
+        assert await log.events(Ref("t", "k"), limit=1) == [events[3]]
+        assert await log.events(Ref("t", "nobody")) == []
+
+    async def test_events_of_every_kind_are_kept(self, log: KeepsEvents) -> None:
+        await log.record([])
+        for number, kind in enumerate(EventKind):
+            await log.record([_event("k", NOW + number, kind=kind)])
+        assert [event.kind for event in await log.events(Ref("t", "k"))] == list(EventKind)[::-1]
+
+    async def test_the_log_is_capped(self, log: KeepsEvents) -> None:
+        for start in range(0, 30_000, 5_000):
+            await log.record([_event(str(number), NOW + number) for number in range(start, start + 5_000)])
+        kept = await log.events(limit=1_000_000)
+        assert 100 <= len(kept) < 30_000
+        assert kept[0].key == "29999"
+        assert await log.events(Ref("t", "0")) == []
+        assert len(await log.events(Ref("t", "29999"))) == 1
