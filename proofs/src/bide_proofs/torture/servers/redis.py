@@ -346,7 +346,12 @@ class TorturedSentinel(TorturedReplicas):
         return {**super().further_troubles(), "kill -9 of a Sentinel": sentinel}
 
     def prepare_return(self, old: RedisServer, new: RedisServer) -> None:
-        """Configure it as a replica. It would take itself for the master otherwise, and lose what it answers."""
+        """Configure it as a replica. It would take itself for the master otherwise, and lose what it answers.
+
+        The Sentinels become patient again at once: a busy machine that stalls the new master for a second would have a
+        second failover otherwise, to a replica that lacks the newest writes.
+        """
+        self.server.give_up_after(self.server.gives_up_after)
         lines = old.configuration.read_text(encoding="utf-8").splitlines()
         kept = [line for line in lines if not line.startswith(("replicaof ", "slaveof "))]
         follows = f"replicaof {HOST} {new.port}"
