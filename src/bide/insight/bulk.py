@@ -17,10 +17,10 @@ from msgspec.structs import replace
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
-from bide.core.instants import LAST_INSTANT, Millis, as_datetime
-from bide.core.records import At, Change, Count, Filter, Move, Page, Record, Ref, Result, State, Token, Topic, summed
-from bide.engine.arguments import new_cancel, new_fire, new_redrive, new_shift, shifted
+from bide.core.instants import LAST_INSTANT, At, Millis, as_datetime
+from bide.core.records import Change, Count, Filter, Move, Page, Record, Ref, Result, State, Token, Topic, summed
 from bide.engine.client import Client
+from bide.engine.verbs import new_cancel, new_fire, new_redrive, new_shift, shifted
 from bide.insight.dead_letters import error_class
 
 PAGE = 500

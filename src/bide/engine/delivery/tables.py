@@ -18,10 +18,9 @@ from contextlib import suppress
 from typing import Any
 
 from bide.core.errors import SetupError, StoreError, StoreUnavailable
-from bide.core.instants import Millis
+from bide.core.instants import Due, In, Millis
 from bide.core.names import text_of
 from bide.core.outcomes import Dead, Defer, Retry
-from bide.core.records import Due, In
 from bide.engine.background import DeadHooks
 from bide.engine.delivery.lease_loop import WakeLoop
 from bide.engine.delivery.watch import DeadRow, RestingRows, Row, Watch, said

@@ -10,9 +10,9 @@ from typing import TypeVar
 import pytest
 
 from bide.core.errors import BadInput
-from bide.core.instants import Millis
+from bide.core.instants import At, In, Millis
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Filter, In, Move, Page, Redrive, Ref, Result, State
+from bide.core.records import Cancel, Filter, Move, Page, Redrive, Ref, Result, State
 from bide.ports import JoinsTransaction, Store, WorkerRegistry
 from bide.testing.store_suite.base import (
     DAY,

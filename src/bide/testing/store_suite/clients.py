@@ -4,24 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from bide.core.instants import LAST_INSTANT
+from bide.core.instants import LAST_INSTANT, At, Due, In
 from bide.core.names import new_id
-from bide.core.records import (
-    At,
-    Cancel,
-    Change,
-    Due,
-    Filter,
-    In,
-    Move,
-    NewTask,
-    OnConflict,
-    Record,
-    Redrive,
-    Ref,
-    Result,
-    State,
-)
+from bide.core.records import Cancel, Change, Filter, Move, NewTask, OnConflict, Record, Redrive, Ref, Result, State
 from bide.ports import Store
 from bide.testing.store_suite.base import (
     DAY,

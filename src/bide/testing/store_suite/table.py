@@ -6,13 +6,12 @@ import pytest
 
 from bide.core import lifecycle
 from bide.core.answers import Answer
+from bide.core.instants import At, In
 from bide.core.lifecycle import TABLE, Verb
 from bide.core.names import new_id
 from bide.core.records import (
-    At,
     Cancel,
     Change,
-    In,
     Lease,
     Move,
     NewTask,
