@@ -10,8 +10,7 @@ seen with, so none is changed twice by one call. A task that has left the group 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Never, TypedDict
 
@@ -63,54 +62,17 @@ from bide.core.records import (
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
 from bide.engine.config import EngineConfig
+from bide.engine.context import current_caller, inherited_headers
 from bide.engine.pauses import PauseGate, Pauses
-from bide.engine.recorder import current_caller
-from bide.engine.session import Session
-from bide.engine.transaction_context import inherited_headers
-from bide.ports import COUNTED, Clock, Store, TracePropagator, Verbs
+from bide.engine.session import Session, SharedSession, running_loop
+from bide.ports import COUNTED, Clock, Store, TracePropagator
 
 _PAGE = 500
 _TRIES = 5
 
 
-async def over_group(
-    verbs: Verbs,
-    where: Filter,
-    make: Callable[[Record], Change],
-    change: Callable[[Sequence[Change]], Awaitable[Sequence[Answer]]],
-) -> list[Answer]:
-    """`change` with `make(record)` for every live task that matches; one answer each. O(tasks in the group).
-
-    Raises PartlyFailed, with the answers so far and the error behind them, when something was answered before an error.
-    """
-    answers: list[Answer] = []
-    cursor: str | None = None
-    try:
-        while True:
-            found = await verbs.find(where, Page(limit=_PAGE, cursor=cursor))
-            live = [record for record in found.tasks if record.state.live]
-            for again in reversed(range(_TRIES)):
-                if not live:
-                    break
-                stale: list[Ref] = []
-                for answer in await change([make(record) for record in live]):
-                    if answer.result is Result.STALE_TOKEN and answer.record is not None and again:
-                        stale.append(answer.record.ref)
-                    else:
-                        answers.append(answer)
-                seen = await verbs.get(stale) if stale else []
-                live = [one for one in seen if one is not None and one.state.live and one.group == where.group]
-            cursor = found.cursor
-            if cursor is None:
-                return answers
-    except StoreError as error:
-        if not answers:
-            raise
-        raise PartlyFailed([*answers, *(error.answers if isinstance(error, PartlyFailed) else [error])]) from error
-
-
-class ClientVerbs(ABC):
-    """The verbs. Each calls the session that `_session` gives, which is where kinds of clients differ.
+class ClientVerbs:
+    """The verbs of every client. Each calls the session that `_session` gives.
 
     Topics, keys and groups are text of 1 to 200 bytes. An instant is an aware datetime, or ISO 8601 text with an
     offset; a length is a timedelta, or text such as "15m" or "1h30m". Every verb that writes raises BadInput for an
@@ -122,13 +84,15 @@ class ClientVerbs(ABC):
     clock: Clock
     actor: str | None
     carrier: TracePropagator | None
+    _shared: SharedSession
     _check_payload: Callable[[str, object], None]
     """Raises BadPayload if it is known what this topic's handler takes, and the payload is not that."""
 
     @property
-    @abstractmethod
     def _session(self) -> Session:
-        """The open session. Raises NotOpen, SetupError."""
+        """The open session. Raises NotOpen, SetupError. Compares the loop only: a forked child has another one too."""
+        session = self._shared.session
+        return session if session is not None and session.loop is running_loop() else self._shared.checked()
 
     @property
     def store(self) -> Store:
@@ -163,7 +127,8 @@ class ClientVerbs(ABC):
         if unknown:
             refuse_unknown(unknown, sorted(TaskOptions.__annotations__), "an option of app.schedule")
         check_topic(topic)
-        self._check_payload(topic, payload)
+        if not isinstance(payload, bytes):  # bytes count as encoded already
+            self._check_payload(topic, payload)
         due = one_due(at, delay, grain=self.clock.grain)
         if at is not None:
             check_past(due, self.config.max_past, self.clock)
@@ -470,11 +435,40 @@ class ClientVerbs(ABC):
         return [] if log is None else await log.events(ref, limit=limit)
 
     async def _over_group(self, group: str, topic: str | None, make: Callable[[Record], Change]) -> list[Answer]:
+        """Change every live task of the group by `make(record)`; one answer each. O(tasks in the group).
+
+        Raises PartlyFailed, with the answers so far and the error behind them, when something was answered before an
+        error.
+        """
         check_name("group", group)
         if topic is not None:
             check_topic(topic)
         session = self._session
-        return await over_group(session.verbs, Filter(group=group, topic=topic), make, session.change_many)
+        verbs = session.verbs
+        answers: list[Answer] = []
+        cursor: str | None = None
+        try:
+            while True:
+                found = await verbs.find(Filter(group=group, topic=topic), Page(limit=_PAGE, cursor=cursor))
+                live = [record for record in found.tasks if record.state.live]
+                for again in reversed(range(_TRIES)):
+                    if not live:
+                        break
+                    stale: list[Ref] = []
+                    for answer in await session.change_many([make(record) for record in live]):
+                        if answer.result is Result.STALE_TOKEN and answer.record is not None and again:
+                            stale.append(answer.record.ref)
+                        else:
+                            answers.append(answer)
+                    seen = await verbs.get(stale) if stale else []
+                    live = [one for one in seen if one is not None and one.state.live and one.group == group]
+                cursor = found.cursor
+                if cursor is None:
+                    return answers
+        except StoreError as error:
+            if not answers:
+                raise
+            raise PartlyFailed([*answers, *(error.answers if isinstance(error, PartlyFailed) else [error])]) from error
 
     def _cancel(self, topic: str, key: str, if_token: Token | None) -> Cancel:
         return new_cancel(topic, key, if_token=if_token, config=self.config, clock=self.clock)
