@@ -5,25 +5,25 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
-from typing import Any, Generic, TypeVar, Unpack
+from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 import msgspec
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BadPayload, DuplicateHandler, SetupError
-from bide.core.instants import Length, Millis, When, duration
+from bide.core.instants import At, Length, Millis, When, duration
 from bide.core.names import check_topic
 from bide.core.outcomes import Outcome
-from bide.core.records import At, NewTask, Topic
+from bide.core.records import NewTask, Topic
 from bide.core.retry import RetryPolicy, policy
 from bide.core.table_source import TableSource
 from bide.core.tasks import Task
-from bide.engine.arguments import RouteOptions, TaskOptions, refuse_unknown
 from bide.engine.client import Client
 from bide.engine.delivery.tables import TableLoop
 from bide.engine.delivery.watch import Watch
 from bide.engine.delivery.worker import AppWorker, Observer
 from bide.engine.sync import SyncClient
+from bide.engine.verbs import TaskOptions, refuse_unknown
 from bide.ports import Clock, DueRow, Route, Sink, Store, SystemClock, Table
 from bide.settings import Settings
 from bide.sinks.handlers import PythonHandler
@@ -33,6 +33,17 @@ P = TypeVar("P")
 _THREADS = 32
 """Threads of a plain-function handler unless it says how many."""
 _MOST_CONNECTIONS = 1_000
+
+
+class RouteOptions(TypedDict, total=False):
+    """The options of how a topic is worked on; `Bide.handler` explains each."""
+
+    retry: RetryPolicy | str | None
+    timeout: Length | None
+    losses: int | None
+    keep_done: Length | None
+    keep_cancelled: Length | None
+    keep_dead: Length | None
 
 
 class Handler(Generic[P]):
@@ -335,9 +346,9 @@ class Bide(Client):
             self.instruments.append(tracing)
 
     def _check(self, topic: str, payload: object) -> None:
-        """Check a payload that is scheduled by name, where this app has the handler. Bytes count as encoded already."""
+        """Check a payload by the type that the topic's handler takes, where this app has it. Raises BadPayload."""
         sink = self._sinks.get(topic)
-        if sink is not None and not isinstance(payload, bytes):
+        if sink is not None:
             sink.check(payload)
 
     def __repr__(self) -> str:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from bide.core.answers import Answer
+from bide.core.instants import In
 from bide.core.lifecycle import schedule
-from bide.core.records import In, NewTask, Result, State
+from bide.core.records import NewTask, Result, State
 
 AS_ASKED = {"created", "replaced", "kept", "moved", "cancelled", "cancelled_while_leased", "redriven"}
 

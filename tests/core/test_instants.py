@@ -15,15 +15,17 @@ from bide.core.errors import BadInput
 from bide.core.instants import (
     LAST_INSTANT,
     LONGEST,
+    _due_after,
     _duration_of_text,
     as_datetime,
     check_instant,
+    due_of,
     duration,
     duration_text,
     instant,
     instant_text,
+    one_due,
 )
-from bide.engine import arguments
 
 MILLISECOND = timedelta(milliseconds=1)
 UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
@@ -199,10 +201,10 @@ def test_an_instant_that_no_datetime_can_hold_is_shown_as_the_nearest() -> None:
 
 @pytest.mark.parametrize("text", [" " * 1_000_000 + "1s", "1s" + " " * 1_000_000, "no length", "1x", "9" * 81])
 def test_what_is_refused_is_not_kept(text: str) -> None:
-    caches = (_duration_of_text, arguments._due_after)
+    caches = (_duration_of_text, _due_after)
     before = [cache.cache_info().currsize for cache in caches]
     with pytest.raises(BadInput, match="delay"):
-        arguments.one_due_of(None, text, 1)
+        one_due(None, text, grain=1)
     with pytest.raises(BadInput, match="when"):
-        arguments.due_of(text)
+        due_of(text)
     assert [cache.cache_info().currsize for cache in caches] == before

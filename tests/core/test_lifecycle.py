@@ -10,14 +10,11 @@ from hypothesis import strategies as st
 
 from bide.core import lifecycle
 from bide.core.answers import Answer
-from bide.core.instants import LAST_INSTANT
+from bide.core.instants import LAST_INSTANT, At, Due, In
 from bide.core.lifecycle import ABSENT, TABLE, Verb, next_token
 from bide.core.records import (
-    At,
     Cancel,
     Change,
-    Due,
-    In,
     Move,
     NewTask,
     OnConflict,

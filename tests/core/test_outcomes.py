@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from bide.core.errors import BadInput
-from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry, one_due
-from bide.core.records import At, In
+from bide.core.instants import At, In, one_due
+from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 
 NOON = datetime(2030, 1, 31, 12, tzinfo=UTC)
 NOON_MILLIS = 1_896_091_200_000

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from tests.engine.conftest import Tell, World
 
 from bide import Bide, Exponential, Fixed, Ladder, StoreUnavailable, Task
+from bide.core.instants import In
 from bide.core.names import SHOWN_TOPIC, new_id
-from bide.core.records import Filter, In, NewTask, Page
+from bide.core.records import Filter, NewTask, Page
 from bide.core.retry import FOREVER, PRESETS
 from bide.engine.client import Client
 from bide.engine.registry import MOST_PAUSES, RouteSettings, announce, announced_routes, ladder_of

@@ -12,8 +12,9 @@ import pytest
 from tests.engine.conftest import stores
 
 from bide import BadInput, Bide, NewTask
+from bide.core.instants import In
 from bide.core.names import RESERVED_TOPIC, SHOWN_TOPIC, new_id
-from bide.core.records import Filter, In, Page, Ref, State
+from bide.core.records import Filter, Page, Ref, State
 from bide.engine.settings_store import SettingsStore
 
 

@@ -12,7 +12,8 @@ import pytest
 from msgspec.structs import replace
 from tests.waiting import until
 
-from bide.core.records import In, OutcomeKind, Result, State
+from bide.core.instants import In
+from bide.core.records import OutcomeKind, Result, State
 from bide.testing.history import events as ev
 from bide.testing.history.events import Asks, Event
 from bide_proofs.torture.clock import SharedClock

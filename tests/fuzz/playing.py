@@ -8,9 +8,9 @@ from typing import Any, NamedTuple, TypeAlias
 from tests.fuzz.tasks import worked_on
 
 from bide.core.events import Event, EventKind
+from bide.core.instants import At
 from bide.core.names import new_id
 from bide.core.records import (
-    At,
     Cancel,
     Change,
     Filter,

@@ -18,9 +18,9 @@ from tests.fuzz.tasks import made
 
 from bide.core.answers import Answer
 from bide.core.errors import BideError, OutcomeUnknown, StoreError, StoreUnavailable
+from bide.core.instants import At
 from bide.core.names import new_id
 from bide.core.records import (
-    At,
     Filter,
     Found,
     Lease,

@@ -14,8 +14,9 @@ from tests.fuzz.cases import NOISE, NUMBERS, changed, damaged, fuzz, refusals
 from tests.fuzz.conftest import Loop
 
 from bide.core.errors import BadInput
+from bide.core.instants import At
 from bide.core.names import new_id
-from bide.core.records import At, Filter, NewTask, Page, State
+from bide.core.records import Filter, NewTask, Page, State
 from bide.ports import Store
 from bide.stores.memory import MemoryStore
 from bide.stores.sqlite import SqliteStore

@@ -24,8 +24,9 @@ from tests.fuzz.tasks import worked_on
 from tests.waiting import pause
 
 from bide.app import Bide
+from bide.core.instants import At, In
 from bide.core.names import RESERVED_TOPICS, new_id
-from bide.core.records import At, Cancel, Filter, In, Lease, Move, NewTask, OutcomeKind, Page, Record, Ref, Settlement
+from bide.core.records import Cancel, Filter, Lease, Move, NewTask, OutcomeKind, Page, Record, Ref, Settlement
 from bide.ports import remote
 from bide.service.contract import CALLS
 from bide.service.serving import ServeConfig, ServiceInstance

@@ -22,11 +22,11 @@ from tests.fuzz.conftest import Loop
 from tests.fuzz.tasks import SOUND, made, records, worked_on
 
 from bide.core.errors import BadPayload
-from bide.core.instants import LAST_INSTANT, LONGEST
+from bide.core.instants import LAST_INSTANT, LONGEST, At
 from bide.core.names import new_id
 from bide.core.options import decode_options, encode_options
 from bide.core.payloads import decode_json, encode_payload
-from bide.core.records import At, NewTask, Record, State
+from bide.core.records import NewTask, Record, State
 from bide.core.retry import FOREVER, PRESETS
 from bide.ports import remote
 from bide.service.schemas import one_line, task_shape

@@ -15,10 +15,10 @@ from tests.waiting import PATIENCE, until
 
 from bide import BadInput, Bide, Dead, OutcomeUnknown, Ref, StoreFull, StoreUnavailable
 from bide.core.events import Event
-from bide.core.instants import Millis
+from bide.core.instants import In, Millis
 from bide.core.names import RESERVED_TOPIC, SHOWN_TOPIC, new_id
-from bide.core.records import Filter, In, Move, NewTask, OutcomeKind, Record, Settlement, State
-from bide.engine.recorder import acting_as
+from bide.core.records import Filter, Move, NewTask, OutcomeKind, Record, Settlement, State
+from bide.engine.context import acting_as
 from bide.engine.settings_store import SettingsStore
 from bide.insight.bulk import PAGE, BulkRequest, BulkScope, BulkVerb, Version, preview
 from bide.insight.bulk_run import (

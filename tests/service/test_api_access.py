@@ -13,9 +13,10 @@ from tests.service.calling import Api, Running, at, running
 from tests.service.conftest import KEPT
 from tests.service.console.browsing import Browser
 
+from bide.core.instants import In
 from bide.core.names import RESERVED_TOPICS, new_id
 from bide.core.options import encode_options
-from bide.core.records import Cancel, Filter, Found, In, NewTask, OnConflict, OutcomeKind, Page, Ref, Settlement
+from bide.core.records import Cancel, Filter, Found, NewTask, OnConflict, OutcomeKind, Page, Ref, Settlement
 from bide.engine.settings_store import SettingsStore
 from bide.service.authz import ALL_VERBS, Tokens, Verb
 from bide.service.contract import CALLS

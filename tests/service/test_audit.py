@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bide import Bide
-from bide.engine.recorder import acting_as
+from bide.engine.context import acting_as
 from bide.service.audit import Refusals, audit, audit_unknown, network_of
 from bide.service.authz import AccessRefused, Forbidden, Unauthorized, Verb
 

@@ -19,8 +19,7 @@ from bide.core.records import Lease, OutcomeKind, State
 from bide.core.retry import policy
 from bide.engine.delivery.long_poll import LongPoll
 from bide.ports import Features, Policy
-from bide.service.metrics import Metrics
-from bide.service.metrics.measures import OPERATIONS, BoundedLabels, Series, TimedStore
+from bide.service.metrics import OPERATIONS, BoundedLabels, Metrics, Series, TimedStore
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 from bide.testing.virtual import VirtualLoop, run_virtual

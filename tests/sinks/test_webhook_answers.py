@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bide import Dead, Retry
-from bide.core.records import In
+from bide.core.instants import In
 from bide.sinks.webhook.sending import inert, outcome_of, pause_asked_for
 
 NOW = datetime(2030, 1, 31, 8, 0, 0, tzinfo=UTC)

@@ -17,8 +17,8 @@ from tests.sinks.receiver import Received, Receiver, receiving, says
 from tests.waiting import pause
 
 from bide import BadInput, Dead, MissingExtra, Retry, SetupError, Task
+from bide.core.instants import In
 from bide.core.outcomes import Outcome
-from bide.core.records import In
 from bide.sinks.webhook import WebhookPost, WebhookResult
 from bide.sinks.webhook.sending import content_type, header_text
 from bide.testing import task_for

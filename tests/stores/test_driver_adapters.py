@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from bide import SetupError
-from bide.engine.transaction_context import run_on_this_thread
+from bide.engine.context import run_on_this_thread
 from bide.stores.driver_adapters import awaited
 
 

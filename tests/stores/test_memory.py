@@ -8,21 +8,9 @@ from typing import Any, TypeVar
 import pytest
 
 from bide.core.events import Event, EventKind
+from bide.core.instants import At
 from bide.core.names import new_id
-from bide.core.records import (
-    At,
-    Cancel,
-    Filter,
-    Lease,
-    Move,
-    NewTask,
-    OutcomeKind,
-    Page,
-    Record,
-    Ref,
-    Settlement,
-    State,
-)
+from bide.core.records import Cancel, Filter, Lease, Move, NewTask, OutcomeKind, Page, Record, Ref, Settlement, State
 from bide.stores.memory import MemoryStore
 from bide.stores.memory.lines import NAMES, Line, Listings
 from bide.timers import HeapTimer, HierarchicalWheel

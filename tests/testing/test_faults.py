@@ -9,8 +9,9 @@ from typing import Any
 import pytest
 
 from bide import Bide, StoreUnavailable, Task
+from bide.core.instants import In
 from bide.core.names import new_id
-from bide.core.records import In, NewTask, Ref
+from bide.core.records import NewTask, Ref
 from bide.ports import Features, Store, all_answers
 from bide.stores.memory import MemoryStore
 from bide.testing import FaultyStore, VirtualClock, VirtualLoop, run_virtual

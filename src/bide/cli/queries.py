@@ -23,9 +23,8 @@ from bide.cli.output import (
     printable,
 )
 from bide.core.errors import BadInput
-from bide.core.instants import LAST_INSTANT, Millis, as_datetime, duration, duration_text, instant_text
+from bide.core.instants import LAST_INSTANT, Millis, as_datetime, due_of, duration, duration_text, instant_text
 from bide.core.records import Count, Pause, Record, Result, State, Tally, Topic, summed
-from bide.engine.arguments import due_of
 from bide.insight.task_history import Attempt, TaskHistory, task_history
 from bide.service.schemas import detail_shape, event_shape, task_shape
 

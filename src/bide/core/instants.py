@@ -1,4 +1,4 @@
-"""Instants and durations: integer milliseconds inside, aware datetimes and text such as "15m" outside.
+"""Instants, durations and due times: integer milliseconds inside, aware datetimes and text such as "15m" outside.
 
 An *instant* is milliseconds since the Unix epoch, UTC; a *duration* is milliseconds. Everything below the public
 API is one of these two integers. The public API accepts what a person would write, and refuses what could mean
@@ -14,6 +14,8 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import TypeAlias
+
+from msgspec import Struct
 
 from bide.core.errors import BadInput
 
@@ -108,6 +110,75 @@ def as_datetime(millis: Millis) -> datetime:
         return _EPOCH + timedelta(milliseconds=millis)
     except OverflowError:
         return _EPOCH if millis < 0 else _LAST
+
+
+# --- when a task is due
+
+
+class At(Struct, frozen=True, gc=False, tag="at"):
+    """At an instant of the world's clock."""
+
+    millis: Millis
+
+    def resolve(self, now: Millis) -> Millis:
+        return self.millis
+
+
+class In(Struct, frozen=True, gc=False, tag="in"):
+    """A length after now, by the store's own clock."""
+
+    millis: Millis
+
+    def resolve(self, now: Millis) -> Millis:
+        return now + self.millis
+
+
+Due: TypeAlias = At | In
+
+
+def with_grain(due: Due, grain: Millis) -> Due:
+    """Add `grain`, by which a clock rounds down at most, to a length, so that rounding never shortens one. A length of
+    zero still means at once."""
+    return In(due.millis + grain) if grain and type(due) is In and due.millis else due
+
+
+def one_due(
+    at: When | None, delay: Length | None, *, grain: Millis = 0, at_field: str = "at", delay_field: str = "delay"
+) -> Due:
+    """The due time by `at` or `delay`. Raises BadInput for both or neither, and for one that is no instant or length.
+
+    For `grain` see `with_grain`.
+    """
+    if at is not None:
+        if delay is not None:
+            raise BadInput(f"{at_field}, {delay_field}", (at, delay), "only one of the two")
+        return At(instant(at, field=at_field))
+    if type(delay) is str and len(delay) <= LONGEST_TEXT:
+        return _due_after(delay, grain, delay_field)
+    if delay is None:
+        raise BadInput(f"{at_field}, {delay_field}", None, "one of the two: when shall it happen?")
+    return with_grain(In(duration(delay, field=delay_field)), grain)
+
+
+@functools.lru_cache(maxsize=512)
+def _due_after(delay: str, grain: Millis, field: str) -> Due:
+    """Cached, since programs use the same few lengths over and over."""
+    return with_grain(In(duration(delay, field=field)), grain)
+
+
+def due_of(when: When | Length, field: str = "when", *, grain: Millis = 0) -> Due:
+    """An instant (a datetime, ISO text) or a length from now (a timedelta, "15m"). For `grain` see `with_grain`."""
+    if isinstance(when, str):
+        try:
+            return with_grain(In(duration(when, field=field)), grain)
+        except BadInput:
+            return At(instant(when, field=field))
+    if isinstance(when, timedelta):
+        return with_grain(In(duration(when, field=field)), grain)
+    return At(instant(when, field=field))
+
+
+# --- as text
 
 
 def instant_text(millis: Millis) -> str:

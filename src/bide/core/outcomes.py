@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from bide.core.errors import BadInput
-from bide.core.instants import Length, When, duration, instant
+from bide.core.instants import Due, Length, When, one_due
 from bide.core.names import error_text, text_of
-from bide.core.records import At, Due, In
 
 
 class Outcome(Exception):
@@ -54,16 +53,3 @@ class Dead(Outcome):
 
 def _reason(why: object) -> str:
     return error_text(why) if isinstance(why, BaseException) else text_of(why)
-
-
-def one_due(at: When | None, delay: Length | None, *, at_field: str = "at", delay_field: str = "delay") -> Due:
-    """The due time by `at` or `delay`. Raises BadInput for both or neither, and for one that is no instant or
-    length.
-    """
-    if at is not None:
-        if delay is not None:
-            raise BadInput(f"{at_field}, {delay_field}", (at, delay), "only one of the two")
-        return At(instant(at, field=at_field))
-    if delay is None:
-        raise BadInput(f"{at_field}, {delay_field}", None, "one of the two: when shall it happen?")
-    return In(duration(delay, field=delay_field))

@@ -13,7 +13,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 from msgspec import Struct
 
-from bide.core.instants import Millis
+from bide.core.instants import Due, Millis
 from bide.core.names import error_parts
 
 Topic: TypeAlias = str
@@ -40,33 +40,6 @@ class Ref(NamedTuple):
 
     topic: Topic
     key: str
-
-
-class At(Struct, frozen=True, gc=False, tag="at"):
-    """At an instant of the world's clock."""
-
-    millis: Millis
-
-    def resolve(self, now: Millis) -> Millis:
-        return self.millis
-
-
-class In(Struct, frozen=True, gc=False, tag="in"):
-    """A length after now, by the store's own clock."""
-
-    millis: Millis
-
-    def resolve(self, now: Millis) -> Millis:
-        return now + self.millis
-
-
-Due: TypeAlias = At | In
-
-
-def with_grain(due: Due, grain: Millis) -> Due:
-    """Add `grain`, by which a clock rounds down at most, to a length, so that rounding never shortens one. A length of
-    zero still means at once."""
-    return In(due.millis + grain) if grain and type(due) is In and due.millis else due
 
 
 class OnConflict(StrEnum):

@@ -1,4 +1,4 @@
-"""Work in the background: tasks that log their defects at once, work that repeats or is coalesced, and hooks."""
+"""Work in the background: tasks that log their defects at once, work that repeats, and hooks."""
 
 from __future__ import annotations
 
@@ -55,34 +55,6 @@ async def repeat(
             await asyncio.sleep(again)
         else:
             await asyncio.sleep(every)
-
-
-class Coalescer:
-    """Runs `work` in the background `pause` seconds after the first `trigger`: one run for all that come meanwhile."""
-
-    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], pause: float, name: str) -> None:
-        self._work = work
-        self._pause = pause
-        self._name = name
-        self._due: asyncio.TimerHandle | None = None
-        self._task: asyncio.Task[None] | None = None
-        self._closed = False
-
-    def trigger(self) -> None:
-        if self._due is None and not self._closed:
-            self._due = asyncio.get_running_loop().call_later(self._pause, self._run)
-
-    def _run(self) -> None:
-        self._due = None
-        self._task = begin(self._work(), self._name)
-
-    async def close(self) -> None:
-        """Start no more runs, and wait for the one that is under way."""
-        self._closed = True
-        if self._due is not None:
-            self._due.cancel()
-        if self._task is not None:
-            await asyncio.wait([self._task])
 
 
 class DeadHooks:

@@ -3,15 +3,18 @@
 While one batch is under way the next one gathers, so nobody waits for a timer: alone, a call goes out at once (at the
 end of this turn of the event loop); in a crowd of a thousand, all go together. The busier, the larger the batches and
 the cheaper each call: the classic group commit of databases, with coroutines for committers.
+
+`Coalescer` does the same for work that no caller waits for: many triggers become one run.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
 from bide.core.errors import PartlyFailed
+from bide.engine.background import begin
 from bide.ports import Pending
 
 Asked = TypeVar("Asked")
@@ -102,3 +105,31 @@ class Batcher(Generic[Asked, Got]):
             await asyncio.wait([self._task])
         if self._waiting:
             await asyncio.wait(self._waiting)
+
+
+class Coalescer:
+    """Runs `work` in the background `pause` seconds after the first `trigger`: one run for all that come meanwhile."""
+
+    def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], pause: float, name: str) -> None:
+        self._work = work
+        self._pause = pause
+        self._name = name
+        self._due: asyncio.TimerHandle | None = None
+        self._task: asyncio.Task[None] | None = None
+        self._closed = False
+
+    def trigger(self) -> None:
+        if self._due is None and not self._closed:
+            self._due = asyncio.get_running_loop().call_later(self._pause, self._run)
+
+    def _run(self) -> None:
+        self._due = None
+        self._task = begin(self._work(), self._name)
+
+    async def close(self) -> None:
+        """Start no more runs, and wait for the one that is under way."""
+        self._closed = True
+        if self._due is not None:
+            self._due.cancel()
+        if self._task is not None:
+            await asyncio.wait([self._task])

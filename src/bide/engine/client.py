@@ -3,27 +3,23 @@
 from __future__ import annotations
 
 import asyncio
-import os
-from collections.abc import Callable, Coroutine
-from typing import Any, Self
+from collections.abc import Callable
+from typing import Self
 
-from bide.core.errors import NotOpen, SetupError
+from bide.core.errors import SetupError
 from bide.engine.config import EngineConfig
+from bide.engine.context import enter, leave
 from bide.engine.history import History
-from bide.engine.recorder import Recorder
-from bide.engine.session import Session, running_loop
-from bide.engine.transaction_context import enter, leave
+from bide.engine.session import Recorder, Session, SharedSession
 from bide.engine.verbs import ClientVerbs
 from bide.ports import Clock, Instrument, Store, SystemClock, TracePropagator
-
-_ELSEWHERE = "this app is open in another event loop; give each loop an app of its own, or use app.sync"
 
 
 class Client(ClientVerbs):
     """The verbs over a store that it opens. Use it as `async with`; while open it belongs to one event loop.
 
     `make_store` is called at each `open`. `check_payload(topic, payload)` raises BadPayload. For `actor` see
-    `recorder.acting_as`.
+    `context.acting_as`.
     """
 
     def __init__(
@@ -94,12 +90,6 @@ class Client(ClientVerbs):
     def history(self) -> History:
         return self._session.history
 
-    @property
-    def _session(self) -> Session:
-        """The guard of all verbs. Compares the loop only, since a forked child has another one too."""
-        session = self._shared.session
-        return session if session is not None and session.loop is running_loop() else self._shared.checked()
-
     def using(self, connection: object) -> JoinedClient:
         """The verbs in the caller's own transaction on `connection`; the caller commits.
 
@@ -119,7 +109,7 @@ class JoinedClient(ClientVerbs):
 
     def __init__(self, client: Client, connection: object) -> None:
         self.config, self.clock, self.actor, self.carrier = client.config, client.clock, client.actor, client.carrier
-        self._client = client
+        self._shared = client._shared
         self._check_payload = client._check_payload
         transactions = client.store.features.transactions
         if transactions is None:
@@ -143,84 +133,5 @@ class JoinedClient(ClientVerbs):
 
     @property
     def _session(self) -> Session:
-        self._client._session  # noqa: B018 - raises where the app is not open
+        self._shared.checked()
         return self._joined_session
-
-
-class SharedSession:
-    """The session of an open client, in one event loop of one process. The first `enter` opens it, the last `leave`
-    closes it."""
-
-    def __init__(self, begin: Callable[[], Coroutine[Any, Any, Session]]) -> None:
-        self.session: Session | None = None
-        self.entered = 0
-        self._begin = begin
-        self._opening: asyncio.Task[None] | None = None
-        """Done once it is open."""
-        self._closing: asyncio.Task[None] | None = None
-        self._process = os.getpid()
-        self._inherited: list[object] = []
-
-    async def enter(self) -> None:
-        """Raises SetupError in another loop than the one it is open in, and the errors of opening."""
-        self._forget_the_parents()
-        if self._opening is None:
-            self._opening = asyncio.get_running_loop().create_task(self._open(self._closing), name="bide open")
-        elif self._opening.get_loop() is not asyncio.get_running_loop():
-            raise SetupError(_ELSEWHERE)
-        self.entered += 1
-        try:
-            await asyncio.shield(self._opening)
-        except BaseException:
-            await self.leave()
-            raise
-
-    async def leave(self) -> None:
-        """Close it if this is the last; a caller that is cancelled does not stop that."""
-        self._forget_the_parents()
-        if self._opening is None:
-            return
-        if self._opening.get_loop() is not asyncio.get_running_loop():
-            raise SetupError(_ELSEWHERE)
-        self.entered -= 1
-        if self.entered == 0:
-            opening, self._opening = self._opening, None
-            opening.cancel()  # it is open, or no caller waits for it any more
-            self._closing = asyncio.get_running_loop().create_task(self._close(opening), name="bide close")
-            await asyncio.shield(self._closing)
-
-    async def _open(self, closing: asyncio.Task[None] | None) -> None:
-        if closing is not None and closing.get_loop() is asyncio.get_running_loop():
-            await asyncio.wait([closing])  # it may be of the very store
-        self.session = await self._begin()
-
-    async def _close(self, opening: asyncio.Task[None]) -> None:
-        await asyncio.wait([opening])
-        session, self.session = self.session, None
-        if session is not None:
-            await session.close()
-
-    @property
-    def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop in which it is open; None: it is not."""
-        self._forget_the_parents()
-        return None if self.session is None else self.session.loop
-
-    def checked(self) -> Session:
-        """The session. Raises NotOpen, and SetupError in another loop than its own; in no loop it does not."""
-        self._forget_the_parents()
-        if self.session is None:
-            raise NotOpen(
-                "not open: use `async with app:` around this, also in a forked child, or app.sync from synchronous code"
-            )
-        if running_loop() not in (None, self.session.loop):
-            raise SetupError(_ELSEWHERE)
-        return self.session
-
-    def _forget_the_parents(self) -> None:
-        """In a forked child nothing is open: what the parent opened is left alone, and not garbage-collected either."""
-        if self._process != os.getpid():
-            self._process = os.getpid()
-            self._inherited += (self._opening, self._closing, self.session)
-            self._opening = self._closing = self.session = None
-            self.entered = 0

@@ -22,7 +22,7 @@ from bide.core.errors import StoreCorrupt, StoreError
 from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC, new_id
 from bide.core.records import OutcomeKind, Topic
-from bide.engine.background import Coalescer
+from bide.engine.batcher import Coalescer
 from bide.engine.settings_store import SettingsStore
 from bide.ports import Clock, Store
 from bide.ports.remote import UNREADABLE

@@ -20,9 +20,9 @@ from msgspec import Struct
 from msgspec.structs import replace
 
 from bide.core.errors import BadInput, SetupError
-from bide.core.instants import Millis
+from bide.core.instants import At, Millis
 from bide.core.names import SHOWN_TOPIC, new_id
-from bide.core.records import At, Filter, NewTask, Page, State, Topic
+from bide.core.records import Filter, NewTask, Page, State, Topic
 from bide.core.retry import FOREVER, Growing, RetryPolicy, Rungs
 from bide.engine.background import repeat
 from bide.engine.client import Client

@@ -1,29 +1,42 @@
-"""An open client's way to its store: batched, or straight into the transaction that the caller is inside of."""
+"""An open client's way to its store: batched, or straight into the transaction that the caller is inside of.
+
+Changes are noted in the event log, which is written in batches, and never on the way of a delivery.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
+from collections import deque
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from copy import copy
 from typing import Any, TypeVar
 
 from bide.core.answers import Answer
-from bide.core.errors import PartlyFailed
-from bide.core.events import EventKind, event_of
+from bide.core.errors import NotOpen, PartlyFailed, SetupError, StoreError
+from bide.core.events import Event, EventKind, event_of
 from bide.core.records import Cancel, Change, Move, NewTask, Record, Ref, Result
-from bide.engine.batcher import Batcher
+from bide.engine.batcher import Batcher, Coalescer
+from bide.engine.context import current_caller, joined_to, on_this_thread
 from bide.engine.history import History
 from bide.engine.pauses import PauseGate
-from bide.engine.recorder import Recorder, current_caller, run_to_end
-from bide.engine.transaction_context import joined_to, on_this_thread
-from bide.ports import Clock, Joined, Pending, Store, Verbs, all_answers
+from bide.ports import Clock, Joined, KeepsEvents, Pending, Store, Verbs, all_answers
 
+_log = logging.getLogger("bide.recorder")
 _CHANGED = frozenset(
     {Result.CREATED, Result.REPLACED, Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED, Result.REDRIVEN}
 )
 
+_ELSEWHERE = "this app is open in another event loop; give each loop an app of its own, or use app.sync"
+_PAUSE = 0.05
+"""Seconds for which events gather."""
+_MOST = 10_000
+"""Events that wait to be written; beyond that the oldest are dropped."""
+
 running_loop = asyncio._get_running_loop
 """The event loop that runs in this thread, or None; in a forked child its parent's does not."""
+T = TypeVar("T")
 Asked = TypeVar("Asked", Ref, NewTask, Change)
 Got = TypeVar("Got")
 Answers = Sequence[Answer | Pending[Answer]]
@@ -180,3 +193,128 @@ def verb_of(change: Change) -> str:
     if type(change) is Move:
         return change.verb
     return "cancel" if type(change) is Cancel else "redrive"
+
+
+async def run_to_end(verb: Coroutine[Any, Any, T]) -> T:
+    """Await `verb`, which runs to its end in this context although the caller is cancelled meanwhile."""
+    return await asyncio.shield(asyncio.get_running_loop().create_task(verb))
+
+
+class Recorder:
+    """Gathers events for a moment and writes them together. Counts those that a full or unreachable store costs."""
+
+    def __init__(self, store: Store) -> None:
+        self._log = store.features.events
+        self._events: deque[Event] = deque(maxlen=_MOST)
+        self._writer = Coalescer(self.flush, _PAUSE, "recorder")
+        self._writing = asyncio.Lock()
+        self.dropped = 0
+
+    def note(self, event: Event) -> None:
+        """Take `event`; it is written within some 50 ms."""
+        if self._log is None:
+            return
+        if len(self._events) == _MOST:
+            self.dropped += 1
+        self._events.append(event)
+        self._writer.trigger()
+
+    async def flush(self) -> None:
+        """Return once everything noted until now is in the store, or was dropped."""
+        if self._log is not None and (self._events or self._writing.locked()):
+            await run_to_end(self._flush(self._log))
+
+    async def _flush(self, log: KeepsEvents) -> None:
+        async with self._writing:
+            if not self._events:
+                return
+            batch = list(self._events)
+            self._events.clear()
+            try:
+                await log.record(batch)
+            except StoreError as error:
+                self.dropped += len(batch)
+                _log.warning("%d events were not recorded: %s", len(batch), error)
+
+    async def close(self) -> None:
+        await self._writer.close()
+        await self.flush()
+
+
+class SharedSession:
+    """The session of an open client, in one event loop of one process. The first `enter` opens it, the last `leave`
+    closes it."""
+
+    def __init__(self, begin: Callable[[], Coroutine[Any, Any, Session]]) -> None:
+        self.session: Session | None = None
+        self.entered = 0
+        self._begin = begin
+        self._opening: asyncio.Task[None] | None = None
+        """Done once it is open."""
+        self._closing: asyncio.Task[None] | None = None
+        self._process = os.getpid()
+        self._inherited: list[object] = []
+
+    async def enter(self) -> None:
+        """Raises SetupError in another loop than the one it is open in, and the errors of opening."""
+        self._forget_the_parents()
+        if self._opening is None:
+            self._opening = asyncio.get_running_loop().create_task(self._open(self._closing), name="bide open")
+        elif self._opening.get_loop() is not asyncio.get_running_loop():
+            raise SetupError(_ELSEWHERE)
+        self.entered += 1
+        try:
+            await asyncio.shield(self._opening)
+        except BaseException:
+            await self.leave()
+            raise
+
+    async def leave(self) -> None:
+        """Close it if this is the last; a caller that is cancelled does not stop that."""
+        self._forget_the_parents()
+        if self._opening is None:
+            return
+        if self._opening.get_loop() is not asyncio.get_running_loop():
+            raise SetupError(_ELSEWHERE)
+        self.entered -= 1
+        if self.entered == 0:
+            opening, self._opening = self._opening, None
+            opening.cancel()  # it is open, or no caller waits for it any more
+            self._closing = asyncio.get_running_loop().create_task(self._close(opening), name="bide close")
+            await asyncio.shield(self._closing)
+
+    async def _open(self, closing: asyncio.Task[None] | None) -> None:
+        if closing is not None and closing.get_loop() is asyncio.get_running_loop():
+            await asyncio.wait([closing])  # it may be of the very store
+        self.session = await self._begin()
+
+    async def _close(self, opening: asyncio.Task[None]) -> None:
+        await asyncio.wait([opening])
+        session, self.session = self.session, None
+        if session is not None:
+            await session.close()
+
+    @property
+    def loop(self) -> asyncio.AbstractEventLoop | None:
+        """The event loop in which it is open; None: it is not."""
+        self._forget_the_parents()
+        return None if self.session is None else self.session.loop
+
+    def checked(self) -> Session:
+        """The session. Raises NotOpen, and SetupError in another loop than its own; in no loop it does not."""
+        self._forget_the_parents()
+        if self.session is None:
+            raise NotOpen(
+                "not open: use `async with app:` around this, also in a forked child, or app.sync from synchronous code"
+            )
+        if running_loop() not in (None, self.session.loop):
+            raise SetupError(_ELSEWHERE)
+        return self.session
+
+    def _forget_the_parents(self) -> None:
+        """In a forked child nothing is open: what the parent opened is left alone, and not garbage-collected either."""
+        if self._process != os.getpid():
+            self._process = os.getpid()
+            self._inherited += (self._opening, self._closing, self.session)
+            self._opening = self._closing = self.session = None
+            self.entered = 0

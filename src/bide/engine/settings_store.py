@@ -7,9 +7,9 @@ a task is the end of its keeping, so what has expired is found by the index that
 
 from __future__ import annotations
 
-from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.instants import LAST_INSTANT, At, Millis
 from bide.core.names import RESERVED_TOPIC, check_name, new_id
-from bide.core.records import At, Cancel, Filter, NewTask, OnConflict, Page, Record, Ref, Result, State, Topic
+from bide.core.records import Cancel, Filter, NewTask, OnConflict, Page, Record, Ref, Result, State, Topic
 from bide.ports import Clock, Verbs, all_answers
 
 _PAGE = 500

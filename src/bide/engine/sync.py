@@ -23,11 +23,10 @@ from bide.core.errors import NotOpen, OutcomeUnknown, SetupError
 from bide.core.instants import When
 from bide.core.records import NewTask, Page
 from bide.core.tasks import Task
-from bide.engine.arguments import filter_of
 from bide.engine.client import Client, JoinedClient
+from bide.engine.context import on_this_thread, run_on_this_thread
 from bide.engine.session import running_loop
-from bide.engine.transaction_context import on_this_thread, run_on_this_thread
-from bide.engine.verbs import ClientVerbs
+from bide.engine.verbs import ClientVerbs, filter_of
 
 P = ParamSpec("P")
 R = TypeVar("R")

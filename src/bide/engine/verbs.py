@@ -10,15 +10,32 @@ seen with, so none is changed twice by one call. A task that has left the group 
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, Never
+from typing import Any, Never, TypedDict
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed, StoreError
 from bide.core.events import Event
-from bide.core.instants import Length, When, as_datetime, duration
+from bide.core.instants import (
+    LAST_INSTANT,
+    LONGEST,
+    At,
+    Due,
+    In,
+    Length,
+    Millis,
+    When,
+    as_datetime,
+    check_instant,
+    due_of,
+    duration,
+    duration_text,
+    instant,
+    instant_text,
+    one_due,
+    with_grain,
+)
 from bide.core.lifecycle import gone
 from bide.core.names import RESERVED_TOPICS, check_name, check_topic, new_id
 from bide.core.options import encode_options
@@ -30,83 +47,32 @@ from bide.core.records import (
     Found,
     Move,
     NewTask,
+    OnConflict,
     Page,
     Pause,
     Record,
+    Redrive,
     Ref,
     Result,
+    State,
     Tally,
     Token,
     Topic,
 )
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
-from bide.engine.arguments import (
-    TaskOptions,
-    check_past,
-    conflict_of,
-    deadline_of,
-    due_of,
-    filter_of,
-    new_cancel,
-    new_fire,
-    new_move,
-    new_redrive,
-    new_shift,
-    one_due_of,
-    pair_of,
-    ref_of,
-    refuse_unknown,
-)
 from bide.engine.config import EngineConfig
+from bide.engine.context import current_caller, inherited_headers
 from bide.engine.pauses import PauseGate, Pauses
-from bide.engine.recorder import current_caller
-from bide.engine.session import Session
-from bide.engine.transaction_context import inherited_headers
-from bide.ports import COUNTED, Clock, Store, TracePropagator, Verbs
+from bide.engine.session import Session, SharedSession, running_loop
+from bide.ports import COUNTED, Clock, Store, TracePropagator
 
 _PAGE = 500
 _TRIES = 5
 
 
-async def over_group(
-    verbs: Verbs,
-    where: Filter,
-    make: Callable[[Record], Change],
-    change: Callable[[Sequence[Change]], Awaitable[Sequence[Answer]]],
-) -> list[Answer]:
-    """`change` with `make(record)` for every live task that matches; one answer each. O(tasks in the group).
-
-    Raises PartlyFailed, with the answers so far and the error behind them, when something was answered before an error.
-    """
-    answers: list[Answer] = []
-    cursor: str | None = None
-    try:
-        while True:
-            found = await verbs.find(where, Page(limit=_PAGE, cursor=cursor))
-            live = [record for record in found.tasks if record.state.live]
-            for again in reversed(range(_TRIES)):
-                if not live:
-                    break
-                stale: list[Ref] = []
-                for answer in await change([make(record) for record in live]):
-                    if answer.result is Result.STALE_TOKEN and answer.record is not None and again:
-                        stale.append(answer.record.ref)
-                    else:
-                        answers.append(answer)
-                seen = await verbs.get(stale) if stale else []
-                live = [one for one in seen if one is not None and one.state.live and one.group == where.group]
-            cursor = found.cursor
-            if cursor is None:
-                return answers
-    except StoreError as error:
-        if not answers:
-            raise
-        raise PartlyFailed([*answers, *(error.answers if isinstance(error, PartlyFailed) else [error])]) from error
-
-
-class ClientVerbs(ABC):
-    """The verbs. Each calls the session that `_session` gives, which is where kinds of clients differ.
+class ClientVerbs:
+    """The verbs of every client. Each calls the session that `_session` gives.
 
     Topics, keys and groups are text of 1 to 200 bytes. An instant is an aware datetime, or ISO 8601 text with an
     offset; a length is a timedelta, or text such as "15m" or "1h30m". Every verb that writes raises BadInput for an
@@ -118,13 +84,15 @@ class ClientVerbs(ABC):
     clock: Clock
     actor: str | None
     carrier: TracePropagator | None
+    _shared: SharedSession
     _check_payload: Callable[[str, object], None]
     """Raises BadPayload if it is known what this topic's handler takes, and the payload is not that."""
 
     @property
-    @abstractmethod
     def _session(self) -> Session:
-        """The open session. Raises NotOpen, SetupError."""
+        """The open session. Raises NotOpen, SetupError. Compares the loop only: a forked child has another one too."""
+        session = self._shared.session
+        return session if session is not None and session.loop is running_loop() else self._shared.checked()
 
     @property
     def store(self) -> Store:
@@ -159,8 +127,9 @@ class ClientVerbs(ABC):
         if unknown:
             refuse_unknown(unknown, sorted(TaskOptions.__annotations__), "an option of app.schedule")
         check_topic(topic)
-        self._check_payload(topic, payload)
-        due = one_due_of(at, delay, self.clock.grain)
+        if not isinstance(payload, bytes):  # bytes count as encoded already
+            self._check_payload(topic, payload)
+        due = one_due(at, delay, grain=self.clock.grain)
         if at is not None:
             check_past(due, self.config.max_past, self.clock)
         carried = (None if self.carrier is None else self.carrier.headers(topic)) or inherited_headers()
@@ -305,7 +274,7 @@ class ClientVerbs(ABC):
         )
 
     async def change_many(self, changes: Sequence[Change]) -> list[Answer]:
-        """Make changes (made by `engine.arguments`, all of one verb) in one store call; answers in order."""
+        """Make changes (made by `new_cancel` and its like, all of one verb) in one store call; answers in order."""
         return await self._session.change_many(changes)
 
     # --- groups
@@ -466,11 +435,171 @@ class ClientVerbs(ABC):
         return [] if log is None else await log.events(ref, limit=limit)
 
     async def _over_group(self, group: str, topic: str | None, make: Callable[[Record], Change]) -> list[Answer]:
+        """Change every live task of the group by `make(record)`; one answer each. O(tasks in the group).
+
+        Raises PartlyFailed, with the answers so far and the error behind them, when something was answered before an
+        error.
+        """
         check_name("group", group)
         if topic is not None:
             check_topic(topic)
         session = self._session
-        return await over_group(session.verbs, Filter(group=group, topic=topic), make, session.change_many)
+        verbs = session.verbs
+        answers: list[Answer] = []
+        cursor: str | None = None
+        try:
+            while True:
+                found = await verbs.find(Filter(group=group, topic=topic), Page(limit=_PAGE, cursor=cursor))
+                live = [record for record in found.tasks if record.state.live]
+                for again in reversed(range(_TRIES)):
+                    if not live:
+                        break
+                    stale: list[Ref] = []
+                    for answer in await session.change_many([make(record) for record in live]):
+                        if answer.result is Result.STALE_TOKEN and answer.record is not None and again:
+                            stale.append(answer.record.ref)
+                        else:
+                            answers.append(answer)
+                    seen = await verbs.get(stale) if stale else []
+                    live = [one for one in seen if one is not None and one.state.live and one.group == group]
+                cursor = found.cursor
+                if cursor is None:
+                    return answers
+        except StoreError as error:
+            if not answers:
+                raise
+            raise PartlyFailed([*answers, *(error.answers if isinstance(error, PartlyFailed) else [error])]) from error
 
     def _cancel(self, topic: str, key: str, if_token: Token | None) -> Cancel:
         return new_cancel(topic, key, if_token=if_token, config=self.config, clock=self.clock)
+
+
+# --- arguments, checked and converted: all raise BadInput, naming the field
+
+
+class TaskOptions(TypedDict, total=False):
+    """The options of a task; `ClientVerbs.schedule` explains each."""
+
+    key: str | None
+    group: str | None
+    delay: Length | None
+    at: When | None
+    on_conflict: str
+    retry: RetryPolicy | str | None
+    deadline: When | Length | None
+    headers: Mapping[str, str] | None
+
+
+CONFLICTS = {choice.value: choice for choice in OnConflict}
+STATES = {state.value: state for state in State}
+
+
+def refuse_unknown(options: Iterable[str], known: Sequence[str], of: str) -> None:
+    """Raises BadInput for the first of `options`, with the closest that is known; `of`: "an option of app.handler"."""
+    from difflib import get_close_matches  # here, since it is needed only for what is wrong
+
+    for name in options:
+        closest = get_close_matches(name, known, n=1, cutoff=0.0)
+        raise BadInput(of.rpartition(" ")[2], name, f"{of}; the closest name is {closest[0]}")
+
+
+def conflict_of(choice: str) -> OnConflict:
+    found = CONFLICTS.get(choice)
+    if found is None:
+        raise BadInput("on_conflict", choice, f"one of {', '.join(CONFLICTS)}")
+    return found
+
+
+def pair_of(ref: Ref | tuple[str, str]) -> tuple[str, str]:
+    """A (topic, key) pair, its names not checked yet."""
+    try:
+        topic, key = ref
+    except (TypeError, ValueError):
+        raise BadInput("refs", ref, "pairs of (topic, key)") from None
+    return topic, key
+
+
+def ref_of(ref: Ref | tuple[str, str]) -> Ref:
+    """A (topic, key) pair."""
+    topic, key = pair_of(ref)
+    return Ref(check_topic(topic), check_name("key", key))
+
+
+def check_past(due: Due, most: Millis, clock: Clock) -> Due:
+    """Return `due`. Raises BadInput for an instant that lies further in the past than `most`."""
+    if most != LONGEST and type(due) is At and due.millis < clock.now() - most:
+        raise BadInput("at", instant_text(due.millis), f"a time that is at most {duration_text(most)} ago (max_past)")
+    return due
+
+
+def deadline_of(deadline: When | Length | None, due: Due, clock: Clock) -> Millis | None:
+    """The instant of a deadline. Raises BadInput where it is before the task is due."""
+    if deadline is None:
+        return None
+    now = clock.now()
+    not_after = due_of(deadline, "deadline", grain=clock.grain).resolve(now)
+    check_instant(not_after, field="deadline", value=deadline)
+    if not_after < due.resolve(now):
+        raise BadInput("deadline", deadline, "an instant that is not before the task is due")
+    return not_after
+
+
+def filter_of(
+    topic: str | None, state: str | None, group: str | None, wake_from: When | None, wake_before: When | None
+) -> Filter:
+    """The filter of `find`."""
+    if state is not None and state not in STATES:
+        raise BadInput("state", state, f"one of {', '.join(STATES)}")
+    return Filter(
+        topic=None if topic is None else check_topic(topic),
+        state=None if state is None else STATES[state],
+        group=None if group is None else check_name("group", group),
+        wake_from=None if wake_from is None else instant(wake_from, field="wake_from"),
+        wake_before=None if wake_before is None else instant(wake_before, field="wake_before"),
+    )
+
+
+def new_move(
+    topic: str,
+    key: str,
+    *,
+    delay: Length | None,
+    at: When | None,
+    deadline: When | Length | None,
+    if_token: Token | None,
+    clock: Clock,
+) -> Move:
+    """Make a waiting task due at another time."""
+    due = one_due(at, delay, grain=clock.grain)
+    return Move(check_topic(topic), check_name("key", key), due, if_token, deadline_of(deadline, due, clock))
+
+
+def new_fire(topic: str, key: str, *, if_token: Token | None) -> Move:
+    """Make a waiting task due now."""
+    return Move(check_topic(topic), check_name("key", key), In(0), if_token, verb="fire_now")
+
+
+def new_cancel(topic: str, key: str, *, if_token: Token | None, config: EngineConfig, clock: Clock) -> Cancel:
+    """Cancel a live task, and remember it for as long as the retention of its topic says."""
+    topic, key = check_topic(topic), check_name("key", key)  # before its retention, which may count
+    keep_until = config.retention_of(topic).keep_until(State.CANCELLED, clock.now())
+    return Cancel(topic, key, keep_until, if_token)
+
+
+def new_shift(record: Record, by: Millis, *, deadlines: bool, if_token: Token) -> Move:
+    """Move a waiting task by a length from its due time; with `deadlines` its deadline moves along."""
+    deadline = None
+    if deadlines and record.deadline is not None:
+        deadline = shifted(record.deadline, by)
+    return Move(record.topic, record.key, At(shifted(record.due_at, by)), if_token, deadline, "shift")
+
+
+def shifted(at: Millis, by: Millis) -> Millis:
+    """An instant, moved by a length, within the bounds of instants."""
+    return min(max(0, at + by), LAST_INSTANT)
+
+
+def new_redrive(topic: str, key: str, *, delay: Length, if_token: Token | None, clock: Clock) -> Redrive:
+    """Send a dead task again, as a new life."""
+    due = with_grain(In(duration(delay, field="delay")), clock.grain)
+    return Redrive(check_topic(topic), check_name("key", key), new_id(), due, if_token)

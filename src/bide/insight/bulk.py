@@ -17,10 +17,10 @@ from msgspec.structs import replace
 
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
-from bide.core.instants import LAST_INSTANT, Millis, as_datetime
-from bide.core.records import At, Change, Count, Filter, Move, Page, Record, Ref, Result, State, Token, Topic, summed
-from bide.engine.arguments import new_cancel, new_fire, new_redrive, new_shift, shifted
+from bide.core.instants import LAST_INSTANT, At, Millis, as_datetime
+from bide.core.records import Change, Count, Filter, Move, Page, Record, Ref, Result, State, Token, Topic, summed
 from bide.engine.client import Client
+from bide.engine.verbs import new_cancel, new_fire, new_redrive, new_shift, shifted
 from bide.insight.dead_letters import error_class
 
 PAGE = 500
@@ -168,13 +168,24 @@ def wake_after(bulk: BulkRequest, record: Record, now: Millis) -> Millis | None:
 
 
 async def change_one(client: Client, bulk: BulkRequest) -> Answer:
-    """Change the one task that was chosen; its answer. Two store calls at most."""
-    [(ref, token)] = bulk.chosen
-    [record] = await client.store.get([ref])
-    if record is None:
-        return Answer(Result.NOT_FOUND)
-    [answer] = await client.change_many([change_of(bulk, record, token, client)])
-    return answer
+    """Change the one task that was chosen, by the verb for one task; its answer."""
+    [((topic, key), token)] = bulk.chosen
+    match bulk.verb:
+        case BulkVerb.CANCEL:
+            return await client.cancel(topic, key, if_token=token)
+        case BulkVerb.FIRE:
+            return await client.fire_now(topic, key, if_token=token)
+        case BulkVerb.REDRIVE:
+            return await client.redrive(topic, key, if_token=token)
+        case BulkVerb.MOVE:
+            assert bulk.at is not None
+            return await client.reschedule(topic, key, at=as_datetime(bulk.at), if_token=token)
+        case BulkVerb.SHIFT:  # its new time depends on the old one
+            task = await client.get(topic, key)
+            if task is None:
+                return Answer(Result.NOT_FOUND)
+            [answer] = await client.change_many([change_of(bulk, task.record, token, client)])
+            return answer
 
 
 # --- the tasks of a request

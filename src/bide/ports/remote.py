@@ -48,17 +48,15 @@ from bide.core.errors import (
     StoreUnavailable,
 )
 from bide.core.events import Event
-from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.instants import LAST_INSTANT, Due, In, Millis
 from bide.core.names import LONGEST_NAME, check_name, check_topic, text_of
 from bide.core.options import LONGEST_HEADERS, decode_options
 from bide.core.records import (
     Cancel,
     Change,
     Count,
-    Due,
     Filter,
     Found,
-    In,
     Lease,
     Leased,
     Move,

@@ -33,9 +33,9 @@ from bide.core.records import (
     State,
     Topic,
 )
-from bide.engine.arguments import conflict_of, filter_of, new_cancel, new_fire, new_move, new_redrive
 from bide.engine.client import Client
 from bide.engine.delivery.long_poll import LongPoll
+from bide.engine.verbs import conflict_of, filter_of, new_cancel, new_fire, new_move, new_redrive
 from bide.ports.remote import LONGEST_LEASE, SHORTEST_LEASE
 from bide.service import schemas
 from bide.service.audit import audit_pause

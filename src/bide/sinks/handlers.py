@@ -27,7 +27,7 @@ class PythonHandler:
     task (P6). A return value counts only if it is an Outcome.
     """
 
-    __slots__ = ("_check", "_decode", "_function", "_name", "_pool", "_threads", "_warned", "asynchronous", "declared")
+    __slots__ = ("_decode", "_function", "_name", "_pool", "_threads", "_warned", "asynchronous", "check", "declared")
 
     def __init__(self, function: Function, *, threads: int, names: Mapping[str, Any] | None = None) -> None:
         self._function = function
@@ -35,7 +35,8 @@ class PythonHandler:
         self._warned = False
         self.declared = declared_payload(function, names)
         self._decode: Decode = decoder_for(self.declared)
-        self._check = checker_for(self.declared)
+        self.check = checker_for(self.declared)
+        """Raises BadPayload for a payload that is not of the declared type."""
         self.asynchronous = inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
         )
@@ -46,10 +47,6 @@ class PythonHandler:
     def described(self) -> tuple[str, str]:
         """The kind of sink and the name of its function, for consoles."""
         return "handler", f"{getattr(self._function, '__module__', '')}.{self._name}"
-
-    def check(self, payload: object) -> None:
-        """Raise BadPayload if `payload` is not of the declared type."""
-        self._check(payload)
 
     def read(self, task: Task[Any]) -> None:
         """Decode the payload to the declared type. Raises BadPayload."""

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from bide.core.errors import PartlyFailed
-from bide.core.instants import LAST_INSTANT, Millis
-from bide.core.records import At, Move, NewTask, Topic
+from bide.core.instants import LAST_INSTANT, At, Millis
+from bide.core.records import Move, NewTask, Topic
 
 AT_ONCE = 2_000
 """Tasks in one statement: beyond that it is no quicker, and others wait longer."""

@@ -24,15 +24,12 @@ from hypothesis.stateful import RuleBasedStateMachine, rule, run_state_machine_a
 from msgspec.structs import replace
 
 from bide.core.answers import Answer
-from bide.core.instants import Millis
+from bide.core.instants import At, Due, In, Millis
 from bide.core.records import (
-    At,
     Cancel,
     Change,
     Count,
-    Due,
     Filter,
-    In,
     Lease,
     Leased,
     Move,

@@ -11,7 +11,8 @@ from aiohttp import ClientSession, web
 from tests.stores.http.serving import HOST, Service, serving
 
 from bide.core.errors import OutcomeUnknown
-from bide.core.records import Cancel, Filter, In, Move, OnConflict, Result
+from bide.core.instants import In
+from bide.core.records import Cancel, Filter, Move, OnConflict, Result
 from bide.ports import remote
 from bide.stores.http import HttpStore
 from bide.stores.memory import MemoryStore

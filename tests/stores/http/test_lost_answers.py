@@ -12,8 +12,9 @@ from tests.stores.http.serving import Service
 from tests.waiting import until
 
 from bide.core.errors import OutcomeUnknown, StoreUnavailable
+from bide.core.instants import At, In
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Filter, In, Move, OnConflict, Redrive, Ref, Result, State
+from bide.core.records import Cancel, Filter, Move, OnConflict, Redrive, Ref, Result, State
 from bide.ports import remote
 from bide.stores.http import HttpStore
 from bide.testing.proxy import Act, FaultProxy

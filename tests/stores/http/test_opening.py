@@ -15,8 +15,9 @@ from tests.stores.http.serving import HOST, Service, only, serving
 from bide import Bide, SetupError
 from bide.core.errors import BadInput, MissingExtra, PartlyFailed, StoreError, StoreMismatch, StoreUnavailable
 from bide.core.events import Event, EventKind
+from bide.core.instants import In
 from bide.core.names import RESERVED_TOPIC
-from bide.core.records import Cancel, Filter, In, Lease, Move, NewTask, Page, Ref, State
+from bide.core.records import Cancel, Filter, Lease, Move, NewTask, Page, Ref, State
 from bide.ports import remote
 from bide.ports.remote import OPERATIONS
 from bide.service.authz import Caller, Verb

@@ -11,7 +11,8 @@ from tests.stores.http.serving import Service, only, serving
 from tests.waiting import pause, until
 
 from bide import Bide, Retry, Task
-from bide.core.records import In, Ref, State
+from bide.core.instants import In
+from bide.core.records import Ref, State
 from bide.ports import remote
 from bide.service.authz import Caller, Verb
 from bide.stores.http import HttpStore

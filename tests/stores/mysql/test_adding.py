@@ -11,8 +11,9 @@ from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.answers import Answer
 from bide.core.errors import PartlyFailed, StoreUnavailable
+from bide.core.instants import At, Due, In
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Due, Filter, In, NewTask, OnConflict, Ref, Result
+from bide.core.records import Cancel, Filter, NewTask, OnConflict, Ref, Result
 from bide.stores.mysql import MySqlStore, operations, queries
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.base import HOUR, add_all, change_all, listed, new, put, see

@@ -12,7 +12,8 @@ from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import until
 
 from bide.core.errors import OutcomeUnknown
-from bide.core.records import Filter, In, Record, Ref, Result
+from bide.core.instants import In
+from bide.core.records import Filter, Record, Ref, Result
 from bide.stores.mysql.connection import address_of
 from bide.stores.mysql.queries import Names
 from bide.stores.mysql.schema import SCHEMA

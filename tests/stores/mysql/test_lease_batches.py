@@ -11,7 +11,8 @@ from tests.stores.mysql.test_purging import ask
 from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.errors import StoreError
-from bide.core.records import At, Cancel, Filter, Move, Page, Record, State
+from bide.core.instants import At
+from bide.core.records import Cancel, Filter, Move, Page, Record, State
 from bide.stores.mysql import MySqlStore, lease_batches
 from bide.stores.mysql.connection import address_of
 from bide.testing.store_suite.base import (

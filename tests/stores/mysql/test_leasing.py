@@ -13,7 +13,8 @@ from tests.waiting import until
 
 from bide import Bide, Task
 from bide.core import lifecycle
-from bide.core.records import In, Record
+from bide.core.instants import In
+from bide.core.records import Record
 from bide.stores.mysql import MySqlStore
 from bide.stores.mysql.connection import Connection, address_of, connect
 from bide.stores.mysql.lease_batches import BatchKey, LeaseBatch, LeasedRows, Settling

@@ -5,8 +5,9 @@ from __future__ import annotations
 from tests.stores.mysql.connections import by_asyncmy
 from tests.stores.sql.fixtures import OpensStore
 
+from bide.core.instants import At
 from bide.core.names import new_id
-from bide.core.records import At, Filter, Redrive, State
+from bide.core.records import Filter, Redrive, State
 from bide.stores.mysql.connection import Rows, address_of, connect
 from bide.testing.store_suite.base import (
     DAY,

@@ -15,7 +15,7 @@ import pytest
 import pytest_asyncio
 
 from bide.core import lifecycle
-from bide.core.records import At
+from bide.core.instants import At
 from bide.stores.mysql.connection import Connection, address_of, connect
 from bide.stores.mysql.lease_batches import BatchKey, these_batches
 from bide.stores.mysql.queries import (

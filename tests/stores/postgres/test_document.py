@@ -8,7 +8,8 @@ from pathlib import Path
 import asyncpg
 from tests.stores.sql.fixtures import OpensStore
 
-from bide.core.records import In, NewTask, State
+from bide.core.instants import In
+from bide.core.records import NewTask, State
 from bide.stores.postgres.connection import address_of
 from bide.stores.postgres.schema import SCHEMA
 from bide.testing.store_suite.base import add_all

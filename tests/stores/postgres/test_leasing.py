@@ -7,8 +7,9 @@ from collections.abc import Awaitable, Callable
 
 import pytest
 
+from bide.core.instants import In
 from bide.core.names import new_id
-from bide.core.records import In, Leased, NewTask
+from bide.core.records import Leased, NewTask
 from bide.stores.postgres import PostgresStore
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.base import add_all

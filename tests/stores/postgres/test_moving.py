@@ -10,7 +10,8 @@ from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import until
 
 from bide.core.answers import Answer
-from bide.core.records import At, In, Move, Record, Result, State
+from bide.core.instants import At, In
+from bide.core.records import Move, Record, Result, State
 from bide.ports import Store
 from bide.stores.memory import MemoryStore
 from bide.stores.postgres import PostgresStore, operations

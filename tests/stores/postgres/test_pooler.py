@@ -12,7 +12,8 @@ import pytest
 from tests.servers.fixtures import not_installed
 from tests.stores.sql.fixtures import OpensStore
 
-from bide.core.records import Cancel, Filter, In, Move, Ref, Result
+from bide.core.instants import In
+from bide.core.records import Cancel, Filter, Move, Ref, Result
 from bide.stores.postgres import PostgresStore
 from bide.testing.store_suite.base import NOW, add_all, do, done, extend, lease, listed, new, retry, settle
 from bide_proofs.servers.postgres import PostgresPooler

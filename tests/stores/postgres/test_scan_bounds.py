@@ -13,7 +13,8 @@ from tests.stores.postgres.test_plans import pages
 from tests.stores.postgres.test_queries import Surveyed, survey
 from tests.stores.sql.fixtures import OpensStore
 
-from bide.core.records import Filter, In, Page
+from bide.core.instants import In
+from bide.core.records import Filter, Page
 from bide.stores.postgres import leasing as postgres
 from bide.stores.postgres.connection import CALLS_OF_A_ROW, Call, address_of
 from bide.stores.postgres.leasing import FullScan, PostgresScanBounds, ScanStart

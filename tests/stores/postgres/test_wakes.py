@@ -10,7 +10,7 @@ import pytest
 from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import pause, until
 
-from bide.core.records import In
+from bide.core.instants import In
 from bide.stores.postgres import wakes
 from bide.stores.postgres.connection import address_of
 from bide.stores.postgres.queries import Names

@@ -19,7 +19,8 @@ from typing import Self
 from tests.waiting import PATIENCE, pause, until
 
 from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError
-from bide.core.records import In, OnConflict, Record, Settlement
+from bide.core.instants import In
+from bide.core.records import OnConflict, Record, Settlement
 from bide.stores.redis import RedisStore
 from bide.testing.store_suite.base import done, new
 

@@ -13,7 +13,7 @@ from tests.stores.redis.deployments import Servers
 from tests.waiting import not_before, until
 
 from bide import Bide, Task
-from bide.core.records import In
+from bide.core.instants import In
 from bide.stores.redis import RedisStore
 from bide.testing.store_suite.base import MINUTE, keys, new
 from bide_proofs.servers.process import ServerMissing

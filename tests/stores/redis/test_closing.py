@@ -12,7 +12,7 @@ from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import Servers
 from tests.waiting import forever, until
 
-from bide.core.records import In
+from bide.core.instants import In
 from bide.stores.redis import RedisStore
 from bide.stores.redis.topology import NotSent, SharedConnection
 from bide.testing.store_suite.base import new

@@ -14,7 +14,8 @@ from tests.stores.redis.deployments import Servers
 from tests.waiting import not_before, pause, until
 
 from bide import Bide, Task
-from bide.core.records import At, Cancel, Filter, In, Move, Page, Ref, State
+from bide.core.instants import At, In
+from bide.core.records import Cancel, Filter, Move, Page, Ref, State
 from bide.stores.redis import RedisStore
 from bide.stores.redis.leasing import CAP, HeadCache
 from bide.stores.redis.store import LONGEST_PATIENCE

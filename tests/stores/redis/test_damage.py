@@ -14,8 +14,9 @@ from tests.stores.redis.conftest import OpensStore
 
 from bide.core.errors import StoreCorrupt
 from bide.core.events import Event, EventKind
+from bide.core.instants import At
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Filter, Move, Redrive, Ref, Result, State
+from bide.core.records import Cancel, Filter, Move, Redrive, Ref, Result, State
 from bide.stores.redis import RedisStore
 from bide.stores.redis.layout import Layout
 from bide.testing.store_suite.base import (

@@ -15,7 +15,8 @@ from tests.stores.redis.test_wakes import hears_of_every_shard, subscriptions
 from tests.waiting import until
 
 from bide.core.errors import PartlyFailed, StoreError
-from bide.core.records import In, Record
+from bide.core.instants import In
+from bide.core.records import Record
 from bide.stores.redis import RedisStore
 from bide.testing.store_suite.base import keys, new
 from bide_proofs.servers.redis_replicas import ClusterNode, RedisCluster

@@ -11,7 +11,7 @@ from tests.stores.redis.load import Load
 from tests.waiting import PATIENCE, pause, until, wait_until
 
 from bide.core.errors import StoreUnavailable
-from bide.core.records import In
+from bide.core.instants import In
 from bide.stores.redis import RedisStore
 from bide.testing.store_suite.base import new
 from bide_proofs.servers.process import HOST

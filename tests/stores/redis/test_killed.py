@@ -11,7 +11,7 @@ from tests.stores.redis.load import Load
 from tests.waiting import PATIENCE, until
 
 from bide.core.errors import StoreError
-from bide.core.records import In
+from bide.core.instants import In
 from bide.testing.store_suite.base import keys, lease, new
 
 

@@ -6,8 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from redis.crc import key_slot
 
+from bide.core.instants import In
 from bide.core.names import new_id
-from bide.core.records import In, NewTask, State
+from bide.core.records import NewTask, State
 from bide.stores.redis.layout import Layout, flags_of, packed_id, record_of, seed_of
 
 PLAIN_HEAD = 1 + 7 + 3 * 6

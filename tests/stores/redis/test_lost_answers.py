@@ -15,7 +15,8 @@ from tests.stores.redis.proxies import Proxies
 from tests.waiting import PATIENCE, not_before, pause, until
 
 from bide.core.errors import OutcomeUnknown, StoreFull, StoreUnavailable
-from bide.core.records import At, Cancel, Filter, Move, OnConflict, Record, Ref, Result, State
+from bide.core.instants import At
+from bide.core.records import Cancel, Filter, Move, OnConflict, Record, Ref, Result, State
 from bide.stores.clocks import ServerTime
 from bide.stores.redis import RedisStore
 from bide.stores.redis.script_client import Call, script

@@ -8,7 +8,8 @@ from tests.stores.redis.deployments import Servers
 from tests.waiting import until
 
 from bide.core.errors import PartlyFailed, SetupError, StoreFull
-from bide.core.records import Cancel, Filter, In, Move, Record, Result, State
+from bide.core.instants import In
+from bide.core.records import Cancel, Filter, Move, Record, Result, State
 from bide.stores.redis import RedisStore
 from bide.testing.store_suite.base import do, done, extend, listed, new, retry
 

@@ -6,7 +6,8 @@ from typing import Any
 
 from tests.stores.redis.conftest import OpensStore
 
-from bide.core.records import Cancel, In, Lease, NewTask, OutcomeKind, Ref, Settlement
+from bide.core.instants import In
+from bide.core.records import Cancel, Lease, NewTask, OutcomeKind, Ref, Settlement
 from bide.stores.redis.script_client import Call
 
 KEYS = [f"k{number}" for number in range(5)]

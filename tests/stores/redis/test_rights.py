@@ -11,12 +11,9 @@ from tests.servers.fixtures import StartsRedis
 from tests.stores.sql.everything import everything
 
 from bide.core.errors import StoreUnavailable
+from bide.core.instants import In
 from bide.core.names import new_id
-from bide.core.records import (
-    Cancel,
-    In,
-    NewTask,
-)
+from bide.core.records import Cancel, NewTask
 from bide.stores.redis import RedisStore
 from bide_proofs.servers.redis import RedisServer
 from bide_proofs.servers.redis_replicas import RedisCluster

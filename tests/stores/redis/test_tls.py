@@ -14,8 +14,9 @@ from tests.stores.redis.conftest import OpensStore
 from tests.waiting import until
 
 from bide.core.errors import StoreUnavailable
+from bide.core.instants import In
 from bide.core.names import new_id
-from bide.core.records import In, NewTask, OutcomeKind, Settlement
+from bide.core.records import NewTask, OutcomeKind, Settlement
 from bide_proofs.servers.process import HOST, ServerMissing, free_port
 from bide_proofs.servers.redis import RedisServer
 

@@ -10,7 +10,8 @@ from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import Servers
 
 from bide.core.errors import StoreMismatch
-from bide.core.records import At, Cancel, Filter, In, OnConflict, Redrive, State
+from bide.core.instants import At, In
+from bide.core.records import Cancel, Filter, OnConflict, Redrive, State
 from bide.stores.redis import RedisStore
 from bide.testing.store_suite.base import (
     HOUR,

@@ -7,7 +7,8 @@ from hashlib import sha1
 import pytest
 from tests.stores.redis.conftest import OpensStore
 
-from bide.core.records import In, Lease, Move, NewTask, OutcomeKind, Ref, Result, Settlement
+from bide.core.instants import In
+from bide.core.records import Lease, Move, NewTask, OutcomeKind, Ref, Result, Settlement
 from bide.stores.redis import runtime
 from bide.stores.redis.script_client import Script, script
 

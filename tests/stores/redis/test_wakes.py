@@ -12,7 +12,8 @@ from tests.stores.redis.proxies import Proxies
 from tests.waiting import PATIENCE, pause, until
 
 from bide import Bide, Task
-from bide.core.records import Cancel, In
+from bide.core.instants import In
+from bide.core.records import Cancel
 from bide.stores.redis import RedisStore
 from bide.stores.redis.wakes import Subscriptions
 from bide.testing.proxy import Act, Chunk

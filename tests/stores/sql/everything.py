@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 from bide.core.events import Event, EventKind
+from bide.core.instants import In
 from bide.core.names import new_id
 from bide.core.records import (
     Cancel,
     Filter,
-    In,
     Lease,
     Move,
     NewTask,

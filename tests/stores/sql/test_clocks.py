@@ -7,7 +7,8 @@ import time
 from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import PATIENCE, until
 
-from bide.core.records import In, Leased
+from bide.core.instants import In
+from bide.core.records import Leased
 from bide.testing.store_suite.base import HOUR, done, hold, lease, new, put_one, see, settle
 
 WRONG = 86_400_000

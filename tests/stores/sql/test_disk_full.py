@@ -20,7 +20,8 @@ from tests.stores.sql.database import Database
 from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.errors import StoreFull
-from bide.core.records import At, Cancel, Move, Ref
+from bide.core.instants import At
+from bide.core.records import Cancel, Move, Ref
 from bide.testing.store_suite.base import HOUR, NOW, do, done, lease, look, new, put, settle_all
 
 

@@ -11,7 +11,8 @@ from tests.stores.sql.database import Database
 from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.errors import BadInput, StoreCorrupt, StoreFull, StoreMismatch, StoreUnavailable
-from bide.core.records import In, Ref
+from bide.core.instants import In
+from bide.core.records import Ref
 from bide.stores.mysql import connection as mysql
 from bide.stores.postgres import connection as postgres
 from bide.stores.sql import dialect as kinds

@@ -9,7 +9,8 @@ from tests.stores.sql.database import Database
 from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import until
 
-from bide.core.records import Filter, In, Result
+from bide.core.instants import In
+from bide.core.records import Filter, Result
 from bide.testing.store_suite.base import HOUR, add_all, done, lease, listed, new, put, settle_all
 
 

@@ -11,7 +11,8 @@ from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import pause, until
 
 from bide.core.errors import PartlyFailed, StoreUnavailable
-from bide.core.records import At, Filter, In, Move, Result
+from bide.core.instants import At, In
+from bide.core.records import Filter, Move, Result
 from bide.testing.store_suite.base import (
     HOUR,
     NOW,

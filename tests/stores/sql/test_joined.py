@@ -22,7 +22,7 @@ from tests.stores.sql.shop import Shop
 from tests.waiting import until
 
 from bide import BadInput, SetupError, StoreUnavailable, Task
-from bide.core.records import At
+from bide.core.instants import At
 from bide.stores.mysql import MySqlStore
 from bide.stores.postgres import PostgresStore
 from bide.stores.postgres import joined as postgres_joined

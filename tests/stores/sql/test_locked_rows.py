@@ -12,7 +12,8 @@ from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import pause, until
 
 from bide import Bide, PartlyFailed, StoreUnavailable, Task
-from bide.core.records import At, Cancel, Lease, Move, Ref, Result
+from bide.core.instants import At
+from bide.core.records import Cancel, Lease, Move, Ref, Result
 from bide.ports import Pending
 from bide.stores.mysql import connection
 from bide.stores.mysql.connection import MYSQL, meaning

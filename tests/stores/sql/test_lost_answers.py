@@ -18,8 +18,9 @@ from tests.stores.sql.fixtures import OpensStore, behind
 from tests.waiting import until
 
 from bide.core.errors import OutcomeUnknown, StoreUnavailable
+from bide.core.instants import At, In
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Filter, In, Move, OnConflict, Record, Redrive, Result, State
+from bide.core.records import Cancel, Filter, Move, OnConflict, Record, Redrive, Result, State
 from bide.ports import Store
 from bide.testing.proxy import Act, FaultProxy, PlannedFault
 from bide.testing.store_suite.base import (

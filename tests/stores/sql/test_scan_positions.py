@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from tests.stores.sql.fixtures import OpensStore
 
-from bide.core.records import In
+from bide.core.instants import In
 from bide.stores.sql import leasing
 from bide.stores.sql.leasing import SLACK, ScanPositions
 from bide.testing.store_suite.base import HOUR, NOW, lease, new, put_one

@@ -12,7 +12,8 @@ from tests.stores.sql.database import Database
 from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import not_before, pause, until
 
-from bide.core.records import In, Leased
+from bide.core.instants import In
+from bide.core.records import Leased
 from bide.stores.mysql import leasing as mysql
 from bide.stores.mysql.connection import Call as MySqlCall
 from bide.stores.postgres import leasing as postgres

@@ -14,7 +14,7 @@ from tests.waiting import until, wait_until
 from bide.core.records import Filter
 from bide.stores.sqlite import SqliteStore, database
 from bide.stores.sqlite.connection import PAGE, WriteLock, connect
-from bide.stores.sqlite.database import KICK_PAGES, Checkpointer
+from bide.stores.sqlite.threads import KICK_PAGES, Checkpointer
 from bide.testing.store_suite.base import listed, new, put
 
 

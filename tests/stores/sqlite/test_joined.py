@@ -16,7 +16,8 @@ import pytest
 from tests.waiting import forever
 
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
-from bide.core.records import At, Filter, In, Move, Page, Ref, Result, State
+from bide.core.instants import At, In
+from bide.core.records import Filter, Move, Page, Ref, Result, State
 from bide.stores.sqlite import SqliteStore, connection, transactions
 from bide.testing.store_suite.base import (
     KEPT,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from bide.stores.sqlite.database import mapped_libraries, resets_safely
+from bide.stores.sqlite.database import mapped_libraries
+from bide.stores.sqlite.threads import resets_safely
 
 
 @pytest.mark.parametrize(

@@ -10,7 +10,8 @@ from contextlib import closing
 import pytest
 
 from bide.core.errors import BadInput, StoreUnavailable
-from bide.core.records import Filter, In, Move, Ref, Result
+from bide.core.instants import In
+from bide.core.records import Filter, Move, Ref, Result
 from bide.stores.sqlite import SqliteStore, connection
 from bide.stores.sqlite.connection import WriteLock
 from bide.testing.store_suite.base import NOW, SECOND, done, lease, listed, look, new, put, put_one, see, settle, take

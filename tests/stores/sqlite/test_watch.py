@@ -14,7 +14,7 @@ import pytest
 from tests.waiting import block, until
 
 from bide.core.errors import BadInput
-from bide.core.records import In
+from bide.core.instants import In
 from bide.stores.sqlite import SqliteStore
 from bide.stores.sqlite.watch import Polling, signal_of
 from bide.testing.store_suite.base import NOW, SECOND, new, put_one

@@ -8,14 +8,12 @@ from __future__ import annotations
 from random import Random
 
 from bide.core.answers import Answer
+from bide.core.instants import At, Due, In
 from bide.core.lifecycle import gone
 from bide.core.names import new_id
 from bide.core.records import (
-    At,
     Cancel,
-    Due,
     Filter,
-    In,
     Lease,
     Move,
     NewTask,

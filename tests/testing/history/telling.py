@@ -6,8 +6,8 @@ from typing import Any
 
 from msgspec.structs import replace
 
-from bide.core.instants import Millis
-from bide.core.records import At, Due, In, OnConflict, OutcomeKind, Result, State
+from bide.core.instants import At, Due, In, Millis
+from bide.core.records import OnConflict, OutcomeKind, Result, State
 from bide.testing.history import events as ev
 from bide.testing.history.events import Asks, Seen
 

@@ -6,7 +6,8 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
-from bide.core.records import In, OutcomeKind, Result, State
+from bide.core.instants import In
+from bide.core.records import OutcomeKind, Result, State
 from bide.testing.history import events as ev
 from bide.testing.history.check import check
 from bide.testing.history.events import Asks, Event

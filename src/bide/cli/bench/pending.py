@@ -29,9 +29,9 @@ from bide.cli.bench.sql_server import POSTGRES
 from bide.cli.bench.target import HOUR
 from bide.cli.bench.worker import PAYLOAD, Spec, Work
 from bide.cli.bench.workers import fill, stage, worker_process
-from bide.core.instants import Millis
+from bide.core.instants import At, Millis
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Filter, Leased, Move, NewTask, OutcomeKind, Page, Settlement, State
+from bide.core.records import Cancel, Filter, Leased, Move, NewTask, OutcomeKind, Page, Settlement, State
 from bide.ports import all_answers
 from bide.settings import Settings
 from bide.wiring import store_maker

@@ -14,7 +14,7 @@ from bide.core.instants import as_datetime
 from bide.core.outcomes import Done
 from bide.core.records import NewTask
 from bide.core.tasks import Task
-from bide.engine.recorder import acting_as
+from bide.engine.context import acting_as
 
 AUDIENCE = 41_000
 SUMMER, GUESTS = "event-summer", 500

@@ -17,8 +17,8 @@ from bide.core.instants import Millis
 from bide.core.names import SHOWN_TOPIC
 from bide.core.records import Filter, NewTask, Page
 from bide.core.tasks import Task
-from bide.engine.arguments import filter_of
 from bide.engine.settings_store import SettingsStore
+from bide.engine.verbs import filter_of
 
 _log = logging.getLogger("bide.demo")
 _MARK = "demo:numbers"

@@ -36,8 +36,8 @@ from bide.core.records import Lease, Leased, Record, Topic
 from bide.core.tasks import Task
 from bide.engine.background import log_defect
 from bide.engine.config import EngineConfig
+from bide.engine.context import joining, set_running
 from bide.engine.delivery.settlement import completion
-from bide.engine.transaction_context import joining, set_running
 from bide.ports import Clock, Route, Store
 
 _log = logging.getLogger("bide.worker")

@@ -28,8 +28,8 @@ from functools import partial
 
 from bide.core.errors import StoreError
 from bide.core.events import EventKind, event_of
-from bide.core.instants import Millis
-from bide.core.records import Due, Leased, Record, Settlement, Topic
+from bide.core.instants import Due, Millis
+from bide.core.records import Leased, Record, Settlement, Topic
 from bide.engine.background import begin
 from bide.engine.client import Client
 from bide.engine.delivery.executor import lease_in_turn

@@ -14,11 +14,11 @@ from types import FrameType
 
 from msgspec import DecodeError
 
-from bide.core.instants import Millis, instant_text
+from bide.core.instants import In, Millis, instant_text, with_grain
 from bide.core.names import LONGEST_TEXT, TRACE, error_text, new_id, storable
 from bide.core.options import decode_options
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
-from bide.core.records import In, OutcomeKind, Record, Settlement, State, with_grain
+from bide.core.records import OutcomeKind, Record, Settlement, State
 from bide.engine.config import Retention
 from bide.ports import Clock, Policy
 

@@ -18,14 +18,13 @@ from contextlib import suppress
 from typing import Any
 
 from bide.core.errors import SetupError, StoreError, StoreUnavailable
-from bide.core.instants import Millis
+from bide.core.instants import Due, In, Millis
 from bide.core.names import text_of
 from bide.core.outcomes import Dead, Defer, Retry
-from bide.core.records import Due, In
 from bide.engine.background import DeadHooks
+from bide.engine.context import joining
 from bide.engine.delivery.lease_loop import WakeLoop
 from bide.engine.delivery.watch import DeadRow, RestingRows, Row, Watch, said
-from bide.engine.transaction_context import joining
 from bide.ports import Clock, DueRow, Head, Raced, RowRefused, Store, Table, TableStats, Taken
 
 _log = logging.getLogger("bide.table")

@@ -13,9 +13,9 @@ from bide.core.errors import BadInput
 from bide.core.instants import as_datetime
 from bide.core.names import check_name, check_topic
 from bide.core.records import Filter, Ref, State, Topic
-from bide.engine.arguments import STATES, filter_of
 from bide.engine.client import Client
 from bide.engine.registry import WakeChannel
+from bide.engine.verbs import STATES, filter_of
 from bide.insight.bulk import Version
 from bide.insight.minute_log import LastDay
 from bide.insight.overview import Overviews

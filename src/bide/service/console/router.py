@@ -15,7 +15,7 @@ from typing import Any
 from urllib.parse import quote
 
 from bide.core.errors import BadInput, StoreError
-from bide.engine.recorder import acting_as
+from bide.engine.context import acting_as
 from bide.service.access import refuse_foreign_page
 from bide.service.audit import TokenBucket, audit, audit_refused
 from bide.service.authz import AccessRefused, Forbidden, Unauthorized

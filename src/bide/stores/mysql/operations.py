@@ -19,12 +19,10 @@ from asyncmy.errors import MySQLError
 from bide.core import lifecycle
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
-from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.instants import LAST_INSTANT, At, Due, Millis
 from bide.core.records import (
-    At,
     Change,
     Count,
-    Due,
     Filter,
     Lease,
     NewTask,

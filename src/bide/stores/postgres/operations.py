@@ -17,10 +17,9 @@ from msgspec import Struct
 
 from bide.core import lifecycle
 from bide.core.answers import Answer
-from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.instants import LAST_INSTANT, At, Millis
 from bide.core.names import storable
 from bide.core.records import (
-    At,
     Change,
     Count,
     Lease,

@@ -16,8 +16,8 @@ from msgspec import Struct
 
 from bide.core.errors import SetupError, StoreCorrupt, StoreError, StoreMismatch
 from bide.core.events import Event
-from bide.core.instants import Millis
-from bide.core.records import In, OutcomeKind, Record, Ref, Settlement, Topic
+from bide.core.instants import In, Millis
+from bide.core.records import OutcomeKind, Record, Ref, Settlement, Topic
 from bide.ports import Finding
 from bide.stores.clocks import ServerTime
 from bide.stores.listeners import Listeners

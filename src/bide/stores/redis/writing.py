@@ -7,12 +7,10 @@ from typing import Any, TypeVar
 
 from bide.core import lifecycle
 from bide.core.answers import Answer
-from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.instants import LAST_INSTANT, At, Due, Millis
 from bide.core.records import (
-    At,
     Cancel,
     Change,
-    Due,
     Lease,
     Move,
     NewTask,

@@ -12,11 +12,10 @@ from typing import TypeVar, TypeVarTuple
 from bide.core.errors import StoreUnavailable
 from bide.core.events import Event
 from bide.core.instants import Millis
-from bide.core.records import Lease, Leased, Ref, Tally, Topic
+from bide.core.records import Lease, Leased, NewTask, Ref, Tally, Topic
 from bide.core.table_source import TableSource
 from bide.ports import COUNTED, Features, Finding
 from bide.stores.sqlite import database, operations
-from bide.stores.sqlite.connection import DiskReserve
 from bide.stores.sqlite.database import VERSION, OpenFile, Settings, StoreFile, open_in_thread, version_of_file
 from bide.stores.sqlite.operations import Fault, Verbs, Write
 from bide.stores.sqlite.rows import tally_tasks
@@ -77,7 +76,7 @@ class SqliteStore(Verbs):
     async def close(self) -> None:
         """Finish what was begun, write the WAL back and let go of the file. A second close does nothing."""
         database, self._database = self._database, None
-        if database is not None and database.ours:
+        if database is not None and database.process == os.getpid():
             try:
                 await asyncio.to_thread(database.close)
             except RuntimeError:  # the interpreter is on its way out and starts no more threads
@@ -87,7 +86,7 @@ class SqliteStore(Verbs):
         database = self._database
         if database is None:
             raise StoreUnavailable(f"{self._settings.path}: the store is not open")
-        if not database.ours:
+        if database.process != os.getpid():
             raise StoreUnavailable(
                 f"{self._settings.path}: opened before a fork, and a connection must not cross one; "
                 "open a new store in the child process"
@@ -96,13 +95,15 @@ class SqliteStore(Verbs):
 
     # The nine operations of ports.Store, without those of `Verbs`
 
-    @property
-    def _reserve(self) -> DiskReserve:
-        return self._open().reserve
-
-    async def _write(self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: bool = False) -> list[T]:
-        writer = self._open().writer
-        return await writer.submit(call, asked, now, adding=adding) if asked else []
+    async def _write(
+        self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: Sequence[NewTask] = ()
+    ) -> list[T]:
+        database = self._open()
+        if not asked:
+            return []
+        if adding:
+            database.reserve.check(adding)
+        return await database.writer.submit(call, asked, now, adding=bool(adding))
 
     async def _read(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> T:
         return await self._open().reader.submit(call, *arguments)

@@ -75,7 +75,7 @@ class Listener:
 
 
 class Notifier:
-    """All subscriptions of a store, and the watcher while there are any. True if there are.
+    """All subscriptions of a store, and the watcher while there are any.
 
     `how` is "inotify", "poll" or "auto". `connection` is the writer's, used under `lock` alone.
     """
@@ -86,19 +86,16 @@ class Notifier:
         self._connection = connection
         self._lock = lock
         self._changing = threading.Lock()
-        self._listeners: tuple[Listener, ...] = ()
+        self.listeners: tuple[Listener, ...] = ()
         """Never changed, only replaced, so that `notify` needs no lock."""
         self._watcher: Watcher | None = None
         self._ended: list[Watcher] = []
-
-    def __bool__(self) -> bool:
-        return bool(self._listeners)
 
     def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listener:
         """Call `on_wake`, on the running loop, when one of `topics` wakes earlier."""
         listener = Listener(topics, on_wake, self._remove)
         with self._changing:
-            self._listeners = (*self._listeners, listener)
+            self.listeners = (*self.listeners, listener)
             if self._watcher is None:
                 self._watcher = Watcher(self, self._path, self._how)
         return listener
@@ -109,8 +106,8 @@ class Notifier:
 
     def _remove(self, listener: Listener) -> None:
         with self._changing:
-            self._listeners = tuple(one for one in self._listeners if one is not listener)
-            if not self._listeners:
+            self.listeners = tuple(one for one in self.listeners if one is not listener)
+            if not self.listeners:
                 self._end_watcher()
 
     def _end_watcher(self) -> None:
@@ -130,11 +127,11 @@ class Notifier:
 
     def topics(self) -> set[Topic]:
         """Those with a listener."""
-        return set[Topic]().union(*(listener.topics for listener in self._listeners)) - {COMMITTED}
+        return set[Topic]().union(*(listener.topics for listener in self.listeners)) - {COMMITTED}
 
     def notify(self, wakes: Mapping[Topic, Millis]) -> None:
         """Pass on the earliest wake of each topic, from any thread, to its listeners."""
-        for listener in self._listeners:
+        for listener in self.listeners:
             if not listener.topics.isdisjoint(wakes):
                 listener.post(wakes)
 

@@ -20,8 +20,8 @@ from typing import TypeAlias
 import msgspec
 from msgspec import Struct
 
-from bide.core.instants import Millis
-from bide.core.records import Due, OnConflict, OutcomeKind, Record, Result, State, Token, Topic
+from bide.core.instants import Due, Millis
+from bide.core.records import OnConflict, OutcomeKind, Record, Result, State, Token, Topic
 
 
 class Seen(Struct, frozen=True, gc=False, omit_defaults=True):

@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from bide.core.instants import LAST_INSTANT, Millis
-from bide.core.records import Due, In, OnConflict, Result, State
+from bide.core.instants import LAST_INSTANT, Due, In, Millis
+from bide.core.records import OnConflict, Result, State
 from bide.testing.history import events as ev
 from bide.testing.history.events import Asks, Event, Seen
 from bide.testing.history.gathered import (

@@ -24,10 +24,10 @@ from msgspec.structs import replace
 from bide.app import Bide
 from bide.core.answers import Answer
 from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError
-from bide.core.instants import Millis
+from bide.core.instants import Due, In, Millis
 from bide.core.names import RESERVED_TOPICS
 from bide.core.outcomes import Outcome
-from bide.core.records import Cancel, Change, Due, In, Lease, Leased, Move, NewTask, Redrive, Settlement, Token, Topic
+from bide.core.records import Cancel, Change, Lease, Leased, Move, NewTask, Redrive, Settlement, Token, Topic
 from bide.core.tasks import Task
 from bide.ports import Instrument, Pending, Route, Sink, Store, StoreFacade
 from bide.testing.history import events as ev

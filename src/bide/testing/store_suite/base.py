@@ -18,14 +18,12 @@ import pytest
 import pytest_asyncio
 
 from bide.core.answers import Answer
-from bide.core.instants import Millis
+from bide.core.instants import At, Due, Millis
 from bide.core.names import new_id
 from bide.core.records import (
-    At,
     Cancel,
     Change,
     Count,
-    Due,
     Filter,
     Lease,
     Leased,

@@ -16,9 +16,9 @@ import pytest
 
 from bide.core.errors import BadInput, StoreUnavailable
 from bide.core.events import Event, EventKind
-from bide.core.instants import Millis
+from bide.core.instants import At, In, Millis
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Change, Filter, In, Lease, Move, OnConflict, Page, Redrive, Ref, Result, State
+from bide.core.records import Cancel, Change, Filter, Lease, Move, OnConflict, Page, Redrive, Ref, Result, State
 from bide.ports import JoinsTransaction, KeepsEvents, Store, WorkerRegistry
 from bide.testing.store_suite.base import (
     DAY,

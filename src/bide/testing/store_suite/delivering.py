@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from bide.core.instants import At, In
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Filter, In, Move, OutcomeKind, Record, Redrive, Ref, Result, Settlement, State
+from bide.core.records import Cancel, Filter, Move, OutcomeKind, Record, Redrive, Ref, Result, Settlement, State
 from bide.ports import Store
 from bide.testing.store_suite.base import (
     DAY,

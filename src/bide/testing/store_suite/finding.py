@@ -11,8 +11,8 @@ import msgspec
 import pytest
 
 from bide.core.errors import BadInput
-from bide.core.instants import LAST_INSTANT
-from bide.core.records import At, Cancel, Count, Filter, In, Move, Page, Record, Ref, State
+from bide.core.instants import LAST_INSTANT, At, In
+from bide.core.records import Cancel, Count, Filter, Move, Page, Record, Ref, State
 from bide.ports import Store
 from bide.testing.store_suite.base import (
     DAY,

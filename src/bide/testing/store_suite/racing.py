@@ -9,8 +9,9 @@ from typing import Any, TypeVar
 
 import pytest
 
+from bide.core.instants import At, In
 from bide.core.names import new_id
-from bide.core.records import At, Cancel, Filter, In, Move, OnConflict, Record, Redrive, Ref, Result, State
+from bide.core.records import Cancel, Filter, Move, OnConflict, Record, Redrive, Ref, Result, State
 from bide.ports import Store
 from bide.testing.store_suite.base import (
     DAY,

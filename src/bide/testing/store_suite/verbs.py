@@ -6,16 +6,13 @@ import pytest
 
 from bide.core import lifecycle
 from bide.core.answers import Answer
-from bide.core.instants import LAST_INSTANT
+from bide.core.instants import LAST_INSTANT, At, Due, In
 from bide.core.lifecycle import TABLE, Verb
 from bide.core.names import new_id
 from bide.core.records import (
-    At,
     Cancel,
     Change,
-    Due,
     Filter,
-    In,
     Lease,
     Move,
     NewTask,

@@ -1,4 +1,8 @@
-"""The context of a verb: the open transaction that it takes part in, and the delivery whose trace it carries on.
+"""The context of a verb: its caller, the open transaction that it takes part in, and the delivery whose trace it
+carries on.
+
+A service has one client and many callers. So the caller travels in the context: no verb needs a parameter for it, and
+every way to the store notes it.
 
 A verb awaited inside `task.transaction()` or `app.using(connection)` must go through that very connection: through the
 store's own it would wait for a lock that its caller holds, for ever. So the open transaction travels in the context.
@@ -9,17 +13,58 @@ transaction or in none, so the verbs of such a task are refused: a rollback of a
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeAlias, TypeVar
 
+from bide.core.answers import Answer
 from bide.core.errors import HAS_TO_BE_AWAITED, SetupError
 from bide.core.options import carried_trace
 from bide.core.records import Record
 from bide.ports import Joined, Store
 
 T = TypeVar("T")
+
+# --- the caller
+
+OnChange: TypeAlias = Callable[[str, Sequence[Answer], str], None]
+"""Called on the event loop with a verb, its answers and the caller's name, before these are returned. Must not
+raise.
+"""
+
+
+class Caller(NamedTuple):
+    """The caller of the verbs in a context."""
+
+    who: str
+    on_change: OnChange | None
+
+
+_caller: ContextVar[Caller | None] = ContextVar("bide_acting", default=None)
+
+
+def current_caller() -> Caller | None:
+    """The caller that this coroutine acts for; None: the client's own actor."""
+    return _caller.get()
+
+
+@contextmanager
+def acting_as(who: str, on_change: OnChange | None = None) -> Iterator[None]:
+    """Within this block the verbs are `who`'s, in the event log and for `on_change`.
+
+    `on_change` is called with every answer of every verb that changes. Of schedules the event log notes only those that
+    replaced something: thousands of new tasks a second would push all else out of it. A verb that has been sent runs to
+    its end although its caller is cancelled, so that hanging up hides no change.
+    """
+    mark = _caller.set(Caller(who, on_change))
+    try:
+        yield
+    finally:
+        _caller.reset(mark)
+
+
+# --- the open transaction, and the delivery
 
 
 class _Block:
