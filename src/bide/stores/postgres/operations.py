@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -43,7 +43,6 @@ from bide.stores.sql.dialect import AlreadyApplied, KeyTaken
 from bide.stores.sql.journaled_connection import OnLocked, RowLocked, Runs
 from bide.stores.sql.operations import (
     HELD,
-    AddingBatch,
     Batch,
     Found,
     MessagesOf,
@@ -143,12 +142,18 @@ class PostgresBatch(Batch):
         else:
             self._write_whole(record)
 
+    async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
+        """Insert what ended meanwhile, so that nothing is in the way any more."""
+        await self.flush()
+        [row] = await self.call.timed("insert_tasks", self.now, None, None, *_insertion(tasks, places), [])
+        return _inserted(tasks, places, row, answers)
+
     async def flush(self) -> None:
         if self._put or self._moved or self._forgotten:
             await self._write(None, None, None, [])
 
-    async def finish(self, answer: bytes, wakes: Mapping[Topic, Millis], messages_of: MessagesOf) -> None:
-        await self._write(self.call.number, self.there, answer, messages_of(wakes))
+    async def finish(self, answer: bytes, messages: list[str]) -> None:
+        await self._write(self.call.number, self.there, answer, messages)
         await self.call.commit()
 
     async def _write(self, number: int | None, now: Millis | None, answer: bytes | None, messages: list[str]) -> None:
@@ -462,19 +467,10 @@ class _Adding(Struct):
         asked = [self.tasks[place] for place in places]
 
         decided = await decide_added(
-            self.connection, asked, lambda wakes: self.messages, partial(_AddingBatch, now=self.now), locked="pass"
+            self.connection, asked, lambda wakes: self.messages, partial(PostgresBatch, now=self.now), locked="pass"
         )
         for place, answer in zip(places, decided, strict=True):
             self.answers[place] = answer
-
-
-class _AddingBatch(PostgresBatch, AddingBatch):
-    """Inserts what ended meanwhile, so that nothing is in the way any more."""
-
-    async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
-        await self.flush()
-        [row] = await self.call.timed("insert_tasks", self.now, None, None, *_insertion(tasks, places), [])
-        return _inserted(tasks, places, row, answers)
 
 
 _ALIKE_IN_TASKS = (0, 3, 7)
