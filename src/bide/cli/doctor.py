@@ -125,7 +125,7 @@ async def check_store(app: Bide) -> list[Note]:
             Note(
                 Level.OK if finding.ok else Level.ERROR if finding.severe else Level.WARNING,
                 finding.what,
-                finding.advice,
+                "" if finding.ok else finding.advice,
             )
             for finding in await features.diagnosis.diagnose()
         ]

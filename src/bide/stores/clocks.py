@@ -86,9 +86,8 @@ class ServerTime:
 
     def finding(self) -> Finding:
         """The finding of `doctor` on this machine's clock."""
-        off = abs(self.skew) > 1
-        advice = "bide goes by the server's; what else runs here does not: use NTP" if off else ""
-        return Finding(ok=not off, what=f"this machine's clock is {self.skew:+.3f} s off the server's", advice=advice)
+        advice = "bide goes by the server's; what else runs here does not: use NTP"
+        return Finding(abs(self.skew) <= 1, f"this machine's clock is {self.skew:+.3f} s off the server's", advice)
 
     @property
     def skew(self) -> float:

@@ -19,13 +19,13 @@ E = TypeVar("E", bound=Exception)
 
 
 class Resending:
-    """One call, from its first sending on."""
+    """One call that has failed once, or may fail."""
 
     __slots__ = ("_pause", "ends", "may_be_done")
 
-    def __init__(self, patience: float) -> None:
-        """`patience`: seconds in which it is sent again."""
-        self.ends = time.monotonic() + patience
+    def __init__(self, patience: float, *, since: float | None = None) -> None:
+        """`patience`: seconds in which it is sent again, from `since` on, by the steady clock; None: from now on."""
+        self.ends = (time.monotonic() if since is None else since) + patience
         """When patience is over, by the steady clock."""
         self.may_be_done = False
         """True once an answer was lost: an earlier sending may have done it."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from typing import Any
 
 import asyncpg
@@ -273,10 +273,16 @@ async def test_no_scan_touches_what_has_died_under_a_snapshot(
 
 def test_a_full_scan_that_was_cut_short_may_take_longer(clock: Clock) -> None:
     known = PostgresScanBounds(used=True, background=begins, clock=clock)
-    known.failed(10.0, full=False)
+
+    def fail(took: float, *, full: bool) -> None:
+        with suppress(TimeoutError), known.timed(full=full):
+            clock.seconds += took
+            raise TimeoutError
+
+    fail(10.0, full=False)
     assert known.patience == 0.0
     for took, patience in ((10.0, 20.0), (20.0, 40.0), (0.001, 40.0), (400.0, 600.0)):
-        known.failed(took, full=True)
+        fail(took, full=True)
         known.on_connection(object())
         assert known.start(["t"], [NOW]) == FULL
         assert known.patience == patience

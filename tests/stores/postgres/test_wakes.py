@@ -78,12 +78,12 @@ async def test_a_deaf_subscription_is_replaced(
 
     await until(told, "a message")
     proxy.hold()
-    subscription = store._opened.notifications
-    await until(lambda: subscription.replaced > 0 and not subscription.hears, "it to be found deaf")
+    opened = store._opened
+    await until(lambda: opened.notifications.replaced > 0 and not opened.hears, "it to be found deaf")
     monkeypatch.setattr(wakes, "ECHO_EVERY", 60.0)
     await proxy.heal()
     proxy.cut()  # what is held stays so
-    await until(lambda: subscription.hears, "another")
+    await until(lambda: opened.hears, "another")
     heard.clear()
     await until(told, "a message after that")
     await listening.close()
@@ -104,5 +104,14 @@ async def test_behind_a_pooling_proxy_workers_poll(url: str, open_store: OpensSt
     assert found
     assert not found[0].ok
     await listening.close()
-    later = await lease(store)
-    assert later.again_by is None
+
+
+async def test_who_is_notified_need_not_poll(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url, clock="server")
+    unnotified = await lease(store)
+    assert unnotified.again_by is not None
+    assert unnotified.again_by <= unnotified.now + POLL
+    listening = await store.listen(["t"], lambda topic, wake: None)
+    notified = await lease(store)
+    assert notified.again_by is None
+    await listening.close()

@@ -14,6 +14,7 @@ from bide.testing.store_suite.base import HOUR, NOW, lease, new, put_one
 def test_the_first_scan_is_thorough_and_the_next_goes_on() -> None:
     known = ScanPositions(used=True)
     assert known.begin(["t"], NOW) == ([0], True)
+    known.scanned(["t"], None)
     known.emptied(["t"], NOW)
     assert known.begin(["t"], NOW) == ([NOW - SLACK], False)
     known.reached({"t": NOW - 5_000})
@@ -21,13 +22,15 @@ def test_the_first_scan_is_thorough_and_the_next_goes_on() -> None:
     known.note_wakes({"t": NOW - 6_000, "u": NOW})
     assert known.begin(["t"], NOW) == ([NOW - 6_000], False)
     assert known.begin(["t", "u"], NOW) == ([0, 0], True), "one that was never scanned"
-    known.failed(["t"])
-    assert known.begin(["t"], NOW) == ([0], True)
+    assert known.begin(["t", "u"], NOW) == ([0, 0], True), "the one before has failed"
+    known.scanned(["t", "u"], None)
+    assert known.begin(["t"], NOW)[1] is False
 
 
 def test_what_is_told_of_while_a_scan_is_under_way_is_where_the_next_begins() -> None:
     known = ScanPositions(used=True, slack=100)
     known.begin(["t", "u"], NOW)
+    known.scanned(["t", "u"], None)
     known.note_wakes({"t": NOW - 700, "u": NOW - 800})
     known.note_wakes({"t": NOW - 300})
     known.emptied(["t"], NOW)
@@ -41,18 +44,21 @@ def test_what_is_told_of_while_a_scan_is_under_way_is_where_the_next_begins() ->
 def test_now_and_then_a_scan_is_thorough(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(leasing, "THOROUGH_EVERY", 0.0)
     known = ScanPositions(used=True)
-    assert [known.begin(["t"], NOW)[1] for _ in range(3)] == [True] * 3
+    for _ in range(3):
+        assert known.begin(["t"], NOW)[1] is True
+        known.scanned(["t"], None)
 
 
 def test_a_scan_is_thorough_once_a_lease_has_ended_that_others_hold() -> None:
     known = ScanPositions(used=True)
     known.begin(["t"], NOW)
-    known.ends(NOW + 400)
+    known.scanned(["t"], NOW + 400)
     assert known.sleep(NOW + 300, NOW, thorough=True) == NOW + 300
     assert known.sleep(None, NOW, thorough=True) == NOW + 400
     assert known.begin(["t"], NOW + 399)[1] is False
     assert known.sleep(NOW + 9_000, NOW + 399, thorough=False) == NOW + 400
     assert known.begin(["t"], NOW + 400)[1] is True
+    known.scanned(["t"], None)
     assert known.begin(["t"], NOW + 401)[1] is False, "it is known of no other"
     assert known.sleep(None, NOW, thorough=True) is None
     unseen = known.sleep(None, NOW, thorough=False)

@@ -209,11 +209,10 @@ class MySqlLeasing(Leasing):
         counts = {topic: min(wants[topic], _MOST) for topic in topics}
 
         async def take(call: Call) -> tuple[Leased, bool]:
-            start, began = self._scan_start(call, topics, about), time.monotonic()
-            try:
+            start = self._scan_start(call, topics, about)
+            with bounds.timed(full=start.full) as so_far:
                 locked = await self._locked(call, counts, start, now)
-                there, found = locked.there, locked.found
-                took = time.monotonic() - began
+                there, found, took = locked.there, locked.found, so_far()
                 given = self._give(call, locked, there + lasts, holder)
                 room = [topic for topic, count in counts.items() if count <= 0 or len(found[topic]) < count]
                 end = call.ending()
@@ -230,16 +229,12 @@ class MySqlLeasing(Leasing):
 
                 statements = (*given.statements, *_ask_heads(call, room, start), *end)
                 answers = await call.send(*statements, commits=commits, meanwhile=make_records)
-            except BaseException:
-                positions.failed(topics)
-                bounds.failed(time.monotonic() - began, full=start.full)
-                raise
             heads = _read_heads(room, answers, start)
             wake, ends, skipped = _next_wake(heads, counts, there)
             if any(found.get(topic) for topic in room):
                 wake = there + lasts if wake is None else min(wake, there + lasts)
             if start.thorough:
-                positions.ends(ends)
+                positions.scanned(topics, ends)
                 self._note_scan(start, took, heads, there)
                 for topic in counts.keys() - set(room):
                     bounds.left(topic, found[topic][-1][AT], locked.expired.get(topic))
@@ -335,24 +330,18 @@ class MySqlLeasing(Leasing):
         topics = sorted(wants)
 
         async def work(call: Call) -> tuple[Leased, bool]:
-            start, began = self._scan_start(call, topics, about), time.monotonic()
+            start = self._scan_start(call, topics, about)
             asked = _ask_heads(call, topics, start._replace(head=start.waiting))  # nothing else reads there
-            try:
-                answers = await call.timed(call.select_clock(now), *asked)
-            except BaseException:
-                positions.failed(topics)
-                bounds.failed(time.monotonic() - began, full=start.full)
-                raise
-            [[(there, _)], *found] = answers
+            with bounds.timed(full=start.full) as took:
+                [[(there, _)], *found] = await call.timed(call.select_clock(now), *asked)
             heads = _read_heads(topics, found, start)
             wake, ends, due = _next_wake(heads, wants, there)
             if start.thorough:
-                positions.ends(ends)
-                self._note_scan(start, time.monotonic() - began, heads, there)
+                self._note_scan(start, took(), heads, there)
+                if not due:  # else the scan that follows is to be as thorough
+                    positions.scanned(topics, ends)
             wake = positions.sleep(wake, there, thorough=start.thorough)
-            if due:
-                positions.failed(topics)  # the scan that follows is to be as thorough
-            else:
+            if not due:
                 positions.emptied([topic for topic in topics if wants[topic] > 0], there)
             return Leased([], wake, there), due
 

@@ -56,7 +56,6 @@ from bide.stores.sql.dialect import KeyTaken, RowsMissing, TransactionConflict
 from bide.stores.sql.journaled_connection import Runs
 from bide.stores.sql.operations import (
     NO_ANSWERS,
-    AddingBatch,
     Batch,
     Found,
     MessagesOf,
@@ -105,18 +104,26 @@ _WRITES: Mapping[str, Callable[..., Code]] = {
 
 
 class MySqlBatch(Batch):
-    """See `sql.operations`. `emptied`: batches that end with it."""
+    """See `sql.operations`."""
 
-    def __init__(self, call: Call, now: Millis | None, most: int, emptied: Sequence[BatchKey] = ()) -> None:
-        """`most`: how many tokens above the clock may be given out."""
+    def __init__(
+        self, call: Call, now: Millis | None, most: int, *, adding: bool = False, emptied: Sequence[BatchKey] = ()
+    ) -> None:
+        """`most`: how many tokens above the clock may be given out. `emptied`: batches of leases that end with it."""
         self.call = call
+        self.now = now
         self.begin = call.begin(now, most)
         """The statements that open the transaction, until it is open."""
+        self._adding = adding
+        if adding and now is None:
+            self.begin.append(call.write("first_token"))
         self._emptied = emptied
-        self.highest: Token = 0
-        """The highest token that was given out."""
+        self._highest: Token = 0
+        """The highest token that was given out to tasks that were there."""
         self._rows: dict[str, list[Any]] = defaultdict(list)
         """The rows to write, by query."""
+        self._new: tuple[Sequence[NewTask], Places, list[Any]] = (), [], []
+        """The tasks to insert, see `insert`."""
         self.waiting: list[Record] = []
 
     async def lock(self, asked: Sequence[Named]) -> list[Found]:
@@ -129,7 +136,7 @@ class MySqlBatch(Batch):
             record = record_of(row)
             rows[record.topic, record.key] = Found(record, max(record.token + 1, micros), row[ROW])
         found = [rows.get((one.topic, one.key)) or Found(None, micros) for one in asked]
-        self.highest = max(self.highest, *(one.token for one in found))
+        self._highest = max(self._highest, *(one.token for one in found))
         return found
 
     def replace(self, found: Found, record: Record) -> None:
@@ -157,29 +164,43 @@ class MySqlBatch(Batch):
         if record.state is State.WAITING:
             self.waiting.append(record)
 
-    def statements(self) -> list[bytes]:
-        """The statements that write what was gathered, which is forgotten by that."""
+    async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
+        """Leave it to the packet that writes the rest."""
+        self._new = tasks, places, answers
+        return []
+
+    def _written(self) -> list[bytes]:
+        """The statements that write what was gathered, which is forgotten by that, and insert what is new."""
         call, gathered = self.call, self._rows
         self._rows = defaultdict(list)
         written = {query: write(gathered[query], call.quote) for query, write in _WRITES.items() if query in gathered}
-        return [call.write(query, rows=rows, these=rows) for query, rows in written.items()]
+        statements = [call.write(query, rows=rows, these=rows) for query, rows in written.items()]
+        tasks, places, _ = self._new
+        return statements + (_insertion(call, [tasks[place] for place in places], self.now) if places else [])
 
     async def flush(self) -> None:
-        if statements := self.statements():
-            await self.send(statements)
+        if statements := self._written():
+            await self._send(statements)
 
-    async def finish(self, answer: bytes, wakes: Mapping[Topic, Millis], messages_of: MessagesOf) -> None:
-        statements = self.statements()
-        messages_of(wakes)
-        statements += [*delete_batches(self.call, self._emptied), *self.call.pass_gate(self.above(), answer)]
-        await self.send(statements, commits=True)
+    async def finish(self, answer: bytes, messages: list[str]) -> None:
+        call, above = self.call, Code(b"%d" % self._highest)
+        if self._adding:
+            above = Code(b"GREATEST(%b, %b)" % (above, _highest(call, self.now)))
+        statements = [*self._written(), *delete_batches(call, self._emptied), *call.pass_gate(above, answer)]
+        await self._send(statements, commits=True)
 
-    def above(self) -> Token | Code:
-        """No token that this call has given out is higher."""
-        return self.highest
-
-    async def send(self, statements: Sequence[bytes], *, commits: bool = False) -> None:
-        await self.call.send(*statements, commits=commits)
+    async def _send(self, statements: Sequence[bytes], *, commits: bool = False) -> None:
+        """Send them. Another caller may have inserted an absent key meanwhile: then the batch begins again."""
+        tasks, places, answers = self._new
+        try:
+            answered = await self.call.send(*statements, commits=commits)
+        except (MySQLError, KeyTaken) as error:
+            if places and isinstance(meaning(error, ""), KeyTaken):
+                raise TransactionConflict("a key was taken meanwhile") from error
+            raise
+        if places:
+            _created(answers, tasks, places, self.there, answered[0])
+            self._new = (), [], []
 
 
 # --- change and settle
@@ -389,7 +410,7 @@ async def add(
     async def decided_before(row: Repeated, call: Call) -> list[Answer]:
         return await _complete(call, tasks, answers_of(row.answer or NO_ANSWERS), row)
 
-    begin = partial(_AddingBatch, tasks=tasks, now=now)
+    begin = partial(MySqlBatch, now=now, most=len(tasks), adding=True)
     answers: list[Answer] = await decide_added(connection, tasks, messages_of, begin, kept_of=decided_before)
     if conflicts is not None:
         taken = [new for new, answer in zip(tasks, answers, strict=True) if answer.result is not Result.CREATED]
@@ -574,44 +595,6 @@ async def _complete(
             token = old.token if untouched else min(token, old.token - 1)
         completed[place] = lifecycle.schedule(new, None, row.now, token)
     return completed
-
-
-class _AddingBatch(MySqlBatch, AddingBatch):
-    """Inserts absent tasks by the packet that writes the rest."""
-
-    def __init__(self, call: Call, tasks: Sequence[NewTask], now: Millis | None) -> None:
-        super().__init__(call, now, len(tasks))
-        if now is None:
-            self.begin.append(call.write("first_token"))
-        self._tasks = tasks
-        self._now = now
-        self._free: Places = []
-        self._answers: list[Any] = []
-
-    async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
-        self._free, self._answers = places, answers
-        return []
-
-    def statements(self) -> list[bytes]:
-        statements = super().statements()
-        if self._free:
-            statements += _insertion(self.call, [self._tasks[place] for place in self._free], self._now)
-        return statements
-
-    def above(self) -> Code:
-        return Code(b"GREATEST(%d, %b)" % (self.highest, _highest(self.call, self._now)))
-
-    async def send(self, statements: Sequence[bytes], *, commits: bool = False) -> None:
-        """Another caller may have inserted an absent key meanwhile: then the batch begins again."""
-        try:
-            answers = await self.call.send(*statements, commits=commits)
-        except (MySQLError, KeyTaken) as error:
-            if isinstance(meaning(error, ""), KeyTaken):
-                raise TransactionConflict("a key was taken meanwhile") from error
-            raise
-        if self._free:
-            _created(self._answers, self._tasks, self._free, self.there, answers[0])
-            self._free = []
 
 
 # --- reads

@@ -327,3 +327,11 @@ SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = :schema AND 
 
 -- name: migrations
 SELECT number, checksum FROM {migration} ORDER BY number
+
+-- name: doctor
+-- What `bide doctor` asks of the server.
+SELECT VERSION(), @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog, @@binlog_format
+
+-- name: oldest_transaction
+-- How many seconds old it is. Needs PROCESS.
+SELECT COALESCE(MAX(TIMESTAMPDIFF(SECOND, trx_started, NOW())), 0) FROM information_schema.innodb_trx

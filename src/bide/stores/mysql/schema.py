@@ -23,7 +23,7 @@ from bide.stores.clocks import ServerTime
 from bide.stores.mysql.connection import MYSQL, Address, Call, Connection, MySqlConnection
 from bide.stores.mysql.queries import Names, Template, queries_of
 from bide.stores.sql.leasing import POLL
-from bide.stores.sql.schema import PATIENCE, SqlSchema
+from bide.stores.sql.schema import PATIENCE, SqlSchema, oldest_transaction
 
 _BOOK = """CREATE TABLE IF NOT EXISTS {migration} (
     number integer PRIMARY KEY, name varbinary(100) NOT NULL, checksum varbinary(64) NOT NULL,
@@ -77,19 +77,21 @@ async def diagnose(connection: MySqlConnection, address: Address, time: ServerTi
     """Each check is one small query."""
 
     async def work(call: Call) -> list[Finding]:
-        connection = call.connection
-        [[row]] = await connection.ask(
-            "SELECT VERSION(), @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog, @@binlog_format"
-        )
+        [row] = await call.ask("doctor")
         version, flush, logged, synced, kind = (one.decode() if isinstance(one, bytes) else one for one in row)
+        logs, largest = bool(int(logged)), call.connection.largest
         return [
             _server(address, str(version)),
-            await SCHEMA.finding(connection, address),
-            _durability(int(flush), int(synced), logs=bool(int(logged))),
-            _log(str(kind), logs=bool(int(logged))),
-            _packet(connection),
+            await SCHEMA.finding(call.connection, address),
+            _durability(int(flush), int(synced), logs=logs),
+            _log(str(kind), logs=logs),
+            Finding(
+                largest >= _PACKET,
+                f"max_allowed_packet is {largest} bytes",
+                f"give it {_PACKET} or more: no task may be larger, and batches are cut to it",
+            ),
             Finding(True, f"this server has no notifications: each worker polls every {POLL} ms"),
-            await _oldest(connection),
+            await _oldest(call),
             time.finding(),
         ]
 
@@ -98,12 +100,9 @@ async def diagnose(connection: MySqlConnection, address: Address, time: ServerTi
 
 def _server(address: Address, version: str) -> Finding:
     numbers = tuple(int(part) for part in version.split("-")[0].split(".")[:2])
-    mariadb = "MariaDB" in version
-    ok = numbers >= ((10, 6) if mariadb else (8, 0))
-    name = "MariaDB" if mariadb else "MySQL"
-    return Finding(
-        ok, f"{address.shown}: {name} {version}", "" if ok else "bide needs MySQL 8.0 or MariaDB 10.6, or newer"
-    )
+    name, least = ("MariaDB", (10, 6)) if "MariaDB" in version else ("MySQL", (8, 0))
+    what = f"{address.shown}: {name} {version}"
+    return Finding(numbers >= least, what, "bide needs MySQL 8.0 or MariaDB 10.6, or newer")
 
 
 def _durability(flush: int, synced: int, *, logs: bool) -> Finding:
@@ -123,30 +122,14 @@ def _durability(flush: int, synced: int, *, logs: bool) -> Finding:
 
 
 def _log(kind: str, *, logs: bool) -> Finding:
-    ok = not logs or kind in ("ROW", "MIXED")
     what = f"binlog_format is {kind}" if logs else "no binary log"
-    return Finding(ok, what, "" if ok else "set it to ROW: by statement, nothing of bide's can be logged", severe=True)
+    advice = "set it to ROW: by statement, nothing of bide's can be logged"
+    return Finding(not logs or kind in ("ROW", "MIXED"), what, advice, severe=True)
 
 
-def _packet(connection: Connection) -> Finding:
-    ok = connection.largest >= _PACKET
-    return Finding(
-        ok,
-        f"max_allowed_packet is {connection.largest} bytes",
-        "" if ok else f"give it {_PACKET} or more: no task may be larger, and batches are cut to it",
-    )
-
-
-async def _oldest(connection: Connection) -> Finding:
+async def _oldest(call: Call) -> Finding:
     try:
-        [[(age,)]] = await connection.ask(
-            "SELECT COALESCE(MAX(TIMESTAMPDIFF(SECOND, trx_started, NOW())), 0) FROM information_schema.innodb_trx"
-        )
+        [[age]] = await call.ask("oldest_transaction")
     except MySQLError:
         return Finding(True, "whether there are old transactions is not known: this user lacks PROCESS")
-    ok = age < _LONG
-    return Finding(
-        ok,
-        f"the oldest transaction is {age} s old" if age else "no old transaction",
-        "" if ok else "it keeps InnoDB from cleaning up, and leases get slower: end it (information_schema.innodb_trx)",
-    )
+    return oldest_transaction(age, _LONG, "InnoDB", "information_schema.innodb_trx")

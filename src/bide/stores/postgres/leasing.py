@@ -198,24 +198,17 @@ class PostgresLeasing(Leasing):
 
         async def take(call: Call) -> tuple[Leased, bool]:
             since, thorough = positions.begin(topics, about)
-            began, start = time.monotonic(), None
-            try:
-                if not thorough and len(topics) == 1 and positions.plenty(topics[0]):
-                    rows = await call.numbered(f"lease_more_{form}", now, topics[0], counts[0], lasts, holder, since[0])
-                    return self._taken_more(rows, topics[0], counts[0]), False
-                start = await self._scan_start(call, topics, since, thorough=thorough)
-                began = time.monotonic()
+            if not thorough and len(topics) == 1 and positions.plenty(topics[0]):
+                rows = await call.numbered(f"lease_more_{form}", now, topics[0], counts[0], lasts, holder, since[0])
+                return self._taken_more(rows, topics[0], counts[0]), False
+            start = await self._scan_start(call, topics, since, thorough=thorough)
+            with bounds.timed(full=start.full) as took:
                 rows = await call.numbered(
                     f"lease_{form}", now, topics, counts, lasts, holder, start.waiting, thorough, start.lost,
                     start.ends, SOON,
                 )  # fmt: skip
-            except BaseException:
-                positions.failed(topics)
-                if start is not None:
-                    bounds.failed(time.monotonic() - began, full=start.full)
-                raise
             if thorough:
-                bounds.scanned(topics, time.monotonic() - began, rows[0]["now"], start, lasts)
+                bounds.scanned(topics, took(), rows[0]["now"], start, lasts)
             return self._taken(rows, dict(zip(topics, counts, strict=True)), thorough=thorough)
 
         async def taken(row: Row, call: Call) -> tuple[Leased, bool]:
@@ -264,7 +257,7 @@ class PostgresLeasing(Leasing):
             positions.emptied(emptied, there)
             positions.reached({topic: at for topic, at in reached.items() if numbers[topic] >= wants[topic]})
         if thorough:
-            positions.ends(ends)
+            positions.scanned(wants, ends)
             bounds.ended([topic for topic, want in wants.items() if numbers.get(topic, 0) < max(want, 1)], ends, there)
             bounds.emptied(emptied)
             bounds.emptied([topic for topic, want in wants.items() if want <= 0], first)
@@ -290,17 +283,12 @@ class PostgresLeasing(Leasing):
         async def work(call: Call) -> Leased:
             since, thorough = positions.begin(topics, about)
             start = await self._scan_start(call, topics, since, thorough=thorough)
-            began = time.monotonic()
             asked = (now, topics, start.waiting, thorough, start.lost, start.ends, SOON)
-            try:
+            with bounds.timed(full=start.full) as took:
                 [row] = await call.timed("next_wake", *asked)
-            except BaseException:
-                positions.failed(topics)
-                bounds.failed(time.monotonic() - began, full=start.full)
-                raise
             if thorough:
-                bounds.scanned(topics, time.monotonic() - began, row["now"], start)
-                positions.ends(row["ends"])
+                bounds.scanned(topics, took(), row["now"], start)
+                positions.scanned(topics, row["ends"])
                 bounds.ended(topics, row["ends"], row["now"])
                 bounds.emptied(topics, _first(row["wake"], row["ends"]))
             return Leased([], positions.sleep(row["wake"], row["now"], thorough=thorough), row["now"])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from functools import partial
 from typing import Any
 
@@ -38,12 +38,10 @@ from bide.core.records import (
 from bide.ports import COUNTED
 from bide.stores.batches import AT_ONCE, Conflicts, Named, rounds, wakes_of
 from bide.stores.postgres.connection import Call, PostgresConnection, Row
-from bide.stores.postgres.queries import BYTES, columns, once, packed
 from bide.stores.sql.dialect import AlreadyApplied, KeyTaken
 from bide.stores.sql.journaled_connection import OnLocked, RowLocked, Runs
 from bide.stores.sql.operations import (
     HELD,
-    AddingBatch,
     Batch,
     Found,
     MessagesOf,
@@ -59,6 +57,36 @@ from bide.stores.sql.rows import CODES, ROW, STATES, WIDTH, record_of, values_of
 _LEASE_COLUMNS = 3
 _LOCKED = slice(3, 3 + WIDTH)
 """The record in a row of `lock_tasks`."""
+
+
+# --- arrays of values
+
+_BYTES = (13, 14)
+"""The places of payload and options in a row."""
+
+
+def _columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
+    """One list for each column, as `unnest` takes them."""
+    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
+
+
+def _packed(rows: Sequence[Sequence[Any]], alike: Collection[int]) -> list[list[Any]]:
+    """The columns of one row or more, for a statement that fills them up: none of what is null throughout, and one of
+    what is the same throughout, of those that are often `alike`."""
+    given: list[list[Any]] = [
+        [] if column.count(None) == len(rows) else list(column) for column in zip(*rows, strict=True)
+    ]
+    for number in alike:
+        given[number] = _once(given[number])
+    return given
+
+
+def _once(column: list[Any]) -> list[Any]:
+    """One element of a column that is the same throughout: the driver checks each, and the statement fills it up."""
+    return column[:1] if column and column.count(column[0]) == len(column) else column
+
+
+# --- batches that decide
 
 
 class PostgresBatch(Batch):
@@ -113,18 +141,24 @@ class PostgresBatch(Batch):
         else:
             self._write_whole(record)
 
+    async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
+        """Insert what ended meanwhile, so that nothing is in the way any more."""
+        await self.flush()
+        [row] = await self.call.timed("insert_tasks", self.now, None, None, *_insertion(tasks, places), [])
+        return _inserted(tasks, places, row, answers)
+
     async def flush(self) -> None:
         if self._put or self._moved or self._forgotten:
             await self._write(None, None, None, [])
 
-    async def finish(self, answer: bytes, wakes: Mapping[Topic, Millis], messages_of: MessagesOf) -> None:
-        await self._write(self.call.number, self.there, answer, messages_of(wakes))
+    async def finish(self, answer: bytes, messages: list[str]) -> None:
+        await self._write(self.call.number, self.there, answer, messages)
         await self.call.commit()
 
     async def _write(self, number: int | None, now: Millis | None, answer: bytes | None, messages: list[str]) -> None:
         """Write what was gathered; with an `answer`, the call is over."""
         await self.call.fetch(
-            "write_tasks", *columns(self._put, 20), *columns(self._moved, 6), *columns(self._forgotten, 2),
+            "write_tasks", *_columns(self._put, 20), *_columns(self._moved, 6), *_columns(self._forgotten, 2),
             self.call.caller, number, now, answer, messages,
         )  # fmt: skip
         self._put, self._moved, self._forgotten = [], [], []
@@ -191,8 +225,8 @@ async def _settle_done(
         settled[place] = False
         leases.setdefault((one.topic, one.key, one.token), place)  # the second of two settles nothing
     asked = sorted(leases)
-    arguments = columns(asked, _LEASE_COLUMNS)
-    arguments[0] = once(arguments[0])
+    arguments = _columns(asked, _LEASE_COLUMNS)
+    arguments[0] = _once(arguments[0])
 
     async def delete(call: Call) -> Any:
         [row] = await call.numbered("settle_done_past" if call.past else "settle_done", now, *arguments)
@@ -221,7 +255,7 @@ async def extend(
 ) -> list[Any]:
     """Keep each lease for so long from now on."""
     asked = sorted(set(leases))
-    arguments = columns(asked, _LEASE_COLUMNS)
+    arguments = _columns(asked, _LEASE_COLUMNS)
 
     async def work(call: Call) -> dict[Lease, Any]:
         rows = await call.timed("extend_leases_past" if call.past else "extend_leases", now, lasts, *arguments)
@@ -269,14 +303,14 @@ def _arguments(moves: Sequence[Move], places: Sequence[int]) -> list[list[Any]]:
         one = moves[place]
         due = min(max(one.due.millis, -LAST_INSTANT), LAST_INSTANT)
         rows.append((one.topic, one.key, due, type(one.due) is not At, one.if_token, one.deadline))
-    return packed(rows, _ALIKE_IN_MOVES)
+    return _packed(rows, _ALIKE_IN_MOVES)
 
 
 def _moves_kept(answer: bytes | None) -> list[list[Any]]:
     """The rows of the answer that the statement kept; None where nothing was moved."""
     rows = _DECODE(answer) if answer is not None else []
     for row in rows:
-        for column in BYTES:
+        for column in _BYTES:
             row[2 + column] = b64decode(row[2 + column])
     return rows
 
@@ -432,19 +466,10 @@ class _Adding(Struct):
         asked = [self.tasks[place] for place in places]
 
         decided = await decide_added(
-            self.connection, asked, lambda wakes: self.messages, partial(_AddingBatch, now=self.now), locked="pass"
+            self.connection, asked, lambda wakes: self.messages, partial(PostgresBatch, now=self.now), locked="pass"
         )
         for place, answer in zip(places, decided, strict=True):
             self.answers[place] = answer
-
-
-class _AddingBatch(PostgresBatch, AddingBatch):
-    """Inserts what ended meanwhile, so that nothing is in the way any more."""
-
-    async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
-        await self.flush()
-        [row] = await self.call.timed("insert_tasks", self.now, None, None, *_insertion(tasks, places), [])
-        return _inserted(tasks, places, row, answers)
 
 
 _ALIKE_IN_TASKS = (0, 3, 7)
@@ -460,7 +485,7 @@ def _insertion(tasks: Sequence[NewTask], places: Places) -> list[list[Any]]:
             (new.topic, new.key, due, type(new.due) is not At, new.deadline, new.id, new.group, new.options,
              new.payload)
         )  # fmt: skip
-    return packed(rows, _ALIKE_IN_TASKS)
+    return _packed(rows, _ALIKE_IN_TASKS)
 
 
 def _inserted(tasks: Sequence[NewTask], places: Places, row: Any, answers: list[Any]) -> Places:

@@ -1,14 +1,13 @@
-"""The queries of `queries.sql` by name, written out for one schema and prefix; and values as `unnest` takes them."""
+"""The queries of `queries.sql` by name, written out for one schema and prefix."""
 
 from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from functools import lru_cache
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
 
 from bide.stores.named_queries import read_queries
 from bide.stores.sql.rows import COLUMNS
@@ -81,31 +80,3 @@ def queries_of(schema: str, prefix: str, *, joined: bool = False) -> Mapping[str
 
 MOST = (16, 256, 4_096, 65_536, 1_000_000)
 """How many of a topic one form of the lease may take: the planner has to see a number, see `queries.sql`."""
-
-
-# --- arrays of values
-
-
-BYTES = (13, 14)
-"""The places of payload and options in a row."""
-
-
-def columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
-    """One list for each column, as `unnest` takes them."""
-    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
-
-
-def packed(rows: Sequence[Sequence[Any]], alike: Collection[int]) -> list[list[Any]]:
-    """The columns of one row or more, for a statement that fills them up: none of what is null throughout, and one of
-    what is the same throughout, of those that are often `alike`."""
-    given: list[list[Any]] = [
-        [] if column.count(None) == len(rows) else list(column) for column in zip(*rows, strict=True)
-    ]
-    for number in alike:
-        given[number] = once(given[number])
-    return given
-
-
-def once(column: list[Any]) -> list[Any]:
-    """One element of a column that is the same throughout: the driver checks each, and the statement fills it up."""
-    return column[:1] if column and column.count(column[0]) == len(column) else column

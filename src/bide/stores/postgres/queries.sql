@@ -571,3 +571,15 @@ SELECT to_regclass('{migration}') IS NOT NULL
 
 -- name: migrations
 SELECT number, checksum FROM {migration} ORDER BY number
+
+-- name: doctor
+-- What `bide doctor` asks of the server; $1 is the name of the table of tasks. Without an age of the oldest transaction
+-- this user may not see those of others.
+SELECT current_setting('server_version') AS version, current_setting('server_version_num')::integer AS number,
+    current_setting('fsync') AS fsync, current_setting('synchronous_commit') AS commit,
+    coalesce(n_live_tup, 0) AS live, coalesce(n_dead_tup, 0) AS dead,
+    CASE WHEN pg_has_role(current_user, 'pg_read_all_stats', 'USAGE') THEN (
+        SELECT coalesce(max(extract(epoch FROM now() - xact_start)), 0)::bigint FROM pg_stat_activity
+        WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
+    ) END AS age
+FROM (VALUES (1)) AS one (one) LEFT JOIN pg_stat_user_tables ON relid = to_regclass($1::text)

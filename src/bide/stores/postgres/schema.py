@@ -12,7 +12,7 @@ from bide.stores.clocks import ServerTime
 from bide.stores.postgres.connection import POSTGRES, Address, Call, PostgresConnection
 from bide.stores.postgres.queries import Names, queries_of
 from bide.stores.postgres.wakes import Subscription
-from bide.stores.sql.schema import SqlSchema
+from bide.stores.sql.schema import SqlSchema, oldest_transaction
 
 _BOOK = """CREATE TABLE {migration} (
     number integer PRIMARY KEY, name text NOT NULL, checksum text NOT NULL, at timestamptz NOT NULL DEFAULT now()
@@ -55,34 +55,30 @@ _LONG = 600
 async def diagnose(
     connection: PostgresConnection, address: Address, subscription: Subscription, time: ServerTime
 ) -> list[Finding]:
-    """Each check is one small query."""
+    """Ask one small query, and the subscription for an echo."""
     works = await subscription.works()
 
     async def work(call: Call) -> list[Finding]:
-        connection = call.connection
         await call.begin()
-        version, number, fsync, commit = await connection.fetchrow(
-            "SELECT current_setting('server_version'), current_setting('server_version_num')::integer, "
-            "current_setting('fsync'), current_setting('synchronous_commit')"
-        )
-        found = [
-            _server(address, version, number),
-            await SCHEMA.finding(connection, address),
-            _durability(fsync, commit),
+        [row] = await call.fetch("doctor", Names(address.schema, address.prefix).parts["task"])
+        schema = await SCHEMA.finding(call.connection, address)
+        await call.commit()
+        server = f"{address.shown}: PostgreSQL {row['version']}"
+        return [
+            Finding(row["number"] >= 120_000, server, "bide needs PostgreSQL 12 or newer"),
+            schema,
+            _durability(row["fsync"], row["commit"]),
             _listening(address, subscription, works=works),
-            await _bloat(connection, address),
-            await _horizon(connection),
+            Finding(
+                row["dead"] < _DEAD,
+                f"about {row['live']} rows and {row['dead']} dead ones",
+                "vacuum does not keep up: look for old transactions, and at autovacuum_max_workers",
+            ),
+            _horizon(row["age"]),
             time.finding(),
         ]
-        await call.commit()
-        return found
 
     return await connection.read(work)
-
-
-def _server(address: Address, version: str, number: int) -> Finding:
-    ok = number >= 120_000
-    return Finding(ok, f"{address.shown}: PostgreSQL {version}", "" if ok else "bide needs PostgreSQL 12 or newer")
 
 
 def _durability(fsync: str, commit: str) -> Finding:
@@ -114,33 +110,11 @@ def _listening(address: Address, subscription: Subscription, *, works: bool) -> 
     return Finding(True, f"LISTEN works{what}")
 
 
-async def _bloat(connection: Any, address: Address) -> Finding:
-    table = Names(address.schema, address.prefix).parts["task"]
-    live, dead = await connection.fetchrow(
-        "SELECT n_live_tup, n_dead_tup FROM pg_stat_user_tables WHERE relid = $1::text::regclass", table
-    ) or (0, 0)
-    ok = dead < _DEAD
-    return Finding(
-        ok,
-        f"about {live} rows and {dead} dead ones",
-        "" if ok else "vacuum does not keep up: look for old transactions, and at autovacuum_max_workers",
-    )
-
-
-async def _horizon(connection: Any) -> Finding:
-    if not await connection.fetchval("SELECT pg_has_role(current_user, 'pg_read_all_stats', 'USAGE')"):
+def _horizon(age: int | None) -> Finding:
+    if age is None:
         return Finding(
             False,
             "how old others' transactions are this user may not see",
             "an old one keeps vacuum from cleaning up: GRANT pg_read_all_stats TO this user, or watch it yourself",
         )
-    age = await connection.fetchval(
-        "SELECT coalesce(max(extract(epoch FROM now() - xact_start)), 0)::bigint FROM pg_stat_activity "
-        "WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()"
-    )
-    ok = age < _LONG
-    return Finding(
-        ok,
-        f"the oldest transaction is {age} s old" if age else "no old transaction",
-        "" if ok else "it keeps vacuum from cleaning up, and leases get slower: end it (pg_stat_activity shows who)",
-    )
+    return oldest_transaction(age, _LONG, "vacuum", "pg_stat_activity shows who")

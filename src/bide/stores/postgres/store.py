@@ -7,7 +7,7 @@ one for each kind of call and one that listens, opened when first used, and up t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from functools import partial
 from typing import Any
 
@@ -24,7 +24,6 @@ from bide.stores.postgres.queries import Names, queries_of
 from bide.stores.postgres.schema import SCHEMA, diagnose
 from bide.stores.postgres.table import PostgresTable
 from bide.stores.postgres.wakes import Subscription, WakeMessages
-from bide.stores.sql.journaled_connection import Ask, RowLocked
 from bide.stores.sql.store import Operations, Runtime, SqlStore
 
 
@@ -56,19 +55,15 @@ class PostgresRuntime(Runtime):
     def _connection(self, name: str, **options: Any) -> PostgresConnection:
         return PostgresConnection(name, self.address, self._queries, **options)
 
-    async def ready(self, now: Millis) -> None:
-        """Raise the counter to the caller's clock, where that counts, before the first call that goes by it."""
-        if not self.by_server and now > self._raised:
+    async def raise_clock(self, now: Millis) -> None:
+        """Raise the counter of tokens to the caller's clock."""
+        if now > self._raised:
 
             async def work(call: Call) -> None:
                 await call.fetch("raise_tokens", now * 1000)
 
             await self.connections["read"].read(work)
             self._raised = max(now, self._raised)
-
-    @property
-    def polls(self) -> bool:
-        return bool(self.listeners) and not self.notifications.hears
 
     async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listening:
         return await self.notifications.listen(topics, on_wake)
@@ -97,12 +92,6 @@ class PostgresRuntime(Runtime):
     async def _micros(self, call: Call) -> int:
         [(micros,)] = await call.fetch("time")
         return int(micros)
-
-    async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
-        try:
-            return await ask(self.connections[kind], part)
-        except RowLocked as error:  # ALTER TABLE or CREATE INDEX locks the whole table
-            return [error] * len(part)
 
     async def diagnose(self) -> list[Finding]:
         return await diagnose(self.connections["keep"], self.address, self.notifications, self.time)

@@ -91,8 +91,6 @@ class Subscription:
     def __init__(self, runtime: Any, channel: str, *, patience: float) -> None:
         self.replaced = 0
         """How often the connection was found deaf or cut off, and replaced."""
-        self.hears = False
-        """True if the last echo came back, or the connection is new and none is due yet."""
         self._runtime = runtime
         self._address = runtime.address
         self._channel = channel
@@ -141,7 +139,7 @@ class Subscription:
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, NotSent, StoreError, TimeoutError) as error:
                 _log.info("the subscription ended (%s); another is made", said(error))
             finally:
-                self.hears = False
+                self._runtime.hears = False
 
     async def _hear(self) -> None:
         connection = await connect(self._address, within=self._patience)
@@ -149,7 +147,7 @@ class Subscription:
         try:
             connection.add_termination_listener(lambda _: ended.set())
             await connection.add_listener(self._channel, self._take)
-            self.hears = True
+            self._runtime.hears = True  # until an echo is due and does not come back
             self._subscribed.set()
             while not ended.is_set():
                 await self._echo()

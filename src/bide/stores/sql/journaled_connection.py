@@ -244,19 +244,20 @@ class JournaledConnection(ABC, Generic[C]):
         async with self._turn:
             self.number += repeated is not None
             past = locked == "pass at once" or (locked == "pass" and self.passes)
-            resending = Resending(self.patience)
+            began, resending = time.monotonic(), None
             while True:
                 call: C | None = None
                 try:
                     connection = await self._connected(writes=writes)
                     async with asyncio.timeout(self._silence) as limit:
                         call = self._call(connection, limit)
-                        call.may_be_done, call.past = resending.may_be_done, past
+                        call.may_be_done, call.past = resending is not None and resending.may_be_done, past
                         if repeated is not None:
                             return await self._once(call, work, repeated, adding=adding)
                         call.sent = True  # which of its statements commits is not known here
                         return await work(call)
                 except Exception as error:
+                    resending = resending or Resending(self.patience, since=began)
                     why = self._meaning(error, call, adding=adding)
                     if call is not None and writes:
                         resending.may_be_done = call.may_be_done or (isinstance(why, Lost) and call.sent)

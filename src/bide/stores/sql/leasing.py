@@ -17,7 +17,8 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
 from bide.core.errors import StoreError
@@ -34,7 +35,7 @@ SLACK: Millis = 1_000
 class ScanPositions:
     """The beginning of the next ordinary scan of each topic, and the time of the last thorough one."""
 
-    __slots__ = ("_ends", "_noted", "_plenty", "_positions", "_scanned_at", "_slack", "_used")
+    __slots__ = ("_began", "_ends", "_noted", "_plenty", "_positions", "_scanned_at", "_slack", "_used")
 
     def __init__(self, *, used: bool, slack: Millis = SLACK) -> None:
         """`used` false: every scan is thorough, for a clock that is the caller's and may leap.
@@ -46,20 +47,18 @@ class ScanPositions:
         self._noted: dict[Topic, Millis] = {}
         """The wakes noted since the last scan began, which may not have seen them."""
         self._positions: dict[Topic, Millis] = {}
+        self._began = 0.0
         self._scanned_at: dict[Topic, float] = {}
         self._ends: Millis | None = None
         self._plenty: set[Topic] = set()
 
     def begin(self, topics: Collection[Topic], about: Millis) -> tuple[list[Millis], bool]:
         """Begin a scan: its positions by topic, and whether it is thorough. `about`: the server's time, roughly."""
-        now = time.monotonic()
+        self._began = time.monotonic()
         self._noted.clear()
         ended = self._ends is not None and self._ends <= about
-        before = now - THOROUGH_EVERY
-        if not self._used or ended or any(self._scanned_at.get(topic, -1.0) < before for topic in topics):
-            self._ends = None
-            for topic in topics:
-                self._scanned_at[topic] = now
+        before = self._began - THOROUGH_EVERY
+        if not self._used or ended or any(self._scanned_at.get(topic, -1.0) <= before for topic in topics):
             return [0] * len(topics), True
         return [self.position(topic) for topic in topics], False
 
@@ -67,9 +66,10 @@ class ScanPositions:
         """The beginning of an ordinary scan; 0 for a topic that was never emptied."""
         return self._positions.get(topic, 0)
 
-    def ends(self, at: Millis | None) -> None:
-        """Note when the next lease ends, as a thorough scan has seen it."""
-        self._ends = at
+    def scanned(self, topics: Collection[Topic], ends: Millis | None) -> None:
+        """Note that a thorough scan has come to its end, and when the next lease ends that it has seen."""
+        self._scanned_at.update(dict.fromkeys(topics, self._began))
+        self._ends = ends
 
     def sleep(self, wake: Millis | None, now: Millis, *, thorough: bool) -> Millis | None:
         """The time to scan again, if `wake` is the earliest that waits: not after the next lease ends.
@@ -108,11 +108,6 @@ class ScanPositions:
             position = self._positions.get(topic)
             if position is not None and wake < position:
                 self._positions[topic] = wake
-
-    def failed(self, topics: Sequence[Topic]) -> None:
-        """Note that a scan did not come to its end."""
-        for topic in topics:
-            self._scanned_at.pop(topic, None)
 
 
 # --- bounds of thorough scans
@@ -157,10 +152,16 @@ class ScanBounds:
             self._connection = connection
             self._forget()
 
-    def failed(self, took: float, *, full: bool) -> None:
-        """A scan failed after so many seconds; if it was a full one, the next may take longer."""
-        if full:
-            self.patience = min(max(self.patience, 2 * took), LONGEST)
+    @contextmanager
+    def timed(self, *, full: bool) -> Iterator[Callable[[], float]]:
+        """Time a scan: how many seconds it has taken so far. If a full one fails, the next may take longer."""
+        began = self._clock()
+        try:
+            yield lambda: self._clock() - began
+        except BaseException:
+            if full:
+                self.patience = min(max(self.patience, 2 * (self._clock() - began)), LONGEST)
+            raise
 
     def note_wakes(self, wakes: Mapping[Topic, Millis]) -> None:
         """Note tasks that were committed, and wake then."""

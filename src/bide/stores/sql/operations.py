@@ -80,23 +80,19 @@ class Batch(ABC):
         """Write a new life of a task."""
 
     @abstractmethod
+    async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
+        """Insert the tasks in these places, which were not there, and fill in their answers by the end of the batch.
+
+        The places of those that another caller inserted meanwhile.
+        """
+
+    @abstractmethod
     async def flush(self) -> None:
         """Write what was gathered."""
 
     @abstractmethod
-    async def finish(self, answer: bytes, wakes: Mapping[Topic, Millis], messages_of: MessagesOf) -> None:
+    async def finish(self, answer: bytes, messages: list[str]) -> None:
         """Write the rest, keep the answer for a caller whose connection breaks now, and commit."""
-
-
-class AddingBatch(Batch):
-    """A batch that schedules."""
-
-    @abstractmethod
-    async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
-        """Insert those in these places, which were not there, and fill in their answers by the end of the batch.
-
-        The places of those that another caller inserted meanwhile.
-        """
 
 
 def _schedule(asked: NewTask, found: Found, batch: Batch) -> Answer:
@@ -155,11 +151,11 @@ async def _decide(
                         free.append(place)
                     elif not found.held:
                         decided[place] = decide(asked[place], found, batch)
-                left = await batch.insert(asked, free, decided) if free and isinstance(batch, AddingBatch) else []
+                left = await batch.insert(asked, free, decided) if free else []
         wakes: dict[Topic, Millis] = {}
         for record in batch.waiting:
             earliest(wakes, record.topic, record.wake_at)
-        await batch.finish(encode(decided), wakes, messages_of)
+        await batch.finish(encode(decided), messages_of(wakes))
         return decided
 
     async def repeated(row: Sequence[Any], call: Any) -> list[Any]:

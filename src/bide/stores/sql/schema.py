@@ -118,8 +118,7 @@ class SqlSchema(ABC):
     async def finding(self, connection: Any, address: Any) -> Finding:
         """The line of `doctor` on it."""
         found = await self.version(connection, address)
-        ok = found >= self.wanted
-        return Finding(ok, f"schema version {found}", "" if ok else "run `bide migrate`", severe=True)
+        return Finding(found >= self.wanted, f"schema version {found}", "run `bide migrate`", severe=True)
 
     def statements(self, address: Any, since: int = 0) -> list[str]:
         """The statements of `migrate` after version `since`, in a schema that is there: to run them by hand, say."""
@@ -170,3 +169,12 @@ class SqlSchema(ABC):
     @abstractmethod
     async def _making(self, connection: Any, address: Any) -> list[str]:
         """The statement that makes the schema, if it is not there."""
+
+
+def oldest_transaction(age: int, most: int, cleaner: str, seen: str) -> Finding:
+    """The line of `doctor` on the oldest transaction, of `age` seconds, which holds back the server's `cleaner`."""
+    return Finding(
+        age < most,
+        f"the oldest transaction is {age} s old" if age else "no old transaction",
+        f"it keeps {cleaner} from cleaning up, and leases get slower: end it ({seen})",
+    )

@@ -27,7 +27,7 @@ from bide.stores.clocks import ServerTime, StoreClock
 from bide.stores.driver_adapters import connection_source
 from bide.stores.listeners import Listeners
 from bide.stores.sql.dialect import Dialect
-from bide.stores.sql.journaled_connection import Ask, LockedRows, is_among
+from bide.stores.sql.journaled_connection import Ask, LockedRows, RowLocked, is_among
 from bide.stores.sql.leasing import POLL, Leasing
 from bide.stores.sql.reading import ServerReads, find, in_snapshot
 from bide.stores.sql.schema import SqlSchema
@@ -66,6 +66,8 @@ class Runtime(ABC):
     """The statements in a transaction of the caller's."""
     operations: Operations
     leasing: Leasing
+    hears = False
+    """True while notifications come in of what other processes schedule; else workers have to poll."""
 
     def __init__(self, address: Any, *, by_server: bool, patience: float, silence: float) -> None:
         self.address = address
@@ -122,17 +124,12 @@ class Runtime(ABC):
 
     # --- what a dialect may do otherwise
 
-    @property
-    def polls(self) -> bool:
-        """True if workers have to poll, since they may not be notified of what other processes schedule."""
-        return True
-
     async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listening:
         """Notify of earlier wakes, of this process's writing at least."""
         return self.listeners.listen(topics, on_wake)
 
-    async def ready(self, now: Millis) -> None:  # noqa: B027 - most need nothing
-        """Before the first call that goes by `now`."""
+    async def raise_clock(self, now: Millis) -> None:  # noqa: B027 - most need nothing
+        """Prepare for calls that go by `now`, where the caller's clock counts."""
 
     def parts(self, kind: str, asked: Sequence[Any]) -> Sequence[Sequence[Any]]:
         """A batch in parts for one statement each."""
@@ -155,6 +152,13 @@ class Runtime(ABC):
         """The first of so many tokens, where the caller's clock counts and a call does not take them itself."""
         return 0
 
+    async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
+        """The answers of `ask` on that connection, and RowLocked for each that another transaction keeps locked."""
+        try:
+            return await ask(self.connections[kind], part)
+        except RowLocked as error:  # a change of the schema locks the whole table
+            return [error] * len(part)
+
     def tried_again(self, asked: Sequence[Any], answers: list[Any], ask: Ask, *, patience: float) -> list[Any]:
         """`answers` with a Pending in the place of each that says RowLocked."""
         return self.held.answers(asked, answers, ask, patience=patience)
@@ -172,10 +176,6 @@ class Runtime(ABC):
     @abstractmethod
     async def _micros(self, call: Any) -> int:
         """The time there, in microseconds."""
-
-    @abstractmethod
-    async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
-        """The answers of `ask` on that connection, and RowLocked for each that another transaction keeps locked."""
 
     @abstractmethod
     async def diagnose(self) -> list[Finding]: ...
@@ -280,8 +280,8 @@ class SqlStore(ABC):
     async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
         """Locked tasks are not waited for long: PartlyFailed says which, and the next round extends them."""
         runtime = self._open()
-        if leases:
-            await runtime.ready(now)
+        if leases and not runtime.by_server:
+            await runtime.raise_clock(now)
 
         async def extend(connection: Any, part: Sequence[Lease]) -> list[Any]:
             extended: list[Any] = await runtime.operations.extend(connection, part, runtime.now(now), until - now)
@@ -294,8 +294,8 @@ class SqlStore(ABC):
 
     async def _write(self, kind: str, asked: Sequence[Any], now: Millis) -> list[Any]:
         runtime = self._open()
-        if asked:
-            await runtime.ready(now)
+        if asked and not runtime.by_server:
+            await runtime.raise_clock(now)
         operation = getattr(runtime.operations, kind)
 
         async def write(connection: Any, part: Sequence[Any]) -> list[Any]:
@@ -303,7 +303,7 @@ class SqlStore(ABC):
 
             def messages_of(some: Mapping[Topic, Millis]) -> list[str]:
                 merge_earliest(wakes, some)
-                return runtime.messages(some, runtime.about(now))
+                return runtime.messages(some, runtime.about(now)) if some else []
 
             try:
                 times = runtime.now(now), runtime.about(now)
@@ -332,9 +332,10 @@ class SqlStore(ABC):
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         runtime = self._open()
-        await runtime.ready(now)
+        if not runtime.by_server:
+            await runtime.raise_clock(now)
         leased = await runtime.leasing.lease(wants, runtime.now(now), runtime.about(now), until - now, holder)
-        if runtime.by_server and runtime.polls:
+        if runtime.by_server and not runtime.hears:
             return Leased(leased.tasks, leased.next_wake, leased.now, leased.now + POLL)
         return leased
 

@@ -257,12 +257,10 @@ class WatchedTable(ABC):
                 raise
             raise SetupError(f"{where}: {source.table}: `where` or `changes` is refused: {error}") from error
         index = f"{source.table}: {'an index leads' if plan.served else 'no index leads'} to the due rows"
-        make_it = "" if plan.served else f"each poll reads rows that are not due; run: {plan.making}"
+        make_it = f"each poll reads rows that are not due; run: {plan.making}"
         unique = f"{source.table}: {', '.join(source.ids)} {'is' if plan.unique else 'is not known to be'} unique"
         name_all = "rows with the same id are not fired; make a unique index on it, or name all its columns"
-        return [
-            Finding(plan.served, index, make_it), Finding(plan.unique, unique, "" if plan.unique else name_all),
-        ]  # fmt: skip
+        return [Finding(plan.served, index, make_it), Finding(plan.unique, unique, name_all)]
 
 
 def _check(rows: Sequence[DueRow], changed: Sequence[tuple[Any, bool]]) -> None:
