@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import asyncpg
 import pytest
 from tests.servers.fixtures import not_installed
+from tests.servers.pooler import PostgresPooler
 
 from bide.cli.exits import Exit
-from bide_proofs.servers.postgres import PostgresPooler
 from bide_proofs.servers.process import ServerMissing
 
 if TYPE_CHECKING:

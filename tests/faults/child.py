@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 
 import msgspec
 
-from bide_proofs.harness.processes import Parent, ready, run, say, spec_of
+from bide.cli.bench.worker import send, words
+from bide_proofs.harness.processes import ready, spec_of
 
 
 class Spec(msgspec.Struct, frozen=True):
@@ -16,21 +18,20 @@ class Spec(msgspec.Struct, frozen=True):
     """"answers", "fails" or "finishes" as soon as it is asked, "stays" though it is told to end."""
 
 
-async def _act(spec: Spec, parent: Parent) -> None:
+async def _act(spec: Spec) -> None:
     sys.stderr.write(f"it {spec.does}\n")
     ready()
-    async for word in parent.words():
+    async for word in words():
+        if word == "stop":
+            break
         if spec.does == "fails":
             raise SystemExit(3)
         if spec.does == "finishes":
             return
-        say(**{word: spec.does})
+        send(**{word: spec.does})
     if spec.does == "stays":
-        await parent.over.wait()
-        async for _ in Parent().words():
-            pass
+        await asyncio.Event().wait()
 
 
 if __name__ == "__main__":
-    given = spec_of(Spec)
-    run(lambda parent: _act(given, parent))
+    asyncio.run(_act(spec_of(Spec)))

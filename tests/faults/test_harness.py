@@ -81,7 +81,7 @@ async def test_one_that_ends_by_itself_is_blamed_and_replaced(tmp_path: Path) ->
 async def test_one_that_may_finish_is_neither(tmp_path: Path) -> None:
     async with group_of(tmp_path, "finishes") as group:
         child = group.of("child")[0]
-        child.tell("go")
+        child.send("go")
         await child.over
         assert not await group.kill(child)
         assert names(group) == ["child-1.1"]
@@ -99,8 +99,8 @@ async def test_one_that_does_not_end_is_blamed_and_killed(tmp_path: Path, monkey
 async def test_a_line_that_a_kill_cut_off_was_not_said(tmp_path: Path) -> None:
     async with group_of(tmp_path, "answers") as group:
         first: Child = group.of("child")[0]
-        assert first.process.stdout is not None
-        first.process.stdout.feed_data(b'{"look": "hal')
+        assert first._process.stdout is not None
+        first._process.stdout.feed_data(b'{"look": "hal')
         await group.kill(first)
         assert "look" not in first.said
         assert group.wrong == []

@@ -22,7 +22,8 @@ from tests.servers.clean_schemas import CleanSchemas, MySqlSchemas, PostgresSche
 from tests.servers.keyspace import delete_keys
 from tests.servers.sharing import LentServers, servers_of
 
-from bide_proofs.servers.mariadb import MariaDbServer, drop_databases
+from bide_proofs.servers import mariadb
+from bide_proofs.servers.mariadb import MariaDbServer
 from bide_proofs.servers.postgres import PostgresServer, ask
 from bide_proofs.servers.process import ServerMissing
 from bide_proofs.servers.redis import RedisServer
@@ -199,7 +200,8 @@ def mysql_schema(mysql_url: str) -> Iterator[str]:
     """What the names of a test's databases begin with, nobody else's; they are dropped after it."""
     name = "t" + secrets.token_hex(5)
     yield name
-    drop_databases(mysql_url, name)
+    for (database,) in mariadb.ask(mysql_url, f"SHOW DATABASES LIKE '{name}%'"):
+        mariadb.ask(mysql_url, f"DROP DATABASE `{database}`")
 
 
 @pytest.fixture(scope="session")

@@ -10,13 +10,13 @@ import asyncpg
 import psycopg
 import pytest
 from tests.servers.fixtures import not_installed
+from tests.servers.pooler import PostgresPooler
 from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.instants import In
 from bide.core.records import Cancel, Filter, Move, Ref, Result
 from bide.stores.postgres import PostgresStore
 from bide.testing.store_suite.base import NOW, add_all, do, done, extend, lease, listed, new, retry, settle
-from bide_proofs.servers.postgres import PostgresPooler
 from bide_proofs.servers.process import ServerMissing
 
 

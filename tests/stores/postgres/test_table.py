@@ -11,13 +11,13 @@ import asyncpg
 import pytest
 import pytest_asyncio
 from tests.servers.fixtures import not_installed
+from tests.servers.pooler import PostgresPooler
 from tests.tables.conftest import START, Postgres
 from tests.waiting import until
 
 from bide import Bide, Row, SetupError, Sql, StoreUnavailable
 from bide.testing.clock import ManualClock
 from bide.testing.proxy import FaultProxy
-from bide_proofs.servers.postgres import PostgresPooler
 from bide_proofs.servers.process import ServerMissing
 
 

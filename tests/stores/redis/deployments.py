@@ -9,8 +9,9 @@ from typing import Any
 
 from tests.waiting import wait_until
 
+from bide.stores.redis import RedisStore
 from bide_proofs.servers.redis import RedisServer, Reply, Word
-from bide_proofs.servers.redis_replicas import SERVICE, RedisCluster, RedisSentinel
+from bide_proofs.servers.redis_replicas import SERVICE, ClusterNode, RedisCluster, RedisSentinel
 
 DEPLOYMENTS = ("single", "sentinel", "cluster")
 
@@ -151,3 +152,17 @@ def _setting(server: RedisServer, name: str) -> str:
 
 def _number(server: RedisServer, name: str) -> int:
     return int(_setting(server, name))
+
+
+def slot_of(cluster: RedisCluster, store: RedisStore, shard: int) -> int:
+    """The slot that the servers put a shard's keys into."""
+    slot = cluster.masters[0].ask("CLUSTER", "KEYSLOT", store._open().layout.tags[shard])
+    assert isinstance(slot, int)
+    return slot
+
+
+def master_of(cluster: RedisCluster, slot: int) -> ClusterNode:
+    """The node that serves `slot`, as a node that runs sees it."""
+    ranges: Any = next(node for node in cluster.nodes if node.running).ask("CLUSTER", "SLOTS")
+    [port] = [master[1] for first, last, master, *_ in ranges if first <= slot <= last]
+    return next(node for node in cluster.nodes if node.port == port)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.stores.redis.conftest import OpensStore
-from tests.stores.redis.deployments import Servers
+from tests.stores.redis.deployments import Servers, master_of, slot_of
 from tests.waiting import forever, until
 
 from bide.core.instants import In
@@ -156,7 +156,7 @@ async def test_a_close_that_is_cancelled(lasting_cluster: RedisCluster, open_sto
     """While it waits for what a slow server has leased."""
     store = await open_store(lasting_cluster.url)
     await store.add([new(f"{number}", due=In(0)) for number in range(100)], now=0)
-    slow = lasting_cluster.master_of(lasting_cluster.slot_of(store._open().layout.tags[0]))
+    slow = master_of(lasting_cluster, slot_of(lasting_cluster, store, 0))
     with lasting_cluster.patient():
         slow.pause()
         try:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from tests.stores.redis.conftest import OpensStore
-from tests.stores.redis.deployments import Servers
+from tests.stores.redis.deployments import Servers, master_of, slot_of
 from tests.stores.redis.load import Load
 from tests.stores.redis.test_wakes import hears_of_every_shard, subscriptions
 from tests.waiting import until
@@ -86,7 +86,7 @@ async def away(cluster: RedisCluster, node: ClusterNode, how: str) -> AsyncItera
 
 def first_node(cluster: RedisCluster, store: RedisStore) -> ClusterNode:
     """That of the first shard."""
-    return cluster.master_of(cluster.slot_of(store._open().layout.tags[0]))
+    return master_of(cluster, slot_of(cluster, store, 0))
 
 
 def keys_elsewhere(store: RedisStore, count: int) -> set[str]:

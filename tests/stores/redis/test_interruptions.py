@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import pytest
 from tests.stores.redis.conftest import OpensStore
-from tests.stores.redis.deployments import Servers
+from tests.stores.redis.deployments import Servers, master_of, slot_of
 from tests.stores.redis.load import Load
 from tests.waiting import PATIENCE, pause, until, wait_until
 
 from bide.core.errors import StoreUnavailable
 from bide.core.instants import In
-from bide.stores.redis import RedisStore
 from bide.testing.store_suite.base import new
 from bide_proofs.servers.process import HOST
 from bide_proofs.servers.redis import RedisServer, Refused
@@ -89,6 +90,17 @@ async def test_a_master_and_its_replica_change_places(servers: Servers, open_sto
         assert (load.lost, load.again) == (set(), []), load.report()
 
 
+@contextmanager
+def configured(server: RedisServer, line: str) -> Iterator[None]:
+    """Add the line to its configuration for a start inside."""
+    before = server.configuration.read_text(encoding="utf-8")
+    server.configuration.write_text(f"{before}{line}\n", encoding="utf-8")
+    try:
+        yield
+    finally:
+        server.configuration.write_text(before, encoding="utf-8")
+
+
 @pytest.mark.parametrize("deployment", ["single"])  # whoever asks for it waits, wherever it is
 async def test_a_server_that_still_loads_its_data(servers: Servers, open_store: OpensStore) -> None:
     """LOADING: it answers, and is not ready yet."""
@@ -99,7 +111,7 @@ async def test_a_server_that_still_loads_its_data(servers: Servers, open_store: 
         await store.add([new(f"{first + number}", due=In(0)) for number in range(10)], now=0)
     await asyncio.to_thread(server.kill)
     try:
-        with server.configured(key_load_delay=1_000):  # so that it takes long; it listens a second apart
+        with configured(server, "key-load-delay 1000"):  # so that it takes long; it listens a second apart
             server.launch()
             await asyncio.to_thread(wait_until, lambda: is_loading(server), "it to load", passes=(OSError, Refused))
         adding = asyncio.create_task(store.add([new(f"after-{number}") for number in range(30)], now=0))
@@ -129,10 +141,6 @@ def migrate(source: ClusterNode, target: ClusterNode, slot: int) -> None:
         source.ask("MIGRATE", HOST, target.port, "", 0, 5_000, "KEYS", *(str(key) for key in keys))
 
 
-def slot_of(cluster: RedisCluster, store: RedisStore, shard: int) -> int:
-    return cluster.slot_of(store._open().layout.tags[shard])
-
-
 @in_a_cluster
 async def test_a_slot_moves_to_another_server_under_load(lasting_cluster: RedisCluster, open_store: OpensStore) -> None:
     """ASK, TRYAGAIN while it moves, and MOVED when it has."""
@@ -140,7 +148,7 @@ async def test_a_slot_moves_to_another_server_under_load(lasting_cluster: RedisC
     slots = {slot_of(lasting_cluster, stores[0], shard) for shard in range(4)}
     async with Load(*stores) as load:
         for slot in sorted(slots):
-            source = lasting_cluster.master_of(slot)
+            source = master_of(lasting_cluster, slot)
             target = next(node for node in lasting_cluster.masters if node is not source)
             target.ask("CLUSTER", "SETSLOT", slot, "IMPORTING", source.id)
             source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
@@ -159,7 +167,7 @@ async def test_a_slot_that_nobody_serves_for_a_while(lasting_cluster: RedisClust
     """CLUSTERDOWN for its tasks, and for those of no other slot."""
     store = await open_store(lasting_cluster.url)
     slot = slot_of(lasting_cluster, store, 0)
-    owner = lasting_cluster.master_of(slot)
+    owner = master_of(lasting_cluster, slot)
     async with Load(store) as load:
         await load.more(50)
         for node in lasting_cluster.masters:
@@ -177,7 +185,7 @@ async def test_servers_that_send_a_call_to_each_other_without_end(
     """ASK and MOVED in turn, of a slot on its way to a server that knows nothing of it: `patience` counts here, too."""
     store = await open_store(lasting_cluster.url, patience=1.0)
     slot = slot_of(lasting_cluster, store, store._open().layout.shard_of("t", "k"))
-    source = lasting_cluster.master_of(slot)
+    source = master_of(lasting_cluster, slot)
     target = next(node for node in lasting_cluster.masters if node is not source)
     source.ask("CLUSTER", "SETSLOT", slot, "MIGRATING", target.id)
     try:

@@ -106,7 +106,7 @@ async def test_what_is_told_while_it_subscribes_does_not_end_it(shared_url: str,
     def flood() -> None:
         with Connection(HOST, int(connection.name.rpartition(":")[2])) as loud:
             while not over:
-                loud.ask_all([(command, channel, "0 1 told")] * 50)
+                loud.ask("EVAL", "for _ = 1, 50 do redis.call(ARGV[1], KEYS[1], '0 1 told') end", 1, channel, command)
 
     flooding = asyncio.get_running_loop().run_in_executor(None, flood)
     try:

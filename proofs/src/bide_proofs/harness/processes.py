@@ -8,19 +8,22 @@ lines of JSON on its standard output, the first of which has the word `ready`; w
 from __future__ import annotations
 
 import asyncio
-import contextlib
+import math
 import os
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
 
-from bide.cli.bench.processes import environment
+from bide.cli.bench.processes import BenchFault, environment
+from bide.cli.bench.processes import Child as Process
+from bide.cli.bench.worker import send, words
 from bide.testing.history.events import Died
 from bide.testing.history.recording import Journal
 from bide_proofs.harness.command import PATIENCE, ChildFailed
@@ -46,80 +49,75 @@ class ChildSpec:
     """True if it may end by itself, with 0: its work is done, and it is not replaced."""
 
 
-@dataclass(eq=False)
-class Child:
-    """One process of a group."""
+class Child(Process):
+    """One process of a group, which is listened to from its beginning."""
 
     kind: str
     slot: int
     name: str
     spec: ChildSpec
-    process: asyncio.subprocess.Process
-    said: dict[str, Any] = field(default_factory=dict)
-    """The newest value of each word that it said."""
-    expected: bool = False
+    expected = False
     """True if it was ended on purpose."""
-    over: asyncio.Task[None] = field(init=False)
+    over: asyncio.Task[None]
     """Ends when it has ended and all that it said was read."""
-    _changed: asyncio.Event = field(default_factory=asyncio.Event)
+    said: dict[str, Any]
+    """The newest value of each word that it said."""
+    _changed: asyncio.Event
     """Set when it has said something, or has ended."""
-    _ended: bool = False
+    _ended = False
 
-    @property
-    def code(self) -> int | None:
-        """The exit code; the negative number of a signal; None while it runs."""
-        return self.process.returncode
+    @classmethod
+    async def of(cls, kind: str, slot: int, name: str, spec: ChildSpec, errors: Path) -> Child:
+        """Start it, and send it its spec."""
+        words = (sys.executable, "-P", "-m", spec.module)
+        child = await cls.start(name, *words, env={**environment(), **spec.environment}, errors=errors)
+        child.kind, child.slot, child.name, child.spec = kind, slot, name, spec
+        child.said, child._changed = {}, asyncio.Event()
+        child.send(msgspec.json.encode(spec.spec).decode())
+        return child
 
     @property
     def finished(self) -> bool:
         """True if it ended by itself, as it may."""
-        return self.spec.finishes and self.code == 0
+        return self.spec.finishes and self.returncode == 0
 
-    async def ask(self, word: str) -> Any:
+    async def ask(self, word: str, *, within: float = PATIENCE) -> Any:
         """Tell it `word`, and return what it says to that. Raises ChildFailed."""
         self.said.pop(word, None)
-        self.tell(word)
-        return await self.hear(word)
+        self.send(word)
+        return await self.hear(word, within=within)
 
-    def tell(self, line: str) -> None:
-        """A line on its standard input."""
-        assert self.process.stdin is not None
-        self.process.stdin.write(line.encode() + b"\n")
-
-    async def hear(self, word: str) -> Any:
+    async def hear(self, word: str, *, within: float = PATIENCE) -> Any:
         """Wait until it has said `word`; the value. Raises ChildFailed."""
         try:
-            async with asyncio.timeout(PATIENCE):
+            async with asyncio.timeout(within):
                 while word not in self.said:
                     if self._ended:
-                        raise ChildFailed(f"{self.name} ended with {self.code} before it said {word!r}")
+                        raise ChildFailed(f"{self.name} ended with {self.returncode} before it said {word!r}")
                     self._changed.clear()
                     await self._changed.wait()
         except TimeoutError:
-            raise ChildFailed(f"{self.name} did not say {word!r} within {PATIENCE:g} s") from None
+            raise ChildFailed(f"{self.name} did not say {word!r} within {within:g} s") from None
         return self.said[word]
 
     async def listen(self, heard: Callable[[Child, dict[str, Any]], None] | None) -> None:
         """Read what it says until its end."""
-        assert self.process.stdout is not None
-        async for line in self.process.stdout:
-            if not line.endswith(b"\n"):
-                break  # a kill cut it off
-            said = msgspec.json.decode(line, type=dict[str, Any])
-            self.said |= said
-            self._changed.set()
-            if heard is not None:
-                heard(self, said)
-        await self.process.wait()
+        with suppress(BenchFault):  # it has ended
+            while True:
+                said = await self.receive_any(within=math.inf)
+                self.said |= said
+                self._changed.set()
+                if heard is not None:
+                    heard(self, said)
+        await self.stop()
         self._ended = True
         self._changed.set()
 
-    def send(self, number: signal.Signals) -> None:
+    def signal(self, number: signal.Signals) -> None:
         """A signal, if it still runs."""
-        if self.code is None:
-            # not by the process object, which first polls whether it lives, and so takes its end from the watcher
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.process.pid, number)
+        if self.returncode is None:
+            with suppress(ProcessLookupError):
+                os.kill(self.pid, number)
 
 
 class ProcessGroup:
@@ -165,14 +163,7 @@ class ProcessGroup:
         life = self._lives[kind, slot] = self._lives.get((kind, slot), 0) + 1
         name = f"{kind}-{slot}.{life}"
         spec = self._spec_of(kind, slot, name)
-        with (self._folder / f"{name}.err").open("ab") as errors:
-            process = await asyncio.create_subprocess_exec(
-                sys.executable, "-P", "-m", spec.module,
-                stdin=asyncio.subprocess.PIPE, stdout=asyncio.subprocess.PIPE, stderr=errors, start_new_session=True,
-                env={**environment(), **spec.environment},  # without settings that would change what is tried
-            )  # fmt: skip
-        child = Child(kind, slot, name, spec, process)
-        child.tell(msgspec.json.encode(spec.spec).decode())
+        child = await Child.of(kind, slot, name, spec, self._folder / f"{name}.err")
         child.over = asyncio.create_task(self._watch(child), name=f"watch {name}")
         self.children.append(child)
         self.started += 1
@@ -185,8 +176,8 @@ class ProcessGroup:
             self._journal.say(Died(child.name, time.monotonic_ns()))
         if child.finished:
             return
-        if not child.expected or child.code not in (0, -signal.SIGKILL):
-            self.wrong.append(f"{child.name} ended with {child.code}")
+        if not child.expected or child.returncode not in (0, -signal.SIGKILL):
+            self.wrong.append(f"{child.name} ended with {child.returncode}")
         if not child.expected and not self._abandoned:
             await asyncio.sleep(_RESTART_AFTER)
             await self._one(child.kind, child.slot)
@@ -194,21 +185,21 @@ class ProcessGroup:
     async def kill(self, child: Child) -> bool:
         """Kill it by SIGKILL, and start another in its place; whether it lived until then."""
         child.expected = True
-        child.send(signal.SIGKILL)
+        child.signal(signal.SIGKILL)
         await child.over
         if not child.finished:
             await self._one(child.kind, child.slot)
-        return child.code == -signal.SIGKILL
+        return child.returncode == -signal.SIGKILL
 
     async def halt(self, child: Child, seconds: float) -> None:
         """Stop it by SIGSTOP, and continue it after so long."""
         # one that stands still would not notice that the run is no more
-        guard = Guard('kill -KILL "$1"', str(child.process.pid))
+        guard = Guard('kill -KILL "$1"', str(child.pid))
         try:
-            child.send(signal.SIGSTOP)
+            child.signal(signal.SIGSTOP)
             await asyncio.sleep(seconds)
         finally:
-            child.send(signal.SIGCONT)
+            child.signal(signal.SIGCONT)
             guard.dismiss()
 
     async def end(self, kind: str) -> None:
@@ -216,22 +207,21 @@ class ProcessGroup:
         ending = self.of(kind)
         for child in ending:
             child.expected = True
-            assert child.process.stdin is not None
-            child.process.stdin.close()
-        for child in ending:
-            try:
-                await asyncio.wait_for(asyncio.shield(child.over), PATIENCE)
-            except TimeoutError:
-                self.wrong.append(f"{child.name} was told to end, and did not within {PATIENCE:g} s")
-                child.send(signal.SIGKILL)
-                await child.over
+        await asyncio.gather(*map(self._end, ending))
+
+    async def _end(self, child: Child) -> None:
+        try:
+            await child.stop(within=PATIENCE)
+        except BenchFault:
+            self.wrong.append(f"{child.name} was told to end, and did not within {PATIENCE:g} s")
+        await child.over
 
     async def abandon(self) -> None:
         """Kill all that still run; nothing is judged any more."""
         self._abandoned = True
         for child in list(self.children):
             child.expected = True
-            child.send(signal.SIGKILL)
+            child.signal(signal.SIGKILL)
             await child.over
 
     def errors(self) -> list[str]:
@@ -246,53 +236,17 @@ class ProcessGroup:
 # --- the child's side
 
 
-class Parent:
-    """The process that has started this one."""
-
-    def __init__(self) -> None:
-        self.over = asyncio.Event()
-        """Set when it tells us to end, or is no more."""
-        self._words: asyncio.Queue[str | None] = asyncio.Queue()
-
-    async def listen(self) -> None:
-        """Read its words until their end."""
-        reader = asyncio.StreamReader()
-        await asyncio.get_running_loop().connect_read_pipe(lambda: asyncio.StreamReaderProtocol(reader), sys.stdin)
-        async for line in reader:
-            self._words.put_nowait(line.decode().strip())
-        self._words.put_nowait(None)
-        self.over.set()
-
-    async def words(self) -> AsyncIterator[str]:
-        """Its words, until it tells us to end."""
-        while (word := await self._words.get()) is not None:
-            yield word
-
-
 def spec_of(kind: type[S]) -> S:
     """The first line of the standard input; to be read before anything else is."""
     return msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
 
 
-def run(main: Callable[[Parent], Awaitable[None]]) -> None:
-    """Run `main` until it returns. It has to end soon after `parent.over`."""
-
-    async def listened() -> None:
-        parent = Parent()
-        listening = asyncio.create_task(parent.listen())
-        try:
-            await main(parent)
-        finally:
-            listening.cancel()
-
-    asyncio.run(listened())
-
-
-def say(**values: object) -> None:
-    """Tell the parent values by words, in one line that outlives this process."""
-    os.write(1, msgspec.json.encode(values) + b"\n")
-
-
 def ready() -> None:
     """Tell the parent that this process works."""
-    say(**{READY: True})
+    send(**{READY: True})
+
+
+async def told_to_end() -> None:
+    """Wait until the parent says that this process shall end, or is no more."""
+    async for _ in words():
+        pass

@@ -20,11 +20,12 @@ import msgspec
 
 from bide.app import Bide
 from bide.cli.bench.sql_server import POSTGRES, SCHEMES, MysqlServer, PostgresServer, SqlServer
+from bide.cli.bench.worker import send
 from bide.core.errors import BadInput, StoreError
 from bide.core.tasks import Task
 from bide.settings import Settings
 from bide.wiring import address_of
-from bide_proofs.harness.processes import Parent, ready, run, say, spec_of
+from bide_proofs.harness.processes import ready, spec_of, told_to_end
 
 TOPIC = "orders.close"
 LEASE = 2.0
@@ -146,7 +147,7 @@ def app_on(url: str) -> Bide:
     return Bide(url, settings=Settings(lease=int(LEASE * 1000), losses=1_000_000, keep_done=0, keep_cancelled=0))
 
 
-async def _work(spec: Spec, parent: Parent) -> None:
+async def _work(spec: Spec) -> None:
     app, tables = app_on(spec.url), Tables(spec.url, spec.tables)
 
     @app.handler(TOPIC)
@@ -156,15 +157,15 @@ async def _work(spec: Spec, parent: Parent) -> None:
 
     async with app, app.worker():
         ready()
-        await parent.over.wait()
+        await told_to_end()
 
 
-async def _place(spec: Spec, parent: Parent) -> None:
+async def _place(spec: Spec) -> None:
     tables, chance, left = Tables(spec.url, spec.tables), random.Random(), iter(spec.orders or ())
 
     async def place(connection: Any) -> None:
         for number in left:
-            say(order=(number, BEGUN))
+            send(order=(number, BEGUN))
             await tables.ask(connection, tables.begins)
             try:
                 await tables.write(connection, PLACED, number)
@@ -172,11 +173,11 @@ async def _place(spec: Spec, parent: Parent) -> None:
                 await app.using(connection).schedule(TOPIC, key=f"{number}", group=f"order-{number}", delay=delay)
             except StoreError:  # on SQLite others may write for long
                 await tables.ask(connection, "ROLLBACK")
-                say(order=(number, ROLLED_BACK))
+                send(order=(number, ROLLED_BACK))
                 continue
             commits = chance.random() < 0.5
             await tables.ask(connection, "COMMIT" if commits else "ROLLBACK")
-            say(order=(number, COMMITTED if commits else ROLLED_BACK))
+            send(order=(number, COMMITTED if commits else ROLLED_BACK))
 
     async with app_on(spec.url) as app:
         ready()
@@ -187,4 +188,4 @@ async def _place(spec: Spec, parent: Parent) -> None:
 
 if __name__ == "__main__":
     given = spec_of(Spec)
-    run(lambda parent: (_work if given.orders is None else _place)(given, parent))
+    asyncio.run((_work if given.orders is None else _place)(given))

@@ -9,7 +9,7 @@ from contextlib import suppress
 
 from bide.core.instants import Millis
 from bide.service import serving
-from bide_proofs.harness.processes import Parent, ready
+from bide_proofs.harness.processes import ready
 from bide_proofs.servers.process import HOST, listens
 from bide_proofs.torture.child import Actor, main
 
@@ -18,7 +18,7 @@ PORTS, CONFIG = "KILL_SERVICE_PORTS", "KILL_SERVICE_CONFIG"
 _POLL_EVERY = 0.02
 
 
-async def _serve(actor: Actor, parent: Parent) -> None:
+async def _serve(actor: Actor, over: asyncio.Task[None]) -> None:
     """Serve until the parent tells us to end; it is told once we can be called."""
     port = int(os.environ[PORTS].split()[int(actor.spec.name.partition("-")[2].partition(".")[0])])
     drains: list[Callable[[str], object]] = []
@@ -36,9 +36,7 @@ async def _serve(actor: Actor, parent: Parent) -> None:
                 ready()
                 break
         await asyncio.sleep(_POLL_EVERY)
-    over = asyncio.create_task(parent.over.wait())
     await asyncio.wait([instance, over], return_when=asyncio.FIRST_COMPLETED)
-    over.cancel()
     for drain in drains:
         drain("the parent is over")
     await instance

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -144,24 +144,10 @@ def connect(url: str) -> Any:
 
 def ask(url: str, *statements: str) -> list[Any]:
     """The rows of the last of them, on a connection of its own. Raises OSError where no server answers."""
-    with _cursor(url) as cursor:
+    with closing(connect(url)) as connection, connection.cursor() as cursor:
         for statement in statements:
             cursor.execute(statement)
         return list(cursor.fetchall()) if cursor.description else []
-
-
-def drop_databases(url: str, beginning: str) -> None:
-    """Drop all whose names begin so."""
-    with _cursor(url) as cursor:
-        cursor.execute(f"SHOW DATABASES LIKE '{beginning}%'")
-        for (name,) in cursor.fetchall():
-            cursor.execute(f"DROP DATABASE `{name}`")
-
-
-@contextmanager
-def _cursor(url: str) -> Iterator[Any]:
-    with closing(connect(url)) as connection, connection.cursor() as cursor:
-        yield cursor
 
 
 class MariaDbPair(SeveralServers):

@@ -7,8 +7,7 @@ can be started where no driver is installed, and judged by something else than t
 from __future__ import annotations
 
 import socket
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Self
 
@@ -43,16 +42,13 @@ class Connection:
 
     def ask(self, *words: Word) -> Reply:
         """One command and its reply. Raises Refused."""
-        return self.ask_all([words])[0]
-
-    def ask_all(self, commands: Sequence[Sequence[Word]]) -> list[Reply]:
-        """Many commands in one round trip, and all their replies. Raises the first Refused after the last reply."""
-        self._socket.sendall(b"".join(map(_packed, commands)))
-        replies = [self._read() for _ in commands]
-        for reply in replies:
-            if isinstance(reply, Refused):
-                raise reply
-        return [reply for reply in replies if not isinstance(reply, Refused)]
+        encoded = [str(word).encode("utf-8", "surrogateescape") for word in words]
+        parts = (b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
+        self._socket.sendall(b"*%d\r\n%b" % (len(encoded), b"".join(parts)))
+        reply = self._read()
+        if isinstance(reply, Refused):
+            raise reply
+        return reply
 
     def _read(self) -> Reply | Refused:
         line = self._file.readline()
@@ -79,11 +75,6 @@ class Connection:
         if len(data) < length + 2:
             raise ConnectionResetError("the server closed the connection")
         return data[:-2].decode("utf-8", "surrogateescape")
-
-
-def _packed(words: Sequence[Word]) -> bytes:
-    encoded = [str(word).encode("utf-8", "surrogateescape") for word in words]
-    return b"*%d\r\n" % len(encoded) + b"".join(b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
 
 
 class RedisServer(ServerProcess):
@@ -138,17 +129,6 @@ class RedisServer(ServerProcess):
     def answers(self) -> bool:
         # another server may have the port, while ours is about to find that out
         return self.ask("PING") == "PONG" and self.info("server")["process_id"] == str(self.pid)
-
-    @contextmanager
-    def configured(self, **directives: str | int) -> Iterator[None]:
-        """Add these lines to its configuration for a start inside, with - for _."""
-        before = self.configuration.read_bytes()
-        lines = [f"{name.replace('_', '-')} {rest}\n" for name, rest in directives.items()]
-        self.configuration.write_bytes(before + "".join(lines).encode())
-        try:
-            yield
-        finally:
-            self.configuration.write_bytes(before)
 
     def forget_history(self) -> None:
         """Rewrite the append-only file, so that it holds the present data and no history."""

@@ -10,7 +10,7 @@ import contextlib
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 from bide_proofs.servers.process import HOST, ServerFailed, until
 from bide_proofs.servers.redis import RedisServer, Refused, Reply
@@ -181,24 +181,6 @@ class RedisCluster(ReplicatedRedis):
     def replica_of(self, master: RedisServer) -> ClusterNode:
         """The node that follows `master`, as it always will: they only change places."""
         return self.nodes[(self.nodes.index(master) + MASTERS) % len(self.nodes)]
-
-    def master_of(self, slot: int) -> ClusterNode:
-        """The node that serves `slot`, as a node that runs sees it. Raises LookupError when no such node is known."""
-        for node in filter(lambda node: node.running, self.nodes):
-            ranges = node.ask("CLUSTER", "SLOTS")
-            assert isinstance(ranges, list)
-            for one in ranges:
-                first, last, master, *_ = cast(tuple[int, int, list[Any]], one)
-                owner = next(node for node in self.nodes if node.port == master[1])
-                if first <= slot <= last and owner.running:
-                    return owner
-        raise LookupError(f"no running node serves slot {slot}")
-
-    def slot_of(self, key: str) -> int:
-        """The slot that the servers put `key` into."""
-        slot = next(node for node in self.nodes if node.running).ask("CLUSTER", "KEYSLOT", key)
-        assert isinstance(slot, int)
-        return slot
 
 
 def _role(words: Sequence[str]) -> str:

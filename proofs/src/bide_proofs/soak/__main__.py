@@ -191,7 +191,7 @@ class Soak:
         }  # fmt: skip
         processes = {"client": {"blocks": sys.getallocatedblocks(), **measure.process(os.getpid())}}
         for child, one in zip(self._group.of(WORKER), counted, strict=True):
-            processes[f"worker-{child.slot + 1}"] = {"blocks": one["blocks"], **measure.process(child.process.pid)}
+            processes[f"worker-{child.slot + 1}"] = {"blocks": one["blocks"], **measure.process(child.pid)}
         if self._service is not None and self._service.running:
             processes[SERVICE] = measure.process(self._service.pid)
         for whose, figures in processes.items():

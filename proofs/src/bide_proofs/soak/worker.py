@@ -13,12 +13,13 @@ from zlib import crc32
 import msgspec
 
 from bide.app import Bide
+from bide.cli.bench.worker import send, words
 from bide.core.outcomes import Dead, Defer, Retry
 from bide.core.records import OutcomeKind, Record, Settlement
 from bide.core.tasks import Task
 from bide.settings import Settings
 from bide_proofs.harness.command import percentiles
-from bide_proofs.harness.processes import Parent, ready, run, say, spec_of
+from bide_proofs.harness.processes import ready, spec_of
 
 PLAIN, KEPT, FAILING, THREADED = TOPICS = ("soak.plain", "soak.kept", "soak.failing", "soak.threaded")
 ON_PURPOSE = "the soak lets it fail"
@@ -89,7 +90,7 @@ class Counted:
 
     def _report(self) -> None:
         self._reports = False
-        say(ended=self._ended.number)
+        send(ended=self._ended.number)
 
     def counts(self) -> dict[str, Any]:
         """Since the beginning; percentiles of lateness, in milliseconds, since they were last asked for."""
@@ -103,7 +104,7 @@ class Counted:
         }  # fmt: skip
 
 
-async def _work(spec: Spec, parent: Parent) -> None:
+async def _work(spec: Spec) -> None:
     app, counted = Bide(spec.url, settings=Settings(keep_done=0, keep_cancelled=0)), Counted(spec.leak)
     keep = f"{spec.keep}s"
 
@@ -134,11 +135,11 @@ async def _work(spec: Spec, parent: Parent) -> None:
 
     async with app, app.worker(observe=counted.observe):
         ready()
-        async for _ in parent.words():
-            say(counts=counted.counts())
+        async for word in words():
+            if word == "counts":
+                send(counts=counted.counts())
 
 
 if __name__ == "__main__":
     logging.getLogger("bide.worker").addFilter(lambda line: ON_PURPOSE not in line.getMessage())
-    given = spec_of(Spec)
-    run(lambda parent: _work(given, parent))
+    asyncio.run(_work(spec_of(Spec)))

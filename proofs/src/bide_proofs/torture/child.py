@@ -31,7 +31,7 @@ from bide.core.retry import Fixed
 from bide.core.tasks import Task
 from bide.settings import Settings
 from bide.testing.history.recording import Journal, Log, RecordedClient, Recording
-from bide_proofs.harness.processes import Parent, ready, run, spec_of
+from bide_proofs.harness.processes import ready, spec_of, told_to_end
 from bide_proofs.misuse import WAYS, misbehave
 from bide_proofs.servers.server import CLOCK_FILE
 from bide_proofs.torture.clock import SharedClock
@@ -135,12 +135,9 @@ class Caller:
         }  # fmt: skip
         self._verbs, self._weights = list(verbs), list(verbs.values())
 
-    async def run(self, rate: float, over: asyncio.Event) -> None:
+    async def run(self, rate: float, over: asyncio.Task[None]) -> None:
         """Ask so many times a second, less what the store makes it wait, until it is over."""
-        while not over.is_set():
-            with suppress(TimeoutError):
-                await asyncio.wait_for(over.wait(), self._chance.expovariate(rate))
-                return
+        while not (await asyncio.wait([over], timeout=self._chance.expovariate(rate)))[0]:
             [verb] = self._chance.choices(self._verbs, self._weights)
             patience = self._chance.uniform(0, _HASTE) if self._chance.random() < _HASTY else None
             # it is in the history, and the next one is asked all the same, as by people
@@ -269,9 +266,9 @@ class Actor:
         self.app = app_on(spec.url)
         self.app.instruments.append(Recording(self.journal, spec.name))
 
-    async def until_open(self, open_: Callable[[], Awaitable[object]], over: asyncio.Event) -> bool:
+    async def until_open(self, open_: Callable[[], Awaitable[object]], over: asyncio.Task[None]) -> bool:
         """Open the store, again while it is away; True if it is open before all is over."""
-        while not over.is_set():
+        while not over.done():
             try:
                 await open_()
             except StoreMismatch:
@@ -283,9 +280,9 @@ class Actor:
         return False
 
 
-async def _ask(actor: Actor, parent: Parent) -> None:
+async def _ask(actor: Actor, over: asyncio.Task[None]) -> None:
     spec = actor.spec
-    if not await actor.until_open(actor.app.open, parent.over):
+    if not await actor.until_open(actor.app.open, over):
         return
     ready()
     callers = [
@@ -295,22 +292,22 @@ async def _ask(actor: Actor, parent: Parent) -> None:
         )
         for number in range(CALLERS)
     ]  # fmt: skip
-    await asyncio.gather(*(caller.run(spec.rate / CALLERS, parent.over) for caller in callers))
+    await asyncio.gather(*(caller.run(spec.rate / CALLERS, over) for caller in callers))
     await actor.app.close()
 
 
-async def _work(actor: Actor, parent: Parent) -> None:
+async def _work(actor: Actor, over: asyncio.Task[None]) -> None:
     handle(actor.app, actor.chance)
     worker = actor.app.worker()
-    if await actor.until_open(worker.__aenter__, parent.over):
+    if await actor.until_open(worker.__aenter__, over):
         try:
             ready()
-            await parent.over.wait()
+            await over
         finally:
             await worker.__aexit__()
 
 
-def main(act: Callable[[Actor, Parent], Awaitable[None]]) -> None:
+def main(act: Callable[[Actor, asyncio.Task[None]], Awaitable[None]]) -> None:
     """Read the spec, and act until the parent says that it is over."""
     spec = spec_of(Spec)
     if CLOCK_FILE in os.environ:
@@ -318,7 +315,11 @@ def main(act: Callable[[Actor, Parent], Awaitable[None]]) -> None:
         time.sleep = _sleep
     logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
     logging.getLogger().handlers[0].addFilter(_is_a_defect)
-    run(lambda parent: act(Actor(spec), parent))
+
+    async def acted() -> None:
+        await act(Actor(spec), asyncio.create_task(told_to_end()))
+
+    asyncio.run(acted())
 
 
 def _sleep(seconds: SupportsIndex | float, /) -> None:
@@ -331,4 +332,4 @@ def _is_a_defect(record: logging.LogRecord) -> bool:
 
 
 if __name__ == "__main__":
-    main(lambda actor, parent: (_ask if actor.spec.rate else _work)(actor, parent))
+    main(lambda actor, over: (_ask if actor.spec.rate else _work)(actor, over))
