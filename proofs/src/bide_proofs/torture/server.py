@@ -15,8 +15,10 @@ from contextlib import ExitStack
 from enum import StrEnum
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
+from urllib.parse import urlsplit
 
 from bide.testing.proxy import FaultProxy
+from bide_proofs.harness.command import migrated
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.process import HOST, ServerMissing
 from bide_proofs.servers.server import Running, ServerClock, ServerProcess, stop_all
@@ -314,33 +316,35 @@ class TorturedPair(PrivateServer):
     the other has every commit that is answered, and all that was before."""
     follower: ClassVar[str]
     """The word for the server that follows."""
+    options: ClassVar[Mapping[str, str]]
+    """Of both servers."""
+    query: ClassVar[str] = ""
+    """The query of a URL of both, by which clients find the one that may be written to."""
+    asks_version: ClassVar[str]
+    """The statement that asks for the version."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.primary, self.standby = (
-            self.node(folder / f"server-{number}", clock=self.clock, options=options, name=f"server {number}")
-            for number, options in enumerate(self.options(), start=1)
+            self.node(folder / f"server-{number}", clock=self.clock, options=self.options, name=f"server {number}")
+            for number in (1, 2)
         )
         self.nodes = [self.primary, self.standby]
         self.standby.follows = self.primary
 
-    def options(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        """The options of the first and of the second server."""
-        raise NotImplementedError
-
     def url(self, *ports: int) -> str:
         """The URL of the one that may be written to, by way of these ports."""
-        raise NotImplementedError
-
-    def migrate(self, url: str) -> None:
-        """Make bide's tables."""
-        raise NotImplementedError
+        own = urlsplit(self.primary.url)
+        hosts = ",".join(f"{HOST}:{port}" for port in ports)
+        url: str = own._replace(netloc=f"{own.username}@{hosts}", query=self.query).geturl()
+        return url
 
     def run(self) -> None:
         self.primary.start()
-        self.migrate(self.primary.url)
+        asyncio.run(migrated(self.primary.url))
         self.standby.start()
         self.primary.await_follower(self.standby)
+        self.version = f"{self.node.title} {self.primary.value(self.asks_version)}"
 
     async def open(self) -> None:
         ports = [node.port for node in self.nodes]
