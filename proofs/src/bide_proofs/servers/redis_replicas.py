@@ -7,17 +7,13 @@ Failovers come as soon as tests want them. A machine that tests do much on may s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from bide_proofs.servers.process import HOST, ServerFailed, until
 from bide_proofs.servers.redis import RedisServer, Refused, Reply
 from bide_proofs.servers.server import SeveralServers, start_all
-
-FOR_EVER = 100_000_000
-"""Milliseconds."""
 
 
 class ReplicatedRedis(SeveralServers):
@@ -44,19 +40,6 @@ class ReplicatedRedis(SeveralServers):
     def give_up_after(self, milliseconds: int) -> None:
         """Set the silence after which a server counts as dead."""
         raise NotImplementedError
-
-    @contextmanager
-    def patient(self) -> Iterator[None]:
-        """Take no server for dead meanwhile, however long it is away. News spreads more slowly, too.
-
-        A node that is started in it does not know, which does no harm: it alone cannot say that another has failed.
-        """
-        self.give_up_after(FOR_EVER)
-        try:
-            yield
-            self.await_whole()  # else one that is just back is still missed
-        finally:
-            self.give_up_after(self.gives_up_after)
 
 
 # --- Cluster
