@@ -44,7 +44,7 @@ class MariaDbOnDisk(OnDisk, MariaDbServer):
 
     def fill(self) -> None:
         MariaDbServer.fill(self)  # the disk is a folder of its data
-        self.make_disk()
+        self.disk.make(self.disk_place)
 
     def stranger(self) -> AbstractContextManager[Any]:
         return closing(connect(self.administrators_url))
@@ -57,7 +57,7 @@ class MariaDbOnDisk(OnDisk, MariaDbServer):
                     cursor.execute(f"KILL {client}")
 
     def discard(self) -> None:
-        self.remove_disk()
+        self.disk.remove()
         shutil.rmtree(self.data, ignore_errors=True)
 
     def settings(self) -> dict[str, str]:
