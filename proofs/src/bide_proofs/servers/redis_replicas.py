@@ -7,7 +7,7 @@ Failovers come as soon as tests want them. A machine that tests do much on may s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -54,17 +54,10 @@ NODE_TIMEOUT = 1_500
 class ClusterNode(RedisServer):
     """One node, with its second port 10,000 above."""
 
-    bus = True
-
-    def __init__(self, directory: Path, *, node_timeout: int, **options: Any) -> None:
-        super().__init__(directory, **options)
-        self._node_timeout = node_timeout
-
     def directives(self) -> dict[str, str]:
         return super().directives() | {
             "cluster-enabled": "yes",
             "cluster-config-file": "nodes.conf",
-            "cluster-node-timeout": str(self._node_timeout),
             "cluster-require-full-coverage": "no",
             "cluster-replica-validity-factor": "0",  # a replica steps in however long its master has been away
             "cluster-allow-replica-migration": "no",  # each stays with its master, so that it is known who follows whom
@@ -96,11 +89,13 @@ class RedisCluster(ReplicatedRedis):
         *,
         node_timeout: int = NODE_TIMEOUT,
         kind: type[ClusterNode] = ClusterNode,
-        **options: Any,
+        options: Mapping[str, str] | None = None,
+        **given: Any,
     ) -> None:
         self.gives_up_after = node_timeout
+        options = {"cluster-node-timeout": str(node_timeout), **(options or {})}
         self.nodes: Sequence[ClusterNode] = [
-            kind(directory / f"node-{number}", node_timeout=node_timeout, name=f"node {number}", **options)
+            kind(directory / f"node-{number}", name=f"node {number}", options=options, **given)
             for number in range(1, 2 * MASTERS + 1)
         ]
 
