@@ -61,30 +61,30 @@ def test_a_guard_that_is_dismissed_does_nothing(tmp_path: Path) -> None:
 
 
 def test_a_disk_is_full_and_then_it_is_not(tmp_path: Path) -> None:
-    disk = Disk(tmp_path / "disk", size=8 << 20)
-    disk.make()
+    disk, place = Disk(8 << 20), tmp_path / "disk"
+    disk.make(place)
     try:
         if not disk.mounted:
             assert "small file system" in disk.refused
             pytest.skip(disk.refused)
-        file = disk.place / "file"
+        file = place / "file"
         file.write_bytes(bytes(1 << 20))
         assert 1 << 20 <= disk.fill() < 2 << 20
         with pytest.raises(OSError, match="No space left"):
-            (disk.place / "more").write_bytes(bytes(1 << 20))
+            (place / "more").write_bytes(bytes(1 << 20))
         disk.free()
-        (disk.place / "more").write_bytes(bytes(1 << 20))
+        (place / "more").write_bytes(bytes(1 << 20))
         assert len(file.read_bytes()) == 1 << 20
     finally:
         disk.remove()
-    assert os.listdir(disk.place) == [] or not disk.mounted
+    assert os.listdir(place) == [] or not disk.mounted
 
 
 def test_what_is_in_use_is_unmounted_and_told(tmp_path: Path) -> None:
-    disk = Disk(tmp_path / "disk", size=8 << 20)
-    disk.make()
+    disk, place = Disk(8 << 20), tmp_path / "disk"
+    disk.make(place)
     if not disk.mounted:
         pytest.skip(disk.refused)
-    with (disk.place / "open").open("w"), pytest.raises(ServerFailed, match="was in use"):
+    with (place / "open").open("w"), pytest.raises(ServerFailed, match="was in use"):
         disk.remove()
-    assert str(disk.place) not in Path("/proc/self/mounts").read_text()
+    assert str(place) not in Path("/proc/self/mounts").read_text()

@@ -34,7 +34,7 @@ def test_it_takes_another_port_when_somebody_was_quicker(
 ) -> None:
     first = redis_server()
     ports = iter([first.port, first.port])
-    monkeypatch.setattr("bide_proofs.servers.server.free_port", lambda **which: next(ports, None) or free_port(**which))
+    monkeypatch.setattr("bide_proofs.servers.server.free_port", lambda: next(ports, None) or free_port())
     second = redis_server()
     assert second.port != first.port
     assert next(ports, None) is None

@@ -94,7 +94,7 @@ def lasting(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str]
         def start(deployment: str) -> Servers:
             if deployment not in started:
                 folder = tmp_path_factory.mktemp(f"lasting-{deployment}")
-                started[deployment] = _started(stack, Servers(deployment, folder, appendfsync="always"))
+                started[deployment] = _started(stack, Servers(deployment, folder, options={"appendfsync": "always"}))
             return started[deployment]
 
         yield start

@@ -11,8 +11,10 @@ from tests.waiting import wait_until
 
 from bide.stores.redis import RedisStore
 from bide_proofs.servers.redis import RedisServer, Reply, Word
-from bide_proofs.servers.redis_replicas import SERVICE, ClusterNode, RedisCluster, RedisSentinel
+from bide_proofs.servers.redis_replicas import SERVICE, ClusterNode, RedisCluster, RedisSentinel, ReplicatedRedis
 
+FOR_EVER = 100_000_000
+"""Milliseconds."""
 DEPLOYMENTS = ("single", "sentinel", "cluster")
 
 
@@ -128,7 +130,21 @@ class Servers:
 
     def patient(self) -> AbstractContextManager[None]:
         """Meanwhile no other master is made, however long one is away; for what is done to it and put right again."""
-        return nullcontext() if isinstance(self.running, RedisServer) else self.running.patient()
+        return nullcontext() if isinstance(self.running, RedisServer) else patient(self.running)
+
+
+@contextmanager
+def patient(servers: ReplicatedRedis) -> Iterator[None]:
+    """Take no server for dead meanwhile, however long it is away. News spreads more slowly, too.
+
+    A node that is started in it does not know, which does no harm: it alone cannot say that another has failed.
+    """
+    servers.give_up_after(FOR_EVER)
+    try:
+        yield
+        servers.await_whole()  # else one that is just back is still missed
+    finally:
+        servers.give_up_after(servers.gives_up_after)
 
 
 @contextmanager

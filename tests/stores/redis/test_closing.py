@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from tests.stores.redis.conftest import OpensStore
-from tests.stores.redis.deployments import Servers, master_of, slot_of
+from tests.stores.redis.deployments import Servers, master_of, patient, slot_of
 from tests.waiting import forever, until
 
 from bide.core.instants import In
@@ -157,7 +157,7 @@ async def test_a_close_that_is_cancelled(lasting_cluster: RedisCluster, open_sto
     store = await open_store(lasting_cluster.url)
     await store.add([new(f"{number}", due=In(0)) for number in range(100)], now=0)
     slow = master_of(lasting_cluster, slot_of(lasting_cluster, store, 0))
-    with lasting_cluster.patient():
+    with patient(lasting_cluster):
         slow.pause()
         try:
             await store.lease({"t": 1_000}, now=0, until=60_000, holder="w")

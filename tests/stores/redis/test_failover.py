@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 
 import pytest
 from tests.stores.redis.conftest import OpensStore
-from tests.stores.redis.deployments import Servers, master_of, slot_of
+from tests.stores.redis.deployments import Servers, master_of, patient, slot_of
 from tests.stores.redis.load import Load
 from tests.stores.redis.test_wakes import hears_of_every_shard, subscriptions
 from tests.waiting import until
@@ -72,7 +72,7 @@ async def test_no_part_of_the_store_is_on_two_servers(shared_url: str, open_stor
 @asynccontextmanager
 async def away(cluster: RedisCluster, node: ClusterNode, how: str) -> AsyncIterator[None]:
     """Meanwhile `node` is dead or says nothing, and nobody takes its place."""
-    with cluster.patient():
+    with patient(cluster):
         await asyncio.to_thread(node.kill if how == "killed" else node.pause)
         try:
             yield

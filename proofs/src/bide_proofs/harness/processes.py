@@ -120,6 +120,17 @@ class Child(Process):
                 os.kill(self.pid, number)
 
 
+async def _ended(child: Child) -> str:
+    """Let it end; what is wrong with that."""
+    try:
+        await child.stop(within=PATIENCE)
+    except BenchFault:
+        return f"{child.name} was told to end, and did not within {PATIENCE:g} s"
+    finally:
+        await child.over
+    return ""
+
+
 class ProcessGroup:
     """All children of a run. `spec_of(kind, slot, name)` says what to start; each life of a slot has a name of its own.
 
@@ -207,14 +218,7 @@ class ProcessGroup:
         ending = self.of(kind)
         for child in ending:
             child.expected = True
-        await asyncio.gather(*map(self._end, ending))
-
-    async def _end(self, child: Child) -> None:
-        try:
-            await child.stop(within=PATIENCE)
-        except BenchFault:
-            self.wrong.append(f"{child.name} was told to end, and did not within {PATIENCE:g} s")
-        await child.over
+        self.wrong += filter(None, await asyncio.gather(*map(_ended, ending)))
 
     async def abandon(self) -> None:
         """Kill all that still run; nothing is judged any more."""

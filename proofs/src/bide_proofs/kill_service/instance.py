@@ -5,17 +5,15 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Callable
-from contextlib import suppress
 
 from bide.core.instants import Millis
 from bide.service import serving
 from bide_proofs.harness.processes import ready
-from bide_proofs.servers.process import HOST, listens
+from bide_proofs.servers.process import HOST, listens, until
 from bide_proofs.torture.child import Actor, main
 
 PORTS, CONFIG = "KILL_SERVICE_PORTS", "KILL_SERVICE_CONFIG"
 """Variables of the environment: the ports of all instances, by slot, and the file with their settings."""
-_POLL_EVERY = 0.02
 
 
 async def _serve(actor: Actor, over: asyncio.Task[None]) -> None:
@@ -30,12 +28,9 @@ async def _serve(actor: Actor, over: asyncio.Task[None]) -> None:
     instance = asyncio.create_task(
         serving.serve(actor.app, config, host=HOST, port=port, insecure=False, shown_store="", begin=begin)
     )
-    while not instance.done():
-        with suppress(OSError):
-            if await asyncio.to_thread(listens, port):
-                ready()
-                break
-        await asyncio.sleep(_POLL_EVERY)
+    await asyncio.to_thread(until, lambda: instance.done() or listens(port), "the instance to listen")
+    if not instance.done():
+        ready()
     await asyncio.wait([instance, over], return_when=asyncio.FIRST_COMPLETED)
     for drain in drains:
         drain("the parent is over")

@@ -24,8 +24,9 @@ class Disk:
     much memory.
     """
 
-    def __init__(self, place: Path, *, size: int, account: str | None = None) -> None:
-        self.place = place
+    def __init__(self, size: int, *, account: str | None = None) -> None:
+        self.place: Path | None = None
+        """Where it is, if it is there."""
         self.size = size
         self._account = account
         self._guard: Guard | None = None
@@ -35,9 +36,12 @@ class Disk:
     def mounted(self) -> bool:
         return self._guard is not None
 
-    def make(self) -> None:
-        """The folder is there, and mounted where that is allowed."""
-        self.place.mkdir(parents=True)
+    def make(self, place: Path) -> None:
+        """Make the folder, if it is not there, and mount it where that is allowed."""
+        if self.place is not None:
+            return
+        place.mkdir(parents=True)
+        self.place, self.refused = place, ""
         if os.geteuid() != 0 or shutil.which("mount") is None:
             self.refused = "only root may mount a small file system"
         else:
@@ -45,19 +49,20 @@ class Disk:
             if tried.returncode:
                 self.refused = f"no small file system may be mounted here: {tried.stderr.strip()}"
             else:
-                self._guard = Guard('sleep 1; umount -l "$1"', str(self.place))
-        give_to(self._account, self.place)
+                self._guard = Guard('sleep 1; umount -l "$1"', str(place))
+        give_to(self._account, place)
 
     def remove(self) -> None:
-        """Unmounted, with all that was on it; nothing if it is not there."""
+        """Unmount it, with all that was on it; nothing if it is not there."""
+        place, self.place = str(self.place), None
         if self._guard is not None:
-            done = subprocess.run(["umount", str(self.place)], capture_output=True, text=True, check=False)
+            done = subprocess.run(["umount", place], capture_output=True, text=True, check=False)
             if done.returncode:  # a process is in it, which is to be found; nothing stays mounted for that
-                subprocess.run(["umount", "-l", str(self.place)], check=True)
+                subprocess.run(["umount", "-l", place], check=True)
             self._guard.dismiss()
             self._guard = None
             if done.returncode:
-                raise ServerFailed(f"{self.place} was in use when it was unmounted: {done.stderr.strip()}")
+                raise ServerFailed(f"{place} was in use when it was unmounted: {done.stderr.strip()}")
 
     def fill(self, left: int = ROOM) -> int:
         """From now on it is full, but for the bytes `left`; how many are on it.
@@ -68,6 +73,7 @@ class Disk:
 
         def is_full() -> bool:
             nonlocal used
+            assert self.place is not None, "make it first"
             found = os.statvfs(self.place)
             used = (found.f_blocks - found.f_bfree) * found.f_frsize
             return not self._mount("-o", f"remount,size={used + left}").returncode
@@ -92,25 +98,14 @@ class OnDisk(ServerProcess):
 
     def __init__(self, directory: Path, **given: Any) -> None:
         super().__init__(directory, **given)
-        self._disk: Disk | None = None
-
-    @property
-    def disk(self) -> Disk:
-        assert self._disk is not None, "start it first"
-        return self._disk
+        self.disk = Disk(self.size, account=self.account)
 
     @property
     def disk_place(self) -> Path:
         return self.home / "disk"
 
-    def make_disk(self) -> None:
-        """Make the disk, if it is not there; the home is."""
-        if self._disk is None:
-            self._disk = Disk(self.disk_place, size=self.size, account=self.account)
-            self._disk.make()
-
     def fill(self) -> None:
-        self.make_disk()
+        self.disk.make(self.disk_place)
         super().fill()
 
     def need_room(self) -> None:
@@ -119,12 +114,6 @@ class OnDisk(ServerProcess):
     def has_room(self) -> None:
         """Do what an operator does once there is room on the disk again."""
 
-    def remove_disk(self) -> None:
-        """Unmount it, with all that is on it."""
-        if self._disk is not None:
-            self._disk.remove()
-            self._disk = None
-
     def tidy(self) -> None:
-        self.remove_disk()
+        self.disk.remove()
         super().tidy()

@@ -78,6 +78,7 @@ class MariaDbServer(SqlServer):
     def settings(self) -> dict[str, str]:
         """Options that `options` can replace."""
         return {
+            "server-id": str(self.port),
             "innodb-flush-log-at-trx-commit": "2",
             "innodb-buffer-pool-size": "128M",
             "innodb-fast-shutdown": "2",
@@ -154,10 +155,8 @@ class MariaDbPair(SeveralServers):
     """A server that is written to and one that follows it, `LAG` seconds behind, with their data below `directory`."""
 
     def __init__(self, directory: Path) -> None:
-        self.primary = MariaDbServer(directory / "primary", options={**BINARY_LOG, "server-id": "1"})
-        self.replica = MariaDbServer(
-            directory / "replica", options={**BINARY_LOG, "server-id": "2"}, follows=self.primary
-        )  # fmt: skip
+        self.primary = MariaDbServer(directory / "primary", options=BINARY_LOG)
+        self.replica = MariaDbServer(directory / "replica", options=BINARY_LOG, follows=self.primary)
 
     @property
     def url(self) -> str:

@@ -53,8 +53,8 @@ def program(name: str, packages: str, *folders: str) -> str:
     return found
 
 
-def free_port(*, bus: bool = False) -> int:
-    """A port that is free at this moment, with `bus` the one for the cluster bus too.
+def free_port() -> int:
+    """A port that is free at this moment, as is the one for the bus of a Redis Cluster that goes with it.
 
     At random, since others start servers at the same time; and still a guess, since another may be quicker to take it:
     a start that fails for that tries again with another.
@@ -62,7 +62,7 @@ def free_port(*, bus: bool = False) -> int:
     chance = random.SystemRandom()
     for _ in range(1_000):
         port = chance.randrange(_FIRST, _LAST)
-        if _free(port) and (not bus or _free(port + BUS)):
+        if _free(port) and _free(port + BUS):
             return port
     raise OSError(f"no free port was found from {_FIRST} to {_LAST}")
 

@@ -35,7 +35,6 @@ class RabbitMqServer(ServerProcess):
     patience = 300.0  # its virtual machine takes ten seconds of processor time
     account = "rabbitmq"
     taken = ("eaddrinuse", "address already in use", "port_not_available")
-    more_ports = True
 
     def __init__(self, directory: Path, **given: Any) -> None:
         super().__init__(directory, **given)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import socket
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Literal, Self
+from typing import Self
 
 from bide_proofs.servers.process import program, until
 from bide_proofs.servers.server import ServerProcess
@@ -80,19 +80,13 @@ class Connection:
 class RedisServer(ServerProcess):
     """A server with its data, its configuration and its log in `directory`, which is made if it is not there.
 
-    It writes an append-only file that is flushed as `appendfsync` says: with "always" every acknowledged write
-    survives a kill of the machine, with "everysec" one of the process. `options` are further lines of its
-    configuration, the directive (or more of the line) to the rest: `{"maxmemory": "10mb"}`.
+    It flushes its append-only file every second: what is acknowledged survives a kill of the process, and one of the
+    machine only where `options` say `{"appendfsync": "always"}`. These are further lines of its configuration, the
+    directive (or more of the line) to the rest.
     """
 
     title = "Redis"
     taken = ("Address already in use", "Failed listening on port")
-
-    def __init__(
-        self, directory: Path, *, appendfsync: Literal["always", "everysec", "no"] = "everysec", **given: Any
-    ) -> None:
-        super().__init__(directory, **given)
-        self.appendfsync = appendfsync
 
     @property
     def url(self) -> str:
@@ -110,7 +104,7 @@ class RedisServer(ServerProcess):
         """The configuration that `options` can replace."""
         return {
             "appendonly": "yes",
-            "appendfsync": self.appendfsync,
+            "appendfsync": "everysec",
             "save": '""',
             # through a file: without one a replica waits up to 5 s for others, and 1 s more before it gets what is new
             "repl-diskless-sync": "no",

@@ -7,17 +7,13 @@ Failovers come as soon as tests want them. A machine that tests do much on may s
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from bide_proofs.servers.process import HOST, ServerFailed, until
 from bide_proofs.servers.redis import RedisServer, Refused, Reply
 from bide_proofs.servers.server import SeveralServers, start_all
-
-FOR_EVER = 100_000_000
-"""Milliseconds."""
 
 
 class ReplicatedRedis(SeveralServers):
@@ -45,19 +41,6 @@ class ReplicatedRedis(SeveralServers):
         """Set the silence after which a server counts as dead."""
         raise NotImplementedError
 
-    @contextmanager
-    def patient(self) -> Iterator[None]:
-        """Take no server for dead meanwhile, however long it is away. News spreads more slowly, too.
-
-        A node that is started in it does not know, which does no harm: it alone cannot say that another has failed.
-        """
-        self.give_up_after(FOR_EVER)
-        try:
-            yield
-            self.await_whole()  # else one that is just back is still missed
-        finally:
-            self.give_up_after(self.gives_up_after)
-
 
 # --- Cluster
 
@@ -71,17 +54,10 @@ NODE_TIMEOUT = 1_500
 class ClusterNode(RedisServer):
     """One node, with its second port 10,000 above."""
 
-    bus = True
-
-    def __init__(self, directory: Path, *, node_timeout: int, **options: Any) -> None:
-        super().__init__(directory, **options)
-        self._node_timeout = node_timeout
-
     def directives(self) -> dict[str, str]:
         return super().directives() | {
             "cluster-enabled": "yes",
             "cluster-config-file": "nodes.conf",
-            "cluster-node-timeout": str(self._node_timeout),
             "cluster-require-full-coverage": "no",
             "cluster-replica-validity-factor": "0",  # a replica steps in however long its master has been away
             "cluster-allow-replica-migration": "no",  # each stays with its master, so that it is known who follows whom
@@ -113,11 +89,13 @@ class RedisCluster(ReplicatedRedis):
         *,
         node_timeout: int = NODE_TIMEOUT,
         kind: type[ClusterNode] = ClusterNode,
-        **options: Any,
+        options: Mapping[str, str] | None = None,
+        **given: Any,
     ) -> None:
         self.gives_up_after = node_timeout
+        options = {"cluster-node-timeout": str(node_timeout), **(options or {})}
         self.nodes: Sequence[ClusterNode] = [
-            kind(directory / f"node-{number}", node_timeout=node_timeout, name=f"node {number}", **options)
+            kind(directory / f"node-{number}", name=f"node {number}", options=options, **given)
             for number in range(1, 2 * MASTERS + 1)
         ]
 

@@ -170,10 +170,6 @@ class ServerProcess(Running):
     account: ClassVar[str | None] = None
     """The account that runs it where we are root; None: root."""
     host: ClassVar[str] = HOST
-    bus: ClassVar[bool] = False
-    """True if it needs a second port, for a cluster bus."""
-    more_ports: ClassVar[bool] = False
-    """True if it takes further ports, others at each try."""
     taken: ClassVar[Sequence[str]] = ("Address already in use",)
     """Words in its log that say that a port of its is taken."""
     patience: ClassVar[float] = PATIENCE
@@ -278,7 +274,7 @@ class ServerProcess(Running):
         if not self.data.exists():
             self._make()
         if self._port is None:
-            self._port = free_port(bus=self.bus)
+            self._port = free_port()
         self.prepare()
         self._process = self._begun(self.command(), self.log)
 
@@ -309,20 +305,12 @@ class ServerProcess(Running):
                 return took
             failed = process.failed(f"ended with {process.code} while it started")
             self.kill()
-            if tries == _TRIES or not self._may_try_again(str(failed)):
+            if tries == _TRIES or not any(words in str(failed) for words in (_UNLUCKY, *self.taken)):
                 raise failed
+            if self._chooses:
+                self._port = None
             tries += 1
             self.launch()
-
-    def _may_try_again(self, said: str) -> bool:
-        """True if another start may succeed, with another port if this one was taken."""
-        if _UNLUCKY in said:
-            return True
-        if not any(words in said for words in self.taken):
-            return False
-        if self._chooses:
-            self._port = None
-        return self._chooses or self.more_ports
 
     def _make(self) -> None:
         if self._home is None:

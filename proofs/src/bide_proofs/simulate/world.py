@@ -15,7 +15,6 @@ from contextlib import suppress
 from contextvars import copy_context
 from dataclasses import dataclass, field
 from datetime import timedelta
-from hashlib import sha256
 from itertools import count
 from random import Random
 from typing import Any
@@ -30,7 +29,7 @@ from bide.core.retry import Fixed
 from bide.core.tasks import Task
 from bide.settings import Settings
 from bide.testing.history import events as ev
-from bide.testing.history.events import Died, Event, encode, seen
+from bide.testing.history.events import Died, Event, seen
 from bide.testing.history.recording import Journal, RecordedClient, Recording
 from bide_proofs.misuse import misbehave
 from bide_proofs.simulate.link import Link, PartedLink, Weather
@@ -66,7 +65,6 @@ _DRAIN = 90.0
 _POLL_EVERY = 1.0
 _PLACE = re.compile(r" at /\S+:\d+")
 """Where asyncio says that a callback stands: on this machine, and not what went wrong."""
-_ID = re.compile(rb"[0-9a-f]{8}-[0-9a-f]{4}-7[0-9a-f]{3}-[0-9a-f]{4}-[0-9a-f]{12}")
 
 
 @dataclass
@@ -78,14 +76,6 @@ class Played:
     """Of each process that lived through the calm: calls to the store in it."""
     defects: list[str] = field(default_factory=list)
     """Errors that should never be raised."""
-
-    def digest(self) -> str:
-        """The same for two plays of one plan. Ids are drawn by the system, so they count by their order alone."""
-        ids: dict[bytes, bytes] = {}
-        sha = sha256()
-        for event in self.history:
-            sha.update(_ID.sub(lambda found: ids.setdefault(found[0], b"%d" % len(ids)), encode(event)))
-        return sha.hexdigest()
 
 
 def play(plan: Plan) -> Played:

@@ -154,7 +154,7 @@ class Soak:
         load, seconds = self._load, self._given.measure
 
         def ended() -> int:
-            return sum(int(child.said.get("ended", 0)) for child in self._group.of(WORKER)) + load.cancelled.number
+            return sum(child.settled for child in self._group.of(WORKER)) + load.cancelled.number
 
         flood = asyncio.create_task(load.flood(seconds, lambda: load.begun.number - ended() - load.far, _UNDER_WAY))
         await asyncio.sleep(seconds / 3)

@@ -13,7 +13,7 @@ from zlib import crc32
 import msgspec
 
 from bide.app import Bide
-from bide.cli.bench.worker import send, words
+from bide.cli.bench.worker import Log, Reporter, send, words
 from bide.core.outcomes import Dead, Defer, Retry
 from bide.core.records import OutcomeKind, Record, Settlement
 from bide.core.tasks import Task
@@ -23,8 +23,6 @@ from bide_proofs.harness.processes import ready, spec_of
 
 PLAIN, KEPT, FAILING, THREADED = TOPICS = ("soak.plain", "soak.kept", "soak.failing", "soak.threaded")
 ON_PURPOSE = "the soak lets it fail"
-_REPORT_EVERY = 0.05
-"""Seconds from one word about what has ended to the next, while that changes."""
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,10 +50,11 @@ class Ids(msgspec.Struct):
         return Ids(self.number + other.number, self.total + other.total)
 
 
-class Counted:
+class Counted(Log):
     """Counts of the handlers of one process: numbers alone, so that counting holds no more memory as time passes."""
 
     def __init__(self, leak: int) -> None:
+        super().__init__()
         self._ended = Ids()
         self._begun = self._early = self._again = 0
         self._verdicts = dict.fromkeys(OutcomeKind, 0)
@@ -65,7 +64,6 @@ class Counted:
         self._leaked: list[bytes] = []
         self._lock = Lock()
         """A plain function is called in a thread."""
-        self._reports = False
 
     def began(self, record: Record) -> int:
         """The first line of every handler; a number that says what becomes of this life."""
@@ -84,13 +82,11 @@ class Counted:
         self._verdicts[settlement.outcome] += 1
         if settlement.outcome in (OutcomeKind.DONE, OutcomeKind.DEAD):
             self._ended.add(record.id)
-            if not self._reports:
-                self._reports = True
-                asyncio.get_running_loop().call_later(_REPORT_EVERY, self._report)
 
-    def _report(self) -> None:
-        self._reports = False
-        send(ended=self._ended.number)
+    @property
+    def number(self) -> int:
+        """Lives that are over."""
+        return self._ended.number
 
     def counts(self) -> dict[str, Any]:
         """Since the beginning; percentiles of lateness, in milliseconds, since they were last asked for."""
@@ -133,7 +129,7 @@ async def _work(spec: Spec) -> None:
         counted.began(task.record)
         time.sleep(0.005)  # so that all threads of its pool are needed while the maximum is measured, and no more later
 
-    async with app, app.worker(observe=counted.observe):
+    async with app, app.worker(observe=Reporter(counted).observe):
         ready()
         async for word in words():
             if word == "counts":

@@ -15,7 +15,6 @@ import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Any, SupportsIndex
@@ -55,6 +54,11 @@ CALLERS = 6
 """Coroutines of one client process, each of which asks one thing at a time."""
 NEAR = 5.0
 """Seconds: most delays are at most this, and none is longer than what a client is told."""
+_VERBS: Mapping[str, int] = {
+    "schedule": 42, "schedule_many": 4, "reschedule": 10, "fire_now": 8, "cancel": 9, "redrive": 8, "get": 8,
+    "shift": 2, "cancel_group": 1,
+}  # fmt: skip
+"""The verbs of a client, and how often each is asked."""
 _CONFLICTS = ("replace", "replace", "replace", "keep", "earliest", "latest", "refuse")
 _HASTY, _HASTE = 0.06, 0.02
 """The part of the verbs whose caller is cancelled, and the most seconds after which."""
@@ -128,58 +132,43 @@ class Caller:
         self._chance = chance
         self._farthest = farthest
         self._tokens: dict[tuple[str, str], Token] = {}
-        verbs: Mapping[Callable[[], Awaitable[list[Any]]], int] = {
-            self._schedule: 42, self._schedule_many: 4, self._reschedule: 10, partial(self._aimed, client.fire_now): 8,
-            partial(self._aimed, client.cancel): 9,
-            self._redrive: 8, self._get: 8, self._shift: 2, self._cancel_group: 1,
-        }  # fmt: skip
-        self._verbs, self._weights = list(verbs), list(verbs.values())
 
     async def run(self, rate: float, over: asyncio.Task[None]) -> None:
         """Ask so many times a second, less what the store makes it wait, until it is over."""
         while not (await asyncio.wait([over], timeout=self._chance.expovariate(rate)))[0]:
-            [verb] = self._chance.choices(self._verbs, self._weights)
+            [verb] = self._chance.choices(list(_VERBS), list(_VERBS.values()))
             patience = self._chance.uniform(0, _HASTE) if self._chance.random() < _HASTY else None
             # it is in the history, and the next one is asked all the same, as by people
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(patience):
-                    self._remember(await verb())
+                    self._remember(await self._ask(verb))
 
-    # the verbs; what they answer is remembered
-
-    async def _schedule(self) -> list[Any]:
-        return [await self._client.schedule(self._new())]
-
-    async def _schedule_many(self) -> list[Any]:
-        try:
-            return list(await self._client.schedule_many([self._new() for _ in range(self._chance.randint(2, 10))]))
-        except PartlyFailed as partly:
-            return list(partly.answers)
-
-    async def _reschedule(self) -> list[Any]:
+    async def _ask(self, verb: str) -> Sequence[Any]:
+        """One question, about anything; its answers. Raises StoreError."""
+        client, chance = self._client, self._chance
+        match verb:
+            case "schedule":
+                return [await client.schedule(self._new())]
+            case "schedule_many":
+                try:
+                    return await client.schedule_many([self._new() for _ in range(chance.randint(2, 10))])
+                except PartlyFailed as partly:
+                    return partly.answers
+            case "redrive":
+                topic, key = self._pair(chance.choice((DYING, DYING, FAILING)))
+                delay = timedelta(milliseconds=chance.choice((0, 50, 700)))
+                return [await client.redrive(topic, key, delay=delay)]
+            case "get":
+                return [await client.get(*self._pair())]
+            case "shift":
+                return await client.shift(self._group(), timedelta(seconds=chance.uniform(-4, 4)))
+            case "cancel_group":
+                [topic] = chance.choices(TOPICS, WEIGHTS)
+                return await client.cancel_group(self._group(), topic=topic)
         (topic, key), options = self._aim()
-        delay = self._delay()
-        when: dict[str, Any] = {"delay": delay} if self._chance.random() < 0.7 else {"at": self._at(delay)}
-        return [await self._client.reschedule(topic, key, **when, **options)]
-
-    async def _aimed(self, verb: Callable[..., Awaitable[Any]]) -> list[Any]:
-        (topic, key), options = self._aim()
-        return [await verb(topic, key, **options)]
-
-    async def _redrive(self) -> list[Any]:
-        topic, key = self._pair(self._chance.choice((DYING, DYING, FAILING)))
-        delay = timedelta(milliseconds=self._chance.choice((0, 50, 700)))
-        return [await self._client.redrive(topic, key, delay=delay)]
-
-    async def _get(self) -> list[Any]:
-        return [await self._client.get(*self._pair())]
-
-    async def _shift(self) -> list[Any]:
-        return list(await self._client.shift(self._group(), timedelta(seconds=self._chance.uniform(-4, 4))))
-
-    async def _cancel_group(self) -> list[Any]:
-        [topic] = self._chance.choices(TOPICS, WEIGHTS)
-        return list(await self._client.cancel_group(self._group(), topic=topic))
+        if verb == "reschedule":
+            options |= self._when(self._delay(), 0.3)
+        return [await getattr(client, verb)(topic, key, **options)]
 
     # what they are about
 
@@ -187,13 +176,16 @@ class Caller:
         chance = self._chance
         topic, key = self._pair(fresh=_FRESH)
         delay = self._delay()
-        when: dict[str, Any] = {"delay": delay} if chance.random() < 0.8 else {"at": self._at(delay)}
         return self._client.new(
             topic, key, key=key, on_conflict=chance.choice(_CONFLICTS),
             group=self._group() if chance.random() < 0.3 else None,
             deadline=self._at(delay + timedelta(seconds=chance.uniform(5, 20))) if chance.random() < 0.1 else None,
-            **when,
+            **self._when(delay, 0.2),
         )  # fmt: skip
+
+    def _when(self, delay: timedelta, at: float) -> dict[str, Any]:
+        """Such a delay, in the part `at` of the cases as an instant."""
+        return {"at": self._at(delay)} if self._chance.random() < at else {"delay": delay}
 
     def _delay(self) -> timedelta:
         chance = self._chance

@@ -184,20 +184,19 @@ async def _befall(proxy: FaultProxy, kind: str, seconds: float, chance: random.R
     """One fault of connections, for as long as it lasts."""
     if kind == RESET:
         proxy.cut()
-    elif kind == HALF_OPEN:
+        return
+    if kind == HALF_OPEN:
         proxy.hold()
-        await asyncio.sleep(seconds)
     elif kind == DELAY:
         proxy.delay(chance.choice((0.02, 0.2, 1.0)), to_server=chance.random() < 0.7, to_client=chance.random() < 0.7)
-        await asyncio.sleep(seconds)
     elif kind == THROTTLE:
         proxy.slow(chance.choice((10_000, 50_000, 200_000)))
-        await asyncio.sleep(seconds)
     elif kind == REFUSED:
         await proxy.refuse()
         proxy.cut()
-        await asyncio.sleep(seconds / 2)
+        seconds /= 2
     else:
         act = Act.LOSE_REPLY if kind == LOST_REPLY else Act.CUT
         proxy.fault(act, skip=chance.randrange(5), times=chance.randint(1, 4))
-        await asyncio.sleep(min(seconds, 1.5))
+        seconds = min(seconds, 1.5)
+    await asyncio.sleep(seconds)

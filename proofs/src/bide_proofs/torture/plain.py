@@ -17,7 +17,7 @@ from bide.testing.proxy import FaultProxy
 from bide.wiring import without_secrets
 from bide_proofs.harness.command import own_place
 from bide_proofs.servers.disk import ROOM, Disk
-from bide_proofs.torture.server import FARTHEST, Common, Server, Trouble, Wait
+from bide_proofs.torture.server import FARTHEST, Common, Server, Trouble, Wait, for_a_while
 
 _SIZE = 48 * 1024 * 1024
 """Bytes of the filesystem that is filled."""
@@ -47,14 +47,15 @@ class SqliteFile(Server):
 
     def __init__(self, folder: Path, path: Path | None = None) -> None:
         super().__init__()
-        self._disk = Disk(folder / "disk", size=_SIZE)
+        self._disk = Disk(_SIZE)
+        self._place = folder / "disk"
         self._own = path is None
-        self._file = str(path or self._disk.place / "torture.db")
+        self._file = str(path or self._place / "torture.db")
 
     async def start(self) -> None:
         refused = "the file is where it was asked for; without a path it gets a filesystem of its own"
         if self._own:
-            self._disk.make()
+            self._disk.make(self._place)
             refused = self._disk.refused
         without_server = (*_THROUGH_PROXIES, Common.RESTART, Common.FAILOVER, Common.OOM)
         self.cannot = dict.fromkeys(without_server, _NO_SERVER)
@@ -85,11 +86,7 @@ class SqliteFile(Server):
     def _full(self, left: int, chance: random.Random, wait: Wait) -> str:
         """Leave the disk so few bytes for a while."""
         seconds = chance.uniform(0.5, 4)
-        try:
-            used = self._disk.fill(left)
-            wait(seconds)
-        finally:
-            self._disk.free()
+        used, _ = for_a_while(partial(self._disk.fill, left), self._disk.free, seconds, wait)
         return f"the disk was full for {seconds:.1f} s but for {left} bytes, with {used} on it"
 
     def _locked(self, chance: random.Random, wait: Wait) -> str:

@@ -13,14 +13,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar, TypeAlias, TypeVar
+from urllib.parse import urlsplit
 
 from bide.testing.proxy import FaultProxy
+from bide_proofs.harness.command import migrated
 from bide_proofs.servers.disk import OnDisk
 from bide_proofs.servers.process import HOST, ServerMissing
 from bide_proofs.servers.server import Running, ServerClock, ServerProcess, stop_all
 
+B = TypeVar("B")
 T = TypeVar("T")
 Wait: TypeAlias = Callable[[float], bool]
 """Waits so many seconds, or until the run is over; whether it is."""
@@ -209,11 +213,7 @@ class PrivateServer(Server):
         """Set the servers' clock ahead or back, and right again some seconds later."""
         assert self.clock is not None
         jump, lasts = chance.uniform(-FARTHEST, FARTHEST), chance.uniform(*_JUMPED)
-        try:
-            self.clock.shift(jump)
-            wait(lasts)
-        finally:
-            self.clock.shift(0)
+        for_a_while(partial(self.clock.shift, jump), partial(self.clock.shift, 0), lasts, wait)
         way = "ahead" if jump > 0 else "back"
         return f"set the server's clock {abs(jump):.1f} s {way}, and right again after {lasts:.1f} s"
 
@@ -227,35 +227,33 @@ def fault_on(pick: Callable[[random.Random], Any], what: Happening) -> Trouble:
     return lambda chance, wait: what(pick(chance), chance, wait)
 
 
+def for_a_while(begin: Callable[[], B], end: Callable[[], T], seconds: float, wait: Wait) -> tuple[B, T]:
+    """Call `begin` and, so long afterwards, `end`, whatever happens meanwhile; what both have returned."""
+    try:
+        began = begin()
+        wait(seconds)
+    finally:
+        ended = end()
+    return began, ended
+
+
 def killed(node: ServerProcess, chance: random.Random, wait: Wait) -> str:
     """Kill it by SIGKILL, and start it again on the same data."""
-    away, took = chance.uniform(0, LONGEST_AWAY), 0.0
-    try:
-        node.kill()
-        wait(away)
-    finally:
-        took = node.mend()
+    away = chance.uniform(0, LONGEST_AWAY)
+    _, took = for_a_while(node.kill, node.mend, away, wait)
     return f"killed {node.name}, started it again after {away:.1f} s; it answered {took:.1f} s later"
 
 
 def restarted(node: ServerProcess, chance: random.Random, wait: Wait) -> str:
     """End it in order, and start it again."""
-    took = 0.0
-    try:
-        node.halt()
-    finally:
-        took = node.mend()
+    _, took = for_a_while(node.halt, node.mend, 0, wait)
     return f"restarted {node.name}; it answered {took:.1f} s after it had ended"
 
 
 def stood_still(node: ServerProcess, chance: random.Random, wait: Wait) -> str:
     """Stop it by SIGSTOP, until SIGCONT."""
     lasts = chance.uniform(*_STILL)
-    try:
-        node.pause()
-        wait(lasts)
-    finally:
-        node.resume()
+    for_a_while(node.pause, node.resume, lasts, wait)
     return f"let {node.name} stand still for {lasts:.1f} s"
 
 
@@ -314,33 +312,35 @@ class TorturedPair(PrivateServer):
     the other has every commit that is answered, and all that was before."""
     follower: ClassVar[str]
     """The word for the server that follows."""
+    options: ClassVar[Mapping[str, str]]
+    """Of both servers."""
+    query: ClassVar[str] = ""
+    """The query of a URL of both, by which clients find the one that may be written to."""
+    asks_version: ClassVar[str]
+    """The statement that asks for the version."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.primary, self.standby = (
-            self.node(folder / f"server-{number}", clock=self.clock, options=options, name=f"server {number}")
-            for number, options in enumerate(self.options(), start=1)
+            self.node(folder / f"server-{number}", clock=self.clock, options=self.options, name=f"server {number}")
+            for number in (1, 2)
         )
         self.nodes = [self.primary, self.standby]
         self.standby.follows = self.primary
 
-    def options(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        """The options of the first and of the second server."""
-        raise NotImplementedError
-
     def url(self, *ports: int) -> str:
         """The URL of the one that may be written to, by way of these ports."""
-        raise NotImplementedError
-
-    def migrate(self, url: str) -> None:
-        """Make bide's tables."""
-        raise NotImplementedError
+        own = urlsplit(self.primary.url)
+        hosts = ",".join(f"{HOST}:{port}" for port in ports)
+        url: str = own._replace(netloc=f"{own.username}@{hosts}", query=self.query).geturl()
+        return url
 
     def run(self) -> None:
         self.primary.start()
-        self.migrate(self.primary.url)
+        asyncio.run(migrated(self.primary.url))
         self.standby.start()
         self.primary.await_follower(self.standby)
+        self.version = f"{self.node.title} {self.primary.value(self.asks_version)}"
 
     async def open(self) -> None:
         ports = [node.port for node in self.nodes]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, TypeVar
 
@@ -53,6 +53,8 @@ class InMemory(Strategy):
     in_process = True
     shows: ClassVar[Sequence[str]] = ("steady", "cost")
     flaws: ClassVar[Sequence[Flaw]] = (GONE,)
+    kind_of_timer: ClassVar[Callable[..., Timer[Any]]]
+    """Makes one whose present is `start`."""
     effect: Effect
 
     def __init__(self, setting: Setting) -> None:
@@ -63,8 +65,8 @@ class InMemory(Strategy):
         self._drive = drive(self._counting, self.fire, longest_sleep=threading.TIMEOUT_MAX)
 
     def timer_of(self, start: Millis) -> Timer[Any]:
-        """One whose present is `start`."""
-        raise NotImplementedError
+        """A new one, whose present is `start`."""
+        return self.kind_of_timer(start=start)
 
     async def schedule(self, items: Sequence[Item]) -> None:
         for key, due in items:

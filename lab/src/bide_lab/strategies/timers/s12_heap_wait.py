@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from bide.core.instants import Millis
 from bide.timers import HeapTimer
 from bide_lab.strategies.timers.in_process import InMemory
 from bide_lab.strategy import GONE, Flaw, held_up
@@ -17,6 +14,4 @@ class HeapWait(InMemory):
     title = "min-heap and a blocking wait"
     shows = ("steady", "idle", "cost")
     flaws = (GONE, Flaw("one slow task holds up all others, in the one thread that there is", "slow", held_up))
-
-    def timer_of(self, start: Millis) -> HeapTimer[Any]:
-        return HeapTimer(start=start)
+    kind_of_timer = HeapTimer

@@ -131,6 +131,4 @@ class Exact(InMemory):
     name = "S14-B"
     title = "hashed wheel that sleeps, bide's"
     flaws = ()
-
-    def timer_of(self, start: Millis) -> HashedWheel[Any]:
-        return HashedWheel(start=start)
+    kind_of_timer = HashedWheel

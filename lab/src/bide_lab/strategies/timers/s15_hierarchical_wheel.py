@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
-from bide.core.instants import Millis
 from bide.timers import HierarchicalWheel
 from bide_lab.figures import Figures
 from bide_lab.strategies.timers.in_process import InMemory
@@ -31,6 +28,4 @@ class HierarchicalWheels(InMemory):
         GONE,
         Flaw("a coarse bucket that begins is filed again in one go, and holds up what is due", "cost", _filed_again),
     )
-
-    def timer_of(self, start: Millis) -> HierarchicalWheel[Any]:
-        return HierarchicalWheel(start=start)
+    kind_of_timer = HierarchicalWheel

@@ -7,9 +7,8 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, ClassVar
+from typing import ClassVar
 
-from bide.core.instants import Millis
 from bide.timers import HeapTimer
 from bide_lab.strategies.timers.in_process import InMemory, Waiting
 from bide_lab.strategy import GONE, Effect, Flaw, Harm, Item, Setting, Strategy, held_up, when
@@ -95,14 +94,12 @@ class Pooled(InMemory):
     shows = ("steady", "idle")
     flaws = (Flaw("as many slow tasks as there are threads hold up all others", "crowd", held_up),)
     skips: ClassVar[Mapping[str, str]] = {"cost": "its structure is the heap of S12"}
+    kind_of_timer = HeapTimer
 
     def __init__(self, setting: Setting) -> None:
         super().__init__(setting)
         self._pool = ThreadPoolExecutor(POOL, thread_name_prefix="pool")
         self.closing.callback(self._pool.shutdown, wait=False, cancel_futures=True)
-
-    def timer_of(self, start: Millis) -> HeapTimer[Any]:
-        return HeapTimer(start=start)
 
     def fire(self, task: Waiting) -> None:
         self._pool.submit(super().fire, task)

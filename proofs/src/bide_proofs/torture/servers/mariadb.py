@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import shutil
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, closing
 from pathlib import Path
 from typing import Any
@@ -37,6 +35,8 @@ class MariaDbOnDisk(OnDisk, MariaDbServer):
     ends, whatever a client does."""
 
     size = 256 << 20
+    followed = False
+    """True once it had a replica, for which it waits from then on."""
 
     @property
     def disk_place(self) -> Path:
@@ -44,7 +44,7 @@ class MariaDbOnDisk(OnDisk, MariaDbServer):
 
     def fill(self) -> None:
         MariaDbServer.fill(self)  # the disk is a folder of its data
-        self.make_disk()
+        self.disk.make(self.disk_place)
 
     def stranger(self) -> AbstractContextManager[Any]:
         return closing(connect(self.administrators_url))
@@ -57,14 +57,14 @@ class MariaDbOnDisk(OnDisk, MariaDbServer):
                     cursor.execute(f"KILL {client}")
 
     def discard(self) -> None:
-        self.remove_disk()
+        self.disk.remove()
         shutil.rmtree(self.data, ignore_errors=True)
 
     def settings(self) -> dict[str, str]:
         leads = self.follows is None
         return {
             **super().settings(),
-            "rpl-semi-sync-master-enabled": str(int(leads)),
+            "rpl-semi-sync-master-enabled": str(int(leads and self.followed)),
             "rpl-semi-sync-slave-enabled": str(int(not leads)),
         }
 
@@ -84,6 +84,7 @@ class MariaDbOnDisk(OnDisk, MariaDbServer):
         super().follow(primary)
 
     def await_follower(self, other: MariaDbServer) -> None:
+        self.followed = True
         self.ask("SET GLOBAL rpl_semi_sync_master_enabled = 1")
 
         def follows() -> bool:
@@ -125,6 +126,8 @@ class TorturedMariaDb(TorturedPair):
     name = "mariadb"
     node = MariaDbOnDisk
     follower = "replica"
+    options = _OPTIONS
+    asks_version = "SELECT VERSION()"
     durability = (
         "innodb_flush_log_at_trx_commit 1, sync_binlog 1, semi-synchronous replication after the "
         "flush of the log: what was answered is on two disks, unless the replica was away for longer than 3 s; a "
@@ -134,19 +137,3 @@ class TorturedMariaDb(TorturedPair):
         f"a primary and a replica, each behind a proxy, replication not; {CONNECTIONS} connections; only "
         "the tables are on the disk that can be full"
     )
-
-    def options(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        return {**_OPTIONS, "server-id": "1"}, {**_OPTIONS, "server-id": "2"}
-
-    def url(self, *ports: int) -> str:
-        return f"mysql://{USER}@{','.join(f'{HOST}:{port}' for port in ports)}/{DATABASE}"
-
-    def migrate(self, url: str) -> None:
-        from bide.stores.mysql.schema import SCHEMA
-
-        self.primary.ask("SET GLOBAL rpl_semi_sync_master_enabled = 0")  # it has no replica yet
-        asyncio.run(SCHEMA.migrate(url))
-
-    def run(self) -> None:
-        super().run()
-        self.version = f"MariaDB {self.primary.value('SELECT VERSION()')}"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import contextlib
 import os
 import random
@@ -14,8 +13,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bide_proofs.servers.disk import OnDisk
-from bide_proofs.servers.postgres import DATABASE, USER, PostgresServer
-from bide_proofs.servers.process import HOST, until
+from bide_proofs.servers.postgres import PostgresServer
+from bide_proofs.servers.process import until
 from bide_proofs.torture.server import CONNECTIONS, Common, TorturedPair, Trouble, Wait
 
 if TYPE_CHECKING:
@@ -100,27 +99,14 @@ class TorturedPostgres(TorturedPair):
     name = "postgres"
     node = PostgresOnDisk
     follower = "standby"
+    options = _OPTIONS
+    query = "target_session_attrs=read-write"
+    asks_version = "SHOW server_version"
     durability = (
         "fsync and synchronous_commit on, synchronous_standby_names '*': what was answered is on two "
         "disks; leases are committed without waiting (docs/sql.md), so a crash or a failover may undo the newest"
     )
     set_up = f"a primary and a synchronous standby, each behind a proxy, replication not; {CONNECTIONS} connections"
-
-    def options(self) -> tuple[Mapping[str, str], Mapping[str, str]]:
-        return _OPTIONS, _OPTIONS
-
-    def url(self, *ports: int) -> str:
-        hosts = ",".join(f"{HOST}:{port}" for port in ports)
-        return f"postgresql://{USER}@{hosts}/{DATABASE}?target_session_attrs=read-write"
-
-    def migrate(self, url: str) -> None:
-        from bide.stores.postgres.schema import SCHEMA
-
-        asyncio.run(SCHEMA.migrate(url))
-
-    def run(self) -> None:
-        super().run()
-        self.version = f"PostgreSQL {self.primary.value('SHOW server_version')}"
 
     def further_troubles(self) -> Mapping[str, Trouble]:
         return {**super().further_troubles(), Common.OOM: self._one_killed}
