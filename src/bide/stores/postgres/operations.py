@@ -39,7 +39,7 @@ from bide.core.records import (
 from bide.ports import COUNTED
 from bide.stores.batches import AT_ONCE, Conflicts, Named, rounds, wakes_of
 from bide.stores.postgres.connection import Call, PostgresConnection, Row
-from bide.stores.postgres.queries import BYTES, columns, once, packed
+from bide.stores.postgres.queries import BYTES, columns, packed
 from bide.stores.sql.dialect import AlreadyApplied, KeyTaken
 from bide.stores.sql.journaled_connection import OnLocked, RowLocked, Runs
 from bide.stores.sql.operations import (
@@ -58,6 +58,8 @@ from bide.stores.sql.reading import Located, ServerReads, count_of
 from bide.stores.sql.rows import CODES, ROW, STATES, WIDTH, record_of, values_of
 
 _LEASE_COLUMNS = 3
+_ALIKE_IN_LEASES = (0,)
+"""Topic."""
 _LOCKED = slice(3, 3 + WIDTH)
 """The record in a row of `lock_tasks`."""
 
@@ -192,8 +194,7 @@ async def _settle_done(
         settled[place] = False
         leases.setdefault((one.topic, one.key, one.token), place)  # the second of two settles nothing
     asked = sorted(leases)
-    arguments = columns(asked, _LEASE_COLUMNS)
-    arguments[0] = once(arguments[0])
+    arguments = packed(map(list, zip(*asked, strict=True)), _ALIKE_IN_LEASES)
 
     async def delete(call: Call) -> Any:
         [row] = await call.numbered("settle_done_past" if call.past else "settle_done", now, *arguments)
@@ -270,7 +271,7 @@ def _arguments(moves: Sequence[Move], places: Sequence[int]) -> list[list[Any]]:
         one = moves[place]
         due = min(max(one.due.millis, -LAST_INSTANT), LAST_INSTANT)
         rows.append((one.topic, one.key, due, type(one.due) is not At, one.if_token, one.deadline))
-    return packed(rows, _ALIKE_IN_MOVES)
+    return packed(map(list, zip(*rows, strict=True)), _ALIKE_IN_MOVES)
 
 
 def _moves_kept(answer: bytes | None) -> list[list[Any]]:
@@ -408,8 +409,8 @@ class _Adding(Struct):
     async def insert(self, places: Places) -> None:
         """Insert these; those whose keys are taken are left to `decide`."""
         tasks, conflicts = self.tasks, self.conflicts
-        arguments = _insertion(tasks, places)
         news = [tasks[place] for place in places]
+        arguments = _insertion(news)
         form = "insert_tasks" if conflicts is None or conflicts.likely(news) else "insert_tasks_all_new"
 
         async def insert(call: Call) -> None:
@@ -444,24 +445,27 @@ class _AddingBatch(PostgresBatch, AddingBatch):
 
     async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
         await self.flush()
-        [row] = await self.call.timed("insert_tasks", self.now, None, None, *_insertion(tasks, places), [])
+        [row] = await self.call.timed(
+            "insert_tasks", self.now, None, None, *_insertion([tasks[place] for place in places]), []
+        )
         return _inserted(tasks, places, row, answers)
 
 
-_ALIKE_IN_TASKS = (0, 3, 7)
-"""Topic, relative, options."""
+_ALIKE_IN_TASKS = (0, 2, 3, 7)
+"""Topic, due, relative, options."""
 
 
-def _insertion(tasks: Sequence[NewTask], places: Places) -> list[list[Any]]:
-    rows = []
-    for place in places:
-        new = tasks[place]
-        due = min(max(new.due.millis, -LAST_INSTANT), LAST_INSTANT)
-        rows.append(
-            (new.topic, new.key, due, type(new.due) is not At, new.deadline, new.id, new.group, new.options,
-             new.payload)
-        )  # fmt: skip
-    return packed(rows, _ALIKE_IN_TASKS)
+def _insertion(news: Sequence[NewTask]) -> list[list[Any]]:
+    dues = [new.due for new in news]
+    if dues.count(dues[0]) == len(dues):
+        dues = dues[:1]
+    given = (
+        [new.topic for new in news], [new.key for new in news],
+        [min(max(due.millis, -LAST_INSTANT), LAST_INSTANT) for due in dues], [type(due) is not At for due in dues],
+        [new.deadline for new in news], [new.id for new in news], [new.group for new in news],
+        [new.options for new in news], [new.payload for new in news],
+    )  # fmt: skip
+    return packed(given, _ALIKE_IN_TASKS)
 
 
 def _inserted(tasks: Sequence[NewTask], places: Places, row: Any, answers: list[Any]) -> Places:
