@@ -38,6 +38,7 @@ from bide.core.records import (
 from bide.ports import COUNTED
 from bide.stores.batches import AT_ONCE, Conflicts, Named, rounds, wakes_of
 from bide.stores.postgres.connection import Call, PostgresConnection, Row
+from bide.stores.postgres.queries import BYTES, columns, packed
 from bide.stores.sql.dialect import AlreadyApplied, KeyTaken
 from bide.stores.sql.journaled_connection import OnLocked, RowLocked, Runs
 from bide.stores.sql.operations import (
@@ -55,35 +56,10 @@ from bide.stores.sql.reading import Located, ServerReads, count_of
 from bide.stores.sql.rows import CODES, ROW, STATES, WIDTH, record_of, values_of
 
 _LEASE_COLUMNS = 3
+_ALIKE_IN_LEASES = (0,)
+"""Topic."""
 _LOCKED = slice(3, 3 + WIDTH)
 """The record in a row of `lock_tasks`."""
-
-
-# --- arrays of values
-
-_BYTES = (13, 14)
-"""The places of payload and options in a row."""
-
-
-def _columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
-    """One list for each column, as `unnest` takes them."""
-    return [list(column) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
-
-
-def _packed(rows: Sequence[Sequence[Any]], alike: Collection[int]) -> list[list[Any]]:
-    """The columns of one row or more, for a statement that fills them up: none of what is null throughout, and one of
-    what is the same throughout, of those that are often `alike`."""
-    given: list[list[Any]] = [
-        [] if column.count(None) == len(rows) else list(column) for column in zip(*rows, strict=True)
-    ]
-    for number in alike:
-        given[number] = _once(given[number])
-    return given
-
-
-def _once(column: list[Any]) -> list[Any]:
-    """One element of a column that is the same throughout: the driver checks each, and the statement fills it up."""
-    return column[:1] if column and column.count(column[0]) == len(column) else column
 
 
 # --- batches that decide
@@ -144,7 +120,9 @@ class PostgresBatch(Batch):
     async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
         """Insert what ended meanwhile, so that nothing is in the way any more."""
         await self.flush()
-        [row] = await self.call.timed("insert_tasks", self.now, None, None, *_insertion(tasks, places), [])
+        [row] = await self.call.timed(
+            "insert_tasks", self.now, None, None, *_insertion([tasks[place] for place in places]), []
+        )
         return _inserted(tasks, places, row, answers)
 
     async def flush(self) -> None:
@@ -158,7 +136,7 @@ class PostgresBatch(Batch):
     async def _write(self, number: int | None, now: Millis | None, answer: bytes | None, messages: list[str]) -> None:
         """Write what was gathered; with an `answer`, the call is over."""
         await self.call.fetch(
-            "write_tasks", *_columns(self._put, 20), *_columns(self._moved, 6), *_columns(self._forgotten, 2),
+            "write_tasks", *columns(self._put, 20), *columns(self._moved, 6), *columns(self._forgotten, 2),
             self.call.caller, number, now, answer, messages,
         )  # fmt: skip
         self._put, self._moved, self._forgotten = [], [], []
@@ -225,8 +203,7 @@ async def _settle_done(
         settled[place] = False
         leases.setdefault((one.topic, one.key, one.token), place)  # the second of two settles nothing
     asked = sorted(leases)
-    arguments = _columns(asked, _LEASE_COLUMNS)
-    arguments[0] = _once(arguments[0])
+    arguments = packed(map(list, zip(*asked, strict=True)), _ALIKE_IN_LEASES)
 
     async def delete(call: Call) -> Any:
         [row] = await call.numbered("settle_done_past" if call.past else "settle_done", now, *arguments)
@@ -255,7 +232,7 @@ async def extend(
 ) -> list[Any]:
     """Keep each lease for so long from now on."""
     asked = sorted(set(leases))
-    arguments = _columns(asked, _LEASE_COLUMNS)
+    arguments = columns(asked, _LEASE_COLUMNS)
 
     async def work(call: Call) -> dict[Lease, Any]:
         rows = await call.timed("extend_leases_past" if call.past else "extend_leases", now, lasts, *arguments)
@@ -303,14 +280,14 @@ def _arguments(moves: Sequence[Move], places: Sequence[int]) -> list[list[Any]]:
         one = moves[place]
         due = min(max(one.due.millis, -LAST_INSTANT), LAST_INSTANT)
         rows.append((one.topic, one.key, due, type(one.due) is not At, one.if_token, one.deadline))
-    return _packed(rows, _ALIKE_IN_MOVES)
+    return packed(map(list, zip(*rows, strict=True)), _ALIKE_IN_MOVES)
 
 
 def _moves_kept(answer: bytes | None) -> list[list[Any]]:
     """The rows of the answer that the statement kept; None where nothing was moved."""
     rows = _DECODE(answer) if answer is not None else []
     for row in rows:
-        for column in _BYTES:
+        for column in BYTES:
             row[2 + column] = b64decode(row[2 + column])
     return rows
 
@@ -441,8 +418,8 @@ class _Adding(Struct):
     async def insert(self, places: Places) -> None:
         """Insert these; those whose keys are taken are left to `decide`."""
         tasks, conflicts = self.tasks, self.conflicts
-        arguments = _insertion(tasks, places)
         news = [tasks[place] for place in places]
+        arguments = _insertion(news)
         form = "insert_tasks" if conflicts is None or conflicts.likely(news) else "insert_tasks_all_new"
 
         async def insert(call: Call) -> None:
@@ -472,20 +449,21 @@ class _Adding(Struct):
             self.answers[place] = answer
 
 
-_ALIKE_IN_TASKS = (0, 3, 7)
-"""Topic, relative, options."""
+_ALIKE_IN_TASKS = (0, 2, 3, 7)
+"""Topic, due, relative, options."""
 
 
-def _insertion(tasks: Sequence[NewTask], places: Places) -> list[list[Any]]:
-    rows = []
-    for place in places:
-        new = tasks[place]
-        due = min(max(new.due.millis, -LAST_INSTANT), LAST_INSTANT)
-        rows.append(
-            (new.topic, new.key, due, type(new.due) is not At, new.deadline, new.id, new.group, new.options,
-             new.payload)
-        )  # fmt: skip
-    return _packed(rows, _ALIKE_IN_TASKS)
+def _insertion(news: Sequence[NewTask]) -> list[list[Any]]:
+    dues = [new.due for new in news]
+    if dues.count(dues[0]) == len(dues):
+        dues = dues[:1]
+    given = (
+        [new.topic for new in news], [new.key for new in news],
+        [min(max(due.millis, -LAST_INSTANT), LAST_INSTANT) for due in dues], [type(due) is not At for due in dues],
+        [new.deadline for new in news], [new.id for new in news], [new.group for new in news],
+        [new.options for new in news], [new.payload for new in news],
+    )  # fmt: skip
+    return packed(given, _ALIKE_IN_TASKS)
 
 
 def _inserted(tasks: Sequence[NewTask], places: Places, row: Any, answers: list[Any]) -> Places:

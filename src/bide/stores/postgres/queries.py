@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import zlib
-from collections.abc import Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from functools import lru_cache
+from math import isqrt
 from pathlib import Path
 from types import MappingProxyType
+from typing import Any
 
 from bide.stores.named_queries import read_queries
 from bide.stores.sql.rows import COLUMNS
@@ -68,8 +70,9 @@ def queries_of(schema: str, prefix: str, *, joined: bool = False) -> Mapping[str
             for state in range(LAST_STATE + 1):
                 written[f"{name}_{state}"] = names.write(template, state=str(state))
         elif "{taken}" in template:
-            written[name] = names.write(template, taken="ON CONFLICT (topic, key) DO NOTHING")
-            written[f"{name}_all_new"] = names.write(template, taken="")
+            some = "ON CONFLICT (topic, key) DO NOTHING RETURNING topic, key, token"
+            written[name] = names.write(template, taken=some)
+            written[f"{name}_all_new"] = names.write(template, taken="RETURNING NULL AS topic, NULL AS key, token")
         elif "{most}" in template:
             for most in MOST:
                 written[f"{name}_{most}"] = names.write(template, most=str(most))
@@ -80,3 +83,44 @@ def queries_of(schema: str, prefix: str, *, joined: bool = False) -> Mapping[str
 
 MOST = (16, 256, 4_096, 65_536, 1_000_000)
 """How many of a topic one form of the lease may take: the planner has to see a number, see `queries.sql`."""
+
+
+# --- arrays of values
+
+
+BYTES = (13, 14)
+"""The places of payload and options in a row."""
+
+
+def columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
+    """One array for each column, as `unnest` takes them."""
+    return [nested(list(column)) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
+
+
+def packed(given: Iterable[list[Any]], alike: Collection[int]) -> list[list[Any]]:
+    """Columns of one row or more, for a statement that fills them up: none of what is null throughout, and one of
+    what is the same throughout, of those that are often `alike`."""
+    return [
+        [] if column[0] is None and column.count(None) == len(column)
+        else once(column) if number in alike
+        else nested(column)
+        for number, column in enumerate(given)
+    ]  # fmt: skip
+
+
+def once(column: list[Any]) -> list[Any]:
+    """One element of a column that is the same throughout: the statement fills it up."""
+    same = column and column[0] == column[-1] and column.count(column[0]) == len(column)
+    return column[:1] if same else nested(column)
+
+
+def nested(column: list[Any]) -> list[Any]:
+    """The column in equal parts, where its length has divisors: an array of two dimensions, which is the same to
+    `unnest`.
+
+    The driver asks of each element whether it is a list, which takes four times as long as encoding it; but only in
+    the first of the parts, since all have to be alike.
+    """
+    size = len(column)
+    width = next((width for width in range(isqrt(size), 1, -1) if size % width == 0), size)
+    return column if width == size else [column[first : first + width] for first in range(0, size, width)]

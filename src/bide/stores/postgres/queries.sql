@@ -61,7 +61,8 @@ greatest(nextval('{token}'), clock.micros, clock.raised)
 -- name: insert_tasks
 -- What is already there is left alone, and the answer says which; as `insert_tasks_all_new` it fails where something is,
 -- which is a sixth quicker. $4.. one array per column, empty where it is null throughout, and of one element where
--- topic, relative or options are the same throughout; $13 what to tell.
+-- topic, due, relative or options are the same throughout; $13 what to tell. Calls of `unnest` in a select list take
+-- turns row by row; in FROM each would first be written to a store of its own.
 -- `keys` is null where all were new: the tokens are in the order of the arrays. A key may have lived and ended while the
 -- rows before it were written, with a token of that time: so the clock is read for each row.
 WITH {clock}, {gate},
@@ -76,15 +77,15 @@ written AS (
     FROM gate, clock, LATERAL (
         SELECT coalesce(topic, ($4::text[])[1]) AS topic, key, deadline, id, group_name,
             coalesce(options, ($11::bytea[])[1]) AS options, payload, least(greatest(
-                CASE WHEN coalesce(relative, ($7::boolean[])[1]) THEN due + now ELSE due END, 0
+                coalesce(due, ($6::bigint[])[1]) + CASE WHEN coalesce(relative, ($7::boolean[])[1]) THEN now ELSE 0 END, 0
             ), 253402300799999) AS due_at
-        FROM unnest(
-            $4::text[], $5::text[], $6::bigint[], $7::boolean[], $8::bigint[], $9::text[], $10::text[], $11::bytea[],
-            $12::bytea[]
-        ) AS given (topic, key, due, relative, deadline, id, group_name, options, payload)
+        FROM (
+            SELECT unnest($4::text[]) AS topic, unnest($5::text[]) AS key, unnest($6::bigint[]) AS due,
+                unnest($7::boolean[]) AS relative, unnest($8::bigint[]) AS deadline, unnest($9::text[]) AS id,
+                unnest($10::text[]) AS group_name, unnest($11::bytea[]) AS options, unnest($12::bytea[]) AS payload
+        ) AS given
     ) AS new
     {taken}
-    RETURNING topic, key, token
 ),
 {answer}
 SELECT now, micros, tokens, topics, keys, (SELECT count(pg_notify('{channel}', said)) FROM unnest($13::text[]) AS said)

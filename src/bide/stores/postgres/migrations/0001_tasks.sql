@@ -2,7 +2,8 @@
 -- for a table of the chosen schema with the chosen prefix, "{prefix}..." for a name that lies in the schema by itself.
 
 -- One row per task.
--- row: never changes over all lives of a key, so that pages can tell equal times apart by it.
+-- row: never changes over all lives of a key, so that pages can tell equal times apart by it. A connection takes a
+-- hundred numbers at a time, since nothing depends on their order.
 -- state: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead.
 -- at: the wake_at of what lives, the finished_at of what has ended. woke_at: the wake_at that a lease was given for
 -- (for the order of what is given out), or the last wake_at of what has ended.
@@ -12,7 +13,7 @@
 -- and what is left lying is stepped over by each lease. It gives no pages back (vacuum_truncate): for that it would lock
 -- the table against everybody, once a minute, and the pages are needed again at the next flood.
 CREATE TABLE {task} (
-    row         bigint GENERATED ALWAYS AS IDENTITY,
+    row         bigint GENERATED ALWAYS AS IDENTITY (CACHE 100),
     token       bigint NOT NULL,
     at          bigint NOT NULL,
     due_at      bigint NOT NULL,
