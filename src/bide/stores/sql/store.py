@@ -9,6 +9,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from uuid import uuid4
@@ -85,7 +86,7 @@ class Runtime(ABC):
         self.connections = {
             kind: self._connection(f"{self.name}:{kind}", passes=kind == "held", **options) for kind in KINDS
         }
-        self.held = LockedRows(self.connections["held"], self.where)
+        self.held = LockedRows(partial(self.past, "held"), self.where)
         self.transactions = self._transactions(self, silence=silence)
 
     def now(self, now: Millis) -> Millis | None:
@@ -97,7 +98,11 @@ class Runtime(ABC):
         return int(self.time.seconds() * 1000) if self.by_server else now
 
     async def read_clock(self) -> None:
-        await self.time.read(lambda: self.connections["read"].read(self._micros))
+        async def work(call: Any) -> int:
+            [(micros,)] = await call.ask("time")
+            return int(micros)
+
+        await self.time.read(lambda: self.connections["read"].read(work))
 
     async def is_this(self, identity: object) -> bool:
         """Tell whether a connection to `identity` is to this server, asked anew if not: it may be another by now."""
@@ -159,10 +164,6 @@ class Runtime(ABC):
         except RowLocked as error:  # a change of the schema locks the whole table
             return [error] * len(part)
 
-    def tried_again(self, asked: Sequence[Any], answers: list[Any], ask: Ask, *, patience: float) -> list[Any]:
-        """`answers` with a Pending in the place of each that says RowLocked."""
-        return self.held.answers(asked, answers, ask, patience=patience)
-
     # --- the server's part
 
     @abstractmethod
@@ -172,10 +173,6 @@ class Runtime(ABC):
     @abstractmethod
     async def identify(self, *, check: bool = False) -> None:
         """Read which server this is. `check`: also whether its schema is the one that this code works with."""
-
-    @abstractmethod
-    async def _micros(self, call: Any) -> int:
-        """The time there, in microseconds."""
 
     @abstractmethod
     async def diagnose(self) -> list[Finding]: ...
@@ -290,7 +287,7 @@ class SqlStore(ABC):
         answers: list[Any] = []
         for part in slices(leases, runtime.at_once):
             answers += await runtime.past("extend", part, extend)
-        return await all_answers(runtime.tried_again(leases, answers, extend, patience=_SHORT))
+        return await all_answers(runtime.held.answers(leases, answers, extend, patience=_SHORT))
 
     async def _write(self, kind: str, asked: Sequence[Any], now: Millis) -> list[Any]:
         runtime = self._open()
@@ -325,7 +322,7 @@ class SqlStore(ABC):
                     raise
                 rest = StoreUnavailable(f"not tried, after another part of the batch had failed: {error}")
                 raise PartlyFailed([*answers, *([rest] * (len(asked) - len(answers)))]) from error
-        answers = runtime.tried_again(asked, answers, write, patience=self._patience)
+        answers = runtime.held.answers(asked, answers, write, patience=self._patience)
         return gathered(await all_answers(answers)) if is_among(StoreError, answers) else answers
 
     # --- workers
