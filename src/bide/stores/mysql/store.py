@@ -114,7 +114,7 @@ class MySqlRuntime(Runtime):
     def parts(self, kind: str, asked: Sequence[Any]) -> Sequence[Sequence[Any]]:
         if kind == "add":
             return slices_of_new(asked, self.connections["read"].largest)
-        errors = kind == "change" or any(one.error for one in asked)
+        errors = kind == "change" or (kind == "settle" and any(one.error for one in asked))
         return slices(asked, WITH_ERRORS if errors else AT_ONCE)
 
     async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:

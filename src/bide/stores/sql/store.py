@@ -276,20 +276,12 @@ class SqlStore(ABC):
 
     async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
         """Locked tasks are not waited for long: PartlyFailed says which, and the next round extends them."""
-        runtime = self._open()
-        if leases and not runtime.by_server:
-            await runtime.raise_clock(now)
+        return await all_answers(await self._write("extend", leases, now, lasts=until - now, patience=_SHORT))
 
-        async def extend(connection: Any, part: Sequence[Lease]) -> list[Any]:
-            extended: list[Any] = await runtime.operations.extend(connection, part, runtime.now(now), until - now)
-            return extended
-
-        answers: list[Any] = []
-        for part in slices(leases, runtime.at_once):
-            answers += await runtime.past("extend", part, extend)
-        return await all_answers(runtime.held.answers(leases, answers, extend, patience=_SHORT))
-
-    async def _write(self, kind: str, asked: Sequence[Any], now: Millis) -> list[Any]:
+    async def _write(
+        self, kind: str, asked: Sequence[Any], now: Millis, *, patience: float | None = None, **more: Millis
+    ) -> list[Any]:
+        """Carry out an operation. `patience`: seconds that locked tasks are waited for; `more`: what else it takes."""
         runtime = self._open()
         if asked and not runtime.by_server:
             await runtime.raise_clock(now)
@@ -304,7 +296,7 @@ class SqlStore(ABC):
 
             try:
                 times = runtime.now(now), runtime.about(now)
-                answers: list[Any] = await operation(connection, part, *times, messages_of)
+                answers: list[Any] = await operation(connection, part, *times, messages_of, **more)
             except BaseException:
                 runtime.withdraw(wakes)
                 raise
@@ -322,7 +314,8 @@ class SqlStore(ABC):
                     raise
                 rest = StoreUnavailable(f"not tried, after another part of the batch had failed: {error}")
                 raise PartlyFailed([*answers, *([rest] * (len(asked) - len(answers)))]) from error
-        answers = runtime.held.answers(asked, answers, write, patience=self._patience)
+        waited = self._patience if patience is None else patience
+        answers = runtime.held.answers(asked, answers, write, patience=waited)
         return gathered(await all_answers(answers)) if is_among(StoreError, answers) else answers
 
     # --- workers
@@ -398,7 +391,8 @@ class SqlStore(ABC):
                 said, values = "announce", {"holder": holder, "topics": call.packed(sorted(topics)), "until": until}
             else:
                 said, values = "leave", {"holder": holder}
-            rows = await call.write_and_ask(said, values, "workers")
+            await call.ask(said, **values)
+            rows = await call.ask("workers")
             gone = [name for name, _, end in rows if end <= now]
             if gone:
                 await call.ask("forget_workers", holders=call.listed(gone), now=now)
@@ -419,7 +413,8 @@ class SqlStore(ABC):
         ]  # fmt: skip
 
         async def work(call: Any) -> None:
-            [(first, last)] = await call.write_and_ask("insert_events", call.lines(lines), "event_span")
+            await call.ask("insert_events", **call.lines(lines))
+            [(first, last)] = await call.ask("event_span")
             if last - first >= kept + kept // 10:
                 await call.ask("trim_events", line=int(last) - kept)
 
