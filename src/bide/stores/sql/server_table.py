@@ -157,7 +157,7 @@ class ServerTable(WatchedTable):
     def joins(self) -> bool:
         return self._using is not None
 
-    def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None:
+    def listen(self, on_change: Callable[[], None]) -> Callable[[], None] | None:
         """None: this server sends no notifications."""
         return None
 

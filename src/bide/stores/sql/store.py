@@ -67,7 +67,7 @@ class Runtime(ABC):
     """The statements in a transaction of the caller's."""
     operations: Operations
     leasing: Leasing
-    hears = False
+    notified = False
     """True while notifications come in of what other processes schedule; else workers have to poll."""
 
     def __init__(self, address: Any, *, by_server: bool, patience: float, silence: float) -> None:
@@ -325,7 +325,7 @@ class SqlStore(ABC):
         if not runtime.by_server:
             await runtime.raise_clock(now)
         leased = await runtime.leasing.lease(wants, runtime.now(now), runtime.about(now), until - now, holder)
-        if runtime.by_server and not runtime.hears:
+        if runtime.by_server and not runtime.notified:
             return Leased(leased.tasks, leased.next_wake, leased.now, leased.now + POLL)
         return leased
 
