@@ -29,7 +29,7 @@ class Finding(Struct, frozen=True):
     ok: bool
     what: str
     advice: str = ""
-    """The action to take if it is not ok."""
+    """The remedy, where it is not ok."""
     severe: bool = False
     """If not ok: tasks are lost or may be, else it is worth a warning."""
 

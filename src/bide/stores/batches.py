@@ -14,7 +14,7 @@ AT_ONCE = 2_000
 
 
 class Named(Protocol):
-    """Whatever says which task it is about."""
+    """An item of a batch: it says which task it is about."""
 
     @property
     def topic(self) -> Topic: ...

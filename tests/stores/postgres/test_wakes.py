@@ -79,11 +79,11 @@ async def test_a_deaf_subscription_is_replaced(
     await until(told, "a message")
     proxy.hold()
     opened = store._opened
-    await until(lambda: opened.notifications.replaced > 0 and not opened.hears, "it to be found deaf")
+    await until(lambda: opened.notifications.replaced > 0 and not opened.notified, "it to be found deaf")
     monkeypatch.setattr(wakes, "ECHO_EVERY", 60.0)
     await proxy.heal()
     proxy.cut()  # what is held stays so
-    await until(lambda: opened.hears, "another")
+    await until(lambda: opened.notified, "another")
     heard.clear()
     await until(told, "a message after that")
     await listening.close()
@@ -106,7 +106,7 @@ async def test_behind_a_pooling_proxy_workers_poll(url: str, open_store: OpensSt
     await listening.close()
 
 
-async def test_who_is_notified_need_not_poll(url: str, open_store: OpensStore) -> None:
+async def test_a_worker_that_is_notified_need_not_poll(url: str, open_store: OpensStore) -> None:
     store = await open_store(url, clock="server")
     unnotified = await lease(store)
     assert unnotified.again_by is not None

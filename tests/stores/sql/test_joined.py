@@ -25,7 +25,6 @@ from bide import BadInput, SetupError, StoreUnavailable, Task
 from bide.core.instants import At
 from bide.stores.mysql import MySqlStore
 from bide.stores.postgres import PostgresStore
-from bide.stores.postgres import joined as postgres_joined
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.base import NOW, done, lease, new, put, settle_all
 
@@ -357,9 +356,12 @@ async def test_a_commit_that_was_cut_is_known_to_be_done_or_not(
 async def test_a_verb_waits_so_long_for_a_lock_and_the_transaction_goes_on(
     shop: Shop, database: Database, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(postgres_joined, "_FIRST", [one.replace("10", "1") for one in postgres_joined._FIRST])
     await shop.others.schedule("order.close", key="1", delay="1h")
     async with shop.app, database.somebody(shop.url) as holder, database.somebody(shop.url) as caller:
+        opened: Any = shop.app.store._opened  # type: ignore[attr-defined]
+        queries = opened.joined_queries
+        begin = queries["begin_verb"].replace("10", "1")
+        monkeypatch.setattr(opened, "joined_queries", {**queries, "begin_verb": begin})
         await holder.verb(shop.app, "reschedule", "order.close", "1", delay="2h")
         await caller.execute("SET LOCAL lock_timeout = 0")
         with pytest.raises(StoreUnavailable, match="another transaction holds the task"):

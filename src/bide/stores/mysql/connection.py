@@ -365,7 +365,7 @@ async def connect(address: Address, *, within: float, plain: bool = False) -> Co
     """
     tls = address.tls()
     problem: Exception | None = None
-    last: Connection | None = None
+    made: Connection | None = None
     for host, port in address.hosts:
         try:
             async with asyncio.timeout(within):
@@ -377,17 +377,15 @@ async def connect(address: Address, *, within: float, plain: bool = False) -> Co
             problem = found
             problem.__cause__ = error
             continue
-        if not connection.read_only:
-            if last is not None:
-                last.drop()
-            return connection
-        if last is not None:
-            last.drop()
-        last = connection
-    if last is not None:
-        return last  # it can be read from, and what is to be written is refused, and tried again
-    assert problem is not None
-    raise problem
+        if made is not None:
+            made.drop()
+        made = connection
+        if not made.read_only:
+            break  # else it can be read from at least, and what is to be written is refused, and tried again
+    if made is None:
+        assert problem is not None
+        raise problem
+    return made
 
 
 async def _connect(address: Address, host: str, port: int, tls: Any, *, within: float, plain: bool) -> Connection:
@@ -514,11 +512,6 @@ class Call(NumberedCall):
     async def ask(self, query: str, **values: Any) -> Rows:
         answers = await self.send(self.write(query, **values))
         return answers[0] if answers else ()
-
-    async def write_and_ask(self, query: str, values: Mapping[str, Any], then: str) -> Rows:
-        """Write, and then the rows of another query, in one packet."""
-        [rows] = await self.send(self.write(query, **values), self.write(then))
-        return rows
 
     def lines(self, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """The values of a query that inserts many rows."""

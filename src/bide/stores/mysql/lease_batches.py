@@ -100,14 +100,15 @@ def read_pairs(batches: Iterable[bytes]) -> list[Pair]:
 
 def write_batches(
     call: Call, topics: Mapping[Topic, Sequence[Pair]], until: Millis
-) -> tuple[list[bytes], list[tuple[LeaseBatch, Sequence[Pair]]]]:
-    """The statements that write down what was leased of each topic, and the batches with their tasks."""
-    batches = [
-        (LeaseBatch(BatchKey(topic, until, *part[0], _caller(call)), len(part)), part)
-        for topic, pairs in topics.items()
-        for part in slices(pairs, _LARGEST)
-    ]
-    return _written(call, [(*one.name, _encode(part)) for one, part in batches]), batches
+) -> tuple[list[bytes], dict[int, LeaseBatch]]:
+    """The statements that write down what was leased of each topic, and the batch of each row."""
+    lines, batch_of = [], {}
+    for topic, pairs in topics.items():
+        for part in slices(pairs, _LARGEST):
+            batch = LeaseBatch(BatchKey(topic, until, *part[0], _caller(call)), len(part))
+            lines.append((*batch.name, _encode(part)))
+            batch_of.update(dict.fromkeys([row for row, _ in part], batch))
+    return _written(call, lines), batch_of
 
 
 def rewrite_batches(call: Call, expired: Expired, left: Sequence[StillLeased], there: Millis) -> list[bytes]:

@@ -22,13 +22,12 @@ import msgspec
 
 from bide.core import lifecycle
 from bide.core.instants import Millis
-from bide.core.records import Leased, Record, State, Topic
+from bide.core.records import Leased, Record, State, Token, Topic
 from bide.stores.mysql import lease_batches
 from bide.stores.mysql.connection import Call, MySqlConnection, Repeated, Rows
 from bide.stores.mysql.lease_batches import (
     Expired,
     LeaseBatch,
-    Pair,
     decode_pairs,
     delete_batches,
     read_expired,
@@ -216,16 +215,16 @@ class MySqlLeasing(Leasing):
                 given = self._give(call, locked, there + lasts, holder)
                 room = [topic for topic, count in counts.items() if count <= 0 or len(found[topic]) < count]
                 end = call.ending()
-                commits = bool(given.pairs) or call.may_be_done  # an earlier sending may have leased something
+                commits = bool(given.dues) or call.may_be_done  # an earlier sending may have leased something
                 if commits:
-                    end = call.pass_gate(max((token for _, token in given.pairs), default=0), _encode(given.pairs))
+                    end = call.pass_gate(max(given.tokens.values(), default=0), _encode(list(given.tokens.items())))
                 tasks: list[Record] = []
 
                 def make_records() -> None:
-                    for row, (_, token) in zip(given.dues, given.pairs, strict=True):
+                    for row, token in zip(given.dues, given.tokens.values(), strict=True):
                         tasks.append(lifecycle.lease(record_of(row), there, there + lasts, holder, token))
-                    rows = (row for row, _ in given.pairs)
-                    self.leased.leased(rows, tasks, given.batches())  # if the call is undone, they are never settled
+                    # if the call is undone, they are never settled
+                    self.leased.leased(given.tokens, tasks, map(given.batch_of.__getitem__, given.tokens))
 
                 statements = (*given.statements, *_ask_heads(call, room, start), *end)
                 answers = await call.send(*statements, commits=commits, meanwhile=make_records)
@@ -250,14 +249,15 @@ class MySqlLeasing(Leasing):
         dues = [row for rows in locked.found.values() for row in rows]
         if len(locked.found) > 1:
             dues.sort(key=_wake)
-        pairs = [(row[ROW], max(row[TOKEN] + 1, locked.micros)) for row in dues]
+        tokens = {row[ROW]: max(row[TOKEN] + 1, locked.micros) for row in dues}
         if not dues:
-            return Given(dues, pairs, [], locked.rewritten)
-        written, batches = write_batches(call, _by_topic(locked.found, pairs), until)
-        rows = these(sorted(row for row, _ in pairs))
+            return Given(dues, tokens, {}, locked.rewritten)
+        pairs = {topic: [(row[ROW], tokens[row[ROW]]) for row in rows] for topic, rows in locked.found.items()}
+        written, batch_of = write_batches(call, pairs, until)
+        rows = these(sorted(tokens))
         lease = call.write("lease_tasks", these=rows, micros=locked.micros, until=until, holder=filled(holder))
         over = delete_batches(call, self.leased.over(locked.there + SLACK))
-        return Given(dues, pairs, batches, [lease, *locked.rewritten, *over, *written])
+        return Given(dues, tokens, batch_of, [lease, *locked.rewritten, *over, *written])
 
     async def _locked(
         self, call: Call, counts: Mapping[Topic, int], start: ScanStart, now: Millis | None
@@ -376,26 +376,11 @@ class Given(NamedTuple):
 
     dues: list[Row]
     """The tasks, oldest first."""
-    pairs: list[Pair]
-    """The row and new token of each."""
-    written: list[tuple[LeaseBatch, Sequence[Pair]]]
-    """The batches that they are written down in."""
+    tokens: dict[int, Token]
+    """The new token of each row, in this order."""
+    batch_of: Mapping[int, LeaseBatch]
+    """The batch that each row is written down in."""
     statements: list[bytes]
-
-    def batches(self) -> list[LeaseBatch]:
-        """The batch of each."""
-        if len(self.written) == 1:
-            return [self.written[0][0]] * len(self.pairs)
-        batch_of = {row: batch for batch, pairs in self.written for row, _ in pairs}
-        return [batch_of[row] for row, _ in self.pairs]
-
-
-def _by_topic(found: Mapping[Topic, list[Row]], pairs: list[Pair]) -> dict[Topic, list[Pair]]:
-    """The row and new token of each, topic by topic."""
-    if len(found) == 1:
-        return dict.fromkeys(found, pairs)
-    tokens = dict(pairs)
-    return {topic: [(row[ROW], tokens[row[ROW]]) for row in rows] for topic, rows in found.items()}
 
 
 async def _still_held(row: Repeated, call: Call) -> tuple[Leased, bool]:

@@ -268,7 +268,9 @@ async def _settle_done(connection: Runs, known: Settling, now: Millis | None) ->
 # --- extend
 
 
-async def extend(connection: MySqlConnection, leases: Sequence[Lease], now: Millis | None, lasts: Millis) -> list[bool]:
+async def extend(
+    connection: MySqlConnection, leases: Sequence[Lease], now: Millis | None, *_: object, lasts: Millis
+) -> list[bool]:
     """Keep each lease for so long from now on."""
     asked = by_topic((one.topic, (one.key, one.token)) for one in leases)
 

@@ -181,7 +181,8 @@ class Names:
         self.lock = f"bide_migrates_{zlib.crc32(f'{schema}.{prefix}'.encode()):08x}"
         """The advisory lock of the client that migrates."""
         self.parts = {
-            "record": COLUMNS, "due": DUE, **{table: f"`{schema}`.`{prefix}{table}`" for table in TABLES},
+            "record": COLUMNS, "due": DUE, "there": THERE,
+            **{table: f"`{schema}`.`{prefix}{table}`" for table in TABLES},
         }  # fmt: skip
 
     def write(self, template: str) -> str:

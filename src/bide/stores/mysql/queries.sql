@@ -311,7 +311,7 @@ SELECT at, topic, `key`, id, kind, attempt, who, what, was, wake_at FROM {event}
 WHERE topic = :topic AND `key` = :key ORDER BY line DESC LIMIT :most
 
 -- name: time
-SELECT :there
+SELECT {there}
 
 -- name: identity
 -- Which server this is, by what every user may read; then what a driver has to leave as it is.

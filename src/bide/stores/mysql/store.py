@@ -19,7 +19,7 @@ from typing import Any
 from bide.core.errors import StoreError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import NewTask, Topic
-from bide.ports import Finding, Pending
+from bide.ports import Finding
 from bide.stores.batches import Conflicts, Named, slices
 from bide.stores.mysql import operations
 from bide.stores.mysql.connection import MYSQL, Address, Call, MySqlConnection, meaning
@@ -30,7 +30,7 @@ from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.schema import SCHEMA, diagnose
 from bide.stores.mysql.table import MySqlTable
 from bide.stores.sql.dialect import LockTimeout
-from bide.stores.sql.journaled_connection import Ask, RowLocked, is_among
+from bide.stores.sql.journaled_connection import Ask, RowLocked
 from bide.stores.sql.operations import HELD
 from bide.stores.sql.store import Operations, Runtime, SqlStore
 
@@ -101,8 +101,6 @@ class MySqlRuntime(Runtime):
     def __init__(self, address: Address, **options: Any) -> None:
         super().__init__(address, **options)
         self.joined_queries = queries_of(address.schema, address.prefix)
-        self.locked: dict[Name, int] = {}
-        """The tasks that another transaction keeps locked, and how many calls about each are tried again."""
         self.leasing = MySqlLeasing(self)
         self.operations = Operations(
             add=partial(operations.add, conflicts=Conflicts()), change=operations.change,
@@ -116,33 +114,15 @@ class MySqlRuntime(Runtime):
     def parts(self, kind: str, asked: Sequence[Any]) -> Sequence[Sequence[Any]]:
         if kind == "add":
             return slices_of_new(asked, self.connections["read"].largest)
-        errors = kind == "change" or any(one.error for one in asked)
+        errors = kind == "change" or (kind == "settle" and any(one.error for one in asked))
         return slices(asked, WITH_ERRORS if errors else AT_ONCE)
 
     async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
         """A new task that makes too large a packet fails alone."""
-        connections = self.connections
-        failed = too_large(part, connections["read"].largest) if kind == "add" else {}
-        return await _go_past(connections[kind], connections["held"], part, ask, failed=failed, locked=set(self.locked))
-
-    def tried_again(self, asked: Sequence[Any], answers: list[Any], ask: Ask, *, patience: float) -> list[Any]:
-        if not is_among(RowLocked, answers):
-            return answers
-        names = [(one.topic, one.key) for one, answer in zip(asked, answers, strict=True) if type(answer) is RowLocked]
-
-        async def past(connection: MySqlConnection, part: Sequence[Any]) -> list[Any]:
-            return await _go_past(connection, connection, part, ask, locked=await _find_locked(connection, part))
-
-        apart = super().tried_again(asked, answers, past, patience=patience)
-        for name, future in zip(names, [one for one in apart if isinstance(one, Pending)], strict=True):
-            self.locked[name] = self.locked.get(name, 0) + 1
-            future.add_done_callback(partial(self._let_go, name))
-        return apart
-
-    def _let_go(self, name: Name, _: object) -> None:
-        left = self.locked.pop(name) - 1
-        if left:
-            self.locked[name] = left
+        connection, probe = self.connections[kind], self.connections["held"]
+        failed = too_large(part, self.connections["read"].largest) if kind == "add" else {}
+        locked = await _find_locked(probe, part) if connection is probe else set(self.held.names)
+        return await _go_past(connection, probe, part, ask, failed=failed, locked=locked)
 
     async def identify(self, *, check: bool = False) -> None:
         async def work(call: Call) -> None:
@@ -153,10 +133,6 @@ class MySqlRuntime(Runtime):
             self.joined_queries = call.queries
 
         await self.connections["read"].read(work)
-
-    async def _micros(self, call: Call) -> int:
-        [[(micros,)]] = await call.send(call.write("time", there=call.there))
-        return int(micros)
 
     async def reserve(self, now: Millis, most: int) -> int:
         async def work(call: Call) -> int:

@@ -353,11 +353,6 @@ class Call(NumberedCall):
     async def ask(self, query: str, **values: Any) -> list[Any]:
         return await self.fetch(query, *values.values())
 
-    async def write_and_ask(self, query: str, values: Mapping[str, Any], then: str) -> list[Any]:
-        """Write, and then the rows of another query."""
-        await self.ask(query, **values)
-        return await self.fetch(then)
-
     def lines(self, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
         """The values of a query that inserts one row or more."""
         return {str(number): list(column) for number, column in enumerate(zip(*rows, strict=True))}

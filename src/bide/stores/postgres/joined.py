@@ -36,18 +36,6 @@ _UNUSABLE = {
     "25P02": "an earlier statement of its transaction failed: roll that back",
     "25006": "its transaction is read-only",
 }
-_FIRST = (
-    "SELECT set_config('bide.plans', current_setting('plan_cache_mode'), true), "
-    "set_config('bide.patience', current_setting('lock_timeout'), true)",
-    "SET LOCAL plan_cache_mode = force_custom_plan",
-    "SELECT set_config('lock_timeout', '10s', true) "
-    "WHERE current_setting('lock_timeout')::interval NOT BETWEEN '1 ms' AND '10 s'",
-)
-"""Settings during a verb: its plans, and how long it waits for a lock at most; the caller may have said less."""
-_LAST = (
-    "SELECT set_config('plan_cache_mode', current_setting('bide.plans'), true), "
-    "set_config('lock_timeout', current_setting('bide.patience'), true)",
-)
 ACCEPTED = (
     "an open connection to the store's own database, by asyncpg, psycopg (3), SQLAlchemy (a Connection or a Session, "
     "synchronous or not, over one of these two) or Django (over psycopg 3)"
@@ -86,7 +74,8 @@ class PostgresVerbs(JoinedVerbs):
         return JoinedCall(driver, self._runtime.joined_queries)
 
     async def _savepoint_on(self, driver: Driver, state: ConnectionState) -> Savepoint:
-        return Savepoint(driver, first=_FIRST, last=_LAST)
+        queries = self._runtime.joined_queries
+        return Savepoint(driver, first=(queries["begin_verb"],), last=(queries["end_verb"],))
 
     async def _identity(self, driver: Driver) -> object | None:
         """The number of the database on its server, and when that was started, to the microsecond."""

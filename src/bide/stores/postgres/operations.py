@@ -228,7 +228,7 @@ async def _settle_done(
 
 
 async def extend(
-    connection: PostgresConnection, leases: Sequence[Lease], now: Millis | None, lasts: Millis
+    connection: PostgresConnection, leases: Sequence[Lease], now: Millis | None, *_: object, lasts: Millis
 ) -> list[Any]:
     """Keep each lease for so long from now on."""
     asked = sorted(set(leases))

@@ -584,3 +584,16 @@ SELECT current_setting('server_version') AS version, current_setting('server_ver
         WHERE backend_xmin IS NOT NULL AND pid <> pg_backend_pid()
     ) END AS age
 FROM (VALUES (1)) AS one (one) LEFT JOIN pg_stat_user_tables ON relid = to_regclass($1::text)
+
+-- name: begin_verb
+-- Settings during a verb in a transaction that is not ours: its plans, and how long it waits for a lock at most; the
+-- caller may have said less.
+SELECT set_config('bide.plans', current_setting('plan_cache_mode'), true),
+    set_config('bide.patience', current_setting('lock_timeout'), true);
+SET LOCAL plan_cache_mode = force_custom_plan;
+SELECT set_config('lock_timeout', '10s', true)
+WHERE current_setting('lock_timeout')::interval NOT BETWEEN '1 ms' AND '10 s'
+
+-- name: end_verb
+SELECT set_config('plan_cache_mode', current_setting('bide.plans'), true),
+    set_config('lock_timeout', current_setting('bide.patience'), true)

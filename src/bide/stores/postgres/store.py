@@ -89,10 +89,6 @@ class PostgresRuntime(Runtime):
 
         await self.connections["read"].read(work)
 
-    async def _micros(self, call: Call) -> int:
-        [(micros,)] = await call.fetch("time")
-        return int(micros)
-
     async def diagnose(self) -> list[Finding]:
         return await diagnose(self.connections["keep"], self.address, self.notifications, self.time)
 

@@ -34,7 +34,7 @@ class PostgresTableConnections(TableConnections):
 
     def __init__(self, address: Address, source: TableSource, most: int) -> None:
         super().__init__(address, source, most)
-        self.heard: set[Callable[[], None]] = set()
+        self.listeners: set[Callable[[], None]] = set()
         """Called at each notification, and when the connection that listens ends."""
         self._channel = None if address.pooled else source.channel
         self._listening: asyncio.Task[None] | None = None
@@ -42,8 +42,8 @@ class PostgresTableConnections(TableConnections):
     async def _connect(self, *, polling: bool) -> Any:
         connection = await connect(self.address, within=SILENCE, session=PLANNER if polling else _ALIVE)
         if polling and self._channel is not None:
-            await connection.add_listener(self._channel, self._told)
-            connection.add_termination_listener(self._told)
+            await connection.add_listener(self._channel, self._notify)
+            connection.add_termination_listener(self._notify)
             if self._listening is None:
                 self._listening = asyncio.get_running_loop().create_task(self._listen_on(), name="bide echo")
         return connection
@@ -57,12 +57,12 @@ class PostgresTableConnections(TableConnections):
             self._listening = None
         await super().close(user)
 
-    def _told(self, *_: Any) -> None:
-        for heard in tuple(self.heard):
-            heard()
+    def _notify(self, *_: Any) -> None:
+        for notify in tuple(self.listeners):
+            notify()
 
     async def _listen_on(self) -> None:
-        """Ask for a sign of life now and then: when the connection ends `_told` is called, and it is made anew."""
+        """Ask for a sign of life now and then: when the connection ends `_notify` is called, and it is made anew."""
         while True:
             await asyncio.sleep(ECHO)
             async with self.turn:
@@ -117,8 +117,8 @@ class PostgresTable(ServerTable):
     def listen(self, on_change: Callable[[], None]) -> Callable[[], None] | None:
         if self._source.channel is None or self._address.pooled:
             return None
-        self._connections.heard.add(on_change)
-        return lambda: self._connections.heard.discard(on_change)
+        self._connections.listeners.add(on_change)
+        return lambda: self._connections.listeners.discard(on_change)
 
     @staticmethod
     def _code(error: BaseException) -> str | int | None:

@@ -139,7 +139,7 @@ class Subscription:
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, NotSent, StoreError, TimeoutError) as error:
                 _log.info("the subscription ended (%s); another is made", said(error))
             finally:
-                self._runtime.hears = False
+                self._runtime.notified = False
 
     async def _hear(self) -> None:
         connection = await connect(self._address, within=self._patience)
@@ -147,7 +147,7 @@ class Subscription:
         try:
             connection.add_termination_listener(lambda _: ended.set())
             await connection.add_listener(self._channel, self._take)
-            self._runtime.hears = True  # until an echo is due and does not come back
+            self._runtime.notified = True  # until an echo is due and does not come back
             self._subscribed.set()
             while not ended.is_set():
                 await self._echo()

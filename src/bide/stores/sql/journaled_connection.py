@@ -16,10 +16,13 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
+from collections import Counter
 from collections.abc import Awaitable, Callable, Sequence
+from functools import partial
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreError, StoreMismatch, StoreUnavailable
+from bide.core.records import Topic
 from bide.ports import Pending
 from bide.stores.clocks import ServerTime
 from bide.stores.resending import Resending
@@ -37,6 +40,8 @@ from bide.stores.sql.dialect import (
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2
 Ask = Callable[[Any, Sequence[Any]], Awaitable[list[Any]]]
 """A call on a connection of the store, with a part of a batch."""
+TriesAgain = Callable[[Sequence[Any], Ask], Awaitable[list[Any]]]
+"""Makes the call about tasks that were locked: RowLocked in the place of each that still is."""
 
 
 class RowLocked(StoreUnavailable):
@@ -44,13 +49,12 @@ class RowLocked(StoreUnavailable):
 
 
 class LockedRows:
-    """Tries calls about locked tasks again, until the lock is let go or patience is over. Belongs to one event loop.
+    """Tries calls about locked tasks again, until the lock is let go or patience is over. Belongs to one event loop."""
 
-    Its connection is its own, and waits for no lock.
-    """
-
-    def __init__(self, connection: Any, where: str) -> None:
-        self._connection = connection
+    def __init__(self, try_again: TriesAgain, where: str) -> None:
+        self.names: Counter[tuple[Topic, str]] = Counter()
+        """The tasks that are tried again, and how many calls about each."""
+        self._try_again = try_again
         self._where = where
         self._waiting: set[asyncio.Task[None]] = set()
 
@@ -61,12 +65,19 @@ class LockedRows:
             loop = asyncio.get_running_loop()
             futures: list[Pending[Any]] = [Pending(loop=loop) for _ in places]
             for place, future in zip(places, futures, strict=True):
-                answers[place] = future
+                answers[place], name = future, (asked[place].topic, asked[place].key)
+                self.names[name] += 1
+                future.add_done_callback(partial(self._let_go, name))
             again = self._again([asked[place] for place in places], futures, ask, patience)
             task = loop.create_task(again, name="bide held")
             self._waiting.add(task)
             task.add_done_callback(self._waiting.discard)
         return answers
+
+    def _let_go(self, name: tuple[Topic, str], _: object) -> None:
+        self.names[name] -= 1
+        if not self.names[name]:
+            del self.names[name]
 
     async def _again(self, asked: list[Any], futures: list[Pending[Any]], ask: Ask, patience: float) -> None:
         ends, pause = time.monotonic() + patience, _FIRST_PAUSE
@@ -75,7 +86,7 @@ class LockedRows:
                 await asyncio.sleep(pause)
                 pause = min(pause * 2, _LONGEST_PAUSE)
                 try:
-                    answers = await ask(self._connection, asked)
+                    answers = await self._try_again(asked, ask)
                 except PartlyFailed as error:
                     answers = list(error.answers)
                 except StoreError as error:

@@ -41,6 +41,7 @@ class TableConnections(Pool):
 
     def __init__(self, address: Any, source: TableSource, most: int) -> None:
         super().__init__(address, most)
+        self._is_open = False
         self.turn = asyncio.Lock()
         """Held while the one that polls is used."""
         self.time = ServerTime()
@@ -55,16 +56,14 @@ class TableConnections(Pool):
     async def _begin(self, connection: Any) -> None:
         """Begin a transaction."""
 
-    @property
-    def _is_open(self) -> bool:
-        return bool(self._users)
-
     def open(self, user: object) -> None:
         self._users.add(user)
+        self._is_open = True
 
     async def close(self, user: object) -> None:
         self._users.discard(user)
-        if self._users:
+        self._is_open = bool(self._users)
+        if self._is_open:
             return
         left = [one for one in (self._polling, *self._take_all()) if one is not None]
         self._polling = None
@@ -158,7 +157,7 @@ class ServerTable(WatchedTable):
     def joins(self) -> bool:
         return self._using is not None
 
-    def listen(self, heard: Callable[[], None]) -> Callable[[], None] | None:
+    def listen(self, on_change: Callable[[], None]) -> Callable[[], None] | None:
         """None: this server sends no notifications."""
         return None
 

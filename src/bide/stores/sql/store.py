@@ -9,6 +9,7 @@ import asyncio
 from abc import ABC, abstractmethod
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
+from functools import partial
 from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from uuid import uuid4
@@ -66,7 +67,7 @@ class Runtime(ABC):
     """The statements in a transaction of the caller's."""
     operations: Operations
     leasing: Leasing
-    hears = False
+    notified = False
     """True while notifications come in of what other processes schedule; else workers have to poll."""
 
     def __init__(self, address: Any, *, by_server: bool, patience: float, silence: float) -> None:
@@ -85,7 +86,7 @@ class Runtime(ABC):
         self.connections = {
             kind: self._connection(f"{self.name}:{kind}", passes=kind == "held", **options) for kind in KINDS
         }
-        self.held = LockedRows(self.connections["held"], self.where)
+        self.held = LockedRows(partial(self.past, "held"), self.where)
         self.transactions = self._transactions(self, silence=silence)
 
     def now(self, now: Millis) -> Millis | None:
@@ -97,7 +98,11 @@ class Runtime(ABC):
         return int(self.time.seconds() * 1000) if self.by_server else now
 
     async def read_clock(self) -> None:
-        await self.time.read(lambda: self.connections["read"].read(self._micros))
+        async def work(call: Any) -> int:
+            [(micros,)] = await call.ask("time")
+            return int(micros)
+
+        await self.time.read(lambda: self.connections["read"].read(work))
 
     async def is_this(self, identity: object) -> bool:
         """Tell whether a connection to `identity` is to this server, asked anew if not: it may be another by now."""
@@ -159,10 +164,6 @@ class Runtime(ABC):
         except RowLocked as error:  # a change of the schema locks the whole table
             return [error] * len(part)
 
-    def tried_again(self, asked: Sequence[Any], answers: list[Any], ask: Ask, *, patience: float) -> list[Any]:
-        """`answers` with a Pending in the place of each that says RowLocked."""
-        return self.held.answers(asked, answers, ask, patience=patience)
-
     # --- the server's part
 
     @abstractmethod
@@ -172,10 +173,6 @@ class Runtime(ABC):
     @abstractmethod
     async def identify(self, *, check: bool = False) -> None:
         """Read which server this is. `check`: also whether its schema is the one that this code works with."""
-
-    @abstractmethod
-    async def _micros(self, call: Any) -> int:
-        """The time there, in microseconds."""
 
     @abstractmethod
     async def diagnose(self) -> list[Finding]: ...
@@ -279,20 +276,12 @@ class SqlStore(ABC):
 
     async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
         """Locked tasks are not waited for long: PartlyFailed says which, and the next round extends them."""
-        runtime = self._open()
-        if leases and not runtime.by_server:
-            await runtime.raise_clock(now)
+        return await all_answers(await self._write("extend", leases, now, lasts=until - now, patience=_SHORT))
 
-        async def extend(connection: Any, part: Sequence[Lease]) -> list[Any]:
-            extended: list[Any] = await runtime.operations.extend(connection, part, runtime.now(now), until - now)
-            return extended
-
-        answers: list[Any] = []
-        for part in slices(leases, runtime.at_once):
-            answers += await runtime.past("extend", part, extend)
-        return await all_answers(runtime.tried_again(leases, answers, extend, patience=_SHORT))
-
-    async def _write(self, kind: str, asked: Sequence[Any], now: Millis) -> list[Any]:
+    async def _write(
+        self, kind: str, asked: Sequence[Any], now: Millis, *, patience: float | None = None, **more: Millis
+    ) -> list[Any]:
+        """Carry out an operation. `patience`: seconds that locked tasks are waited for; `more`: what else it takes."""
         runtime = self._open()
         if asked and not runtime.by_server:
             await runtime.raise_clock(now)
@@ -307,7 +296,7 @@ class SqlStore(ABC):
 
             try:
                 times = runtime.now(now), runtime.about(now)
-                answers: list[Any] = await operation(connection, part, *times, messages_of)
+                answers: list[Any] = await operation(connection, part, *times, messages_of, **more)
             except BaseException:
                 runtime.withdraw(wakes)
                 raise
@@ -325,7 +314,8 @@ class SqlStore(ABC):
                     raise
                 rest = StoreUnavailable(f"not tried, after another part of the batch had failed: {error}")
                 raise PartlyFailed([*answers, *([rest] * (len(asked) - len(answers)))]) from error
-        answers = runtime.tried_again(asked, answers, write, patience=self._patience)
+        waited = self._patience if patience is None else patience
+        answers = runtime.held.answers(asked, answers, write, patience=waited)
         return gathered(await all_answers(answers)) if is_among(StoreError, answers) else answers
 
     # --- workers
@@ -335,7 +325,7 @@ class SqlStore(ABC):
         if not runtime.by_server:
             await runtime.raise_clock(now)
         leased = await runtime.leasing.lease(wants, runtime.now(now), runtime.about(now), until - now, holder)
-        if runtime.by_server and not runtime.hears:
+        if runtime.by_server and not runtime.notified:
             return Leased(leased.tasks, leased.next_wake, leased.now, leased.now + POLL)
         return leased
 
@@ -401,7 +391,8 @@ class SqlStore(ABC):
                 said, values = "announce", {"holder": holder, "topics": call.packed(sorted(topics)), "until": until}
             else:
                 said, values = "leave", {"holder": holder}
-            rows = await call.write_and_ask(said, values, "workers")
+            await call.ask(said, **values)
+            rows = await call.ask("workers")
             gone = [name for name, _, end in rows if end <= now]
             if gone:
                 await call.ask("forget_workers", holders=call.listed(gone), now=now)
@@ -422,7 +413,8 @@ class SqlStore(ABC):
         ]  # fmt: skip
 
         async def work(call: Any) -> None:
-            [(first, last)] = await call.write_and_ask("insert_events", call.lines(lines), "event_span")
+            await call.ask("insert_events", **call.lines(lines))
+            [(first, last)] = await call.ask("event_span")
             if last - first >= kept + kept // 10:
                 await call.ask("trim_events", line=int(last) - kept)
 

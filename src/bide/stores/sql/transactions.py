@@ -377,12 +377,10 @@ class Pool(ABC):
         self._most = most
         self.slots = asyncio.Semaphore(most)
         """Held while a transaction is open."""
+        self._is_open = True
         self._kept: list[tuple[float, Any]] = []
         self._sweep: asyncio.TimerHandle | None = None
 
-    @property
-    @abstractmethod
-    def _is_open(self) -> bool: ...
     def _take(self) -> Any:
         """The connection that was used last; None: there is none. Raises StoreUnavailable."""
         if not self._is_open:
@@ -437,11 +435,6 @@ class OwnTransactions(Pool):
         self._silence = silence
         self._owners: set[asyncio.Task[Any] | None] = set()
         self._made = 0
-        self._closed = False
-
-    @property
-    def _is_open(self) -> bool:
-        return not self._closed
 
     # --- the server's part
 
@@ -559,6 +552,6 @@ class OwnTransactions(Pool):
 
     async def close(self) -> None:
         """Let go of the connections; a transaction that is open comes to nothing when it is left."""
-        self._closed = True
+        self._is_open = False
         for connection in self._take_all():
             await connection.end(within=self._silence)
