@@ -44,10 +44,10 @@ async def test_a_service_remembers_no_more() -> None:
 def test_what_a_handler_says_is_kept_whatever_its_number() -> None:
     app = Bide("memory:")
     app.retain("a", done="1d")
-    told = app.config.retention_of("a")
+    told = app.config.retentions.of("a")
     assert [told.keep_until(State.DONE, 0) for _ in range(MOST + 1)] == [24 * HOUR] * (MOST + 1)
     assert [told.keep_until(State.CANCELLED, 0) for _ in range(MOST + 1)] == [HOUR] * MOST + [0]
-    assert [app.config.retention_of("b").keep_until(State.DONE, 0) for _ in range(MOST + 1)] == [HOUR] * MOST + [0]
+    assert [app.config.retentions.of("b").keep_until(State.DONE, 0) for _ in range(MOST + 1)] == [HOUR] * MOST + [0]
 
 
 async def test_the_answer_after_the_end_is_the_same_from_every_door(tmp_path: Path) -> None:

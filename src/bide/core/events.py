@@ -11,7 +11,6 @@ from enum import StrEnum
 from msgspec import Struct
 
 from bide.core.instants import Millis
-from bide.core.records import Record
 
 
 class EventKind(StrEnum):
@@ -38,20 +37,3 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
     """For a change: the wake_at from before. For a delivery: when it began."""
     wake_at: Millis | None = None
     """The wake_at after it, where there is one."""
-
-
-def event_of(
-    record: Record,
-    kind: EventKind,
-    *,
-    at: Millis,
-    who: str,
-    what: str,
-    was: Millis | None = None,
-    wake_at: Millis | None = None,
-) -> Event:
-    """Make the event of this task."""
-    return Event(
-        at=at, topic=record.topic, key=record.key, id=record.id, kind=kind, attempt=record.attempt, who=who, what=what,
-        was=was, wake_at=wake_at,
-    )  # fmt: skip

@@ -134,6 +134,3 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     traces: bool = True
     """Keep the trace of the last failure with its task."""
     retentions: Retentions = Retentions()
-
-    def retention_of(self, topic: Topic) -> Retention:
-        return self.retentions.of(topic)

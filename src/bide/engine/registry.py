@@ -118,7 +118,7 @@ def settings_of(route: Route, config: EngineConfig) -> RouteSettings:
 
 def settings_of_consumers(topic: Topic, policy: Policy, config: EngineConfig) -> RouteSettings:
     """The settings of a topic that is left to consumers over HTTP."""
-    retry, keep = policy.retry, config.retention_of(topic)
+    retry, keep = policy.retry, config.retentions.of(topic)
     pauses, tries = ladder_of(retry)
     return RouteSettings(
         topic=topic, kind="consumer", pauses=pauses, tries=tries,

@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from bide.core.answers import Answer
 from bide.core.errors import NotOpen, PartlyFailed, SetupError, StoreError
-from bide.core.events import Event, EventKind, event_of
+from bide.core.events import Event, EventKind
 from bide.core.records import Cancel, Change, Move, NewTask, Record, Ref, Result
 from bide.engine.batcher import Batcher, Coalescer
 from bide.engine.context import current_caller, joined_to, on_this_thread
@@ -146,8 +146,9 @@ class Session:
         for answer in answers:
             record = answer.record
             if record is not None and answer.result in _CHANGED and (new_too or answer.result is not Result.CREATED):
-                event = event_of(
-                    record, EventKind.CHANGE, at=now, who=who, what=f"{verb}: {answer.result.value}", was=answer.was,
+                event = Event(
+                    at=now, topic=record.topic, key=record.key, id=record.id, kind=EventKind.CHANGE,
+                    attempt=record.attempt, who=who, what=f"{verb}: {answer.result.value}", was=answer.was,
                     wake_at=record.wake_at if record.state.live else None,
                 )  # fmt: skip
                 if on_this_thread(self.store):  # in a thread that is not the loop's

@@ -582,7 +582,7 @@ def new_fire(topic: str, key: str, *, if_token: Token | None) -> Move:
 def new_cancel(topic: str, key: str, *, if_token: Token | None, config: EngineConfig, clock: Clock) -> Cancel:
     """Cancel a live task, and remember it for as long as the retention of its topic says."""
     topic, key = check_topic(topic), check_name("key", key)  # before its retention, which may count
-    keep_until = config.retention_of(topic).keep_until(State.CANCELLED, clock.now())
+    keep_until = config.retentions.of(topic).keep_until(State.CANCELLED, clock.now())
     return Cancel(topic, key, keep_until, if_token)
 
 

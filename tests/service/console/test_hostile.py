@@ -14,7 +14,7 @@ from tests.service.calling import Running, running
 from tests.service.console.browsing import Browser, Page, over
 
 from bide import Bide
-from bide.core.events import EventKind, event_of
+from bide.core.events import Event, EventKind
 from bide.core.records import OutcomeKind, Record, Settlement
 from bide.engine.pauses import Pauses
 from bide.service.console.rendering import address, task_address, topic_address
@@ -119,7 +119,11 @@ def _tell(app: Bide, record: Record, texts: Texts, clock: ManualClock) -> None:
     """What the log says of it."""
     who, now = texts.free[:100], clock.now()
     for kind, what in ((EventKind.RETRY, texts.free), (EventKind.CHANGE, f"{texts.free}: {texts.free}")):
-        app.recorder.note(event_of(record, kind, at=now, who=who, what=what, was=now, wake_at=now))
+        event = Event(
+            at=now, topic=record.topic, key=record.key, id=record.id, kind=kind, who=who, what=what, was=now,
+            wake_at=now,
+        )  # fmt: skip
+        app.recorder.note(event)
 
 
 @pytest.fixture(scope="module")

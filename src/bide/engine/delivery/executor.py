@@ -97,7 +97,7 @@ class Delivery(Task[Any]):
             async with transactions.transaction() as joined:
                 with joining(store, joined):
                     yield joined.connection
-                clock, keep = self._owner.clock, self._owner.config.retention_of(record.topic)
+                clock, keep = self._owner.clock, self._owner.config.retentions.of(record.topic)
                 settled = await joined.settle([completion(record, done, keep, clock)], now=clock.now())
                 if self.over or not settled[0]:
                     raise LeaseLost(

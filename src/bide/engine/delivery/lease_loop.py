@@ -27,7 +27,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from bide.core.errors import StoreError
-from bide.core.events import EventKind, event_of
+from bide.core.events import Event, EventKind
 from bide.core.instants import Due, Millis
 from bide.core.records import Leased, Record, Settlement, Topic
 from bide.engine.background import begin
@@ -330,13 +330,17 @@ class LeaseLoop(WakeLoop):
         elif record.deadline is None:
             return None
         why = reject_reason(record, policy, now)
-        return None if why is None else dead(record, why, self.config.retention_of(record.topic), now)
+        return None if why is None else dead(record, why, self.config.retentions.of(record.topic), now)
 
     def _note(self, kind: EventKind, record: Record, what: str, holder: str, wake: Due | None = None) -> None:
         """Write into the event log how a delivery of `record` ended; it wakes again at `wake`."""
         at, began = self.clock.now(), None if kind is EventKind.LOSS else record.started_at
         wake_at = None if wake is None else wake.resolve(at)
-        self._recorder.note(event_of(record, kind, at=at, who=holder, what=what, was=began, wake_at=wake_at))
+        event = Event(
+            at=at, topic=record.topic, key=record.key, id=record.id, kind=kind, attempt=record.attempt, who=holder,
+            what=what, was=began, wake_at=wake_at,
+        )  # fmt: skip
+        self._recorder.note(event)
 
     def _on_wake(self, topic: Topic, wake: Millis) -> None:
         """Take a notification of the store."""

@@ -206,7 +206,7 @@ class LongPoll(LeaseLoop):
         found = dict(zip(read, await self.store.get(refs), strict=True)) if refs else {}
         sent: list[tuple[int, Settlement, Record | None]] = []
         for place, (lease, outcome) in enumerate(ended):
-            record, retention = found.get(place), self.config.retention_of(lease.topic)
+            record, retention = found.get(place), self.config.retentions.of(lease.topic)
             if _plain(outcome):
                 keep = retention.keep_until(State.DONE, self.clock.now())
                 sent.append((place, Settlement(*lease, OutcomeKind.DONE, None, keep), None))

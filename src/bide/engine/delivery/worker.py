@@ -308,7 +308,7 @@ class Worker(LeaseLoop):
                 ended = Retry("the handler was cancelled")
             elif not isinstance(ended, Outcome) and record.failures == 0:
                 _log.warning("%s/%s failed for the first time", record.topic, record.key, exc_info=ended)
-        route, keep = self._executors[record.topic].route, self.config.retention_of(record.topic)
+        route, keep = self._executors[record.topic].route, self.config.retentions.of(record.topic)
         try:
             decided = settlement_for(record, ended, route, keep, self.clock, traces=self.config.traces)
         except Exception as defect:  # noqa: BLE001 - an outcome of the handler's own making, without what ours have

@@ -254,7 +254,7 @@ class TaskPage:
         }
 
     def _gone(self, request: PageRequest, ref: Ref) -> Reply:
-        keep = self._app.config.retention_of(ref.topic)
+        keep = self._app.config.retentions.of(ref.topic)
         return request.render("task_gone.html", status=404, ref=ref, keep=keep)
 
 

@@ -226,7 +226,7 @@ class TasksPage(Page):
             all_chosen=request.field("chosen") == "all",
             verbs=possible(request, given["state"].strip(), shown),
             matching={} if asked.key else filter_fields(request, asked.where),
-            keep=self._app.config.retention_of(asked.where.topic or ""),
+            keep=self._app.config.retentions.of(asked.where.topic or ""),
             alike=_alike(given["topic"], topics),
             widen=[(name, address("/tasks", **{**held, name: ""})) for name in FIELDS[:-1] if name in held],
         )

@@ -113,10 +113,9 @@ class Reader(_Thread):
         connection.execute("PRAGMA query_only = ON")
         super().__init__(path, connection, "reader")
 
-    async def submit(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> T:
+    def submit(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> asyncio.Future[T]:
         """Run `call` in one read transaction: it sees one state of the file."""
-        result: T = await self._put(call, arguments)
-        return result
+        return self._put(call, arguments)
 
     def _run(self) -> None:
         while (operation := self._queue.get()) is not None:
@@ -161,12 +160,11 @@ class Writer(_Thread):
         self._committed = committed
         super().__init__(path, connection, "writer")
 
-    async def submit(
+    def submit(
         self, call: Callable[[UnitOfWork, *Ts], T], *arguments: *Ts, durable: bool = True, adding: bool = False
-    ) -> T:
+    ) -> asyncio.Future[T]:
         """Run `call` in a transaction; its result once that is committed (durably, if so asked)."""
-        result: T = await self._put(call, arguments, durable, adding)
-        return result
+        return self._put(call, arguments, durable, adding)
 
     def _run(self) -> None:
         queue = self._queue

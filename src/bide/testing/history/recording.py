@@ -280,7 +280,7 @@ class RecordedClient:
         journal = self._journal
         call = journal.call()
         if asks is Asks.CANCEL:
-            details["keeps"] = self.app.config.retention_of(topic).cancelled > 0
+            details["keeps"] = self.app.config.retentions.of(topic).cancelled > 0
         at, clock = journal.time_ns(), journal.clock()
         if now is not None:
             clock = min(clock, now)
