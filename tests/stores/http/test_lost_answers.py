@@ -8,7 +8,22 @@ import pytest
 from msgspec import Raw
 from starlette.responses import Response
 from tests.stores.http.serving import Service
-from tests.stores.stories import Story, cancels, extends, leases, looks, moves, redrives, refuses, settles
+from tests.stores.stories import (
+    Story,
+    cancels,
+    extends,
+    leases,
+    looks,
+    moves,
+    purges,
+    redrives,
+    refuses,
+    replaces,
+    schedules,
+    schedules_many,
+    settles,
+    settles_many,
+)
 from tests.waiting import until
 
 from bide.core.errors import OutcomeUnknown, StoreUnavailable
@@ -27,7 +42,10 @@ from bide.testing.store_suite.base import (
 )
 
 REF = Ref("t", "k")
-STORIES: list[Story] = [refuses, moves, cancels, redrives, leases, extends, settles, looks]
+STORIES: list[Story] = [
+    schedules, schedules_many, refuses, replaces, moves, cancels, redrives, leases, extends, settles, settles_many,
+    purges, looks,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("act", [Act.CUT, Act.LOSE_REPLY, Act.HOLD], ids=lambda act: act.value)
