@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from click.testing import CliRunner
 from tests.service.calling import Api
-from tests.service.test_stopping import serve
+from tests.service.test_streams import serve
 from tests.waiting import until
 
 from bide import BadInput, Settings, SetupError, extensions

@@ -1,7 +1,8 @@
 """The only way to wait in a test. A verdict never depends on how fast the machine is.
 
 - `until`, `wait_until`: for a condition. The bound is so generous that only a hang reaches it.
-- `elapse`: lets virtual time pass, which costs none; refuses a loop of real time. `virtual_time` reads its clock.
+- `elapse`: lets virtual time pass, which costs none; refuses a loop of real time. `virtual_time` reads its clock, and
+  a test that is decorated by `in_virtual_time` runs in it.
 - `pause`, `block`: real time, with the reason. A slow machine may make such a test see less, and never makes it fail:
   they keep the pace of a load, or give what must not happen the time to happen.
 - `forever`: what a handler that never ends does.
@@ -15,10 +16,14 @@ from __future__ import annotations
 import asyncio
 import inspect
 import time
-from collections.abc import Awaitable, Callable
-from typing import Any, TypeVar, overload
+from collections.abc import Awaitable, Callable, Coroutine
+from functools import wraps
+from typing import Any, Concatenate, ParamSpec, TypeVar, overload
+
+from bide.testing.virtual import VirtualLoop, run_virtual
 
 T = TypeVar("T")
+P = ParamSpec("P")
 
 PATIENCE = 60.0
 """Seconds until what is waited for is taken for a hang, and for a failure."""
@@ -105,3 +110,17 @@ async def forever() -> None:
 def not_before(at: float, earliest: float, what: str) -> None:
     """Nothing happened early: `at` and `earliest` are of one clock and one unit."""
     assert at >= earliest, f"{what} is early by {earliest - at}"
+
+
+def in_virtual_time(
+    test: Callable[Concatenate[VirtualLoop, P], Coroutine[Any, Any, None]], *, given: int = 1
+) -> Callable[P, None]:
+    """The test runs on a virtual loop, which is its first argument. `given`: how many arguments are no fixtures."""
+
+    @wraps(test)
+    def run(*fixtures: P.args, **named: P.kwargs) -> None:
+        run_virtual(lambda loop: test(loop, *fixtures, **named))
+
+    asked = inspect.signature(test)
+    run.__signature__ = asked.replace(parameters=list(asked.parameters.values())[given:])  # type: ignore[attr-defined]
+    return run

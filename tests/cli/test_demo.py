@@ -14,9 +14,10 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import closing, contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
+from tests.cli.conftest import CommandLine
 from tests.waiting import elapse, wait_until
 
 from bide import Bide, StoreUnavailable
@@ -29,9 +30,6 @@ from bide.core.records import State
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 from bide.testing.virtual import VirtualClock, VirtualLoop, run_virtual
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import CommandLine
 
 AT_ONCE = {
     "order.remind", "order.close", "payment.notify", "post.publish", "coupon.remind", "subscription.renew",

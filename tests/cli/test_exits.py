@@ -1,18 +1,28 @@
-"""The exit codes are one table, in the code, in --help and in the documentation."""
+"""What ends with an error: bad input, no store, an old schema, and what bide doctor finds."""
 
 from __future__ import annotations
 
+import asyncio
 import re
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import Any
 
+import asyncpg
 import pytest
+from tests.cli.conftest import CommandLine
+from tests.servers.fixtures import StartsRedis, not_installed
+from tests.servers.pooler import PostgresPooler
+from tests.waiting import forever
 
 from bide import (
     BadInput,
     BadPayload,
+    Bide,
     BideError,
+    Dead,
     DuplicateHandler,
+    Event,
+    EventKind,
     LeaseLost,
     MissingExtra,
     OutcomeUnknown,
@@ -20,11 +30,91 @@ from bide import (
     StoreFull,
     StoreMismatch,
     StoreUnavailable,
+    Task,
 )
 from bide.cli.exits import Exit, exit_of
+from bide_proofs.servers.process import ServerMissing
+from bide_proofs.servers.server import ServerClock
 
-if TYPE_CHECKING:
-    from tests.cli.conftest import CommandLine
+ONE_HOUR = ("--delay", "1h")
+
+
+@pytest.mark.parametrize(
+    ("args", "field", "value", "accepted"),
+    [
+        (("schedule", "t"), "delay", "nothing was given", "one of the two"),
+        (("schedule", "t", *ONE_HOUR, "--at", "2099-01-01T00:00:00Z"), "at, delay", "1h", "only one"),
+        (("schedule", "t", "--delay", "5"), "delay", "'5'", "15m"),
+        (("schedule", "t", "--delay", "5 parsecs"), "delay", "'5 parsecs'", "units: ms s m h d w"),
+        (("schedule", "t", "--delay", "-5m"), "delay", "'-5m'", "not negative"),
+        (("schedule", "t", "--delay", "99999999d"), "delay", "'99999999d'", "year 10000"),
+        (("schedule", "t", "--at", "2030-01-31T08:00:00"), "at", "'2030-01-31T08:00:00'", "offset"),
+        (("schedule", "t", "--at", "tomorrow"), "at", "'tomorrow'", "2030-01-31T08:00:00+01:00"),
+        (("schedule", "t", *ONE_HOUR, "--deadline", "1m"), "deadline", "'1m'", "not before the task is due"),
+        (("schedule", "", *ONE_HOUR), "topic", "''", "1 to 200 bytes"),
+        (("schedule", "t", *ONE_HOUR, "--key", "k" * 201), "key", "kkk", "1 to 200 bytes"),
+        (("schedule", "t", *ONE_HOUR, "--group", "a\nb"), "group", r"'a\nb'", "without control characters"),
+        (("schedule", "bide:settings", *ONE_HOUR), "topic", "'bide:settings'", "of your own"),
+        (("schedule", "t", "{nope", *ONE_HOUR), "payload", "'{nope'", "JSON such as"),
+        (("schedule", "t", "@missing.json", *ONE_HOUR), "payload", "'@missing.json'", "readable file"),
+        (("schedule", "t", "--bytes", "x" * 300_000, *ONE_HOUR), "payload", "300000 bytes", "at most 262144 bytes"),
+        (("schedule", *ONE_HOUR), "TOPIC", "nothing was given", "order.close"),
+        (("schedule", "t", *ONE_HOUR, "--on-conflict", "wait"), "--on-conflict", "'wait'", "'earliest'"),
+        (("schedule", "t", *ONE_HOUR, "--retry", "often"), "--retry", "'often'", "'patient'"),
+        (("schedule", "t", "--many", "none.jsonl"), "--many", "'none.jsonl'", "readable file"),
+        (("schedule", "t", "--many", "-", *ONE_HOUR), "--delay", "'1h'", "no such option with --many"),
+        (("ls", "--limit", "lots"), "--limit", "'lots'", "a whole number from 1"),
+        (("ls", "--limit", "0"), "--limit", "'0'", "a whole number from 1"),
+        (("ls", "--state", "ready"), "--state", "'ready'", "'waiting'"),
+        (("ls", "--before", "soon"), "--before", "'soon'", "a duration from now"),
+        (("ls", "--before", "1h", "--state", "dead"), "--before", "'1h'", "--state live"),
+        (("ls", "--topic", ""), "topic", "''", "1 to 200 bytes"),
+        (("show", "t"), "KEY", "", "Missing argument"),
+        (("events", "t"), "KEY", "nothing was given", "or neither"),
+        (("move", "t", "k"), "delay", "nothing was given", "one of the two"),
+        (("move", "t", "k", *ONE_HOUR, "--if-token", "new"), "--if-token", "'new'", "a whole number"),
+        (("cancel",), "TOPIC, KEY", "nothing was given", "--group GROUP"),
+        (("cancel", "t"), "KEY", "nothing was given", "--group GROUP"),
+        (("cancel", "t", "k", "--group", "g"), "TOPIC", "'t'", "only --topic together with --group"),
+        (("cancel", "t", "k", "--topic", "u"), "--topic", "'u'", "together with --group"),
+        (("shift", "--group", "g", "--by", "sideways"), "by", "'sideways'", "units"),
+        (("shift", "--by", "1h"), "--group", "", "Missing option"),
+        (("redrive",), "TOPIC, KEY", "nothing was given", "--all-dead"),
+        (("redrive", "t", "k", "--all-dead"), "TOPIC", "'t'", "together with --all-dead"),
+        (("tally", "--step", "1h"), "--step", "'1h'", "together with --ahead"),
+        (("tally", "--ahead", "1d", "--step", "1s"), "--step", "'1s'", "at most 200 times"),
+        (("tally", "--ahead", "0s"), "--ahead", "'0s'", "above zero"),
+        (("ls", "--store", "somewhere"), "store", "", "sqlite:///bide.db"),
+        (("ls", "--store", "sqlite://"), "store", "sqlite", "sqlite:///"),
+        (("demo", "--port", "soon"), "--port", "'soon'", "a whole number from 0 to 65,535"),
+        (("lss",), "command", "'lss'", "did you mean 'ls'"),
+        (("ls", "--stat", "dead"), "--stat", "", "--state"),
+        (("work", "shop"), "MODULE:APP", "'shop'", "such as shop:app"),
+        (("work", "nowhere:app"), "MODULE:APP", "'nowhere:app'", "can be imported"),
+        (("work", "json:app"), "MODULE:APP", "'json:app'", "the name of a Bide object"),
+        (("work", "json:dumps"), "MODULE:APP", "'json:dumps'", "not of a function"),
+        (("work", "shop:app", "--processes", "0"), "--processes", "'0'", "a whole number from 1"),
+    ],
+    ids=lambda one: " ".join(one)[:40] if isinstance(one, tuple) else None,
+)
+def test_it_names_field_value_and_accepted(
+    line: CommandLine, args: tuple[str, ...], field: str, value: str, accepted: str
+) -> None:
+    complaint = line.error(*args)
+    assert field in complaint
+    assert value in complaint
+    assert accepted in complaint
+
+
+def test_a_typing_error_in_the_environment(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIDE_STROE", "sqlite:///a.db")
+    assert "BIDE_STORE" in line.error("ls")
+
+
+def test_nothing_was_done(line: CommandLine) -> None:
+    line.error("schedule", "t", "--delay", "5")
+    line.error("schedule", "t", "--key", "", "--delay", "5m")
+    assert line.json("ls") == []
 
 
 def test_the_documentation_has_the_table(root: Path) -> None:
@@ -92,3 +182,207 @@ def test_control_c_ends_cleanly(line: CommandLine, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr("bide.cli.context.Context.open", interrupted)
     assert line.run("ls", code=Exit.INTERRUPTED).stderr.strip() == "bide: interrupted"
+
+
+def notes(line: CommandLine, code: int = 0) -> list[tuple[str, str]]:
+    found: list[Any] = line.json("doctor", code=code)
+    assert all(set(note) == {"level", "what", "advice"} for note in found)
+    assert all(note["advice"] for note in found if note["level"] == "error")
+    return [(note["level"], note["what"]) for note in found]
+
+
+def test_all_is_well(line: CommandLine) -> None:
+    said = line.run("doctor").stdout
+    assert f"the store opens: {line.url}" in said
+    assert "settings from the environment: BIDE_STORE" in said
+    assert "0 live workers" in said
+    assert "no dead tasks" in said
+    assert not [what for level, what in notes(line) if level == "error"]
+
+
+def test_a_topic_that_nobody_works_on(line: CommandLine) -> None:
+    line.run("schedule", "forgotten", "--delay", "0s")
+    [what] = [what for level, what in notes(line, Exit.NOT_DONE) if level == "error"]
+    assert what.startswith("topic forgotten: 1 due, the oldest ")
+    assert what.endswith("no live worker has a handler for it")
+
+
+def test_a_topic_that_somebody_works_on(line: CommandLine) -> None:
+    async def examine() -> list[tuple[str, str]]:
+        app = Bide(line.url)
+        begun = asyncio.Event()
+
+        @app.handler("t", concurrency=1)
+        async def slow(task: Task[object]) -> None:
+            begun.set()
+            await forever()
+
+        async with app.worker() as worker:
+            for key in "ab":
+                await app.schedule("t", key=key, delay="0s")
+            await begun.wait()
+            found = await asyncio.to_thread(notes, line)
+            await worker.stop(grace=0)
+            return found
+
+    found = asyncio.run(examine())
+    assert ("ok", "1 live worker, on t") in found
+    assert not [what for level, what in found if level == "error"]
+
+
+def test_dead_tasks(line: CommandLine) -> None:
+    async def kill() -> None:
+        app = Bide(line.url)
+        died = asyncio.Event()
+
+        @app.handler("t")
+        async def handle(task: Task[object]) -> None:
+            raise Dead("no such order")
+
+        @app.on_dead("t")
+        async def report(task: Task[object]) -> None:
+            died.set()
+
+        async with app.worker():
+            await app.schedule("t", delay="0s")
+            await died.wait()
+
+    asyncio.run(kill())
+    assert ("warning", "dead tasks: t 1") in notes(line)
+
+
+def test_a_clock_that_was_set_back(line: CommandLine) -> None:
+    async def record() -> None:
+        async with Bide(line.url) as app:
+            at = app.clock.now() + 3_600_000
+            app.recorder.note(Event(at=at, topic="t", key="k", id="i", kind=EventKind.CHANGE))
+
+    asyncio.run(record())
+    assert any(level == "warning" and re.search(r"from the future: in (1h|59m)", what) for level, what in notes(line))
+
+
+def test_a_server_whose_clock_is_an_hour_ahead(
+    line: CommandLine, redis_server: StartsRedis, server_clock: ServerClock
+) -> None:
+    server_clock.shift(3_600)
+    server = redis_server(clock=server_clock)
+    found = line.json("doctor", "--store", server.url)
+    assert any("differs from the store's by 1h" in one["what"] for one in found if one["level"] == "warning"), found
+
+
+def test_a_store_that_does_not_open(line: CommandLine) -> None:
+    path = line.directory / "letter.txt"
+    path.write_text("Dear SQLite, " * 400, encoding="utf-8")
+    found = line.json("doctor", "--store", f"sqlite:///{path}", code=Exit.NOT_DONE)
+    assert found[-1]["level"] == "error"
+    assert str(path) in found[-1]["what"]
+
+
+def test_a_setting_that_is_none(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BIDE_LAESE", "5s")
+    found = line.json("doctor", code=Exit.NOT_DONE)
+    assert "BIDE_LEASE" in found[-1]["what"]
+
+
+@pytest.fixture
+def url(postgres_url: str, postgres_schema: str) -> str:
+    """A place of the test's own, without tables."""
+    return f"{postgres_url}?schema={postgres_schema}"
+
+
+@pytest.fixture(params=["postgres", "mysql"])
+def either(request: pytest.FixtureRequest) -> str:
+    """The same, on each database that has a schema."""
+    where, name = (request.getfixturevalue(f"{request.param}_{what}") for what in ("url", "schema"))
+    return f"{where}?schema={name}"
+
+
+def test_what_is_missing_is_said_made_and_then_there(line: CommandLine, either: str) -> None:
+    url = either
+    said = line.run("migrate", "--check", "--store", url, code=Exit.NOT_DONE).stdout
+    assert "there is no schema" in said
+    assert "run `bide migrate`" in said
+    assert "the schema was made" in line.run("migrate", "--store", url).stdout
+    assert "up to date" in line.run("migrate", "--store", url).stdout
+    assert "up to date" in line.run("migrate", "--check", "--store", url).stdout
+    line.run("schedule", "t", "--delay", "1h", "--store", url)
+
+
+def test_the_same_in_json(line: CommandLine, either: str) -> None:
+    url = either
+    found = line.one("migrate", "--check", "--store", url, code=Exit.NOT_DONE)
+    assert set(found) == {"store", "before", "found", "wanted", "up_to_date"}
+    assert (found["before"], found["found"], found["up_to_date"]) == (0, 0, False)
+    made = line.one("migrate", "--store", url)
+    assert (made["before"], made["found"], made["up_to_date"]) == (0, made["wanted"], True)
+    assert line.one("migrate", "--check", "--store", url)["before"] == made["wanted"]
+
+
+def test_what_is_printed_can_be_run_by_hand(line: CommandLine, url: str, postgres_url: str) -> None:
+    script = line.run("migrate", "--print", "--store", url).stdout
+    assert line.one("migrate", "--print", "--store", url)["statements"][0].startswith("CREATE SCHEMA")
+    line.run("migrate", "--check", "--store", url, code=Exit.NOT_DONE)
+
+    async def run() -> None:
+        connection: Any = await asyncpg.connect(postgres_url)
+        try:
+            await connection.execute(script)
+        finally:
+            await connection.close()
+
+    asyncio.run(run())
+    line.run("migrate", "--check", "--store", url)
+    assert line.run("migrate", "--print", "--store", url).stdout == "-- up to date: nothing to run\n"
+    assert line.one("migrate", "--print", "--store", url) == {"statements": []}
+
+
+@pytest.mark.parametrize("store", ["sqlite", "memory", "redis"])
+@pytest.mark.parametrize("option", ["--check", "--print", None])
+def test_others_look_after_themselves(
+    line: CommandLine, store: str, option: str | None, request: pytest.FixtureRequest
+) -> None:
+    urls = {"sqlite": f"sqlite:///{line.directory}/new.db", "memory": "memory:"}
+    url = urls.get(store) or str(request.getfixturevalue("redis_url"))
+    words = ("migrate", *([option] if option else []), "--store", url)
+    assert "nothing to do" in line.run(*words).stdout
+    assert line.one(*words)["up_to_date"] is True
+    assert not (line.directory / "new.db").exists(), "it was only asked"
+
+
+def test_what_cannot_be_is_refused(line: CommandLine, url: str, postgres_url: str) -> None:
+    assert "--print" in line.error("migrate", "--check", "--print", "--store", url, code=Exit.BAD_INPUT)
+    away = "postgresql://bide@127.0.0.1:1/postgres"
+    assert "cannot be reached" in line.error("migrate", "--store", away, code=Exit.UNAVAILABLE)
+
+
+def test_doctor_names_the_command_where_the_schema_is_missing(line: CommandLine, either: str) -> None:
+    found = line.json("doctor", "--store", either, code=Exit.NOT_DONE)
+    assert found[-1]["level"] == "error"
+    assert "no bide schema there" in found[-1]["what"]
+    assert "bide migrate" in found[-1]["what"]
+
+
+def test_doctor_says_what_the_database_is_like(line: CommandLine, url: str) -> None:
+    line.run("migrate", "--store", url)
+    found = {note["what"]: note["level"] for note in line.json("doctor", "--store", url, code=Exit.NOT_DONE)}
+    for part in ("PostgreSQL 1", "schema version 1", "LISTEN works", "dead ones", "transaction", "clock is"):
+        assert any(part in what for what in found), part
+    # the tests' server does not wait for the disk
+    assert found["fsync is off: a power cut may destroy the database"] == "error"
+
+
+@pytest.mark.parametrize("said", [True, False], ids=["said", "not said"])
+def test_doctor_says_that_a_proxy_stands_between(line: CommandLine, url: str, tmp_path: Path, said: bool) -> None:
+    line.run("migrate", "--store", url)
+    try:
+        with PostgresPooler(tmp_path / "pooler", url) as pooler:
+            behind = f"{pooler.url}?{url.partition('?')[2]}{'&pooler=transaction' if said else ''}"
+            found = line.json("doctor", "--store", behind, code=Exit.NOT_DONE)
+    except ServerMissing as error:
+        not_installed(error)
+    [note] = [note for note in found if "proxy" in f"{note['what']}{note['advice']}"]
+    if said:
+        assert note["level"] == "warning"
+        assert "five times a second" in note["what"]
+    else:
+        assert "pooler=transaction" in f"{note['what']}{note['advice']}"

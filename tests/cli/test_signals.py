@@ -1,4 +1,4 @@
-"""What signals do to `bide work` and `bide serve`, as the table in docs/deploy.md says: real processes and signals."""
+"""`bide work`, and what signals do to it and to `bide serve`, as docs/deploy.md says: real processes and signals."""
 
 from __future__ import annotations
 
@@ -9,21 +9,18 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import pytest
+from tests.cli.conftest import CommandLine, Write
 from tests.waiting import wait_until
 
 from bide.cli.exits import Exit
 
-if TYPE_CHECKING:
-    from tests.cli.conftest import CommandLine, Write
-
 SHOP = """
 import asyncio, os, subprocess, time
-from bide import Bide, Task
+from bide import Bide, Dead, Task
 
-app = Bide(lease="10m", grace=os.environ.get("SHOP_GRACE", "10m"))
+app = Bide(lease=os.environ.get("SHOP_LEASE", "10m"), grace=os.environ.get("SHOP_GRACE", "10m"))
 
 def told(what, key):
     with open("told.txt", "a") as file:
@@ -40,7 +37,13 @@ async def work(task: Task[dict]) -> None:
         except asyncio.CancelledError:
             if not task.payload.get("deaf"):
                 raise
+    if task.payload.get("dies"):
+        raise Dead("as it was told")
     told("ended", task.key)
+
+@app.handler("other")
+async def other(task: Task[None]) -> None:
+    told("other", task.key)
 
 @app.handler("leave")
 async def leave(task: Task[None]) -> None:
@@ -308,7 +311,7 @@ def test_nohup_is_heeded(begin: Begin, ground: Ground) -> None:
 def test_the_supervisor_loads_nothing_of_the_app(begin: Begin, ground: Ground) -> None:
     process = begin("work", "shop:app", "--processes", "2")
     assert set(ground.told("loaded", 2)) == set(children_of(process))
-    ground.said(f"leave, work from {ground.line.url}, 2 processes under pid {process.pid}")
+    ground.said(f"leave, other, work from {ground.line.url}, 2 processes under pid {process.pid}")
 
 
 def test_the_supervisor_reaps_what_handlers_leave_behind(begin: Begin, ground: Ground) -> None:
@@ -323,3 +326,95 @@ def test_the_supervisor_reaps_what_handlers_leave_behind(begin: Begin, ground: G
     wait_until(lambda: not Path(f"/proc/{pid}").exists(), "the orphan to be reaped")
     process.terminate()
     assert process.wait(60) == Exit.DONE
+
+
+def test_what_dies_is_logged(line: CommandLine, begin: Begin, ground: Ground) -> None:
+    ground.go()
+    ground.schedule(1, '{"dies": true}')
+    process = begin("work", "shop:app")
+    for said in (
+        "ERROR bide.work",
+        "work/0 is dead",
+        f"shop:app: leave, other, work from {line.url}, pid {process.pid}",
+    ):
+        ground.said(said)
+    process.terminate()
+    assert process.wait(60) == Exit.DONE
+
+
+def test_what_was_held_comes_back(begin: Begin, ground: Ground, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SHOP_LEASE", "1s")
+    ground.schedule(1)
+    first = begin("work", "shop:app")
+    ground.told("begun", 1)
+    for _ in range(2):
+        first.send_signal(signal.SIGINT)
+        ground.said("SIGINT: draining")
+    assert first.wait(60) == Exit.INTERRUPTED
+    again = begin("work", "shop:app", "--topic", "work")
+    assert ground.told("begun", 2) == [first.pid, again.pid]
+
+
+def test_only_some_topics(line: CommandLine, begin: Begin, ground: Ground) -> None:
+    ground.schedule(1)
+    line.run("schedule", "other", "--delay", "0s")
+    process = begin("work", "shop:app", "--topic", "other", "--uvloop", "--quiet")
+    ground.told("other", 1)
+    assert "begun" not in (line.directory / "told.txt").read_text()
+    assert "no live worker has a handler" in line.run("doctor", code=1).stdout
+    assert "--topic: 'more' is not accepted; give topics that have a handler: leave, other, work" in line.error(
+        "work", "shop:app", "--topic", "more"
+    )
+    process.terminate()
+    assert process.wait(60) == Exit.DONE
+    assert (line.directory / "said.txt").read_text() == ""
+
+
+def two_children_of(process: subprocess.Popen[str], *, but: int = 0) -> list[int]:
+    def both() -> list[int]:
+        found = children_of(process)
+        return found if len(found) == 2 and but not in found else []
+
+    return wait_until(both, "two processes")
+
+
+def test_two_processes_and_one_that_is_killed(begin: Begin, ground: Ground) -> None:
+    process = begin("work", "shop:app", "--processes", "2")
+    first, second = two_children_of(process)
+    os.kill(first, signal.SIGKILL)
+    assert second in two_children_of(process, but=first)
+    ground.schedule(1)
+    ground.told("begun", 1)
+    process.terminate()
+    ground.said("draining")
+    ground.go()
+    assert process.wait(60) == Exit.DONE
+    ground.said(f"process {first} was killed by SIGKILL; another one starts in 0.5 s")
+    ground.told("ended", 1)
+
+
+def test_processes_drain_when_their_supervisor_is_killed(begin: Begin, ground: Ground) -> None:
+    process = begin("work", "shop:app", "--processes", "2")
+    children = two_children_of(process)
+    ground.schedule(1)
+    ground.told("begun", 1)
+    process.kill()
+    ground.go()
+    ground.told("ended", 1)
+    wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in children), "both to end")
+
+
+def test_what_cannot_start_is_not_started_for_ever(begin: Begin, ground: Ground, write: Write) -> None:
+    broken = SHOP + "\nimport sys\nif '--supervised' in sys.argv: raise RuntimeError('only in the children')\n"
+    write("shop.py", broken)
+    process = begin("work", "shop:app", "--processes", "2")
+    assert process.wait(60) == Exit.SETUP
+    ground.said("shop: cannot be imported: RuntimeError: only in the children")
+    ground.said("would fail again")
+
+
+def test_an_app_without_handlers(line: CommandLine, write: Write) -> None:
+    write("empty_shop.py", "from bide import Bide\napp = Bide()\n")
+    assert "no handlers" in line.error("work", "empty_shop:app", code=Exit.SETUP)
+    write("broken_shop.py", "import nothing_like_it\n")
+    assert "nothing_like_it" in line.error("work", "broken_shop:app", code=Exit.SETUP)

@@ -1,4 +1,4 @@
-"""Putting in and changing: what is answered, in words, in JSON, and as an exit code."""
+"""Putting in, changing, pausing and tokens: what is answered, in words and JSON, and where no output can be had."""
 
 from __future__ import annotations
 
@@ -9,16 +9,21 @@ import os
 import re
 import subprocess
 import sys
-from typing import TYPE_CHECKING
+from asyncio.subprocess import PIPE
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
 
 import pytest
+from tests.cli.conftest import CommandLine, Write
+from tests.waiting import wait_until
 
 from bide import Bide, Dead, OutcomeUnknown, StoreUnavailable, Task
+from bide.cli.context import person
 from bide.cli.exits import Exit
 from bide.core.errors import PartlyFailed, StoreError
-
-if TYPE_CHECKING:
-    from tests.cli.conftest import CommandLine, Write
+from bide.service.access import Access
+from bide.service.authz import DEFAULT_VERBS, Unauthorized, Verb, parse
 
 INSTANT = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z")
 TASK_FIELDS = {
@@ -241,3 +246,294 @@ def test_the_shared_options_may_stand_anywhere(line: CommandLine) -> None:
 def test_memory_is_said_to_be_forgotten(line: CommandLine) -> None:
     result = line.run("schedule", "t", "--delay", "1h", "--store", "memory:")
     assert "memory: keeps nothing after" in result.stderr
+
+
+def test_pause_and_resume(line: CommandLine) -> None:
+    first, second = line.json("pause", "order.close", "mail")
+    assert first == {"topic": "order.close", "since": first["since"], "who": person(), "paused": True, "changed": True}
+    assert (second["topic"], second["changed"]) == ("mail", True)
+    assert line.one("pause", "order.close") == {**first, "changed": False}
+    assert line.json("pause") == [
+        {"topic": one["topic"], "since": one["since"], "who": person()} for one in (second, first)
+    ]
+    over = {"topic": "mail", "since": None, "who": None, "paused": False, "changed": True}
+    assert line.one("resume", "mail") == over
+    assert line.one("resume", "mail") == {**over, "changed": False}
+    assert [one["topic"] for one in line.json("pause")] == ["order.close"]
+
+
+def test_in_words(line: CommandLine) -> None:
+    assert line.run("pause").stdout == f"no topic is paused in {line.url}\n"
+    assert line.run("pause", "t").stdout == "t: paused\n"
+    assert line.run("pause", "t").stdout.startswith("t: already paused: paused ")
+    listed = line.run("pause").stdout
+    assert listed.startswith("t: paused ")
+    assert listed.endswith(f" by {person()}\n")
+    assert line.run("resume", "t").stdout == "t: resumed\n"
+    assert line.run("resume", "t").stdout == "t: was not paused\n"
+
+
+def test_bad_input_pauses_nothing(line: CommandLine) -> None:
+    assert "TOPIC: 'bide:settings' is not accepted" in line.error("pause", "good", "bide:settings")
+    assert line.json("pause") == []
+    assert "Missing argument" in line.error("resume")
+
+
+def test_answers_say_that_it_waits(line: CommandLine) -> None:
+    args = ("t", "--key", "k", "--group", "g")
+    assert "paused" not in line.one("schedule", *args, "--delay", "1h")
+    line.run("pause", "t")
+    assert line.one("schedule", *args, "--delay", "1h")["paused"] is True
+    assert line.one("move", "t", "k", "--delay", "2h")["paused"] is True
+    assert line.one("fire", "t", "k")["paused"] is True
+    assert line.one("shift", "--group", "g", "--by", "1h")["paused"] is True
+    said = line.run("move", "t", "k", "--delay", "3h").stdout
+    assert said.endswith("; the topic is paused: it waits for bide resume t\n")
+    assert "paused" not in line.one("schedule", "other", "--key", "k", "--delay", "1h")
+    assert "paused" not in line.one("cancel", "t", "k")
+    assert "paused" not in line.one("move", "t", "none", "--delay", "1h", code=Exit.NOT_DONE)
+
+
+def test_tally_shows_it(line: CommandLine) -> None:
+    line.run("pause", "t", "empty")
+    line.run("schedule", "t", "--delay", "1h")
+    line.run("schedule", "other", "--delay", "1h")
+    shape = line.one("tally")
+    assert [one["topic"] for one in shape["paused"]] == ["empty", "t"]
+    assert [one["topic"] for one in line.one("tally", "--topic", "t")["paused"]] == ["t"]
+    said = line.run("tally").stdout
+    assert "t is paused " in said
+    assert "resume it with: bide resume t" in said
+    assert "other is paused" not in said
+
+
+def test_doctor_explains_what_waits(line: CommandLine) -> None:
+    line.run("schedule", "t", "--delay", "0s")
+    assert any("no live worker" in note["what"] for note in line.json("doctor", code=Exit.NOT_DONE))
+    line.run("pause", "t")
+    [note] = [note for note in line.json("doctor") if note["what"].startswith("topic t: 1 due")]
+    assert note["level"] == "warning"
+    assert ", held back: it is paused " in note["what"]
+    assert note["advice"] == "resume it with: bide resume t"
+
+
+def test_what_cannot_be_told_fails_nothing(line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def away(app: Any) -> Any:
+        raise StoreUnavailable("away")
+
+    monkeypatch.setattr(Bide, "paused", away)
+    done = line.run("schedule", "t", "--key", "k", "--delay", "1h")
+    assert re.match(r"t/k: created, due in (1h|59m \d+s) \(", done.stdout)
+    assert done.stderr == "bide: note: the pauses cannot be read: away\n"
+
+
+def test_work_says_when_it_holds_back(line: CommandLine, tmp_path: Path) -> None:
+    """A process of its own: paused before it starts, resumed while it runs."""
+    (tmp_path / "shop.py").write_text(
+        "from bide import Bide\n"
+        "app = Bide()\n"
+        "@app.handler('t')\n"
+        "async def handle(task):\n"
+        "    print('handled', task.key, flush=True)\n"
+    )
+
+    line.run("pause", "t")
+    line.run("schedule", "t", "--key", "k", "--delay", "0s")
+
+    async def story() -> None:
+        command = (sys.executable, "-m", "bide", "work", "shop:app")
+        work = await asyncio.create_subprocess_exec(*command, cwd=tmp_path, stdout=PIPE, stderr=PIPE)
+        assert work.stderr is not None
+        assert work.stdout is not None
+        try:
+            async with asyncio.timeout(60):
+                while b"t is held back: paused since" not in (await work.stderr.readline()):
+                    assert not work.stderr.at_eof()
+                async with Bide(line.url) as app:
+                    await app.resume("t")
+                assert await work.stdout.readline() == b"handled k\n"
+        finally:
+            work.terminate()
+            await work.communicate()
+        assert work.returncode == 0
+
+    asyncio.run(story())
+
+
+def run(script: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of bash in which `bide` is the command; ends with the exit code of the first of a pipe."""
+    return subprocess.run(
+        ["bash", "-c", f'bide() {{ "{sys.executable}" -m bide "$@"; }}; {script}; exit ${{PIPESTATUS[0]}}'],
+        env=os.environ | environ, capture_output=True, text=True, timeout=60, check=False,
+    )  # fmt: skip
+
+
+@pytest.fixture
+def many(write: Write) -> None:
+    write("many", "".join(f'{{"key": "{number}", "delay": "1h"}}\n' for number in range(2_500)))
+
+
+def test_a_reader_that_is_gone_ends_no_command_that_changes(line: CommandLine, many: None) -> None:
+    done = run("bide schedule t --many many --json | head -n 1")
+    assert (done.returncode, done.stdout.count("\n"), done.stderr) == (Exit.DONE, 1, "")
+    assert line.one("tally")["counts"][0]["number"] == 2_500
+    assert run("bide move t nobody --delay 1h --json | true").returncode == Exit.NOT_DONE
+    assert run("bide ls --all --json | head -n 1").returncode == Exit.DONE
+    assert run("bide ls --help | true").returncode == Exit.DONE
+
+
+def test_no_output_at_all(line: CommandLine) -> None:
+    done = run("bide schedule t --key a --delay 1h >&-")
+    assert (done.returncode, done.stderr) == (Exit.DONE, "")
+    assert run("bide cancel t nobody <&- >&- 2>&-").returncode == Exit.NOT_DONE
+    assert line.one("show", "t", "a")["task"]["state"] == "waiting"
+
+
+def test_a_full_output_is_said(line: CommandLine) -> None:
+    done = run("bide schedule t --key a --delay 1h > /dev/full")
+    assert done.returncode == Exit.DONE
+    assert "the output cannot be written and is dropped: [Errno 28]" in done.stderr
+    assert run("bide ls > /dev/full").returncode == Exit.DEFECT
+
+
+def test_a_worker_goes_on_without_a_reader_of_its_log(line: CommandLine, write: Write) -> None:
+    write(
+        "shop.py",
+        "from bide import Bide, Task\napp = Bide()\n"
+        "@app.handler('t')\nasync def t(task: Task[None]) -> None: open('ended', 'w')\n",
+    )
+    line.run("schedule", "t", "--delay", "0s")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "bide", "work", "shop:app", "--processes", "2"], stderr=subprocess.PIPE
+    )
+    assert process.stderr is not None
+    process.stderr.close()
+    wait_until(lambda: (line.directory / "ended").exists() or process.poll() is not None, "the task")
+    process.terminate()
+    assert process.wait(60) == Exit.DONE
+    assert (line.directory / "ended").exists()
+
+
+@pytest.mark.parametrize(
+    "environ",
+    [{"PYTHONIOENCODING": "latin-1"}, {"LC_ALL": "POSIX", "PYTHONCOERCECLOCALE": "0", "PYTHONUTF8": "0"}],
+    ids=["latin-1", "POSIX"],
+)
+def test_a_name_beyond_the_encoding_of_the_terminal(line: CommandLine, environ: dict[str, str]) -> None:
+    key = "caf\u00e9 \U0001f680"
+    line.run("schedule", "t", json.dumps(key), "--key", key, "--delay", "1h")
+    done = run("bide ls > shown", **environ)
+    assert (done.returncode, done.stderr) == (Exit.DONE, "")
+    done = run("bide ls --json", **environ)
+    assert json.loads(done.stdout)["key"] == json.loads(done.stdout)["payload"] == key
+
+
+def caller(line: CommandLine, text: str) -> tuple[str, set[Verb], tuple[str, ...]]:
+    """Whom a service takes the holder of this token for."""
+
+    async def ask() -> tuple[str, set[Verb], tuple[str, ...]]:
+        async with Bide(line.url) as app:
+            found = await Access(app).caller_of(f"Bearer {text}")
+            return found.name, set(found.verbs), found.topics
+
+    return asyncio.run(ask())
+
+
+def test_the_token_alone_is_on_stdout(line: CommandLine) -> None:
+    made = line.run("token", "add", "ann")
+    text = made.stdout.strip()
+    assert parse(text) is not None
+    assert "it is not shown again" in made.stderr
+    assert text[-43:] not in made.stderr
+    assert caller(line, text) == ("ann", set(DEFAULT_VERBS), ("*",))
+
+
+def test_scopes_and_expiry(line: CommandLine) -> None:
+    made = line.one(
+        "token", "add", "ci", "--verb", "read", "--verb", "schedule", "--topic", "order.*", "--topic", "mail",
+        "--expires", "90d",
+    )  # fmt: skip
+    assert caller(line, made["token"]) == ("ci", {Verb.READ, Verb.SCHEDULE}, ("order.*", "mail"))
+    [listed] = line.json("token", "ls")
+    assert listed == {name: value for name, value in made.items() if name != "token"}
+    assert listed["verbs"] == ["schedule", "read"]
+    ends, begins = (datetime.fromisoformat(listed[name]) for name in ("expires_at", "created_at"))
+    assert ends - begins == timedelta(days=90)
+    assert listed["created_by"]
+
+
+def test_ls_never_shows_a_secret(line: CommandLine) -> None:
+    assert "no tokens in sqlite:///" in line.run("token", "ls").stdout
+    texts = [line.run("token", "add", "ann", "--verb", verb).stdout.strip() for verb in ("all", "read", "admin")]
+    for shown in (line.run("token", "ls").stdout, line.run("token", "ls", "--json").stdout):
+        for text in texts:
+            id, secret = parse(text) or ("", "")
+            assert id in shown
+            assert secret not in shown
+            assert "hash" not in shown
+    assert "do all" in line.run("token", "ls").stdout
+
+
+def test_revoke(line: CommandLine) -> None:
+    text = line.run("token", "add", "ann").stdout.strip()
+    other = line.run("token", "add", "ann").stdout.strip()
+    id = text[5:13]
+    done = line.run("token", "revoke", id)
+    assert done.stdout == f"token {id}: revoked\n"
+    assert done.stderr == ""
+    with pytest.raises(Unauthorized):
+        caller(line, text)
+    assert (caller(line, other))[0] == "ann"
+    assert line.run("token", "revoke", id, code=1).stdout == f"token {id}: not found\n"
+    assert line.one("token", "revoke", id, code=1) == {"id": id, "revoked": False}
+    last = line.run("token", "revoke", other[5:13])
+    assert "accepts anybody again" in last.stderr
+
+
+def test_tokens_are_no_tasks(line: CommandLine) -> None:
+    line.run("token", "add", "ann")
+    assert line.json("ls", "--state", "all") == []
+    assert line.one("tally")["counts"] == []
+    assert line.json("events") == []
+    for args in (("show",), ("cancel",), ("fire",), ("redrive",), ("move", "--delay", "1h")):
+        command, *options = args
+        assert "bide:settings" in line.error(command, "bide:settings", "token:abcdefgh", *options)
+    assert "bide:settings" in line.error("ls", "--topic", "bide:settings")
+    assert len(line.json("token", "ls")) == 1
+
+
+@pytest.mark.parametrize(
+    ("args", "field", "accepted"),
+    [
+        (("add",), "NAME", "Missing argument"),
+        (("add", ""), "name: ''", "1 to 200 bytes"),
+        (("add", "anonymous"), "name: 'anonymous'", "another"),
+        (("add", "a", "--verb", "reed"), "verb: 'reed'", "all, or one of schedule"),
+        (("add", "a", "--topic", ""), "topic: ''", '"order.*"'),
+        (("add", "a", "--topic", "bide:settings"), "topic: 'bide:settings'", "reserved for bide"),
+        (("add", "a", "--expires", "0s"), "--expires: '0s'", "above zero"),
+        (("add", "a", "--expires", "soon"), "--expires: 'soon'", "units"),
+        (("revoke",), "ID", "Missing argument"),
+        (("revoke", "short"), "ID: 'short'", "8 letters and digits"),
+        (("lst",), "token: 'lst'", "did you mean 'ls'"),
+        (("zzz",), "token: 'zzz'", "one of add, ls, revoke"),
+        ((), "Missing command", "bide token --help"),
+    ],
+)
+def test_bad_input(line: CommandLine, args: tuple[str, ...], field: str, accepted: str) -> None:
+    message = line.error("token", *args)
+    assert field in message
+    assert accepted in message
+
+
+def test_a_whole_token_in_the_place_of_an_id_is_not_repeated(line: CommandLine) -> None:
+    text = line.run("token", "add", "ann").stdout.strip()
+    assert text[-43:] not in line.error("token", "revoke", text)
+
+
+def test_on_a_server_too(line: CommandLine, redis_url: str, redis_namespace: str) -> None:
+    store = ("--store", f"{redis_url}?namespace={redis_namespace}")
+    text = line.run("token", "add", "ann", *store).stdout.strip()
+    assert [one["id"] for one in line.json("token", "ls", *store)] == [text[5:13]]
+    assert line.one("token", "revoke", text[5:13], *store)["revoked"] is True
+    assert line.json("token", "ls", *store) == []

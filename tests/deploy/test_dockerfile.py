@@ -1,26 +1,37 @@
-"""The image: what it is made from, who it runs as, and that its health check tells well from ill."""
+"""The image and the compose file: what they are made from, that nothing in them is root, and serving from them."""
 
 from __future__ import annotations
 
 import fnmatch
 import http.server
 import json
+import os
 import re
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import threading
 import tomllib
+import urllib.error
+import urllib.request
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
+import yaml
 from packaging.requirements import Requirement
-from tests.deploy.commands import check_command
+from tests.deploy.commands import check_command, check_environment
+from tests.servers.fixtures import StartsRedis
+from tests.waiting import wait_until
+
+from bide.cli.exits import Exit
+from bide.core.instants import duration
+from bide.service.serving import read_config
 
 KNOWN = {
     "FROM", "WORKDIR", "COPY", "RUN", "ENV", "USER", "EXPOSE", "STOPSIGNAL", "HEALTHCHECK", "CMD", "ENTRYPOINT",
@@ -229,3 +240,283 @@ def test_the_health_check_tells_well_from_ill(last_stage: dict[str, Line]) -> No
     assert timeout is not None
     assert given is not None
     assert 2 < int(timeout[1]) < int(given[1]), "longer than /readyz takes, shorter than the check may"
+
+
+TOP = {"name", "services", "networks", "volumes", "secrets", "configs"}
+OF_A_SERVICE = {
+    "build", "cap_drop", "command", "depends_on", "environment", "healthcheck", "image", "logging", "networks", "ports",
+    "read_only", "restart", "secrets", "security_opt", "stop_grace_period", "tmpfs", "user", "volumes",
+}  # fmt: skip
+"""What the services here use of the compose specification; another key is a line here, or a typing error."""
+OF_A_CHECK = {"test", "interval", "timeout", "retries", "start_period"}
+
+
+@pytest.fixture(scope="module")
+def compose(deploy: Path) -> dict[str, Any]:
+    found: dict[str, Any] = yaml.safe_load((deploy / "compose.yaml").read_text(encoding="utf-8"))
+    return found
+
+
+@pytest.fixture(scope="module")
+def instances(compose: dict[str, Any]) -> list[dict[str, Any]]:
+    return [service for name, service in compose["services"].items() if name.startswith("bide")]
+
+
+def test_all_keys_are_known(compose: dict[str, Any]) -> None:
+    assert {key for key in compose if not key.startswith("x-")} <= TOP
+    for service in compose["services"].values():
+        assert set(service) <= OF_A_SERVICE
+        assert set(service.get("healthcheck", ())) <= OF_A_CHECK
+
+
+def test_everything_that_is_named_is_there(compose: dict[str, Any], deploy: Path) -> None:
+    for service in compose["services"].values():
+        assert set(service.get("networks", ())) <= set(compose["networks"])
+        assert set(service.get("secrets", ())) <= set(compose["secrets"])
+        for volume in service.get("volumes", ()):
+            source, target, *_ = volume.split(":")
+            assert target.startswith("/")
+            assert (deploy / source).exists() if source.startswith(".") else source in compose["volumes"], volume
+        for name, how in service.get("depends_on", {}).items():
+            assert how == {"condition": "service_healthy"}
+            assert "healthcheck" in compose["services"][name], "else it is never healthy"
+        if "build" in service:
+            assert (deploy / service["build"]["context"] / service["build"]["dockerfile"]).samefile(
+                deploy / "Dockerfile"
+            )
+    assert set(compose["secrets"]) == {name for one in compose["services"].values() for name in one.get("secrets", ())}
+
+
+def test_nothing_is_root_or_can_become_it(compose: dict[str, Any]) -> None:
+    for name, service in compose["services"].items():
+        assert re.fullmatch(r"[1-9]\d*:[1-9]\d*", service["user"]), name
+        assert service["read_only"] is True
+        assert service["cap_drop"] == ["ALL"]
+        assert service["security_opt"] == ["no-new-privileges:true"]
+        assert service["restart"] == "unless-stopped"
+
+
+def test_the_instances_run_as_the_images_user(instances: list[dict[str, Any]], deploy: Path) -> None:
+    user = re.search(r"^USER (.+)$", (deploy / "Dockerfile").read_text(encoding="utf-8"), re.MULTILINE)
+    assert user is not None
+    assert {one["user"] for one in instances} == {user[1]}
+
+
+def test_images_of_others_are_pinned(compose: dict[str, Any]) -> None:
+    for service in compose["services"].values():
+        if "build" not in service:
+            assert re.fullmatch(r"[\w./-]+:\d+\.\d+[\w.-]*(@sha256:[0-9a-f]{64})?", service["image"])
+
+
+def test_ports_are_open_on_this_machine_alone(compose: dict[str, Any], instances: list[dict[str, Any]]) -> None:
+    taken = []
+    for service in compose["services"].values():
+        for port in service.get("ports", ()):
+            address, outside, inside = port.split(":")
+            assert address == "127.0.0.1"
+            taken.append(outside)
+            assert int(inside) == check_command(service["command"])["port"]
+    assert len(set(taken)) == len(taken) == len(instances) == 2
+
+
+def test_commands_and_environment_are_taken(instances: list[dict[str, Any]]) -> None:
+    for one in instances:
+        options = check_command(one["command"])
+        assert options["host"] == "0.0.0.0"
+        assert f"./bide.toml:{options['path']}:ro" in one["volumes"]
+        check_environment(one["environment"])
+
+
+def test_no_secret_stands_in_the_open(compose: dict[str, Any], instances: list[dict[str, Any]]) -> None:
+    for one in instances:
+        path = one["environment"]["BIDE_STORE_FILE"]
+        assert path == "/run/secrets/store"
+        assert "store" in one["secrets"]
+    for service in compose["services"].values():
+        assert not re.search(r"requirepass|://[^ ]*@|password=", str(service), re.IGNORECASE)
+    assert all(one["file"].startswith("./secrets/") for one in compose["secrets"].values())
+
+
+def test_it_is_waited_for_longer_than_a_drain_takes(instances: list[dict[str, Any]]) -> None:
+    for one in instances:
+        assert duration(one["stop_grace_period"]) >= duration(one["environment"]["BIDE_GRACE"]) + 10_000
+
+
+def test_a_full_redis_forgets_nothing(compose: dict[str, Any]) -> None:
+    words = compose["services"]["redis"]["command"]
+    options = dict(zip(words[2::2], words[3::2], strict=True))
+    assert options["--maxmemory-policy"] == "noeviction"
+    assert options["--appendonly"] == "yes"
+    assert f"redis:{options['--dir']}" in compose["services"]["redis"]["volumes"]
+
+
+def test_the_example_of_a_configuration_is_one_that_is_read(deploy: Path, tmp_path: Path) -> None:
+    text = (deploy / "bide.toml").read_text(encoding="utf-8")
+    assert not read_config(str(deploy / "bide.toml")).topics
+    path = tmp_path / "bide.toml"
+    path.write_text(re.sub(r"^# (?=(\[|\w+ = ))", "", text, flags=re.MULTILINE), encoding="utf-8")
+    config = read_config(str(path))
+    [(topic, one)] = config.topics.items()
+    assert topic == "order.close"
+    assert one.webhook is not None
+    assert one.policy(topic) is not None
+    assert config.webhooks.allow
+
+
+@pytest.mark.skipif(
+    shutil.which("docker") is None
+    or subprocess.run(["docker", "compose", "version"], capture_output=True, check=False).returncode != 0,
+    reason="docker compose is not installed",
+)
+def test_compose_itself_takes_it(deploy: Path, tmp_path: Path) -> None:
+    copy = tmp_path / "deploy"
+    shutil.copytree(deploy, copy)
+    (copy / "secrets").mkdir(exist_ok=True)
+    for name in ("store", "redis"):
+        (copy / "secrets" / name).touch()
+    done = subprocess.run(
+        ["docker", "compose", "--file", str(copy / "compose.yaml"), "config", "--quiet"],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+
+
+BIDE = [sys.executable, "-m", "bide"]
+
+
+def environment(given: Mapping[str, str]) -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if not name.startswith("BIDE_")} | dict(given)
+
+
+def command(words: Sequence[str], config: Path, host: str = "127.0.0.1") -> list[str]:
+    """The same words, with an address and a file of this test's, and whichever port is free."""
+    changed = {"--port": "0", "--host": host, "--config": str(config)}
+    before = ["", *words]
+    return [changed.get(option, word) for option, word in zip(before, words, strict=False)]
+
+
+def ask(url: str, token: str | None = None, **how: str) -> tuple[int, str]:
+    """The status and the text of an answer."""
+    request = urllib.request.Request(url, method=how.get("method", "GET"))
+    if token is not None:
+        request.add_header("Authorization", f"Bearer {token}")
+    if "body" in how:
+        request.data = how["body"].encode()
+        request.add_header("Content-Type", "application/json")
+    try:
+        with urllib.request.urlopen(request, timeout=60) as answer:
+            return answer.status, answer.read().decode()
+    except urllib.error.HTTPError as error:
+        with error:
+            return error.code, error.read().decode()
+    except OSError as error:
+        return 0, str(error)
+
+
+class Served(NamedTuple):
+    """A process that serves."""
+
+    url: str
+    log: Path
+
+
+@contextmanager
+def serving(words: Sequence[str], given: Mapping[str, str], folder: Path, name: str = "bide") -> Iterator[Served]:
+    """A process of `bide WORDS`; it is told to stop, and has to, as systemd and Docker do."""
+    log = folder / f"{name}.log"
+    with log.open("wb") as stderr:
+        process = subprocess.Popen(
+            [*BIDE, *words], env=environment(given), cwd=folder, stdin=subprocess.DEVNULL, stdout=stderr, stderr=stderr
+        )
+    url = ""
+
+    def ready() -> bool:
+        nonlocal url
+        text = log.read_text(encoding="utf-8")
+        assert process.poll() is None, text
+        found = re.search(r"http://127\.0\.0\.1:\d+", text)
+        url = found[0] if found else ""
+        return bool(url) and ask(f"{url}/readyz")[0] == 200
+
+    try:
+        wait_until(ready, f"{name} to be ready")
+        yield Served(url, log)
+        process.send_signal(signal.SIGTERM)
+        assert process.wait(timeout=60) == 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+
+
+def test_what_the_unit_starts(deploy: Path, tmp_path: Path) -> None:
+    unit = (deploy / "bide.service").read_text(encoding="utf-8")
+    start = re.search(r"^ExecStart=\S+ (.+)$", unit, re.MULTILINE)
+    assert start is not None
+    given = dict(re.findall(r"^Environment=(\w+)=(.*)$", unit, re.MULTILINE))
+    (tmp_path / "store").write_text(f"sqlite:///{tmp_path}/bide.db\n", encoding="utf-8")
+    given = {name: value.replace("%d", str(tmp_path)) for name, value in given.items()}
+
+    with serving(command(shlex.split(start[1]), deploy / "bide.toml"), given, tmp_path) as (at, log):
+        assert ask(f"{at}/healthz")[0] == 200
+        status, text = ask(f"{at}/readyz")
+        assert (status, json.loads(text)["status"]) == (200, "ready")
+        status, text = ask(f"{at}/v1/topics/post/tasks/a%2Fb", method="PUT", body='{"payload": 1, "delay": "1h"}')
+        assert status == 201, text
+        status, text = ask(f"{at}/metrics")
+        assert status == 200
+        assert 'bide_tasks{state="waiting",topic="post"} 1.0' in text
+        assert re.search(r'bide_http_requests_total\{call="[^"]+",status="201"\} 1\.0', text)
+        assert re.search(r'bide_store_call_seconds_count\{operation="add"\} [1-9]', text)
+    lines = [json.loads(line) for line in log.read_text(encoding="utf-8").splitlines()]
+    assert lines, "it says what it does"
+    assert all({"time", "level", "logger", "message"} <= set(line) for line in lines)
+    assert not [line for line in lines if line["level"] in ("error", "critical")]
+
+
+def test_what_the_containers_start(deploy: Path, tmp_path: Path, redis_server: StartsRedis) -> None:
+    compose = yaml.safe_load((deploy / "compose.yaml").read_text(encoding="utf-8"))
+    words: list[str] = compose["services"]["bide-1"]["command"]
+    (tmp_path / "store").write_text(redis_server().url + "\n", encoding="utf-8")
+    given = {**compose["services"]["bide-1"]["environment"], "BIDE_STORE_FILE": str(tmp_path / "store")}
+
+    def bide(*words: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [*BIDE, *words],
+            env=environment(given),
+            cwd=tmp_path,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=60,
+        )
+
+    refused = bide(*command(words, deploy / "bide.toml", host="0.0.0.0"))
+    assert refused.returncode == Exit.SETUP, "without a token it does not listen beyond its own machine"
+    assert "bide token add" in refused.stderr
+
+    tokens = []
+    for arguments in (["ops"], ["prometheus", "--verb", "metrics"]):
+        made = bide("token", "add", *arguments)
+        found = re.search(r"bide_\S{30,}", made.stdout)
+        assert found is not None, made.stdout + made.stderr
+        tokens.append(found[0])
+    ops, prometheus = tokens
+
+    [check] = [line.rest.partition(" CMD ")[2] for line in read(deploy / "Dockerfile") if line.word == "HEALTHCHECK"]
+    with (
+        serving(command(words, deploy / "bide.toml"), given, tmp_path, "bide-1") as (first, _),
+        serving(command(words, deploy / "bide.toml"), given, tmp_path, "bide-2") as (second, _),
+    ):
+        code = json.loads(check)[2].replace("http://127.0.0.1:8420", first)
+        assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+        assert ask(f"{first}/metrics")[0] == 401
+        assert ask(f"{first}/v1/tasks", prometheus)[0] == 403
+        body = '{"payload": 1, "delay": "1h"}'
+        assert ask(f"{first}/v1/topics/post/tasks/a", ops, method="PUT", body=body)[0] == 201
+        assert ask(f"{second}/v1/topics/post/tasks/a", ops)[0] == 200
+        status, text = ask(f"{second}/metrics", prometheus)
+        assert status == 200
+        assert 'bide_tasks{state="waiting",topic="post"} 1.0' in text
+        assert re.search(r'^bide_store_call_seconds_count\{operation="get"\} [1-9]', text, re.MULTILINE)
+        assert re.search(r"^bide_clock_skew_seconds -?0\.0", text, re.MULTILINE)

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Coroutine
+from functools import wraps
 from pathlib import Path
-from typing import Any
+from typing import Any, Concatenate, ParamSpec
 
 import pytest
 from tests.servers.fixtures import Borrowed
-from tests.waiting import elapse, virtual_time
+from tests.waiting import elapse, in_virtual_time, virtual_time
 
 from bide import Bide
 from bide.core.instants import Millis
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
-from bide.testing.virtual import VirtualClock, VirtualLoop, run_virtual
+from bide.testing.virtual import VirtualClock, VirtualLoop
 
 
 class World:
@@ -47,8 +48,17 @@ class World:
         await elapse(seconds)
 
 
-Story = Callable[[World], Coroutine[Any, Any, None]]
-Tell = Callable[[Story], None]
+P = ParamSpec("P")
+
+
+def virtual(test: Callable[Concatenate[World, P], Coroutine[Any, Any, None]]) -> Callable[P, None]:
+    """The test runs in virtual time, in the `World` that is its first argument; the others are fixtures."""
+
+    @wraps(test)
+    async def in_world(loop: VirtualLoop, /, *fixtures: P.args, **named: P.kwargs) -> None:
+        await test(World(loop), *fixtures, **named)
+
+    return in_virtual_time(in_world)
 
 
 def stores(*kinds: str) -> pytest.MarkDecorator:
@@ -67,13 +77,3 @@ def store_url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
         return f"{server}?namespace={name}&shards=4"
     schemas: Borrowed = request.getfixturevalue(f"{request.param}_schemas")
     return schemas.url()
-
-
-@pytest.fixture
-def virtual() -> Tell:
-    """Runs a story in virtual time."""
-
-    def tell(story: Story) -> None:
-        run_virtual(lambda loop: story(World(loop)))
-
-    return tell

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.engine.conftest import World, virtual
 from tests.waiting import elapse
 
 from bide import Task
 from bide.core.records import Leased
 from bide.engine.delivery.executor import lease_in_turn, slots_to_lease
-
-if TYPE_CHECKING:
-    from tests.engine.conftest import Tell, World
 
 
 class Held(NamedTuple):
@@ -81,55 +79,51 @@ async def test_what_no_slot_was_left_for_is_found_by_halves(free: int, due: set[
 
 
 @pytest.mark.parametrize("topics", [10, 1_000])
-def test_concurrency_is_a_bound_whatever_the_number_of_topics(virtual: Tell, topics: int) -> None:
-    async def story(world: World) -> None:
-        app = world.app(concurrency=10)
-        running = most = 0
-        ended: dict[str, int] = {}
+@virtual
+async def test_concurrency_is_a_bound_whatever_the_number_of_topics(world: World, topics: int) -> None:
+    app = world.app(concurrency=10)
+    running = most = 0
+    ended: dict[str, int] = {}
 
-        async def work(task: Task[Any]) -> None:
-            nonlocal running, most
-            running += 1
-            most = max(most, running)
-            await elapse(1)
-            running -= 1
-            ended[task.topic] = ended.get(task.topic, 0) + 1
+    async def work(task: Task[Any]) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await elapse(1)
+        running -= 1
+        ended[task.topic] = ended.get(task.topic, 0) + 1
 
-        for number in range(topics):
-            app.handler(f"t{number}")(work)
-        async with app, app.worker() as worker:
-            await app.schedule_many([app.new(f"t{n}", None, delay="0s") for n in range(0, topics, topics // 10)])
-            await app.schedule_many([app.new("t0", None, delay="0s") for _ in range(100)])
-            await world.until(lambda: len(ended) == 10)
-            assert ended["t0"] < 50, "in turns"
-            await worker.until_empty()
-            assert (most, worker.stats.done, worker.stats.leased) == (10, 110, 110)
-            assert world.elapsed < 20_000, "idle topics lend their slots"
-
-    virtual(story)
+    for number in range(topics):
+        app.handler(f"t{number}")(work)
+    async with app, app.worker() as worker:
+        await app.schedule_many([app.new(f"t{n}", None, delay="0s") for n in range(0, topics, topics // 10)])
+        await app.schedule_many([app.new("t0", None, delay="0s") for _ in range(100)])
+        await world.until(lambda: len(ended) == 10)
+        assert ended["t0"] < 50, "in turns"
+        await worker.until_empty()
+        assert (most, worker.stats.done, worker.stats.leased) == (10, 110, 110)
+        assert world.elapsed < 20_000, "idle topics lend their slots"
 
 
-def test_one_busy_topic_of_a_thousand_runs_as_if_it_were_alone(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        app = world.app()
-        running = most = 0
+@virtual
+async def test_one_busy_topic_of_a_thousand_runs_as_if_it_were_alone(world: World) -> None:
+    app = world.app()
+    running = most = 0
 
-        async def work(task: Task[Any]) -> None:
-            nonlocal running, most
-            running += 1
-            most = max(most, running)
-            await elapse(1)
-            running -= 1
+    async def work(task: Task[Any]) -> None:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await elapse(1)
+        running -= 1
 
-        for number in range(1_000):
-            app.handler(f"t{number}")(work)
-        async with app, app.worker() as worker:
-            await app.schedule_many([app.new("t7", None, delay="0s") for _ in range(2_000)])
-            await worker.until_empty()
-            assert (most, worker.stats.done) == (256, 2_000)
-            assert world.store.calls["lease"] < 100
-            before = world.store.calls["lease"]
-            await world.pause(60)
-            assert world.store.calls["lease"] - before < 70, "an idle worker does not spin"
-
-    virtual(story)
+    for number in range(1_000):
+        app.handler(f"t{number}")(work)
+    async with app, app.worker() as worker:
+        await app.schedule_many([app.new("t7", None, delay="0s") for _ in range(2_000)])
+        await worker.until_empty()
+        assert (most, worker.stats.done) == (256, 2_000)
+        assert world.store.calls["lease"] < 100
+        before = world.store.calls["lease"]
+        await world.pause(60)
+        assert world.store.calls["lease"] - before < 70, "an idle worker does not spin"

@@ -1,14 +1,22 @@
-"""The verbs as a caller sees them: answers, bad input, groups, events, and what must not be half done."""
+"""The app as its callers use it, with a loop of their own and without; and what is kept of what has ended."""
 
 from __future__ import annotations
 
 import asyncio
+import os
+import subprocess
+import sys
+import threading
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
+import aiohttp
 import pytest
-from tests.engine.conftest import Tell, World
+from msgspec.structs import replace
+from tests.engine.conftest import World, virtual
+from tests.service.instance import served
 from tests.waiting import until
 
 from bide import (
@@ -25,8 +33,9 @@ from bide import (
     StoreUnavailable,
     Task,
 )
-from bide.core.records import Filter, Found, Page
+from bide.core.records import Filter, Found, Page, State
 from bide.core.retry import Ladder
+from bide.engine.config import MOST, Retention, Retentions
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
 
@@ -315,19 +324,170 @@ async def test_a_preset_and_a_policy_travel_with_the_task() -> None:
     assert ran == [1, 2, 3]
 
 
-def test_what_is_no_longer_remembered_is_gone_before_a_purge_comes_by(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        async with world.app(keep_cancelled="1h") as app:
-            await app.schedule("t", None, key="k", delay="1d")
-            await app.cancel("t", "k")
-            await world.pause(3_599.0)
-            assert (await app.cancel("t", "k")).result == "finished"
-            assert [one.key async for one in app.find(topic="t")] == ["k"]
-            await world.pause(1.0)
-            assert await app.get("t", "k") is None
-            assert await app.get_many([("t", "k")]) == [None]
-            assert [one async for one in app.find(topic="t")] == []
-            assert (await app.cancel("t", "k")).result == "not_found"
-            assert (await app.schedule("t", None, key="k", delay="1d", on_conflict="keep")).result == "created"
+@virtual
+async def test_what_is_no_longer_remembered_is_gone_before_a_purge_comes_by(world: World) -> None:
+    async with world.app(keep_cancelled="1h") as app:
+        await app.schedule("t", None, key="k", delay="1d")
+        await app.cancel("t", "k")
+        await world.pause(3_599.0)
+        assert (await app.cancel("t", "k")).result == "finished"
+        assert [one.key async for one in app.find(topic="t")] == ["k"]
+        await world.pause(1.0)
+        assert await app.get("t", "k") is None
+        assert await app.get_many([("t", "k")]) == [None]
+        assert [one async for one in app.find(topic="t")] == []
+        assert (await app.cancel("t", "k")).result == "not_found"
+        assert (await app.schedule("t", None, key="k", delay="1d", on_conflict="keep")).result == "created"
 
-    virtual(story)
+
+def test_the_verbs_block_and_answer(tmp_path: Path) -> None:
+    app = Bide(f"sqlite:///{tmp_path}/sync.db")
+    assert app.sync.schedule("t", {"n": 1}, key="k", delay="1h").result == "created"
+    assert app.sync.reschedule("t", "k", delay="2h").result == "moved"
+    assert [task.key for task in app.sync.find(topic="t")] == ["k"]
+    assert app.sync.cancel("t", "k").result == "cancelled"
+    task = app.sync.get("t", "k")
+    assert task is not None
+    assert task.state == "cancelled"
+    app.sync.close()
+    app.sync.close()
+
+
+def test_threads_share_it(tmp_path: Path) -> None:
+    app = Bide(f"sqlite:///{tmp_path}/sync.db")
+    words: list[str] = []
+
+    def work(number: int) -> None:
+        words.append(app.sync.schedule("t", key=str(number), delay="1h").result.value)
+
+    threads = [threading.Thread(target=work, args=(number,)) for number in range(20)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert words == ["created"] * 20
+    assert len(list(app.sync.find(topic="t", page=7))) == 20
+    app.sync.close()
+
+
+async def test_a_plain_handler_uses_the_workers_own_loop() -> None:
+    app = Bide("memory:")
+    done = asyncio.Event()
+    loop = asyncio.get_running_loop()
+
+    @app.handler("first")
+    def first(task: Task[Any]) -> None:
+        app.sync.schedule("second", key="s", delay="0s")
+
+    @app.handler("second")
+    async def second(task: Task[Any]) -> None:
+        loop.call_soon(done.set)
+
+    async with app, app.worker():
+        await app.schedule("first", delay="0s")
+        await until(done.is_set, "the second handler to run")
+        with pytest.raises(SetupError, match="await the verb"):
+            app.sync.schedule("second", delay="0s")
+
+
+def test_a_script_that_forgets_to_close_ends_quietly(tmp_path: Path) -> None:
+    script = (
+        f"from bide import Bide\napp = Bide('sqlite:///{tmp_path}/script.db')\n"
+        "print(app.sync.schedule('t', key='k', delay='1h').result)\n"
+    )
+    run = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, timeout=60, check=False)
+    assert (run.returncode, run.stdout, run.stderr) == (0, "created\n", "")
+    assert [path.name for path in tmp_path.iterdir()] == ["script.db"], "the WAL is written back"
+
+
+def test_a_memory_app_has_one_timeline() -> None:
+    app = Bide("memory:")
+    app.sync.schedule("t", key="early", delay="1h")
+
+    async def look() -> list[str]:
+        async with app:
+            return [task.key async for task in app.find()]
+
+    assert asyncio.run(look()) == ["early"]
+    app.sync.close()
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_a_forked_child_opens_its_own(tmp_path: Path) -> None:
+    app = Bide(f"sqlite:///{tmp_path}/sync.db")
+    app.sync.schedule("t", key="parent", delay="1h")
+    child = os.fork()
+    if child == 0:
+        os._exit(0 if app.sync.schedule("t", key="child", delay="1h").result == "created" else 1)
+    _, status = os.waitpid(child, 0)
+    assert os.waitstatus_to_exitcode(status) == 0
+    assert sorted(task.key for task in app.sync.find(topic="t")) == ["child", "parent"]
+    app.sync.close()
+
+
+HOUR = 3_600_000
+
+
+def test_so_many_of_a_topic_and_state_are_remembered() -> None:
+    kept = Retentions(Retention(done=HOUR, cancelled=HOUR), most=3)
+    done = [kept.of("a").keep_until(State.DONE, now) for now in range(5)]
+    assert done == [HOUR, HOUR + 1, HOUR + 2, 0, 0]
+    assert kept.of("a").keep_until(State.CANCELLED, 0) == HOUR, "each state by itself"
+    assert kept.of("b").keep_until(State.DONE, 0) == HOUR, "and each topic"
+    assert kept.of("a").keep_until(State.DONE, HOUR + 1) == 2 * HOUR + 1, "those that were forgotten make room"
+    assert [kept.of("a").keep_until(State.DEAD, 0) > 0 for _ in range(9)] == [True] * 9
+
+
+def test_what_a_topic_says_itself_counts() -> None:
+    given = Retentions(Retention(done=HOUR), {"a": Retention(done=5), "b": Retention(done=0)})
+    kept = given.at_most(MOST)
+    assert kept.of("a").keep_until(State.DONE, 10) == 15
+    assert kept.of("b").keep_until(State.DONE, 10) == 0
+
+
+async def test_a_service_remembers_no_more() -> None:
+    async with served("memory:") as instance:
+        app = instance.app
+        app.config = replace(app.config, retentions=app.config.retentions.at_most(3))
+        await app.schedule_many([app.new("t", key=str(number), delay="1h") for number in range(5)])
+        await app.cancel_many([("t", str(number)) for number in range(5)])
+        assert len([True async for _ in app.find(topic="t", state="cancelled")]) == 3
+
+
+def test_what_a_handler_says_is_kept_whatever_its_number() -> None:
+    app = Bide("memory:")
+    app.retain("a", done="1d")
+    told = app.config.retentions.of("a")
+    assert [told.keep_until(State.DONE, 0) for _ in range(MOST + 1)] == [24 * HOUR] * (MOST + 1)
+    assert [told.keep_until(State.CANCELLED, 0) for _ in range(MOST + 1)] == [HOUR] * MOST + [0]
+    assert [app.config.retentions.of("b").keep_until(State.DONE, 0) for _ in range(MOST + 1)] == [HOUR] * MOST + [0]
+
+
+async def test_the_answer_after_the_end_is_the_same_from_every_door(tmp_path: Path) -> None:
+    """One task is done by a worker of the app, as in `bide work`, one by a consumer of a service, each as it is set."""
+    url = f"sqlite:///{tmp_path}/tasks.db"
+    app = Bide(url)
+
+    @app.handler("by.worker")
+    async def handle(task: Task[None]) -> None: ...
+
+    async with app, app.worker() as worker, served(url) as instance, aiohttp.ClientSession(instance.url) as session:
+        await handle.schedule(None, key="k", delay="0s")
+        await worker.until_empty()
+        await app.schedule("by.consumer", None, key="k", delay="0s")
+        async with session.post("/v1/lease", json={"topics": {"by.consumer": 1}, "wait": "30s"}) as reply:
+            [leased] = (await reply.json())["tasks"]
+        ended = [{"topic": "by.consumer", "key": "k", "token": leased["token"], "outcome": "done"}]
+        async with session.post("/v1/settle", json=ended) as reply:
+            assert await reply.json() == {"settled": [True]}
+        for asked in (app, instance.app):
+            for topic in ("by.worker", "by.consumer"):
+                answer = await asked.schedule(topic, None, key="k", delay="1h", on_conflict="keep")
+                assert (answer.result, answer.task and answer.task.state) == ("kept", "done")
+                assert (
+                    await asked.schedule(topic, None, key="k", delay="1h", on_conflict="refuse")
+                ).result == "refused"
+                assert (await asked.cancel(topic, "k")).result == "finished"
+            await asked.schedule("cancelled", None, key="k", delay="1h")
+            assert [(await asked.cancel("cancelled", "k")).result for _ in range(2)] == ["cancelled", "finished"]

@@ -1,22 +1,22 @@
-"""Whatever a handler raises or returns becomes the outcome of its own task, and of no other."""
+"""How deliveries end: by outcomes, exceptions and cancellation, in the executor, and what is told of the dead."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from dataclasses import dataclass
+from typing import Any
 
 import pytest
-from tests.engine.conftest import stores
-from tests.waiting import PATIENCE, forever, until
+from tests.engine.conftest import World, stores, virtual
+from tests.waiting import PATIENCE, elapse, forever, until
 
-from bide import Bide, Dead, Retry, StoreUnavailable, Task
+from bide import Bide, Dead, Defer, Retry, StoreUnavailable, Task
 from bide.core.outcomes import Outcome
-
-if TYPE_CHECKING:
-    from tests.engine.conftest import Tell, World
+from bide.testing import TimeMachine
 
 
 class Panic(BaseException):
@@ -61,9 +61,7 @@ NAMES = ["retry an error", "dead by number", "mute", "surrogate", "panic", "gene
 
 @pytest.mark.parametrize("plain", [False, True], ids=["coroutine", "plain"])
 @pytest.mark.parametrize(("odd", "said"), ODD, ids=NAMES)
-def test_whatever_a_handler_does_ends_its_own_task_only(
-    virtual: Tell, odd: Callable[[], object], said: str, *, plain: bool
-) -> None:
+def test_whatever_a_handler_does_ends_its_own_task_only(odd: Callable[[], object], said: str, *, plain: bool) -> None:
     async def story(world: World) -> None:
         app = world.app()
 
@@ -84,7 +82,7 @@ def test_whatever_a_handler_does_ends_its_own_task_only(
             for task in [task async for task in app.find(state="dead")]:
                 assert said in (task.error or "")
 
-    virtual(story)
+    virtual(story)()
 
 
 def test_an_interrupt_from_the_keyboard_ends_the_program_and_is_no_failure() -> None:
@@ -134,7 +132,7 @@ async def test_an_error_of_any_text_takes_no_other_outcome_along(store_url: str)
         assert task.error == "ValueError: cannot read caf\\udce9\\x00.txt"
 
 
-def test_a_defect_at_one_outcome_falls_on_that_one_alone(virtual: Tell, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_defect_at_one_outcome_falls_on_that_one_alone(caplog: pytest.LogCaptureFixture) -> None:
     async def story(world: World) -> None:
         app = world.app(lease="9s")
         settle, asked = world.memory.settle, 0
@@ -162,27 +160,25 @@ def test_a_defect_at_one_outcome_falls_on_that_one_alone(virtual: Tell, caplog: 
             assert sorted(runs) == ["a", "b", "bad", "bad", "c", "d"]
             assert world.elapsed >= 9_000, "the lease of the one has ended by itself"
 
-    virtual(story)
+    virtual(story)()
     assert "the outcome of work/bad cannot be kept" in caplog.text
 
 
-def test_an_observer_that_raises_is_told_of_the_next_all_the_same(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        app, told = world.app(), []
+@virtual
+async def test_an_observer_that_raises_is_told_of_the_next_all_the_same(world: World) -> None:
+    app, told = world.app(), []
 
-        @app.handler("work")
-        async def work(task: Task[Any]) -> None: ...
+    @app.handler("work")
+    async def work(task: Task[Any]) -> None: ...
 
-        def observe(record: Any, outcome: Any) -> None:
-            told.append(record.key)
-            raise ValueError("a defect of the observer")
+    def observe(record: Any, outcome: Any) -> None:
+        told.append(record.key)
+        raise ValueError("a defect of the observer")
 
-        async with app, app.worker(observe=observe) as worker:
-            await app.schedule_many([work.new(None, delay="0s") for _ in range(5)])
-            await worker.until_empty()
-            assert (len(told), worker.stats.done) == (5, 5)
-
-    virtual(story)
+    async with app, app.worker(observe=observe) as worker:
+        await app.schedule_many([work.new(None, delay="0s") for _ in range(5)])
+        await worker.until_empty()
+        assert (len(told), worker.stats.done) == (5, 5)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="this system has no fork")
@@ -207,3 +203,185 @@ def test_a_forked_child_runs_plain_handlers_in_threads_of_its_own() -> None:
         finally:
             os._exit(0 if ran[1:] == [os.getpid()] else 1)
     assert os.waitpid(child, 0)[1] == 0
+
+
+@dataclass
+class Order:
+    number: int
+
+
+class Shop:
+    """A handler that ends as it is told, and what its hooks heard."""
+
+    def __init__(self) -> None:
+        self.app = Bide("memory:")
+        self.end: BaseException | None = None
+        self.told: list[tuple[Any, str, str]] = []
+
+        @self.app.on_dead("order.refund")  # before the handler is declared: the order does not matter
+        async def first(task: Task[Order]) -> None:
+            self.told.append((task.payload, task.state, task.error or ""))
+
+        @self.app.handler("order.refund", retry="never", losses=1)
+        async def refund(task: Task[Order]) -> None:
+            if self.end is not None:
+                raise self.end
+
+        self.refund = refund
+
+
+@pytest.fixture
+def shop() -> Shop:
+    return Shop()
+
+
+@pytest.mark.parametrize(
+    ("end", "error"),
+    [(Dead("no such bank"), "no such bank"), (OSError("away"), "OSError: away"), (Defer("1d"), "deadline: deferred")],
+    ids=["dead", "failed", "deferred"],
+)
+async def test_a_death_in_the_handler(shop: Shop, end: BaseException, error: str) -> None:
+    shop.end = end
+    async with TimeMachine(shop.app) as machine:
+        await shop.refund.schedule(Order(42), key="42", delay="0s", deadline="1h")
+        await machine.advance("0s")
+    [(payload, state, why)] = shop.told
+    assert (payload, state) == (Order(42), "dead")
+    assert why.startswith(error)
+
+
+async def test_a_death_before_any_handler_saw_it(shop: Shop) -> None:
+    """Past its deadline nothing is delivered, and still the hook is told in the type that it was declared with."""
+    async with TimeMachine(shop.app) as machine:
+        await shop.refund.schedule(Order(42), key="42", delay="0s", deadline="1h")
+        await machine.pass_unattended("2h")
+        await machine.advance("0s")
+    [(payload, state, why)] = shop.told
+    assert (payload, state) == (Order(42), "dead")
+    assert why.startswith("deadline: not after")
+
+
+async def test_a_payload_that_nobody_could_read_is_told_as_it_is(shop: Shop) -> None:
+    async with TimeMachine(shop.app) as machine:
+        await shop.app.schedule("order.refund", b'{"number": "forty-two"}', key="42", delay="0s")
+        await machine.advance("0s")
+    [(payload, _, why)] = shop.told
+    assert payload == {"number": "forty-two"}
+    assert "Expected `int`" in why
+
+
+@pytest.mark.parametrize("error", [KeyError("in the hook"), SystemExit(3)], ids=["error", "exit"])
+async def test_a_hook_that_fails_stops_nobody(
+    shop: Shop, caplog: pytest.LogCaptureFixture, error: BaseException
+) -> None:
+    @shop.app.on_dead("order.refund")
+    def second(task: Task[Order]) -> None:
+        raise error
+
+    @shop.app.on_dead("order.refund")
+    def third(task: Task[Order]) -> None:
+        shop.told.append((task.payload, "third", ""))
+
+    shop.end = Dead("no such bank")
+    async with TimeMachine(shop.app) as machine:
+        await shop.refund.schedule(Order(42), key="42", delay="0s")
+        await machine.advance("0s")
+    assert [state for _, state, _ in shop.told] == ["dead", "third"]
+    assert "on_dead hook for order.refund/42 failed" in caplog.text
+
+
+async def test_the_hook_itself_is_given_back_as_it_is(shop: Shop) -> None:
+    def hook(task: Task[Order]) -> None: ...
+
+    assert shop.app.on_dead("order.refund")(hook) is hook
+
+
+@pytest.mark.parametrize("busy", [False, True], ids=["idle", "in the middle of a handler"])
+def test_a_program_ends_although_its_worker_was_never_stopped(busy: bool) -> None:
+    """As after a failed test or an error in `main`: asyncio.run cancels every task once, and waits for all of them."""
+    ended = threading.Event()
+
+    async def main() -> None:
+        app, running = Bide("memory:"), asyncio.Event()
+
+        @app.handler("work")
+        async def work(task: Task[Any]) -> None:
+            running.set()
+            await (forever() if busy else asyncio.sleep(0))
+
+        await app.open()
+        worker = await app.worker().__aenter__()
+        for _ in range(3):
+            await work.schedule(None, delay="0s")
+        await running.wait()
+        await until(lambda: busy or worker.stats.done == 3, "all three to be done")
+
+    def program() -> None:
+        asyncio.run(main())
+        ended.set()
+
+    threading.Thread(target=program, daemon=True).start()
+    assert ended.wait(PATIENCE)
+
+
+async def test_runners_that_somebody_cancels_are_replaced() -> None:
+    app, seen = Bide("memory:"), list[str]()
+
+    @app.handler("work", concurrency=2)
+    async def work(task: Task[Any]) -> None:
+        seen.append(task.key)
+        await asyncio.sleep(0)
+
+    async with app, app.worker() as worker:
+        for number in range(5):
+            await work.schedule(None, key=f"{number}", delay="0s")
+            await worker.until_empty()
+            for runner in list(worker._executors["work"]._runners):
+                runner.cancel()
+    assert seen == ["0", "1", "2", "3", "4"]
+
+
+def test_a_handler_that_takes_no_cancel_holds_up_nobodys_end(caplog: pytest.LogCaptureFixture) -> None:
+    async def story(world: World) -> None:
+        app, cancels, may_end = world.app(grace="1s"), list[int](), False
+
+        @app.handler("deaf")
+        async def deaf(task: Task[Any]) -> None:
+            while not may_end:
+                try:
+                    await elapse(0.5)
+                except asyncio.CancelledError:
+                    cancels.append(world.elapsed)
+
+        async with app:
+            async with app.worker() as worker:
+                await deaf.schedule(None, key="k", delay="0s")
+                await world.until(lambda: worker.stats.leased == 1)
+            assert world.elapsed < 10_000
+            may_end = True
+            await elapse(1)
+            task = await app.get("deaf", "k")
+            assert task is not None
+            assert (task.state, task.attempt, worker.stats.delivered) == ("leased", 1, 0)
+        assert cancels
+
+    virtual(story)()
+    assert "deaf/k goes on although it was cancelled" in caplog.text
+
+
+async def test_a_worker_that_cannot_start_leaves_nothing_behind() -> None:
+    app = Bide("memory:")
+
+    @app.handler("work")
+    async def work(task: Task[Any]) -> None: ...
+
+    async with app:
+        before = asyncio.all_tasks()
+
+        async def refused(*asked: Any) -> None:
+            raise StoreUnavailable("it cannot be listened to")
+
+        app.store.listen = refused  # type: ignore[attr-defined]
+        with pytest.raises(StoreUnavailable):
+            await app.worker().__aenter__()
+        assert asyncio.all_tasks() == before

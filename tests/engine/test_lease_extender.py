@@ -6,10 +6,10 @@ import asyncio
 import logging
 from collections import Counter
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from tests.engine.conftest import stores
+from tests.engine.conftest import World, stores, virtual
 from tests.waiting import block, elapse, forever, pause, until
 
 from bide import Bide, StoreUnavailable, Task
@@ -17,44 +17,37 @@ from bide.core.instants import Millis
 from bide.core.records import Lease, Settlement
 from bide.stores.memory import MemoryStore
 
-if TYPE_CHECKING:
-    from tests.engine.conftest import Tell, World
+
+@virtual
+async def test_all_leases_are_extended_in_one_call(world: World) -> None:
+    app = world.app(lease="9s")
+
+    @app.handler("slow", concurrency=50)
+    async def slow(task: Task[Any]) -> None:
+        await elapse(30)
+
+    async with app, app.worker() as worker:
+        await app.schedule_many([slow.new(None, delay="0s") for _ in range(50)])
+        await world.pause(29)
+        assert world.store.calls["extend"] == 9
+        await world.until(lambda: worker.stats.done == 50)
+        assert worker.stats.lost == 0
 
 
-def test_all_leases_are_extended_in_one_call(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        app = world.app(lease="9s")
+@virtual
+async def test_an_idle_worker_extends_nothing(world: World) -> None:
+    app = world.app(lease="9s")
 
-        @app.handler("slow", concurrency=50)
-        async def slow(task: Task[Any]) -> None:
-            await elapse(30)
+    @app.handler("work")
+    async def work(task: Task[Any]) -> None: ...
 
-        async with app, app.worker() as worker:
-            await app.schedule_many([slow.new(None, delay="0s") for _ in range(50)])
-            await world.pause(29)
-            assert world.store.calls["extend"] == 9
-            await world.until(lambda: worker.stats.done == 50)
-            assert worker.stats.lost == 0
-
-    virtual(story)
+    async with app, app.worker():
+        await work.schedule(None, delay="1h")
+        await world.pause(1_800)
+        assert "extend" not in world.store.calls
 
 
-def test_an_idle_worker_extends_nothing(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        app = world.app(lease="9s")
-
-        @app.handler("work")
-        async def work(task: Task[Any]) -> None: ...
-
-        async with app, app.worker():
-            await work.schedule(None, delay="1h")
-            await world.pause(1_800)
-            assert "extend" not in world.store.calls
-
-    virtual(story)
-
-
-def test_a_loop_that_stood_still_longer_than_a_lease_says_so(virtual: Tell, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_loop_that_stood_still_longer_than_a_lease_says_so(caplog: pytest.LogCaptureFixture) -> None:
     async def story(world: World) -> None:
         app = world.app(lease="9s")
 
@@ -68,7 +61,7 @@ def test_a_loop_that_stood_still_longer_than_a_lease_says_so(virtual: Tell, capl
             await worker.until_empty()
 
     with caplog.at_level(logging.WARNING, "bide.lease_extender"):
-        virtual(story)
+        virtual(story)()
     assert "blocked for 17.0 s" in caplog.text
     assert "plain function" in caplog.text
 
@@ -99,78 +92,70 @@ async def test_a_loop_that_stood_still_settles_and_extends_before_it_leases(stor
 
 
 @pytest.mark.parametrize("why", ["somebody waits until it is empty", "something else is due"])
-def test_no_lease_is_sent_in_the_turn_in_which_what_was_leased_begins(virtual: Tell, why: str) -> None:
+@virtual
+async def test_no_lease_is_sent_in_the_turn_in_which_what_was_leased_begins(world: World, why: str) -> None:
     """A handler that blocks there would hold it up, until it took what this very process holds."""
+    app, runs, lease = world.app(world.memory, lease="1s"), list[str](), world.memory.lease
+    watching = list[asyncio.Task[Any]]()
 
-    async def story(world: World) -> None:
-        app, runs, lease = world.app(world.memory, lease="1s"), list[str](), world.memory.lease
-        watching = list[asyncio.Task[Any]]()
+    async def sent_at_the_end_of_the_turn(wants: Any, *, now: int, until: int, holder: str) -> Any:
+        await asyncio.sleep(0)
+        late = world.clock.now() - now
+        leased = await lease(wants, now=now + late, until=until + late, holder=holder)
+        if not watching:  # which asks for another lease after this
+            asks = worker.until_empty() if "empty" in why else work.schedule(None, key="other", delay="0s")
+            watching.append(asyncio.create_task(asks))
+            await elapse(0.001)
+        return leased
 
-        async def sent_at_the_end_of_the_turn(wants: Any, *, now: int, until: int, holder: str) -> Any:
-            await asyncio.sleep(0)
-            late = world.clock.now() - now
-            leased = await lease(wants, now=now + late, until=until + late, holder=holder)
-            if not watching:  # which asks for another lease after this
-                asks = worker.until_empty() if "empty" in why else work.schedule(None, key="other", delay="0s")
-                watching.append(asyncio.create_task(asks))
-                await elapse(0.001)
-            return leased
+    @app.handler("work", concurrency=8)
+    async def work(task: Task[Any]) -> None:
+        runs.append(task.key)
+        world.loop._jumping.now += 1.2
 
-        @app.handler("work", concurrency=8)
-        async def work(task: Task[Any]) -> None:
-            runs.append(task.key)
-            world.loop._jumping.now += 1.2
-
-        async with app:
-            await work.schedule(None, key="k", delay="0s")
-            async with app.worker() as worker:
-                setattr(world.memory, "lease", sent_at_the_end_of_the_turn)  # noqa: B010 - it is a method
-                await worker.until_empty()
-                await asyncio.wait(watching)
-        assert runs == (["k"] if "empty" in why else ["k", "other"])
-
-    virtual(story)
-
-
-def test_what_waited_for_its_turn_behind_those_who_block_is_not_lost(virtual: Tell) -> None:
-    """Nothing dies that never ran."""
-
-    async def story(world: World) -> None:
-        app, runs = world.app(lease="1s"), list[str]()
-
-        @app.handler("work", losses=2)
-        async def work(task: Task[Any]) -> None:
-            runs.append(task.key)
-            world.loop._jumping.now += 0.9
-
-        async with app, app.worker() as worker:
-            await app.schedule_many([work.new(None, key=f"{number:02}", delay="0s") for number in range(20)])
+    async with app:
+        await work.schedule(None, key="k", delay="0s")
+        async with app.worker() as worker:
+            setattr(world.memory, "lease", sent_at_the_end_of_the_turn)  # noqa: B010 - it is a method
             await worker.until_empty()
-            assert (worker.stats.done, worker.stats.dead) == (20, 0)
-        assert sorted(runs) == [f"{number:02}" for number in range(20)]
-
-    virtual(story)
+            await asyncio.wait(watching)
+    assert runs == (["k"] if "empty" in why else ["k", "other"])
 
 
-def test_an_outcome_that_the_store_could_not_take_goes_before_a_lease_of_its_task(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        app, runs = world.app(lease="3s"), list[str]()
+@virtual
+async def test_what_waited_for_its_turn_behind_those_who_block_is_not_lost(world: World) -> None:
+    """Nothing dies that never ran."""
+    app, runs = world.app(lease="1s"), list[str]()
 
-        @app.handler("work")
-        async def work(task: Task[Any]) -> None:
-            runs.append(task.key)
-            world.store.fault = away
+    @app.handler("work", losses=2)
+    async def work(task: Task[Any]) -> None:
+        runs.append(task.key)
+        world.loop._jumping.now += 0.9
 
-        def away(point: str) -> BaseException | None:
-            settles = point == "settle:before" and world.elapsed < 2_950
-            return StoreUnavailable("away") if settles else None
+    async with app, app.worker() as worker:
+        await app.schedule_many([work.new(None, key=f"{number:02}", delay="0s") for number in range(20)])
+        await worker.until_empty()
+        assert (worker.stats.done, worker.stats.dead) == (20, 0)
+    assert sorted(runs) == [f"{number:02}" for number in range(20)]
 
-        async with app, app.worker() as worker:
-            await work.schedule(None, key="k", delay="0s")
-            await world.until(lambda: worker.stats.done == 1)
-        assert runs == ["k"]
 
-    virtual(story)
+@virtual
+async def test_an_outcome_that_the_store_could_not_take_goes_before_a_lease_of_its_task(world: World) -> None:
+    app, runs = world.app(lease="3s"), list[str]()
+
+    @app.handler("work")
+    async def work(task: Task[Any]) -> None:
+        runs.append(task.key)
+        world.store.fault = away
+
+    def away(point: str) -> BaseException | None:
+        settles = point == "settle:before" and world.elapsed < 2_950
+        return StoreUnavailable("away") if settles else None
+
+    async with app, app.worker() as worker:
+        await work.schedule(None, key="k", delay="0s")
+        await world.until(lambda: worker.stats.done == 1)
+    assert runs == ["k"]
 
 
 class Away(MemoryStore):
@@ -190,37 +175,32 @@ class Away(MemoryStore):
         return await super().extend(leases, now=now, until=until)
 
 
-def test_outcomes_that_waited_for_a_store_are_told_before_a_lease_of_their_tasks(virtual: Tell) -> None:
+@virtual
+async def test_outcomes_that_waited_for_a_store_are_told_before_a_lease_of_their_tasks(world: World) -> None:
     """When it is back, what was held up behind others goes first: also if that took as long as an extension did."""
+    store, runs = Away(), list[str]()
+    app = world.app(store, lease="1s")
 
-    async def story(world: World) -> None:
-        store, runs = Away(), list[str]()
-        app = world.app(store, lease="1s")
+    @app.handler("work")
+    async def work(task: Task[Any]) -> None:
+        runs.append(task.key)
+        if task.key == "second":
+            await elapse(0.01)  # what the first has done is on its way by now
+            world.loop._jumping.now += 1.5
+        elif task.key == "third":
+            await elapse(20)  # held all the time, so that there is something to extend
 
-        @app.handler("work")
-        async def work(task: Task[Any]) -> None:
-            runs.append(task.key)
-            if task.key == "second":
-                await elapse(0.01)  # what the first has done is on its way by now
-                world.loop._jumping.now += 1.5
-            elif task.key == "third":
-                await elapse(20)  # held all the time, so that there is something to extend
-
-        async with app, app.worker() as worker:
-            await app.schedule_many([work.new(None, key=key, delay="0s") for key in ("first", "second", "third")])
-            await app.schedule("work", None, key="later", delay="1s")
-            await world.pause(4)
-            store.back.set()
-            await world.until(lambda: worker.stats.done >= 3)
-        assert Counter(runs)["second"] == 1
-
-    virtual(story)
+    async with app, app.worker() as worker:
+        await app.schedule_many([work.new(None, key=key, delay="0s") for key in ("first", "second", "third")])
+        await app.schedule("work", None, key="later", delay="1s")
+        await world.pause(4)
+        store.back.set()
+        await world.until(lambda: worker.stats.done >= 3)
+    assert Counter(runs)["second"] == 1
 
 
 @pytest.mark.parametrize("verb", ["extend", "purge", "announce", "get"])
-def test_a_defect_of_the_store_ends_nothing_and_is_logged(
-    virtual: Tell, caplog: pytest.LogCaptureFixture, verb: str
-) -> None:
+def test_a_defect_of_the_store_ends_nothing_and_is_logged(caplog: pytest.LogCaptureFixture, verb: str) -> None:
     """As leasing goes on: loudly."""
 
     async def story(world: World) -> None:
@@ -249,31 +229,29 @@ def test_a_defect_of_the_store_ends_nothing_and_is_logged(
         assert (runs, worker.stats.lost) == (["k"], 0)
         assert failed > 2
 
-    virtual(story)
+    virtual(story)()
     assert "a defect" in caplog.text
 
 
-def test_an_extension_never_shortens_what_a_handler_has_extended(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        app, told = world.app(lease="3s"), list[int]()
+@virtual
+async def test_an_extension_never_shortens_what_a_handler_has_extended(world: World) -> None:
+    app, told = world.app(lease="3s"), list[int]()
 
-        @app.handler("work")
-        async def work(task: Task[Any]) -> None:
-            assert await task.extend("1h")
-            try:
-                await forever()
-            except asyncio.CancelledError:
-                told.append(world.elapsed)
-                raise
+    @app.handler("work")
+    async def work(task: Task[Any]) -> None:
+        assert await task.extend("1h")
+        try:
+            await forever()
+        except asyncio.CancelledError:
+            told.append(world.elapsed)
+            raise
 
-        async with app, app.worker() as worker:
-            await work.schedule(None, key="k", delay="0s")
-            await world.pause(60)
-            task = await app.get("work", "k")
-            assert task is not None
-            assert (task.record.wake_at, worker.stats.lost) == (world.start + 3_600_000, 0)
-            await app.cancel("work", "k")
-            await world.until(lambda: bool(told))
-        assert told[0] <= 61_100, "a cancel is told within a lease all the same"
-
-    virtual(story)
+    async with app, app.worker() as worker:
+        await work.schedule(None, key="k", delay="0s")
+        await world.pause(60)
+        task = await app.get("work", "k")
+        assert task is not None
+        assert (task.record.wake_at, worker.stats.lost) == (world.start + 3_600_000, 0)
+        await app.cancel("work", "k")
+        await world.until(lambda: bool(told))
+    assert told[0] <= 61_100, "a cancel is told within a lease all the same"

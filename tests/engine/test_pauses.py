@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.engine.conftest import Tell, World, stores
+from tests.engine.conftest import World, stores, virtual
 from tests.waiting import pause, until
 
 from bide import BadInput, Bide, StoreUnavailable, Task
@@ -36,315 +36,286 @@ def handled(app: Bide, topic: str, *, takes: float = 0.0, world: World) -> list[
     return seen
 
 
-def test_what_is_paused_is_held_back_and_goes_out_at_once_when_it_is_resumed(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        app = world.app()
-        slow, other = handled(app, "slow", takes=30, world=world), handled(app, "other", world=world)
-        async with app, app.worker() as worker:
-            await app.schedule("slow", key="runs", delay="0s")
-            await world.until(lambda: slow == ["runs"])
-            assert await app.pause("slow") is True
-            assert await app.pause("slow") is False
-            for key in ("a", "b"):
-                assert (await app.schedule("slow", key=key, delay="1s")).result == "created"
-            await app.schedule("other", key="c", delay="1s")
-            await world.pause(60)
-            assert slow == ["runs"], "what is paused is not leased"
-            assert other == ["c"], "the other topic is no matter of it"
-            assert worker.stats.done == 2, "what ran has ended as ever"
-            before = world.elapsed
-            assert await app.resume("slow") is True
-            assert await app.resume("slow") is False
-            await world.until(lambda: len(slow) == 3)
-            assert world.elapsed - before <= 10, "in the same process nobody waits for the next look"
-
-    virtual(story)
+@virtual
+async def test_what_is_paused_is_held_back_and_goes_out_at_once_when_it_is_resumed(world: World) -> None:
+    app = world.app()
+    slow, other = handled(app, "slow", takes=30, world=world), handled(app, "other", world=world)
+    async with app, app.worker() as worker:
+        await app.schedule("slow", key="runs", delay="0s")
+        await world.until(lambda: slow == ["runs"])
+        assert await app.pause("slow") is True
+        assert await app.pause("slow") is False
+        for key in ("a", "b"):
+            assert (await app.schedule("slow", key=key, delay="1s")).result == "created"
+        await app.schedule("other", key="c", delay="1s")
+        await world.pause(60)
+        assert slow == ["runs"], "what is paused is not leased"
+        assert other == ["c"], "the other topic is no matter of it"
+        assert worker.stats.done == 2, "what ran has ended as ever"
+        before = world.elapsed
+        assert await app.resume("slow") is True
+        assert await app.resume("slow") is False
+        await world.until(lambda: len(slow) == 3)
+        assert world.elapsed - before <= 10, "in the same process nobody waits for the next look"
 
 
-def test_what_is_being_leased_at_that_moment_is_given_back(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        app = world.app()
-        seen = handled(app, "t", world=world)
-        async with app, app.worker():
-            await world.pause(0.5)
-            world.store.latency = lambda name: 0.2 if name == "lease" else 0.0
-            await app.schedule("t", key="k", delay="0s")
-            await world.pause(0.1)
-            await app.pause("t")
-            await world.pause(30)
-            assert seen == []
-            task = await app.get("t", "k")
-            assert task is not None
-            assert (task.state, task.attempt) == ("waiting", 0), "it counts for nothing"
-            await app.resume("t")
-            await world.until(lambda: seen == ["k"])
-
-    virtual(story)
+@virtual
+async def test_what_is_being_leased_at_that_moment_is_given_back(world: World) -> None:
+    app = world.app()
+    seen = handled(app, "t", world=world)
+    async with app, app.worker():
+        await world.pause(0.5)
+        world.store.latency = lambda name: 0.2 if name == "lease" else 0.0
+        await app.schedule("t", key="k", delay="0s")
+        await world.pause(0.1)
+        await app.pause("t")
+        await world.pause(30)
+        assert seen == []
+        task = await app.get("t", "k")
+        assert task is not None
+        assert (task.state, task.attempt) == ("waiting", 0), "it counts for nothing"
+        await app.resume("t")
+        await world.until(lambda: seen == ["k"])
 
 
-def test_who_leases_elsewhere_heeds_it_within_two_seconds(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        here, there = world.app(), world.app()
-        seen = handled(there, "t", world=world)
-        async with here, there, there.worker():
-            await world.pause(0.5)
-            await here.pause("t")
-            await world.pause(EVERY)
-            await here.schedule("t", key="held", delay="0s")
-            await world.pause(600)
-            assert seen == []
-            assert there.known_pauses.keys() == {"t"}
-            before = world.elapsed
-            await here.resume("t")
-            await world.until(lambda: seen == ["held"])
-            assert world.elapsed - before <= 1_000 * EVERY
-
-    virtual(story)
+@virtual
+async def test_who_leases_elsewhere_heeds_it_within_two_seconds(world: World) -> None:
+    here, there = world.app(), world.app()
+    seen = handled(there, "t", world=world)
+    async with here, there, there.worker():
+        await world.pause(0.5)
+        await here.pause("t")
+        await world.pause(EVERY)
+        await here.schedule("t", key="held", delay="0s")
+        await world.pause(600)
+        assert seen == []
+        assert there.known_pauses.keys() == {"t"}
+        before = world.elapsed
+        await here.resume("t")
+        await world.until(lambda: seen == ["held"])
+        assert world.elapsed - before <= 1_000 * EVERY
 
 
-def test_it_survives_a_restart_and_nothing_is_leased_before_it_is_known(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        async with world.app() as app:
-            await app.pause("t")
-            await app.schedule("t", key="k", delay="0s")
-        for _ in range(3):
-            again = world.app()
-            seen = handled(again, "t", world=world)
-            async with again.worker() as worker:
-                await world.pause(1)
-                assert worker.stats.leased == 0
-            assert seen == []
-        async with world.app() as app:
-            await app.resume("t")
-        last = world.app()
-        seen = handled(last, "t", world=world)
-        async with last.worker() as worker:
-            await worker.until_empty()
-        assert seen == ["k"]
-
-    virtual(story)
-
-
-def test_while_the_store_is_away_at_the_start_nothing_is_leased(virtual: Tell) -> None:
-    """Else the first lease after it is back might come before the first look."""
-
-    async def story(world: World) -> None:
-        async with world.app() as app:
-            await app.pause("t")
-            await app.schedule("t", key="k", delay="0s")
-        away = True
-
-        def fault(point: str) -> BaseException | None:
-            return StoreUnavailable("away") if away and point == "find:before" else None
-
+@virtual
+async def test_it_survives_a_restart_and_nothing_is_leased_before_it_is_known(world: World) -> None:
+    async with world.app() as app:
+        await app.pause("t")
+        await app.schedule("t", key="k", delay="0s")
+    for _ in range(3):
         again = world.app()
         seen = handled(again, "t", world=world)
-        world.store.fault = fault
-        world.store.calls.clear()
-        async with again.worker():
-            await world.pause(30)
-            assert world.store.calls.get("lease", 0) == 0
-            away = False
-            await world.pause(30)
+        async with again.worker() as worker:
+            await world.pause(1)
+            assert worker.stats.leased == 0
+        assert seen == []
+    async with world.app() as app:
+        await app.resume("t")
+    last = world.app()
+    seen = handled(last, "t", world=world)
+    async with last.worker() as worker:
+        await worker.until_empty()
+    assert seen == ["k"]
+
+
+@virtual
+async def test_while_the_store_is_away_at_the_start_nothing_is_leased(world: World) -> None:
+    """Else the first lease after it is back might come before the first look."""
+    async with world.app() as app:
+        await app.pause("t")
+        await app.schedule("t", key="k", delay="0s")
+    away = True
+
+    def fault(point: str) -> BaseException | None:
+        return StoreUnavailable("away") if away and point == "find:before" else None
+
+    again = world.app()
+    seen = handled(again, "t", world=world)
+    world.store.fault = fault
+    world.store.calls.clear()
+    async with again.worker():
+        await world.pause(30)
+        assert world.store.calls.get("lease", 0) == 0
+        away = False
+        await world.pause(30)
+        assert seen == []
+        await again.resume("t")
+        await world.until(lambda: seen == ["k"])
+
+
+@virtual
+async def test_of_many_who_pause_at_once_one_does_it(world: World) -> None:
+    apps = [world.app(actor=f"user-{number}") for number in range(10)]
+    for app in apps:
+        await app.open()
+    paused = await asyncio.gather(*(app.pause("t") for app in apps))
+    assert sum(paused) == 1
+    [pause] = (await apps[0].paused()).values()
+    assert pause.who == f"user-{paused.index(True)}"
+    assert pause.since == world.clock.now()
+    assert sum(await asyncio.gather(*(app.resume("t") for app in apps))) == 1
+    assert await apps[0].paused() == {}
+    for app in apps:
+        await app.close()
+
+
+@virtual
+async def test_a_backlog_that_is_held_back_costs_no_leases(world: World) -> None:
+    app = world.app()
+    handled(app, "t", world=world)
+    seen = handled(app, "other", world=world)
+    async with app:
+        await app.pause("t")
+        async with app.worker():
+            await app.schedule_many([app.new("t", key=str(number), delay="0s") for number in range(1_000)])
+            world.store.calls.clear()
+            for number in range(20):
+                await app.schedule("t", key=f"more {number}", delay="0s")
+                await world.pause(0.05)
+            await world.pause(59)
             assert seen == []
-            await again.resume("t")
+            assert world.store.calls["lease"] <= 62, "once a second at most: the longest sleep"
+
+
+@virtual
+async def test_until_empty_waits_for_what_is_held_back(world: World) -> None:
+    app = world.app()
+    held, other = handled(app, "held", world=world), handled(app, "other", world=world)
+    async with app:
+        await app.pause("held")
+        await app.schedule("held", key="k", delay="0s")
+        await app.schedule("other", key="k", delay="0s")
+        async with app.worker() as worker:
+            empty = asyncio.ensure_future(worker.until_empty())
+            await world.until(lambda: other == ["k"])
+            await world.pause(10)
+            assert not empty.done()
+            await app.resume("held")
+            await empty
+            assert held == ["k"]
+            await app.pause("held")
+            await worker.until_empty()
+
+
+@virtual
+async def test_with_all_topics_paused_a_worker_sleeps_and_until_empty_tells(world: World) -> None:
+    app = world.app()
+    seen = handled(app, "t", world=world)
+    async with app:
+        await app.pause("t")
+        async with app.worker() as worker:
+            await worker.until_empty()
+            await app.schedule("t", key="k", delay="0s")
+            empty = asyncio.ensure_future(worker.until_empty())
+            await world.pause(5)
+            assert not empty.done()
+            await app.resume("t")
+            await empty
+    assert seen == ["k"]
+
+
+@virtual
+async def test_run_once_heeds_it(world: World) -> None:
+    app = world.app()
+    seen = handled(app, "t", world=world)
+    async with app, app.worker() as worker:
+        await worker.stop()
+    async with app:
+        await app.pause("t")
+        await app.schedule("t", key="k", delay="0s")
+        tested = Worker(app, app.routes)
+        assert await tested.run_once() == (0, None)
+        assert seen == []
+
+
+@virtual
+async def test_a_lease_that_ends_is_not_given_out_again_while_it_is_paused(world: World) -> None:
+    app = world.app(lease="10s")
+    async with app:
+        await app.schedule("t", key="k", delay="0s")
+        now = world.clock.now()
+        await app.store.lease({"t": 1}, now=now, until=now + 10_000, holder="died")
+        await app.pause("t")
+        again = world.app(lease="10s")
+        seen = handled(again, "t", world=world)
+        async with again.worker():
+            await world.pause(60)
+            assert seen == []
+            await app.resume("t")
             await world.until(lambda: seen == ["k"])
 
-    virtual(story)
+
+@virtual
+async def test_consumers_at_the_desk_wait(world: World) -> None:
+    async with world.app() as app:
+        long_poll = LongPoll(app, policy_of=lambda _: Policy(policy(None)))
+        await long_poll.start()
+        await app.pause("t")
+        await app.schedule("t", key="k", delay="0s")
+
+        async def lease(*topics: str, wait: float) -> list[Record]:
+            return await long_poll.lease(dict.fromkeys(topics, 5), holder="c", lease_for=10_000, wait=wait)
+
+        assert await lease("t", wait=0) == []
+        assert await lease("t", wait=20) == []
+        waits = asyncio.ensure_future(lease("t", "other", wait=60))
+        await world.pause(5)
+        assert not waits.done()
+        await app.schedule("other", key="o", delay="0s")
+        assert [record.key for record in await waits] == ["o"]
+        world.store.latency = lambda name: 0.2 if name == "lease" else 0.0
+        waits = asyncio.ensure_future(lease("moment", wait=60))
+        await world.pause(1)
+        await app.schedule("moment", key="m", delay="0s")
+        await world.pause(0.1)
+        await app.pause("moment")
+        await world.pause(5)
+        assert not waits.done(), "what was being leased at that moment is given back"
+        await app.resume("moment")
+        assert [(record.key, record.attempt) for record in await waits] == [("m", 1)]
+        world.store.latency = None
+        waits = asyncio.ensure_future(lease("t", wait=60))
+        await world.pause(5)
+        before = world.elapsed
+        await app.resume("t")
+        assert [record.key for record in await waits] == ["k"]
+        assert world.elapsed - before <= 10
+        await long_poll.close()
 
 
-def test_of_many_who_pause_at_once_one_does_it(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        apps = [world.app(actor=f"user-{number}") for number in range(10)]
-        for app in apps:
-            await app.open()
-        paused = await asyncio.gather(*(app.pause("t") for app in apps))
-        assert sum(paused) == 1
-        [pause] = (await apps[0].paused()).values()
-        assert pause.who == f"user-{paused.index(True)}"
-        assert pause.since == world.clock.now()
-        assert sum(await asyncio.gather(*(app.resume("t") for app in apps))) == 1
-        assert await apps[0].paused() == {}
-        for app in apps:
-            await app.close()
-
-    virtual(story)
+@virtual
+async def test_who_asks_for_it_is_kept(world: World) -> None:
+    async with world.app(actor="anna") as app:
+        await app.pause("by-actor")
+        with acting_as("bo"):
+            await app.pause("by-caller")
+        await app.pause("by-name", who="cleo")
+        assert {topic: pause.who for topic, pause in (await app.paused()).items()} == {
+            "by-actor": "anna", "by-caller": "bo", "by-name": "cleo",
+        }  # fmt: skip
+    async with world.app() as app:
+        await app.pause("by-nobody")
+        assert (await app.paused())["by-nobody"].who is None
 
 
-def test_a_backlog_that_is_held_back_costs_no_leases(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        app = world.app()
-        handled(app, "t", world=world)
-        seen = handled(app, "other", world=world)
-        async with app:
-            await app.pause("t")
-            async with app.worker():
-                await app.schedule_many([app.new("t", key=str(number), delay="0s") for number in range(1_000)])
-                world.store.calls.clear()
-                for number in range(20):
-                    await app.schedule("t", key=f"more {number}", delay="0s")
-                    await world.pause(0.05)
-                await world.pause(59)
-                assert seen == []
-                assert world.store.calls["lease"] <= 62, "once a second at most: the longest sleep"
-
-    virtual(story)
-
-
-def test_until_empty_waits_for_what_is_held_back(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        app = world.app()
-        held, other = handled(app, "held", world=world), handled(app, "other", world=world)
-        async with app:
-            await app.pause("held")
-            await app.schedule("held", key="k", delay="0s")
-            await app.schedule("other", key="k", delay="0s")
-            async with app.worker() as worker:
-                empty = asyncio.ensure_future(worker.until_empty())
-                await world.until(lambda: other == ["k"])
-                await world.pause(10)
-                assert not empty.done()
-                await app.resume("held")
-                await empty
-                assert held == ["k"]
-                await app.pause("held")
-                await worker.until_empty()
-
-    virtual(story)
-
-
-def test_with_all_topics_paused_a_worker_sleeps_and_until_empty_tells(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        app = world.app()
-        seen = handled(app, "t", world=world)
-        async with app:
-            await app.pause("t")
-            async with app.worker() as worker:
-                await worker.until_empty()
-                await app.schedule("t", key="k", delay="0s")
-                empty = asyncio.ensure_future(worker.until_empty())
-                await world.pause(5)
-                assert not empty.done()
-                await app.resume("t")
-                await empty
-        assert seen == ["k"]
-
-    virtual(story)
-
-
-def test_run_once_heeds_it(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        app = world.app()
-        seen = handled(app, "t", world=world)
-        async with app, app.worker() as worker:
-            await worker.stop()
-        async with app:
-            await app.pause("t")
-            await app.schedule("t", key="k", delay="0s")
-            tested = Worker(app, app.routes)
-            assert await tested.run_once() == (0, None)
-            assert seen == []
-
-    virtual(story)
-
-
-def test_a_lease_that_ends_is_not_given_out_again_while_it_is_paused(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        app = world.app(lease="10s")
-        async with app:
-            await app.schedule("t", key="k", delay="0s")
-            now = world.clock.now()
-            await app.store.lease({"t": 1}, now=now, until=now + 10_000, holder="died")
-            await app.pause("t")
-            again = world.app(lease="10s")
-            seen = handled(again, "t", world=world)
-            async with again.worker():
-                await world.pause(60)
-                assert seen == []
-                await app.resume("t")
-                await world.until(lambda: seen == ["k"])
-
-    virtual(story)
-
-
-def test_consumers_at_the_desk_wait(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        async with world.app() as app:
-            long_poll = LongPoll(app, policy_of=lambda _: Policy(policy(None)))
-            await long_poll.start()
-            await app.pause("t")
-            await app.schedule("t", key="k", delay="0s")
-
-            async def lease(*topics: str, wait: float) -> list[Record]:
-                return await long_poll.lease(dict.fromkeys(topics, 5), holder="c", lease_for=10_000, wait=wait)
-
-            assert await lease("t", wait=0) == []
-            assert await lease("t", wait=20) == []
-            waits = asyncio.ensure_future(lease("t", "other", wait=60))
-            await world.pause(5)
-            assert not waits.done()
-            await app.schedule("other", key="o", delay="0s")
-            assert [record.key for record in await waits] == ["o"]
-            world.store.latency = lambda name: 0.2 if name == "lease" else 0.0
-            waits = asyncio.ensure_future(lease("moment", wait=60))
-            await world.pause(1)
-            await app.schedule("moment", key="m", delay="0s")
-            await world.pause(0.1)
-            await app.pause("moment")
-            await world.pause(5)
-            assert not waits.done(), "what was being leased at that moment is given back"
-            await app.resume("moment")
-            assert [(record.key, record.attempt) for record in await waits] == [("m", 1)]
-            world.store.latency = None
-            waits = asyncio.ensure_future(lease("t", wait=60))
-            await world.pause(5)
-            before = world.elapsed
-            await app.resume("t")
-            assert [record.key for record in await waits] == ["k"]
-            assert world.elapsed - before <= 10
-            await long_poll.close()
-
-    virtual(story)
-
-
-def test_who_asks_for_it_is_kept(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        async with world.app(actor="anna") as app:
-            await app.pause("by-actor")
-            with acting_as("bo"):
-                await app.pause("by-caller")
-            await app.pause("by-name", who="cleo")
-            assert {topic: pause.who for topic, pause in (await app.paused()).items()} == {
-                "by-actor": "anna", "by-caller": "bo", "by-name": "cleo",
-            }  # fmt: skip
-        async with world.app() as app:
-            await app.pause("by-nobody")
-            assert (await app.paused())["by-nobody"].who is None
-
-    virtual(story)
-
-
-def test_what_is_no_topic_is_refused_and_what_is_no_pause_passed_over(
-    virtual: Tell, caplog: pytest.LogCaptureFixture
+@virtual
+async def test_what_is_no_topic_is_refused_and_what_is_no_pause_passed_over(
+    world: World, caplog: pytest.LogCaptureFixture
 ) -> None:
-    async def story(world: World) -> None:
-        async with world.app() as app:
-            for topic in ("", "\n", "x" * 201, RESERVED_TOPIC):
-                with pytest.raises(BadInput, match="topic"):
-                    await app.pause(topic)
-                with pytest.raises(BadInput, match="topic"):
-                    await app.resume(topic)
-            longest = "ü" * 100
-            assert await app.pause(longest)
-            for number, damaged in enumerate((b"{", b'{"topic": 7}', b"\xff\xfe")):
-                await SettingsStore(app.store, app.clock).put(f"paused:damaged-{number}", damaged)
-            assert (await app.paused()).keys() == {longest}
-            assert caplog.text.count("cannot be read and is passed over") == 3
-
-    virtual(story)
+    async with world.app() as app:
+        for topic in ("", "\n", "x" * 201, RESERVED_TOPIC):
+            with pytest.raises(BadInput, match="topic"):
+                await app.pause(topic)
+            with pytest.raises(BadInput, match="topic"):
+                await app.resume(topic)
+        longest = "ü" * 100
+        assert await app.pause(longest)
+        for number, damaged in enumerate((b"{", b'{"topic": 7}', b"\xff\xfe")):
+            await SettingsStore(app.store, app.clock).put(f"paused:damaged-{number}", damaged)
+        assert (await app.paused()).keys() == {longest}
+        assert caplog.text.count("cannot be read and is passed over") == 3
 
 
-def test_a_worker_says_when_it_holds_back(virtual: Tell, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_says_when_it_holds_back(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "bide.pauses")
 
     async def story(world: World) -> None:
@@ -355,12 +326,12 @@ def test_a_worker_says_when_it_holds_back(virtual: Tell, caplog: pytest.LogCaptu
             await app.pause("somebody else's")
             await app.resume("t")
 
-    virtual(story)
+    virtual(story)()
     assert [record.message.partition(":")[0] for record in caplog.records] == ["t is held back", "t is resumed"]
     assert caplog.records[0].message.endswith(" by anna")
 
 
-def test_while_pauses_cannot_be_read_what_was_known_holds(virtual: Tell, caplog: pytest.LogCaptureFixture) -> None:
+def test_while_pauses_cannot_be_read_what_was_known_holds(caplog: pytest.LogCaptureFixture) -> None:
     async def story(world: World) -> None:
         app = world.app()
         seen = handled(app, "t", world=world)
@@ -376,7 +347,7 @@ def test_while_pauses_cannot_be_read_what_was_known_holds(virtual: Tell, caplog:
                 world.store.fault = lambda _: None
                 await world.until(lambda: seen == ["k"])
 
-    virtual(story)
+    virtual(story)()
     assert "reading the pauses failed, trying again in 2 s" in caplog.text
 
 

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
-from tests.engine.conftest import stores
+from tests.engine.conftest import World, stores, virtual
 
 from bide import Bide, Retry, Task
 from bide.core.names import TRACE
 from bide.engine.delivery.settlement import LONGEST_TRACE, trace_of
-
-if TYPE_CHECKING:
-    from tests.engine.conftest import Tell, World
 
 
 class Mute(Exception):
@@ -125,7 +122,7 @@ async def test_the_last_trace_stays_with_the_task_and_out_of_its_error(store_url
         assert [event.what for event in events if "Traceback" in event.what or "\x1f" in event.what] == []
 
 
-def test_no_trace_where_it_is_turned_off_or_an_outcome_was_raised(virtual: Tell) -> None:
+def test_no_trace_where_it_is_turned_off_or_an_outcome_was_raised() -> None:
     async def story(world: World) -> None:
         for place, (raises, settings) in enumerate([(look_up, {"traces": "off"}), (refuse, {})]):
             app = world.app(**settings)
@@ -147,4 +144,4 @@ def test_no_trace_where_it_is_turned_off_or_an_outcome_was_raised(virtual: Tell)
     def refuse() -> None:
         raise Retry(said)
 
-    virtual(story)
+    virtual(story)()

@@ -1,5 +1,5 @@
 """Fixtures of the tests of the read model: those of the engine."""
 
-from tests.engine.conftest import store_url, virtual
+from tests.engine.conftest import store_url
 
-__all__ = ["store_url", "virtual"]
+__all__ = ["store_url"]

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.engine.conftest import Tell, World
+from tests.engine.conftest import World, virtual
 
 from bide import Bide
 from bide.core.records import OutcomeKind, Settlement
@@ -71,79 +71,71 @@ async def let_die(app: Bide, topic: str, errors: list[str | None], payload: Any 
         assert all(await app.store.settle(settled, now=app.clock.now()))
 
 
-def test_groups_tell_how_many_since_when_and_of_what(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        async with world.app() as app:
-            await let_die(app, "pay", ["HTTP 503 after 1 s", "HTTP 503 after 2 s", "HTTP 500 after 2 s"])
-            await world.pause(60)
-            await let_die(app, "mail", ["HTTP 503 after 1 s"] * 5)
-            await app.schedule_many([app.new("pay", None, key="late", delay="0s")])
-            leased = await app.store.lease({"pay": 9}, now=world.clock.now(), until=world.clock.now() + 1, holder="w")
-            [one] = leased.tasks
-            late = Settlement(
-                "pay",
-                "late",
-                one.token,
-                OutcomeKind.DEAD,
-                keep_until=2 * DAY + one.wake_at,
-                error="HTTP 503 after 77 s",
-            )
-            assert await app.store.settle([late], now=world.clock.now())
-            found = await dead_letters(app)
-            assert found.looked == 9
-            assert found.partly == frozenset()
-            assert {topic: count.number for topic, count in found.totals.items()} == {"pay": 4, "mail": 5}
-            told = [(one.topic, one.error, one.number, one.newest - one.oldest) for one in found.groups]
-            assert told == [
-                ("mail", "HTTP 503 after # s", 5, 0),
-                ("pay", "HTTP 503 after # s", 3, 60_000),
-                ("pay", "HTTP 500 after # s", 1, 0),
-            ]
-            assert (found.groups[1].example.key, found.groups[1].first_line) == ("late", "HTTP 503 after 77 s")
-
-    virtual(story)
+@virtual
+async def test_groups_tell_how_many_since_when_and_of_what(world: World) -> None:
+    async with world.app() as app:
+        await let_die(app, "pay", ["HTTP 503 after 1 s", "HTTP 503 after 2 s", "HTTP 500 after 2 s"])
+        await world.pause(60)
+        await let_die(app, "mail", ["HTTP 503 after 1 s"] * 5)
+        await app.schedule_many([app.new("pay", None, key="late", delay="0s")])
+        leased = await app.store.lease({"pay": 9}, now=world.clock.now(), until=world.clock.now() + 1, holder="w")
+        [one] = leased.tasks
+        late = Settlement(
+            "pay",
+            "late",
+            one.token,
+            OutcomeKind.DEAD,
+            keep_until=2 * DAY + one.wake_at,
+            error="HTTP 503 after 77 s",
+        )
+        assert await app.store.settle([late], now=world.clock.now())
+        found = await dead_letters(app)
+        assert found.looked == 9
+        assert found.partly == frozenset()
+        assert {topic: count.number for topic, count in found.totals.items()} == {"pay": 4, "mail": 5}
+        told = [(one.topic, one.error, one.number, one.newest - one.oldest) for one in found.groups]
+        assert told == [
+            ("mail", "HTTP 503 after # s", 5, 0),
+            ("pay", "HTTP 503 after # s", 3, 60_000),
+            ("pay", "HTTP 500 after # s", 1, 0),
+        ]
+        assert (found.groups[1].example.key, found.groups[1].first_line) == ("late", "HTTP 503 after 77 s")
 
 
-def test_topics_share_what_is_looked_at(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        async with world.app() as app:
-            await let_die(app, "flood", [f"flood {n}" for n in range(900)])
-            await let_die(app, "small", ["other"] * 30)
-            await let_die(app, "middle", ["third"] * 120)
-            found = await dead_letters(app, most=300)
-            assert {one.topic: one.number for one in found.groups} == {"small": 30, "middle": 120, "flood": 150}
-            assert found.partly == {"flood"}
-            assert found.totals["flood"].number == 900
-
-    virtual(story)
+@virtual
+async def test_topics_share_what_is_looked_at(world: World) -> None:
+    async with world.app() as app:
+        await let_die(app, "flood", [f"flood {n}" for n in range(900)])
+        await let_die(app, "small", ["other"] * 30)
+        await let_die(app, "middle", ["third"] * 120)
+        found = await dead_letters(app, most=300)
+        assert {one.topic: one.number for one in found.groups} == {"small": 30, "middle": 120, "flood": 150}
+        assert found.partly == {"flood"}
+        assert found.totals["flood"].number == 900
 
 
-def test_large_payloads_do_not_fill_the_memory(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        async with world.app() as app:
-            await let_die(app, "large", [None] * 400, payload="x" * 200_000)
-            found = await dead_letters(app)
-            assert 50 <= found.looked <= 150
-            assert found.partly == {"large"}
-            assert found.groups[0].example.payload == b""
-
-    virtual(story)
+@virtual
+async def test_large_payloads_do_not_fill_the_memory(world: World) -> None:
+    async with world.app() as app:
+        await let_die(app, "large", [None] * 400, payload="x" * 200_000)
+        found = await dead_letters(app)
+        assert 50 <= found.looked <= 150
+        assert found.partly == {"large"}
+        assert found.groups[0].example.payload == b""
 
 
-def test_the_tasks_of_a_group_come_page_by_page(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        async with world.app() as app:
-            await let_die(app, "t", ["rare 1" if n % 50 == 0 else "usual" for n in range(400)])
-            keys: list[str] = []
-            cursor: str | None = None
-            while True:
-                page = await tasks_of_group(app, "t", "rare #", cursor, limit=3)
-                keys += [one.key for one in page.tasks]
-                cursor = page.cursor
-                if cursor is None:
-                    break
-            assert keys == [f"k{n:04}" for n in range(0, 400, 50)]
-            assert len((await tasks_of_group(app, "t", None, None, limit=10)).tasks) == 10
-            assert (await tasks_of_group(app, "t", "unheard of", None)).tasks == []
-
-    virtual(story)
+@virtual
+async def test_the_tasks_of_a_group_come_page_by_page(world: World) -> None:
+    async with world.app() as app:
+        await let_die(app, "t", ["rare 1" if n % 50 == 0 else "usual" for n in range(400)])
+        keys: list[str] = []
+        cursor: str | None = None
+        while True:
+            page = await tasks_of_group(app, "t", "rare #", cursor, limit=3)
+            keys += [one.key for one in page.tasks]
+            cursor = page.cursor
+            if cursor is None:
+                break
+        assert keys == [f"k{n:04}" for n in range(0, 400, 50)]
+        assert len((await tasks_of_group(app, "t", None, None, limit=10)).tasks) == 10
+        assert (await tasks_of_group(app, "t", "unheard of", None)).tasks == []

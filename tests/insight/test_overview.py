@@ -6,13 +6,13 @@ import asyncio
 from collections.abc import AsyncIterator, Collection, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.engine.conftest import stores
-from tests.waiting import PATIENCE, elapse, until
+from tests.engine.conftest import World, stores, virtual
+from tests.waiting import PATIENCE, elapse, in_virtual_time, until
 
 from bide import Bide, Dead, StoreUnavailable
 from bide.core.records import Count, Filter, Found, OutcomeKind, Page, Ref, Settlement, State, Tally
@@ -24,10 +24,7 @@ from bide.insight.overview import Overview, Overviews
 from bide.ports import COUNTED, Wakes
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
-from bide.testing.virtual import VirtualClock, VirtualLoop, run_virtual
-
-if TYPE_CHECKING:
-    from tests.engine.conftest import Tell, World
+from bide.testing.virtual import VirtualClock, VirtualLoop
 
 
 class Stopping(MemoryStore):
@@ -137,126 +134,114 @@ async def test_who_looks_on_is_no_worker() -> None:
         assert not (await other.get()).overview().holders
 
 
-def test_leases_that_have_run_out_are_lost(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        async with world.app() as app:
-            await fill(app, "a", 5, "0s")
-            now = world.clock.now()
-            await app.store.lease({"a": 3}, now=now, until=now + 1_000, holder="dies")
-            await app.store.lease({"a": 2}, now=now, until=now + 60_000, holder="lives")
-            await world.pause(1.0)
-            found = {one.name: (one.number, one.lost, one.announced) for one in (await overview(app)).holders}
-            assert found == {"dies": (3, 3, False), "lives": (2, 0, False)}
-
-    virtual(story)
+@virtual
+async def test_leases_that_have_run_out_are_lost(world: World) -> None:
+    async with world.app() as app:
+        await fill(app, "a", 5, "0s")
+        now = world.clock.now()
+        await app.store.lease({"a": 3}, now=now, until=now + 1_000, holder="dies")
+        await app.store.lease({"a": 2}, now=now, until=now + 60_000, holder="lives")
+        await world.pause(1.0)
+        found = {one.name: (one.number, one.lost, one.announced) for one in (await overview(app)).holders}
+        assert found == {"dies": (3, 3, False), "lives": (2, 0, False)}
 
 
-def test_topics_on_which_nobody_works(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        async with world.app() as app:
-            for topic in ("alone", "paused", "worked", "consumed", "held"):
-                await app.schedule(topic, None, delay="0s")
-            await app.schedule("ahead", None, delay="1h")
-            await world.pause(4.0)
-            assert not (await overview(app)).unworked, "somebody may come for it yet"
-            await world.pause(2.0)
-            await Pauses(app.store, app.clock).pause("paused")
-            now = world.clock.now()
-            await world.memory.announce("w", ["worked"], now + 5_000, now=now)
-            await fill(app, "held", 1, "0s")
-            await app.store.lease({"held": 1}, now=now, until=now + 60_000, holder="c")
-            app.history.began("consumed", [now], now)
-            await app.history.flush()
-            seen = await overview(app)
-            assert [one.topic for one in seen.unworked] == ["alone"]
-            assert [one.topic for one in seen.held_back] == ["paused"]
-
-    virtual(story)
+@virtual
+async def test_topics_on_which_nobody_works(world: World) -> None:
+    async with world.app() as app:
+        for topic in ("alone", "paused", "worked", "consumed", "held"):
+            await app.schedule(topic, None, delay="0s")
+        await app.schedule("ahead", None, delay="1h")
+        await world.pause(4.0)
+        assert not (await overview(app)).unworked, "somebody may come for it yet"
+        await world.pause(2.0)
+        await Pauses(app.store, app.clock).pause("paused")
+        now = world.clock.now()
+        await world.memory.announce("w", ["worked"], now + 5_000, now=now)
+        await fill(app, "held", 1, "0s")
+        await app.store.lease({"held": 1}, now=now, until=now + 60_000, holder="c")
+        app.history.began("consumed", [now], now)
+        await app.history.flush()
+        seen = await overview(app)
+        assert [one.topic for one in seen.unworked] == ["alone"]
+        assert [one.topic for one in seen.held_back] == ["paused"]
 
 
 # --- counts that stop
 
 
-def test_where_a_count_stopped_an_exact_one_is_shown_with_its_age(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        store = Stopping(10)
-        faulty = FaultyStore(store)
-        async with Bide(faulty, clock=world.clock) as app, looking(app) as overviews:
-            await fill(app, "big", 1_234, "1h")
-            await fill(app, "due", 30, "0s")
-            await fill(app, "small", 5, "1h")
-            seen = (await overviews.get()).overview()
-            assert (seen.pending.count, seen.due.count) == (Count(1_269), Count(30))
-            assert world.clock.now() - seen.pending.at < 100
-            began = world.clock.now()
-            await fill(app, "big", 1, "1h")
-            faulty.latency = lambda name: 0.02 if name == "tally" else 0.0
+@virtual
+async def test_where_a_count_stopped_an_exact_one_is_shown_with_its_age(world: World) -> None:
+    store = Stopping(10)
+    faulty = FaultyStore(store)
+    async with Bide(faulty, clock=world.clock) as app, looking(app) as overviews:
+        await fill(app, "big", 1_234, "1h")
+        await fill(app, "due", 30, "0s")
+        await fill(app, "small", 5, "1h")
+        seen = (await overviews.get()).overview()
+        assert (seen.pending.count, seen.due.count) == (Count(1_269), Count(30))
+        assert world.clock.now() - seen.pending.at < 100
+        began = world.clock.now()
+        await fill(app, "big", 1, "1h")
+        faulty.latency = lambda name: 0.02 if name == "tally" else 0.0
+        await world.pause(2.0)
+        seen = (await overviews.get()).overview()
+        assert seen.pending.count == Count(1_269), "older, and better than ten and more"
+        assert world.clock.now() - seen.pending.at >= 2_000
+        while seen.pending.count != Count(1_270):
             await world.pause(2.0)
             seen = (await overviews.get()).overview()
-            assert seen.pending.count == Count(1_269), "older, and better than ten and more"
-            assert world.clock.now() - seen.pending.at >= 2_000
-            while seen.pending.count != Count(1_270):
-                await world.pause(2.0)
-                seen = (await overviews.get()).overview()
-                assert world.clock.now() - began < 60_000
-            assert seen.pending.count.exact
-
-    virtual(story)
+            assert world.clock.now() - began < 60_000
+        assert seen.pending.count.exact
 
 
-def test_what_costs_is_asked_seldom(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        store = Stopping(10)
-        faulty = FaultyStore(store)
-        async with Bide(faulty, clock=world.clock) as app, looking(app) as overviews:
-            await fill(app, "big", 100, "1h")
-            faulty.latency = lambda name: 0.05 if name == "tally" else 0.0
-            ends = world.clock.now() + 60_000
-            while world.clock.now() < ends:
-                await asyncio.gather(*(overviews.get() for _ in range(10)))
-                await world.pause(2.0)
-            exact = sum(upto != COUNTED for upto in store.asked)
-            assert 4 <= len(store.asked) - exact <= 6, "50 ms at most for 0.3 % of the time, but for the second look"
-            assert 3 <= exact <= 5, "and 0.2 %"
-            assert faulty.calls["announce"] >= 25, "what is cheap stays fresh"
-
-    virtual(story)
+@virtual
+async def test_what_costs_is_asked_seldom(world: World) -> None:
+    store = Stopping(10)
+    faulty = FaultyStore(store)
+    async with Bide(faulty, clock=world.clock) as app, looking(app) as overviews:
+        await fill(app, "big", 100, "1h")
+        faulty.latency = lambda name: 0.05 if name == "tally" else 0.0
+        ends = world.clock.now() + 60_000
+        while world.clock.now() < ends:
+            await asyncio.gather(*(overviews.get() for _ in range(10)))
+            await world.pause(2.0)
+        exact = sum(upto != COUNTED for upto in store.asked)
+        assert 4 <= len(store.asked) - exact <= 6, "50 ms at most for 0.3 % of the time, but for the second look"
+        assert 3 <= exact <= 5, "and 0.2 %"
+        assert faulty.calls["announce"] >= 25, "what is cheap stays fresh"
 
 
-def test_one_that_stumbles_is_not_put_off(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        faulty = FaultyStore(MemoryStore())
-        slow = [0.001] * 5 + [1.0] + [0.001] * 4
-        async with Bide(faulty, clock=world.clock) as app, looking(app) as overviews:
-            faulty.latency = lambda name: slow.pop(0) if name == "tally" else 0.0
-            for number in range(10):
-                await app.schedule("a", None, delay="1h")
-                await world.pause(2.0)
-                assert (await overviews.get()).overview().pending.count == Count(number + 1)
-
-    virtual(story)
+@virtual
+async def test_one_that_stumbles_is_not_put_off(world: World) -> None:
+    faulty = FaultyStore(MemoryStore())
+    slow = [0.001] * 5 + [1.0] + [0.001] * 4
+    async with Bide(faulty, clock=world.clock) as app, looking(app) as overviews:
+        faulty.latency = lambda name: slow.pop(0) if name == "tally" else 0.0
+        for number in range(10):
+            await app.schedule("a", None, delay="1h")
+            await world.pause(2.0)
+            assert (await overviews.get()).overview().pending.count == Count(number + 1)
 
 
-def test_an_exact_count_that_takes_long_is_bounded(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        store = Stopping(10)
-        faulty = FaultyStore(store)
-        async with Bide(faulty, clock=world.clock) as app, looking(app) as overviews:
-            await fill(app, "big", 100, "1h")
-            faulty.latency = lambda name: 0.001 if not store.asked or name != "tally" else 0.4
-            before = world.clock.now()
-            seen = (await overviews.get()).overview()
-            assert seen.pending.count == Count(10, False), "nobody waits for it"
-            assert world.clock.now() - before <= 200
-            await world.pause(1.0)
-            assert (await overviews.get()).overview().pending.count == Count(100)
-            first = max(store.asked)
-            await world.pause(600.0)
-            await overviews.get()
-            await world.pause(1.0)
-            assert max(upto for upto in store.asked[2:] if upto != COUNTED) == first // 4
-
-    virtual(story)
+@virtual
+async def test_an_exact_count_that_takes_long_is_bounded(world: World) -> None:
+    store = Stopping(10)
+    faulty = FaultyStore(store)
+    async with Bide(faulty, clock=world.clock) as app, looking(app) as overviews:
+        await fill(app, "big", 100, "1h")
+        faulty.latency = lambda name: 0.001 if not store.asked or name != "tally" else 0.4
+        before = world.clock.now()
+        seen = (await overviews.get()).overview()
+        assert seen.pending.count == Count(10, False), "nobody waits for it"
+        assert world.clock.now() - before <= 200
+        await world.pause(1.0)
+        assert (await overviews.get()).overview().pending.count == Count(100)
+        first = max(store.asked)
+        await world.pause(600.0)
+        await overviews.get()
+        await world.pause(1.0)
+        assert max(upto for upto in store.asked[2:] if upto != COUNTED) == first // 4
 
 
 async def test_more_than_a_store_counts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -310,108 +295,101 @@ def figures(flow: Flow) -> tuple[int, int, int | None]:
     return flow.deliveries.begun, flow.deliveries.done, flow.scheduled
 
 
-def test_the_last_minute_is_a_minute(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        await world.pause((MINUTE - world.clock.now() % MINUTE) / 1000)  # a minute begins
-        async with world.app() as app:
-            told, throughput = Told(app), Throughput(app.store, app.clock)
-            await told.deliver(10)
-            await world.pause(30.0)
-            await told.deliver(5, late=800, outcome=OutcomeKind.RETRY)
-            first = await throughput.read()
-            assert figures(first.last_minute()) == (15, 10, 15)
-            assert first.last_minute().failed == 5
-            assert first.last_minute().span == 90_000, "this minute so far, and the one before it"
-            for _ in range(15):
-                await world.pause(2.0)
-                await throughput.read()
-            await told.deliver(1)
-            await world.pause(29.0)
-            seen = await throughput.read()
-            assert figures(seen.last_minute()) == (1, 1, 1), "what was seen a minute ago is over"
-            assert seen.last_minute().span == 59_000
-            assert seen.last_minute().rate(59) == 1.0
-            assert seen.last_minute().deliveries.late == {3: 1}
-            assert figures(seen.last_hour()) == (16, 11, 16)
-            assert seen.by_minute()[-2:] == [15, 1]
-            assert len(seen.by_minute()) == MINUTES
-
-    virtual(story)
-
-
-def test_of_some_topics_only(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        async with world.app() as app:
-            told, throughput = Told(app), Throughput(app.store, app.clock)
-            await told.deliver(2)
-            await told.deliver(3, topic="b", late=900)
-            seen = await throughput.read()
-            assert figures(seen.last_minute()) == (5, 5, 5)
-            mine = seen.last_minute(lambda topic: topic == "a")
-            assert figures(mine) == (2, 2, None), "what is counted over all topics is theirs who see all"
-            assert mine.deliveries.lateness(0.99) == 3
-            assert seen.by_minute(lambda topic: topic == "a")[-1] == 2
-            assert (seen.latest(), seen.latest(lambda topic: topic == "a")) == ("b", "a")
-            assert seen.latest(lambda topic: False) is None
-
-    virtual(story)
-
-
-def test_a_look_reads_two_minutes(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        async with world.app() as app:
-            told, throughput = Told(app), Throughput(app.store, app.clock)
-            for _ in range(70):
-                await told.deliver(1)
-                await world.pause(60.0)
-            read: list[int] = []
-            original = world.memory.find
-
-            async def find(where: Filter, page: Page) -> Found:
-                found = await original(where, page)
-                read.append(len(found.tasks))
-                return found
-
-            world.memory.find = find  # type: ignore[method-assign]
+@virtual
+async def test_the_last_minute_is_a_minute(world: World) -> None:
+    await world.pause((MINUTE - world.clock.now() % MINUTE) / 1000)  # a minute begins
+    async with world.app() as app:
+        told, throughput = Told(app), Throughput(app.store, app.clock)
+        await told.deliver(10)
+        await world.pause(30.0)
+        await told.deliver(5, late=800, outcome=OutcomeKind.RETRY)
+        first = await throughput.read()
+        assert figures(first.last_minute()) == (15, 10, 15)
+        assert first.last_minute().failed == 5
+        assert first.last_minute().span == 90_000, "this minute so far, and the one before it"
+        for _ in range(15):
+            await world.pause(2.0)
             await throughput.read()
-            assert sum(read) >= MINUTES - 1
-            for _ in range(20):
-                read.clear()
-                await world.pause(2.0)
-                await throughput.read()
-                assert sum(read) <= 2
+        await told.deliver(1)
+        await world.pause(29.0)
+        seen = await throughput.read()
+        assert figures(seen.last_minute()) == (1, 1, 1), "what was seen a minute ago is over"
+        assert seen.last_minute().span == 59_000
+        assert seen.last_minute().rate(59) == 1.0
+        assert seen.last_minute().deliveries.late == {3: 1}
+        assert figures(seen.last_hour()) == (16, 11, 16)
+        assert seen.by_minute()[-2:] == [15, 1]
+        assert len(seen.by_minute()) == MINUTES
 
-    virtual(story)
+
+@virtual
+async def test_of_some_topics_only(world: World) -> None:
+    async with world.app() as app:
+        told, throughput = Told(app), Throughput(app.store, app.clock)
+        await told.deliver(2)
+        await told.deliver(3, topic="b", late=900)
+        seen = await throughput.read()
+        assert figures(seen.last_minute()) == (5, 5, 5)
+        mine = seen.last_minute(lambda topic: topic == "a")
+        assert figures(mine) == (2, 2, None), "what is counted over all topics is theirs who see all"
+        assert mine.deliveries.lateness(0.99) == 3
+        assert seen.by_minute(lambda topic: topic == "a")[-1] == 2
+        assert (seen.latest(), seen.latest(lambda topic: topic == "a")) == ("b", "a")
+        assert seen.latest(lambda topic: False) is None
+
+
+@virtual
+async def test_a_look_reads_two_minutes(world: World) -> None:
+    async with world.app() as app:
+        told, throughput = Told(app), Throughput(app.store, app.clock)
+        for _ in range(70):
+            await told.deliver(1)
+            await world.pause(60.0)
+        read: list[int] = []
+        original = world.memory.find
+
+        async def find(where: Filter, page: Page) -> Found:
+            found = await original(where, page)
+            read.append(len(found.tasks))
+            return found
+
+        world.memory.find = find  # type: ignore[method-assign]
+        await throughput.read()
+        assert sum(read) >= MINUTES - 1
+        for _ in range(20):
+            read.clear()
+            await world.pause(2.0)
+            await throughput.read()
+            assert sum(read) <= 2
 
 
 @given(
     st.lists(st.tuples(st.integers(0, 400_000), st.integers(0, 3), st.booleans()), min_size=1, max_size=25),
     st.sampled_from(["a", "b"]),
 )
-def test_the_last_hour_is_what_the_rows_say(steps: list[tuple[int, int, bool]], topic: str) -> None:
+@in_virtual_time
+async def test_the_last_hour_is_what_the_rows_say(
+    loop: VirtualLoop, steps: list[tuple[int, int, bool]], topic: str
+) -> None:
     """However long nobody looked in between."""
-
-    async def story(loop: VirtualLoop) -> None:
-        clock = VirtualClock(loop)
-        async with Bide(MemoryStore(), clock=clock) as app:
-            told, throughput = Told(app), Throughput(app.store, app.clock)
-            for pause, number, looks in steps:
-                await elapse(pause / 1000)
-                if number:
-                    await told.deliver(number, topic=topic)
-                if not looks:
-                    continue
-                minute = clock.now() // MINUTE
-                rows = await rows_between(app.store, clock, minute - MINUTES + 1, minute)
-                seen = await throughput.read()
-                assert seen.hour == together(rows.values())
-                assert seen.last_minute().span <= 2 * MINUTE
-                now_and_before = sum(
-                    row.topics.get(topic, DeliveryCounts()).begun for one, row in rows.items() if one >= minute - 1
-                )
-                assert 0 <= seen.last_minute().deliveries.begun <= now_and_before
-
-    run_virtual(story)
+    clock = VirtualClock(loop)
+    async with Bide(MemoryStore(), clock=clock) as app:
+        told, throughput = Told(app), Throughput(app.store, app.clock)
+        for pause, number, looks in steps:
+            await elapse(pause / 1000)
+            if number:
+                await told.deliver(number, topic=topic)
+            if not looks:
+                continue
+            minute = clock.now() // MINUTE
+            rows = await rows_between(app.store, clock, minute - MINUTES + 1, minute)
+            seen = await throughput.read()
+            assert seen.hour == together(rows.values())
+            assert seen.last_minute().span <= 2 * MINUTE
+            now_and_before = sum(
+                row.topics.get(topic, DeliveryCounts()).begun for one, row in rows.items() if one >= minute - 1
+            )
+            assert 0 <= seen.last_minute().deliveries.begun <= now_and_before
 
 
 # --- wake-ups
@@ -436,37 +414,35 @@ def test_missed_wake_ups_are_a_warning_for_a_while(monkeypatch: pytest.MonkeyPat
     assert (found.missed, found.missed_lately) == (2, False)
 
 
-def test_a_real_worker_is_seen_at_work(virtual: Tell) -> None:
-    async def story(world: World) -> None:
-        app = world.app()
+@virtual
+async def test_a_real_worker_is_seen_at_work(world: World) -> None:
+    app = world.app()
 
-        @app.handler("good", concurrency=3)
-        async def good(task: Any) -> None:
-            await world.pause(30.0)
+    @app.handler("good", concurrency=3)
+    async def good(task: Any) -> None:
+        await world.pause(30.0)
 
-        @app.handler("bad")
-        async def bad(task: Any) -> Dead:
-            return Dead("no")
+    @app.handler("bad")
+    async def bad(task: Any) -> Dead:
+        return Dead("no")
 
-        async with app:
-            await fill(app, "good", 5, "1s")
-            await fill(app, "bad", 2, "1s")
-            async with app.worker(name="the worker"):
-                await world.pause(10.0)
-                seen = await overview(app)
-                assert [(one.name, one.number, one.announced) for one in seen.holders] == [("the worker", 3, True)]
-                assert (seen.due.count, seen.dead) == (Count(2), Count(2))
-                assert seen.minute is not None
-                assert (seen.minute.deliveries.begun, seen.minute.deliveries.dead) == (5, 2)
-                late = seen.minute.deliveries.lateness(0.99)
-                assert late is not None
-                assert late < 10
-                assert not seen.unworked
-                await world.pause(60.0)
-            assert not (await overview(app)).holders
-            record = await app.store.get([Ref("good", "none")])
-            assert record == [None]
-            assert (await overview(app)).topics[0].topic == "bad"
-            assert {state for _, state in (await app.tally()).counts} == {State.DEAD, State.DONE}
-
-    virtual(story)
+    async with app:
+        await fill(app, "good", 5, "1s")
+        await fill(app, "bad", 2, "1s")
+        async with app.worker(name="the worker"):
+            await world.pause(10.0)
+            seen = await overview(app)
+            assert [(one.name, one.number, one.announced) for one in seen.holders] == [("the worker", 3, True)]
+            assert (seen.due.count, seen.dead) == (Count(2), Count(2))
+            assert seen.minute is not None
+            assert (seen.minute.deliveries.begun, seen.minute.deliveries.dead) == (5, 2)
+            late = seen.minute.deliveries.lateness(0.99)
+            assert late is not None
+            assert late < 10
+            assert not seen.unworked
+            await world.pause(60.0)
+        assert not (await overview(app)).holders
+        record = await app.store.get([Ref("good", "none")])
+        assert record == [None]
+        assert (await overview(app)).topics[0].topic == "bad"
+        assert {state for _, state in (await app.tally()).counts} == {State.DEAD, State.DONE}

@@ -10,13 +10,15 @@ import pickle
 import re
 from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import wraps
 from pathlib import Path
+from typing import Any, Concatenate, ParamSpec
 from urllib.parse import quote
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
-from tests.waiting import elapse
+from tests.waiting import elapse, in_virtual_time
 
 from bide import BadInput, Bide, SetupError, StoreUnavailable
 from bide.core.names import RESERVED_TOPIC
@@ -41,7 +43,7 @@ from bide.service.authz import (
 )
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
-from bide.testing.virtual import VirtualClock, VirtualLoop, run_virtual
+from bide.testing.virtual import VirtualClock, VirtualLoop
 
 HOUR = 3_600_000
 
@@ -311,98 +313,95 @@ async def test_secrets_are_compared_in_constant_time_also_for_an_unknown_id(monk
             assert compared == [(64, 64)]
 
 
-Story = Callable[[VirtualLoop, FaultyStore, Bide], Coroutine[None, None, None]]
+P = ParamSpec("P")
 
 
-def virtually(story: Story) -> None:
-    """Tell `story` in virtual time."""
+def virtually(
+    test: Callable[Concatenate[VirtualLoop, FaultyStore, Bide, P], Coroutine[Any, Any, None]],
+) -> Callable[P, None]:
+    """The test runs in virtual time; it is given the loop, a store with faults, and an app on it, before fixtures."""
 
-    async def told(loop: VirtualLoop) -> None:
+    @wraps(test)
+    async def told(loop: VirtualLoop, /, *fixtures: P.args, **named: P.kwargs) -> None:
         store = FaultyStore(MemoryStore())
         async with Bide(store, clock=VirtualClock(loop)) as app:
-            await story(loop, store, app)
+            await test(loop, store, app, *fixtures, **named)
 
-    run_virtual(told)
+    return in_virtual_time(told, given=3)
 
 
-def test_a_token_expires_by_the_stores_clock() -> None:
-    async def story(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
-        access = Access(app)
-        token, header = await make(app, expires_at=app.clock.now() + HOUR)
-        assert (await access.caller_of(header)).name == "ann"
-        await elapse(3_599.999)
-        assert (await access.caller_of(header)).name == "ann"
-        await elapse(0.001)
-        await refused(access, header, "expired")
-        with pytest.raises(Unauthorized, match="expired"):
-            await access.caller_by_id(token.id)
-        await refused(access, header[:-3] + "abc", "not known")
-
-    virtually(story)
+@virtually
+async def test_a_token_expires_by_the_stores_clock(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+    access = Access(app)
+    token, header = await make(app, expires_at=app.clock.now() + HOUR)
+    assert (await access.caller_of(header)).name == "ann"
+    await elapse(3_599.999)
+    assert (await access.caller_of(header)).name == "ann"
+    await elapse(0.001)
+    await refused(access, header, "expired")
+    with pytest.raises(Unauthorized, match="expired"):
+        await access.caller_by_id(token.id)
+    await refused(access, header[:-3] + "abc", "not known")
 
 
 @pytest.mark.parametrize("busy", [True, False])
-def test_a_revoked_token_ends_within_five_seconds(busy: bool) -> None:
-    async def story(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
-        access = Access(app)
-        token, header = await make(app)
-        await access.caller_of(header)
-        assert await tokens_of(app).revoke(token.id)
-        assert not await tokens_of(app).revoke(token.id)
-        if not busy:
-            await elapse(FRESH)
-            await refused(access, header, "not known")
-            return
-        for _ in range(round((AGE + 0.1) / 0.01)):
-            with suppress(Unauthorized):
-                await access.caller_of(header)
-            await elapse(0.01)
-        await refused(access, header, "not known")  # while callers come it is read again in the background
-        with pytest.raises(Unauthorized, match="revoked"):
-            await access.caller_by_id(token.id)
-
-    virtually(story)
-
-
-def test_a_new_token_counts_within_a_second() -> None:
-    async def story(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
-        access = Access(app)
-        await make(app, "bob")
-        await refused(access, "Bearer bide_zzzzzzzz_" + "x" * 43, "not known")
-        _, header = await make(app)
+@virtually
+async def test_a_revoked_token_ends_within_five_seconds(
+    loop: VirtualLoop, store: FaultyStore, app: Bide, busy: bool
+) -> None:
+    access = Access(app)
+    token, header = await make(app)
+    await access.caller_of(header)
+    assert await tokens_of(app).revoke(token.id)
+    assert not await tokens_of(app).revoke(token.id)
+    if not busy:
+        await elapse(FRESH)
         await refused(access, header, "not known")
-        await elapse(SOON)
+        return
+    for _ in range(round((AGE + 0.1) / 0.01)):
+        with suppress(Unauthorized):
+            await access.caller_of(header)
+        await elapse(0.01)
+    await refused(access, header, "not known")  # while callers come it is read again in the background
+    with pytest.raises(Unauthorized, match="revoked"):
+        await access.caller_by_id(token.id)
+
+
+@virtually
+async def test_a_new_token_counts_within_a_second(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+    access = Access(app)
+    await make(app, "bob")
+    await refused(access, "Bearer bide_zzzzzzzz_" + "x" * 43, "not known")
+    _, header = await make(app)
+    await refused(access, header, "not known")
+    await elapse(SOON)
+    assert (await access.caller_of(header)).name == "ann"
+
+
+@virtually
+async def test_guessing_costs_the_store_at_most_one_reading_a_second(
+    loop: VirtualLoop, store: FaultyStore, app: Bide
+) -> None:
+    access = Access(app)
+    _, header = await make(app)
+    before = store.calls.get("find", 0)
+    for number in range(2_000):
+        await elapse(0.01)
+        with pytest.raises(Unauthorized):
+            await access.caller_of(f"Bearer bide_{number:08}_{'x' * 43}")
         assert (await access.caller_of(header)).name == "ann"
-
-    virtually(story)
-
-
-def test_guessing_costs_the_store_at_most_one_reading_a_second() -> None:
-    async def story(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
-        access = Access(app)
-        _, header = await make(app)
-        before = store.calls.get("find", 0)
-        for number in range(2_000):
-            await elapse(0.01)
-            with pytest.raises(Unauthorized):
-                await access.caller_of(f"Bearer bide_{number:08}_{'x' * 43}")
-            assert (await access.caller_of(header)).name == "ann"
-        assert store.calls.get("find", 0) - before <= 21, "2,000 guesses in 20 s"
-        assert store.calls.get("get", 0) == 0
-
-    virtually(story)
+    assert store.calls.get("find", 0) - before <= 21, "2,000 guesses in 20 s"
+    assert store.calls.get("get", 0) == 0
 
 
-def test_a_crowd_waits_for_one_reading() -> None:
-    async def story(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
-        access = Access(app)
-        _, header = await make(app)
-        before = store.calls.get("find", 0)
-        callers = await asyncio.gather(*(access.caller_of(header) for _ in range(500)))
-        assert {caller.name for caller in callers} == {"ann"}
-        assert store.calls.get("find", 0) - before == 1
-
-    virtually(story)
+@virtually
+async def test_a_crowd_waits_for_one_reading(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+    access = Access(app)
+    _, header = await make(app)
+    before = store.calls.get("find", 0)
+    callers = await asyncio.gather(*(access.caller_of(header) for _ in range(500)))
+    assert {caller.name for caller in callers} == {"ann"}
+    assert store.calls.get("find", 0) - before == 1
 
 
 def test_while_the_store_is_away_nobody_is_let_in_on_old_knowledge(caplog: pytest.LogCaptureFixture) -> None:
@@ -422,22 +421,22 @@ def test_while_the_store_is_away_nobody_is_let_in_on_old_knowledge(caplog: pytes
         await access.close()
 
     with caplog.at_level(logging.WARNING, "bide.access"):
-        virtually(story)
+        virtually(story)()
     assert [record.getMessage() for record in caplog.records] == ["the tokens cannot be read: away"], "not one a call"
 
 
-def test_a_caller_who_gives_up_does_not_end_the_reading_of_others() -> None:
-    async def story(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
-        access = Access(app)
-        _, header = await make(app)
-        first = loop.create_task(access.caller_of(header))
-        second = loop.create_task(access.caller_of(header))
-        await asyncio.sleep(0)
-        first.cancel()
-        assert (await second).name == "ann"
-        assert first.cancelled()
-
-    virtually(story)
+@virtually
+async def test_a_caller_who_gives_up_does_not_end_the_reading_of_others(
+    loop: VirtualLoop, store: FaultyStore, app: Bide
+) -> None:
+    access = Access(app)
+    _, header = await make(app)
+    first = loop.create_task(access.caller_of(header))
+    second = loop.create_task(access.caller_of(header))
+    await asyncio.sleep(0)
+    first.cancel()
+    assert (await second).name == "ann"
+    assert first.cancelled()
 
 
 async def test_two_services_share_the_tokens_of_a_store(tmp_path: Path) -> None:
@@ -469,27 +468,25 @@ async def test_a_damaged_token_is_refused_and_said_once(caplog: pytest.LogCaptur
 # --- anonymous
 
 
-def test_anonymous_is_everybody_until_there_is_a_token() -> None:
-    async def story(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
-        access, strict = Access(app, anonymous=True), Access(app)
-        caller = await access.caller_of(None)
-        assert (caller.name, caller.verbs, caller.topics) == ("anonymous", ALL_VERBS, ("*",))
-        assert await access.anonymous_now()
-        assert not await strict.anonymous_now()
-        await refused(strict, None, "a token is needed")
-        await refused(access, "Bearer wrong", "not a token")
+@virtually
+async def test_anonymous_is_everybody_until_there_is_a_token(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+    access, strict = Access(app, anonymous=True), Access(app)
+    caller = await access.caller_of(None)
+    assert (caller.name, caller.verbs, caller.topics) == ("anonymous", ALL_VERBS, ("*",))
+    assert await access.anonymous_now()
+    assert not await strict.anonymous_now()
+    await refused(strict, None, "a token is needed")
+    await refused(access, "Bearer wrong", "not a token")
 
-        token, _ = await make(app, expires_at=app.clock.now() + HOUR)
-        await elapse(FRESH)
-        await refused(access, None, "a token is needed")
-        await elapse(3_600)
-        await refused(access, None, "a token is needed")
-        assert not await access.anonymous_now(), "an expired token does not open the door"
-        await tokens_of(app).revoke(token.id)
-        await elapse(FRESH)
-        assert await access.anonymous_now()
-
-    virtually(story)
+    token, _ = await make(app, expires_at=app.clock.now() + HOUR)
+    await elapse(FRESH)
+    await refused(access, None, "a token is needed")
+    await elapse(3_600)
+    await refused(access, None, "a token is needed")
+    assert not await access.anonymous_now(), "an expired token does not open the door"
+    await tokens_of(app).revoke(token.id)
+    await elapse(FRESH)
+    assert await access.anonymous_now()
 
 
 @pytest.mark.parametrize(

@@ -1,10 +1,13 @@
-"""Who may call what: every call needs its verb on its topic, and a batch with one forbidden topic does nothing."""
+"""Who may call what: each call needs its verb on its topic; and docs/security.md names tests that are there."""
 
 from __future__ import annotations
 
+import ast
 import asyncio
+import re
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -274,3 +277,28 @@ def test_who_it_was_stands_in_the_log(door: Door) -> None:
     door.apis["reschedule"].done("PATCH", at(MINE, "logged"), {"delay": "2h"})
     [event] = door.service.run(door.service.app.events(MINE, "logged"))
     assert (event.who, event.what) == ("reschedule", "reschedule: moved")
+
+
+def rows(root: Path) -> list[tuple[str, str, str]]:
+    """Each attack, what happens, and the test that tries it."""
+    text = (root / "docs" / "security.md").read_text(encoding="utf-8").partition("<!-- attacks:")[2]
+    return re.findall(r"^\| (.+?) \| (.+?) \| `(.+?)` \|$", text, re.MULTILINE)
+
+
+def test_every_attack_names_a_test_that_is_there(root: Path) -> None:
+    found = rows(root)
+    assert len(found) >= 18
+    lines = (root / "docs" / "security.md").read_text(encoding="utf-8").partition("<!-- attacks:")[2].splitlines()
+    assert len(found) == sum(line.startswith("| ") for line in lines) - 1, "a row that is not one of three cells"
+    for attack, _, test in found:
+        path, _, name = test.partition("::")
+        tree = ast.parse((root / path).read_text(encoding="utf-8"))
+        names = {
+            f"{outer.name}::{node.name}" if isinstance(outer, ast.ClassDef) else node.name
+            for outer in ast.walk(tree)
+            if isinstance(outer, ast.Module | ast.ClassDef)
+            for node in outer.body
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        }
+        assert not name or name in names, f"{attack}: {test}"
+        assert any("test_" in one for one in names), f"{attack}: {test} has no tests"

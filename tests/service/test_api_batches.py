@@ -1,12 +1,405 @@
-"""Many tasks in one call, groups, lists: answers in order, nothing done when one item is wrong, pages to the end."""
+"""Many tasks in one call: leases, taken at once and by waiting; lists, groups and batches; nothing half done."""
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
+import time
+from collections.abc import AsyncIterator
 from typing import Any
 from urllib.parse import quote
 
+import aiohttp
 import pytest
-from tests.service.calling import Api, Asked, Running, at, millis
+import pytest_asyncio
+from tests.service.calling import Api, Asked, Gated, Running, at, millis, running
+from tests.service.conftest import KEPT
+from tests.service.instance import served
+from tests.waiting import not_before, until
+from yarl import URL
+
+from bide.service.audit import EventQuota
+from bide.service.serving import ServeConfig, TopicConfig
+from bide.stores.memory import MemoryStore
+from bide.testing.faults import FaultyStore
+
+SOON = 0.3
+"""Seconds: what comes due while somebody waits, unless the machine is slow."""
+
+
+class Many:
+    """Calls one instance, many at once."""
+
+    def __init__(self, url: str, session: aiohttp.ClientSession) -> None:
+        self._url = url
+        self._session = session
+
+    async def post(self, path: str, ask: Any) -> Any:
+        async with self._session.post(URL(self._url + path, encoded=True), json=ask) as reply:
+            assert reply.status == 200, await reply.text()
+            return await reply.json()
+
+    async def put(self, topic: str, key: str, **ask: Any) -> None:
+        async with self._session.put(URL(self._url + at(topic, key), encoded=True), json=ask) as reply:
+            assert reply.status in (200, 201), await reply.text()
+
+    async def add(self, topic: str, key: str) -> int:
+        async with self._session.put(URL(self._url + at(topic, key), encoded=True), json={"delay": "1h"}) as reply:
+            return reply.status
+
+    async def get(self, topic: str, key: str) -> int:
+        async with self._session.get(URL(self._url + at(topic, key), encoded=True)) as reply:
+            return reply.status
+
+    async def topics(self) -> int:
+        async with self._session.get(self._url + "/v1/topics") as reply:
+            return reply.status
+
+    async def lease(self, topic: str, room: int = 1, **ask: Any) -> list[Any]:
+        """For longer than any test takes."""
+        asked = {"topics": {topic: room}, "lease_for": "1h", **ask}
+        tasks: list[Any] = (await self.post("/v1/lease", asked))["tasks"]
+        return tasks
+
+
+@contextlib.asynccontextmanager
+async def calling(url: str) -> AsyncIterator[Many]:
+    async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0)) as session:
+        yield Many(url, session)
+
+
+@pytest_asyncio.fixture
+async def many(service: Running) -> AsyncIterator[Many]:
+    async with calling(service.url) as found:
+        yield found
+
+
+async def waiting(service: Running, count: int) -> None:
+    """Until so many wait in the long poll."""
+    await until(lambda: service.serving._long_poll.waiting == count, f"{count} who wait")
+
+
+# --- lease
+
+
+def test_lease_at_once(api: Api, topic: str) -> None:
+    assert api.lease(topic) == []
+    api.put(topic, "later")
+    api.put(topic, "42", delay="0s", payload={"number": 42})
+    asked = Asked()
+    [task] = api.lease(topic, 10, lease_for="30m")
+    assert (task["key"], task["state"], task["attempt"], task["payload"]) == ("42", "leased", 1, {"number": 42})
+    asked.check(task["wake_at"], 1_800_000)
+    assert api.lease(topic, 10) == []
+
+
+def test_lease_takes_as_many_of_each_topic_as_there_is_room_for(api: Api, topic: str) -> None:
+    for one in (topic, f"{topic}.b", f"{topic}.c"):
+        for key in "abcd":
+            api.put(one, key, delay="0s")
+    tasks = api.done("POST", "/v1/lease", {"topics": {topic: 3, f"{topic}.b": 1}})["tasks"]
+    assert sorted(task["topic"] for task in tasks) == [topic] * 3 + [f"{topic}.b"]
+
+
+async def test_a_wait_ends_when_something_is_due(many: Many, topic: str, service: Running) -> None:
+    await many.put(topic, "42", delay=f"{SOON}s")
+    [task] = await many.lease(topic, wait="60s")
+    not_before(time.time() * 1000 + 50, millis(task["due_at"]), "the task")
+
+
+async def test_a_wait_ends_when_somebody_schedules(many: Many, topic: str, service: Running) -> None:
+    leasing = asyncio.ensure_future(many.lease(topic, wait="60s"))
+    await waiting(service, 1)
+    await many.put(topic, "42", delay="0s")
+    [task] = await leasing
+    assert task["key"] == "42"
+
+
+async def test_a_wait_that_runs_out(many: Many, topic: str) -> None:
+    await many.put(topic, "42", delay="1h")
+    began = time.monotonic()
+    assert await many.lease(topic, wait=f"{SOON}s") == []
+    not_before(time.monotonic(), began + SOON - 0.05, "the end of the wait")
+
+
+async def test_a_wait_sees_another_topic_too(many: Many, topic: str, service: Running) -> None:
+    leasing = asyncio.ensure_future(many.post("/v1/lease", {"topics": {topic: 1, f"{topic}.b": 1}, "wait": "60s"}))
+    await waiting(service, 1)
+    await many.put(f"{topic}.b", "42", delay="0s")
+    assert [task["topic"] for task in (await leasing)["tasks"]] == [f"{topic}.b"]
+
+
+async def test_who_hangs_up_while_waiting_holds_nothing(many: Many, topic: str, service: Running) -> None:
+    leasing = asyncio.ensure_future(many.lease(topic, wait="60s"))
+    await waiting(service, 1)
+    leasing.cancel()
+    await waiting(service, 0)
+    await many.put(topic, "42", delay="0s")
+    [task] = await many.lease(topic)
+    assert task["attempt"] == 1
+
+
+async def test_who_waited_longest_is_first(many: Many, topic: str, service: Running) -> None:
+    leases = []
+    for place in range(1, 5):
+        leases.append(asyncio.ensure_future(many.lease(topic, wait="60s")))
+        await waiting(service, place)
+    for place, leasing in enumerate(leases):
+        await many.put(topic, str(place), delay="0s")
+        [task] = await leasing
+        assert task["key"] == str(place)
+
+
+async def test_two_hundred_wait_and_each_gets_one(many: Many, topic: str, service: Running) -> None:
+    leases = [asyncio.ensure_future(many.lease(topic, wait="60s")) for _ in range(200)]
+    await waiting(service, 200)
+    await many.post("/v1/schedule", [{"topic": topic, "key": str(key), "delay": "0s"} for key in range(200)])
+    got = await asyncio.gather(*leases)
+    assert sorted(int(task["key"]) for tasks in got for task in tasks) == list(range(200))
+    assert {len(tasks) for tasks in got} == {1}
+
+
+async def test_two_consumers_never_have_the_same_task(many: Many, topic: str) -> None:
+    await many.post("/v1/schedule", [{"topic": topic, "key": str(key), "delay": "0s"} for key in range(300)])
+    seen: list[str] = []
+
+    async def consume() -> None:
+        while tasks := await many.lease(topic, 7, wait="0s"):
+            seen.extend(task["key"] for task in tasks)
+
+    await asyncio.gather(*(consume() for _ in range(8)))
+    assert sorted(seen, key=int) == [str(key) for key in range(300)]
+
+
+async def test_two_instances_on_one_redis(redis_url: str, redis_namespace: str, topic: str) -> None:
+    url = f"{redis_url}?namespace={redis_namespace}&shards=4"
+    with running(url, **KEPT) as one, running(url, **KEPT) as other:
+        async with calling(one.url) as here, calling(other.url) as there:
+            leasing = asyncio.ensure_future(here.lease(topic, wait="60s"))
+            await waiting(one, 1)
+            await there.put(topic, "42", delay="0s")
+            [task] = await leasing
+            settled = await there.post(
+                "/v1/settle", [{"topic": topic, "key": "42", "token": task["token"], "outcome": "done"}]
+            )
+            assert settled == {"settled": [True]}
+
+
+async def test_who_hangs_up_while_the_store_leases_gives_it_back(topic: str) -> None:
+    slow = Gated()
+    with running(slow, **KEPT) as service:
+        async with calling(service.url) as many:
+            await many.put(topic, "42", delay="0s")
+            slow.held.add("lease")
+            leasing = asyncio.ensure_future(many.lease(topic))
+            await until(lambda: slow.calls.get("lease", 0), "the lease")
+            leasing.cancel()
+            await waiting(service, 0)
+            slow.held.clear()
+            [task] = await many.lease(topic, wait="60s")
+            assert task["attempt"] == 1
+
+
+async def test_those_who_ask_again_and_again_leave_nothing_at_the_desk(topic: str) -> None:
+    with running("memory:", **KEPT) as service:
+        async with calling(service.url) as many:
+            longest = asyncio.ensure_future(many.lease(topic, wait="60s"))
+            await waiting(service, 1)
+            for _ in range(50):
+                assert await many.lease(topic) == []
+            long_poll = service.serving._long_poll
+            assert [len(queue) for group in long_poll._groups.values() for queue in group.queues.values()] == [1]
+            longest.cancel()
+            await waiting(service, 0)
+            assert not long_poll._groups
+
+
+async def test_topics_that_nobody_asks_for_any_more_are_listened_to_no_longer_also_while_somebody_waits(
+    topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("bide.engine.delivery.long_poll._FORGET_AFTER", 0.0)
+    with running("memory:", **KEPT) as service:
+        async with calling(service.url) as many:
+            longest = asyncio.ensure_future(many.lease(topic, wait="60s"))
+            await waiting(service, 1)
+            for number in range(20):
+                assert await many.lease(f"{topic}.{number}") == []
+            listening = service.serving._long_poll._listening
+            await until(lambda: set(listening) <= {topic, f"{topic}.19"}, "the others to be let go")
+            assert topic in listening
+            longest.cancel()
+            await waiting(service, 0)
+
+
+async def test_more_wanted_than_one_lease_asks_for_starves_no_topic_and_spins_nothing(topic: str) -> None:
+    store = FaultyStore(MemoryStore())
+    with running(store, **KEPT) as service:
+        async with calling(service.url) as many:
+            big = [asyncio.ensure_future(many.lease(f"{topic}.big", 1_000, wait="60s")) for _ in range(12)]
+            await waiting(service, 12)
+            small = asyncio.ensure_future(many.lease(topic, wait="60s"))
+            await waiting(service, 13)
+            before = store.calls["lease"]
+            await many.put(topic, "42", delay=f"{SOON}s")
+            assert [task["key"] for task in await small] == ["42"]
+            assert store.calls["lease"] - before < 100, "one that spins asks a thousand times"
+            for leasing in big:
+                leasing.cancel()
+            await waiting(service, 0)
+
+
+async def test_who_comes_as_the_last_two_leave_is_served(topic: str) -> None:
+    async with served("memory:", **KEPT) as instance:
+        long_poll = instance.serving._long_poll
+
+        def lease(wait: float) -> asyncio.Task[list[Any]]:
+            return asyncio.create_task(long_poll.lease({topic: 1}, holder="a", lease_for=60_000, wait=wait))
+
+        leaving = [lease(60), lease(60)]
+        await until(lambda: long_poll.waiting == 2, "two who wait")
+        [group] = long_poll._groups.values()
+        first, second = group.queues[topic]
+        long_poll._answer(group, first)
+        coming = lease(0)  # its turn is between those of the two
+        long_poll._answer(group, second)
+        assert await asyncio.gather(coming, *leaving) == [[], [], []]
+
+
+async def test_who_waits_is_answered_when_the_instance_drains(topic: str) -> None:
+    with running("memory:", **KEPT) as service:
+        async with calling(service.url) as many:
+            leasing = asyncio.ensure_future(many.lease(topic, wait="60s"))
+            await waiting(service, 1)
+            await asyncio.to_thread(service.run, service.serving.drain())
+            assert await leasing == []
+
+
+# --- settle and extend
+
+
+def test_each_outcome(api: Api, topic: str) -> None:
+    for key in ("done", "retry", "defer", "dead", "again"):
+        api.put(topic, key, delay="0s")
+    leased = {task["key"]: task for task in api.lease(topic, 10)}
+    batch: list[dict[str, Any]] = [
+        {"outcome": "done", "key": "done"},
+        {"outcome": "retry", "key": "retry", "delay": "10m", "error": "out of paper"},
+        {"outcome": "defer", "key": "defer", "at": "2031-01-01T00:00:00Z"},
+        {"outcome": "dead", "key": "dead", "error": "no such order"},
+        {"outcome": "done", "key": "again", "delay": "1h"},
+        {"outcome": "done", "key": "none", "token": 7},
+    ]
+    batch = [{"topic": topic, "token": leased.get(one["key"], {}).get("token"), **one} for one in batch]
+    assert api.done("POST", "/v1/settle", batch) == {"settled": [True] * 5 + [False]}
+    found = {key: api.get(topic, key) for key in leased}
+    shown = {key: (task["state"], task["attempt"], task["error"]) for key, task in found.items()}
+    assert shown == {
+        "done": ("done", 1, None), "retry": ("waiting", 1, "out of paper"), "defer": ("waiting", 0, None),
+        "dead": ("dead", 1, "no such order"), "again": ("waiting", 0, None),
+    }  # fmt: skip
+    assert found["defer"]["wake_at"] == "2031-01-01T00:00:00.000Z"
+    assert found["again"]["id"] != leased["again"]["id"]
+    assert found["retry"]["id"] == leased["retry"]["id"]
+    assert api.done("POST", "/v1/settle", batch) == {"settled": [False] * 6}
+
+
+def test_who_settles_does_not_push_all_others_out_of_the_log_of_events(topic: str, monkeypatch: Any) -> None:
+    monkeypatch.setattr(EventQuota, "MOST", 20)
+    monkeypatch.setattr(EventQuota, "A_SECOND", 0.0)
+    with running("memory:") as service, contextlib.closing(Api(service.url)) as api:
+        for number in range(30):
+            api.put(topic, str(number), delay="0s")
+        ended = [
+            {"topic": topic, "key": task["key"], "token": task["token"], "outcome": "retry"}
+            for task in api.lease(topic, 30)
+        ]
+        assert api.done("POST", "/v1/settle", ended) == {"settled": [True] * 30}
+        service.run(service.app.recorder.flush())
+        assert len(service.run(service.app.events(limit=100))) == 20
+        assert service.app.recorder.dropped == 10
+
+
+def test_a_token_that_is_old_changes_nothing(api: Api, topic: str) -> None:
+    api.put(topic, "42", delay="0s")
+    [task] = api.lease(topic)
+    for token in (task["token"] - 1, task["token"] + 1, 0, 2**60):
+        for outcome in ("done", "retry", "dead"):
+            assert not api.settle({**task, "token": token}, outcome)
+    held = {"topic": topic, "key": "42", "token": task["token"]}
+    asked = {"leases": [{**held, "token": task["token"] - 1}, held], "lease_for": "3h"}
+    assert api.done("POST", "/v1/extend", asked) == {"extended": [False, True]}
+    extended = api.get(topic, "42")
+    assert millis(extended["wake_at"]) > millis(task["wake_at"]) + 3_000_000
+    assert extended["state"] == "leased"
+    assert api.settle(task, "done")
+    assert api.done("POST", "/v1/extend", asked) == {"extended": [False, False]}
+
+
+def test_a_lease_of_who_died_comes_back(api: Api, topic: str) -> None:
+    api.put(topic, "42", delay="0s")
+    [lost] = api.lease(topic, lease_for="1s")
+    [task] = api.lease(topic, wait="60s")
+    assert task["attempt"] == 2
+    assert task["token"] > lost["token"]
+    assert task["id"] == lost["id"]
+    assert not api.settle(lost, "done")
+    assert api.settle(task, "done")
+
+
+def test_the_policy_of_the_topic_is_the_files(topic: str) -> None:
+    config = ServeConfig(topics={topic: TopicConfig(retry=["20m"], keep_done="0s")})
+    with running("memory:", config, **KEPT) as service:
+        api = Api(service.url)
+        api.put(topic, "42", delay="0s")
+        [task] = api.lease(topic)
+        assert api.settle(task, "retry")
+        waiting = api.get(topic, "42")
+        assert 1_100_000 < millis(waiting["wake_at"]) - millis(waiting["due_at"]) < 1_300_000
+        api.done("POST", "/v1/fire", [{"topic": topic, "key": "42"}])
+        [task] = api.lease(topic)
+        assert api.settle(task, "retry")
+        assert api.get(topic, "42")["state"] == "dead"
+        api.put(topic, "43", delay="0s")
+        [task] = api.lease(topic)
+        assert api.settle(task, "done")
+        assert api.get(topic, "43") is None
+        api.close()
+
+
+WRONG_LEASES: list[tuple[str, Any, str]] = [
+    ("lease", {"topics": {}}, "topics"),
+    ("lease", {"topics": {"a": 0}}, "topics[...]"),
+    ("lease", {"topics": {"a": 1_001}}, "topics[...]"),
+    ("lease", {"topics": {"a": 1.5}}, "topics[...]"),
+    ("lease", {"topics": {"": 1}}, "topics"),
+    ("lease", {"topics": ["a"]}, "topics"),
+    ("lease", {"topics": {str(number): 1 for number in range(101)}}, "topics"),
+    ("lease", {"topics": {"a": 1}, "wait": "61s"}, "wait"),
+    ("lease", {"topics": {"a": 1}, "wait": "-1s"}, "wait"),
+    ("lease", {"topics": {"a": 1}, "wait": "long"}, "wait"),
+    ("lease", {"topics": {"a": 1}, "lease_for": "0s"}, "lease_for"),
+    ("lease", {"topics": {"a": 1}, "lease_for": "2d"}, "lease_for"),
+    ("lease", {"topics": {"a": 1}, "lease_for": "500ms"}, "lease_for"),
+    ("settle", [{"topic": "a", "key": "b", "token": 1, "outcome": "failed"}], "[0].outcome"),
+    ("settle", [{"topic": "a", "key": "b", "token": 1, "outcome": "defer"}], "[0].delay"),
+    ("settle", [{"topic": "a", "key": "b", "token": 1, "outcome": "dead", "delay": "1h"}], "[0].at, delay"),
+    ("settle", [{"topic": "a", "key": "b", "token": -1, "outcome": "done"}], "[0].token"),
+    ("settle", [{"topic": "a", "key": "b", "token": 2**63, "outcome": "done"}], "[0].token"),
+    ("settle", [{"topic": "a", "key": "b", "token": "1", "outcome": "done"}], "[0].token"),
+    ("settle", [{"topic": "a", "key": "b", "outcome": "done"}], "[0]"),
+    ("settle", [{"topic": "a", "key": "", "token": 1, "outcome": "done"}], "[0].key"),
+    ("extend", {"leases": [{"topic": "a", "key": "b"}]}, "leases[0]"),
+    ("extend", {"leases": [], "lease_for": "1ms"}, "lease_for"),
+]
+
+
+@pytest.mark.parametrize(("call", "ask", "field"), WRONG_LEASES, ids=str)
+def test_what_is_wrong_is_named(plain: Api, call: str, ask: Any, field: str) -> None:
+    reply = plain("POST", f"/v1/{call}", ask)
+    assert reply.status == 422
+    assert reply.json["field"] == field
+    assert reply.json["accepted"]
+
 
 HOUR = 3_600_000
 
@@ -83,7 +476,7 @@ def test_an_empty_batch_has_an_empty_answer(api: Api, call: str) -> None:
 MORE: dict[str, dict[str, Any]] = {
     "schedule": {"delay": "2h"}, "reschedule": {"delay": "2h"}, "settle": {"token": 1, "outcome": "done"},
 }  # fmt: skip
-WRONG: list[tuple[str, dict[str, Any], str]] = [
+WRONG_ITEMS: list[tuple[str, dict[str, Any], str]] = [
     ("schedule", {"delay": "soon"}, "[1].delay"),
     ("schedule", {}, "[1].at, delay"),
     ("schedule", {"delay": "1h", "group": ""}, "[1].group"),
@@ -102,7 +495,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
-@pytest.mark.parametrize(("call", "wrong", "field"), WRONG, ids=str)
+@pytest.mark.parametrize(("call", "wrong", "field"), WRONG_ITEMS, ids=str)
 def test_one_wrong_item_is_named_and_nothing_is_done(
     plain: Api, topic: str, call: str, wrong: dict[str, Any], field: str
 ) -> None:

@@ -1,28 +1,32 @@
-"""Whether this process can do its work: with stores that are well, dead, slow, old, or of another time."""
+"""Readiness, and what the API answers, with stores that are well, dead, slow, full, old, or of another time."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import closing
+from typing import Any
 
 import pytest
 from msgspec.structs import replace
-from tests.waiting import PATIENCE, until
+from tests.servers.fixtures import StartsRedis
+from tests.service.calling import Api, Gated, Reply, at, running
+from tests.service.conftest import KEPT
+from tests.service.test_api_batches import calling
+from tests.waiting import PATIENCE, in_virtual_time, until, wait_until
 
-from bide import Bide, StoreUnavailable
+from bide import Bide
+from bide.core.errors import OutcomeUnknown, StoreCorrupt, StoreFull, StoreUnavailable
 from bide.core.records import Record, Ref
 from bide.ports import Features
 from bide.service.health import Health, Level, Readiness, ready
 from bide.stores.memory import MemoryStore
+from bide.stores.redis import RedisStore
 from bide.testing import ManualClock
 from bide.testing.faults import FaultyStore
-from bide.testing.virtual import VirtualLoop, run_virtual
-
-if TYPE_CHECKING:
-    from collections.abc import Sequence
-
-    from tests.servers.fixtures import StartsRedis
+from bide.testing.virtual import VirtualLoop
 
 Line = tuple[str, Level, str]
 OK: Line = ("store", Level.OK, "it answers")
@@ -135,23 +139,21 @@ class InParts(MemoryStore):
         return await super().get(refs)
 
 
-def test_a_store_is_there_while_one_of_its_parts_is() -> None:
-    async def story(loop: VirtualLoop) -> None:
-        store = InParts()
-        async with Bide(store) as app:
-            assert lines(await ready(app)) == (OK,)
-            store.away, store.hangs = (1,), (2, 3)
-            found = await ready(app)
-            assert lines(found) == (("store", Level.WARNING, "3 of 4 parts do not answer"),)
-            assert found.ready
-            store.away = (0, 1)
-            found = await ready(app)
-            assert lines(found) == (("store", Level.FAILED, "no answer within 2 s"),)
-            store.away, store.hangs = (0, 1, 2, 3), ()
-            found = await ready(app)
-            assert lines(found) == (("store", Level.FAILED, "the store cannot be reached (StoreUnavailable)"),)
-
-    run_virtual(story)
+@in_virtual_time
+async def test_a_store_is_there_while_one_of_its_parts_is(loop: VirtualLoop) -> None:
+    store = InParts()
+    async with Bide(store) as app:
+        assert lines(await ready(app)) == (OK,)
+        store.away, store.hangs = (1,), (2, 3)
+        found = await ready(app)
+        assert lines(found) == (("store", Level.WARNING, "3 of 4 parts do not answer"),)
+        assert found.ready
+        store.away = (0, 1)
+        found = await ready(app)
+        assert lines(found) == (("store", Level.FAILED, "no answer within 2 s"),)
+        store.away, store.hangs = (0, 1, 2, 3), ()
+        found = await ready(app)
+        assert lines(found) == (("store", Level.FAILED, "the store cannot be reached (StoreUnavailable)"),)
 
 
 async def test_a_schema_that_is_too_old() -> None:
@@ -241,3 +243,123 @@ async def test_sqlite_is_asked_for_its_schema(tmp_path: Any) -> None:
         found = await ready(app, patience=PATIENCE)
     assert [check.name for check in found.checks] == ["store", "schema"]
     assert found.ready
+
+
+CALLS: list[tuple[str, str, Any]] = [
+    ("PUT", "/v1/topics/a/tasks/b", {"delay": "1h"}),
+    ("GET", "/v1/topics/a/tasks/b", None),
+    ("PATCH", "/v1/topics/a/tasks/b", {"delay": "1h"}),
+    ("DELETE", "/v1/topics/a/tasks/b", None),
+    ("POST", "/v1/schedule", [{"topic": "a", "delay": "1h"}]),
+    ("POST", "/v1/cancel", {"group": "a"}),
+    ("GET", "/v1/tasks", None),
+    ("POST", "/v1/lease", {"topics": {"a": 1}}),
+    ("POST", "/v1/lease", {"topics": {"a": 1}, "wait": "60s"}),
+    ("POST", "/v1/settle", [{"topic": "a", "key": "b", "token": 1, "outcome": "done"}]),
+    ("POST", "/v1/extend", {"leases": [{"topic": "a", "key": "b", "token": 1}]}),
+]
+
+
+def test_a_store_that_goes_away_and_comes_back(redis_server: StartsRedis) -> None:
+    server = redis_server()
+    with running(RedisStore(f"{server.url}?shards=2", patience=1.0), **KEPT) as service:
+        api = Api(service.url)
+        api.put("a", "b")
+        server.kill()
+
+        def ask(call: tuple[str, str, Any]) -> Reply:
+            with closing(Api(service.url)) as one:
+                return one(*call)
+
+        with ThreadPoolExecutor(len(CALLS)) as threads:  # each waits for as long as the store is given to come back
+            replies = list(threads.map(ask, CALLS))
+        for (_, path, _), reply in zip(CALLS, replies, strict=True):
+            batch = reply.json if path == "/v1/schedule" and reply.status == 200 else None
+            assert (batch[0]["problem"]["status"] if batch else reply.status) in (503, 504), (path, reply)
+            if reply.status == 503:
+                assert int(reply.headers["retry-after"]) >= 1
+        server.start()
+
+        def back() -> bool:
+            reply = api("GET", at("a", "b"))
+            assert reply.status in (200, 503, 504)
+            return reply.status == 200
+
+        wait_until(back, "the store to be back")
+        api.put("a", "c", delay="0s")
+        assert [task["key"] for task in api.lease("a", 10, wait="60s")] == ["c"]
+        api.close()
+
+
+def test_a_full_store_still_drains(redis_server: StartsRedis) -> None:
+    server = redis_server(options={"maxmemory": "20mb", "maxmemory-policy": "noeviction"})
+    with running(f"{server.url}?shards=2", **KEPT) as service:
+        api = Api(service.url)
+        for key in ("leased", "cancelled"):
+            api.put("a", key, delay="0s" if key == "leased" else "1h")
+        payload = "x" * 100_000
+        reply = api("PUT", at("big", "0"), {"delay": "1h", "payload": payload})
+        for number in range(1, 1_000):
+            if reply.status != 201:
+                break
+            reply = api("PUT", at("big", str(number)), {"delay": "1h", "payload": payload})
+        assert reply.status == 507, reply
+        assert int(reply.headers["retry-after"]) >= 1
+        assert reply.json["type"] == "urn:bide:store-full"
+        [task] = api.lease("a")
+        assert api.settle(task, "done")
+        assert api("DELETE", at("a", "cancelled")).answer == (200, "cancelled")
+        api.close()
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [(StoreUnavailable("away"), 503), (StoreFull("full"), 507), (StoreCorrupt("odd"), 503),
+     (OutcomeUnknown("lost"), 504), (RuntimeError("a defect with a secret"), 500)],
+    ids=lambda given: type(given).__name__,
+)  # fmt: skip
+def test_what_the_store_raises_has_a_status(error: Exception, status: int) -> None:
+    failing = False
+    store = FaultyStore(MemoryStore(), fault=lambda point: error if failing and point.endswith("before") else None)
+    with running(store, **KEPT) as service:
+        api = Api(service.url)
+        api.put("a", "b")
+        failing = True
+        for method, path, ask in CALLS:
+            reply = api(method, path, ask)
+            assert reply.status == status, (method, path, reply)
+            assert ("retry-after" in reply.headers) is (status in (503, 507))
+            assert b"secret" not in reply.body
+        reply = api("GET", "/v1/events")
+        assert reply.status == status
+        failing = False
+        assert api.get("a", "b")["state"] == "waiting"
+        api.close()
+
+
+async def test_two_hundred_calls_are_few_of_the_store() -> None:
+    store = Gated()
+    with running(store, **KEPT) as service:
+        async with calling(service.url) as many:
+            for verb, call in (("add", many.add), ("get", many.get)):
+                store.held.add(verb)
+                before = store.calls.get(verb, 0)
+                asked = [asyncio.ensure_future(call("a", str(number))) for number in range(200)]
+                await until(lambda: len(service.server.server_state.tasks) == 200, "all to have arrived")
+                store.held.clear()
+                assert set(await asyncio.gather(*asked)) <= {200, 201}
+                assert store.calls[verb] - before < 10
+
+
+async def test_a_slow_store_answers_those_who_wait_for_something_else() -> None:
+    store = Gated()
+    with running(store, **KEPT) as service:
+        async with calling(service.url) as many:
+            store.held.add("tally")
+            counting = asyncio.ensure_future(many.topics())
+            await until(lambda: store.calls.get("tally", 0), "the call that is slow")
+            await many.put("a", "b", delay="0s")
+            assert [task["key"] for task in await many.lease("a", wait="60s")] == ["b"]
+            assert not counting.done()
+            store.held.clear()
+            assert await counting == 200

@@ -1,4 +1,4 @@
-"""What is counted, read back from the exposition as Prometheus would read it."""
+"""What is counted, read back from the exposition as Prometheus would read it, also on each real store."""
 
 from __future__ import annotations
 
@@ -10,19 +10,20 @@ from typing import Any
 
 import pytest
 from msgspec import Struct
-from msgspec.structs import replace
+from msgspec.structs import asdict, replace
 from prometheus_client.parser import text_string_to_metric_families
-from tests.waiting import PATIENCE, elapse
+from tests.waiting import PATIENCE, elapse, in_virtual_time, until
 
 from bide import Bide, Dead, Defer, Done, Fixed, Retry, SetupError, StoreFull, StoreUnavailable, Task
 from bide.core.records import Lease, OutcomeKind, State
 from bide.core.retry import policy
 from bide.engine.delivery.long_poll import LongPoll
-from bide.ports import Features, Policy
+from bide.ports import Features, Policy, Store
+from bide.service.health import Health, Level
 from bide.service.metrics import OPERATIONS, BoundedLabels, Metrics, Series, TimedStore
 from bide.stores.memory import MemoryStore
 from bide.testing.faults import FaultyStore
-from bide.testing.virtual import VirtualLoop, run_virtual
+from bide.testing.virtual import VirtualLoop
 
 Sample = tuple[str, frozenset[tuple[str, str]]]
 
@@ -66,35 +67,33 @@ async def until_empty(app: Bide) -> None:
         await worker.until_empty()
 
 
-def test_tasks_by_topic_and_state_and_what_is_due() -> None:
-    async def story(loop: VirtualLoop) -> None:
-        measured = Measured()
-        async with measured.app as app:
-            await app.schedule("post", key="later", delay="1h")
-            await measured.overdue("post", "overdue", 90_000)
-            await app.schedule("mail", key="leased", delay="0s")
-            now = app.clock.now()
-            await app.store.lease({"mail": 1}, now=now, until=now + 60_000, holder="me")
-            await measured.scrape()
-            assert measured("bide_store_up") == 1
-            assert measured("bide_tasks", topic="post", state="waiting") == 2
-            assert measured("bide_tasks", topic="mail", state="leased") == 1
-            assert measured("bide_tasks", topic="mail", state="waiting") == 0
-            assert measured("bide_tasks_due", topic="post") == 1
-            assert measured("bide_tasks_due", topic="mail") == 0
-            oldest = measured("bide_oldest_due_seconds", topic="post")
-            assert oldest is not None
-            assert 90 <= oldest < 3_600, "seconds"
-            assert measured("bide_oldest_due_seconds", topic="mail") == 0
-            assert measured("bide_counts_at_limit") == 0
-            assert measured("bide_clock_skew_seconds") is None, "a memory store has no clock of its own"
+@in_virtual_time
+async def test_tasks_by_topic_and_state_and_what_is_due(loop: VirtualLoop) -> None:
+    measured = Measured()
+    async with measured.app as app:
+        await app.schedule("post", key="later", delay="1h")
+        await measured.overdue("post", "overdue", 90_000)
+        await app.schedule("mail", key="leased", delay="0s")
+        now = app.clock.now()
+        await app.store.lease({"mail": 1}, now=now, until=now + 60_000, holder="me")
+        await measured.scrape()
+        assert measured("bide_store_up") == 1
+        assert measured("bide_tasks", topic="post", state="waiting") == 2
+        assert measured("bide_tasks", topic="mail", state="leased") == 1
+        assert measured("bide_tasks", topic="mail", state="waiting") == 0
+        assert measured("bide_tasks_due", topic="post") == 1
+        assert measured("bide_tasks_due", topic="mail") == 0
+        oldest = measured("bide_oldest_due_seconds", topic="post")
+        assert oldest is not None
+        assert 90 <= oldest < 3_600, "seconds"
+        assert measured("bide_oldest_due_seconds", topic="mail") == 0
+        assert measured("bide_counts_at_limit") == 0
+        assert measured("bide_clock_skew_seconds") is None, "a memory store has no clock of its own"
 
-            await app.cancel("post", "later")
-            await app.cancel("post", "overdue")
-            await measured.scrape()
-            assert measured("bide_tasks", topic="post", state="waiting") == 0, "a topic that is known stays, at 0"
-
-    run_virtual(story)
+        await app.cancel("post", "later")
+        await app.cancel("post", "overdue")
+        await measured.scrape()
+        assert measured("bide_tasks", topic="post", state="waiting") == 0, "a topic that is known stays, at 0"
 
 
 async def test_lateness_outcomes_and_wakes_of_a_worker(measured: Measured) -> None:
@@ -209,50 +208,48 @@ async def test_a_store_that_is_opened_again_is_timed_once() -> None:
 
 
 @pytest.mark.parametrize("what", ["dead", "slow", "defect"])
-def test_a_store_that_is_away_costs_its_counts_and_nothing_else(what: str) -> None:
-    async def story(loop: VirtualLoop) -> None:
-        made = Measured()
-        async with made.app as app:
-            await app.schedule("post", key="a", delay="1h")
-            await made.scrape()
-            assert made("bide_tasks", topic="post", state="waiting") == 1
-            if what == "slow":
-                made.store.latency = lambda _: 3_600.0
-            else:
-                error = StoreUnavailable("away") if what == "dead" else RuntimeError("a defect")
-                made.store.fault = lambda point: error if point.startswith(("get:", "tally:")) else None
-            await made.scrape()
-            assert made("bide_store_up") == 0
-            assert made("bide_tasks", topic="post", state="waiting") is None, "old counts are not passed off as new"
-            assert made("bide_store_call_seconds_count", operation="add") == 1
-            made.store.fault, made.store.latency = lambda _: None, None
-            await made.scrape()
-            assert made("bide_store_up") == 1
-            assert made("bide_tasks", topic="post", state="waiting") == 1
+@in_virtual_time
+async def test_a_store_that_is_away_costs_its_counts_and_nothing_else(loop: VirtualLoop, what: str) -> None:
+    made = Measured()
+    async with made.app as app:
+        await app.schedule("post", key="a", delay="1h")
         await made.scrape()
-        assert made("bide_store_up") == 0, "the app is closed"
+        assert made("bide_tasks", topic="post", state="waiting") == 1
+        if what == "slow":
+            made.store.latency = lambda _: 3_600.0
+        else:
+            error = StoreUnavailable("away") if what == "dead" else RuntimeError("a defect")
+            made.store.fault = lambda point: error if point.startswith(("get:", "tally:")) else None
+        await made.scrape()
+        assert made("bide_store_up") == 0
+        assert made("bide_tasks", topic="post", state="waiting") is None, "old counts are not passed off as new"
+        assert made("bide_store_call_seconds_count", operation="add") == 1
+        made.store.fault, made.store.latency = lambda _: None, None
+        await made.scrape()
+        assert made("bide_store_up") == 1
+        assert made("bide_tasks", topic="post", state="waiting") == 1
+    await made.scrape()
+    assert made("bide_store_up") == 0, "the app is closed"
 
-    run_virtual(story)
 
-
-def test_a_store_that_answers_and_takes_too_long_to_count_is_up_and_its_last_counts_stay() -> None:
-    async def story(loop: VirtualLoop) -> None:
-        made = Measured()
-        async with made.app as app:
-            await app.schedule("post", key="a", delay="1h")
-            await made.scrape()
-            assert (made("bide_store_counted"), made("bide_counts_age_seconds")) == (1, 0)
-            made.store.latency = lambda operation: 60.0 if operation == "tally" else 0.0
-            await elapse(30)
-            await made.scrape()
-            assert (made("bide_store_up"), made("bide_store_counted")) == (1, 0)
-            assert made("bide_tasks", topic="post", state="waiting") == 1
-            assert made("bide_counts_age_seconds") == 30 + PATIENCE
-            await elapse(60)
-            await made.scrape()
-            assert made("bide_store_counted") == 1, "the count went on, and is the next one's"
-
-    run_virtual(story)
+@in_virtual_time
+async def test_a_store_that_answers_and_takes_too_long_to_count_is_up_and_its_last_counts_stay(
+    loop: VirtualLoop,
+) -> None:
+    made = Measured()
+    async with made.app as app:
+        await app.schedule("post", key="a", delay="1h")
+        await made.scrape()
+        assert (made("bide_store_counted"), made("bide_counts_age_seconds")) == (1, 0)
+        made.store.latency = lambda operation: 60.0 if operation == "tally" else 0.0
+        await elapse(30)
+        await made.scrape()
+        assert (made("bide_store_up"), made("bide_store_counted")) == (1, 0)
+        assert made("bide_tasks", topic="post", state="waiting") == 1
+        assert made("bide_counts_age_seconds") == 30 + PATIENCE
+        await elapse(60)
+        await made.scrape()
+        assert made("bide_store_counted") == 1, "the count went on, and is the next one's"
 
 
 async def test_topics_with_a_route_keep_their_series_and_others_make_room() -> None:
@@ -268,25 +265,25 @@ async def test_topics_with_a_route_keep_their_series_and_others_make_room() -> N
     )  # fmt: skip
 
 
-def test_a_topic_that_is_gone_for_an_hour_has_no_series(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def story(loop: VirtualLoop) -> None:
-        made = Measured(topics=1)
-        async with made.app as app:
-            await app.schedule("old", key="a", delay="1h")
-            made.metrics.settled("old", OutcomeKind.DONE)
-            await app.schedule("new", key="a", delay="1h")
-            await app.schedule("new", key="b", delay="1h")
-            await made.scrape()
-            assert (made("bide_topics_in_other"), made("bide_tasks", topic="old", state="waiting")) == (1, 1)
-            await app.cancel("old", "a")
-            monkeypatch.setitem(made.metrics._topics.known, "old", -3_600.0)
-            monkeypatch.setattr(made.metrics._topics, "_clock", lambda: 1.0)
-            await made.scrape()
-            await made.scrape()
-            assert made("bide_tasks", topic="new", state="waiting") == 2
-            assert made("bide_outcomes_total", topic="old", verdict="done") is None
-
-    run_virtual(story)
+@in_virtual_time
+async def test_a_topic_that_is_gone_for_an_hour_has_no_series(
+    loop: VirtualLoop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made = Measured(topics=1)
+    async with made.app as app:
+        await app.schedule("old", key="a", delay="1h")
+        made.metrics.settled("old", OutcomeKind.DONE)
+        await app.schedule("new", key="a", delay="1h")
+        await app.schedule("new", key="b", delay="1h")
+        await made.scrape()
+        assert (made("bide_topics_in_other"), made("bide_tasks", topic="old", state="waiting")) == (1, 1)
+        await app.cancel("old", "a")
+        monkeypatch.setitem(made.metrics._topics.known, "old", -3_600.0)
+        monkeypatch.setattr(made.metrics._topics, "_clock", lambda: 1.0)
+        await made.scrape()
+        await made.scrape()
+        assert made("bide_tasks", topic="new", state="waiting") == 2
+        assert made("bide_outcomes_total", topic="old", verdict="done") is None
 
 
 async def test_many_scrapes_are_one_tally() -> None:
@@ -434,3 +431,85 @@ def test_a_histogram_puts_each_value_where_it_belongs() -> None:
 def test_few_values_of_a_label_are_themselves() -> None:
     few = BoundedLabels(2)
     assert [few.label(value) for value in ("a", "b", "c", "a", "d")] == ["a", "b", "other", "a", "other"]
+
+
+def abilities(store: Store) -> list[str]:
+    """The names of its features."""
+    return [name for name, feature in asdict(store.features).items() if feature is not None]
+
+
+@pytest.fixture(params=["sqlite", "redis", "postgres", "mysql"])
+async def url(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+    """Of a store that is nobody else's, with its schema made."""
+    kind = request.param
+    if kind == "sqlite":
+        return f"sqlite:///{tmp_path}/every.db"
+    server: str = request.getfixturevalue(f"{kind}_url")
+    if kind == "redis":
+        return f"{server}?namespace={request.getfixturevalue('redis_namespace')}"
+    found = f"{server}?schema={request.getfixturevalue(f'{kind}_schema')}"
+    if kind == "postgres":
+        from bide.stores.postgres.schema import SCHEMA as POSTGRES
+
+        await POSTGRES.migrate(found)
+    else:
+        from bide.stores.mysql.schema import SCHEMA as MYSQL
+
+        await MYSQL.migrate(found)
+    return found
+
+
+async def exposed(metrics: Metrics) -> dict[str, float]:
+    """What Prometheus would read, by name and labels."""
+    text, _ = await metrics.exposition()
+    return {
+        f"{sample.name}{sorted(sample.labels.values())}": sample.value
+        for family in text_string_to_metric_families(text.decode())
+        for sample in family.samples
+    }
+
+
+async def test_each_store_is_timed_and_can_do_what_it_could(url: str) -> None:
+    async with Bide(url) as plain:
+        could = abilities(plain.store)
+
+    app = Bide(url)
+    metrics = Metrics(app, tally_every=0, patience=PATIENCE)
+    health = Health(app, every=0, patience=PATIENCE)
+
+    async def well() -> bool:  # a machine that stands still between the two clocks makes them differ
+        return {check.level for check in (await health.ready()).checks} == {Level.OK}
+
+    @app.handler("post")
+    async def post(task: Task[Any]) -> None:
+        """Nothing to do."""
+
+    async with app:
+        assert abilities(app.store) == could
+        _: bool = await until(well, "all to be well")
+        before = await exposed(metrics)
+        await post.schedule(None, key="later", delay="1h")
+        await app.schedule_many([post.new(None, key="soon", delay="0s")])
+        await app.fire_now("post", "later")
+        read: dict[str, float] = {}
+
+        async def counted() -> bool:  # a count that took long is not begun anew at once
+            read.update(await exposed(metrics))
+            return read.get("bide_tasks['post', 'waiting']") == 2
+
+        _ = await until(counted, "both to be counted")
+        assert read["bide_tasks_due['post']"] == 2
+        assert read["bide_counts_at_limit[]"] == 0
+        assert ("bide_clock_skew_seconds[]" in read) is (app.store.features.clock is not None)
+        for operation, calls in (("add", 2), ("change", 1)):
+            name = f"bide_store_call_seconds_count['{operation}']"
+            assert read[name] - before[name] == calls, f"{operation}: each call once"
+
+        async with app.worker() as worker:
+            await worker.until_empty()
+        read = await exposed(metrics)
+        assert read["bide_outcomes_total['done', 'post']"] == 2
+        assert read["bide_lateness_seconds_count['post']"] == 2
+        for operation in ("lease", "settle"):
+            assert read[f"bide_store_call_seconds_count['{operation}']"] >= 1
+        assert not [name for name, value in read.items() if name.startswith("bide_store_errors_total") and value]

@@ -93,31 +93,29 @@ async def test_two_services_of_one_store_know_each_others_sessions(tmp_path: Pat
             await sessions_of(another).of(first.cookie)
 
 
-def test_a_session_ends_by_itself_and_with_its_token() -> None:
-    async def story(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
-        sessions = sessions_of(app)
-        token, header = await make(app)
-        lasting = await sessions.begin(header.split()[1])
-        await elapse(LASTS / 1000 - 0.001)
-        assert (await sessions.of(lasting.cookie)).caller.name == "ann"
-        await elapse(0.001)
-        with pytest.raises(Unauthorized, match="has ended"):
-            await sessions.of(lasting.cookie)
+@virtually
+async def test_a_session_ends_by_itself_and_with_its_token(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+    sessions = sessions_of(app)
+    token, header = await make(app)
+    lasting = await sessions.begin(header.split()[1])
+    await elapse(LASTS / 1000 - 0.001)
+    assert (await sessions.of(lasting.cookie)).caller.name == "ann"
+    await elapse(0.001)
+    with pytest.raises(Unauthorized, match="has ended"):
+        await sessions.of(lasting.cookie)
 
-        again = await sessions.begin(header.split()[1])
-        await tokens_of(app).revoke(token.id)
-        await elapse(FRESH)
-        with pytest.raises(Unauthorized, match="revoked"):
-            await sessions.of(again.cookie)
+    again = await sessions.begin(header.split()[1])
+    await tokens_of(app).revoke(token.id)
+    await elapse(FRESH)
+    with pytest.raises(Unauthorized, match="revoked"):
+        await sessions.of(again.cookie)
 
-        _, brief = await make(app, expires_at=app.clock.now() + HOUR)
-        await elapse(SOON)
-        short = await sessions.begin(brief.split()[1])
-        await elapse(3_600)
-        with pytest.raises(Unauthorized, match="expired"):
-            await sessions.of(short.cookie)
-
-    virtually(story)
+    _, brief = await make(app, expires_at=app.clock.now() + HOUR)
+    await elapse(SOON)
+    short = await sessions.begin(brief.split()[1])
+    await elapse(3_600)
+    with pytest.raises(Unauthorized, match="expired"):
+        await sessions.of(short.cookie)
 
 
 async def test_a_cookie_cannot_be_changed_in_any_place() -> None:
@@ -165,60 +163,56 @@ async def test_whoever_reads_the_store_has_no_session() -> None:
                         await sessions.of(cookie)
 
 
-def test_leaving_ends_the_session_at_every_instance() -> None:
-    async def story(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
-        here, there = sessions_of(app), sessions_of(app)
-        _, header = await make(app)
-        mine, other = await here.begin(header.split()[1]), await here.begin(header.split()[1])
-        assert await there.of(mine.cookie) == mine
-        await here.end(mine.cookie)
-        with pytest.raises(Unauthorized, match="log in again"):
-            await here.of(mine.cookie)
-        await elapse(FRESH)
-        with pytest.raises(Unauthorized, match="log in again"):
-            await there.of(mine.cookie)
-        assert await there.of(other.cookie) == other, "each session by itself"
-        for nothing in (None, "", "nonsense", mine.cookie, "2.anonymous." + "A" * 43, f"2.{'a' * 8}.{'A' * 43}"):
-            await here.end(nothing)
-
-    virtually(story)
+@virtually
+async def test_leaving_ends_the_session_at_every_instance(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+    here, there = sessions_of(app), sessions_of(app)
+    _, header = await make(app)
+    mine, other = await here.begin(header.split()[1]), await here.begin(header.split()[1])
+    assert await there.of(mine.cookie) == mine
+    await here.end(mine.cookie)
+    with pytest.raises(Unauthorized, match="log in again"):
+        await here.of(mine.cookie)
+    await elapse(FRESH)
+    with pytest.raises(Unauthorized, match="log in again"):
+        await there.of(mine.cookie)
+    assert await there.of(other.cookie) == other, "each session by itself"
+    for nothing in (None, "", "nonsense", mine.cookie, "2.anonymous." + "A" * 43, f"2.{'a' * 8}.{'A' * 43}"):
+        await here.end(nothing)
 
 
-def test_a_token_begins_no_flood_of_sessions() -> None:
-    async def story(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
-        sessions = sessions_of(app)
-        _, header = await make(app)
-        _, other = await make(app, "other")
-        for _ in range(100):
-            await sessions.begin(header.split()[1])
-        with pytest.raises(Unauthorized, match="too many sessions"):
-            await sessions.begin(header.split()[1])
-        await sessions.begin(other.split()[1])
-        await elapse(10)
+@virtually
+async def test_a_token_begins_no_flood_of_sessions(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+    sessions = sessions_of(app)
+    _, header = await make(app)
+    _, other = await make(app, "other")
+    for _ in range(100):
         await sessions.begin(header.split()[1])
+    with pytest.raises(Unauthorized, match="too many sessions"):
+        await sessions.begin(header.split()[1])
+    await sessions.begin(other.split()[1])
+    await elapse(10)
+    await sessions.begin(header.split()[1])
 
-    virtually(story)
 
-
-def test_sessions_cost_the_store_little_and_begin_where_it_is_full() -> None:
-    async def story(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
-        sessions = sessions_of(app)
-        _, header = await make(app)
-        store.fault = lambda point: StoreFull("full") if point == "add:before" else None
-        session = await sessions.begin(header.split()[1])
-        store.calls.clear()
-        for _ in range(100):
-            assert await sessions.of(session.cookie) == session
-            with pytest.raises(Unauthorized):
-                await sessions.of(f"2.{'a' * 8}.{'A' * 43}")
-        assert not store.calls
-        await elapse(LASTS / 1000 - 1)
+@virtually
+async def test_sessions_cost_the_store_little_and_begin_where_it_is_full(
+    loop: VirtualLoop, store: FaultyStore, app: Bide
+) -> None:
+    sessions = sessions_of(app)
+    _, header = await make(app)
+    store.fault = lambda point: StoreFull("full") if point == "add:before" else None
+    session = await sessions.begin(header.split()[1])
+    store.calls.clear()
+    for _ in range(100):
         assert await sessions.of(session.cookie) == session
-        await elapse(1)
         with pytest.raises(Unauthorized):
-            await sessions.of(session.cookie)
-
-    virtually(story)
+            await sessions.of(f"2.{'a' * 8}.{'A' * 43}")
+    assert not store.calls
+    await elapse(LASTS / 1000 - 1)
+    assert await sessions.of(session.cookie) == session
+    await elapse(1)
+    with pytest.raises(Unauthorized):
+        await sessions.of(session.cookie)
 
 
 async def test_what_changes_something_must_come_from_a_page_of_the_session() -> None:
@@ -243,21 +237,19 @@ async def test_what_changes_something_must_come_from_a_page_of_the_session() -> 
             assert str(pickle.loads(pickle.dumps(error))) == "why"
 
 
-def test_anonymous_sessions_end_when_there_is_a_token() -> None:
-    async def story(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
-        sessions = sessions_of(app, anonymous=True)
-        session = await sessions.begin_anonymous()
-        assert (await sessions.of(session.cookie)).caller.name == "anonymous"
-        with pytest.raises(Unauthorized):
-            await sessions_of(app).of(session.cookie)
-        await make(app)
-        await elapse(FRESH)
-        with pytest.raises(Unauthorized, match="a token is needed now"):
-            await sessions.of(session.cookie)
-        with pytest.raises(Unauthorized, match="a token is needed"):
-            await sessions.begin_anonymous()
-
-    virtually(story)
+@virtually
+async def test_anonymous_sessions_end_when_there_is_a_token(loop: VirtualLoop, store: FaultyStore, app: Bide) -> None:
+    sessions = sessions_of(app, anonymous=True)
+    session = await sessions.begin_anonymous()
+    assert (await sessions.of(session.cookie)).caller.name == "anonymous"
+    with pytest.raises(Unauthorized):
+        await sessions_of(app).of(session.cookie)
+    await make(app)
+    await elapse(FRESH)
+    with pytest.raises(Unauthorized, match="a token is needed now"):
+        await sessions.of(session.cookie)
+    with pytest.raises(Unauthorized, match="a token is needed"):
+        await sessions.begin_anonymous()
 
 
 # --- cookies

@@ -1,20 +1,30 @@
-"""What may be called: each way to write an address that must not be, as a URL and as what a name resolved to."""
+"""Where a webhook may go: the guard of addresses, names that change, and the bounds of each host."""
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
+import itertools
 import socket
-from collections.abc import Callable
+from collections.abc import Callable, Coroutine
 from ipaddress import IPv4Address, IPv6Address
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from tests.sinks.receiver import Receiver, receiving, says
+from tests.sinks.test_webhook_faults import Names, why
+from tests.waiting import elapse, virtual_time
 from yarl import URL
 
-from bide import BadInput
+from bide import BadInput, Task
+from bide.sinks.webhook import WebhookPost
 from bide.sinks.webhook.guard import AddressRefused, Guard, blocked_reason, ip_literal
+from bide.sinks.webhook.hosts import FARTHEST, PATIENCE, HostLimits, HostSlot
+from bide.testing import task_for
+from bide.testing.virtual import VirtualLoop, run_virtual
 
 GUARD = Guard()
 
@@ -328,3 +338,283 @@ def test_no_socket_is_made_for_an_address_that_must_not_be_connected_to(address:
 def test_a_socket_is_made_for_a_public_one() -> None:
     with GUARD.socket((socket.AF_INET, socket.SOCK_STREAM, socket.IPPROTO_TCP, "", ("8.8.8.8", 443))) as made:
         assert made.family == socket.AF_INET
+
+
+INSIDE = "127.0.0.1"
+OUTSIDE = "127.0.0.2"
+"""Stands for a public address: the only one that these posts are allowed to call."""
+
+
+def task(url: str) -> Task[Any]:
+    return task_for("order.close", {"number": 42}, key="42", headers={"webhook": url})
+
+
+async def test_a_name_that_leads_inside(receiver: Receiver) -> None:
+    """It may lead elsewhere next time, so the task is tried again; nothing is sent meanwhile."""
+    async with WebhookPost(plain_http=True, resolver=Names([INSIDE])) as post:
+        outcome = await post.sink(per_task=True).deliver(task(f"http://evil.example:{receiver.port}/"))
+    assert f"refused: {INSIDE} is a loopback address" in why(outcome)
+    assert receiver.connections == 0
+
+
+async def test_a_name_that_is_bound_anew_between_two_deliveries() -> None:
+    """DNS rebinding: outside when it was first looked at, inside when it counts."""
+    async with (
+        receiving(says(200, b"", "Connection: close"), host=OUTSIDE) as outside,
+        receiving(host=INSIDE, port=outside.port) as inside,
+    ):
+        names = Names([OUTSIDE], [INSIDE])
+        async with WebhookPost(allow=[OUTSIDE], plain_http=True, resolver=names) as post:
+            sink, url = post.sink(per_task=True), f"http://evil.example:{outside.port}/"
+            assert await sink.deliver(task(url)) is None
+            post.session(trusted=False).connector.clear_dns_cache()  # type: ignore[union-attr]  # 10 seconds later
+            outcome = await sink.deliver(task(url))
+        assert names.asked == 2
+        assert "refused" in why(outcome)
+        assert len(outside.received) == 1
+        assert inside.connections == 0
+
+
+async def test_a_name_with_addresses_inside_and_outside_leads_outside_alone() -> None:
+    async with receiving(host=OUTSIDE) as outside, receiving(host=INSIDE, port=outside.port) as inside:
+        for order in ([INSIDE, OUTSIDE], [OUTSIDE, INSIDE]):
+            async with WebhookPost(allow=[OUTSIDE], plain_http=True, resolver=Names(order)) as post:
+                assert await post.sink(per_task=True).deliver(task(f"http://evil.example:{outside.port}/")) is None
+        assert len(outside.received) == 2
+        assert inside.connections == 0
+
+
+async def test_a_name_whose_outside_does_not_answer_does_not_fall_back_to_the_inside() -> None:
+    async with receiving(host=OUTSIDE) as gone:
+        port = gone.port
+    async with receiving(host=INSIDE, port=port) as inside:
+        names = Names([OUTSIDE, INSIDE])
+        async with WebhookPost(allow=[OUTSIDE], plain_http=True, resolver=names) as post:
+            why(await post.sink(per_task=True).deliver(task(f"http://evil.example:{port}/")))
+        assert inside.connections == 0
+
+
+async def test_a_redirect_inside_is_not_followed(receiver: Receiver) -> None:
+    async with receiving() as inside:
+        receiver.answer = says(307, b"", f"Location: {inside.url}")
+        async with WebhookPost(allow=[receiver.place]) as post:
+            outcome = await post.sink(receiver.url).deliver(task("unused"))
+        assert f"redirects are not followed (to {inside.url})" in why(outcome)
+        assert inside.connections == 0
+        assert len(receiver.received) == 1
+
+
+async def test_an_allowed_host_does_not_lend_its_connections_to_a_name(receiver: Receiver) -> None:
+    """The connection to the allowed host is kept; a name that leads to the same place is still refused."""
+    names = Names([INSIDE])
+    async with WebhookPost(allow=[receiver.place], plain_http=True, resolver=names) as post:
+        sink = post.sink(per_task=True)
+        assert await sink.deliver(task(receiver.url)) is None
+        outcome = await sink.deliver(task(f"http://evil.example:{receiver.port}/"))
+    assert "refused" in why(outcome)
+    assert len(receiver.received) == 1
+
+
+async def test_no_proxy_of_the_environment_is_used(receiver: Receiver, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A proxy connects where the guard does not see it; nor is a password taken from a netrc file."""
+    async with receiving() as proxy:
+        for name in ("HTTP_PROXY", "HTTPS_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "all_proxy"):
+            monkeypatch.setenv(name, f"http://{proxy.place}")
+        monkeypatch.delenv("NO_PROXY", raising=False)
+        monkeypatch.delenv("no_proxy", raising=False)
+        async with WebhookPost(allow=[receiver.place]) as post:
+            assert await post.sink(receiver.url).deliver(task("unused")) is None
+        assert proxy.connections == 0
+    assert "authorization" not in receiver.received[0].headers
+
+
+def test_the_guard_holds_on_another_event_loop() -> None:
+    uvloop = pytest.importorskip("uvloop")
+
+    async def attack() -> tuple[int, list[str]]:
+        async with receiving() as inside, WebhookPost(plain_http=True, resolver=Names([INSIDE])) as post:
+            sink = post.sink(per_task=True)
+            outcomes = [
+                await sink.deliver(task(f"http://{name}:{inside.port}/")) for name in ("a.example", "b.example")
+            ]
+            return inside.connections, [why(outcome) for outcome in outcomes]
+
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        connections, reasons = runner.run(attack())
+    assert connections == 0
+    assert all("is a loopback address" in reason for reason in reasons)
+
+
+A, B = "a.example:443", "b.example:443"
+MOST = 8
+
+
+def told(story: Callable[[HostLimits], Coroutine[Any, Any, None]]) -> None:
+    async def begin(loop: VirtualLoop) -> None:
+        await story(HostLimits(MOST, chance=lambda: 0.0))
+
+    run_virtual(begin)
+
+
+def fill(hosts: HostLimits, name: str = A) -> list[HostSlot]:
+    places = []
+    while (place := hosts.enter(name)) is not None:
+        places.append(place)
+    return places
+
+
+def test_a_host_has_so_many_places_and_no_other_host_has_less_for_it() -> None:
+    async def story(hosts: HostLimits) -> None:
+        places = fill(hosts)
+        assert len(places) == MOST
+        assert len(fill(hosts, B)) == MOST
+        places[0].leave(True)
+        assert len(fill(hosts)) == 1
+
+    told(story)
+
+
+def test_who_waits_gets_the_place_that_becomes_free() -> None:
+    async def story(hosts: HostLimits) -> None:
+        places = fill(hosts)
+        waiting = [asyncio.ensure_future(hosts.wait(A)) for _ in range(2)]
+        await elapse(PATIENCE / 2)
+        assert hosts.enter(A) is None
+        places[0].leave(True)
+        assert hosts.enter(A) is None, "it is for who came first"
+        await elapse(PATIENCE)
+        assert isinstance(waiting[0].result(), HostSlot)
+        assert waiting[1].result() is None
+        assert hosts.busy(A) == MOST
+
+    told(story)
+
+
+def test_nobody_waits_long_and_at_a_host_that_hangs_nobody_waits_at_all() -> None:
+    async def story(hosts: HostLimits) -> None:
+        fill(hosts)
+        began = virtual_time()
+        assert await hosts.wait(A) is None
+        assert virtual_time() - began == pytest.approx(PATIENCE)
+        await elapse(1.0)
+        began = virtual_time()
+        assert await hosts.wait(A) is None
+        assert virtual_time() == began
+
+    told(story)
+
+
+def test_who_is_cancelled_while_waiting_takes_no_place_along() -> None:
+    async def story(hosts: HostLimits) -> None:
+        places = fill(hosts)
+        before, given = (asyncio.ensure_future(hosts.wait(A)) for _ in range(2))
+        await asyncio.sleep(0)
+        before.cancel()
+        await asyncio.gather(before, return_exceptions=True)
+        places.pop().leave(True)
+        given.cancel()  # in the same moment that it is given one
+        await asyncio.gather(given, return_exceptions=True)
+        assert given.cancelled()
+        assert hosts.busy(A) == MOST - 1
+        assert len(fill(hosts)) == 1
+
+    told(story)
+
+
+def test_a_host_that_is_down_is_given_fewer_and_one_that_answers_all_again() -> None:
+    async def story(hosts: HostLimits) -> None:
+        seen = []
+        for answered in (False, False, False, False, None, True, True, True, True):
+            place = hosts.enter(A)
+            assert place is not None
+            place.leave(answered)
+            seen.append(hosts.allowed(A))
+        assert seen == [4, 2, 1, 1, 1, 2, 4, 8, 8]
+        assert hosts.allowed(B) == MOST
+
+    told(story)
+
+
+def test_those_that_are_deferred_come_back_one_by_one() -> None:
+    """And the longer a host takes, the farther apart, within bounds."""
+
+    async def story(hosts: HostLimits) -> None:
+        places = fill(hosts)
+        await elapse(30.0)
+        for place in places:
+            place.leave(False)
+        fill(hosts)
+        pauses = [hosts.pause(A) for _ in range(1_000)]
+        gaps = [later - earlier for earlier, later in itertools.pairwise(pauses)]
+        assert all(gap == pytest.approx(0.02) for gap in gaps)
+        assert pauses[-1] == pytest.approx(20.0)
+        await elapse(10.0)
+        assert hosts.pause(A) == pytest.approx(10.02), "half of them are back by now"
+        assert max(hosts.pause(A) for _ in range(100_000)) == pytest.approx(FARTHEST)
+
+    told(story)
+
+
+def test_none_comes_back_before_it_has_waited_for_as_long_as_the_host_has_been_silent() -> None:
+    """Nor much later, while it is known to be quick: a host that stood still for a moment has its backlog back."""
+
+    async def story(hosts: HostLimits) -> None:
+        for _ in range(60):
+            one = hosts.enter(A)
+            assert one is not None
+            await elapse(0.002)
+            one.leave(True)
+        fill(hosts)
+        await elapse(0.5)
+        pauses = [hosts.pause(A) for _ in range(5_000)]
+        assert min(pauses) == pytest.approx(0.5)
+        assert max(pauses) < 2.0
+
+    told(story)
+
+
+def test_a_host_that_is_well_again_is_not_held_to_its_past() -> None:
+    async def story(hosts: HostLimits) -> None:
+        places = fill(hosts)
+        await elapse(30.0)
+        assert all(hosts.pause(A) == pytest.approx(30.0) for _ in range(1_000))
+        for place in places:
+            place.leave(False)
+        for _ in range(60):
+            one = hosts.enter(A)
+            assert one is not None
+            await elapse(0.005)
+            one.leave(True)
+        fill(hosts)
+        assert hosts.pause(A) < 2.0
+
+    told(story)
+
+
+def test_jitter_only_lengthens() -> None:
+    async def begin(loop: VirtualLoop) -> None:
+        hosts = HostLimits(1)
+        fill(hosts)
+        pauses = [hosts.pause(A) for _ in range(50)]
+        shortest = [0.02 * (place + 1) for place in range(50)]
+        assert all(least <= pause <= 1.25 * least for least, pause in zip(shortest, pauses, strict=True))
+        assert pauses != shortest
+
+    run_virtual(begin)
+
+
+def test_hosts_are_forgotten_when_there_are_too_many_and_never_one_at_work() -> None:
+    async def story(hosts: HostLimits) -> None:
+        kept = hosts.enter(A)
+        assert kept is not None
+        for number in range(20_000):
+            place = hosts.enter(f"{number}.example:443")
+            assert place is not None
+            place.leave(False)
+        assert len(hosts._hosts) <= 4_096
+        assert hosts.busy(A) == 1
+        kept.leave(True)
+        assert hosts.busy(A) == 0
+        assert hosts.pause("0.example:443") == PATIENCE, "nothing is known of it any more"
+
+    told(story)

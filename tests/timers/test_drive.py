@@ -1,11 +1,18 @@
-"""The drive's own logic, with a clock that stands still until it is told: no test here waits for real time to pass."""
+"""A thread or loop that sleeps until the next time: alone, in real time, idle."""
 
 import asyncio
 import logging
+import random
 import threading
+import time
+from collections.abc import Callable, Coroutine
+from typing import Any
 
 import pytest
-from tests.waiting import PATIENCE, until, wait_until
+import uvloop
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.waiting import PATIENCE, not_before, pause, until, wait_until
 
 from bide.core.instants import Millis
 from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel, IdleRing, SteadyClock, SystemClock, drive
@@ -319,3 +326,195 @@ def test_the_clocks() -> None:
         passed = (clock.now() + 1 - now) / 1000  # at most, the clock being read in whole milliseconds
         assert 1 - passed - 1e-6 <= left <= 1 + 1e-6
         assert clock.span(1500) == 1500
+
+
+STEP = st.tuples(
+    st.sampled_from(["touch", "touch", "touch", "remove", "advance"]), st.integers(0, 5), st.integers(-3, 40)
+)
+
+
+def test_empty() -> None:
+    ring = IdleRing[str](timeout=30, tick=10)
+    assert len(ring) == 0
+    assert "a" not in ring
+    assert ring.next_deadline() is None
+    assert ring.advance(10**12) == []
+    assert not ring.remove("a")
+
+
+@pytest.mark.parametrize(("timeout", "tick"), [(0, 1), (1, 0), (-5, 10)])
+def test_timeout_and_tick_are_positive(timeout: int, tick: int) -> None:
+    with pytest.raises(ValueError, match="1 ms or more"):
+        IdleRing[str](timeout=timeout, tick=tick)
+
+
+def test_no_deadline_of_a_slot_that_became_empty() -> None:
+    ring = IdleRing[str](timeout=30, tick=10)
+    ring.touch("a", 0)
+    ring.touch("b", 15)
+    ring.remove("a")
+    assert ring.next_deadline() == 50
+
+
+def test_a_hundred_thousand_chatty_ones_are_put_forward_once_per_timeout() -> None:
+    """What makes a touch cheap: the hand moves a uid, not the packet."""
+    ring = IdleRing[int](timeout=30_000, tick=1000)
+    for uid in range(1000):
+        ring.touch(uid, 0)
+    for now in range(0, 300_000, 500):
+        for uid in range(0, 1000, 7):
+            ring.touch(uid, now)
+        ring.advance(now)
+    assert len(ring) == len(range(0, 1000, 7))
+    assert len(ring._slots) <= 32
+
+
+@given(timeout=st.integers(1, 60), tick=st.integers(1, 25), steps=st.lists(STEP, max_size=80))
+def test_never_early_and_at_most_a_tick_late(timeout: int, tick: int, steps: list[tuple[str, int, int]]) -> None:
+    ring = IdleRing[int](timeout=timeout, tick=tick)
+    last: dict[int, int] = {}
+    now = latest = 1000
+    ring.advance(now)
+    for verb, uid, gap in steps:
+        now = latest + gap
+        latest = max(latest, now)
+        if verb == "touch":
+            ring.touch(uid, now)
+            last[uid] = latest
+        elif verb == "remove":
+            assert ring.remove(uid) == (last.pop(uid, None) is not None)
+        else:
+            idle = ring.advance(now)
+            assert [last[uid] for uid in idle] == sorted(last[uid] for uid in idle)
+            for uid in idle:
+                assert last.pop(uid) + timeout <= latest
+            assert all(heard + timeout + tick > latest for heard in last.values())
+        assert len(ring) == len(last)
+        deadline = ring.next_deadline()
+        assert (deadline is None) == (not last)
+        if deadline is not None:
+            # by then whoever is idle can be told within a tick
+            assert deadline < min(last.values()) + timeout + tick
+
+
+COUNT = 1_000
+WITHIN = 250
+"""Milliseconds over which the timers are spread: some 4 at every millisecond."""
+
+Run = Callable[[Coroutine[Any, Any, None]], object]
+LOOPS = pytest.mark.parametrize("run", [asyncio.run, uvloop.run], ids=["asyncio", "uvloop"])
+
+
+class Lateness:
+    """Notes by how many ms each item came late, by a clock of its own with nanoseconds."""
+
+    def __init__(self) -> None:
+        self.finished = threading.Event()
+        self.due: dict[int, int] = {}
+        self.late: list[float] = []
+
+    def __call__(self, item: int) -> None:
+        self.late.append(time.monotonic_ns() / 1e6 - self.due[item])
+        if len(self.late) == COUNT:
+            self.finished.set()
+
+    def check(self) -> None:
+        assert len(self.late) == COUNT
+        not_before(min(self.late), 0, "a timer")
+
+
+@LOOPS
+def test_never_early_on_a_loop(run: Run) -> None:
+    choose, lateness = random.Random(4), Lateness()
+
+    async def main() -> None:
+        async with drive(HierarchicalWheel[int](), lateness, clock=SteadyClock()) as timers:
+            begin = timers.now()
+            for item in range(COUNT):
+                lateness.due[item] = begin + choose.randrange(WITHIN)
+                timers.add(item, lateness.due[item])
+                if item % 100 == 0:
+                    await pause(0.01, why="some are added while others fire")
+            await until(lateness.finished.is_set, "all timers to fire")
+
+    run(main())
+    lateness.check()
+
+
+def test_never_early_in_a_thread() -> None:
+    choose, lateness = random.Random(5), Lateness()
+    with drive(HierarchicalWheel[int](), lateness, clock=SteadyClock()) as timers:
+        begin = timers.now()
+        for item in range(COUNT):
+            lateness.due[item] = begin + choose.randrange(WITHIN)
+            timers.add(item, lateness.due[item])
+        assert lateness.finished.wait(PATIENCE)
+    lateness.check()
+
+
+@LOOPS
+def test_one_short_timer_after_the_other(run: Run) -> None:
+    """Each is added while the drive sleeps for nothing or for something later, and uvloop's clock lags behind."""
+    early = list[float]()
+
+    async def main() -> None:
+        fired = asyncio.Event()
+
+        def callback(due: int) -> None:
+            if due < 10**15:
+                early.append(time.monotonic_ns() / 1e6 - due)
+                fired.set()
+
+        async with drive(HierarchicalWheel[int](), callback, clock=SteadyClock()) as timers:
+            for count in range(100):
+                due = timers.now() + 1 + count % 4
+                timers.add(due, due)
+                await fired.wait()
+                fired.clear()
+
+    run(main())
+    assert len(early) == 100
+    not_before(min(early), 0, "a timer")
+
+
+@LOOPS
+def test_after_is_never_short(run: Run) -> None:
+    lengths = list[float]()
+
+    async def main() -> None:
+        fired = asyncio.Event()
+        async with drive(HashedWheel[str](), lambda item: fired.set()) as timers:
+            for _ in range(50):
+                begin = time.time_ns()
+                timers.after("a", 2)
+                await fired.wait()
+                lengths.append((time.time_ns() - begin) / 1e6)
+                fired.clear()
+
+    run(main())
+    not_before(min(lengths), 2, "the end of 2 ms")
+
+
+@LOOPS
+def test_an_idle_ring_is_never_early(run: Run) -> None:
+    clock, last, silent = SteadyClock(), dict[int, int](), dict[int, int]()  # in nanoseconds: a clock of ms hides some
+
+    async def main() -> None:
+        all_silent = asyncio.Event()
+
+        def idle(uid: int) -> None:
+            silent[uid] = time.monotonic_ns() - last[uid]
+            if len(silent) == 400:
+                all_silent.set()
+
+        async with drive(IdleRing[int](timeout=100, tick=20), idle, clock=clock) as ring:
+            for turn in range(20):
+                for uid in range(turn * 20, 400):
+                    last[uid] = time.monotonic_ns()
+                    ring.touch(uid)
+                await pause(0.01, why="each is heard from again and again")
+            await all_silent.wait()
+
+    run(main())
+    assert len(silent) == 400
+    not_before(min(silent.values()), 100_000_000, "the end of 100 ms of silence")

@@ -3,103 +3,49 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
 
 import pytest
 from msgspec import Raw
 from starlette.responses import Response
 from tests.stores.http.serving import Service
+from tests.stores.stories import (
+    Story,
+    cancels,
+    extends,
+    leases,
+    looks,
+    moves,
+    purges,
+    redrives,
+    refuses,
+    replaces,
+    schedules,
+    schedules_many,
+    settles,
+    settles_many,
+)
 from tests.waiting import until
 
 from bide.core.errors import OutcomeUnknown, StoreUnavailable
-from bide.core.instants import At, In
-from bide.core.names import new_id
-from bide.core.records import Cancel, Filter, Move, OnConflict, Redrive, Ref, Result, State
+from bide.core.records import Cancel, Ref, Result
 from bide.ports import remote
+from bide.service.remote.calls import ANSWER_LASTS, SESSION_LASTS, ClientSession, ClientSessions, StaleCall, Work
+from bide.service.requests import Reply
 from bide.stores.http import HttpStore
 from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.base import (
-    HOUR,
     NOW,
-    bring,
     do,
-    done,
-    extend,
-    keys,
-    lease,
-    listed,
     look,
     new,
-    put,
     put_one,
-    see,
-    settle,
-    take,
 )
 
 REF = Ref("t", "k")
-Story = Callable[[HttpStore, Callable[[], None]], Awaitable[None]]
-"""Prepares, says when the fault is to come, acts, and checks that the act was done once and answered right."""
-
-
-async def schedules(store: HttpStore, now_it_fails: Callable[[], None]) -> None:
-    now_it_fails()
-    tasks = [new(on_conflict=OnConflict.REFUSE), new(on_conflict=OnConflict.REFUSE)]
-    answers = await store.add(tasks, now=NOW)
-    assert [answer.result for answer in answers] == [Result.CREATED, Result.REFUSED]
-
-
-async def moves(store: HttpStore, now_it_fails: Callable[[], None]) -> None:
-    before = await put_one(store)
-    now_it_fails()
-    answer = await do(store, Move("t", "k", At(NOW + HOUR), if_token=before.token))
-    assert (answer.result, answer.was) == (Result.MOVED, NOW), "its own doing has not made its token stale"
-
-
-async def cancels(store: HttpStore, now_it_fails: Callable[[], None]) -> None:
-    await put_one(store)
-    now_it_fails()
-    answer = await do(store, Cancel("t", "k"))
-    assert answer.result is Result.CANCELLED, "and not that it was never there"
-    assert await look(store, REF) is None
-
-
-async def redrives(store: HttpStore, now_it_fails: Callable[[], None]) -> None:
-    await bring(store, State.DEAD)
-    now_it_fails()
-    assert (await do(store, Redrive("t", "k", new_id(), In(0)))).result is Result.REDRIVEN
-
-
-async def leases(store: HttpStore, now_it_fails: Callable[[], None]) -> None:
-    await put(store, *(new(f"{number:03}") for number in range(100)))
-    now_it_fails()
-    leased = await lease(store, 1_000)
-    assert sorted(keys(leased.tasks)) == [f"{number:03}" for number in range(100)]
-    assert {(task.attempt, task.losses) for task in leased.tasks} == {(1, 0)}, "nothing was leased in vain"
-
-
-async def extends(store: HttpStore, now_it_fails: Callable[[], None]) -> None:
-    await put_one(store)
-    held = await take(store)
-    now_it_fails()
-    assert await extend(store, held, until=NOW + HOUR)
-    assert (await see(store, held)).wake_at == NOW + HOUR
-
-
-async def settles(store: HttpStore, now_it_fails: Callable[[], None]) -> None:
-    await put_one(store)
-    held = await take(store)
-    now_it_fails()
-    assert await settle(store, done(held)), "and not that the lease is gone, which this call itself has ended"
-
-
-async def looks(store: HttpStore, now_it_fails: Callable[[], None]) -> None:
-    await put_one(store)
-    now_it_fails()
-    assert [record.key for record in await listed(store, Filter())] == ["k"]
-
-
-STORIES: list[Story] = [schedules, moves, cancels, redrives, leases, extends, settles, looks]
+STORIES: list[Story] = [
+    schedules, schedules_many, refuses, replaces, moves, cancels, redrives, leases, extends, settles, settles_many,
+    purges, looks,
+]  # fmt: skip
 
 
 @pytest.mark.parametrize("act", [Act.CUT, Act.LOSE_REPLY, Act.HOLD], ids=lambda act: act.value)
@@ -233,3 +179,117 @@ async def test_an_answer_of_the_wrong_shape_is_unknown(service: Service, store: 
     service.before = instead
     with pytest.raises(OutcomeUnknown):
         await store.add([new()], now=NOW)
+
+
+def work_of(size: int, done: list[int]) -> Work:
+    async def work() -> Reply:
+        done.append(size)
+        return Reply(200, b"x" * size)
+
+    return work
+
+
+def begun(sessions: ClientSessions, who: str = "shop") -> tuple[str, ClientSession]:
+    name = sessions.begin(who)
+    session = sessions.session(name, who)
+    assert session is not None
+    return name, session
+
+
+class Time:
+    """The steady clock, moved by hand."""
+
+    now = 1_000.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+async def test_a_number_is_done_once_and_a_lower_one_never() -> None:
+    sessions, done = ClientSessions(), list[int]()
+    _, session = begun(sessions)
+    for number in (1, 1, 2, 2, 5):
+        answered = await sessions.once(session, "add", number, work_of(number, done))
+        assert len(answered.body) == number
+    assert done == [1, 2, 5]
+    with pytest.raises(StaleCall):
+        await sessions.once(session, "add", 4, work_of(4, done))
+    await sessions.once(session, "change", 1, work_of(9, done))
+    assert done == [1, 2, 5, 9], "each operation has numbers of its own"
+
+
+async def test_what_is_under_way_is_waited_for_and_the_next_comes_after_it() -> None:
+    sessions, order = ClientSessions(), list[str]()
+    _, session = begun(sessions)
+    go = asyncio.Event()
+
+    async def slow() -> Reply:
+        await go.wait()
+        order.append("first")
+        return Reply(200, b"1")
+
+    async def next_() -> Reply:
+        order.append("second")
+        return Reply(200, b"2")
+
+    first = asyncio.ensure_future(sessions.once(session, "add", 1, slow))
+    again = asyncio.ensure_future(sessions.once(session, "add", 1, slow))
+    await asyncio.sleep(0)
+    first.cancel()
+    second = asyncio.ensure_future(sessions.once(session, "add", 2, next_))
+    await asyncio.sleep(0)
+    go.set()
+    assert ((await again).body, (await second).body) == (b"1", b"2")
+    assert order == ["first", "second"]
+    await sessions.close()
+
+
+async def test_answers_are_forgotten_when_they_are_old_or_too_many() -> None:
+    time, done = Time(), list[int]()
+    sessions = ClientSessions(most_bytes=1_000, clock=time)
+    _, one = begun(sessions)
+    _, two = begun(sessions)
+    await sessions.once(one, "add", 1, work_of(700, done))
+    await sessions.once(two, "add", 1, work_of(700, done))
+    await sessions.once(two, "change", 1, work_of(1, done))
+    with pytest.raises(StaleCall):
+        await sessions.once(one, "add", 1, work_of(700, done))
+    assert len((await sessions.once(two, "add", 1, work_of(0, done))).body) == 700
+    time.now += ANSWER_LASTS
+    sessions.begin("shop")
+    with pytest.raises(StaleCall):
+        await sessions.once(two, "add", 1, work_of(0, done))
+    assert done == [700, 700, 1]
+    assert sessions._answers.weight == 0
+
+
+async def test_sessions_are_forgotten_when_they_are_silent_or_too_many() -> None:
+    time = Time()
+    sessions = ClientSessions(most_sessions=2, clock=time)
+    first, _ = begun(sessions)
+    second, _ = begun(sessions)
+    assert sessions.session(first, "shop") is not None
+    begun(sessions)
+    assert sessions.session(second, "shop") is None, "it had been silent for longest"
+    assert sessions.session(first, "another") is None
+    time.now += SESSION_LASTS
+    sessions.begin("shop")
+    assert sessions.session(first, "shop") is None
+
+
+async def test_a_caller_pushes_out_its_own_sessions_and_answers_alone() -> None:
+    sessions, done = ClientSessions(most_sessions=10, most_bytes=1_000), list[int]()
+    mine = sessions.begin("shop")
+    session = sessions.session(mine, "shop")
+    assert session is not None
+    await sessions.once(session, "add", 1, work_of(100, done))
+    for number in range(100):
+        greedy = sessions.session(sessions.begin("greedy"), "greedy")
+        assert greedy is not None
+        await sessions.once(greedy, "add", number, work_of(200, done))
+    assert sessions.session(mine, "shop") is session
+    await sessions.once(session, "add", 1, work_of(0, done))
+    assert done.count(100) == 1, "the answer is still known"
+    assert len(sessions._sessions) <= 10
+    assert sessions._answers.weight <= 1_200
+    assert sessions.session(sessions.begin("reader", writes=False), "reader") is None

@@ -1,14 +1,26 @@
-"""What a store URL says."""
+"""Addresses, TLS and rights on MySQL and MariaDB."""
 
 from __future__ import annotations
 
+import re
 import ssl
+from collections.abc import Iterator
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
+from tests.servers.fixtures import StartsMariaDb, not_installed
+from tests.stores.certificates import certify
+from tests.stores.sql.everything import everything
+from tests.stores.sql.fixtures import OpensStore
 
-from bide.core.errors import BadInput
+from bide.core.errors import BadInput, StoreError, StoreUnavailable
+from bide.stores.mysql import MySqlStore
 from bide.stores.mysql.connection import Address, address_of
+from bide.stores.mysql.schema import SCHEMA
+from bide.testing.store_suite.base import done, put_one, settle, take
+from bide_proofs.servers.mariadb import MariaDbServer
+from bide_proofs.servers.process import ServerMissing
 
 
 def test_every_part_is_read() -> None:
@@ -72,3 +84,135 @@ def test_how_a_connection_is_encrypted(tmp_path: Path) -> None:
     assert (checked.verify_mode, checked.check_hostname) == (ssl.CERT_REQUIRED, True)
     with pytest.raises(BadInput, match="can be read"):
         address_of(f"mysql://h/d?ssl_ca={tmp_path}/none.pem").tls()
+
+
+@pytest.fixture(scope="module")
+def secure() -> Iterator[tuple[MariaDbServer, Path]]:
+    """A server that speaks nothing but TLS, and where the certificates are: it runs as a user of its own."""
+    with TemporaryDirectory(prefix="bide-tls-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        certify(folder)
+        for file in folder.iterdir():
+            file.chmod(0o644)
+        yield from serving(folder)
+
+
+def serving(folder: Path) -> Iterator[tuple[MariaDbServer, Path]]:
+    options = {
+        "ssl-ca": str(folder / "ca.crt"),
+        "ssl-cert": str(folder / "server.crt"),
+        "ssl-key": str(folder / "server.key"),
+        "require-secure-transport": "ON",
+    }
+    try:
+        with MariaDbServer(folder / "data", options=options) as server:
+            yield server, folder
+    except ServerMissing as error:
+        not_installed(error)
+
+
+@pytest.mark.parametrize(
+    "query", ["ssl_mode=required", "ssl_ca={0}/ca.crt", "ssl_mode=verify_identity&ssl_ca={0}/ca.crt"]
+)
+async def test_tasks_go_over_tls(secure: tuple[MariaDbServer, Path], open_store: OpensStore, query: str) -> None:
+    server, folder = secure
+    store = await open_store(f"{server.url}?{query.format(folder)}")
+    await put_one(store)
+    assert await settle(store, done(await take(store)))
+
+
+@pytest.mark.parametrize(
+    ("query", "said"),
+    [
+        ("", "Access denied"),
+        ("?ssl_mode=verify_ca", "certificate verify failed"),
+        ("?ssl_ca={0}/other/ca.crt", "certificate verify failed"),
+    ],
+    ids=["no TLS", "nobody vouches", "somebody else vouches"],
+)
+async def test_who_is_not_vouched_for_is_refused(
+    secure: tuple[MariaDbServer, Path], open_store: OpensStore, query: str, said: str
+) -> None:
+    server, folder = secure
+    other = folder / "other"
+    if not other.exists():
+        other.mkdir()
+        certify(other)
+    with pytest.raises(StoreUnavailable, match=said):
+        await open_store(f"{server.url}{query.format(folder)}", patience=0.3)
+
+
+async def test_a_server_without_tls_is_refused_where_that_is_wanted(mariadb_server: StartsMariaDb) -> None:
+    store = MySqlStore(f"{mariadb_server(options={'skip-ssl': '1'}).url}?ssl_mode=required", patience=0.2)
+    with pytest.raises(StoreUnavailable, match=r"TLS|SSL"):
+        await store.open()
+
+
+DATABASE = "tasks"
+
+
+def statements(root: Path, who: str) -> list[str]:
+    """Those of the page for one of the two users."""
+    text = (root / "docs" / "sql.md").read_text(encoding="utf-8")
+    [block] = re.findall(rf"^```sql\n-- on MySQL, who {who}.*?\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    return [one.strip() for one in block.split(";") if one.strip()]
+
+
+def store(url: str) -> MySqlStore:
+    return MySqlStore(url, patience=0.3, events_kept=2)
+
+
+@pytest.fixture
+def server(root: Path, own_server: MariaDbServer) -> Iterator[MariaDbServer]:
+    """With the database of the page, and with who migrates."""
+    for statement in statements(root, "migrates"):
+        own_server.ask(statement)
+    yield own_server
+    own_server.ask(f"DROP DATABASE {DATABASE}")
+    own_server.ask("DROP USER IF EXISTS bide_migrator, bide_worker, other")
+
+
+async def test_the_rights_suffice_and_each_is_needed(root: Path, server: MariaDbServer) -> None:
+
+    def url(user: str) -> str:
+        return f"{server.url.replace('//bide@', f'//{user}:secret@').rpartition('/')[0]}/{DATABASE}"
+
+    await SCHEMA.migrate(url("bide_migrator"))
+    with pytest.raises(StoreUnavailable, match=r"[Aa]ccess denied"):
+        await store(url("bide_worker")).open()
+    grants = statements(root, "runs")
+    for statement in grants:
+        server.ask(statement)
+    await everything(store(url("bide_worker")))
+
+    single = [
+        (right, table)
+        for rights, table in re.findall(r"GRANT (.*) ON (.*) TO", "\n".join(grants))
+        for right in rights.split(", ")
+    ]
+    assert len(single) == 27
+    idle = []
+    for right, table in single:
+        for name in ("task", "lease", "grouped", "kept", "event", "worker"):
+            server.ask(f"DELETE FROM {DATABASE}.bide_{name}")
+        server.ask(f"INSERT INTO {DATABASE}.bide_kept VALUES (1, 1)")  # what is to be forgotten, as is the next
+        server.ask(f"REPLACE INTO {DATABASE}.bide_caller (name, number, seen, now, micros) VALUES ('old', 0, 0, 0, 0)")
+        server.ask(f"REVOKE {right} ON {table} FROM bide_worker@'%'")
+        try:
+            await everything(store(url("bide_worker")))
+        except StoreError:
+            pass
+        else:
+            idle.append((right, table))
+        server.ask(f"GRANT {right} ON {table} TO bide_worker@'%'")
+    assert not idle
+
+
+async def test_who_runs_tasks_cannot_migrate(server: MariaDbServer) -> None:
+    server.ask("CREATE USER other@'%' IDENTIFIED BY 'it''s @ secret'")
+    url = f"{server.url.replace('//bide@', '//other:it%27s%20%40%20secret@').rpartition('/')[0]}/{DATABASE}"
+    with pytest.raises(StoreUnavailable, match="grant this user"):
+        await SCHEMA.migrate(url)
+    with pytest.raises(StoreUnavailable, match="password"):
+        await store(url.replace("other:it", "other:wrong")).open()

@@ -1,25 +1,33 @@
-"""What was leased together is in a batch until the last of it is settled, and by its batch what is lost is found."""
+"""Batches of leases on MySQL and MariaDB, and a primary that changes."""
 
 from __future__ import annotations
 
 import asyncio
+from typing import Any
 
 import msgspec
 import pytest
+from tests.servers.fixtures import StartsMariaDb
 from tests.stores.mysql.connections import by_asyncmy
-from tests.stores.mysql.test_purging import ask
+from tests.stores.mysql.test_adding import ask
+from tests.stores.sql.database import MySql
 from tests.stores.sql.fixtures import OpensStore
+from tests.waiting import until
 
-from bide.core.errors import StoreError
-from bide.core.instants import At
-from bide.core.records import Cancel, Filter, Move, Page, Record, State
+from bide.core.errors import OutcomeUnknown, StoreError
+from bide.core.instants import At, In
+from bide.core.records import Cancel, Filter, Move, Page, Record, Ref, Result, State
 from bide.stores.mysql import MySqlStore, lease_batches
 from bide.stores.mysql.connection import address_of
+from bide.stores.mysql.queries import Names
+from bide.stores.mysql.schema import SCHEMA
+from bide.testing.proxy import Act, FaultProxy
 from bide.testing.store_suite.base import (
     HOUR,
     MINUTE,
     NOW,
     SECOND,
+    add_all,
     counted,
     do,
     done,
@@ -34,6 +42,8 @@ from bide.testing.store_suite.base import (
     see,
     settle_all,
 )
+from bide_proofs.servers.mariadb import DATABASE, USER, MariaDbServer
+from bide_proofs.servers.process import HOST
 
 
 async def noted(url: str) -> list[tuple[int, int]]:
@@ -124,8 +134,8 @@ async def test_a_task_may_be_on_batch_twice(url: str, open_store: OpensStore) ->
     """One batch is of the lease, the other of the time when it was to end sooner."""
     store = await open_store(url)
     [task] = (await five(store))[:1]
-    for until in (NOW + SECOND, NOW + HOUR):
-        assert await extend(store, task, until=until)
+    for end in (NOW + SECOND, NOW + HOUR):
+        assert await extend(store, task, until=end)
     assert (await lease(store, 0, now=NOW + SECOND)).next_wake == NOW + SECOND
     assert (await lease(store, 9, now=NOW + SECOND)).tasks == []
     assert sorted(keys((await lease(store, 9, now=NOW + MINUTE, lasts=2 * HOUR)).tasks)) == list("1234")
@@ -311,3 +321,96 @@ async def test_a_batch_that_cannot_be_read_holds_nobody_up(
     assert await noted(url) == [(NOW + MINUTE + 1, 1)]
     assert keys((await lease(store, now=NOW + MINUTE + 1)).tasks) == ["b"]
     assert (await do(store, Cancel("t", "1", keep_until=NOW + HOUR))).result == "cancelled_while_leased"
+
+
+async def test_a_replica_is_read_from_until_the_primary_is_back(
+    database: MySql, mariadb_server: StartsMariaDb, open_store: OpensStore
+) -> None:
+    """Here it follows nobody any more: who stayed with it would find nothing due for ever."""
+    primary, replica, url = await database.pair(mariadb_server, waits=100)
+    store = await open_store(url, migrate=False, clock="server")
+    await put(store, new("old", due=In(0)))
+    [old] = await listed(store, Filter())
+    await until(lambda: in_table(replica, url) == 1, "the replica to have it")
+    await asyncio.to_thread(replica.ask, "STOP SLAVE")
+    primary.kill()
+    assert await look(store, old) == old, "the replica tells"
+    adding = asyncio.create_task(add_all(store, [new("new", due=In(0))]))
+    await asyncio.to_thread(primary.start)
+    [answer] = await adding
+    assert answer.result is Result.CREATED
+    leased: list[Record] = []
+
+    async def both() -> Any:
+        leased.extend((await lease(store, 5, lasts=HOUR)).tasks)
+        return len(leased) == 2
+
+    await until(both, "the primary to be leased from")
+    assert {one.key for one in leased} == {"old", "new"}
+
+    async def seen() -> Any:
+        return await look(store, Ref("t", "new"))
+
+    await until(seen, "the primary to be read from")
+    await store.close()
+
+
+async def test_a_replica_that_is_being_made_is_not_taken_for_the_store(
+    database: MySql, mariadb_server: StartsMariaDb, open_store: OpensStore
+) -> None:
+    """Without tables yet, it is what is reached after the answer was lost: the primary knows what was done."""
+    primary, empty = mariadb_server(), mariadb_server(options={"read-only": "1"})
+    async with FaultProxy(HOST, primary.port) as proxy:
+        await SCHEMA.migrate(primary.url)
+        url = f"mysql://{USER}@{HOST}:{proxy.port},{HOST}:{empty.port}/{DATABASE}"
+        store = await open_store(url, migrate=False, clock="server")
+        await put(store, new("first", due=In(0)))
+        await proxy.refuse()
+        lost = proxy.fault(Act.LOSE_REPLY)
+        adding = asyncio.create_task(add_all(store, [new("second", due=In(0))]))
+        await until(lambda: bool(lost.hits), "the call to be sent")
+        proxy.cut()
+        reading = asyncio.create_task(listed(store, Filter()))
+        for kind in ("add", "read"):
+            lane = store._open().connections[kind]
+            await until(lambda lane=lane: lane.resent >= 3, "the other server to be asked")  # type: ignore[misc]
+        await proxy.accept()
+        assert {one.key for one in await reading} >= {"first"}, "and a read does not ask for a migration"
+        [answer] = await adding
+        assert answer.result is Result.CREATED
+        assert {one.key for one in await listed(store, Filter())} == {"first", "second"}
+        await store.close()
+
+
+async def test_a_replica_is_not_asked_what_became_of_a_commit(
+    database: MySql, mariadb_server: StartsMariaDb, open_store: OpensStore
+) -> None:
+    """It may be behind, and so the transaction would be said to have come to nothing."""
+    primary, replica, _ = await database.pair(mariadb_server, waits=100)
+    await asyncio.to_thread(replica.ask, "STOP SLAVE")
+    async with FaultProxy(HOST, primary.port) as proxy:
+        url = f"mysql://{USER}@{HOST}:{proxy.port},{HOST}:{replica.port}/{DATABASE}"
+        store = await open_store(url, migrate=False, clock="server")
+        lost = proxy.fault(Act.LOSE_REPLY, when=lambda data: data.endswith(b"COMMIT"))
+
+        async def schedules() -> None:
+            async with store.transaction() as joined:
+                await joined.add([new("committed", due=In(0))], now=NOW)
+                await proxy.refuse()
+                for lane in store._open().connections.values():
+                    lane.patience = 0.5
+
+        with pytest.raises(OutcomeUnknown, match="cannot be found out"):
+            await schedules()
+        assert lost.hits == 1
+        await proxy.accept()
+        assert await look(await open_store(primary.url, clock="server"), Ref("t", "committed")) is not None
+        await store.close()
+
+
+def in_table(server: MariaDbServer, url: str) -> int:
+    """How many tasks it has."""
+    address = address_of(url)
+    table = Names(address.schema, address.prefix).parts["task"]
+    [(count,)] = server.ask(f"SELECT COUNT(*) FROM {table}")
+    return int(count)

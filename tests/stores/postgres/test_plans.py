@@ -1,4 +1,4 @@
-"""What each statement touches does not grow with the table: by EXPLAIN, and by the pages that it reads.
+"""Every query of PostgreSQL has a name and a reason, and finds its rows by an index.
 
 The tables are filled by the server itself. Twenty times as many rows show what grows with them; PLAN_ROWS=10000000 in
 the environment asks for more.
@@ -6,14 +6,225 @@ the environment asks for more.
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import AsyncIterator, Mapping
+import re
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
+import pytest
 import pytest_asyncio
-from tests.stores.postgres.test_queries import ARGUMENTS, Surveyed, check_all, nodes, survey
 
+from bide.stores.postgres.connection import SESSION, address_of, connect
+from bide.stores.postgres.queries import Names, queries_of
+from bide.stores.postgres.schema import SCHEMA
 from bide.testing.store_suite.base import NOW
+
+ROWS = 30_000
+"""Enough for a sort or a scan of all to look cheaper or dearer than an index, as it would at a million."""
+
+_FILL = """INSERT INTO {task} (topic, key, state, at, due_at, token, planned_at, attempt, failures, losses, created_at,
+    id, group_name, options, payload, keep_until)
+SELECT 't' || n % 3, n::text, CASE WHEN n % 100 < 90 THEN 0 WHEN n % 100 < 95 THEN 1 ELSE 2 + n % 3 END,
+    $1::bigint - 1000000 + (n * 7919::bigint) % 2000000, 0, n, 0, 0, 0, 0, 0, n::text,
+    CASE WHEN n % 7 = 0 THEN 'g' END, '', '',
+    CASE WHEN n % 100 >= 95 THEN $1::bigint + n END
+FROM generate_series($2::integer, $3::integer) AS n"""
+
+NAMES = (["t0", "t1"], ["3", "1"])
+NEW = (["t0", "t1"], ["new-3", "new-1"])
+INSERTED: tuple[Any, ...] = ([0, 0], [True, True], [], ["x", "y"], [], [b"", b""], [b"", b""], [])
+ARGUMENTS: dict[str, tuple[Any, ...]] = {
+    "insert_tasks": (NOW, "c", 1, *NAMES, *INSERTED),
+    "insert_tasks_all_new": (NOW, "c", 1, *NEW, *INSERTED),
+    "move_tasks": (NOW, "c", 1, *NAMES, [NOW, 5], [False, True], [None, 1], [], []),
+    "lock_tasks": (NOW, "c", 1, *NAMES),
+    "lock_tasks_past": (NOW, "c", 1, *NAMES),
+    "write_tasks": (["t0"], ["3"], ["x"], [None], [0], [1], [1], [0], [0], [0], [0], [1], [None], [b""], [b""],
+                    [None], [None], [0], [None], [None], ["t1"], ["1"], [1], [1], [1], [None], ["t1"], ["4"],
+                    "c", 1, NOW, b"", []),
+    **{
+        f"lease_{most}": (NOW, "c", 1, ["t0", "t1", "t2"], [most, 5, 0], 1_000, "w", [0, NOW - 500_000, 0], True,
+                          [0, NOW - 500_000, 0], [0, NOW + 100_000, 0], 1_500)
+        for most in (16, 256)
+    },
+    **{f"lease_more_{most}": (NOW, "c", 1, "t0", most, 1_000, "w", NOW - 500_000) for most in (16, 256)},
+    "leased_then": (["t0", "t1"], NOW + 1_000, 5, "w"),
+    "next_wake": (NOW, ["t0", "t1"], [0, NOW], True, [0, NOW], [0, NOW + 100_000], 1_500),
+    "writers": (),
+    "extend_leases": (NOW, 5, *NAMES, [1, 2]),
+    "extend_leases_past": (NOW, 5, *NAMES, [1, 2]),
+    "settle_done": (NOW, "c", 1, *NAMES, [1, 2]),
+    "settle_done_past": (NOW, "c", 1, *NAMES, [1, 2]),
+    "purge": (NOW, 100, 0),
+    "tasks_by_names": NAMES,
+    "page_by_name": ("t0", "", 100),
+    "page_by_group": ("g", "t0", "", 100),
+    **{f"page_of_state_{state}": (f"t{max(0, state - 2)}", NOW - 900_000, 5, 2**62, 100) for state in range(5)},
+    "next_topic": ("",),
+    "next_topic_of_group": ("g", ""),
+    "counts": (100,),
+    "forecast": (100, ["t0"], [0], [2**62]),
+}  # fmt: skip
+"""Every statement that touches the table of tasks."""
+
+TABLES = {"task"}
+
+
+@asynccontextmanager
+async def survey(url: str) -> AsyncIterator[Surveyed]:
+    """A connection as the store has it, to tables that are empty and that nobody analyzes."""
+    await SCHEMA.migrate(url)
+    address = address_of(url)
+    made = await connect(address, within=10)
+    names = Names(address.schema, address.prefix)
+    await made.execute(names.write("ALTER TABLE {task} SET (autovacuum_enabled = off)"))
+    made_queries = queries_of(address.schema, address.prefix)
+    await made.execute(made_queries["new_caller"].replace("$1", "'c'"))
+    try:
+        yield Surveyed(made, made_queries, names)
+    finally:
+        await made.close()
+
+
+@pytest_asyncio.fixture
+async def connection(fresh_url: str) -> AsyncIterator[Surveyed]:
+    async with survey(fresh_url) as made:
+        yield made
+
+
+class Surveyed:
+    """A connection, and how its statements would be carried out."""
+
+    def __init__(self, connection: Any, queries: Any, names: Names) -> None:
+        self.connection = connection
+        self.queries = queries
+        self.names = names
+        self.prepared: set[str] = set()
+
+    async def fill(self, rows: int = ROWS, *, after: int = 0) -> None:
+        """So many rows in all, of which `after` are there already."""
+        await self.execute(_FILL, NOW, after + 1, rows)
+
+    async def execute(self, statement: str, *arguments: Any) -> None:
+        """With the names of the tables written out."""
+        await self.connection.execute(self.names.write(statement), *arguments)
+
+    async def prepare(self, query: str) -> None:
+        """Once, and carried out once, so that its plan is kept."""
+        text = re.sub(r"\$(\d+)", r"$\1", self.queries[query])
+        await self.connection.execute(f"PREPARE {query} AS {text}")
+        self.prepared.add(query)
+        await self.plan(query)
+
+    async def forget(self) -> None:
+        """All plans."""
+        for query in self.prepared:
+            await self.connection.execute(f"DEALLOCATE {query}")
+        self.prepared.clear()
+
+    async def plan(self, query: str) -> dict[str, Any]:
+        """Carried out and undone: the plan with what came of it."""
+        if query not in self.prepared:
+            await self.prepare(query)
+        return await self.explained(self.executed(query, ARGUMENTS[query]))
+
+    def executed(self, query: str, arguments: Sequence[Any]) -> str:
+        """The statement, with these arguments."""
+        given = ", ".join(literal(one) for one in arguments)
+        return f"EXECUTE {query} ({given})" if arguments else f"EXECUTE {query}"
+
+    async def explained(self, statement: str) -> dict[str, Any]:
+        transaction = self.connection.transaction()
+        await transaction.start()
+        try:
+            text = await self.connection.fetchval(f"EXPLAIN (ANALYZE, BUFFERS, FORMAT JSON) {statement}")
+        finally:
+            await transaction.rollback()
+        found: dict[str, Any] = json.loads(text)[0]["Plan"]
+        return found
+
+
+def literal(value: Any) -> str:
+    """As SQL."""
+    if value is None:
+        return "NULL"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, bytes):
+        return f"'\\x{value.hex()}'"
+    if isinstance(value, list):
+        return f"'{{{', '.join('NULL' if one is None else element(one) for one in value)}}}'"
+    return f"'{value}'"
+
+
+def element(value: Any) -> str:
+    return f'"\\\\x{value.hex()}"' if isinstance(value, bytes) else f'"{value}"'
+
+
+def nodes(plan: dict[str, Any]) -> list[dict[str, Any]]:
+    return [plan, *(node for part in plan.get("Plans", ()) for node in nodes(part))]
+
+
+def offences(plan: dict[str, Any]) -> list[str]:
+    """What reads more of the table than it should: scans of all, and sorts of many."""
+    found = []
+    for node in nodes(plan):
+        kind, table = node["Node Type"], node.get("Relation Name")
+        rows = node["Actual Rows"] * node["Actual Loops"]
+        if table in TABLES and "Index" not in kind and kind not in ("Tid Scan", "ModifyTable"):
+            found.append(f"{kind} of {table}")
+        if kind in ("Sort", "Incremental Sort") and rows > 1_000:
+            found.append(f"a sort of {rows} rows")
+        if table in TABLES and node.get("Rows Removed by Filter", 0) * node["Actual Loops"] > 100:
+            found.append(f"{kind} of {table} throws {node['Rows Removed by Filter']} rows away")
+    return found
+
+
+async def check_all(surveyed: Surveyed) -> None:
+    wrong = {query: found for query in ARGUMENTS if (found := offences(await surveyed.plan(query)))}
+    assert not wrong
+
+
+@pytest.mark.parametrize("analyzed", [False, True], ids=["not analyzed", "analyzed"])
+async def test_a_lease_is_right_for_a_planner_that_may_do_all(connection: Surveyed, analyzed: bool) -> None:
+    await connection.fill()
+    if analyzed:
+        await connection.execute("ANALYZE {task}")
+    for name in SESSION:
+        if name.startswith("enable_"):
+            await connection.connection.execute(f"RESET {name}")
+            await connection.connection.execute(f"SET {name} = on")
+    for query in ("lease_16", "tasks_by_names", "insert_tasks", "lock_tasks", "next_wake"):
+        assert offences(await connection.plan(query)) == [], query
+
+
+async def test_every_query_of_the_table_is_looked_at(url: str) -> None:
+    address = address_of(url)
+    names = Names(address.schema, address.prefix)
+    about = {name for name, text in queries_of(address.schema, address.prefix).items() if names.parts["task"] in text}
+    assert {name for name in about if not name.startswith("lease_")} == {
+        name for name in ARGUMENTS if not name.startswith("lease_")
+    }
+
+
+def test_every_query_is_used(root: Path) -> None:
+    stores = root / "src" / "bide" / "stores"
+    code = "\n".join(path.read_text("utf-8") for part in ("sql", "postgres") for path in (stores / part).glob("*.py"))
+    used = set(re.findall(r'"(\w+)"', code))
+    names = {re.sub(r"_\d+$", "", name) for name in queries_of("bide", "")}
+    assert names - used <= {"page_of_state", "lease", "lease_more"}, "these are named with a number"
+
+
+async def test_the_pages_of_a_state_are_one_seek(connection: Surveyed) -> None:
+    await connection.fill()
+    for state in range(5):
+        plan = await connection.plan(f"page_of_state_{state}")
+        [scan] = [node for node in nodes(plan) if node["Node Type"] == "Index Scan"]
+        assert "ROW(at" in scan["Index Cond"], "the place to go on from is part of the seek"
+
 
 FEW = 10_000
 """Enough for a full page of every list, and for each lease to find all that it wants."""

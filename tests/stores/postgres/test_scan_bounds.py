@@ -9,8 +9,7 @@ from typing import Any
 
 import asyncpg
 import pytest
-from tests.stores.postgres.test_plans import pages
-from tests.stores.postgres.test_queries import Surveyed, survey
+from tests.stores.postgres.test_plans import Surveyed, pages, survey
 from tests.stores.sql.fixtures import OpensStore
 
 from bide.core.instants import In

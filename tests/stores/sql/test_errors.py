@@ -1,22 +1,63 @@
-"""What a server reports becomes what a caller can act on, and says what to do; text of any kind is kept or refused."""
+"""Errors of a SQL server: full disks, failovers, clocks that differ, calls that are cancelled.
+
+The tables lie on a small file system of their own, while the server's log of changes has room: without that, the server
+itself stops, whatever a client does. On a disk without a single free page PostgreSQL refuses a lease too, since every
+change of a row is a new row to it.
+"""
 
 from __future__ import annotations
 
+import asyncio
+import os
+import shutil
+import subprocess
+import time
+from collections.abc import Callable, Coroutine, Iterator
+from functools import partial
+from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import asyncpg
 import pytest
 from asyncmy.errors import OperationalError
+from tests.cancelling import each_await
+from tests.stores.mysql import connections as of_mysql
+from tests.stores.postgres import connections as of_postgres
+from tests.stores.sql.callers import Makes
 from tests.stores.sql.database import Database
 from tests.stores.sql.fixtures import OpensStore
+from tests.stores.sql.shop import Shop
+from tests.waiting import PATIENCE, until
 
 from bide.core.errors import BadInput, StoreCorrupt, StoreFull, StoreMismatch, StoreUnavailable
-from bide.core.instants import In
-from bide.core.records import Ref
+from bide.core.instants import At, In
+from bide.core.records import Cancel, Filter, Leased, Move, Ref, Result
+from bide.stores.driver_adapters import driver_of
 from bide.stores.mysql import connection as mysql
 from bide.stores.postgres import connection as postgres
 from bide.stores.sql import dialect as kinds
-from bide.testing.store_suite.base import add_all, keys, lease, new, put_one, retry, see, settle, take
+from bide.stores.sql.transactions import MOST
+from bide.testing.store_suite.base import (
+    HOUR,
+    NOW,
+    add_all,
+    do,
+    done,
+    hold,
+    keys,
+    lease,
+    listed,
+    look,
+    new,
+    put,
+    put_one,
+    retry,
+    see,
+    settle,
+    settle_all,
+    take,
+)
 
 
 def reported(code: str) -> asyncpg.PostgresError:
@@ -125,3 +166,196 @@ async def test_names_are_one_only_if_every_byte_is(key: str, url: str, open_stor
         await see(store, Ref("t", "a")),
     ]
     assert keys((await lease(store, 5, topic="a ")).tasks) == [key]
+
+
+@pytest.fixture
+def small_disk(database: Database, starts: Any) -> Iterator[tuple[str, Path]]:
+    """The URL of tables on a file system of 16 MiB, and where that is."""
+    if os.geteuid() != 0:
+        pytest.skip("only root may mount a file system")
+    server = starts()
+    url, place = database.apart(server)
+    place.mkdir()
+    mounted = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=16m", "tmpfs", place], capture_output=True, check=False
+    )
+    if mounted.returncode:
+        pytest.skip(f"no file system can be mounted here: {mounted.stderr.decode().strip()}")
+    try:
+        shutil.chown(place, server.account, server.account)
+        database.migrate(url)
+        database.move(server, place)
+        yield url, place
+    finally:
+        server.kill()
+        subprocess.run(["umount", "-l", place], check=True)
+
+
+def enlarge(place: Path) -> None:
+    subprocess.run(["mount", "-o", "remount,size=128m", place], check=True)
+
+
+async def test_new_work_is_refused_until_there_is_room(
+    database: Database, small_disk: tuple[str, Path], open_store: OpensStore
+) -> None:
+    url, place = small_disk
+    store = await open_store(url, migrate=False)
+    stored = 0
+    refused: StoreFull | None = None
+    while refused is None:
+        try:
+            stored += len(await put(store, *(new(f"{stored + n}", payload=b"x" * 100) for n in range(500))))
+        except StoreFull as error:
+            refused = error
+    assert "free some of its disk" in str(refused)
+    assert stored > 1_000
+    assert await look(store, Ref("t", f"{stored}")) is None, "a batch is refused as a whole"
+    assert await look(store, Ref("t", f"{stored - 1}")) is not None
+    if database.name == "mysql":
+        assert (await do(store, Move("t", "2", At(NOW + HOUR)))).ok, "what is there can still be worked on"
+    await asyncio.to_thread(enlarge, place)
+    assert (await do(store, Cancel("t", "0"))).ok
+    assert (await do(store, Move("t", "1", At(NOW + HOUR)))).ok
+    left = stored - 2 - (database.name == "mysql")
+    while held := (await lease(store, 2_000)).tasks:
+        assert all(await settle_all(store, [done(one) for one in held]))
+        left -= len(held)
+    assert left == 0
+
+
+async def test_a_promoted_replica_goes_on(database: Database, starts: Any, open_store: OpensStore) -> None:
+    primary, replica, url = await database.pair(starts)
+    store = await open_store(url, clock="server")
+    await put(store, *(new(str(number), due=In(0)) for number in range(30)))
+    held = (await lease(store, 10, lasts=HOUR)).tasks
+    assert len(held) == 10
+    assert await settle_all(store, [done(one) for one in held[:5]]) == [True] * 5
+    primary.kill()
+    adding = asyncio.create_task(add_all(store, [new("meanwhile", due=In(0))]))
+    await until(lambda: store._open().connections["add"].resent >= 1, "the call to be sent again")
+    await asyncio.to_thread(replica.promote)
+    [answer] = await adding
+    assert answer.result is Result.CREATED
+    assert await settle_all(store, [done(one) for one in held[5:]]) == [True] * 5
+    left = await listed(store, Filter())
+    assert {one.key for one in left} == {str(n) for n in range(30)} - {one.key for one in held} | {"meanwhile"}
+    taken = (await lease(store, 50)).tasks
+    assert len(taken) == 21
+    assert min(one.token for one in taken) > max(one.token for one in held)
+
+
+WRONG = 86_400_000
+"""A caller's clock in 1970."""
+NEAR = PATIENCE * 1_000
+"""Milliseconds, far less than that is wrong by."""
+
+
+def there() -> int:
+    """The server is on this machine."""
+    return time.time_ns() // 1_000_000
+
+
+async def test_delays_leases_and_extensions_go_by_the_server(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url, clock="server")
+    far = await put_one(store, new("far", due=In(HOUR)), now=WRONG)
+    assert abs(far.wake_at - there() - HOUR) < NEAR
+    assert (await lease(store, now=WRONG + 2 * HOUR)).tasks == [], "not due there"
+    record = await put_one(store, new(due=In(10)), now=WRONG)
+
+    async def due() -> list[Leased]:
+        leased = await lease(store, now=WRONG, lasts=HOUR)
+        return [leased] if leased.tasks else []
+
+    found: list[Leased] = await until(due, "what is due there")
+    [leased] = found
+    [held] = leased.tasks
+    assert abs(held.wake_at - there() - HOUR) < NEAR
+    assert abs(leased.now - there()) < NEAR
+    assert held.token >= record.wake_at * 1_000
+    assert await store.extend([hold(held)], now=WRONG, until=WRONG + 2 * HOUR) == [True]
+    assert abs((await see(store, held)).wake_at - there() - 2 * HOUR) < NEAR
+    assert await settle(store, done(held), now=WRONG)
+
+
+async def test_the_clock_is_known(url: str, open_store: OpensStore) -> None:
+    store = await open_store(url, clock="server")
+    assert abs(await store.time() - there()) < NEAR
+    clock = store.clock()
+    assert clock is not None
+    assert abs(clock.now() - there()) < NEAR
+    assert (await open_store(url)).clock() is None
+
+
+KINDS: dict[tuple[str, str], tuple[Makes, Makes]] = {
+    ("postgres", "asyncpg"): (of_postgres.by_asyncpg_alone, of_postgres.by_asyncpg),
+    ("postgres", "psycopg"): (of_postgres.by_psycopg_async(autocommit=True), of_postgres.by_psycopg_async()),
+    ("mysql", "asyncmy"): (partial(of_mysql.by_asyncmy, autocommit=True), of_mysql.by_asyncmy),
+    ("mysql", "aiomysql"): (of_mysql.by_aiomysql(autocommit=True), of_mysql.by_aiomysql()),
+}
+"""Without a transaction, and in one."""
+VERBS: dict[str, Callable[[Any], Coroutine[Any, Any, Any]]] = {
+    "schedule": lambda using: using.schedule("order.close", key="new", delay="1h"),
+    "reschedule": lambda using: using.reschedule("order.close", "old", delay="2h"),
+}
+of_each_kind = pytest.mark.parametrize(("database", "kind"), KINDS, indirect=["database"])
+each_verb = pytest.mark.parametrize("verb", VERBS.values(), ids=VERBS)
+
+
+@of_each_kind
+@each_verb
+async def test_no_transaction_is_left_open_and_what_is_answered_afterwards_stays(
+    shop: Shop, database: Database, kind: str, verb: Callable[[Any], Coroutine[Any, Any, Any]]
+) -> None:
+    make, _ = KINDS[database.name, kind]
+    await shop.others.schedule("order.close", key="old", delay="1h")
+    async with shop.app:
+        for point in each_await():
+            async with make(shop.url) as caller:
+                await point.cancel(verb(shop.app.using(caller.given)))
+                driver = driver_of(caller.given)
+                assert driver is not None
+                if driver.closed:
+                    continue
+                assert not driver.in_transaction, point
+                await caller.verb(shop.app, "schedule", "order.close", key=str(point), delay="1h")
+            assert str(point) in await shop.keys(), point
+
+
+@of_each_kind
+@each_verb
+async def test_a_transaction_goes_on_as_it_was(
+    shop: Shop, database: Database, kind: str, verb: Callable[[Any], Coroutine[Any, Any, Any]]
+) -> None:
+    _, make = KINDS[database.name, kind]
+    await shop.others.schedule("order.close", key="old", delay="1h")
+    committed = 0
+    async with shop.app:
+        for point in each_await():
+            async with make(shop.url) as caller:
+                await caller.execute(f"INSERT INTO {shop.orders} VALUES (1)")
+                ended = await point.cancel(verb(shop.app.using(caller.given)))
+                driver = driver_of(caller.given)
+                assert driver is not None
+                if driver.closed:
+                    continue
+                if database.name == "postgres":
+                    assert [tuple(row) for row in await caller.execute("SHOW plan_cache_mode")] == [("auto",)], point
+                await caller.execute(f"INSERT INTO {shop.orders} VALUES (2)")
+                await caller.commit()
+                committed += 2
+                assert await shop.rows() == committed, f"{point}: {ended}"
+
+
+async def test_a_transaction_of_our_own_leaves_no_lock_and_no_place_behind(
+    database: Database, url: str, open_store: OpensStore
+) -> None:
+    store = await open_store(url)
+
+    async def work() -> None:
+        async with store.transaction() as joined:
+            await joined.add([new("k")], now=NOW)
+
+    for point in each_await():
+        await point.cancel(work())
+        await put(store, new("k"))  # else it would wait for a lock
+        assert store._open().transactions.slots._value == MOST, point

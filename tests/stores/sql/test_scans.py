@@ -1,10 +1,12 @@
-"""Leases that begin where nothing is missed for long: what appears late all the same is found by a thorough scan.
+"""Scans of tables on SQL servers: what each reads, where it goes on, how it ends.
 
 Each scan is thorough here, where otherwise one a second is, and a full one is too expensive for another.
 """
 
 from __future__ import annotations
 
+import asyncio
+import math
 from typing import Any
 
 import pytest
@@ -12,6 +14,7 @@ from tests.stores.sql.database import Database
 from tests.stores.sql.fixtures import OpensStore
 from tests.waiting import not_before, pause, until
 
+from bide import BadInput, Bide, Row, StoreUnavailable, TableSource
 from bide.core.instants import In
 from bide.core.records import Leased
 from bide.stores.mysql import leasing as mysql
@@ -19,6 +22,7 @@ from bide.stores.mysql.connection import Call as MySqlCall
 from bide.stores.postgres import leasing as postgres
 from bide.stores.postgres.connection import Call as PostgresCall
 from bide.stores.sql import leasing
+from bide.stores.sql.leasing import SLACK, ScanPositions
 from bide.testing.store_suite.base import HOUR, MINUTE, NOW, keys, lease, new, put, put_one
 
 LIMITS = {"postgres": postgres, "mysql": mysql}
@@ -138,3 +142,166 @@ async def test_what_appears_far_back_is_found_by_the_next_full_scan(
     await put_one(store, new("late", due=In(0)))
     database.ask(url, f"UPDATE {{task}} SET at = at - {HOUR} WHERE {database.key} = 'late'")
     assert keys((await found(store)).tasks) == ["late"]
+
+
+def test_the_first_scan_is_thorough_and_the_next_goes_on() -> None:
+    known = ScanPositions(used=True)
+    assert known.begin(["t"], NOW) == ([0], True)
+    known.scanned(["t"], None)
+    known.emptied(["t"], NOW)
+    assert known.begin(["t"], NOW) == ([NOW - SLACK], False)
+    known.reached({"t": NOW - 5_000})
+    assert known.begin(["t"], NOW) == ([NOW - 5_000], False)
+    known.note_wakes({"t": NOW - 6_000, "u": NOW})
+    assert known.begin(["t"], NOW) == ([NOW - 6_000], False)
+    assert known.begin(["t", "u"], NOW) == ([0, 0], True), "one that was never scanned"
+    assert known.begin(["t", "u"], NOW) == ([0, 0], True), "the one before has failed"
+    known.scanned(["t", "u"], None)
+    assert known.begin(["t"], NOW)[1] is False
+
+
+def test_what_is_told_of_while_a_scan_is_under_way_is_where_the_next_begins() -> None:
+    known = ScanPositions(used=True, slack=100)
+    known.begin(["t", "u"], NOW)
+    known.scanned(["t", "u"], None)
+    known.note_wakes({"t": NOW - 700, "u": NOW - 800})
+    known.note_wakes({"t": NOW - 300})
+    known.emptied(["t"], NOW)
+    known.reached({"u": NOW - 20})
+    assert known.begin(["t", "u"], NOW) == ([NOW - 700, NOW - 800], False), "it may not have seen them"
+    known.emptied(["t"], NOW)
+    known.reached({"u": NOW - 20})
+    assert known.begin(["t", "u"], NOW) == ([NOW - 100, NOW - 20], False)
+
+
+def test_now_and_then_a_scan_is_thorough(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(leasing, "THOROUGH_EVERY", 0.0)
+    known = ScanPositions(used=True)
+    for _ in range(3):
+        assert known.begin(["t"], NOW)[1] is True
+        known.scanned(["t"], None)
+
+
+def test_a_scan_is_thorough_once_a_lease_has_ended_that_others_hold() -> None:
+    known = ScanPositions(used=True)
+    known.begin(["t"], NOW)
+    known.scanned(["t"], NOW + 400)
+    assert known.sleep(NOW + 300, NOW, thorough=True) == NOW + 300
+    assert known.sleep(None, NOW, thorough=True) == NOW + 400
+    assert known.begin(["t"], NOW + 399)[1] is False
+    assert known.sleep(NOW + 9_000, NOW + 399, thorough=False) == NOW + 400
+    assert known.begin(["t"], NOW + 400)[1] is True
+    known.scanned(["t"], None)
+    assert known.begin(["t"], NOW + 401)[1] is False, "it is known of no other"
+    assert known.sleep(None, NOW, thorough=True) is None
+    unseen = known.sleep(None, NOW, thorough=False)
+    assert unseen is not None
+    assert NOW < unseen <= NOW + 1_000
+
+
+def test_where_the_callers_clock_counts_every_scan_is_thorough() -> None:
+    known = ScanPositions(used=False)
+    known.emptied(["t"], NOW)
+    assert [known.begin(["t"], NOW) for _ in range(3)] == [([0], True)] * 3
+
+
+async def test_an_ordinary_scan_does_not_say_that_there_are_none(
+    url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(leasing, "THOROUGH_EVERY", 600.0)
+    store = await open_store(url, clock="server")
+    await put_one(store, new(due=In(0)))
+    assert len((await lease(store, 5, lasts=HOUR)).tasks) == 1
+    for wanted in (5, 0):
+        leased = await lease(store, wanted)
+        assert leased.next_wake is not None
+        assert leased.now < leased.next_wake <= leased.now + 600_001, "when the next thorough scan is due"
+
+
+DUE = "2020-01-01 08:00:00"
+STOP = {"postgres": "SELECT pg_wal_replay_pause()", "mysql": "STOP SLAVE SQL_THREAD"}
+GO_ON = {"postgres": "SELECT pg_wal_replay_resume()", "mysql": "START SLAVE SQL_THREAD"}
+
+
+def watched(app: Bide, **options: Any) -> tuple[Any, list[int]]:
+    """A watch, and the ids that its handler is given."""
+    given = {"table": "posts", "due": "due", "where": "status = 2", "changes": {"status": 3}}
+    watch = app.watch(TableSource(**{**given, **options}))
+    handled: list[int] = []
+
+    @watch.handler
+    async def publish(row: Row) -> None:
+        handled.append(row.id)
+
+    return watch, handled
+
+
+async def test_a_replica_is_looked_at_and_what_fires_is_asked_for_on_the_primary(
+    database: Database, starts: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    primary, replica, _ = await database.pair(starts)
+    primary.ask("CREATE TABLE posts (id integer PRIMARY KEY, status integer, due timestamp)")
+    app = Bide("memory:")
+    _, handled = watched(app, database=primary.url, reads=replica.url, dead={"status": 9})
+
+    def add(*numbers: int) -> None:
+        for number in numbers:
+            primary.ask(f"INSERT INTO posts VALUES ({number}, 2, '{DUE}')")
+
+    async def follows() -> None:
+        there = "SELECT id, status FROM posts ORDER BY id"
+        await until(lambda: replica.ask(there) == primary.ask(there), "the replica to follow")
+
+    await until(lambda: _has(replica, "posts"), "the table")
+    async with app:
+        [loop] = app.table_loops()
+        await loop.open()
+        try:
+            assert await loop.run_once() == (0, None)
+            replica.ask(STOP[database.name])
+            add(1)
+            assert await loop.run_once() == (0, None), "it is late"
+            replica.ask(GO_ON[database.name])
+            add(2, 3)
+            await follows()
+            replica.ask(STOP[database.name])
+            primary.ask("UPDATE posts SET status = 1 WHERE id = 2")
+            for _ in range(3):  # all three are due still on the replica
+                await loop.run_once()
+            assert sorted(handled) == [1, 3]
+            assert sorted(map(tuple, primary.ask("SELECT id, status FROM posts"))) == [(1, 3), (2, 1), (3, 3)]
+            assert (loop.stats.fired, loop.stats.failed) == (2, 0)
+            replica.ask(GO_ON[database.name])
+            add(4)
+            await follows()
+            table: Any = loop._table
+            table._time.saw(0, 0.0, 0.0)  # as if this machine's clock had parted from the primary's meanwhile
+            table._connections.answered = -math.inf
+            await loop.run_once()
+            assert sorted(handled) == [1, 3, 4]
+            await asyncio.to_thread(replica.kill)
+            with pytest.raises(StoreUnavailable, match=str(replica.port)):
+                await loop.run_once()
+        finally:
+            await loop.stop(0)
+
+
+def _has(server: Any, table: str) -> bool:
+    [row] = server.ask(f"SELECT count(*) FROM information_schema.tables WHERE table_name = '{table}'")
+    return bool(row[0])
+
+
+@pytest.mark.parametrize(
+    "reads",
+    ["redis://:secret@h", "sqlite:///x", "nothing", "postgresql+x://u:secret@h", "mysql://u:secret@h/d?nothing=1"],
+)
+async def test_a_replica_is_one_of_the_same_kind(database: Database, url: str, reads: str) -> None:
+    if database.name == "postgres" and reads.startswith("mysql"):
+        reads = "mysql://u:secret@h/d"
+    app = Bide("memory:")
+    watched(app, database=url, reads=reads)
+    async with app:
+        with pytest.raises(BadInput) as raised:
+            app.table_loops()
+    assert raised.value.field == "reads"
+    assert "secret" not in str(raised.value)

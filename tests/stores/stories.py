@@ -1,0 +1,145 @@
+"""What is done while a fault stands in the way, on any store: done once, and answered right."""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable
+
+from bide.core.instants import At, In
+from bide.core.names import new_id
+from bide.core.records import Cancel, Filter, Move, OnConflict, Record, Redrive, Ref, Result, State
+from bide.ports import Store
+from bide.testing.store_suite.base import (
+    HOUR,
+    MINUTE,
+    NOW,
+    add_all,
+    bring,
+    do,
+    done,
+    extend,
+    keys,
+    lease,
+    listed,
+    look,
+    new,
+    put,
+    put_one,
+    retry,
+    see,
+    settle,
+    take,
+)
+
+Story = Callable[[Store, Callable[[], None]], Awaitable[None]]
+"""Prepares, says when the fault is to come, acts, and checks that the act was done once and answered right."""
+REF = Ref("t", "k")
+
+
+async def schedules(store: Store, now_it_fails: Callable[[], None]) -> None:
+    now_it_fails()
+    [answer] = await add_all(store, [new()], now=NOW)
+    assert answer.result is Result.CREATED
+    assert answer.record == await look(store, REF)
+
+
+async def replaces(store: Store, now_it_fails: Callable[[], None]) -> None:
+    before = await put_one(store, new(due=At(NOW + HOUR)))
+    now_it_fails()
+    [answer] = await add_all(store, [new(due=At(NOW + 2 * HOUR))], now=NOW + 1)
+    assert (answer.result, answer.was) == (Result.REPLACED, NOW + HOUR), "what was, not what is"
+    assert answer.record == await look(store, before)
+
+
+async def schedules_many(store: Store, now_it_fails: Callable[[], None]) -> None:
+    await put(store, *(new(f"{number}") for number in range(0, 200, 4)))
+    now_it_fails()
+    tasks = [new(f"{number}", on_conflict=OnConflict.KEEP) for number in range(200)]
+    answers = await add_all(store, tasks, now=NOW)
+    assert [answer.result for answer in answers] == [
+        Result.KEPT if number % 4 == 0 else Result.CREATED for number in range(200)
+    ]
+    assert [answer.record for answer in answers] == await store.get([Ref("t", task.key) for task in tasks])
+
+
+async def cancels(store: Store, now_it_fails: Callable[[], None]) -> None:
+    await put_one(store)
+    now_it_fails()
+    answer = await do(store, Cancel("t", "k"))
+    assert answer.result is Result.CANCELLED, "and not that it was never there"
+    assert await look(store, REF) is None
+
+
+async def moves(store: Store, now_it_fails: Callable[[], None]) -> None:
+    before = await put_one(store)
+    now_it_fails()
+    answer = await do(store, Move("t", "k", At(NOW + HOUR), if_token=before.token))
+    assert (answer.result, answer.was) == (Result.MOVED, NOW), "its own doing has not made its token stale"
+    assert answer.record == await see(store, before)
+
+
+async def leases(store: Store, now_it_fails: Callable[[], None]) -> None:
+    await put(store, *(new(f"{number:03}") for number in range(100)))
+    now_it_fails()
+    leased = await lease(store, 1_000)
+    assert sorted(keys(leased.tasks)) == [f"{number:03}" for number in range(100)]
+    assert {(task.attempt, task.losses) for task in leased.tasks} == {(1, 0)}, "nothing was leased in vain"
+    assert sorted(leased.tasks, key=by_key) == sorted(await listed(store, Filter(state=State.LEASED)), key=by_key)
+
+
+async def extends(store: Store, now_it_fails: Callable[[], None]) -> None:
+    await put_one(store)
+    held = await take(store)
+    now_it_fails()
+    assert await extend(store, held, until=NOW + HOUR)
+    assert (await see(store, held)).wake_at == NOW + HOUR
+
+
+async def settles(store: Store, now_it_fails: Callable[[], None]) -> None:
+    await put_one(store)
+    held = await take(store)
+    now_it_fails()
+    assert await settle(store, done(held)), "and not that the lease is gone, which this call itself has ended"
+    assert await look(store, held) is None
+
+
+async def settles_many(store: Store, now_it_fails: Callable[[], None]) -> None:
+    await put(store, *(new(f"{number}") for number in range(100)))
+    held = (await lease(store, 100)).tasks
+    now_it_fails()
+    outcomes = [retry(one, At(NOW + HOUR)) if number % 2 else done(one) for number, one in enumerate(held)]
+    assert await store.settle(outcomes, now=NOW) == [True] * 100
+    left = await listed(store, Filter(topic="t"))
+    assert len(left) == 50
+    assert {record.failures for record in left} == {1}, "a retry counts once"
+
+
+async def purges(store: Store, now_it_fails: Callable[[], None]) -> None:
+    await put(store, *(new(f"{number}") for number in range(30)))
+    held = (await lease(store, 30)).tasks
+    assert all(await store.settle([done(one, keep_until=NOW + MINUTE) for one in held], now=NOW))
+    now_it_fails()
+    assert await store.purge(now=NOW + MINUTE, limit=100) == 30
+    assert await listed(store, Filter()) == []
+
+
+async def refuses(store: Store, now_it_fails: Callable[[], None]) -> None:
+    now_it_fails()
+    tasks = [new(on_conflict=OnConflict.REFUSE), new(on_conflict=OnConflict.REFUSE)]
+    answers = await add_all(store, tasks, now=NOW)
+    assert [answer.result for answer in answers] == [Result.CREATED, Result.REFUSED]
+
+
+async def redrives(store: Store, now_it_fails: Callable[[], None]) -> None:
+    await bring(store, State.DEAD)
+    now_it_fails()
+    assert (await do(store, Redrive("t", "k", new_id(), In(0)))).result is Result.REDRIVEN
+
+
+async def looks(store: Store, now_it_fails: Callable[[], None]) -> None:
+    await put_one(store)
+    now_it_fails()
+    assert [record.key for record in await listed(store, Filter())] == ["k"]
+
+
+def by_key(record: Record) -> str:
+    return record.key

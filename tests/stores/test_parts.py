@@ -1,0 +1,288 @@
+"""Parts that several stores share: batches, sorted chunks, clocks, errors of resending, servers that are not there."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from bisect import bisect_left, bisect_right, insort
+from datetime import UTC, datetime, timedelta, timezone, tzinfo
+from unittest.mock import patch
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from bide import Bide, SetupError, StoreUnavailable
+from bide.core.errors import BadInput, OutcomeUnknown, StoreError, StoreFull
+from bide.core.instants import LAST_INSTANT, instant
+from bide.core.records import Ref
+from bide.engine.context import run_on_this_thread
+from bide.stores.batches import Conflicts
+from bide.stores.clocks import ServerTime, StoreClock, instant_of, stretch
+from bide.stores.driver_adapters import awaited
+from bide.stores.resending import Resending
+from bide.stores.sorted_chunks import SortedChunks
+from bide_proofs.servers.process import free_port
+
+OURS, THEIRS = [Ref("ours", "1"), Ref("ours", "2")], [Ref("theirs", "1")]
+
+
+def test_conflicts_are_likely_for_some_batches_after_one() -> None:
+    conflicts = Conflicts()
+    assert not conflicts.likely(OURS)
+    conflicts.met(OURS, [])
+    assert not conflicts.likely(OURS)
+    conflicts.met(OURS, OURS[:1])
+    for _ in range(Conflicts.BATCHES - 1):
+        conflicts.met(OURS, [])
+        assert conflicts.likely(OURS)
+    conflicts.met(OURS, [])
+    assert not conflicts.likely(OURS)
+
+
+def test_the_conflicts_of_one_topic_are_not_those_of_another() -> None:
+    conflicts = Conflicts()
+    conflicts.met([*OURS, *THEIRS], THEIRS)
+    assert conflicts.likely(THEIRS)
+    assert conflicts.likely([*OURS, *THEIRS])
+    assert not conflicts.likely(OURS)
+    for _ in range(Conflicts.BATCHES):
+        conflicts.met(OURS, [])
+    assert conflicts.likely(THEIRS), "batches without it say nothing of it"
+
+
+def test_topics_without_end_do_not_fill_the_memory() -> None:
+    conflicts = Conflicts()
+    for number in range(3 * Conflicts.TOPICS):
+        task = [Ref(f"tenant-{number}", "1")]
+        conflicts.met(task, task)
+        assert conflicts.likely(task)
+    assert len(conflicts._wary) <= Conflicts.TOPICS
+
+
+async def answered_already() -> int:
+    """A driver's call whose answer was there before it was waited for."""
+    return 1
+
+
+def test_a_thread_without_a_loop_is_refused_also_what_need_not_wait() -> None:
+    with pytest.raises(SetupError, match="await"):
+        run_on_this_thread(awaited(answered_already()))
+
+
+async def test_the_same_of_a_coroutines_thread() -> None:
+    assert await awaited(answered_already()) == 1
+    with pytest.raises(SetupError, match="await"):
+        await asyncio.to_thread(lambda: run_on_this_thread(awaited(answered_already())))
+
+
+def test_a_refusal_says_that_nothing_was_done_unless_an_answer_was_lost() -> None:
+    resending, full, bad = Resending(10.0), StoreFull("full"), BadInput("task", "x", "a task")
+    assert resending.refused(full) is full
+    resending.may_be_done = True
+    assert type(resending.refused(full)) is OutcomeUnknown
+    assert resending.refused(bad) is bad, "that is no error of the store's"
+    unknown = OutcomeUnknown("?")
+    assert resending.refused(unknown) is unknown
+
+
+@pytest.mark.parametrize(("may_be_done", "kind"), [(False, StoreUnavailable), (True, OutcomeUnknown)])
+async def test_once_patience_is_over_it_is_not_sent_again(may_be_done: bool, kind: type[StoreError]) -> None:
+    resending = Resending(-1.0)
+    resending.may_be_done = may_be_done
+    with pytest.raises(StoreError, match="away") as raised:
+        await resending.pause("away")
+    assert type(raised.value) is kind
+
+
+async def test_within_patience_a_pause_may_be_none_at_all() -> None:
+    resending = Resending(3_600.0)
+    await resending.pause("away", seconds=0.0)
+    await resending.pause("away")
+
+
+def seen(there: float, answers: list[tuple[float, float, float]]) -> ServerTime:
+    """After answers at (moment, way there, way back), by a server that is ahead of the steady clock by `there`."""
+    known = ServerTime()
+    for moment, out, back in answers:
+        known.saw(int((moment + there) * 1e6), moment - out, moment + back)
+    return known
+
+
+def ahead(known: ServerTime) -> float:
+    """Seconds by which the server's clock is ahead of the steady one, by what is known."""
+    with patch("time.monotonic", return_value=0.0):
+        return known.seconds()
+
+
+@given(
+    there=st.floats(-1e6, 1e9),
+    answers=st.lists(st.tuples(st.floats(0, 100), st.floats(0, 0.5), st.floats(0, 0.5)), min_size=1, max_size=20),
+)
+def test_it_is_known_within_half_of_the_quickest_round_trip(
+    there: float, answers: list[tuple[float, float, float]]
+) -> None:
+    answers.sort()
+    known = seen(there + 1e6, answers)
+    quickest = min(out + back for _, out, back in answers)
+    assert abs(ahead(known) - (there + 1e6)) <= quickest / 2 + 100 * 200e-6 + 1e-3
+
+
+def test_a_clock_that_was_set_is_believed_at_once() -> None:
+    known = seen(1000.0, [(1.0, 0.001, 0.001), (2.0, 0.001, 0.001)])
+    known.saw(int((3.0 + 4600.0) * 1e6), 2.999, 3.001)
+    assert ahead(known) == pytest.approx(4600.0, abs=0.01)
+
+
+def test_the_clock_of_the_engine_does_not_care_what_this_machine_says(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(time, "monotonic", lambda: 100.0)
+    known = ServerTime()
+    known.saw(1_700_000_000_000_000, 100.0, 100.0)
+    clock = StoreClock(known)
+    monkeypatch.setattr(time, "time", lambda: 5.0)
+    monkeypatch.setattr(time, "time_ns", lambda: 5_000_000_000)
+    assert clock.now() == 1_700_000_000_000
+    assert clock.seconds_until(1_700_000_010_000) == pytest.approx(10)
+    assert known.skew < -1_600_000_000
+
+
+@pytest.mark.parametrize(("spans", "asked"), [([0.01], 1), ([2.0, 0.01], 2), ([2.0, 1.0, 3.0, 0.01], 3)])
+async def test_a_slow_look_is_repeated_a_few_times(
+    monkeypatch: pytest.MonkeyPatch, spans: list[float], asked: int
+) -> None:
+    """The first may have waited for a connection: it tells the time to within half of all that."""
+    moment, there, times = 100.0, 5000.0, 0
+
+    async def ask() -> int:
+        """Answered at once, and heard late."""
+        nonlocal moment, times
+        answer = int((moment + there) * 1e6)
+        moment += spans[times]
+        times += 1
+        return answer
+
+    monkeypatch.setattr(ServerTime, "clock", staticmethod(lambda: moment))
+    known = ServerTime()
+    await known.read(ask)
+    assert times == asked
+    assert abs(ahead(known) - there) <= min(spans[:asked]) / 2 + 0.01
+
+
+entries = st.tuples(st.sampled_from("abc"), st.integers(0, 9))
+bounds = st.one_of(st.just(()), st.tuples(st.sampled_from("abcd")), entries)
+
+
+@settings(max_examples=40)
+@given(st.sets(entries, min_size=8), st.lists(st.tuples(st.booleans(), entries), min_size=20, max_size=60), bounds)
+def test_it_is_a_sorted_list(
+    first: set[tuple[str, int]], changes: list[tuple[bool, tuple[str, int]]], bound: tuple[str, int]
+) -> None:
+    chunks = SortedChunks(first, longest=4)
+    plain = sorted(first)
+    for adding, entry in changes:
+        there = entry in plain
+        if adding and not there:
+            chunks.add(entry)
+            insort(plain, entry)
+        elif not adding:
+            assert chunks.discard(entry) is there
+            if there:
+                plain.remove(entry)
+        assert list(chunks.after(())) == plain
+        assert len(chunks) == len(plain)
+        assert list(chunks.after(bound)) == plain[bisect_right(plain, bound) :]
+        assert chunks.rank(bound) == bisect_left(plain, bound)
+
+
+@pytest.mark.parametrize("step", [1, -1, 7919])
+def test_no_chunk_grows_too_long(step: int) -> None:
+    chunks: SortedChunks[tuple[int]] = SortedChunks(longest=16)
+    for number in range(2_000):
+        chunks.add((number * step % 10_007,))
+    assert max(map(len, chunks._chunks)) <= 16
+    assert len(chunks._chunks) < 2_000 // 4
+    assert list(chunks.after(())) == sorted((number * step % 10_007,) for number in range(2_000))
+
+
+def test_an_empty_one_has_no_chunk() -> None:
+    chunks = SortedChunks([("a",)])
+    assert chunks.discard(("a",))
+    assert not chunks.discard(("a",))
+    assert (len(chunks), chunks._chunks, chunks._lasts) == (0, [], [])
+    assert list(chunks.after(())) == []
+
+
+def test_what_lies_behind_a_last_entry_that_was_taken_out_is_found_and_missed_rightly() -> None:
+    chunks = SortedChunks([(number,) for number in range(8)], longest=4)
+    assert chunks.discard((1,))
+    assert not chunks.discard((1,))
+    assert not chunks.discard((99,))
+    chunks.add((1,))
+    assert list(chunks.after((0,))) == [(number,) for number in range(1, 8)]
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "redis://{there}/0",
+        "redis+cluster://{there}",
+        "postgresql://u@{there}/d",
+        "mysql://u@{there}/d",
+        "http://{there}",
+    ],
+)
+async def test_a_refused_connection_asks_whether_the_server_runs(url: str) -> None:
+    there = f"127.0.0.1:{free_port()}"
+    with pytest.raises(
+        StoreUnavailable, match=rf"{there}.*: cannot be reached: connection refused; is it running\?"
+    ) as caught:
+        async with Bide(url.format(there=there)) as app:
+            await app.get("t", "k")
+    assert "Errno" not in str(caught.value)
+
+
+BERLIN = ZoneInfo("Europe/Berlin")
+ZONES: list[tzinfo] = [
+    UTC, BERLIN, ZoneInfo("Australia/Lord_Howe"), ZoneInfo("America/New_York"), ZoneInfo("Asia/Kathmandu"),
+    timezone(timedelta(hours=-3)),
+]  # fmt: skip
+BEGIN, END = datetime(2020, 1, 1), datetime(2030, 1, 1)
+
+
+@pytest.mark.parametrize(
+    ("shown", "comes"),
+    [
+        ("2027-01-16T08:00", "2027-01-16T08:00+01:00"),
+        ("2027-03-28T01:59:59.999", "2027-03-28T01:59:59.999+01:00"),
+        ("2027-03-28T02:00", "2027-03-28T03:00+02:00"),
+        ("2027-03-28T02:59", "2027-03-28T03:00+02:00"),
+        ("2027-10-31T01:59", "2027-10-31T01:59+02:00"),
+        ("2027-10-31T02:00", "2027-10-31T02:00+01:00"),
+        ("2027-10-31T02:59", "2027-10-31T02:59+01:00"),
+        ("2027-07-16T08:00:00.0001", "2027-07-16T08:00:00.001+02:00"),
+    ],
+)
+def test_when_a_time_has_come(shown: str, comes: str) -> None:
+    assert instant_of(datetime.fromisoformat(shown), BERLIN) == instant(comes)
+
+
+@given(first=st.datetimes(BEGIN, END), later=st.timedeltas(timedelta(0), timedelta(hours=4)))
+@example(first=datetime(2027, 10, 31, 1, 59), later=timedelta(minutes=2))
+@example(first=datetime(2027, 3, 28, 2, 30), later=timedelta(minutes=31))
+def test_a_later_time_never_comes_earlier(first: datetime, later: timedelta) -> None:
+    assert instant_of(first, BERLIN) <= instant_of(first + later, BERLIN)
+
+
+@given(shown=st.datetimes())
+def test_any_time_at_all(shown: datetime) -> None:
+    assert 0 <= instant_of(shown, BERLIN) <= LAST_INSTANT
+
+
+def test_a_stretch_ends_where_the_offset_changes() -> None:
+    jump = instant("2027-10-31T01:00Z")
+    before = stretch(jump - 1_000, BERLIN)
+    assert (before.offset, before.until) == (timedelta(hours=2), jump)
+    assert before.least == datetime(2027, 10, 31, 2)
+    assert stretch(jump, BERLIN).offset == timedelta(hours=1)
+    assert stretch(LAST_INSTANT, BERLIN).until == LAST_INSTANT
