@@ -122,5 +122,6 @@ def nested(column: list[Any]) -> list[Any]:
     the first of the parts, since all have to be alike.
     """
     size = len(column)
-    width = next((width for width in range(isqrt(size), 1, -1) if size % width == 0), size)
-    return column if width == size else [column[first : first + width] for first in range(0, size, width)]
+    parts = next((parts for parts in range(isqrt(size), 1, -1) if size % parts == 0), 1)
+    width = size // parts
+    return column if parts == 1 else [column[first : first + width] for first in range(0, size, width)]
