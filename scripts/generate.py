@@ -20,7 +20,7 @@ from bide.core import lifecycle
 from bide.core.lifecycle import TABLE
 from bide.core.records import State
 from bide.settings import describe
-from bide_lab.report.document import Document
+from bide_lab.report.page import Document
 from bide_lab.strategies import families
 from bide_proofs.reliability import Results
 from bide_proofs.simulate.mutants.trial import table as mutants_table

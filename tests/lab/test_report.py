@@ -18,8 +18,7 @@ from bide_lab.report import charts
 from bide_lab.report import page as pages
 from bide_lab.report.charts import DARK, LIGHT, alone, pictures, write_pictures
 from bide_lab.report.content import ahead, cell_table
-from bide_lab.report.document import Document, markdown
-from bide_lab.report.page import page, write_report
+from bide_lab.report.page import Document, markdown, page, write_report
 from bide_lab.running import ResultsFile
 from bide_lab.strategies import OWN, catalogue, families, family_of
 from bide_lab.strategies.brokers import s09_delay_levels
