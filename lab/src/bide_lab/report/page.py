@@ -1,7 +1,4 @@
-"""The report: a page of HTML that needs no server and no script, a file of Markdown, and the parts of docs/strategies.md.
-
-The generated parts of docs/strategies.md are in two languages.
-"""
+"""The report as a page of HTML, as a file of Markdown, and as parts of docs/strategies.md in two languages."""
 
 from __future__ import annotations
 

@@ -18,10 +18,9 @@ from typing import Any
 
 from bide_proofs import simulate
 from bide_proofs.harness.command import parser_of, positive, whole
-from bide_proofs.simulate.judge import judged
+from bide_proofs.simulate.judge import judged, shrunk, story
 from bide_proofs.simulate.mutants import MUTANTS, applied
 from bide_proofs.simulate.plan import Ask, plan_from, plan_of
-from bide_proofs.simulate.story import shrunk, story
 from bide_proofs.simulate.world import play
 
 _BLOCK = 20

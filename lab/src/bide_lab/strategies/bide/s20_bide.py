@@ -11,7 +11,7 @@ from bide import Bide, Task
 from bide.core.instants import as_datetime
 from bide.settings import Settings
 from bide.wiring import store_maker
-from bide_lab.servers import mysql_server, postgres_pool, unlink
+from bide_lab.processes import mysql_server, postgres_pool, unlink
 from bide_lab.strategy import DONE_TWICE, GONE, Effect, Flaw, Harm, Item, Setting, Strategy
 
 _TOPIC = "lab"

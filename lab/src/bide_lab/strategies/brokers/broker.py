@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from bide_lab.servers import sqlite_file
+from bide_lab.processes import sqlite_file
 from bide_lab.strategy import Item, Setting, Strategy, now
 
 _WINDOW = 50

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 
-from bide_lab.servers import RedisStrategy
+from bide_lab.processes import RedisStrategy
 from bide_lab.strategy import NEVER_DONE, Effect, Flaw, Harm, Item, now, when
 
 _SETTING = "notify-keyspace-events"

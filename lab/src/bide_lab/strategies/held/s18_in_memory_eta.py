@@ -10,7 +10,7 @@ from uuid import uuid4
 
 import msgspec
 
-from bide_lab.servers import RedisStrategy
+from bide_lab.processes import RedisStrategy
 from bide_lab.strategy import Effect, Flaw, Harm, Item, Setting, due_or_told, now, poll, together, when
 
 _VISIBLE = 3600.0

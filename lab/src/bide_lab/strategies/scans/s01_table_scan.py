@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from urllib.parse import parse_qs, urlsplit
 from zlib import crc32
 
-from bide_lab.servers import MysqlStrategy
+from bide_lab.processes import MysqlStrategy
 from bide_lab.strategy import Effect, Flaw, Harm, Item, Setting, each_period, now, together, when
 
 _DRAFT, _SCHEDULED, _PUBLISHED = 1, 2, 3

@@ -6,7 +6,7 @@ import sqlite3
 from collections.abc import Sequence
 from typing import ClassVar
 
-from bide_lab.servers import sqlite_file
+from bide_lab.processes import sqlite_file
 from bide_lab.strategy import Effect, Flaw, Harm, Item, Strategy, each_period, now, when
 
 _WAIT = 48 * 3_600_000

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 
-from bide_lab.servers import PostgresStrategy, changed
+from bide_lab.processes import PostgresStrategy, changed
 from bide_lab.strategy import Effect, Flaw, Item, Setting, now, together, when
 
 _PAGE = 50

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, ClassVar
 
-from bide_lab.servers import PostgresStrategy, postgres_pool
+from bide_lab.processes import PostgresStrategy, postgres_pool
 from bide_lab.strategies.bide.s20_bide import OnPostgres
 from bide_lab.strategy import VERBS, Effect, Flaw, Harm, Item, Setting, Strategy, now, poll, when
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from bide_lab.servers import RedisStrategy
+from bide_lab.processes import RedisStrategy
 from bide_lab.strategy import DONE_TWICE, NEVER_DONE, Effect, Flaw, Harm, Item, Setting, held_up, now, poll, when
 
 _PERIOD = 0.1

@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from bide_lab.figures import Figures
-from bide_lab.servers import RedisStrategy
+from bide_lab.processes import RedisStrategy
 from bide_lab.strategy import Effect, Flaw, Harm, Item, now, poll, together, when
 
 _SHARDS = 4

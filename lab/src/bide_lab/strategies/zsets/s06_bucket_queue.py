@@ -6,7 +6,7 @@ import zlib
 from collections.abc import Sequence
 from uuid import uuid4
 
-from bide_lab.servers import RedisStrategy
+from bide_lab.processes import RedisStrategy
 from bide_lab.strategy import Effect, Flaw, Harm, Item, each_period, now, together, when
 
 _BUCKETS = 3

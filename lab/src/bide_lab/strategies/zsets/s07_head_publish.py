@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from bide_lab.servers import RedisStrategy
+from bide_lab.processes import RedisStrategy
 from bide_lab.strategy import NEVER_DONE, Effect, Flaw, Harm, Item, Setting, due_or_told, now, together, when
 
 _PAGE = 100
