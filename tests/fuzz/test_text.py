@@ -1,4 +1,4 @@
-"""Text that people write: durations, instants, zones, names, retry policies, settings, table sources."""
+"""Text that people write or give a program: durations, instants, names, settings, arguments, table sources."""
 
 from __future__ import annotations
 
@@ -7,14 +7,21 @@ import re
 import unicodedata
 from datetime import UTC, datetime, timedelta, timezone
 from decimal import ROUND_CEILING, Decimal, localcontext
+from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import pytest
+from click.testing import CliRunner
 from hypothesis import example
 from hypothesis import strategies as st
 from hypothesis.strategies import DrawFn
-from tests.fuzz.cases import NUMBERS, ODD_VALUES, changed, fuzz, mostly, near, refusals
+from tests.fuzz.cases import NOISE, NUMBERS, ODD_VALUES, Hung, changed, damaged, fuzz, mostly, near, refusals, within
 
+from bide.app import Bide
+from bide.cli import main
+from bide.cli.exits import Exit
+from bide.core.errors import BadInput, MissingExtra, SetupError
 from bide.core.instants import (
     LAST_INSTANT,
     LONGEST,
@@ -28,6 +35,7 @@ from bide.core.instants import (
 from bide.core.names import LONGEST_NAME, check_name, check_topic
 from bide.core.retry import FOREVER, PRESETS, Exponential, Fixed, Ladder, policy
 from bide.core.table_source import DueIs, Sql, TableSource
+from bide.service.serving import ServiceInstance, read_config
 from bide.settings import Settings, describe
 from bide.stores import clocks
 
@@ -333,3 +341,112 @@ def test_table_sources(given: dict[str, Any]) -> None:
             assert 0 < len(name) <= 63
             assert not set(name) & set('"`[]\\.\0\n')
         assert 0 < source.look_every_ms <= 3_600_000
+
+
+LINES = (
+    "schedule t {} --key k --delay 15m", "schedule t --at 2030-01-01T00:00:00Z --group g", "ls --topic t --limit 3",
+    "ls --state dead --json", "show t k --json", "move t k --delay 1h", "fire t k", "cancel t k", "shift g --by -2h",
+    "redrive t k", "tally --json", "pause t", "resume t", "cancel --group g", "redrive --all-dead",
+    "ls --group g --before 1h", "move t k --at 2030-01-01T00:00:00Z", "--version", "--help", "nothing", "migrate",
+    "tally --ahead 24h --step 1h", "token ls",
+)  # fmt: skip
+ENDLESS = ("serve", "work", "top", "bench", "lab", "demo")
+PUT_IN = st.sampled_from(["--json", "--limit", "--key", "--delay", "--", "-x"]) | LENGTHS | NOISE
+
+
+@st.composite
+def command_lines(draw: DrawFn) -> list[str]:
+    words = draw(st.sampled_from(LINES)).split()
+    for _ in range(draw(st.integers(0, 2))):
+        place = draw(st.integers(0, len(words)))
+        if draw(st.booleans()):
+            words.insert(place, draw(PUT_IN))
+        else:
+            words[place : place + 1] = [draw(changed(word)) for word in words[place : place + 1] if draw(st.booleans())]
+    return [word.replace("\0", "") for word in words if word not in ENDLESS]  # no system hands over a NUL
+
+
+@fuzz(150, words=command_lines())
+def test_the_command_line(words: list[str]) -> None:
+    """Each ends with a code of the table that is no defect, and without a traceback."""
+    done = CliRunner(env={"BIDE_STORE": "memory:", "COLUMNS": "80"}).invoke(main, words, input="")
+    assert done.exit_code in set(Exit) - {Exit.DEFECT}, f"it ended with {done.exit_code}: {done.exception!r}"
+    assert "Traceback" not in done.output
+    assert done.exit_code == 0 or done.output.strip()
+
+
+TOML = """\
+keep_most = 100
+[webhooks]
+allow = ["10.1.0.0/16", "receiver.internal:8080"]
+per_host = 5
+plain_http = true
+[topics."order.close"]
+webhook = "https://hooks.example.com/x"
+retry = ["15s", "1m"]
+concurrency = 20
+losses = 3
+keep_done = "1h"
+timeout = "10s"
+headers = {a = "b"}
+[topics.t]
+webhook = "per-task"
+retry = {policy = "exponential", first = "1s", tries = 3}
+"""
+
+
+@fuzz(
+    150,
+    text=(changed(TOML, 1) | near(TOML)).map(lambda text: text.encode("utf-8", "surrogatepass"))
+    | damaged(TOML.encode(), 2),
+)
+def test_the_settings_file_of_a_service(text: bytes, tmp_path: Path) -> None:
+    path = tmp_path / "service.toml"
+    path.write_bytes(text)
+    with refusals(BadInput, SetupError, MissingExtra):
+        ServiceInstance(Bide("memory:"), read_config(str(path)), host="127.0.0.1")
+
+
+def test_another_exception_is_found_and_shrunk() -> None:
+    @fuzz(100, number=st.integers())
+    def case(number: int) -> None:
+        with refusals():
+            raise BadInput("field", number, "something else") if number < 1_000 else KeyError(number)
+
+    with pytest.raises(KeyError, match="1000"):
+        case()
+
+
+def test_a_case_that_does_not_end_is_found() -> None:
+    @within(0.2)
+    def case() -> None:
+        while True:
+            pass
+
+    with pytest.raises(Hung, match=r"0\.2 s"):
+        case()
+
+
+def test_a_refusal_has_to_be_clear() -> None:
+    with refusals() as refused:
+        raise BadInput("field", 1, "something else")
+    assert len(refused) == 1
+    for unclear in (BadInput("", 1, "something else"), BadInput("field", 1, "")):
+        with pytest.raises(AssertionError), refusals():
+            raise unclear
+    with pytest.raises(ValueError, match="plain"), refusals():
+        raise ValueError("plain")
+
+
+def test_a_case_is_the_same_whenever_it_is_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.fuzz.cases.TIMES", 1.0)
+    drawn: list[int] = []
+
+    @fuzz(20, number=st.integers())
+    def case(number: int) -> None:
+        drawn.append(number)
+
+    case()
+    case()
+    assert drawn[: len(drawn) // 2] == drawn[len(drawn) // 2 :]
+    assert len(set(drawn)) > 5

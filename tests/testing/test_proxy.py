@@ -1,4 +1,4 @@
-"""The proxy that fails on purpose: each fault where it is told to, and nothing else; against a server that echoes."""
+"""Faults: of stores, and on the way to a server."""
 
 from __future__ import annotations
 
@@ -7,14 +7,23 @@ import contextlib
 import socket
 import struct
 import time
-from collections.abc import AsyncIterator
-from typing import Self
+from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
+from typing import Any, Self
 
+import msgspec
 import pytest
 import uvloop
 from tests.waiting import not_before, pause
 
-from bide.testing import Act, Chunk, FaultProxy
+from bide import BadInput, Bide, StoreUnavailable, Task
+from bide.core.instants import In
+from bide.core.names import new_id
+from bide.core.records import NewTask, Ref
+from bide.ports import Features, Store, all_answers
+from bide.stores.memory import MemoryStore
+from bide.testing import Act, Chunk, FaultProxy, FaultyStore, VirtualClock, VirtualLoop, run_virtual
+from bide_proofs.reliability import Results
 
 SILENCE = 0.05
 """Seconds without a word that count as silence."""
@@ -349,3 +358,202 @@ def test_it_runs_on_uvloop() -> None:
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(story())
+
+
+NOW = 1_000_000
+
+
+def once(point: str) -> Callable[[str], BaseException | None]:
+    """Fails at `point` the first time."""
+    faults: Iterator[BaseException] = iter([StoreUnavailable("cable cut")])
+    return lambda here: next(faults, None) if here == point else None
+
+
+def task(key: str) -> NewTask:
+    return NewTask("greet", key, new_id(), In(0))
+
+
+def test_it_is_all_that_the_store_in_memory_is() -> None:
+    store = FaultyStore(MemoryStore())
+    assert isinstance(store, Store)
+    assert store.features == Features(wakes=store, workers=store, events=store)
+
+
+@pytest.mark.parametrize(("point", "there"), [("add:before", False), ("add:after", True)])
+async def test_a_fault_comes_before_the_call_or_after_it(point: str, there: bool) -> None:
+    store = FaultyStore(MemoryStore(), fault=once(point))
+    await store.open()
+    with pytest.raises(StoreUnavailable, match="cable cut"):
+        await store.add([task("ann")], now=NOW)
+    (record,) = await store.get([Ref("greet", "ann")])
+    assert (record is not None) is there, "nothing was done, or it was done and the answer lost"
+    assert [answer.ok for answer in await all_answers(await store.add([task("bob")], now=NOW))] == [True]
+    await store.close()
+
+
+async def test_every_operation_passes_its_points_and_is_counted() -> None:
+    points: list[str] = []
+
+    def watch(point: str) -> None:
+        points.append(point)
+
+    store = FaultyStore(MemoryStore(), fault=watch)
+    app = Bide(store, history="off", keep_done="0s")  # the history is written by calls of its own
+
+    @app.handler("greet")
+    async def greet(task: Task[str]) -> None: ...
+
+    async with app:
+        settled = asyncio.Event()
+        async with app.worker(observe=lambda record, outcome: settled.set()):
+            await greet.schedule("ann", key="ann", delay="0s")
+            await greet.schedule("bob", key="bob", delay="1h")
+            await greet.reschedule("bob", delay="2h")
+            await settled.wait()
+        await greet.get("bob")
+        await app.tally()
+        assert [one.key async for one in app.find(topic="greet")] == ["bob"]
+        await app.events()
+    assert {"open", "add", "change", "lease", "settle", "get", "tally", "find", "events", "announce"} <= set(
+        store.calls
+    )
+    assert store.calls["add"] == 2
+    assert points.count("add:before") == points.count("add:after") == 2
+
+
+def test_what_the_inner_store_cannot_do_it_cannot_either() -> None:
+    plain: Any = Plain()
+    store = FaultyStore(plain)
+    assert store.features == Features()
+
+
+async def test_deaf_it_takes_subscriptions_and_never_serves_them() -> None:
+    for deaf in (False, True):
+        heard: list[str] = []
+        store = FaultyStore(MemoryStore(), deaf=deaf)
+        await store.open()
+        listening = await store.listen(["greet"], lambda topic, wake, heard=heard: heard.append(topic))  # type: ignore[misc]
+        await store.add([task("ann")], now=NOW)
+        await asyncio.sleep(0)
+        await listening.close()
+        assert heard == ([] if deaf else ["greet"])
+        await store.close()
+
+
+def test_latency_is_virtual_time_where_time_is() -> None:
+    async def story(loop: VirtualLoop) -> None:
+        store = FaultyStore(MemoryStore(), latency=lambda name: 30.0 if name == "add" else 0.0)
+        async with Bide(store, clock=VirtualClock(loop)) as app:
+            await app.schedule("greet", key="ann", delay="0s")
+        assert loop.time() == 30
+
+    run_virtual(story)
+
+
+class Plain:
+    """A store that can do no more than it must: nothing but the nine operations of the one it wraps."""
+
+    features = Features()
+
+    def __init__(self) -> None:
+        self._inner = MemoryStore()
+
+    def __getattr__(self, name: str) -> object:
+        if name in {"announce", "record", "events", "listen"}:
+            raise AttributeError(name)
+        return getattr(self._inner, name)
+
+
+TORTURED: dict[str, Any] = {
+    "store": "redis", "about": {"version": "7.0.15"}, "seconds": 600, "processes": {"clients": 2, "workers": 3},
+    "load": {
+        "scheduled": 120_000, "verbs": {"cancel": {"cancelled": 900, "finished": 100}}, "deliveries": 118_000,
+        "settled": {"done": 115_000},
+    },
+    "faults": {"kill": 40, "reset": 12}, "wrong": {"P1": 0, "P2": 0, "P3": 2, "P4": 0}, "delivered_again": 31,
+    "lateness_ms": {"p50": 1.2, "p99": 80, "most": 3210.4}, "recovery_seconds": {"kill": {"p50": 0.0125, "most": 3.05}},
+    "cannot": {"disk full": "no file system of its own"},
+}  # fmt: skip
+SLOPE = {
+    "mean": 52_428_800.0, "first": 52_428_800.0, "last": 52_428_800.0, "per_minute": -2048.0, "low": -4096.0,
+    "high": 1024.0, "percent_per_hour": -0.234, "allowed": 1_048_576.0, "verdict": "flat",
+}  # fmt: skip
+SOAKED: dict[str, Any] = {
+    "store": "postgres", "seconds": 900, "maximum_per_s": 4000, "rate": 2000, "deliveries": 1_700_000, "lost": 0,
+    "duplicated": 0, "early": 0, "load": {"schedule": {"created": 1_800_000}}, "wrong": {"left": 0}, "judged": True,
+    "lateness_ms": {"p50": 2.5, "p99": 20, "most": 300}, "slopes": {"worker-1_resident": SLOPE},
+}  # fmt: skip
+
+
+def results(folder: Path, **lines: list[dict[str, Any]]) -> Results:
+    for name, some in lines.items():
+        (folder / f"{name}.jsonl").write_bytes(b"".join(msgspec.json.encode(one) + b"\n" for one in some))
+    return Results(folder)
+
+
+def row(text: str, *begins: str) -> list[str]:
+    """The cells of the line that begins with these."""
+    start = f"| **{begins[0]}** |" + "".join(f" {one} |" for one in begins[1:])
+    [found] = [line for line in text.splitlines() if line.startswith(start)]
+    return [cell.strip() for cell in found.strip("|").split("|")]
+
+
+def test_without_results_every_store_is_there_and_not_run(tmp_path: Path) -> None:
+    none = Results(tmp_path)
+    for store in ("SQLite", "Redis", "Redis Cluster", "Redis Sentinel", "PostgreSQL", "MariaDB", "HTTP"):
+        assert row(none.torture(), store)[1] == "not run yet"
+    assert row(none.soak(), "MariaDB")[1] == "not run yet"
+    assert none.cannot() == "Nothing was noted so far.\n"
+
+
+def test_a_run_under_faults(tmp_path: Path) -> None:
+    text = results(tmp_path, torture=[TORTURED]).torture()
+    assert row(text, "Redis", "7.0.15")[2:] == [
+        "10", "2 clients, 3 workers", "120,000 scheduled, 1,000 verbs, 115,000 settled", "118,000", "0", "31", "0", "0",
+        "2", "2", "3,210",
+    ]  # fmt: skip
+    assert row(text, "Redis", "kill")[2:] == ["40", "12.5", "3,050"]
+    assert row(text, "Redis", "reset")[2:] == ["12", "", ""]
+    assert row(text, "SQLite")[1] == "not run yet"
+
+
+def test_the_newest_line_counts_and_one_cut_off_does_not(tmp_path: Path) -> None:
+    newer = {**TORTURED, "wrong": {"lost": 5, "P4": 1}, "lateness_ms": {}}
+    results(tmp_path, torture=[TORTURED, newer, {**TORTURED, "store": "redis+cluster"}])
+    with (tmp_path / "torture.jsonl").open("ab") as file:
+        file.write(b'{"store": "redis", "lost": 9')
+    text = Results(tmp_path).torture()
+    assert row(text, "Redis", "7.0.15")[6:] == ["5", "31", "0", "1", "0", "6", ""]
+    assert row(text, "redis+cluster", "7.0.15")[2] == "10"
+
+
+def test_what_could_not_be_done_is_said_once(tmp_path: Path) -> None:
+    cannot = results(tmp_path, torture=[TORTURED, {**TORTURED, "store": "sqlite"}]).cannot()
+    assert cannot == "- disk full (SQLite, Redis): no file system of its own\n"
+
+
+def test_a_soak_and_its_slopes(tmp_path: Path) -> None:
+    text = results(tmp_path, soak=[SOAKED]).soak()
+    assert row(text, "PostgreSQL")[1:] == [
+        "15", "4,000", "2,000", "1,800,000", "1,700,000", "0", "0", "0", "0", "2.5", "20", "300",
+    ]  # fmt: skip
+    assert "### PostgreSQL\n\nNothing grows.\n" in text
+    assert row(text, "worker 1: resident memory")[1:] == [
+        "50 MiB", "-2 KiB", "-4 KiB to 1 KiB", "-0.234", "1 MiB", "flat",
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("changed", "said"),
+    [
+        ({"judged": False}, "too short"),
+        ({"slopes": {"late_p99_ms": {**SLOPE, "verdict": "grows"}}}, "Growing: lateness p99."),
+    ],
+)
+def test_what_the_slopes_come_to(tmp_path: Path, changed: dict[str, Any], said: str) -> None:
+    assert said in results(tmp_path, soak=[{**SOAKED, **changed}]).soak()
+
+
+def test_a_line_that_is_no_run_is_named(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"soak.jsonl, line 2"):
+        results(tmp_path, soak=[SOAKED, {"store": "redis"}])

@@ -1,4 +1,4 @@
-"""What a worker asks of the servers and what it holds, whom it lets wait; what a call costs, however much waits."""
+"""What a call costs the server and the network, and what it leaves in a trace."""
 
 from __future__ import annotations
 
@@ -6,20 +6,54 @@ import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Awaitable
 from itertools import pairwise
+from math import inf
 from typing import Any
 
 import pytest
+from tests.servers.fixtures import StartsRedis
 from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import Servers
 from tests.waiting import not_before, pause, until
 
 from bide import Bide, Task
+from bide.core.errors import StoreMismatch
 from bide.core.instants import At, In
-from bide.core.records import Cancel, Filter, Move, Page, Ref, State
+from bide.core.records import (
+    Cancel,
+    Filter,
+    Lease,
+    Move,
+    NewTask,
+    OnConflict,
+    OutcomeKind,
+    Page,
+    Redrive,
+    Ref,
+    Settlement,
+    State,
+)
 from bide.stores.redis import RedisStore
-from bide.stores.redis.leasing import CAP, HeadCache
+from bide.stores.redis.leasing import CAP, GRACE, NEVER, HeadCache, owned, owner_of
+from bide.stores.redis.script_client import Call
 from bide.stores.redis.store import LONGEST_PATIENCE
-from bide.testing.store_suite.base import HOUR, NOW, do, new
+from bide.testing.store_suite.base import (
+    HOUR,
+    LEASE,
+    MINUTE,
+    NOW,
+    again,
+    dead,
+    defer,
+    do,
+    done,
+    lease,
+    listed,
+    new,
+    put,
+    retry,
+    settle,
+    take,
+)
 from bide_proofs.servers.redis import Reply
 
 
@@ -204,3 +238,212 @@ async def test_intervals_are_counted_in_one_call_for_each_shard_and_topic(
     assert [sum(counts) for counts in zip(*([c.number for c in many[t]] for t in "ab"), strict=True)] == [
         expected[wake] for wake in fine[:-1]
     ], "more edges than one call takes"
+
+
+def test_what_is_not_known_is_asked_for() -> None:
+    heads = HeadCache(3)
+    assert heads.due(0) == [0, 1, 2]
+    assert heads.next_wake() == 0
+    for shard in range(3):
+        heads.answered(shard, -1, -1, 10.0, plenty=False)
+    assert heads.due(10**12) == []
+    assert heads.next_wake() is None
+    assert heads.stale(10.0) == []
+    assert heads.stale(10.1) == [0, 1, 2]
+
+
+def test_the_oldest_head_is_that_of_no_server_that_is_away() -> None:
+    heads = HeadCache(3)
+    for shard in range(3):
+        heads.answered(shard, -1, -1, 10.0 + shard, plenty=False)
+    assert heads.oldest(()) == 10.0
+    assert heads.oldest({0: "its answer is still to come"}) == 11.0
+    assert heads.oldest({0, 1, 2}) == inf
+
+
+def test_what_was_told_while_a_call_was_under_way_counts_whatever_it_answers() -> None:
+    heads = HeadCache(1)
+    heads.asking(0)
+    heads.note_wake(0, 500)
+    heads.answered(0, -1, -1, 1.0, plenty=False)
+    assert heads.next_wake() == 500
+    heads.asking(0)
+    heads.answered(0, -1, -1, 2.0, plenty=False)
+    assert heads.next_wake() is None, "and once it was asked for after that, the answer is the truth"
+
+
+def test_what_was_told_only_ever_brings_the_wake_forward() -> None:
+    heads = HeadCache(1)
+    heads.answered(0, 300, 700, 1.0, plenty=False)
+    heads.note_wake(0, 500)
+    assert heads.next_wake() == 300
+    heads.note_wake(0, 100)
+    assert heads.next_wake() == 100
+
+
+def test_who_does_not_go_first_waits_a_moment() -> None:
+    heads = HeadCache(2)
+    heads.mine = [True, False]
+    for shard in (0, 1):
+        heads.answered(shard, 1_000, -1, 1.0, plenty=False)
+    assert heads.due(1_000) == [0]
+    assert heads.due(1_000 + GRACE) == [0, 1]
+    heads.answered(1, -1, -1, 1.0, plenty=False)
+    assert heads.wake(1) == NEVER, "and there is nothing to wait for"
+
+
+def test_the_most_overdue_comes_first() -> None:
+    heads = HeadCache(3)
+    for shard, wake in enumerate((30, 10, 20)):
+        heads.answered(shard, wake, -1, 1.0, plenty=False)
+    assert heads.due(25) == [1, 2]
+
+
+def test_room_is_shared_out_and_never_exceeded() -> None:
+    heads = HeadCache(16)
+    for room in (1, 5, 16, 100, 1000):
+        shares = heads.shares(list(range(16)), room)
+        assert sum(shares.values()) == room
+        assert all(shares.values())
+    heads.plenty[3] = True
+    assert len(heads.shares(list(range(16)), 100)) == 1, "where there is plenty, few shards are asked for much"
+
+
+def test_every_shard_has_one_owner_and_few_change_hands() -> None:
+    workers = [f"worker-{number}" for number in range(5)]
+    before = {(topic, shard): owner_of(topic, shard, workers) for topic in ("a", "b", "c", "d") for shard in range(64)}
+    shares = Counter(before.values())
+    assert set(shares) == set(workers)
+    assert max(shares.values()) < 2.5 * min(shares.values())
+    after = {place: owner_of(*place, workers[:-1]) for place in before}
+    moved = [place for place in before if before[place] != after[place]]
+    assert all(before[place] == workers[-1] for place in moved), "only what the one that went had"
+
+
+def test_only_workers_of_the_topic_count_and_oneself_always() -> None:
+    live = {"one": ["a"], "two": ["a", "b"], "three": ["b"]}
+    of = {worker: owned("a", 32, live, {worker}) for worker in ("one", "two")}
+    assert [one + two for one, two in zip(of["one"], of["two"], strict=True)] == [1] * 32
+    assert all(owned("c", 32, live, {"one"}))
+    assert any(owned("a", 32, {}, {"newcomer"}))
+
+
+KEYS = [f"k{number}" for number in range(5)]
+
+
+async def test_a_late_answer_gives_nothing_that_is_no_longer_held(shared_url: str, open_store: OpensStore) -> None:
+    store = await open_store(shared_url, query="&shards=1")
+    now = await store.time()
+    await store.add([NewTask("t", key, key, In(0), key.encode(), "g", b"options") for key in KEYS], now=now)
+    caller = store._open().clients["lease"]
+    call = Call(0, ["nobody", "t"], [60_000, "w", 2**53, 3, 10])
+    replies: list[list[Any]] = []
+    await caller.run([call], lambda _, reply: replies.append(reply))
+    tokens = {record.key: record.token for record in await store.get([Ref("t", key) for key in KEYS]) if record}
+
+    await store.change([Cancel("t", "k1")], now=now)
+    retry = Settlement("t", "k3", tokens["k3"], OutcomeKind.RETRY, In(60_000))
+    assert await store.settle([retry], now=now) == [True]
+    longer = [Lease("t", "k4", tokens["k4"])]
+    assert await store.extend(longer, now=now, until=now + 90_000) == [True]
+
+    caller._numbers[0] -= 1  # the same call once more, as after a lost answer
+    await caller.run([call], lambda _, reply: replies.append(reply))
+    first, again = replies
+    assert again[:9] == first[:9], "the same heads and the same count"
+    bodies = {key.decode(): body for key, _, body in zip(*[iter(again[9:])] * 3, strict=True)}
+    assert {key for key, body in bodies.items() if not body} == {"k1", "k3"}
+    assert len(bodies) == len(KEYS)
+    assert all(key.encode() in bodies[key] for key in ("k0", "k2", "k4"))
+
+
+async def test_nothing_is_left_behind(servers: Servers, redis_namespace: str, open_store: OpensStore) -> None:
+    """Whichever way a task ended: the layout and two numbers for each shard, and answers that end by themselves."""
+    store = await open_store(servers.url, query="&shards=2", clock="caller")
+    kept = NOW + MINUTE
+    everyone = [new(f"{number}", topic=topic, group=f"g{number % 3}", deadline=NOW + HOUR, options=b"o")
+                for topic in ("a", "b") for number in range(40)]  # fmt: skip
+    await put(store, *everyone)
+    await put(store, *everyone[::2])
+    await store.add([new("1", topic="a", on_conflict=OnConflict.LATEST, due=At(NOW + 1))], now=NOW)
+    for topic in ("a", "b"):
+        held = (await lease(store, 30, topic=topic, now=NOW + 1)).tasks
+        outcomes = [
+            (done(one), done(one, keep_until=kept), dead(one, keep_until=kept), retry(one, At(NOW)),
+             defer(one, At(NOW)), again(one, At(NOW)))[number % 6]
+            for number, one in enumerate(held)
+        ]  # fmt: skip
+        assert all(await store.settle(outcomes, now=NOW + 1))
+        for one in await listed(store, Filter(topic=topic, state=State.DEAD)):
+            await do(store, Redrive(topic, one.key, one.id, At(NOW)), now=NOW + 1)
+        for number, one in enumerate(await listed(store, Filter(topic=topic, state=State.WAITING))):
+            if number % 3 == 0:
+                await do(store, Cancel(topic, one.key, kept if number % 2 else 0), now=NOW + 1)
+        await lease(store, 3, topic=topic, now=NOW + 1)
+        while held := (await lease(store, 100, topic=topic, now=NOW + 1 + LEASE)).tasks:
+            assert all(await store.settle([done(one, keep_until=kept) for one in held], now=NOW + 1 + LEASE))
+    assert (await store.tally()).number(state=State.WAITING) == 0
+    assert await store.announce("w", ["a"], until=NOW + HOUR, now=NOW) != {}
+    assert await store.announce("w", [], until=NOW, now=NOW) == {}
+    while await store.purge(now=kept, limit=10):
+        pass
+    left = {name: ends for name, ends in servers.keys().items() if redis_namespace in name}
+    lasting = {name for name, ends in left.items() if ends == -1}
+    assert lasting == {f"{{{redis_namespace}}}:layout", f"{{{redis_namespace}:0}}:n", f"{{{redis_namespace}:1}}:n"}
+    assert all(":a:" in name and 0 < ends <= 600_000 for name, ends in left.items() if name not in lasting)
+
+
+@pytest.mark.parametrize(("version", "advice"), [(2, "upgrade bide"), (0, "older bide")])
+async def test_a_client_of_another_layout_is_refused(
+    redis_server: StartsRedis, open_store: OpensStore, version: int, advice: str
+) -> None:
+    server = redis_server()
+    await open_store(server.url, namespace="ns")
+    server.ask("HSET", "{ns}:layout", "version", version)
+    with pytest.raises(StoreMismatch, match=advice):
+        await open_store(server.url, namespace="ns")
+
+
+async def test_two_namespaces_share_nothing(redis_url: str, redis_namespace: str, open_store: OpensStore) -> None:
+    """Not even where one's name begins like the other's."""
+    one = await open_store(redis_url, namespace=redis_namespace)
+    other = await open_store(redis_url, namespace=f"{redis_namespace}.1")
+    heard: list[str] = []
+    await other.listen(["t"], lambda topic, wake: heard.append(topic))
+    await put(one, new(group="g", due=In(0)))
+    await one.announce("w", ["t"], until=10**15, now=0)
+    assert (await lease(other, 1)).tasks == []
+    assert await listed(other, Filter(group="g")) == []
+    assert (await other.tally()).number() == 0
+    assert await other.announce("v", ["t"], until=10**15, now=0) == {"v": ["t"]}
+    held = await take(one)
+    assert not await settle(other, done(held))
+    assert await settle(one, done(held))
+    assert heard == []
+
+
+async def test_twenty_clients_open_a_new_namespace_at_once(redis_url: str, redis_namespace: str) -> None:
+    """They agree on whose number of shards it is; those that asked for another are refused."""
+    stores = [RedisStore(f"{redis_url}?namespace={redis_namespace}&shards={4 + one % 2}") for one in range(20)]
+    results = await asyncio.gather(*(store.open() for store in stores), return_exceptions=True)
+    refused = [one for one in results if one is not None]
+    assert len(refused) == 10
+    assert all(isinstance(one, StoreMismatch) for one in refused)
+    assert len({str(one) for one in refused}) == 1, "by the same number"
+    same = RedisStore(f"{redis_url}?namespace={redis_namespace}")
+    await same.open()
+    [shards] = {store._open().layout.shards for store in stores if store._opened is not None}
+    assert same._open().layout.shards == shards, "who does not say takes what there is"
+    await same.close()
+    for store in stores:
+        await store.close()
+
+
+async def test_a_layout_that_was_only_half_written_is_completed(
+    redis_server: StartsRedis, open_store: OpensStore
+) -> None:
+    """By a client that died between the two."""
+    server = redis_server()
+    server.ask("HSET", "{ns}:layout", "version", 1)
+    store = await open_store(server.url, namespace="ns", query="&shards=3")
+    assert store._open().layout.shards == 3

@@ -1,25 +1,34 @@
-"""A master dies under load: the store finds the next one by itself, and those of the other masters notice nothing."""
+"""A replica takes over, the server's clock jumps, notifications are lost: nothing else is."""
 
 from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import time
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import ExitStack, asynccontextmanager
+from types import SimpleNamespace
 
 import pytest
+from tests.servers.fixtures import not_installed
 from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import Servers, master_of, patient, slot_of
 from tests.stores.redis.load import Load
-from tests.stores.redis.test_wakes import hears_of_every_shard, subscriptions
-from tests.waiting import until
+from tests.stores.redis.proxies import Proxies
+from tests.waiting import PATIENCE, not_before, pause, until
 
+from bide import Bide, Task
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import In
-from bide.core.records import Record
+from bide.core.records import Cancel, Record
 from bide.stores.redis import RedisStore
-from bide.testing.store_suite.base import keys, new
+from bide.stores.redis.wakes import Subscriptions
+from bide.testing.proxy import Act, Chunk
+from bide.testing.store_suite.base import MINUTE, keys, new
+from bide_proofs.servers.process import HOST, ServerMissing
+from bide_proofs.servers.redis import Connection
 from bide_proofs.servers.redis_replicas import ClusterNode, RedisCluster
+from bide_proofs.servers.server import ServerClock
 
 in_a_cluster = pytest.mark.parametrize("deployment", ["cluster"])  # elsewhere all tasks are on one server
 LONG = 600_000
@@ -204,3 +213,287 @@ def _shard(store: RedisStore, key: str) -> int:
 
 def _server(store: RedisStore, key: str) -> int:
     return store._open().topology.part_of(_shard(store, key))
+
+
+def subscriptions(store: RedisStore) -> Subscriptions:
+    return store._open().subscriptions
+
+
+async def hears_of_every_shard(store: RedisStore, teller: RedisStore) -> None:
+    """What was told while a subscription was being replaced is told anew; nobody asks for it."""
+    layout = teller._open().layout
+    keys: dict[int, str] = {}
+    for number in range(20 * layout.shards):
+        keys.setdefault(layout.shard_of("told", f"{number}"), f"{number}")
+    heard: set[int] = set()
+
+    def when(shard: int, topic: str, wake: int) -> int:
+        heard.add(shard)
+        return wake
+
+    async def told_of_all() -> bool:
+        left = keys.keys() - heard
+        await teller.add([new(keys[shard], topic="told", due=In(-60_000)) for shard in left], now=0)
+        await pause(0.05, why="wakes are on their way")
+        await teller.change([Cancel("told", keys[shard]) for shard in left], now=0)  # so that the next are heads again
+        return heard == keys.keys()
+
+    subscriptions(store)._when = when
+    listening = await store.listen(["told"], lambda topic, wake: None)
+    try:
+        await until(told_of_all, "every shard to be heard of")
+    finally:
+        await listening.close()
+
+
+@pytest.fixture
+def seldom_echoes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A subscription is replaced for what is done to it, and not because this machine is slow."""
+    monkeypatch.setattr("bide.stores.redis.wakes.ECHO_EVERY", PATIENCE)
+
+
+def subscribers(store: RedisStore) -> int:
+    return len(subscriptions(store)._subscribers)
+
+
+@pytest.mark.usefixtures("seldom_echoes")
+async def test_a_subscription_that_was_cut_off_is_replaced(servers: Servers, open_store: OpensStore) -> None:
+    store, teller = await open_store(servers.url), await open_store(servers.url)
+    await hears_of_every_shard(store, teller)
+    for count in (1, 2, 3):
+        servers.ask("CLIENT", "KILL", "TYPE", "pubsub")
+        await until(lambda count=count: subscriptions(store).replaced == count * subscribers(store), "being replaced")  # type: ignore[misc]
+        await hears_of_every_shard(store, teller)
+
+
+async def test_a_subscription_that_fell_silent_is_found_and_replaced(
+    proxies: Proxies, shared_url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half-open: nobody says that it is of no use any more, but it does not hear itself."""
+    monkeypatch.setattr("bide.stores.redis.wakes.ECHO_EVERY", 0.3)
+    store, teller = await open_store(proxies.url), await open_store(shared_url)
+    await hears_of_every_shard(store, teller)
+    deaf: set[int] = set()
+
+    def to_the_subscriber(chunk: Chunk) -> Act:
+        if b"message" in chunk.data and not deaf:
+            deaf.add(chunk.connection)
+        return Act.HOLD if chunk.connection in deaf else Act.FORWARD
+
+    proxies.watch(to_the_subscriber)
+    await until(lambda: bool(deaf), "the next echo")
+    before = subscriptions(store).replaced
+    await until(lambda: subscriptions(store).replaced > before, "being replaced")
+    monkeypatch.setattr("bide.stores.redis.wakes.ECHO_EVERY", 2.0)
+    await hears_of_every_shard(store, teller)
+
+
+@pytest.mark.usefixtures("seldom_echoes")
+async def test_what_is_told_while_it_subscribes_does_not_end_it(shared_url: str, open_store: OpensStore) -> None:
+    """Between the two subscriptions of a subscriber there may be wakes already, on a busy server most often."""
+    stores = [await open_store(shared_url) for _ in range(4)]
+    command, channel = telling(stores[0], 0)
+    connection = await stores[0]._open().topology.connection(0)
+    over = False
+
+    def flood() -> None:
+        with Connection(HOST, int(connection.name.rpartition(":")[2])) as loud:
+            while not over:
+                loud.ask("EVAL", "for _ = 1, 50 do redis.call(ARGV[1], KEYS[1], '0 1 told') end", 1, channel, command)
+
+    flooding = asyncio.get_running_loop().run_in_executor(None, flood)
+    try:
+        for store in stores:
+            await store.listen(["t"], lambda topic, wake: None)
+            await pause(0.02, why="the flood goes on")
+    finally:
+        over = True
+        await flooding
+    assert [subscriptions(store).replaced for store in stores] == [0] * len(stores)
+
+
+def telling(store: RedisStore, shard: int) -> tuple[str, str]:
+    """The command, and the channel on which wakes of `shard` are told."""
+    opened = store._open()
+    sharded = opened.server.cluster and opened.server.shards_channels
+    channel = opened.layout.wake_channel(shard if sharded else None)
+    return "SPUBLISH" if sharded else "PUBLISH", channel.decode()
+
+
+@pytest.mark.usefixtures("seldom_echoes")
+async def test_what_is_no_wake_is_passed_over(shared_url: str, open_store: OpensStore) -> None:
+    store, teller = await open_store(shared_url), await open_store(shared_url)
+    await hears_of_every_shard(store, teller)
+    connection = await teller._open().topology.connection(3)
+    for words in ("", "x", "1 2", "99 1 told", "-1 x told"):
+        [reply] = await connection.ask([(*telling(teller, 3), words)])
+        assert reply == 1, "it is heard"
+    await hears_of_every_shard(store, teller)
+    assert subscriptions(store).replaced == 0
+
+
+async def test_losing_every_wake_costs_no_task(proxies: Proxies, shared_url: str, redis_namespace: str) -> None:
+    """The worker's subscription hears nothing at all; what others schedule is found by asking."""
+    proxies.watch(lambda chunk: Act.HOLD if b"SUBSCRIBE" in chunk.data else Act.FORWARD)
+    teller = Bide(f"{shared_url}?namespace={redis_namespace}")
+    deaf = RedisStore(f"{proxies.url}?namespace={redis_namespace}", silence=2.0)
+    worker = Bide(deaf)
+    done: set[str] = set()
+
+    @worker.handler("work")
+    async def work(task: Task[None]) -> None:
+        done.add(task.key)
+
+    async with teller, worker, worker.worker():
+        for number in range(10):
+            await teller.schedule("work", None, key=f"{number}", delay="10ms")
+            await pause(0.05, why="some come while the worker sleeps")
+        await until(lambda: len(done) == 10, "all tasks")
+        assert [one for one in subscriptions(deaf)._subscribers if one._open.is_set()] == [], "the wakes were lost"
+
+
+async def test_who_looks_in_between_comes_again_in_time(
+    shared_url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A head that was not asked for then is as old as it was: sleeping for a second more, nobody asks for two."""
+    store, elapsed = await open_store(shared_url), 0.0
+    monkeypatch.setattr("bide.stores.redis.leasing.steady", SimpleNamespace(monotonic=lambda: elapsed))
+    monkeypatch.setattr(store._open().leaser, "_now", lambda now: 1_000_000)
+
+    async def look(*topics: str) -> int | None:
+        """In how many milliseconds to come again."""
+        leased = await store.lease(dict.fromkeys(topics, 1), now=0, until=1_000, holder="w")
+        return None if leased.again_by is None else leased.again_by - leased.now
+
+    assert await look("early") is None, "all was asked for just now"
+    elapsed = 0.3
+    assert await look("early", "late") == pytest.approx(650, abs=3)
+    elapsed = 0.9
+    assert await look("early", "late") == pytest.approx(50, abs=3)
+    elapsed = 0.96
+    assert await look("early", "late") is None, "those half as old were asked for along with them"
+    elapsed = 5.0
+    assert await look("early", "late") is None
+
+
+HOUR = 3_600
+MILLISECOND = 0.001
+"""Which is what servers count in. Both in seconds."""
+
+
+class Watched:
+    """An app with a worker that notes which keys were delivered."""
+
+    def __init__(self, url: str) -> None:
+        self.app = Bide(RedisStore(url))
+        self.at: dict[str, float] = {}
+
+        @self.app.handler("work")
+        async def work(task: Task[None]) -> None:
+            self.at[task.key] = time.monotonic()
+
+    async def keeps(self, key: str, delay: float) -> None:
+        """Schedule `key` and wait for it: it comes, and not before its time by the steady clock."""
+        began = time.monotonic()
+        await self.app.schedule("work", None, key=key, delay=f"{int(delay * 1000)}ms")
+        await until(lambda: key in self.at, key)
+        not_before(self.at[key], began + delay - MILLISECOND, key)
+
+    async def goes_by(self, store: RedisStore) -> None:
+        """The app's clock is that of the server, which is hours off."""
+        assert abs(self.app.clock.now() - await store.time()) < MINUTE
+
+
+@pytest.fixture(scope="module")
+def start_shifted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[[str], tuple[Servers, ServerClock]]]:
+    """Servers of a deployment that go by a clock which can be set, the Sentinels by the machine's; for all tests here.
+
+    All of a Cluster's go by the same one: each shard goes by its own node's (docs/redis.md, Clocks).
+    """
+    with ExitStack() as stack:
+        started: dict[str, tuple[Servers, ServerClock]] = {}
+
+        def start(deployment: str) -> tuple[Servers, ServerClock]:
+            if deployment not in started:
+                folder = tmp_path_factory.mktemp(f"shifted-{deployment}")
+                try:
+                    clock = ServerClock()
+                    servers = Servers(deployment, folder / "servers", clock=clock)
+                    stack.enter_context(servers.running)
+                except ServerMissing as error:
+                    not_installed(error)
+                stack.enter_context(servers.patient())  # nodes whose clock was set take the others for dead
+                started[deployment] = servers, clock
+            return started[deployment]
+
+        yield start
+
+
+@pytest.fixture
+def shifted(
+    deployment: str, start_shifted: Callable[[str], tuple[Servers, ServerClock]]
+) -> Iterator[tuple[Servers, ServerClock]]:
+    servers, clock = start_shifted(deployment)
+    yield servers, clock
+    clock.shift(0)
+
+
+@pytest.mark.parametrize("off", [-5 * HOUR, 5 * HOUR], ids=["behind", "ahead"])
+async def test_a_server_that_is_hours_off_and_whose_clock_is_set_while_it_runs(
+    shifted: tuple[Servers, ServerClock], redis_namespace: str, open_store: OpensStore, off: int
+) -> None:
+    """Ahead: what lay within the hour is due. Back: what waits has longer to wait. New delays are right at once."""
+    servers, clock = shifted
+    clock.shift(off)
+    watched = Watched(f"{servers.url}?namespace={redis_namespace}")
+    async with watched.app, watched.app.worker():
+        await watched.goes_by(await open_store(servers.url))
+        await watched.keeps("before", 0.05)
+        await watched.app.schedule("work", None, key="half an hour", delay="30m")
+        clock.shift(off + HOUR)
+        await until(lambda: "half an hour" in watched.at, "what is due by the clock that was set")
+        await watched.keeps("ahead", 0.1)
+        await watched.app.schedule("work", None, key="later", delay="10m")
+        clock.shift(off)
+        await watched.keeps("back", 0.1)
+        await watched.keeps("and again", 0.1)
+        assert "later" not in watched.at, "an hour and a bit from now, by the server's clock"
+        clock.shift(off + HOUR + 1_200)
+        await until(lambda: "later" in watched.at, "the last")
+
+
+@pytest.mark.parametrize("off", [-9 * HOUR, 9 * HOUR], ids=["behind", "ahead"])
+async def test_a_client_whose_clock_is_hours_wrong_is_neither_early_nor_late(
+    shared_url: str, redis_namespace: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch, off: int
+) -> None:
+    right = await open_store(shared_url)
+    real, real_ns = time.time, time.time_ns
+    monkeypatch.setattr(time, "time", lambda: real() + off)
+    monkeypatch.setattr(time, "time_ns", lambda: real_ns() + off * 10**9)
+    watched = Watched(f"{shared_url}?namespace={redis_namespace}")
+    async with watched.app, watched.app.worker():
+        await watched.keeps("own", 0.1)
+        began = time.monotonic()
+        await right.add([new("other", topic="work", due=In(100), payload=b"null")], now=0)
+        await until(lambda: "other" in watched.at, "what another client scheduled")
+        not_before(watched.at["other"], began + 0.1 - MILLISECOND, "what another client scheduled")
+        await watched.goes_by(right)
+
+
+async def test_a_lease_is_not_given_before_its_time_whoever_asks(shared_url: str, open_store: OpensStore) -> None:
+    """By a caller that believes it to be tomorrow, too."""
+    store = await open_store(shared_url)
+    began = time.monotonic()
+    await store.add([new("soon", due=In(300)), new("now", due=In(0))], now=0)
+    tomorrow = int(time.time() + 24 * HOUR) * 1000
+    got: list[str] = []
+
+    async def both() -> bool:
+        leased = await store.lease({"t": 10}, now=tomorrow, until=tomorrow + 600_000, holder="w")
+        if "soon" in keys(leased.tasks):
+            not_before(time.monotonic(), began + 0.3 - MILLISECOND, "the one that waits")
+        got.extend(keys(leased.tasks))
+        return len(got) == 2
+
+    await until(both, "both")
+    assert got == ["now", "soon"]
