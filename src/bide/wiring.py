@@ -100,18 +100,18 @@ def tables_at(
     scheme = _parts(url, "database", accepted).scheme
     if scheme == "sqlite":
         from bide.stores.sqlite.database import TableFile
-        from bide.stores.sqlite.table import SqliteTable
+        from bide.stores.sqlite.watched_table import SqliteTable
 
         file = TableFile(_path_of(url, "database"), synchronous=settings.sqlite_synchronous)
         return [SqliteTable(one, file) for one in source.each()]
     if scheme in _POSTGRES:
         with _Extra("postgres", f"{scheme}:", "asyncpg"):
-            from bide.stores.postgres.table import PostgresTable
+            from bide.stores.postgres.watched_table import PostgresTable
 
         return PostgresTable.each(url, source, connections=connections, clock="server" if own_clock else "caller")
     if scheme in _MYSQL:
         with _Extra("mysql", f"{scheme}:", "asyncmy"):
-            from bide.stores.mysql.table import MySqlTable
+            from bide.stores.mysql.watched_table import MySqlTable
 
         return MySqlTable.each(url, source, connections=connections, clock="server" if own_clock else "caller")
     raise BadInput("database", without_secrets(url), accepted)

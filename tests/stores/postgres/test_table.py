@@ -229,7 +229,7 @@ async def test_what_one_handler_sets_is_not_the_next_one_s(place: Postgres) -> N
 async def test_a_half_open_connection_holds_up_nothing(place: Postgres, monkeypatch: pytest.MonkeyPatch) -> None:
     """A firewall has forgotten the connections that are there; new ones are let through."""
     monkeypatch.setattr("bide.stores.sql.server_table.SOON", 0.2)
-    monkeypatch.setattr("bide.stores.postgres.table.SILENCE", 1.0)
+    monkeypatch.setattr("bide.stores.postgres.watched_table.SILENCE", 1.0)
     parts = urlsplit(place.plain)
     async with FaultProxy(parts.hostname or "", parts.port or 5432) as proxy:
         app = Bide("memory:", grace="500ms")

@@ -22,7 +22,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import In, instant
 from bide.engine.delivery.tables import TableLoop
 from bide.stores.sqlite import SqliteStore
-from bide.stores.sqlite.watch import Polling, signal_of
+from bide.stores.sqlite.commit_watch import Polling, signal_of
 from bide.testing.clock import ManualClock
 from bide.testing.store_suite.base import NOW, SECOND, new, put_one
 
@@ -209,7 +209,7 @@ WAYS = ["inotify", "poll"] if sys.platform == "linux" else ["poll"]
 async def test_an_idle_watcher_waits_for_the_kernel_alone(
     path: str, commits: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from bide.stores.sqlite.watch import Inotify
+    from bide.stores.sqlite.commit_watch import Inotify
 
     waits, wait = list[float | None](), Inotify.wait
 
@@ -285,7 +285,7 @@ def test_without_inotify_it_polls(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
 @pytest.mark.skipif(sys.platform != "linux", reason="inotify is Linux's")
 def test_the_kernel_tells_of_this_file_alone_also_when_it_is_made_anew(tmp_path: Path) -> None:
-    from bide.stores.sqlite.watch import Inotify
+    from bide.stores.sqlite.commit_watch import Inotify
 
     wal = tmp_path / "tasks.db-wal"
     signal = Inotify(str(wal))

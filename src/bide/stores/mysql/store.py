@@ -28,7 +28,7 @@ from bide.stores.mysql.leasing import MySqlLeasing
 from bide.stores.mysql.operations import MySqlReads
 from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.schema import SCHEMA, diagnose
-from bide.stores.mysql.table import MySqlTable
+from bide.stores.mysql.watched_table import MySqlTable
 from bide.stores.sql.dialect import LockTimeout
 from bide.stores.sql.journaled_connection import Ask, RowLocked
 from bide.stores.sql.operations import HELD

@@ -22,8 +22,8 @@ from bide.stores.postgres.leasing import PostgresLeasing
 from bide.stores.postgres.operations import PostgresReads
 from bide.stores.postgres.queries import Names, queries_of
 from bide.stores.postgres.schema import SCHEMA, diagnose
-from bide.stores.postgres.table import PostgresTable
 from bide.stores.postgres.wakes import Subscription, WakeMessages
+from bide.stores.postgres.watched_table import PostgresTable
 from bide.stores.sql.store import Operations, Runtime, SqlStore
 
 

@@ -22,8 +22,8 @@ from bide.core.table_source import TableSource
 from bide.ports import Clock, DueRow, Finding, Head, Joined, Raced, Taken
 from bide.stores.clocks import ServerTime, StoreClock
 from bide.stores.sql.dialect import Lost, NotSent, TransactionConflict
-from bide.stores.sql.table import Give, Rows, TableTimes, WatchedTable
 from bide.stores.sql.transactions import Pool
+from bide.stores.sql.watched_table import Give, Rows, TableTimes, WatchedTable
 
 T = TypeVar("T")
 SILENCE = 30.0

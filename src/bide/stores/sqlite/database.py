@@ -20,6 +20,7 @@ from msgspec import Struct
 
 from bide.core.errors import BadInput, StoreMismatch, StoreUnavailable
 from bide.ports import Finding
+from bide.stores.sqlite.commit_watch import Notifier
 from bide.stores.sqlite.connection import (
     STOP_BYTES,
     DiskReserve,
@@ -38,7 +39,6 @@ from bide.stores.sqlite.operations import Fault
 from bide.stores.sqlite.rows import QUERIES, SCHEMA
 from bide.stores.sqlite.threads import Checkpointer, Reader, Writer, resets_safely
 from bide.stores.sqlite.transactions import Transactions
-from bide.stores.sqlite.watch import Notifier
 
 # --- an open file
 

@@ -16,12 +16,12 @@ from bide.core.records import Lease, Leased, NewTask, Ref, Tally, Topic
 from bide.core.table_source import TableSource
 from bide.ports import COUNTED, Features, Finding
 from bide.stores.sqlite import database, operations
+from bide.stores.sqlite.commit_watch import Listener
 from bide.stores.sqlite.database import VERSION, OpenFile, Settings, StoreFile, open_in_thread, version_of_file
 from bide.stores.sqlite.operations import Fault, Verbs, Write
 from bide.stores.sqlite.rows import tally_tasks
-from bide.stores.sqlite.table import SqliteTable
 from bide.stores.sqlite.transactions import JoinedVerbs
-from bide.stores.sqlite.watch import Listener
+from bide.stores.sqlite.watched_table import SqliteTable
 
 A = TypeVar("A")
 T = TypeVar("T")

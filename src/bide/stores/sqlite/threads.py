@@ -36,6 +36,7 @@ from typing import Any, TypeVar, TypeVarTuple
 from msgspec import Struct
 
 from bide.core.errors import OutcomeUnknown, StoreUnavailable
+from bide.stores.sqlite.commit_watch import Notifier
 from bide.stores.sqlite.connection import (
     PAGE,
     STOP_BYTES,
@@ -48,7 +49,6 @@ from bide.stores.sqlite.connection import (
 )
 from bide.stores.sqlite.operations import Fault, UnitOfWork
 from bide.stores.sqlite.rows import QUERIES
-from bide.stores.sqlite.watch import Notifier
 
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")

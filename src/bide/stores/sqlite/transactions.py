@@ -27,9 +27,9 @@ from bide.core.records import NewTask, Topic
 from bide.stores.batches import merge_earliest
 from bide.stores.driver_adapters import ConnectionSource, connection_source, pause
 from bide.stores.sql.transactions import to_its_end
+from bide.stores.sqlite.commit_watch import Notifier
 from bide.stores.sqlite.connection import PATIENCE, DiskReserve, SharedFile, connect, is_busy, patiently, translate
 from bide.stores.sqlite.operations import Fault, UnitOfWork, Verbs, Write
-from bide.stores.sqlite.watch import Notifier
 
 A = TypeVar("A")
 T = TypeVar("T")

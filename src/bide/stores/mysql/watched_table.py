@@ -23,7 +23,7 @@ from bide.stores.clocks import Stretch
 from bide.stores.mysql.connection import AFRESH, MYSQL, Connection, Rows, connect
 from bide.stores.named_queries import read_queries
 from bide.stores.sql.server_table import SILENCE, SOON, ServerTable, TableConnections
-from bide.stores.sql.table import Give, Plan, TableTimes
+from bide.stores.sql.watched_table import Give, Plan, TableTimes
 
 _ENDED = 1305
 """A savepoint is not there."""
@@ -72,7 +72,7 @@ class MySqlTable(ServerTable):
 
     _kind = MySqlTableConnections
     _times_of = MySqlTimes
-    _queries = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
+    _queries = read_queries((Path(__file__).parent / "watched_table.sql").read_text("utf-8"))
     _clock = "UTC_TIMESTAMP(6)"
     _refusals = (MySQLError,)
     _altered = (1054, 1146, 1176, 1412)

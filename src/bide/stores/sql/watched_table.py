@@ -6,8 +6,9 @@ A row is taken in one transaction, of which others see nothing until it is commi
     change    them as the source says
     check     that each was changed, once, and is due no longer; else all of it is undone
 
-A database adds its statements (`table.sql` in its folder), how its column of times compares with a clock, and what its
-errors mean. `server_table` is for those on a server, `sqlite.table` for a file. None of it needs tables of bide's.
+A database adds its statements (`watched_table.sql` in its folder), how its column of times compares with a clock, and
+the meaning of its errors. `server_table` is for those on a server, `sqlite.watched_table` for a file. None of it needs
+tables of bide's.
 `TableTimes` reads the due column on a server, and compares it with the server's clock within a statement.
 """
 

@@ -23,7 +23,7 @@ from bide.stores.clocks import Stretch
 from bide.stores.named_queries import read_queries
 from bide.stores.postgres.connection import AWAY, PLANNER, POSTGRES, Address, connect, meaning
 from bide.stores.sql.server_table import ECHO, SILENCE, SOON, ServerTable, TableConnections
-from bide.stores.sql.table import Give, Plan, Rows, TableTimes
+from bide.stores.sql.watched_table import Give, Plan, Rows, TableTimes
 
 _ALIVE = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
 """A machine that has vanished holds its rows for three quarters of a minute."""
@@ -104,7 +104,7 @@ class PostgresTable(ServerTable):
 
     _kind = PostgresTableConnections
     _times_of = PostgresTimes
-    _queries = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
+    _queries = read_queries((Path(__file__).parent / "watched_table.sql").read_text("utf-8"))
     _clock = "statement_timestamp()"
     _refusals = (asyncpg.PostgresError,)
     _altered = ("42P01", "42703", "42883", "42804", "3F000")

@@ -28,7 +28,7 @@ from bide.ports import Clock, DueRow, Finding, Head, Taken
 from bide.stores.clocks import cutoff, instant_of
 from bide.stores.named_queries import read_queries
 from bide.stores.sql.reading import at_once
-from bide.stores.sql.table import Give, Plan, Rows, WatchedTable
+from bide.stores.sql.watched_table import Give, Plan, Rows, WatchedTable
 from bide.stores.sqlite import operations
 from bide.stores.sqlite.connection import code_of, translate
 from bide.stores.sqlite.database import StoreFile, TableFile
@@ -46,7 +46,7 @@ _ALTERED = re.compile("no such (table|column)|has no column")
 class SqliteTable(WatchedTable):
     """See `ports.Table`."""
 
-    _queries = read_queries((Path(__file__).parent / "table.sql").read_text("utf-8"))
+    _queries = read_queries((Path(__file__).parent / "watched_table.sql").read_text("utf-8"))
     _refused = (sqlite3.Error,)
     _refusals = (sqlite3.Error, OverflowError, UnicodeEncodeError)
 
