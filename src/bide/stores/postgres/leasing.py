@@ -1,24 +1,26 @@
 """Leasing: one statement takes what is due of each topic, and says when to come again.
 
-A full scan under an old snapshot (see `sql.leasing`) steps over each entry of an index that has died since, and reads
-its row to see that it is dead: 0.3 us for each. After a minute of 4,000 tasks a second that is a quarter of a second,
-in which nothing else is leased. So thorough scans then begin at a bound: no earlier than anything can still appear.
+`PostgresLeasing._take` runs the query `lease` of `queries.sql`. The rest of this module says where a scan may begin.
 
-A scan from a bound finds everything all the same, however long transactions last. Whatever is written wakes, and its
-lease ends, no earlier than the clock was when its statement began; and a transaction that has written tasks, or locked
-them, keeps a lock of that kind on the table until it is over. So before each scan we read what time it is and which
-transactions have such a lock. One that has none by then is either over, and the scan sees what it did; or its tasks
-come no earlier than that time. One that has is remembered with the time of the last reading at which it had none. The
-earliest of these times is the next scan's bound, for each topic of which nothing due was left.
+While an old transaction blocks vacuum, a full scan of an index visits every entry that has died since, and its row:
+0.3 us each. After a minute of 4,000 tasks a second that is a quarter of a second, in which nothing else is leased. So
+thorough scans then begin at a bound: no earlier than anything can still appear.
 
-A pooler hides from us that the connection is another one, as after a crash, and behind one each thorough scan is full.
+A scan from a bound finds everything all the same, however long transactions last. A row wakes, and its lease ends, no
+earlier than the time at which the statement began that wrote it. And a transaction that has written or locked tasks
+holds a lock on the table until it ends. So before each scan we read the time, and which transactions hold such a lock.
+A transaction without one has either ended, and the scan sees its rows; or its rows will wake after that time. One with
+a lock is remembered with the time of the last reading at which it had none. The earliest of these times is the next
+scan's bound, for each topic of which nothing due was left.
 
-Not found until the next full scan: what was written by hand, or after the server's clock was set back by less than
-shows between two readings; and what was locked where a full scan found more due than was wanted, so that there is no
-bound, and thorough scans begin where ordinary ones do.
+A pooler hides that a connection has been replaced, as after a crash; behind one each thorough scan is full.
 
-The end of the next lease is sought in the next moments, and then from the first end on that the last scan has seen; the
-shorter leases of others that were given since come into sight when they are about to end.
+Two kinds of rows are found by the next full scan only: those written by hand, or after the server's clock was set back
+by less than two readings show; and those that were locked where a full scan found more due than was wanted, so that
+there is no bound, and thorough scans begin where ordinary ones do.
+
+To find the end of the next lease, a scan looks 1.5 s ahead, and then from the earliest end that the last scan saw.
+Shorter leases that others were given since are noticed shortly before they end.
 """
 
 from __future__ import annotations
@@ -54,15 +56,16 @@ class ScanStart(NamedTuple):
 
 
 class FullScan(NamedTuple):
-    """A full scan in the background, of some topics. It sees all that was written before `sure`."""
+    """A full scan in the background, of some topics. It sees all that was written before `seen_until`."""
 
     topics: list[Topic]
-    sure: Millis
+    seen_until: Millis
 
 
 class PostgresScanBounds(ScanBounds):
     __slots__ = (
-        "_asked", "_bounded", "_ends", "_last", "_lasts", "_read", "_since", "_sure", "_was_full", "watching",
+        "_asked", "_bounded", "_lease_length", "_next_ends", "_read_at", "_scanned_at", "_seen_until", "_was_full",
+        "_writers_since", "watching",
     )  # fmt: skip
 
     def __init__(self, **options: Any) -> None:
@@ -73,31 +76,32 @@ class PostgresScanBounds(ScanBounds):
         """True once there was a full scan after a reading: from then on there can be bounds."""
         self._asked: FullScan | None = None
         """The full scan that is under way in the background."""
-        self._ends: dict[Topic, Millis] = {}
-        self._lasts: Millis = 0
-        self._last: dict[Topic, Millis] = {}
+        self._next_ends: dict[Topic, Millis] = {}
+        self._lease_length: Millis = 0
+        self._scanned_at: dict[Topic, Millis] = {}
         self._was_full = True
-        self._read: Millis | None = None
-        self._since: dict[str, Millis] = {}
-        self._sure: Millis = 0
+        self._read_at: Millis | None = None
+        self._writers_since: dict[str, Millis] = {}
+        self._seen_until: Millis = 0
 
     def read(self, at: Millis, writers: Sequence[str]) -> None:
         """Take the server's time, and the transactions that had the table locked for writing then or just after."""
-        if self._read is not None and at < self._read:
+        if self._read_at is not None and at < self._read_at:
             self._forget()  # the clock was set back
-        before = 0 if self._read is None else self._read
-        self._since = {
-            name: self._since.get(name, self._sure if name.startswith(PREPARED) else before) for name in writers
+        before = 0 if self._read_at is None else self._read_at
+        self._writers_since = {
+            name: self._writers_since.get(name, self._seen_until if name.startswith(PREPARED) else before)
+            for name in writers
         }
-        self._read, self._sure = at, min([at, *self._since.values()])
+        self._read_at, self._seen_until = at, min([at, *self._writers_since.values()])
 
     def _forget(self) -> None:
         super()._forget()
         self._bounded = False
-        self._ends.clear()
-        self._last.clear()
-        self._since.clear()
-        self._sure, self._read, self._asked = 0, None, None
+        self._next_ends.clear()
+        self._scanned_at.clear()
+        self._writers_since.clear()
+        self._seen_until, self._read_at, self._asked = 0, None, None
 
     def start(self, topics: Sequence[Topic], positions: Sequence[Millis]) -> ScanStart:
         """The beginning of a thorough scan; `positions`: that of an ordinary one.
@@ -105,14 +109,14 @@ class PostgresScanBounds(ScanBounds):
         Where there is no bound, since something due was left, or a transaction is older than the first reading, it
         begins where an ordinary one would, and for lost leases where the last thorough scan left off.
         """
-        first = not self._bounded and self._sure > 0
+        first = not self._bounded and self._seen_until > 0
         if not (self._used and self.watching) or first or self._full_at is None:
             nothing = [0] * len(topics)
             return ScanStart(nothing, nothing, nothing, True)
         return ScanStart(
             [min(floor, self._bounds.get(topic, floor)) for topic, floor in zip(topics, positions, strict=True)],
-            [self._bounds.get(topic, max(0, self._last.get(topic, 0) - SLACK)) for topic in topics],
-            [self._ends.get(topic, 0) for topic in topics],
+            [self._bounds.get(topic, max(0, self._scanned_at.get(topic, 0) - SLACK)) for topic in topics],
+            [self._next_ends.get(topic, 0) for topic in topics],
             False,
         )
 
@@ -122,18 +126,18 @@ class PostgresScanBounds(ScanBounds):
         """A thorough scan was made at `there`, in so many seconds; a lease that it gave out lasts so long."""
         self._was_full = start.full
         if lasts is not None:
-            self._lasts = lasts
+            self._lease_length = lasts
         if start.full:
             self.watching = self._used and took > EXPENSIVE
             self._wait(took)
             self.patience = 0.0
-            self._bounded = self._sure > 0
+            self._bounded = self._seen_until > 0
             if not self.watching:
                 self._forget()
         elif self._full_at is not None and self._clock() >= self._full_at and self._bounded and self._asked is None:
-            asked = FullScan(list(topics), self._sure)
+            asked = FullScan(list(topics), self._seen_until)
             self._asked = asked if self._background(asked) else None
-        self._last.update(dict.fromkeys(topics, there))
+        self._scanned_at.update(dict.fromkeys(topics, there))
 
     def found(self, asked: FullScan, first: Millis | None, took: float) -> None:
         """Take the result of a full scan in the background: the first task that waits, or whose lease ends."""
@@ -146,7 +150,7 @@ class PostgresScanBounds(ScanBounds):
             self._forget()
             return
         for topic in asked.topics:
-            known = self._bounds.get(topic, asked.sure)
+            known = self._bounds.get(topic, asked.seen_until)
             self._bounds[topic] = known if first is None else min(known, first)
 
     def abandoned(self, asked: FullScan) -> None:
@@ -157,7 +161,7 @@ class PostgresScanBounds(ScanBounds):
     def emptied(self, topics: Collection[Topic], first: Millis | None = None) -> None:
         """The thorough scan left nothing of these that is due; or nothing that is before `first`."""
         if self._bounded:
-            bound = self._sure if first is None else min(first, self._sure)
+            bound = self._seen_until if first is None else min(first, self._seen_until)
             for topic in topics:
                 if self._was_full or topic in self._bounds:
                     self._bounds[topic] = bound
@@ -165,8 +169,8 @@ class PostgresScanBounds(ScanBounds):
     def ended(self, topics: Collection[Topic], first: Millis | None, there: Millis) -> None:
         """Note when the first lease of these ends that the thorough scan at `there` has seen."""
         if self._bounded:
-            latest = there + self._lasts
-            self._ends.update(dict.fromkeys(topics, latest if first is None else min(first, latest)))
+            latest = there + self._lease_length
+            self._next_ends.update(dict.fromkeys(topics, latest if first is None else min(first, latest)))
 
 
 # --- leasing
