@@ -28,7 +28,18 @@ from bide.core.instants import (
     instant_text,
     one_due,
 )
-from bide.core.retry import FOREVER, PRESETS, Exponential, Fixed, Growing, Ladder, RetryPolicy, Rungs, Steady, policy
+from bide.core.retry import (
+    FOREVER,
+    PRESETS,
+    Exponential,
+    ExponentialPolicy,
+    Fixed,
+    FixedPolicy,
+    Ladder,
+    LadderPolicy,
+    RetryPolicy,
+    policy,
+)
 
 MILLISECOND = timedelta(milliseconds=1)
 UNITS = {"ms": 1, "s": 1_000, "m": 60_000, "h": 3_600_000, "d": 86_400_000, "w": 604_800_000}
@@ -260,7 +271,7 @@ def test_jitter_only_ever_shortens() -> None:
 def test_exponential_keeps_its_bounds_however_often_it_failed(
     first: int, factor: float, longest: int, jitter: float, failures: int, seed: int
 ) -> None:
-    growing = Growing(first, factor, longest, FOREVER, jitter)
+    growing = ExponentialPolicy(first, factor, longest, FOREVER, jitter)
     pause = growing.delay(failures, random.Random(seed).random)
     most = growing.delay(failures, lambda: 0.0)
     assert pause is not None
@@ -327,16 +338,16 @@ def test_bad_pauses_are_refused_by_the_name_of_their_place() -> None:
 
 @given(
     st.one_of(
-        st.builds(Steady, st.integers(0, LONGEST), st.integers(1, FOREVER)),
+        st.builds(FixedPolicy, st.integers(0, LONGEST), st.integers(1, FOREVER)),
         st.builds(
-            Growing,
+            ExponentialPolicy,
             st.integers(0, LONGEST),
             st.floats(1, 100),
             st.integers(0, LONGEST),
             st.integers(1, FOREVER),
             st.floats(0, 1),
         ),
-        st.builds(Rungs, st.lists(st.integers(0, LONGEST), min_size=1).map(tuple)),
+        st.builds(LadderPolicy, st.lists(st.integers(0, LONGEST), min_size=1).map(tuple)),
     )
 )
 def test_a_policy_travels_as_data(policy: RetryPolicy) -> None:

@@ -70,7 +70,7 @@ def _refuse_with(option: str, others: str, topic: str | None, if_token: int | No
             raise BadInput(field, value, f"only {others} together with {option}")
 
 
-def _single(topic: str | None, key: str | None, only: str | None, *, option: str, whole: str, done: str) -> Ref:
+def _single(topic: str | None, key: str | None, only: str | None, *, option: str, whole: str) -> Ref:
     """The task that TOPIC KEY names. Raises BadInput if it is not named, or an option for many is given."""
     if only is not None:
         raise BadInput("--topic", only, f"together with {option} only; name a single task by TOPIC KEY")
@@ -103,7 +103,7 @@ def cancel(
     if group is not None:
         _refuse_with("--group", "--topic", topic, if_token)
         return _group(context, group, only, "cancel", lambda app: app.cancel_group(group, topic=only))
-    ref = _single(topic, key, only, option="--group", whole="--group GROUP", done="cancelled")
+    ref = _single(topic, key, only, option="--group", whole="--group GROUP")
     return _one(context, *ref, lambda app: app.cancel(*ref, if_token=if_token))
 
 
@@ -142,7 +142,7 @@ def redrive(
     if all_dead:
         _refuse_with("--all-dead", "--topic, --delay and --yes", topic, if_token)
         return context.open(lambda app: _redrive_all(app, context, only, delay, yes))
-    ref = _single(topic, key, only, option="--all-dead", whole="--all-dead", done="redriven")
+    ref = _single(topic, key, only, option="--all-dead", whole="--all-dead")
     return _one(context, *ref, lambda app: app.redrive(*ref, delay=delay, if_token=if_token))
 
 

@@ -37,7 +37,7 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
-class Steady(Struct, frozen=True, tag="fixed", tag_field="policy"):
+class FixedPolicy(Struct, frozen=True, tag="fixed", tag_field="policy"):
     """The same pause each time. Made by `Fixed(...)`."""
 
     pause: Pause
@@ -48,7 +48,7 @@ class Steady(Struct, frozen=True, tag="fixed", tag_field="policy"):
         return self.pause if failures < self.tries else None
 
 
-class Growing(Struct, frozen=True, tag="exponential", tag_field="policy"):
+class ExponentialPolicy(Struct, frozen=True, tag="exponential", tag_field="policy"):
     """Pauses that grow. Made by `Exponential(...)`."""
 
     first: Pause
@@ -68,7 +68,7 @@ class Growing(Struct, frozen=True, tag="exponential", tag_field="policy"):
         return int(pause * (1.0 - self.jitter * chance()))
 
 
-class Rungs(Struct, frozen=True, tag="ladder", tag_field="policy"):
+class LadderPolicy(Struct, frozen=True, tag="ladder", tag_field="policy"):
     """One pause per failure, written out; after the last rung it gives up. Made by `Ladder(...)`."""
 
     rungs: Annotated[tuple[Pause, ...], Meta(min_length=1)]
@@ -78,17 +78,17 @@ class Rungs(Struct, frozen=True, tag="ladder", tag_field="policy"):
         return self.rungs[failures - 1] if failures <= len(self.rungs) else None
 
 
-RetryPolicy: TypeAlias = Steady | Growing | Rungs
+RetryPolicy: TypeAlias = FixedPolicy | ExponentialPolicy | LadderPolicy
 
 
-def Fixed(pause: Length, *, tries: int) -> Steady:  # noqa: N802 - reads as the noun it makes, like the two below
+def Fixed(pause: Length, *, tries: int) -> FixedPolicy:  # noqa: N802 - reads as the noun it makes, like the two below
     """The same pause each time: `Fixed("30s", tries=5)` delivers at most five times."""
-    return Steady(duration(pause, field="pause"), _check_tries(tries))
+    return FixedPolicy(duration(pause, field="pause"), _check_tries(tries))
 
 
 def Exponential(  # noqa: N802
     first: Length = "1s", *, factor: float = 2.0, longest: Length = "1h", tries: int = 12, jitter: float = 0.2
-) -> Growing:
+) -> ExponentialPolicy:
     """Pauses that grow: first, first x factor, ... up to `longest`, each less a random part of at most `jitter`.
 
     Jitter only ever shortens, so `longest` is a bound; it keeps a crowd that failed together from returning together
@@ -98,17 +98,17 @@ def Exponential(  # noqa: N802
         raise BadInput("factor", factor, "a number from 1 to 100")
     if not _is_number(jitter) or not 0.0 <= jitter <= 1.0:
         raise BadInput("jitter", jitter, "a part from 0 to 1")
-    return Growing(
+    return ExponentialPolicy(
         duration(first, field="first"), float(factor), duration(longest, field="longest"), _check_tries(tries),
         float(jitter),
     )  # fmt: skip
 
 
-def Ladder(*rungs: Length) -> Rungs:  # noqa: N802
+def Ladder(*rungs: Length) -> LadderPolicy:  # noqa: N802
     """`Ladder("15s", "15s", "30s", "3m")`: at once, then after each of these pauses in turn, then dead."""
     if not rungs:
         raise BadInput("rungs", rungs, 'at least one pause, such as Ladder("15s", "1m")')
-    return Rungs(tuple(duration(rung, field=f"rungs[{place}]") for place, rung in enumerate(rungs)))
+    return LadderPolicy(tuple(duration(rung, field=f"rungs[{place}]") for place, rung in enumerate(rungs)))
 
 
 PRESETS: Mapping[str, RetryPolicy] = MappingProxyType(
@@ -130,6 +130,6 @@ def policy(value: RetryPolicy | str | None) -> RetryPolicy:
     if isinstance(value, str):
         if value in PRESETS:
             return PRESETS[value]
-    elif isinstance(value, Steady | Growing | Rungs):
+    elif isinstance(value, FixedPolicy | ExponentialPolicy | LadderPolicy):
         return value
     raise BadInput("retry", value, f"Ladder(...), Fixed(...), Exponential(...) or one of {sorted(PRESETS)}")

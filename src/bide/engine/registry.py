@@ -23,7 +23,7 @@ from bide.core.errors import BadInput, SetupError
 from bide.core.instants import At, Millis
 from bide.core.names import SHOWN_TOPIC, new_id
 from bide.core.records import Filter, NewTask, Page, State, Topic
-from bide.core.retry import FOREVER, Growing, RetryPolicy, Rungs
+from bide.core.retry import FOREVER, ExponentialPolicy, LadderPolicy, RetryPolicy
 from bide.engine.background import repeat
 from bide.engine.client import Client
 from bide.engine.config import EngineConfig
@@ -102,7 +102,7 @@ def ladder_of(policy: RetryPolicy) -> tuple[list[Millis], int | None]:
         if pause is None:
             break
         pauses.append(pause)
-    tries = len(policy.rungs) + 1 if isinstance(policy, Rungs) else policy.tries
+    tries = len(policy.rungs) + 1 if isinstance(policy, LadderPolicy) else policy.tries
     return pauses, None if tries >= FOREVER else tries
 
 
@@ -122,7 +122,7 @@ def settings_of_consumers(topic: Topic, policy: Policy, config: EngineConfig) ->
     pauses, tries = ladder_of(retry)
     return RouteSettings(
         topic=topic, kind="consumer", pauses=pauses, tries=tries,
-        jitter=retry.jitter if isinstance(retry, Growing) else 0.0, losses=policy.losses, keep_done=keep.done,
+        jitter=retry.jitter if isinstance(retry, ExponentialPolicy) else 0.0, losses=policy.losses, keep_done=keep.done,
         keep_cancelled=keep.cancelled, keep_dead=keep.dead,
     )  # fmt: skip
 
