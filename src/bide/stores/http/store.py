@@ -1,7 +1,7 @@
 """The store of another process: every operation is one call to bide's service, which has a store of its own.
 
-**The cost**: a round trip for a batch, about half a millisecond of this process and as much of the service; each task
-of a batch adds a microsecond or two here, and there what the service's store takes. See docs/remote.md.
+**The cost**: one round trip per batch, about half a millisecond in this process and as much in the service. Each task
+of a batch adds one or two microseconds here, and the cost of the service's store there. See docs/remote.md.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class _Opened(NamedTuple):
 
 
 class HttpStore:
-    """Tasks in the store of the service at `url`; see `transport` for what that may say. `token` goes with every call.
+    """Tasks in the store of the service at `url`; see `calls` for the accepted URLs. Every call carries `token`.
 
-    `clock`: by default the service's; "caller" goes by the `now` of each call, which only a service in a test takes.
-    `patience`: seconds that a call goes on trying while the service is away. `silence`: seconds without an answer after
-    which a call is sent again.
+    `clock`: by default the service's; "caller" uses the `now` of each call, which only a service under test accepts.
+    `patience`: seconds for which a call is retried while the service is away. `silence`: seconds without an answer
+    after which a call is sent again.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class HttpStore:
         return Features(wakes=self, workers=self, events=self, clock=self, remote=self)
 
     async def open(self) -> None:
-        """Find out who answers there. Raises StoreUnavailable, StoreMismatch, and SetupError for a wrong token."""
+        """Connect to the service. Raises StoreUnavailable, StoreMismatch, and SetupError for a wrong token."""
         if self._opened is not None:
             return
         self._time = ServerTime()
