@@ -57,7 +57,7 @@ class Script(NamedTuple):
 
 def script(name: str, *, flags: bool, library: bool = True) -> Script:
     """The script `name`. `library`: with the code that all writing scripts share. `flags`: the server supports script
-    flags (Redis 7, Valkey), so a draining script may declare itself."""
+    flags (Redis 7, Valkey), so a draining script is marked `allow-oom`."""
     text = (_FOLDER / f"{name}.lua").read_text(encoding="utf-8")
     if library:
         text = (_FOLDER / "lib.lua").read_text(encoding="utf-8") + text
