@@ -22,7 +22,7 @@ local HEAD = 26            -- bytes before the optional parts
 local NO_ERROR = 4294967295
 local LAST_INSTANT = 253402300799999
 local LAST_CLOCK = 9000000000000000 -- microseconds: beyond 2^53 a double cannot rise by one
-local ANSWER_TTL = 600000  -- ms that an answer is kept for a resend: callers stop, and copies of a call die, much sooner
+local ANSWER_TTL = 600000  -- ms that an answer is kept for a resend: callers and copies of a call end much sooner
 local SLICE = 4000         -- the most arguments of one command: Lua's stack holds 8000
 
 -- Rebuild the answer to a lease from its short form: for each topic both heads, the count, and key and token of each
