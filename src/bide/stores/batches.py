@@ -49,7 +49,7 @@ def rounds(asked: Sequence[Named]) -> list[list[int]]:
 
 
 class Conflicts:
-    """The topics whose new keys have recently been found taken. An insert for other topics need not handle conflicts.
+    """The topics with recent key conflicts. An insert for other topics need not handle conflicts.
 
     An insert that does not handle conflicts and meets a taken key fails as a whole, and leaves the rows it had inserted
     for vacuum to clean up. So after a conflict, the topic's inserts handle conflicts for the next `BATCHES` batches.

@@ -52,7 +52,7 @@ PORT = 8420
 _CONNECT = 2.0
 """Seconds allowed to make a connection, including name resolution and TLS."""
 _IDLE = 4.0
-"""Seconds that an idle connection is kept: less than in servers and proxies, which may close it as a call is sent."""
+"""Seconds that an idle connection is kept: fewer than servers and proxies keep it, so they do not close it first."""
 _PIECE = 1 << 19
 """The most bytes that are handed to the connection in one piece."""
 

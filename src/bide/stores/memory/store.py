@@ -7,9 +7,9 @@ with it. Its tasks last as long as the process. Several apps may share one store
 
                                 add   lease  extend  settle   move   cancel
     all due at one instant      1.2    1.4     1.4     1.8     2.7     4.0
-    at times all over           1.5    3.4     1.8     2.7     2.6     4.7
-    the same over a wheel       1.5    3.6     2.5     1.9     2.6     2.2
-    beside 10^6 that wait       1.8    2.6     1.6     3.0     3.1     2.3
+    due at random times         1.5    3.4     1.8     2.7     2.6     4.7
+    the same, on a wheel        1.5    3.6     2.5     1.9     2.6     2.2
+    with 10^6 more waiting      1.8    2.6     1.6     3.0     3.1     2.3
 
 The lifecycle's functions take more than half of that, to make records. Every verb is O(1) or O(log n) per task, with
 any number of waiting tasks, including those of topics without a worker. There are two exceptions: the first listing

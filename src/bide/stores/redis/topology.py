@@ -145,7 +145,7 @@ class SharedConnection:
                 await connection.send_packed_command(packed, check_health=False)
             except BaseException as error:
                 # also if the caller was cancelled midway: part of a call is written, or redis-py has dropped the
-                # connection, and would replace it by one that is never closed
+                # connection, and would replace it with one that is never closed
                 if self._connection is connection:  # otherwise it was given up and replaced meanwhile
                     await self._break(Lost(f"{self.name}: {said(error)}"))
                 if not isinstance(error, (RedisError, OSError)):

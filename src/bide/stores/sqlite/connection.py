@@ -38,7 +38,7 @@ _NOT_STORABLE = (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.Integ
 
 
 def code_of(error: BaseException) -> int:
-    """SQLite's primary result code if it is about the file or its lock, else 0; for an IOERR, the extended code."""
+    """SQLite's primary result code (for an IOERR, the extended code) if it is about the file or its lock, else 0."""
     code: int = getattr(error, "sqlite_errorcode", 0)
     primary = code & 0xFF
     if primary == sqlite3.SQLITE_IOERR:

@@ -1,5 +1,5 @@
--- All statements, with the reasons for their form. `{record}` stands for the columns of a Record, in its order, followed
--- by `row`. States: 0 waiting, 1 leased.
+-- All statements, with the reasons for their form. `{record}` stands for the columns of a Record, in its order, and
+-- then `row`. States: 0 waiting, 1 leased.
 
 -- name: insert_task
 -- The optimistic form: existing rows are left alone, and the row count shows whether there were any.

@@ -1,8 +1,8 @@
 -- The beginning of every writing script: one shard's keys, the format of bodies, and the writes of one batch, gathered
 -- so that each kind is one command.
 --
--- KEYS  1 counter, 2 the caller's last answer, 3 topics, 4 groups, 5 finished, 6 counts; then for each topic of the batch
---       bodies, waiting, leased, done, cancelled, dead
+-- KEYS  1 counter, 2 the caller's last answer, 3 topics, 4 groups, 5 finished, 6 counts; then for each topic of the
+--       batch: bodies, waiting, leased, done, cancelled, dead
 -- ARGV  1 the caller's sequence, 2 the caller's time in ms ("": use the server's), 3 the command that publishes wakes
 --       (PUBLISH, SPUBLISH or ""), 4 the channel, 5 the shard, 6 the number of topics, then their names, then the
 --       arguments of the script
