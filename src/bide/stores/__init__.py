@@ -1,1 +1,1 @@
-"""Where tasks rest: one module or package per backend; none imports another."""
+"""The stores: one module or package per backend; no backend imports another."""

@@ -1,4 +1,4 @@
-"""Batches: parts without a key twice, sorted by name, of a size that one statement takes; and what is said of them."""
+"""Batches: split into parts that fit one statement, with distinct sorted keys; and the answers and wakes of a batch."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from bide.core.instants import LAST_INSTANT, At, Millis
 from bide.core.records import Move, NewTask, Topic
 
 AT_ONCE = 2_000
-"""Tasks in one statement: beyond that it is no quicker, and others wait longer."""
+"""The most tasks in one statement: a larger one is no faster, and makes other callers wait longer."""
 
 
 class Named(Protocol):
-    """An item of a batch: it says which task it is about."""
+    """An item of a batch, with the name of its task."""
 
     @property
     def topic(self) -> Topic: ...
@@ -27,13 +27,13 @@ One = TypeVar("One")
 
 
 def rounds(asked: Sequence[Named]) -> list[list[int]]:
-    """The places of a batch in parts without a key twice, each sorted by name; what comes again is in a later part.
+    """The positions of a batch in parts with distinct keys, each sorted by name; a repeated key goes to a later part.
 
-    Sorted, so that two batches over the same tasks wait for each other and never in a circle.
+    The order keeps two batches over the same tasks from deadlocking: one waits for the other.
     """
     keys = [one.key for one in asked]
     if len({one.topic for one in asked}) == 1 and len(set(keys)) == len(keys):
-        return [sorted(range(len(keys)), key=keys.__getitem__)]  # texts are compared in a quarter of the time of pairs
+        return [sorted(range(len(keys)), key=keys.__getitem__)]  # strings compare four times as fast as pairs
     names = [(one.topic, one.key) for one in asked]
     if len(set(names)) == len(names):
         return [sorted(range(len(names)), key=names.__getitem__)]
@@ -49,10 +49,10 @@ def rounds(asked: Sequence[Named]) -> list[list[int]]:
 
 
 class Conflicts:
-    """The topics whose new keys were taken of late. An insert for other topics need not be ready for that.
+    """The topics with recent key conflicts. An insert for other topics need not handle conflicts.
 
-    One that is not, and meets such a key, fails as a whole and leaves what it had inserted for vacuum to clean up. So
-    after one of those it is some batches before that is risked again, with tasks of that topic.
+    An insert that does not handle conflicts and meets a taken key fails as a whole, and leaves the rows it had inserted
+    for vacuum to clean up. So after a conflict, the topic's inserts handle conflicts for the next `BATCHES` batches.
     """
 
     __slots__ = ("_wary",)
@@ -63,11 +63,11 @@ class Conflicts:
         self._wary: dict[Topic, int] = {}
 
     def likely(self, tasks: Sequence[Named]) -> bool:
-        """Tell whether one of these may be there already."""
+        """Return true if one of these may already exist."""
         return bool(self._wary) and not self._wary.keys().isdisjoint({one.topic for one in tasks})
 
     def met(self, tasks: Sequence[Named], taken: Iterable[Named]) -> None:
-        """Note which tasks of a batch were `taken`: there already."""
+        """Note which tasks of a batch were `taken`: they already existed."""
         there = {one.topic for one in taken}
         if self._wary:
             for topic in {one.topic for one in tasks} - there:
@@ -75,7 +75,7 @@ class Conflicts:
                 if left:
                     self._wary[topic] = left
         if len(self._wary) >= self.TOPICS:
-            self._wary.clear()  # topics without end must not fill the memory
+            self._wary.clear()  # an unbounded number of topics must not fill the memory
         self._wary.update(dict.fromkeys(there, self.BATCHES))
 
 
@@ -85,20 +85,20 @@ def slices(asked: Sequence[One], at_once: int = AT_ONCE) -> list[Sequence[One]]:
 
 
 def earliest(wakes: dict[Topic, Millis], topic: Topic, wake: Millis) -> None:
-    """Note a wake, if it is the earliest of its topic so far."""
+    """Note a wake if it is the earliest of its topic so far."""
     known = wakes.get(topic)
     if known is None or wake < known:
         wakes[topic] = wake
 
 
 def merge_earliest(wakes: dict[Topic, Millis], others: Mapping[Topic, Millis]) -> None:
-    """The same for several."""
+    """Note several wakes, each if it is the earliest of its topic so far."""
     for topic, wake in others.items():
         earliest(wakes, topic, wake)
 
 
 def wakes_of(tasks: Sequence[NewTask | Move], about: Millis) -> dict[Topic, Millis]:
-    """The earliest wake of each topic, if these are scheduled, or moved, at about that time. O(tasks)."""
+    """The earliest wake of each topic if these tasks are scheduled or moved at the time `about`. O(tasks)."""
     dues: dict[Topic, Millis] = {}
     for new in tasks:
         topic, due = new.topic, new.due
@@ -109,7 +109,7 @@ def wakes_of(tasks: Sequence[NewTask | Move], about: Millis) -> dict[Topic, Mill
 
 
 def gathered(answers: list[Any]) -> list[Any]:
-    """The answers, if there is one for each; else the error that carries what there is, or that all of them are."""
+    """The answers if none is an error. Raises the first error if all are errors of one type, else PartlyFailed."""
     failed = [one for one in answers if isinstance(one, Exception)]
     if not failed:
         return answers

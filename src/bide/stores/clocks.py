@@ -1,16 +1,16 @@
 """Two clocks that are not this machine's: the server's, read off its answers, and the wall clock of a time zone.
 
-**The server's clock.** An answer says what time it was there at some moment between sending and receiving. So each one
-bounds how far the server's clock is from this machine's steady one, and the bounds of many are intersected: a few
-answers, the quickest of them above all, tell it within their round trip (Cristian, 1989; Marzullo, 1984). Bounds widen
-with time, as quartz drifts; an answer that contradicts them means that a clock was set, and begins anew. This machine's
-wall clock is not used, so it may be wrong by hours, or be set while we run.
+**The server's clock.** Each answer carries the server's time at some moment between sending and receiving. So it bounds
+the offset between the server's clock and this machine's monotonic clock. Intersecting the bounds of a few answers gives
+the offset to within the fastest round trip (Cristian, 1989; Marzullo, 1984). Bounds widen with time, because quartz
+drifts. An answer that contradicts them means that a clock was set, and the estimate starts over. This machine's wall
+clock is not used, so it may be wrong by hours, or be set while bide runs.
 
-**Times without a zone.** A time has come once the zone's clock shows it, or a later one, for good. So one that comes
-twice, in the hour that a clock is put back, means the second of the two, as PostgreSQL reads it too; and one that the
-clock skips has come when it jumps. Read either way, nothing is early. That makes "has come" a plain comparison, which
-an index can serve: a time has come if it is at most `cutoff(now)`. Zones say no more than their offset at an instant,
-so a change of it is found by halving, within the next three hours. Nothing here is slower than 30 µs.
+**Times without a zone.** A naive time has come once the zone's clock shows it or a later time, and will not go back
+before it. A time that occurs twice, when the clock is set back, means the second occurrence, as in PostgreSQL. A time
+that the clock skips has come when the clock jumps. In both cases nothing is early. "Has come" is therefore a plain
+comparison that an index can serve: a time has come if it is at most `cutoff(now)`. A zone only gives its offset at an
+instant, so a bisection over the next three hours finds where it changes. Nothing here is slower than 30 µs.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from bide.ports import Finding
 
 _log = logging.getLogger("bide.stores")
 _DRIFT = 200e-6
-"""Seconds that two clocks may part in a second; quartz keeps well within 100 ppm."""
+"""The most seconds per second that two clocks may drift apart; quartz stays well within 100 ppm."""
 _READINGS, _QUICK = 3, 0.1
-"""How often a clock is read until an answer comes within that many seconds."""
+"""The most readings of a clock, and the round trip in seconds that is quick enough to stop earlier."""
 
 
 class ServerTime:
-    """The server's time, kept by this process's steady clock. Seconds since the epoch."""
+    """The server's time in seconds since the epoch, kept by this process's monotonic clock."""
 
     __slots__ = ("_at", "_high", "_low", "_warned")
 
@@ -46,24 +46,24 @@ class ServerTime:
 
     @staticmethod
     def clock() -> float:
-        """The steady clock, in which `saw` takes its times."""
+        """The monotonic clock by which `saw` takes its times."""
         return time.monotonic()
 
     def saw(self, micros: int, sent: float, received: float) -> None:
-        """An answer to what was sent and received then said that it was so late there."""
+        """Note a server time of `micros`, from a call that was `sent` and answered (`received`) at these times."""
         there = micros / 1e6
         low, high = there - received, there - sent
         if self._at >= 0:
-            wider = _DRIFT * abs(received - self._at)  # answers may be noted in another order than they came in
+            wider = _DRIFT * abs(received - self._at)  # answers may be noted in another order than they arrived in
             old_low, old_high = self._low - wider, self._high + wider
-            if low <= old_high and old_low <= high:  # else a clock was set
+            if low <= old_high and old_low <= high:  # otherwise a clock was set
                 low, high = max(low, old_low), min(high, old_high)
         self._low, self._high, self._at = low, high, received
 
     async def read(self, ask: Callable[[], Awaitable[int]]) -> int:
-        """`ask` what time it is there, in microseconds; again if that was slow, as when there was no connection yet.
+        """Read the server's time in microseconds by `ask`, and return the last answer.
 
-        The last answer.
+        Reads again if a reading was slow, for example because a connection had to be opened first.
         """
         left = _READINGS
         while True:
@@ -79,13 +79,13 @@ class ServerTime:
         return time.monotonic() + (self._low + self._high) / 2
 
     def warn_of_skew(self, where: str) -> None:
-        """Once, if this machine's clock is more than a second off."""
+        """Log a warning, once, if this machine's clock is more than a second off."""
         if abs(self.skew) > 1 and not self._warned:
             self._warned = True
             _log.warning("this machine's clock is %+.1f s off that of %s; bide goes by the server's", self.skew, where)
 
     def finding(self) -> Finding:
-        """The finding of `doctor` on this machine's clock."""
+        """The finding of `doctor` about this machine's clock."""
         advice = "bide goes by the server's; what else runs here does not: use NTP"
         return Finding(abs(self.skew) <= 1, f"this machine's clock is {self.skew:+.3f} s off the server's", advice)
 
@@ -96,7 +96,7 @@ class ServerTime:
 
 
 class StoreClock:
-    """The clock of the engine on a store that has one of its own."""
+    """The engine's clock on a store that has a clock of its own."""
 
     __slots__ = ("_time",)
     grain: Millis = 1
@@ -117,7 +117,7 @@ class StoreClock:
 # --- times without a zone
 
 AHEAD: Millis = 3 * 3_600_000
-"""How far ahead a change of the offset is sought; clocks are put back by less than that."""
+"""How far ahead to search for a change of the offset; clocks are set back by less than that."""
 _MILLISECOND = timedelta(milliseconds=1)
 _NONE = timedelta(0)
 
@@ -126,11 +126,11 @@ class Stretch(Struct, frozen=True):
     """A time during which the offset of a zone stays the same."""
 
     offset: timedelta
-    """Of the zone from UTC."""
+    """The zone's offset from UTC."""
     until: Millis
-    """It holds before this instant, as far as three hours ahead are known."""
+    """The instant before which the offset is known to hold: at most three hours ahead."""
     least: datetime
-    """The least that the clock shows from `until` on: naive. Times above that may come again."""
+    """The earliest naive time that the clock shows from `until` on. Later times may come again."""
 
 
 def stretch(now: Millis, zone: tzinfo) -> Stretch:
@@ -149,12 +149,12 @@ def cutoff(now: Millis, zone: tzinfo) -> datetime:
 
 
 def instant_of(shown: datetime, zone: tzinfo) -> Millis:
-    """The instant at which `shown`, a naive time of `zone`, has come; rounded up, within the years 1970 to 9999."""
+    """The instant at which `shown`, a naive time of `zone`, has come: rounded up, and clamped to years 1970 to 9999."""
     try:
         early, late = (_instant(shown, zone, fold) for fold in (0, 1))
     except OverflowError:
         return 0 if shown.year < 1970 else LAST_INSTANT
-    # a time that is skipped would be after the jump by the old offset, and before it by the new one
+    # a skipped time lies after the jump by the old offset, and before it by the new one
     found = late if early <= late else _change(max(late - 1, 0), early, zone)
     return max(0, min(found, LAST_INSTANT))
 
@@ -179,7 +179,7 @@ def _offset(at: Millis, zone: tzinfo) -> timedelta:
 
 
 def _change(before: Millis, after: Millis, zone: tzinfo) -> Millis:
-    """The first instant after `before`, at most `after`, at which the offset is another. O(log)."""
+    """The first instant after `before`, and at most `after`, with another offset. O(log)."""
     offset = _offset(before, zone)
     while after - before > 1:
         middle = (before + after) // 2

@@ -1,4 +1,4 @@
-"""Where a page ended, as its cursor says it: on every store, and checked here for all of them."""
+"""Cursors, which encode where a page ended: the same for every store, and validated here."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from bide.core.records import Filter, Record, Topic
 _Whole = Annotated[int, msgspec.Meta(ge=-(2**63), le=2**63 - 1)]
 """A number that a database can compare."""
 _LONGEST = 2_000
-"""Characters; more than the longest names make."""
+"""The longest cursor in characters; the longest names need fewer."""
 
 
 class Place(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
-    """The end of a page, which a cursor says."""
+    """The end of a page, as a cursor encodes it."""
 
     order: str
-    """"name", "group", "live" or "ended": which index the page was read from."""
+    """The index that the page was read from: "name", "group", "live" or "ended"."""
     topic: Topic
     key: str = ""
     instant: _Whole = -1
     row: _Whole = -1
-    """Of a SQL store: tells equal times apart. On Redis: the step of a list by name."""
+    """On a SQL store, tells equal times apart. On Redis, the step of a list by name."""
 
 
 _encoder = msgspec.msgpack.Encoder()
@@ -33,7 +33,7 @@ _decoder = msgspec.msgpack.Decoder(Place)
 
 
 def order_of(where: Filter) -> str:
-    """The order of a list, by what is asked for."""
+    """The order of the list that a filter selects."""
     if where.group is not None:
         return "group"
     if where.wake_from is not None or where.wake_before is not None:
@@ -44,7 +44,7 @@ def order_of(where: Filter) -> str:
 
 
 def place_of(order: str, record: Record, row: int) -> Place:
-    """After this task."""
+    """The place after this task."""
     instant = record.wake_at if order == "live" else record.finished_at or 0
     return Place(order, record.topic, record.key, instant, row)
 
@@ -54,9 +54,9 @@ def write_cursor(place: Place) -> str:
 
 
 def read_cursor(text: str | None, where: Filter) -> Place:
-    """The place that a cursor names; without one, the beginning.
+    """The place that a cursor encodes; without a cursor, the beginning.
 
-    Raises BadInput for one that is damaged, of a list in another order, or at a place outside of what is asked for.
+    Raises BadInput if the cursor is damaged, or belongs to a list in another order or of another topic.
     """
     order = order_of(where)
     if text is None:
@@ -65,7 +65,7 @@ def read_cursor(text: str | None, where: Filter) -> Place:
         if len(text) > _LONGEST:
             raise ValueError
         place = _decoder.decode(base64.b64decode(text.encode("ascii"), altchars=b"-_", validate=True))
-        if "\0" in place.topic or "\0" in place.key:  # no name has one, and not every database can be asked for it
+        if "\0" in place.topic or "\0" in place.key:  # no name contains NUL, and not every database can query for it
             raise ValueError
     except (ValueError, TypeError, AttributeError, RecursionError):
         raise BadInput("cursor", text, "the cursor of the page before, as it came") from None

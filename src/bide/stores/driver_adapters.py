@@ -1,9 +1,9 @@
 """Adapters for a caller's connection: how to run a statement on each driver and wrapper that bide knows.
 
-No driver is imported: an object of a driver's class can only be there if that driver has been, so its classes are
-found among the modules that are loaded. A wrapper (SQLAlchemy, Django) begins its transactions in its own time, so it
-is made to begin, and then the driver's connection below it is used. It is left as it was: rows come out as plain
-tuples by a cursor of our own, and no setting is touched.
+No driver is imported. An object of a driver's class can only exist if the driver has been imported, so its classes are
+found among the loaded modules. A wrapper (SQLAlchemy, Django) begins its transactions lazily, so the adapter makes it
+begin, and then uses the driver's connection below it. The connection's settings stay untouched: the adapter has a
+cursor of its own, which returns plain tuples.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from bide.core.errors import HAS_TO_BE_AWAITED, BadInput, SetupError
 
 _TAKEN = re.compile(r"\$(\d+)")
 _IDLE = 0
-"""libpq's status of a connection that is in no transaction, and of one that is in no pipeline."""
+"""libpq's status for a connection in no transaction, and for one in no pipeline."""
 
 
 class Row(tuple[Any, ...]):
-    """A row whose values are also found by the names of their columns."""
+    """A row whose values can also be read by column name."""
 
     __slots__ = ()
     names: ClassVar[Mapping[str, int]] = {}
@@ -37,12 +37,12 @@ class Row(tuple[Any, ...]):
 
 @lru_cache(maxsize=256)
 def row_of(names: tuple[str, ...]) -> type[Row]:
-    """The kind of row that has these columns."""
+    """The row class for these columns."""
     return type("Row", (Row,), {"__slots__": (), "names": {name: place for place, name in enumerate(names)}})
 
 
 class Driver(Protocol):
-    """A driver's connection, as a store uses it. Its own errors come out as they are."""
+    """A driver's connection, as a store uses it. The driver's errors are passed on unchanged."""
 
     raw: Any
     """The driver's own connection."""
@@ -53,32 +53,32 @@ class Driver(Protocol):
 
     @property
     def in_transaction(self) -> bool:
-        """True while one is open, as far as the driver knows."""
+        """True while a transaction is open, as far as the driver knows."""
         ...
 
     @property
     def alone(self) -> bool:
-        """True if what is run now is committed by itself: no transaction is open, and none begins with it."""
+        """True if a statement would commit by itself: no transaction is open, and the statement would begin none."""
         return not self.in_transaction
 
     async def run(self, statement: str, arguments: Sequence[Any] = ()) -> Sequence[Any]:
-        """The rows, by position and name. `statement` has the store's own kind of place holders ($1, or %s)."""
+        """Run a statement; return its rows, by position and name. Placeholders are the store's own kind ($1, or %s)."""
         ...
 
     async def command(self, *statements: str) -> None:
-        """Statements without arguments, one after another: in one round trip where the driver can."""
+        """Run statements without arguments one after another, in one round trip if the driver can."""
         ...
 
     async def close(self) -> None:
-        """Close it at once: the server undoes what is open."""
-        with suppress(Exception):  # it is closed already
+        """Close the connection at once; the server rolls back an open transaction."""
+        with suppress(Exception):  # it may be closed already
             closing = getattr(self.raw, "terminate", self.raw.close)()
             if isawaitable(closing):
                 await closing
 
 
 class AsyncpgDriver(Driver):
-    """asyncpg. What the caller had it do with prepared statements is left as it is."""
+    """asyncpg. The caller's settings for prepared statements stay untouched."""
 
     asynchronous = True
 
@@ -103,7 +103,7 @@ class AsyncpgDriver(Driver):
 
 
 class PsycopgDriver(Driver):
-    """psycopg 3, synchronous or not."""
+    """psycopg 3, synchronous or asynchronous."""
 
     def __init__(self, raw: Any, *, asynchronous: bool) -> None:
         self.raw = raw
@@ -142,7 +142,7 @@ class PsycopgDriver(Driver):
 
 
 class MysqlDriver(Driver):
-    """PyMySQL, mysqlclient, asyncmy or aiomysql: cursors alike, but for what has to be awaited."""
+    """PyMySQL, mysqlclient, asyncmy or aiomysql: their cursors differ only in which calls are awaited."""
 
     _IN_TRANSACTION = 1
 
@@ -161,7 +161,7 @@ class MysqlDriver(Driver):
 
     @property
     def alone(self) -> bool:
-        """The state of the server's last answer; a connection that has to ask for it (mysqlclient) does."""
+        """The state in the server's last answer; mysqlclient has to ask the server for it."""
         return self._commits and not self.in_transaction
 
     @property
@@ -185,7 +185,7 @@ class MysqlDriver(Driver):
 
 
 class SqliteDriver(Driver):
-    """The standard library's sqlite3, which its store talks to directly."""
+    """The standard library's sqlite3, which the SQLite store calls directly."""
 
     asynchronous = False
     closed = False
@@ -206,20 +206,20 @@ class SqliteDriver(Driver):
 
 
 class ConnectionSource:
-    """A connection as the caller gave it, and the way from it to the driver's connection."""
+    """A connection as the caller gave it, and how to reach the driver's connection from there."""
 
     def __init__(self, given: Any) -> None:
         self.given = given
 
     async def driver(self) -> Driver:
-        """The driver's connection, in a transaction if the wrapper is one that would begin one. Raises BadInput."""
+        """The driver's connection, in a transaction if the wrapper would begin one. Raises BadInput."""
         found = driver_of(self.given)
         assert found is not None
         return found
 
 
 class _Sqlalchemy(ConnectionSource):
-    """A Connection or a Session, synchronous or not: it begins with its first statement, so it is given one."""
+    """A Connection or a Session, synchronous or not. It begins with its first statement, so the adapter runs one."""
 
     async def driver(self) -> Driver:
         connection: Any = self.given
@@ -244,7 +244,7 @@ class _Sqlalchemy(ConnectionSource):
 
 
 class _Django(ConnectionSource):
-    """A connection of Django's, or what stands for the one of an alias."""
+    """A Django connection, or the proxy for an alias's connection."""
 
     async def driver(self) -> Driver:
         wrapper: Any = self.given
@@ -276,7 +276,7 @@ _Class = tuple[str, str]
 
 
 def connection_source(connection: object) -> ConnectionSource | None:
-    """The way to use `connection`, if it is one of those known; no I/O."""
+    """The source for `connection` if its class is known, else None. No I/O."""
     if _is(connection, *_SQLALCHEMY):
         return _Sqlalchemy(connection)
     if _is(connection, *_DJANGO):
@@ -285,7 +285,7 @@ def connection_source(connection: object) -> ConnectionSource | None:
 
 
 def driver_of(raw: Any) -> Driver | None:
-    """The adapter of a driver's own connection; None if the driver is not known."""
+    """The adapter for a driver's own connection; None if the driver is unknown."""
     if _is(raw, ("asyncpg.pool", "PoolConnectionProxy")):
         return AsyncpgDriver(raw._con) if raw._con is not None else None
     if _is(raw, ("asyncpg.connection", "Connection")):
@@ -308,7 +308,7 @@ def _is(given: object, *classes: _Class) -> bool:
 
 
 def on_a_loop() -> bool:
-    """Tell whether this thread runs an event loop. Elsewhere the verb is a synchronous caller's (`app.sync`)."""
+    """Return true if this thread runs an event loop. Otherwise the caller is synchronous (`app.sync`)."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:
@@ -319,23 +319,23 @@ def on_a_loop() -> bool:
 async def awaited(given: Awaitable[Any]) -> Any:
     """The result of an asynchronous driver's call. Raises SetupError in a thread without an event loop.
 
-    That it would have to wait does not always show: the answer may have come in already, in the thread of the
-    connection's own loop.
+    The check comes first, because awaiting would not always fail: the answer may already have arrived in the thread
+    of the connection's own loop.
     """
     if not on_a_loop():
-        if isinstance(given, Coroutine):  # also one that Cython has made
+        if isinstance(given, Coroutine):  # also one made by Cython
             given.close()
         raise SetupError(HAS_TO_BE_AWAITED)
     return await given
 
 
 async def _done(given: Any) -> Any:
-    """The result of a driver's call, synchronous or not."""
+    """The result of a driver's call, synchronous or asynchronous."""
     return await awaited(given) if isawaitable(given) else given
 
 
 async def _fetched(cursor: Any, statement: str, arguments: Any) -> Sequence[Any]:
-    """The rows of a statement by a cursor of the Python database API, which is closed then."""
+    """Run a statement by a DB-API cursor, close the cursor, and return the rows."""
     try:
         await _done(cursor.execute(statement, arguments))
         if cursor.description is None:
@@ -347,7 +347,7 @@ async def _fetched(cursor: Any, statement: str, arguments: Any) -> Sequence[Any]
 
 
 async def pause(seconds: float) -> None:
-    """Let time pass: on the event loop, or in a thread that has none and may wait."""
+    """Sleep: on the event loop, or by blocking a thread that has no loop."""
     if on_a_loop():
         await asyncio.sleep(seconds)
     else:

@@ -1,4 +1,4 @@
-"""The listeners of this process: callbacks for wakes that are earlier than the last known one."""
+"""The listeners of this process: callbacks for wakes that are earlier than the last known wake."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class Listener:
 
 
 class Listeners:
-    """All subscriptions of a store; true if there are any."""
+    """All subscriptions of a store; truthy if there are any."""
 
     def __init__(self, log: Logger) -> None:
         self._all: dict[Listener, None] = {}
@@ -37,14 +37,14 @@ class Listeners:
         return Listener(topics, on_wake, self._all)
 
     def topics(self) -> set[Topic]:
-        """Those with a listener."""
+        """The topics that have a listener."""
         return set().union(*(listener.topics for listener in self._all))
 
     def notify(self, topic: Topic, wake: Millis) -> None:
-        """Tell the listeners of `topic` that it wakes then."""
+        """Notify the listeners of `topic` of a wake."""
         for listener in tuple(self._all):
             if topic in listener.topics and listener in self._all:
                 try:
                     listener.on_wake(topic, wake)
-                except Exception:  # noqa: BLE001 - one listener's defect is not the others'
+                except Exception:  # noqa: BLE001 - a failing listener must not affect the other ones
                     self._log.exception("a listener of %s failed", topic)

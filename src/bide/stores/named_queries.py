@@ -1,4 +1,4 @@
-"""Statements in files of their own: each under a name, with the reason for its form in the comments above it."""
+"""SQL statements in files of their own: each has a name, and comments above it that give the reason for its form."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _COMMENT = re.compile(r"^--.*\n?", re.MULTILINE)
 
 
 def read_queries(text: str) -> Mapping[str, str]:
-    """The statements of `text`, each under the name in the `-- name:` line above it; its comments are left out."""
+    """The statements of `text` without comments, by the name in the `-- name:` line above each."""
     _, *parts = _NAMED.split(text)
     queries = {}
     for name, body in zip(parts[::2], parts[1::2], strict=True):
@@ -22,5 +22,5 @@ def read_queries(text: str) -> Mapping[str, str]:
 
 
 def read_statements(text: str) -> list[str]:
-    """The statements of a schema file: those between lines of `--;`, without their comments."""
+    """The statements of a schema file, which `--;` lines separate, without comments."""
     return [_COMMENT.sub("", part).strip() for part in text.split("--;\n")]

@@ -1,8 +1,8 @@
 """The policy by which a call is sent again until its outcome is known.
 
-SQL servers, Redis and bide's service keep the last answer of each caller, by the number of the call. So a call whose
-answer was lost can be sent again: it is done once, however often that takes. How it is sent, and what an error means,
-differs; the pauses, the patience, and the meaning of an error after a lost answer are here.
+SQL servers, Redis and bide's service keep each caller's last answer, with the number of the call. So a call whose
+answer was lost can be sent again, any number of times, and takes effect once. How a call is sent, and what an error
+means, differs by store. The pauses, the patience, and the meaning of an error after a lost answer are defined here.
 """
 
 from __future__ import annotations
@@ -19,37 +19,37 @@ E = TypeVar("E", bound=Exception)
 
 
 class Resending:
-    """One call that has failed once, or may fail."""
+    """The resends of one call."""
 
     __slots__ = ("_pause", "ends", "may_be_done")
 
     def __init__(self, patience: float, *, since: float | None = None) -> None:
-        """`patience`: seconds in which it is sent again, from `since` on, by the steady clock; None: from now on."""
+        """`patience`: seconds during which the call is resent, from `since` (monotonic clock; None: now) on."""
         self.ends = (time.monotonic() if since is None else since) + patience
-        """When patience is over, by the steady clock."""
+        """The time at which patience ends, by the monotonic clock."""
         self.may_be_done = False
-        """True once an answer was lost: an earlier sending may have done it."""
+        """True once an answer was lost: the call may have been done."""
         self._pause = FIRST_PAUSE
 
     def given_up(self, why: str) -> StoreError:
-        """The error of a call that is not sent again."""
+        """The error for a call that is not sent again."""
         return OutcomeUnknown(why) if self.may_be_done else StoreUnavailable(why)
 
     def refused(self, refusal: E) -> E | OutcomeUnknown:
-        """The error of a call that was refused for good: by itself a refusal says that nothing was done.
+        """The error for a call that was refused for good. A refusal normally means that nothing was done.
 
-        After a lost answer it does not. The server that refuses may be another than the one that did it, as one that is
-        just being made a replica; or it refuses for what came about since, a full disk or a right that was taken away.
-        Errors that do not come from the store stay.
+        After a lost answer it does not. The server that refuses may be another one than the server that did the call,
+        for example a server that is becoming a replica. Or the reason may be newer than the call: a full disk, or a
+        revoked right. Errors that do not come from the store are returned unchanged.
         """
         if not self.may_be_done or not isinstance(refusal, StoreError) or isinstance(refusal, OutcomeUnknown):
             return refusal
         return OutcomeUnknown(f"an answer was lost, and sent again the call was refused: {refusal}")
 
     async def pause(self, why: str, *, seconds: float | None = None) -> None:
-        """Wait before it is sent again: `seconds`, or twice as long as the last time, jittered.
+        """Wait before the next send: `seconds`, or twice as long as the last time, with jitter.
 
-        Raises OutcomeUnknown or StoreUnavailable, with `why`, once patience is over.
+        Raises OutcomeUnknown or StoreUnavailable, with `why`, once patience has ended.
         """
         left = self.ends - time.monotonic()
         if left <= 0:

@@ -1,22 +1,22 @@
-"""A sorted list of many: insert, remove and read a page from anywhere without moving a million pointers.
+"""A large sorted list: insert, remove and read a page from anywhere without moving a million pointers.
 
-**The idea.** A plain sorted list finds a place in O(log n), but to insert there moves all that follows: at 10^6 entries
-that is 8 MB, about 0.1 ms each. So keep a list of short sorted lists, and with it the last entry of each:
+**The idea.** A plain sorted list finds a place in O(log n), but an insertion moves everything behind it: at 10^6
+entries that is 8 MB, about 0.1 ms. So keep a list of short sorted lists, and a list with the last entry of each:
 
     chunks   [[a, b, d], [e, g], [k, m, n]]          lasts   [d, g, n]
 
-An entry's chunk is found by bisecting `lasts`, its place by bisecting the chunk; a chunk that grew too long is split
-in two, one that ran empty is dropped.
+Bisecting `lasts` finds an entry's chunk, and bisecting the chunk finds its place. A chunk that grows too long is split
+in two; an empty chunk is dropped.
 
-**The cost.** `add`, `discard`: O(log n + chunk + n / chunk); with chunks of at most 1,024 that is some microseconds,
+**The cost.** `add`, `discard`: O(log n + chunk + n / chunk); with chunks of at most 1,024 that is a few microseconds,
 flat from 10^3 to 10^6. A page of m entries from any place: O(log n + m). `rank`: O(n / chunk + log n).
 
-**What is wasteful, and why that is fine.** Chunks are half empty after a split (8 bytes a slot), and `lasts` moves at
-each split; at 10^6 entries it has some 1,500 elements. A balanced tree would waste a node per entry and, in Python,
-several times the time.
+**The waste, and why it is acceptable.** Chunks are half empty after a split (8 bytes a slot), and each split moves
+`lasts`, which has about 1,500 elements at 10^6 entries. A balanced tree would waste a node per entry and, in Python,
+take several times as long.
 
-Source: the same two-level list as in Grant Jenks, "sortedcontainers" (its load factor is ours), cut down to what a
-listing needs.
+Source: the two-level list of Grant Jenks, "sortedcontainers", with the same load factor, reduced to what a listing
+needs.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LONGEST = 1_024
 
 
 class SortedChunks(Generic[Entry]):
-    """Distinct tuples in ascending order. A shorter tuple serves as a bound: `("a",)` lies before every `("a", ...)`.
+    """Distinct tuples in ascending order. A shorter tuple serves as a bound: `("a",)` sorts before every `("a", ...)`.
 
     >>> chunks = SortedChunks([("b", 2), ("a", 7), ("b", 1)])
     >>> chunks.add(("b", 3))
@@ -56,7 +56,7 @@ class SortedChunks(Generic[Entry]):
         return self._length
 
     def add(self, entry: Entry) -> None:
-        """Put `entry`, which is not there yet, in its place."""
+        """Insert `entry`, which must not be in the list yet."""
         self._length += 1
         if not self._chunks:
             self._chunks.append([entry])
@@ -78,7 +78,7 @@ class SortedChunks(Generic[Entry]):
             del chunk[half:]
 
     def discard(self, entry: Entry) -> bool:
-        """Take `entry` out; false: it was not there."""
+        """Remove `entry`; return false if it was not in the list."""
         number = bisect_left(self._lasts, entry)
         if number == len(self._chunks):
             return False
@@ -95,7 +95,7 @@ class SortedChunks(Generic[Entry]):
         return True
 
     def after(self, bound: tuple[Any, ...]) -> Iterator[Entry]:
-        """Every entry greater than `bound`, in order. Nothing may be added or taken out meanwhile."""
+        """Every entry greater than `bound`, in order. The list must not change during the iteration."""
         number = bisect_right(self._lasts, bound)
         if number == len(self._chunks):
             return
@@ -105,7 +105,7 @@ class SortedChunks(Generic[Entry]):
             yield from following
 
     def rank(self, bound: tuple[Any, ...]) -> int:
-        """The number of entries that are less than `bound`."""
+        """The number of entries less than `bound`."""
         number = bisect_left(self._lasts, bound)
         if number == len(self._chunks):
             return self._length

@@ -1,4 +1,4 @@
-"""A store's URL in its parts."""
+"""Splits a store's URL, and words the error for a server that cannot be reached."""
 
 from __future__ import annotations
 
@@ -8,12 +8,14 @@ from urllib.parse import SplitResult, urlsplit
 from bide.core.errors import BadInput
 
 _REFUSED = ("Connect call failed", "onnection refused")
-"""In what the drivers say; each has an error of its own for it."""
+"""Texts in the drivers' errors for a refused connection; each driver has an error class of its own."""
 
 
 def parts_of(url: str, accepted: str, *, schemes: Collection[str] = (), field: str = "store") -> SplitResult:
-    """The parts of a URL; if `schemes` are given, of one of these and without a fragment. Raises BadInput that shows
-    nothing of what may be a password."""
+    """Split a URL. If `schemes` are given, the URL must have one of them and no fragment.
+
+    Raises BadInput, whose text shows nothing that may be a password.
+    """
     try:
         parts = urlsplit(url)
     except ValueError:
@@ -24,7 +26,7 @@ def parts_of(url: str, accepted: str, *, schemes: Collection[str] = (), field: s
 
 
 def unreached(where: str, error: BaseException) -> str:
-    """The error text for a server to which no connection could be made."""
+    """The error text for a server that cannot be reached."""
     said = str(error) or type(error).__name__
     refused = any(word in said for word in _REFUSED)
     return f"{where}: cannot be reached: {'connection refused; is it running?' if refused else said}"

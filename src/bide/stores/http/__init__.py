@@ -1,4 +1,4 @@
-"""The store of another process, over HTTP: bide's own service."""
+"""The store of another process, reached over HTTP through bide's service."""
 
 from bide.stores.http.store import HttpStore
 

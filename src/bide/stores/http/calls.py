@@ -1,16 +1,18 @@
-"""Calls to a service, each done once however often it is sent, and the transport that they go over.
+"""Calls to a service, each done once however often it is sent, and the transport that carries them.
 
-A call that writes carries the session and a number that only rises; the service keeps the answer to the last one, so a
-call whose answer was lost is sent again over another connection and answered the same (see `resending`). That is why
-one call of each operation is under way at a time. Calls that only read are sent again as they are, to any instance.
+A call that writes carries the session and a number that only rises. The service keeps the answer to the last call of
+each operation. So a call whose answer was lost is sent again over another connection and gets the same answer (see
+`resending`). For this reason each operation has one call under way at a time. Calls that only read are sent again as
+they are, to any instance.
 
-A session belongs to the instance that it began with, which alone can say what was done. Where a proxy leads to another
-instance, that one refuses and has done nothing, so the call is sent again until it comes to the right one. Where that
-one seems to be gone, a call that was never sent before goes out in a new session; whether any other was done cannot be
-known, and that is `OutcomeUnknown`.
+A session belongs to the instance on which it began; only that instance knows which calls were done. If a proxy routes a
+call to another instance, that instance refuses it and does nothing, so the client sends the call again until it reaches
+the right instance. If that instance seems to be gone, a call whose answer was not lost goes out in a new session; any
+other call raises `OutcomeUnknown`.
 
-A token goes with every call, so it is not sent in clear text: with a token `http:` is for this machine alone, unless
-the URL ends in `?insecure=1`, which says that the way there is safe (a private network, a proxy on the same host).
+Every call carries the token, so the token must not travel in clear text: with a token, `http:` is accepted only for
+this machine, unless the URL ends in `?insecure=1`, which declares the network path safe (a private network, a proxy on
+the same host).
 """
 
 from __future__ import annotations
@@ -46,17 +48,17 @@ from bide.stores.urls import unreached
 
 _ACCEPTED = '"http://host:8420" or "https://host/prefix"; the only option is "?insecure=1"'
 PORT = 8420
-"""Of a service, where `http:` names none."""
+"""The port of a service if an `http:` URL has none."""
 _CONNECT = 2.0
-"""Seconds that making a connection may take, with the look-up of the name and TLS."""
+"""Seconds allowed to make a connection, including name resolution and TLS."""
 _IDLE = 4.0
-"""Seconds that a connection is kept unused: less than servers and proxies do, which close it while a call is sent."""
+"""Seconds that an idle connection is kept: fewer than servers and proxies keep it, so they do not close it first."""
 _PIECE = 1 << 19
-"""Bytes that are handed to the connection at once."""
+"""The most bytes that are handed to the connection in one piece."""
 
 
 def base_of(url: str, token: str | None) -> str:
-    """The URL that all calls begin with. Raises BadInput that shows neither a password nor the token."""
+    """The URL that all calls begin with. Raises BadInput, which never shows a password or the token."""
     try:
         parts = urlsplit(url)
         host, port = parts.hostname, parts.port
@@ -82,7 +84,7 @@ def base_of(url: str, token: str | None) -> str:
 
 
 def _is_loopback(host: str) -> bool:
-    """Tell whether data sent to `host` stays on this machine; of names only localhost is known to."""
+    """Return true if data sent to `host` stays on this machine. The only name known to do so is localhost."""
     try:
         return host == "localhost" or ipaddress.ip_address(host.partition("%")[0]).is_loopback
     except ValueError:
@@ -93,30 +95,30 @@ def _is_loopback(host: str) -> bool:
 
 
 class NotSent(Exception):
-    """No connection, no service behind it, or a refusal by a proxy: nothing was done."""
+    """There is no connection, no service behind it, or a proxy refused the call: nothing was done."""
 
 
 class Lost(Exception):
-    """The call was sent, and no readable answer came: only a repeat by its number tells whether it was done."""
+    """The call was sent, but no readable answer arrived: only a resend with its number shows whether it was done."""
 
 
 class TooLarge(StoreError):
-    """Nothing was done: the body has more bytes than are taken. A batch is sent again in parts."""
+    """Nothing was done: the body exceeds the size limit. A batch is sent again in parts."""
 
     def __init__(self) -> None:
         super().__init__("nothing was done: the call has more bytes than the service, or a proxy before it, takes")
 
 
 class NotAllowed(SetupError, StoreError):
-    """Nothing was done: the token is missing, not accepted, or does not allow this.
+    """Nothing was done: the token is missing, not accepted, or does not allow the call.
 
-    A `SetupError`, since an operator has to give another token; and a `StoreError`, so that a worker goes on: a token
-    may be given more scopes while it runs.
+    This is a `SetupError`, because an operator has to supply another token. It is also a `StoreError`, so that a worker
+    keeps running: the token may receive more scopes later.
     """
 
 
 class _Problem(msgspec.Struct):
-    """The part of an `application/problem+json` that matters here."""
+    """The fields of an `application/problem+json` that the client shows."""
 
     detail: str = ""
     title: str = ""
@@ -126,7 +128,7 @@ _read_problem = msgspec.json.Decoder(_Problem).decode
 
 
 class Reply(NamedTuple):
-    """An answer as it came back."""
+    """An answer as received."""
 
     status: int
     kind: str
@@ -135,7 +137,7 @@ class Reply(NamedTuple):
 
     @property
     def text(self) -> str:
-        """The text of an error, from the store calls or from before them; empty where there is none."""
+        """The text of an error, from the store calls or from middleware before them; empty if there is none."""
         try:
             if self.kind == remote.CONTENT_TYPE:
                 return remote.read_failure(self.body).text
@@ -151,10 +153,10 @@ class Reply(NamedTuple):
 
 
 class _NewestFirst(aiohttp.TCPConnector):
-    """Takes the connection that was used last, so that those end that only a busy moment needed.
+    """Reuses the most recently used connection, so that connections opened for a burst become idle and close.
 
-    aiohttp takes the one that has rested for longest. While calls go on, none then ever rests until it is idle, and
-    there stay as many as there were calls at once in the busiest moment, here and at the service.
+    aiohttp reuses the least recently used one. With steady traffic no connection would ever reach the idle limit, and
+    both this process and the service would keep as many as the busiest moment needed.
     """
 
     def _release(self, key: ConnectionKey, protocol: ResponseHandler, *, should_close: bool = False) -> None:
@@ -165,7 +167,7 @@ class _NewestFirst(aiohttp.TCPConnector):
 
 
 class Transport:
-    """The connections to one service. Belongs to one event loop. The token goes into a header of every call only."""
+    """The connections to one service, for one event loop. The token is only sent in a header of each call."""
 
     def __init__(self, where: str, token: str | None) -> None:
         self.where = where
@@ -183,7 +185,7 @@ class Transport:
         )
 
     async def post(self, operation: str, body: bytes, silence: float) -> Reply:
-        """One call. Raises NotSent, or Lost when nothing came for `silence` seconds or the connection broke."""
+        """Send one call. Raises NotSent, or Lost if nothing arrived for `silence` seconds or the connection broke."""
         try:
             async with self._session.post(
                 self._base + operation,
@@ -200,13 +202,13 @@ class Transport:
             raise NotSent(f"{self.where}: {error}") from error
 
     def stream(self, operation: str, body: bytes, silence: float) -> Any:
-        """A call whose answer goes on, to be entered; it fails when nothing comes for `silence` seconds."""
+        """A call with a streamed answer, as a context manager; it fails if nothing arrives for `silence` seconds."""
         return self._session.post(
             self._base + operation, data=body, timeout=_timeout(silence), allow_redirects=False, read_bufsize=65_536
         )
 
     def not_allowed(self, status: int, text: str) -> NotAllowed:
-        """The meaning of 401 and 403; the token itself is never shown."""
+        """The error for 401 and 403. It never shows the token."""
         if status != 401:
             return NotAllowed(f"{self.where} refused: {text or 'the token does not allow this'}")
         if not self._has_token:
@@ -229,18 +231,18 @@ _log = logging.getLogger("bide.http")
 _AT_FIRST = 3.0
 """Seconds that opening waits for a service that cannot be reached."""
 _REFUSALS = 16
-"""Refusals in turn, by instances that a session did not begin with, after which the right one is taken to be gone. Of
-two that are chosen at random this errs once in 65,536 times, and costs a new session, or `OutcomeUnknown` at worst."""
+"""Consecutive refusals by other instances after which the session's instance counts as gone. With two instances chosen
+at random, this is wrong once in 65,536 times, and costs a new session, or `OutcomeUnknown` at worst."""
 _AT_ONCE = 3
-"""Refusals after which the next is asked without a pause: a proxy that deals in turn comes round in so many."""
+"""Refusals after which the client asks again without a pause: a round-robin proxy returns within that many calls."""
 _BEHIND = (500, 502, 504, 408)
-"""The answers of a proxy, behind which the service may have been reached, or not."""
+"""A proxy's answers that leave open whether the call reached the service."""
 _LATER = (429, 503)
-"""The answers that mean: not now."""
+"""The answers that mean "not now"."""
 
 
 class _Refused(Exception):
-    """Not done, and asking again would not help; it tells nothing of an earlier sending of the same call."""
+    """Not done, and a resend would not help. An earlier send of the same call may still have been done."""
 
     def __init__(self, error: StoreError) -> None:
         self.error = error
@@ -248,7 +250,7 @@ class _Refused(Exception):
 
 
 class Calls:
-    """One client's, in one session after another. Belongs to one event loop."""
+    """The calls of one client, in one session after another, on one event loop."""
 
     def __init__(
         self,
@@ -273,10 +275,13 @@ class Calls:
         self.body_limit = 1 << 20
         self.most = 1_000
         self.resent = 0
-        """Calls that had to be sent more than once."""
+        """The number of resends."""
 
     async def begin(self) -> None:
-        """Find out who answers there, and begin a session. Raises StoreUnavailable, StoreMismatch, NotAllowed."""
+        """Check that the URL is bide's service, and begin a session.
+
+        Raises StoreUnavailable, StoreMismatch, NotAllowed.
+        """
         resending = Resending(_AT_FIRST)
         while True:
             try:
@@ -285,7 +290,7 @@ class Calls:
                 await resending.pause(str(error))
 
     async def ask(self, operation: Operation[Any, Any], request: bytes, now: Millis | None) -> Success:
-        """Do it, once if it has to be done once. Raises StoreError, BadInput, SetupError, TooLarge."""
+        """Do an operation, exactly once if it writes. Raises StoreError, BadInput, SetupError, TooLarge."""
         if not operation.once:
             return await self._until_known(operation.name, 0, request, now)
         async with self._turns[operation.name]:
@@ -293,7 +298,7 @@ class Calls:
             return await self._until_known(operation.name, self._numbers[operation.name], request, now)
 
     async def _until_known(self, name: str, number: int, request: bytes, now: Millis | None) -> Success:
-        """Send it until there is an answer that will not change, or patience is over."""
+        """Send a call until there is a final answer, or patience has ended."""
         if len(request) + 512 > self.body_limit:
             raise TooLarge
         where, resending = self._transport.where, Resending(self._patience)
@@ -317,7 +322,7 @@ class Calls:
                     await self._transport.post(name, body, min(silence, max(resending.ends - at, 0.05)))
                 )
                 if not isinstance(answer, Failure):
-                    if not resending.may_be_done:  # else it may be a repeated answer, with the time of the first
+                    if not resending.may_be_done:  # otherwise this may be a repeated answer, with an old time
                         self._time.saw(answer.micros, at, self._time.clock())
                     return answer
                 if answer.kind not in (remote.SESSION, remote.ELSEWHERE):
@@ -335,7 +340,7 @@ class Calls:
             self.resent += 1
 
     def _read(self, reply: Reply) -> Success | Failure:
-        """The answer. Raises NotSent, Lost, TooLarge, and `_Refused` where asking again would not help."""
+        """Read the answer. Raises NotSent, Lost, TooLarge, and `_Refused` if a resend would not help."""
         where = self._transport.where
         if reply.kind == remote.CONTENT_TYPE:
             try:
@@ -366,7 +371,7 @@ class Calls:
     # --- sessions
 
     async def _begin_again(self) -> None:
-        """A new session, one for all who need it."""
+        """Begin a new session, one for all concurrent calls."""
         if self._beginning is None:
             self._beginning = self._loop.create_task(self._begin(), name="bide http session")
             self._beginning.add_done_callback(self._begun)
@@ -375,7 +380,7 @@ class Calls:
     def _begun(self, task: asyncio.Task[None]) -> None:
         self._beginning = None
         if not task.cancelled():
-            task.exception()  # raised to everyone who waited for it
+            task.exception()  # each waiting call raises it
 
     async def _begin(self) -> None:
         at = self._time.clock()

@@ -1,7 +1,7 @@
 """The store of another process: every operation is one call to bide's service, which has a store of its own.
 
-**The cost**: a round trip for a batch, about half a millisecond of this process and as much of the service; each task
-of a batch adds a microsecond or two here, and there what the service's store takes. See docs/remote.md.
+**The cost**: one round trip per batch, about half a millisecond in this process and as much in the service. Each task
+of a batch adds one or two microseconds here, and the cost of the service's store there. See docs/remote.md.
 """
 
 from __future__ import annotations
@@ -52,11 +52,11 @@ class _Opened(NamedTuple):
 
 
 class HttpStore:
-    """Tasks in the store of the service at `url`; see `transport` for what that may say. `token` goes with every call.
+    """Tasks in the store of the service at `url`; see `calls` for the accepted URLs. Every call carries `token`.
 
-    `clock`: by default the service's; "caller" goes by the `now` of each call, which only a service in a test takes.
-    `patience`: seconds that a call goes on trying while the service is away. `silence`: seconds without an answer after
-    which a call is sent again.
+    `clock`: by default the service's; "caller" uses the `now` of each call, which only a service under test accepts.
+    `patience`: seconds for which a call is retried while the service is away. `silence`: seconds without an answer
+    after which a call is sent again.
     """
 
     def __init__(
@@ -89,7 +89,7 @@ class HttpStore:
         return Features(wakes=self, workers=self, events=self, clock=self, remote=self)
 
     async def open(self) -> None:
-        """Find out who answers there. Raises StoreUnavailable, StoreMismatch, and SetupError for a wrong token."""
+        """Connect to the service. Raises StoreUnavailable, StoreMismatch, and SetupError for a wrong token."""
         if self._opened is not None:
             return
         self._time = ServerTime()
@@ -117,7 +117,7 @@ class HttpStore:
         return await self._batch(remote.ADD, tasks, now)
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
-        """A token that is too large for any number of the wire is one that no task has, as 0 is."""
+        """Apply changes. No task has a token that is too large for the wire, so 0 is sent in its place."""
         said = [
             one if one.if_token is None or 0 <= one.if_token <= remote.LAST_TOKEN else replace(one, if_token=0)
             for one in changes
@@ -127,7 +127,7 @@ class HttpStore:
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
         try:
             return await self._truths(remote.SETTLE, outcomes, now)
-        except UnicodeEncodeError:  # an error may quote what no UTF-8 can say
+        except UnicodeEncodeError:  # an error may quote text that UTF-8 cannot encode
             plain = [one if one.error is None else replace(one, error=storable(one.error)) for one in outcomes]
             return await self._truths(remote.SETTLE, plain, now)
 
@@ -135,7 +135,7 @@ class HttpStore:
         return await self._truths(remote.EXTEND, leases, now, until - now)
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
-        """Take as many calls as it needs: an answer has as many as fit into it."""
+        """Read tasks, in several calls if one answer cannot hold all of them."""
         records: list[Record | None] = []
         while len(records) < len(refs):
             got = await self._ask(remote.GET, list(refs[len(records) : len(records) + remote.LONGEST_PAGE]))
@@ -161,7 +161,7 @@ class HttpStore:
             wanted[topic] = min(max(want, 0), room)
             room -= wanted[topic]
         leased = await self._ask(remote.LEASE, remote.LeaseRequest(wanted, until - now, holder), now)
-        if not room and len(leased.tasks) == remote.MOST:  # there may be more than one call asks for
+        if not room and len(leased.tasks) == remote.MOST:  # more may be due than one call can ask for
             return Leased(leased.tasks, leased.now, leased.now)
         return leased
 
@@ -213,7 +213,7 @@ class HttpStore:
 
     async def time(self) -> Millis:
         success = await self._send(remote.TIME, None)
-        return success.micros // 1000  # as it was there: our own estimate may go back by a part of a millisecond
+        return success.micros // 1000  # the service's value: the local estimate may go back by part of a millisecond
 
     def clock(self) -> Clock | None:
         return StoreClock(self._time) if self._clock == "server" else None
@@ -231,12 +231,12 @@ class HttpStore:
         return self._read(operation, await self._send(operation, request, now))
 
     async def _send(self, operation: Operation[Request, Any], request: Request, now: Millis | None = None) -> Success:
-        """The call carries the time only where the service is not to read its own clock."""
+        """Send a call. It carries `now` only if the service must not use its own clock."""
         now = now if self._clock == "caller" else None
         return await self._open().calls.ask(operation, remote.encode(request), now)
 
     def _read(self, operation: Operation[Any, Answered], success: Success) -> Answered:
-        """The service has done what was asked. Raises OutcomeUnknown where its answer cannot be read."""
+        """Decode the answer of a completed call. Raises OutcomeUnknown if it cannot be read."""
         try:
             return operation.read_answer(success.answer)
         except remote.UNREADABLE as error:
@@ -245,7 +245,7 @@ class HttpStore:
     async def _batch(
         self, operation: Operation[Batch[Any], list[Any]], items: Sequence[Any], now: Millis, lasts: Millis = 0
     ) -> list[Any]:
-        """Do it in as many calls as it takes, in order; mostly one. Raises PartlyFailed where only some were done."""
+        """Do a batch in order, mostly in one call, else in several. Raises PartlyFailed if only some were done."""
         calls = self._open().calls
         answers: list[Any] = []
         ahead = [list(items[first : first + calls.most]) for first in range(0, len(items), calls.most)]
@@ -271,7 +271,7 @@ class HttpStore:
         return gathered(answers)
 
     def _answers(self, operation: Operation[Any, list[Any]], asked: int, success: Success) -> list[Any]:
-        """One for each item, an error in the place of each that failed. Raises OutcomeUnknown."""
+        """The answers, one for each item, with an error in place of each that failed. Raises OutcomeUnknown."""
         answers = self._read(operation, success)
         if len(answers) != asked:
             raise OutcomeUnknown(f"{self._where}: {len(answers)} answers to {asked} items")
@@ -287,7 +287,7 @@ class HttpStore:
     async def _truths(
         self, operation: Operation[Batch[Any], list[Any]], items: Sequence[Any], now: Millis, lasts: Millis = 0
     ) -> list[bool]:
-        """An item that is refused has changed nothing: False, as for a lease that is gone."""
+        """Do a batch that answers true or false. A refused item has changed nothing: False, as for a lost lease."""
         try:
             answers = await self._batch(operation, items, now, lasts)
         except BadInput as refusal:

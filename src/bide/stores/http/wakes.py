@@ -1,8 +1,8 @@
 """The wake stream: one long answer of the service, with a line for each earlier wake.
 
-The service writes something every few seconds, so a stream that is silent for three times as long is dead, and is
-replaced. Then every listener asks at once, for something may have been missed. A lost wake costs lateness at
-most, as every sleep is capped.
+The service writes a heartbeat every few seconds, so the client replaces a stream that is silent for three times as
+long. It then notifies every listener, because a wake may have been missed. A lost wake only costs lateness, because
+every sleep is capped.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
 
 
 class Subscription:
-    """One listener; the stream ends with the last."""
+    """One listener; the stream ends when the last listener closes."""
 
     def __init__(self, listener: Listener, subscriber: Subscriber) -> None:
         self._listener = listener
@@ -40,7 +40,7 @@ class Subscription:
 
 
 class Subscriber:
-    """All listeners of this process, over one stream."""
+    """All listeners of a store, over one stream."""
 
     def __init__(self, transport: Transport, time: ServerTime, *, patience: float) -> None:
         self._transport = transport
@@ -51,10 +51,13 @@ class Subscriber:
         self._task: asyncio.Task[None] | None = None
         self._changing = asyncio.Lock()
         self.replaced = 0
-        """Streams that broke or fell silent."""
+        """The number of streams that broke or fell silent."""
 
     async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Subscription:
-        """Returns when it is subscribed, or when that takes too long: then it goes on trying. Raises NotAllowed."""
+        """Subscribe to wakes of `topics`. Raises NotAllowed.
+
+        Returns once subscribed, or after `patience`; then it keeps trying in the background.
+        """
         listener = self._listeners.listen(topics, on_wake)
         try:
             async with self._changing:
@@ -67,7 +70,7 @@ class Subscriber:
         return Subscription(listener, self)
 
     async def unsubscribed(self) -> None:
-        """A listener is gone."""
+        """End the stream if no listener is left."""
         async with self._changing:
             if not self._listeners:
                 await self.close()
@@ -124,7 +127,7 @@ class Subscriber:
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     async def _check(self, response: aiohttp.ClientResponse) -> None:
-        """Raises NotAllowed for good, Lost for anything that may pass."""
+        """Check the response. Raises NotAllowed for a permanent refusal, Lost for anything that may pass."""
         if response.status == 200 and response.content_type in (remote.STREAM_TYPE, remote.CONTENT_TYPE):
             return
         reply = Reply(response.status, response.content_type, await response.read())

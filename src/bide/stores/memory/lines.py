@@ -1,27 +1,27 @@
-"""The tasks of one topic, the lines in which they stand until they wake, and the ordered listings of all tasks.
+"""The tasks of one topic, the lines in which they wait until they wake, and the ordered listings of all tasks.
 
-**Lines.** Tasks come to a line mostly in the order in which they wake: leases all last equally long, and a burst
-is due at one instant. So a line is a run, in order, to which what fits is appended; what comes too early for that is a
-stray, on a heap. The front of the line is the earlier of the two fronts. Nothing is taken out of the middle: a record
-is immutable, and every transition makes another, so an entry counts if it *is* what the topic holds under its key.
+**Lines.** Tasks mostly enter a line in the order in which they wake: all leases have the same length, and a burst is
+due at one instant. So a line is a run in order, to which most records are appended; a record that wakes before the end
+of the run is a stray, and goes to a heap. The front of the line is the earlier of the two fronts. Nothing is removed
+from the middle: records are immutable and every transition makes a new one, so an entry is alive only if it *is* the
+record that the topic holds under its key.
 
     run     (k1, 10)  (k2, 20)  (k4, 90)        strays  (k3, 15)         topic  k1 -> (k1, 10), k2 -> (k2, 50), ...
                       dead: k2 has moved
 
-`push` and taking the front: O(1) for the run, O(log n) for strays, about 0.2 and 0.5 microseconds. Dead
-entries are dropped when they come to the front, and all at once when they outnumber what is alive: O(1) each, amortised
-over the pushes that led to it.
+`push` and `pop`: O(1) for the run, O(log n) for strays, about 0.2 and 0.5 microseconds. A dead entry is dropped when it
+reaches the front; when dead entries outnumber live ones, all are dropped at once: O(1) each, amortised over the pushes.
 
-What is wasteful, and why that is fine: a line may hold as many dead records as live ones, and they keep their
-payloads alive that long. A timer of `bide.timers` holds keys instead; give one to the store to wait on that.
+The waste, and why it is acceptable: a line may hold as many dead records as live ones, with their payloads. A timer of
+`bide.timers` holds keys instead; pass one to the store to wait on that.
 
-**Listings.** Seven serve every filter: one by name, one by group, and one by time for each state. Most programs never
-list, and must not pay for it: a listing costs 1 to 3 microseconds per transition, half as much as the transition
-itself. So it is made at the first `find` that needs it (a sort: 0.1 s for 10^5 tasks, 2 s for 10^6, during which the
-loop stands still; the only operation of the store that is not flat), then kept up with every transition, and dropped
-when keeping it has cost more than making it again would, with no `find` meanwhile. A page of 100 takes 25 to 60
-microseconds from 10^3 to 10^6 tasks. How a filter is read from them is shared by all stores with such indexes: see
-`sql.reading`.
+**Listings.** Seven listings serve every filter: one by name, one by group, and one by time for each state. Most
+programs never list tasks, and must not pay for it: a listing costs 1 to 3 microseconds per transition, half as much as
+the transition itself. So the first `find` that needs a listing makes it. That is a sort, which blocks the loop for
+0.1 s with 10^5 tasks and 2 s with 10^6; the cost of every other operation is flat. From then on every transition
+updates the listing. It is dropped once the updates since the last `find` have cost more than making it again would.
+A page of 100 takes 25 to 60 microseconds from 10^3 to 10^6 tasks. All stores with such indexes share the code that
+reads a filter from them: see `sql.reading`.
 """
 
 from __future__ import annotations
@@ -41,15 +41,15 @@ from bide.stores.sorted_chunks import SortedChunks
 from bide.stores.sql.reading import Located, Reads
 
 MakeTimer: TypeAlias = Callable[[Millis], Timer[str]]
-"""Makes the timer of one topic; the argument is the present."""
+"""Makes the timer of one topic from the current time."""
 
 _SLACK = 64
-"""So many dead entries are never worth clearing away."""
+"""The number of dead entries that are not worth clearing."""
 _WAITING, _LEASED = State.WAITING, State.LEASED
 
 
 class Line:
-    """Records by `wake_at`, those with the same in no promised order."""
+    """Records by `wake_at`; the order of equal times is unspecified."""
 
     __slots__ = ("_records", "_run", "_serial", "_strays")
 
@@ -60,7 +60,7 @@ class Line:
         self._serial = count()
 
     def push(self, record: Record) -> None:
-        """Let `record`, which the topic holds, stand in line. No record stands in line twice."""
+        """Add `record`, which the topic must hold. No record may be added twice."""
         run = self._run
         if not run or run[-1].wake_at <= record.wake_at:
             run.append(record)
@@ -68,7 +68,7 @@ class Line:
             heappush(self._strays, (record.wake_at, next(self._serial), record))
 
     def front(self) -> Record | None:
-        """The one to wake first; None if the line is empty."""
+        """The record that wakes first; None if the line is empty."""
         run, strays, held = self._run, self._strays, self._records.get
         first = None
         while run:
@@ -85,14 +85,14 @@ class Line:
         return first
 
     def pop(self, front: Record) -> None:
-        """Take out what `front` has just answered."""
+        """Remove the record that `front` has just returned."""
         if self._run and self._run[0] is front:
             self._run.popleft()
         else:
             heappop(self._strays)
 
     def clear_away(self, alive: int) -> None:
-        """Drop the dead if there are more of them than of the `alive`. O(1), but for the dropping."""
+        """Drop the dead entries if they outnumber the `alive`. O(1) if nothing is dropped."""
         if not alive:
             self._run.clear()
             self._strays.clear()
@@ -109,10 +109,10 @@ class Line:
 
 
 class TopicTasks:
-    """The tasks of one topic by key, how many are in which state, and who wakes when.
+    """The tasks of one topic by key, their number in each state, and the order in which they wake.
 
-    With a timer, what lies ahead waits on that, and comes into a line when it is due; without one it stands in line
-    from the beginning.
+    With a timer, future tasks wait on the timer and enter a line when they are due; without one they enter a line at
+    once.
     """
 
     __slots__ = ("cancelled", "dead", "done", "held", "leased", "records", "timer", "waits")
@@ -129,14 +129,14 @@ class TopicTasks:
         return len(self.records) - self.leased - self.done - self.cancelled - self.dead
 
     def count(self, state: State, by: int) -> None:
-        """One more or less in that state; how many wait is what remains."""
+        """Add `by` to the count of a state. Waiting tasks are not counted: their number is the rest."""
         if state is _LEASED:
             self.leased += by
         elif state is not _WAITING:
             setattr(self, state.value, getattr(self, state.value) + by)
 
     def place(self, record: Record, now: Millis) -> None:
-        """Let a live record, which is held already, wait for its time."""
+        """Queue a live record, which must be held already, until its wake time."""
         timer = self.timer
         if timer is None or record.wake_at <= now:
             if record.state is _WAITING:
@@ -147,7 +147,7 @@ class TopicTasks:
             timer.add(record.key, record.wake_at)
 
     def replace(self, old: Record | None, new: Record, now: Millis) -> None:
-        """Hold `new` where `old` was, and let it wait if it lives."""
+        """Hold `new` in place of `old`, and queue it if it is live."""
         if old is not None:
             self.count(old.state, -1)
             if self.timer is not None:
@@ -158,26 +158,26 @@ class TopicTasks:
             self.place(new, now)
 
     def forget(self, old: Record) -> None:
-        """Hold it no longer."""
+        """Remove a record."""
         self.count(old.state, -1)
         if self.timer is not None:
             self.timer.cancel(old.key)
         del self.records[old.key]
 
     def ripen(self, now: Millis) -> None:
-        """Let what the timer gives out by `now` stand in line."""
+        """Move the tasks that are due by `now` from the timer to the lines."""
         if self.timer is not None:
             for key in self.timer.advance(now):
                 record = self.records[key]
                 (self.waits if record.state is _WAITING else self.held).push(record)
 
     def clear_away(self) -> None:
-        """Drop the dead from the lines if they are many: after whatever has ended or moved something."""
+        """Drop the dead entries of the lines if there are many. Call this after a task has ended or moved."""
         self.waits.clear_away(self.waiting)
         self.held.clear_away(self.leased)
 
     def next_wake(self) -> Millis | None:
-        """Not later than the next wake: exactly it without a timer, else as exact as the timer is."""
+        """A time not later than the next wake: exact without a timer, else as exact as the timer."""
         fronts = [line.wake_at for line in (self.waits.front(), self.held.front()) if line is not None]
         deadline = None if self.timer is None else self.timer.next_deadline()
         if deadline is not None:
@@ -192,11 +192,11 @@ Entry: TypeAlias = tuple[Any, ...]
 
 NAMES, GROUPS = "name", "group"
 _PATIENCE = 100_000
-"""A listing is kept at least for so many transitions without a `find`."""
+"""The number of transitions without a `find` for which a listing is kept at least."""
 
 
 def entry_of(kind: str, record: Record) -> Entry | None:
-    """The place of `record` in the listing of that kind; None: it is not in it."""
+    """The entry of `record` in the listing of that kind; None if the listing does not contain it."""
     if kind == NAMES:
         return record.topic, record.key
     if kind == GROUPS:
@@ -208,7 +208,7 @@ def entry_of(kind: str, record: Record) -> Entry | None:
 
 
 class Listings:
-    """The listings that are kept at present. `note` every transition while there are any."""
+    """The listings that are currently kept. `note` every transition while there are any."""
 
     def __init__(self, everything: Callable[[], Iterable[Record]], *, patience: int = _PATIENCE) -> None:
         self._everything = everything
@@ -220,7 +220,7 @@ class Listings:
         return bool(self._kept)
 
     def note(self, old: Record | None, new: Record | None) -> None:
-        """A record became another. O(log n) for each listing kept."""
+        """Note that `new` has replaced `old`. O(log n) for each listing kept."""
         for kind in tuple(self._kept):
             listing = self._kept[kind]
             before = None if old is None else entry_of(kind, old)
@@ -237,7 +237,7 @@ class Listings:
                 listing.add(after)
 
     def listing(self, kind: str) -> SortedChunks[Entry]:
-        """The listing of that kind, made now if need be."""
+        """The listing of that kind, made now if necessary."""
         self._unseen[kind] = 0
         if kind not in self._kept:
             entries = (entry_of(kind, record) for record in self._everything())
@@ -245,14 +245,14 @@ class Listings:
         return self._kept[kind]
 
     def forecast(self, topic: str, edges: Sequence[Millis]) -> list[int]:
-        """The number of the topic's tasks that wait in each interval. O(edges x (log n + n / 1000))."""
+        """The number of the topic's tasks that wake in each interval. O(edges x (log n + n / 1000))."""
         waiting = self.listing(State.WAITING.value)
         ranks = [waiting.rank((topic, edge)) for edge in edges]
         return [max(later - earlier, 0) for earlier, later in pairwise(ranks)]
 
 
 class MemoryReads(Reads):
-    """Reads by listings; nothing here waits. A token tells equal times apart."""
+    """Reads from the listings, without waiting. The token tells equal times apart."""
 
     def __init__(self, listings: Listings, topics: Mapping[Topic, TopicTasks]) -> None:
         self._listings = listings
@@ -266,7 +266,7 @@ class MemoryReads(Reads):
         if group is None:
             names = self._names[bisect_right(self._names, after) :][:1]
         else:
-            # no name has a NUL in it, so this lies behind every entry of `after`
+            # names contain no NUL, so this bound sorts after every entry of `after`
             entries = self._listings.listing(GROUPS).after((group, f"{after}\0"))
             names = [entry[1] for entry in islice(entries, 1) if entry[0] == group]
         return names[0] if names else None

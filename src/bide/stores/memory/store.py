@@ -1,19 +1,19 @@
 """The memory store: the pure functions of the lifecycle over dictionaries, and nothing else.
 
-It decides nothing itself, so it is what "right" means: a Hypothesis machine plays every other store against it. It
-lasts as long as its process; several apps may share one on one event loop, not across threads.
+It makes no decisions of its own, so it defines correct behaviour: a Hypothesis state machine compares every other store
+with it. Its tasks last as long as the process. Several apps may share one store on one event loop, not across threads.
 
 **The cost**, in microseconds of one core per task, in batches of 100 (CPython 3.11, 100,000 tasks):
 
                                 add   lease  extend  settle   move   cancel
     all due at one instant      1.2    1.4     1.4     1.8     2.7     4.0
-    at times all over           1.5    3.4     1.8     2.7     2.6     4.7
-    the same over a wheel       1.5    3.6     2.5     1.9     2.6     2.2
-    beside 10^6 that wait       1.8    2.6     1.6     3.0     3.1     2.3
+    due at random times         1.5    3.4     1.8     2.7     2.6     4.7
+    the same, on a wheel        1.5    3.6     2.5     1.9     2.6     2.2
+    with 10^6 more waiting      1.8    2.6     1.6     3.0     3.1     2.3
 
-More than half of that is the lifecycle's functions making records. Every verb is O(1) or O(log n) per task, with any
-number waiting, also of topics without a worker; only the first listing sorts (see `lines`), and a page of a
-group with a state or wake range looks through the group.
+The lifecycle's functions take more than half of that, to make records. Every verb is O(1) or O(log n) per task, with
+any number of waiting tasks, including those of topics without a worker. There are two exceptions: the first listing
+sorts (see `lines`), and a page of a group with a state or wake range scans the group.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ from bide.stores.sql.reading import read_page
 _log = logging.getLogger("bide.memory")
 _WAITING, _LEASED = State.WAITING, State.LEASED
 _SLACK = 64
-"""So many outdated retention entries are never worth clearing away."""
+"""The number of outdated retention entries that are not worth clearing."""
 
 
 class MemoryStore:
     """A `Store` in memory.
 
-    `timer` makes, from the present, the timer on which the tasks of one topic wait, for example
-    `lambda now: HierarchicalWheel(start=now)`; without one they wait on a heap. What was scheduled survives `close`
-    and another `open` of the same object. `longest_log` caps the events.
+    `timer` takes the current time and makes the timer on which the tasks of one topic wait, for example
+    `lambda now: HierarchicalWheel(start=now)`; without it they wait in a `Line`. Scheduled tasks survive `close` and
+    another `open` of the same object. `longest_log` caps the events.
     """
 
     def __init__(self, *, timer: MakeTimer | None = None, longest_log: int = 10_000) -> None:
@@ -91,7 +91,7 @@ class MemoryStore:
         self._is_open = False
         self._listeners = Listeners(_log)
 
-    # the verbs of clients
+    # verbs for clients
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
         self._check_open()
@@ -164,7 +164,7 @@ class MemoryStore:
     async def tally(
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
     ) -> Tally:
-        """O(topics); with edges, a rank in the listing of what waits for each topic and edge. All exact."""
+        """Exact counts. O(topics); with edges, also one rank in the listing of waiting tasks per topic and edge."""
         self._check_open()
         counts: dict[tuple[Topic, State], Count] = {}
         forecast: dict[Topic, list[Count]] = {}
@@ -180,7 +180,7 @@ class MemoryStore:
                 forecast[name] = [Count(number) for number in self._listings.forecast(name, edges)]
         return Tally(counts, forecast)
 
-    # the verbs of workers
+    # verbs for workers
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         self._check_open()
@@ -202,7 +202,7 @@ class MemoryStore:
     def _take(self, topic: TopicTasks, want: int, now: Millis, until: Millis, holder: str) -> list[Record]:
         taken: list[Record] = []
         listings, records, waits = self._listings, topic.records, topic.waits
-        # whose lease ended first: it stays so while only waiting tasks are taken
+        # the task whose lease ended first: it stays the first while only waiting tasks are taken
         lost = topic.held.front()
         while len(taken) < want:
             line, old = waits, waits.front()
@@ -221,7 +221,7 @@ class MemoryStore:
             taken.append(record)
             if listings:
                 listings.note(old, record)
-        # only now do they wait again, else a lease that ends at once would be taken twice
+        # placed only now, otherwise a task whose new lease ends at once would be taken twice
         for record in taken:
             topic.place(record, now)
         return taken
@@ -273,7 +273,7 @@ class MemoryStore:
         return accepted
 
     async def purge(self, *, now: Millis, limit: int) -> int:
-        """O(log n) for each task forgotten. Topics that have become empty are forgotten too."""
+        """Forget expired ended tasks, O(log n) each, and topics that have become empty."""
         self._check_open()
         forgotten = 0
         while forgotten < limit and self._ended and self._ended[0][0] <= now:
@@ -312,7 +312,7 @@ class MemoryStore:
         self._events.extend(events)
 
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
-        """Those of one task are found by looking at all: 1 ms for 10,000."""
+        """The latest events. Those of one task are found by a scan of all events: 1 ms for 10,000."""
         self._check_open()
         found = (event for event in reversed(self._events) if ref is None or ref == (event.topic, event.key))
         return list(islice(found, limit))
@@ -324,9 +324,9 @@ class MemoryStore:
             raise StoreUnavailable("the store is not open: nothing was done")
 
     def _tell(self, waiting: Iterable[Record]) -> None:
-        """Tell of these tasks that now wait, once for each topic, the earliest wake.
+        """Notify the listeners of these newly waiting tasks: once per topic, with the earliest wake.
 
-        By the loop's next turn, not at once: what a listener does is none of the caller's business.
+        Done in the loop's next iteration, so that the caller does not wait for the listeners.
         """
         earliest: dict[Topic, Millis] = {}
         for record in waiting:
@@ -350,7 +350,7 @@ class MemoryStore:
         return chain.from_iterable(topic.records.values() for topic in self._topics.values())
 
     def _end(self, topic: TopicTasks, old: Record, ended: Record, now: Millis) -> None:
-        """Remember `ended` until its time, or forget it at once."""
+        """Keep `ended` until its retention has passed, or forget it at once."""
         if ended.keep_until is None or ended.keep_until <= now:
             self._forget(topic, old)
             return
@@ -361,7 +361,7 @@ class MemoryStore:
             self._listings.note(old, ended)
 
     def _revive(self, old: Record) -> None:
-        """An ended task lives again, so its retention entry is outdated; clear those away if they are many."""
+        """Note that an ended task lives again, so its retention entry is outdated; clear such entries if many."""
         if old.keep_until is None:
             return
         self._ended_live -= 1

@@ -1,4 +1,4 @@
-"""Tasks in Redis or Valkey: one server, one behind Sentinel, or a Cluster; sharded from the first day."""
+"""Tasks in Redis or Valkey: one server, one behind Sentinel, or a Cluster. Every namespace is sharded."""
 
 from bide.stores.redis.store import RedisStore
 

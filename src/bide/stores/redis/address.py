@@ -5,9 +5,9 @@
     redis+sentinel://[user:password@]host[:port][,host[:port]...]/service[/db]
     redis+cluster://[user:password@]host[:port][,host[:port]...]
 
-`?namespace=shop` (default bide), `?shards=16` (at the first opening), `?wait_replicas=1`, `?tls=1` (Sentinel, Cluster),
-and of TLS `ssl_ca_certs`, `ssl_ca_path`, `ssl_certfile`, `ssl_keyfile`, `ssl_password`, `ssl_cert_reqs`,
-`ssl_check_hostname`, as redis-py has them.
+`?namespace=shop` (default bide), `?shards=16` (when the namespace is created), `?wait_replicas=1`, `?tls=1` (Sentinel,
+Cluster), and redis-py's TLS options `ssl_ca_certs`, `ssl_ca_path`, `ssl_certfile`, `ssl_keyfile`, `ssl_password`,
+`ssl_cert_reqs`, `ssl_check_hostname`.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ class Address(Struct, frozen=True, kw_only=True):
     """The parts of a URL."""
 
     kind: str
-    """single, sentinel or cluster."""
+    """"single", "sentinel" or "cluster"."""
     hosts: tuple[tuple[str, int], ...] = ()
     path: str | None = None
     service: str = ""
@@ -47,23 +47,23 @@ class Address(Struct, frozen=True, kw_only=True):
     sentinel_password: str | None = None
     namespace: str = "bide"
     shards: int | None = None
-    """None: what the namespace has, 16 for a new one."""
+    """None: the namespace's own number, or 16 for a new namespace."""
     wait_replicas: int = 0
 
     @property
     def shown(self) -> str:
-        """Without what is secret."""
+        """The address without secrets."""
         where = self.path or ",".join(f"{host}:{port}" for host, port in self.hosts)
         return f"{where}/{self.service}" if self.service else where
 
 
 def address_of(url: str) -> Address:
-    """Read a URL. Raises BadInput that names what is wrong, and never shows a password."""
+    """Parse a URL. Raises BadInput, which names the error and never shows a password."""
     parts = parts_of(url, _ACCEPTED, schemes=SCHEMES)
     credentials, _, netloc = parts.netloc.rpartition("@")
     username, colon, password = credentials.partition(":")
     if credentials and not colon:
-        username, password = "", credentials  # redis://secret@host, as redis-cli does not read it but many write it
+        username, password = "", credentials  # redis://secret@host is common, though redis-cli reads it differently
     given = _options(parts.query)
     path = [unquote(one) for one in parts.path.split("/") if one]
     fields: dict[str, Any] = {

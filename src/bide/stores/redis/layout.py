@@ -1,26 +1,26 @@
-"""Where everything of a namespace is: its shards and their keys; and how a task rests there.
+"""The keys of a namespace and its shards, and the format of a task.
 
-    {ns}:layout       version and number of shards: clients that differ refuse to start
-    {ns}:workers      who works on what
+    {ns}:layout       version and number of shards: a client that differs refuses to start
+    {ns}:workers      the live workers with their topics
     {ns}:events       the capped log, and {ns}:event-refs, its index by task
 
     {ns:7}:n          the last token               {ns:7}:t   topics that have tasks here
-    {ns:7}:g          group NUL topic NUL key      {ns:7}:f   what is kept for a while, by its keep_until
-    {ns:7}:i          counts of what was odd       {ns:7}:a:* the last answer of each live caller; ends by itself
+    {ns:7}:g          group NUL topic NUL key      {ns:7}:f   retained tasks, by keep_until
+    {ns:7}:i          counts of anomalies          {ns:7}:a:* the last answer of each live caller; expires
     {ns:7}:b:TOPIC    bodies by key
     {ns:7}:w:TOPIC    waiting by wake_at           {ns:7}:l:TOPIC   leased by the end of the lease
     {ns:7}:d:TOPIC    done, {ns:7}:c:TOPIC cancelled, {ns:7}:x:TOPIC dead: by finished_at
 
-What stands in braces decides the slot in a Cluster, so that all keys of a shard are in one place and one script may
-touch them; they are few and fixed for each (shard, topic), whatever the number of tasks.
+The part in braces decides the slot in a Cluster, so all keys of a shard are on one server and one script may use them.
+Each (shard, topic) has a small, fixed set of keys, whatever the number of tasks.
 
-A body is a head that the scripts write, and a part that they never read.
+A body consists of a head, which the scripts write, and a part that they never read.
 
     flags 1 | token 7 | created_at 6 | due_at 6 | wake_at 6 | went through | deadline | group | id, options, payload
     `------------------- head ---------------------------'--- parts that may be missing ---'
 
-A plain task that was never delivered takes 43 bytes and its payload: whatever is still zero is not written. The layout
-is documented at the head of `lua/lib.lua`, which writes the head; here is the rest of it, and the reading.
+A plain task that was never delivered takes 43 bytes plus its payload: parts that are still zero are not written.
+`lua/lib.lua` documents the format and writes the head; this module writes the rest, and reads bodies.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from bide.core.records import NewTask, Record, State, Topic
 
 VERSION = 1
 _MOST = 65_536
-"""Names of topics that are kept ready."""
+"""The most topics whose key names are cached."""
 INDEX_LETTERS = {State.WAITING: "w", State.LEASED: "l", State.DONE: "d", State.CANCELLED: "c", State.DEAD: "x"}
-"""In the order of their numbers in a body."""
+"""The letter of each state's index, in the order of the states' numbers in a body."""
 
 RAN, DEADLINE, GROUP, OPTIONS = 8, 16, 32, 64
 NO_ERROR = 0xFFFFFFFF
@@ -52,7 +52,7 @@ _SIZE = Struct(">I")
 
 
 class Layout:
-    """The names of one namespace's keys."""
+    """The key names of one namespace."""
 
     __slots__ = ("_fixed", "_starts", "_topics", "namespace", "shards", "tags")
 
@@ -63,10 +63,10 @@ class Layout:
         self._fixed = [tuple(f"{tag}{letter}".encode() for letter in "ntgfi") for tag in self.tags]
         self._topics = lru_cache(maxsize=_MOST)(self._topic_keys)
         self._starts: dict[str, int] = {}
-        """The hash of each topic, to go on from."""
+        """The hash of each topic, from which a key's hash continues."""
 
     def shard_of(self, topic: Topic, key: str) -> int:
-        """The shard of a task, by a hash that every client, of whatever version and machine, computes alike."""
+        """The shard of a task, by a hash that is the same in every version and on every machine."""
         start = self._starts.get(topic)
         if start is None:
             if len(self._starts) > _MOST:
@@ -75,12 +75,12 @@ class Layout:
         return crc32(key.encode(), start) % self.shards
 
     def fixed(self, shard: int, caller: bytes) -> tuple[bytes, ...]:
-        """Counter, the caller's answer, topics, groups, finished, counts: as the scripts expect them."""
+        """The keys for counter, caller's answer, topics, groups, finished, counts, in the scripts' order."""
         counter, topics, groups, finished, counts = self._fixed[shard]
         return counter, b"%sa:%s" % (counter[:-1], caller), topics, groups, finished, counts
 
     def topic(self, shard: int, topic: Topic) -> tuple[bytes, ...]:
-        """Bodies, and the five indexes by state."""
+        """The keys for the bodies and the five indexes by state."""
         return self._topics(shard, topic)
 
     def _topic_keys(self, shard: int, topic: Topic) -> tuple[bytes, ...]:
@@ -103,11 +103,11 @@ class Layout:
         return self._fixed[shard][4]
 
     def common(self, name: str) -> bytes:
-        """A key of the namespace as a whole."""
+        """A key that belongs to the whole namespace."""
         return f"{{{self.namespace}}}:{name}".encode()
 
     def wake_channel(self, shard: int | None = None) -> bytes:
-        """The channel of wakes: of one shard where channels are sharded too, else of all."""
+        """The channel for wakes: a shard's own if channels are sharded, else that of the namespace."""
         return self.common("wake") if shard is None else f"{self.tags[shard]}wake".encode()
 
 
@@ -115,7 +115,7 @@ class Layout:
 
 
 def flags_of(new: NewTask) -> int:
-    """Which parts a new task's body has; its state is `waiting`, which is 0."""
+    """The flags for the parts of a new task's body; its state is `waiting`, which is 0."""
     return (
         (DEADLINE if new.deadline is not None else 0)
         | (GROUP if new.group is not None else 0)
@@ -140,21 +140,21 @@ def seed_of(new: NewTask, flags: int) -> bytes:
 
 
 def packed_id(text: str) -> bytes:
-    """An id as a body has it: a UUID in 16 bytes after a zero, any other text after its size."""
+    """An id in a body's format: a UUID as 16 bytes after a zero, any other text after its size."""
     if len(text) == 36 and text[8] == text[13] == text[18] == text[23] == "-":
         digits = text.replace("-", "")
         try:
             raw = bytes.fromhex(digits)
         except ValueError:
             raw = b""
-        if len(raw) == 16 and raw.hex() == digits:  # no capitals: what is read back is what was written
+        if len(raw) == 16 and raw.hex() == digits:  # not with capitals: they would be read back as lower case
             return b"\0" + raw
     encoded = text.encode()
     return len(encoded).to_bytes(1, "big") + encoded
 
 
 def record_of(topic: Topic, key: str, body: bytes) -> Record:
-    """The record of a body. Raises ValueError if it is damaged."""
+    """The record of a body. Raises ValueError if the body is damaged."""
     try:
         return _record_of(topic, key, body)
     except (IndexError, struct.error) as error:
@@ -162,7 +162,7 @@ def record_of(topic: Topic, key: str, body: bytes) -> Record:
 
 
 def text_of(name: bytes) -> str:
-    """A name as it stands in an index; what is no text is none of ours, and finds nothing under its mended name."""
+    """The text of a name in an index. Invalid UTF-8 is not bide's, and its replacement text matches no task."""
     return name.decode("utf-8", "replace")
 
 

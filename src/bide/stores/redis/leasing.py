@@ -1,13 +1,14 @@
-"""Leasing from many shards: asks those where something is due, in rounds, until there is enough.
+"""Leasing from many shards: a worker queries the shards where a task is due, in rounds, until it has enough tasks.
 
-For each topic and shard the `HeadCache` holds the head, the earliest wake: from the last answer, and from notifications
-since. So a worker asks only where something is due. A cached head may be too early, never too late: a wake without a
-notification is found when the head is asked for again, once it is `CAP` old; a lease says by when that is, and the
-worker leases again by then.
+For each topic and shard the `HeadCache` holds the head, the earliest wake, from the last answer and later
+notifications. So a worker queries only shards where a task is due. Without a lost notification, a cached head may be
+too early but never too late. A lost notification is made up for when the head is queried again, once it is `CAP` old:
+each lease returns the time by which the worker must lease again for that.
 
-Every worker derives from the same list of live workers which of them goes first on a (topic, shard), by rendezvous
-hashing (Thaler and Ravishankar, 1998): when one goes, only its shards go to others. **That only says who goes first;
-the lease is the truth**: where the head is 50 ms overdue, any worker with room takes it. Two owners cost a wasted call.
+All workers compute from the same list of live workers which of them goes first on a (topic, shard), by rendezvous
+hashing (Thaler and Ravishankar, 1998): when a worker leaves, only its shards get a new owner. **This is a preference,
+not a lock; only the lease counts**: any worker with room takes tasks where the head is 50 ms overdue. If two workers
+both believe they own a shard, the cost is one wasted call.
 """
 
 from __future__ import annotations
@@ -29,65 +30,65 @@ from bide.stores.redis.layout import Layout, record_of, text_of
 from bide.stores.redis.script_client import Call, ScriptClient
 
 CAP = 0.95
-"""Seconds after which a head is asked for again."""
+"""Seconds after which a cached head is queried again."""
 GRACE: Millis = 50
-"""How long a shard is its owner's alone."""
+"""How long only the owner of a shard leases a due task."""
 _AT_LEAST = 64
-"""So many at once are worth a call to a shard that has plenty."""
+"""The number of tasks that justifies a call to a shard with plenty of due tasks."""
 NEVER: Millis = 2**62
 
 
-# --- heads, and who goes first
+# --- heads, and which worker goes first
 
 
 class HeadCache:
-    """The heads of one topic, by shard, when each was asked for, and whether there was plenty."""
+    """The heads of one topic, by shard: the wake, the time of the last query, and whether plenty was due."""
 
     __slots__ = ("asked", "mine", "noted", "plenty", "wakes")
 
     def __init__(self, shards: int) -> None:
         self.wakes: list[Millis] = [0] * shards
-        """0 until it is known: ask."""
+        """The earliest wake by shard; 0 until it is known, so that the shard is queried."""
         self.asked = [-1e9] * shards
         self.noted: dict[int, Millis] = {}
-        """The wakes noted while a call to that shard was under way: they count, whatever the call answers."""
+        """The wakes noted while a call to that shard is under way: they count, whatever the call answers."""
         self.plenty = [False] * shards
         self.mine = [True] * shards
 
     def note_wake(self, shard: int, wake: Millis) -> None:
-        """Note that something there wakes at that time: it only ever shortens the sleep."""
+        """Note a wake on a shard. It can only shorten the sleep."""
         if wake < self.wakes[shard]:
             self.wakes[shard] = wake
         if shard in self.noted:
             self.noted[shard] = min(wake, self.noted[shard])
 
     def asking(self, shard: int) -> None:
-        """Call before a call to that shard is sent."""
+        """Note that a call to the shard is about to be sent."""
         self.noted[shard] = NEVER
 
     def wake(self, shard: int) -> Millis:
-        """The time at which this worker should ask there."""
+        """The time at which this worker should query the shard."""
         wake = self.wakes[shard]
         return wake if self.mine[shard] or wake >= NEVER else wake + GRACE
 
     def next_wake(self) -> Millis | None:
-        """The time to ask again; None: nothing waits anywhere."""
+        """The time of the next query; None if no shard has a waiting task."""
         wake = min(map(self.wake, range(len(self.wakes))))
         return None if wake >= NEVER else wake
 
     def due(self, now: Millis) -> list[int]:
-        """The shards to ask now, the most overdue first."""
+        """The shards to query now, the most overdue first."""
         found = [shard for shard in range(len(self.wakes)) if self.wake(shard) <= now]
         if len(found) > 1:
             found.sort(key=self.wakes.__getitem__)
         return found
 
     def stale(self, before: float) -> list[int]:
-        """The shards that were last asked before then."""
+        """The shards that were last queried before that time."""
         return [shard for shard, asked in enumerate(self.asked) if asked < before]
 
     def oldest(self, away: Collection[int]) -> float:
-        """The time at which the shard was asked whose last answer is the oldest, except for those `away`."""
+        """The time of the oldest last query of any shard, except the shards that are `away`."""
         if not away:
             return min(self.asked)
         return min((asked for shard, asked in enumerate(self.asked) if shard not in away), default=inf)
@@ -101,11 +102,11 @@ class HeadCache:
         self.plenty[shard] = plenty
 
     def put_off(self, shard: int, wake: Millis) -> None:
-        """Ask there no earlier than `wake`, whatever is known of it."""
+        """Query the shard no earlier than `wake`, whatever its head."""
         self.wakes[shard] = max(wake, self.wakes[shard])
 
     def shares(self, due: list[int], room: int) -> dict[int, int]:
-        """Divide `room` among shards: among few where there is plenty, else a part for each."""
+        """Divide `room` among the due shards: among a few if one has plenty, else among all."""
         if any(self.plenty[shard] for shard in due):
             due = due[: max(1, room // _AT_LEAST)]
         due = due[:room]
@@ -114,12 +115,12 @@ class HeadCache:
 
 
 def owner_of(topic: Topic, shard: int, workers: Collection[str]) -> str:
-    """The one of `workers` that goes first there."""
+    """The worker of `workers` that goes first on the shard."""
     return max(workers, key=lambda worker: _weight(topic, shard, worker))
 
 
 def owned(topic: Topic, shards: int, live: Mapping[str, Collection[Topic]], mine: Collection[str]) -> list[bool]:
-    """Tell for each shard whether one of `mine` goes first there; workers that `live` does not know yet count too."""
+    """For each shard, true if one of `mine` goes first there. Workers of `mine` count even if `live` lacks them."""
     workers = {worker for worker, topics in live.items() if topic in topics} | set(mine)
     if len(workers) == len(mine):
         return [True] * shards
@@ -130,24 +131,24 @@ def _weight(topic: Topic, shard: int, worker: str) -> bytes:
     return blake2b(f"{worker}\0{shard}\0{topic}".encode(), digest_size=8).digest()
 
 
-# --- answers that come late
+# --- late answers
 
 _log = logging.getLogger("bide.redis")
 _STRAGGLES = 0.2
-"""Seconds that a lease waits for one of several servers."""
+"""Seconds that a lease waits for each of several servers."""
 _KEPT = 1.0
-"""Seconds that what came too late for a lease is kept for the holder's next one. After that another may have it."""
+"""Seconds that tasks of a late answer are kept for the holder's next lease, before they are given back."""
 _PARTING = 1.0
-"""Seconds that a holder who goes waits for what it asked for, so that it can give it back."""
+"""Seconds that a departing holder waits for outstanding answers, so that it can give back their tasks."""
 _woke = itemgetter(0)
 _Taken = list[tuple[Millis, Record]]
-"""With the time at which each woke."""
+"""Leased tasks, each with the time at which it woke."""
 
 
 class LateAnswers:
-    """Asks several servers, and waits for none that is slow or away: what it has leased is for the holder's next call.
+    """Queries several servers without waiting for a slow or unreachable one.
 
-    It is kept for that for a moment, and then given back.
+    The tasks of a late answer are kept for the holder's next call for `_KEPT` seconds, and then given back.
     """
 
     def __init__(
@@ -159,22 +160,22 @@ class LateAnswers:
         give_back: Callable[[Sequence[Record]], Awaitable[None]],
         notify: Callable[[Topic, Millis], None],
     ) -> None:
-        """`part_of`: which shards fail together. `give_back`: ends leases that are not used; may fail, and then they
-        end by themselves. `notify`: called when something came late: it is to be had now."""
+        """`part_of`: shards with the same result fail together. `give_back`: ends unused leases; if that fails, the
+        leases expire. `notify`: called when a late answer has brought tasks."""
         self._client = client
         self._time = time
         self._part_of = part_of
         self._give_back = give_back
         self._notify = notify
         self._tasks: dict[str, _Taken] = {}
-        """The tasks that came late, by holder."""
+        """The tasks of late answers, by holder."""
         self._background: dict[asyncio.Task[None], str] = {}
-        """The asyncio tasks that wait for answers, or keep what came late for a moment; with the holder."""
+        """The asyncio tasks that wait for late answers or keep their tasks for a moment, each with its holder."""
         self.away: dict[int, asyncio.Task[None]] = {}
-        """The shards whose answer no lease waits for any more, while it is still to come."""
+        """The shards with an outstanding answer for which no lease waits any more."""
 
     async def ask(self, calls: list[Call], holder: str) -> list[Any]:
-        """The replies; None where a server says nothing for a while."""
+        """The replies; None for a server that did not answer within `_STRAGGLES` seconds."""
         parts: dict[int, list[int]] = {}
         for place, call in enumerate(calls):
             parts.setdefault(self._part_of(call.shard), []).append(place)
@@ -236,17 +237,17 @@ class LateAnswers:
         await self._return(holder)
 
     async def _return(self, holder: str) -> None:
-        """Give back what came too late for this holder: the next to ask has it."""
+        """Give back the late tasks of this holder, so that any worker can lease them."""
         late = self._tasks.pop(holder, None)
         if late:
             await self._give_back([record for _, record in late])
 
     def take(self, holder: str, room: dict[Topic, int], taken: _Taken) -> None:
-        """Take the tasks that came too late for an earlier call of this holder, if they are wanted and still held."""
+        """Take the late tasks of an earlier call of this holder, if they are wanted and still held."""
         left: _Taken = []
         for woke, record in self._tasks.pop(holder, []):
             if record.wake_at <= self._now():
-                continue  # it is to be had again
+                continue  # its lease has expired, so it can be leased again
             if room.get(record.topic, 0) > 0:
                 room[record.topic] -= 1
                 taken.append((woke, record))
@@ -256,9 +257,9 @@ class LateAnswers:
             self._tasks[holder] = left
 
     async def leave(self, holder: str) -> None:
-        """Wait a moment for what is still to come for this holder, which leases no more, and give it back.
+        """Wait briefly for the outstanding answers of a holder that has stopped leasing, and give back their tasks.
 
-        What comes later still is given back when it comes, as long as the process is there.
+        The tasks of later answers are given back when they arrive, while the process lives.
         """
         coming = {task for task in self.away.values() if self._background[task] == holder}
         if coming:
@@ -266,7 +267,7 @@ class LateAnswers:
         await self._return(holder)
 
     async def close(self) -> None:
-        """Let all holders of this process leave. What comes after that stays leased until its lease ends."""
+        """Let all holders of this process leave. Tasks of later answers stay leased until their leases end."""
         await asyncio.gather(*(self.leave(holder) for holder in {*self._background.values(), *self._tasks}))
         background = list(self._background)
         for task in background:
@@ -278,7 +279,7 @@ class LateAnswers:
 
 
 def _answers_in(call: Call, reply: list[Any]) -> Iterator[tuple[Topic, tuple[Millis, Millis, _Taken]]]:
-    """Read for each topic both heads and the tasks, without those that changed hands before a late answer came."""
+    """For each topic, both heads and the tasks, except tasks that changed hands before a repeated answer."""
     place = 3
     for topic in call.topics:
         waiting, leased, count = reply[place : place + 3]
@@ -294,32 +295,32 @@ def _answers_in(call: Call, reply: list[Any]) -> Iterator[tuple[Topic, tuple[Mil
 # --- leasing
 
 _AGAIN: Millis = 1_000
-"""How long a shard whose server is away is left alone."""
+"""How long a shard is not queried after its server was away."""
 _NO_TOKEN: Token = 2**53
 _Empty = set[tuple[Topic, int]]
-"""Where there was less than was asked for, so that no more is to be had in this call."""
+"""The (topic, shard) pairs that returned fewer tasks than were asked for: they have no more for this call."""
 
 
 class Leaser:
-    """Leases for the workers of one process, and knows the heads."""
+    """Leases tasks for the workers of one process, and caches the heads."""
 
     def __init__(
         self, client: ScriptClient, layout: Layout, time: ServerTime, late: LateAnswers | None, *, by_server: bool
     ) -> None:
-        """`late`: where the shards are on several servers."""
+        """`late`: set if the shards are on several servers."""
         self._client = client
         self._layout = layout
         self._time = time
         self._by_server = by_server
         self._late = late
         self._away: Mapping[int, object] = {} if late is None else late.away
-        """The shards that are not asked, since an answer of theirs is still to come."""
+        """The shards that are not queried, because an answer is outstanding."""
         self._heads: dict[Topic, HeadCache] = {}
         self._live: Mapping[str, Collection[Topic]] = {}
         self._mine: set[str] = set()
 
     def note_wake(self, shard: int, topic: Topic, wake: Millis) -> Millis:
-        """Note that something of a topic wakes there at that time; the time at which this process should ask."""
+        """Note a wake, and return the time at which this process should query the shard."""
         heads = self._heads.get(topic)
         if heads is None:
             return wake
@@ -327,7 +328,7 @@ class Leaser:
         return wake if heads.mine[shard] else wake + GRACE
 
     def note_written(self, answers: Sequence[Any], places: Sequence[int]) -> None:
-        """Note the wakes that this process has written itself, without waiting for notifications of them."""
+        """Note the wakes that this process has written itself, without waiting for their notifications."""
         if not self._heads:
             return
         for place in places:
@@ -338,7 +339,7 @@ class Leaser:
                     heads.note_wake(self._layout.shard_of(record.topic, record.key), record.wake_at)
 
     def share(self, holder: str, topics: Collection[Topic], live: Mapping[str, Collection[Topic]]) -> None:
-        """`holder` is of this process (or has gone, if it has no topics), and these are all who live."""
+        """Note that `holder` belongs to this process (has left, without topics), and all `live` workers."""
         if topics:
             self._mine.add(holder)
         else:
@@ -358,7 +359,7 @@ class Leaser:
         taken: _Taken = []
         empty: _Empty = set()
         since: dict[int, Token] = {}
-        """Of each shard that was asked: the first token that this call may have given out."""
+        """By shard, the first token that this call may have given out."""
         room = dict(wants)
         if self._late is not None:
             self._late.take(holder, room, taken)
@@ -397,7 +398,7 @@ class Leaser:
         if failed is not None and not taken:
             raise failed
         taken.sort(key=_woke)
-        for shard in self._away:  # they are asked already, and must not keep the caller from sleeping
+        for shard in self._away:  # a query is outstanding, so they must not keep the caller from sleeping
             for topic in wants:
                 self._heads[topic].put_off(shard, self._now(now) + _AGAIN)
         wakes = [self._heads[topic].next_wake() for topic, left in room.items() if left > 0 or wants[topic] == 0]
@@ -405,7 +406,7 @@ class Leaser:
         return Leased([record for _, record in taken], next_wake, self._now(now), self._again_by(wants, began))
 
     async def leave(self, holder: str) -> None:
-        """Give back what is still to come for this holder, which leases no more."""
+        """Give back the tasks of outstanding answers for a holder that has stopped leasing."""
         if self._late is not None:
             await self._late.leave(holder)
 
@@ -420,7 +421,7 @@ class Leaser:
     def _shards_to_ask(
         self, room: Mapping[Topic, int], now: Millis, empty: _Empty, *, stale: bool
     ) -> dict[int, dict[Topic, int]]:
-        """The shards to ask, each with how much of which topic; 0 of a topic whose head alone is to be known."""
+        """The shards to query, each with a number of tasks by topic; 0 to query only the topic's head."""
         asked: dict[int, dict[Topic, int]] = {}
         before = self._stale_before(room) if stale else -inf
         for topic, left in room.items():
@@ -436,21 +437,21 @@ class Leaser:
         return asked
 
     def _oldest(self, topics: Iterable[Topic]) -> float:
-        """The time at which the head was asked for that is known for longest."""
+        """The time of the query for the oldest cached head."""
         return min((self._heads[topic].oldest(self._away) for topic in topics), default=inf)
 
     def _stale_before(self, topics: Iterable[Topic]) -> float:
-        """Heads that were asked for before then are asked for again. One that is old takes along those half as old, so
-        that all come to be asked for together."""
+        """The time before which a head is stale. When one head is `CAP` old, those half as old are queried with it, so
+        that all are eventually queried together."""
         clock = steady.monotonic()
         if not self._by_server:
-            return clock  # the caller's time may pass in leaps, so that nothing that is known of it is worth anything
+            return clock  # the caller's clock may jump, so a cached head says nothing
         return clock - (CAP / 2 if self._oldest(topics) < clock - CAP else CAP)
 
     def _again_by(self, topics: Iterable[Topic], began: float) -> Millis | None:
-        """The time at which the head is stale that is known for longest; None: all were asked for since `began`.
+        """The time at which the oldest cached head becomes stale; None if all were queried since `began`.
 
-        A worker that asks between two such times would else sleep from then on for as long as a sleep may be.
+        Without it, a worker that leases just before a head becomes stale would sleep for the longest allowed time.
         """
         oldest = self._oldest(topics)
         if not self._by_server or oldest >= began:

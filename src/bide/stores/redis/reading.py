@@ -1,9 +1,9 @@
-"""Plain reads, lists and counts: sent to each shard's server in one write, tried again while a server is away.
+"""Plain reads, lists and counts: sent to each shard's server in one write, and retried while a server is away.
 
-Each page of a list is a merge of what the shards' indexes give, and no shard reads further than its page. A list that
-is ordered by time runs topic by topic; its place is the last (topic, time, key) that was shown. A plain list has no
-index of its own, which would cost every task a hundred bytes: within a topic it runs through the five indexes by state.
-A group is an index by (topic, key). A cursor is the list's kind and the last place that was shown.
+Each page of a list merges entries of the shards' indexes, and no shard reads more than a page. A list ordered by time
+goes topic by topic; its place is the last (topic, time, key) shown. A plain list has no index of its own, because that
+would cost every task a hundred bytes: within a topic it goes through the five indexes by state. A group has an index by
+(topic, key). A cursor consists of the list's kind and the last place shown.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ from bide.stores.resending import Resending
 
 _PAGE, _COUNT = script("page", flags=False, library=False), script("count", flags=False, library=False)
 _SCRIPTS = {one.sha: one.text for one in (_PAGE, _COUNT)}
-"""Those that change nothing, by their hash."""
+"""The read-only scripts, by hash."""
 _MOST_EDGES = 1_000
-"""Of one call: no server stands still for longer than some milliseconds."""
+"""The most intervals in one call, so that it blocks the server for a few milliseconds at most."""
 _ALL = list(INDEX_LETTERS)
 Entry = TypeVar("Entry", "Position", bytes)
 Position = tuple[float, bytes]
-"""Of an entry in an index: its score and member as Redis has them. What is no time of a task's, or no text, is passed
-over, and only what stands where it does says where to go on from there."""
+"""The position of an index entry: its raw score and member. A list skips an entry whose score is not a task's time or
+whose member is not text, but continues from its position."""
 
 
 class Reader:
-    """Asks what changes nothing, so it may be asked again as often as it takes."""
+    """Sends read-only commands, which can be retried any number of times."""
 
     def __init__(self, layout: Layout, topology: Topology, *, patience: float) -> None:
         self.layout = layout
@@ -61,7 +61,7 @@ class Reader:
         self._patience = patience
 
     async def ask(self, asked: Sequence[tuple[int | None, Command]]) -> list[Any]:
-        """The replies to (shard, command), in order. Raises StoreUnavailable if one of them cannot be had."""
+        """The replies to each (shard, command), in order. Raises StoreUnavailable if one cannot be obtained."""
         resending = Resending(self._patience)
         replies: list[Any] = [None] * len(asked)
         left = list(range(len(asked)))
@@ -73,7 +73,7 @@ class Reader:
             await resending.pause(str(problem))
 
     async def _round(self, asked: Sequence[tuple[int | None, Command]], left: list[int], replies: list[Any]) -> Any:
-        """Ask those that are left; what is still open afterwards is marked, and the last problem answered."""
+        """Send the commands that are `left`. Mark each without a reply as `_NOTHING`; return the last problem."""
         problem: Any = None
         groups: dict[SharedConnection, list[int]] = {}
         for place in left:
@@ -96,7 +96,7 @@ class Reader:
         places: list[int],
         replies: list[Any],
     ) -> Exception | None:
-        """Ask one server for its share; the last problem that there was."""
+        """Send one server its commands; return the last problem."""
         try:
             got = await connection.ask([asked[place][1] for place in places])
         except (NotSent, Lost) as error:
@@ -112,12 +112,12 @@ class Reader:
         return problem
 
     async def _refused(self, connection: SharedConnection, command: Command, reply: ResponseError) -> Any:
-        """Act on a refusal: the reply from elsewhere, or nothing, when it is worth asking again."""
+        """Handle a refusal: return the reply of the right server, or `_NOTHING` if a retry may help."""
         word = word_of(reply)
         try:
             if elsewhere := where_to_ask(reply):
                 _, there = await self._topology.at(*elsewhere).ask([("ASKING",), command])
-                if word == "MOVED":  # for good, and not for this one call
+                if word == "MOVED":  # permanently, not only for this call
                     await self._rediscover()
                 return _NOTHING if isinstance(there, ResponseError) else there
             if word == "NOSCRIPT":
@@ -135,10 +135,10 @@ class Reader:
         try:
             await self._topology.rediscover()
         except NotSent:
-            return  # the next round meets it, too
+            return  # the next round meets the same error
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
-        """The tasks as they are; one that cannot be read is as good as none."""
+        """The tasks as they are now; None for a missing or unreadable one."""
         groups: dict[tuple[int, str], list[int]] = {}
         for place, (topic, key) in enumerate(refs):
             groups.setdefault((self.layout.shard_of(topic, key), topic), []).append(place)
@@ -168,7 +168,7 @@ def _readable(ref: Ref, body: bytes) -> Record | None:
 
 
 async def find(reader: Reader, where: Filter, page: Page) -> Found:
-    """One page: for each shard at most a page's length of entries, and the bodies of those that are shown."""
+    """Read one page: at most a page of entries from each shard, and the bodies of the tasks shown."""
     if page.limit < 1:
         raise BadInput("limit", page.limit, "a whole number of at least 1")
     place, steps = read_cursor(page.cursor, where), _steps_of(where)
@@ -196,7 +196,7 @@ async def find(reader: Reader, where: Filter, page: Page) -> Found:
                 after = entries[-1]
                 records = await reader.get([Ref(topic, text_of(key)) for _, key in entries])
                 for (time, _), record in zip(entries, records, strict=True):
-                    # it may have gone, or been moved, since its entry was read
+                    # the task may be gone or moved since its entry was read
                     if record is not None and record.state in steps[step] and _time_of(record) == time:
                         shown.append((Place(order, topic, record.key, _time_of(record), step), record))
             if len(shown) > page.limit:
@@ -213,7 +213,7 @@ def _page(shown: list[tuple[Place, Record]], limit: int) -> Found:
 
 
 def _steps_of(where: Filter) -> list[list[State]]:
-    """The steps in which a list runs through a topic: states whose indexes are merged."""
+    """The steps in which a list goes through a topic, each a list of states whose indexes are merged."""
     if where.state is not None:
         return [[where.state]]
     if where.wake_from is not None or where.wake_before is not None:
@@ -225,7 +225,7 @@ async def _entries(
     reader: Reader, where: Filter, topic: Topic, states: Sequence[State], after: Position | None, count: int, *,
     timed: bool,
 ) -> list[Position]:  # fmt: skip
-    """The next entries of these states of one topic, from all shards; `timed`: of a list by wake time."""
+    """The next entries of these states of one topic, from all shards. `timed`: for a list by wake time."""
     low = (where.wake_from or 0) if timed else 0
     high = where.wake_before if timed and where.wake_before is not None else LAST_INSTANT + 1
     if after is not None and after[0] < low:
@@ -242,12 +242,12 @@ async def _entries(
 
 
 def _score(time: float) -> str:
-    """The text of a score, as Redis reads it, to the last digit."""
+    """The exact text of a score in Redis's format."""
     return str(int(time)) if float(time).is_integer() else repr(time)
 
 
 def _share(count: int, indexes: int) -> int:
-    """The part of a page to ask of each index: what that falls to it by chance, and room for most chances."""
+    """The number of entries to read from each index: its expected share of a page, and a margin for chance."""
     if indexes == 1:
         return count
     part = count / indexes
@@ -255,9 +255,9 @@ def _share(count: int, indexes: int) -> int:
 
 
 def _merged(pages: Sequence[list[Entry]], share: int, count: int) -> list[Entry]:
-    """The first `count` of several pages; fewer where an index may have more before them. Never none if there are any.
+    """The first `count` entries of several pages, or fewer, but at least one if there are any.
 
-    A page that is full may go on: what lies behind its end cannot be told apart from what lies behind another's.
+    An index with a full page may have more entries, so only entries up to the earliest end of a full page are certain.
     """
     ends = [page[-1] for page in pages if len(page) == share]
     merged = list(islice(heapq.merge(*pages), count))
@@ -276,7 +276,7 @@ async def _group(reader: Reader, where: Filter, page: Page, place: Place) -> Fou
     if where.topic is not None:
         prefix += f"{where.topic}\0".encode()
     after = b"[" + prefix if page.cursor is None else f"({where.group}\0{place.topic}\0{place.key}".encode()
-    # a prefix ends with NUL, and all that begins with it lies before the same with the byte after NUL
+    # the prefix ends with NUL: all members that begin with it sort before the same prefix with byte 1 in place of NUL
     before = b"(" + prefix[:-1] + b"\1"
     shown: list[tuple[Place, Record]] = []
     while len(shown) <= page.limit:
@@ -299,7 +299,7 @@ async def _group(reader: Reader, where: Filter, page: Page, place: Place) -> Fou
 
 
 def _ref_of(member: bytes) -> Ref:
-    """The task of an entry of a group: group NUL topic NUL key."""
+    """The task of a group's entry: group NUL topic NUL key."""
     topic, _, key = text_of(member).partition("\0")[2].partition("\0")
     return Ref(topic, key)
 
@@ -317,7 +317,7 @@ async def _places(reader: Reader) -> list[tuple[int, Topic]]:
 
 
 async def tally(reader: Reader, edges: Sequence[Millis] | None, only: Collection[Topic] | None) -> Tally:
-    """Counts of every topic and state: one call for each shard and topic, exact; an interval is O(log n) of it."""
+    """Exact counts of every topic and state, in one call per shard and topic; each interval costs O(log n)."""
     edges, layout = edges or (), reader.layout
     places = await _places(reader) if only is None else [(shard, one) for shard in range(layout.shards) for one in only]
     parts = [edges[start : start + _MOST_EDGES + 1] for start in range(0, max(1, len(edges) - 1), _MOST_EDGES)]

@@ -1,6 +1,6 @@
-"""An open store: its servers and their set-up, their clock, and a script client for each kind of operation.
+"""An open store: its servers, their set-up and clock, and a script client for each kind of operation.
 
-Also what belongs to the namespace as a whole: its layout, the register of workers, and the log of events.
+Also the data of the namespace as a whole: its layout, the register of workers, and the log of events.
 """
 
 from __future__ import annotations
@@ -33,22 +33,22 @@ from bide.stores.redis.wakes import Subscriptions
 # --- the server, and doctor
 
 _FULL = 0.8
-"""Part of maxmemory from which on it is worth a warning."""
+"""The part of maxmemory from which on `doctor` warns."""
 OLDEST = (6, 2)
 
 
 class Server(Struct, frozen=True, kw_only=True):
-    """The answer to INFO."""
+    """A server, by its answer to INFO."""
 
     version: tuple[int, ...]
-    """Of Redis; for Valkey the version of Redis that it is compatible with."""
+    """The version of Redis; for Valkey, the Redis version that it is compatible with."""
     shown: str
     cluster: bool
     info: Mapping[str, str]
 
     @property
     def knows_flags(self) -> bool:
-        """Script flags such as allow-oom: Redis 7, and every Valkey."""
+        """True if the server supports script flags such as allow-oom: Redis 7, and every Valkey."""
         return self.version >= (7, 0)
 
     @property
@@ -56,7 +56,7 @@ class Server(Struct, frozen=True, kw_only=True):
         return self.version >= (7, 0)
 
     def check(self, address: Address) -> None:
-        """Raises SetupError for a server on which bide could lose tasks, or cannot work at all."""
+        """Raise SetupError for a server on which bide could lose tasks or cannot work."""
         if self.version < OLDEST:
             raise SetupError(f"{address.shown}: {self.shown} is too old; bide needs Redis 6.2 or newer, or Valkey")
         policy = self.info.get("maxmemory_policy", "noeviction")
@@ -70,13 +70,13 @@ class Server(Struct, frozen=True, kw_only=True):
 
 
 async def examine(reader: Reader) -> Server:
-    """Ask the server what it is."""
+    """Query the server's INFO."""
     [text] = await reader.ask([(None, ("INFO",))])
     return server_of(text)
 
 
 def server_of(text: bytes) -> Server:
-    """Read an answer to INFO."""
+    """Parse an answer to INFO."""
     info = dict(line.split(":", 1) for line in text.decode().splitlines() if ":" in line)
     version = tuple(int(part) for part in re.findall(r"\d+", info.get("redis_version", "0"))[:3])
     valkey = info.get("valkey_version")
@@ -90,7 +90,7 @@ def server_of(text: bytes) -> Server:
 
 
 async def diagnose(reader: Reader, topology: Topology, where: str, time: ServerTime) -> list[Finding]:
-    """Look at every server with data; asked anew, since one may have been set up differently while we ran."""
+    """Check every server with data. Queries INFO again, because a server's settings may have changed since `open`."""
     layout = reader.layout
     found = [Finding(ok=True, what=f"{where}: namespace {layout.namespace}, {layout.shards} shards")]
     for connection in await topology.masters():
@@ -154,19 +154,19 @@ def _found(ok: bool, good: str, bad: str, advice: str, *, severe: bool = False) 
 _log = logging.getLogger("bide.redis")
 _KINDS = ("add", "change", "lease", "extend", "settle", "purge")
 _NOTIFYING = frozenset({"add", "change", "settle"})
-"""The kinds that may make something wake earlier, and that promise something to a caller: replicas are waited for."""
+"""The kinds that may make a task wake earlier, and whose answers are promises, so that they wait for replicas."""
 EVENTS_KEPT = 10_000
 _MOST_SHARDS = 1024
 _AT_ONCE = 500
-"""Events that are written in one call, so that no other call waits for long."""
+"""The most events written in one call, so that no other call waits for long."""
 
 _STREAM_ID = re.compile(rb"[0-9]{1,19}-[0-9]{1,19}")
 _encode = msgspec.msgpack.encode
 _decode_event = msgspec.msgpack.Decoder(Event).decode
 _decode_worker = msgspec.msgpack.Decoder(tuple[int, list[str]]).decode
 
-# Adds events, and drops the oldest when there are too many. KEYS 1 the log, 2 its index by task;
-# ARGV 1 how many are kept, then for each event: topic NUL key, the event.
+# Adds events, and drops the oldest if there are too many. KEYS: 1 the log, 2 its index by task;
+# ARGV: 1 the number to keep, then for each event: topic NUL key, the event.
 _RECORD = """
 local kept = tonumber(ARGV[1])
 for n = 2, #ARGV, 2 do
@@ -188,7 +188,7 @@ _ANNOUNCE = "#!lua flags=allow-oom\nreturn redis.call('HSET', KEYS[1], ARGV[1], 
 
 
 class Runtime:
-    """The open store: what is there between `open` and `close`."""
+    """The state of a store between `open` and `close`."""
 
     def __init__(
         self,
@@ -219,12 +219,12 @@ class Runtime:
                 layout,
                 topology,
                 time,
-                # one that is not extended in this round may be in the next; waiting longer would cost the others theirs
+                # a lease not extended in this round may be in the next; a longer wait would cost the other leases
                 patience=min(patience, silence) if kind == "extend" else patience,
                 publish=("SPUBLISH" if sharded else "PUBLISH") if kind in _NOTIFYING else "",
                 channels=channels if kind in _NOTIFYING else (),
                 wait_replicas=address.wait_replicas if kind in _NOTIFYING else 0,
-                wait_for=silence / 4,  # no other call on that connection may be taken for lost meanwhile
+                wait_for=silence / 4,  # short, so that no other call on the connection is taken for lost
             )
             for kind in _KINDS
         }
@@ -238,7 +238,7 @@ class Runtime:
         )
 
     async def prepare(self) -> None:
-        """Give every server the scripts, and look at its clock."""
+        """Load the scripts on every server, and read the clock."""
         texts = [("SCRIPT", "LOAD", client.script.text) for client in self.clients.values()]
         for connection in await self.topology.masters():
             try:
@@ -248,7 +248,7 @@ class Runtime:
         await self.read_clock()
 
     async def read_clock(self) -> None:
-        """Ask what time it is there. Every answer says so; this is for the first time, and for doctor."""
+        """Query the server's time. Every answer carries it; this is for the first reading, and for doctor."""
 
         async def ask() -> int:
             [(seconds, micros)] = await self.reader.ask([(None, ("TIME",))])
@@ -261,7 +261,7 @@ class Runtime:
     async def write(
         self, kind: str, asked: Sequence[Any], words: writing.Words, take: writing.Take, *before: int, now: str
     ) -> list[Any]:
-        """One answer for each, or the error that befell its shard."""
+        """Write a batch; return one answer for each item, or the error of its shard."""
         calls, places = writing.sorted_out(asked, self.layout, words, *before)
         answers: list[Any] = [None] * len(asked)
         wakes = kind in ("add", "change")
@@ -280,7 +280,7 @@ class Runtime:
         return answers
 
     async def _give_back(self, records: Sequence[Record]) -> None:
-        """End leases of which nothing was begun: due again at once, counting nothing."""
+        """End leases whose handlers have not begun: the tasks are due again at once, and no attempt is counted."""
         ends = [Settlement(record.topic, record.key, record.token, OutcomeKind.DEFER, In(0)) for record in records]
         for answer in await self.write("settle", ends, writing.settlement_writer(0), writing.take_accepted, now=""):
             if isinstance(answer, StoreError):
@@ -294,15 +294,15 @@ class Runtime:
             await self.topology.close()
 
 
-# --- of the namespace as a whole
+# --- data of the namespace as a whole
 
 
 async def agree(reader: Reader, namespace: str, shards: int | None, default: int) -> int:
-    """Record the layout if the namespace is new; the number of shards it has. Raises StoreMismatch if ours differs."""
+    """Record the layout if the namespace is new; return its number of shards. Raises StoreMismatch if it differs."""
     key = Layout(namespace, 1).common("layout")
     read = (None, ("HMGET", key, "version", "shards"))
     [found] = await reader.ask([read])
-    if None in found:  # read first: where memory is full, a worker may still open what is there, and drain it
+    if None in found:  # read first, so that a worker can open and drain an existing namespace when memory is full
         *_, found = await reader.ask(
             [(None, ("HSETNX", key, "version", VERSION)), (None, ("HSETNX", key, "shards", shards or default)), read]
         )
@@ -331,9 +331,9 @@ async def agree(reader: Reader, namespace: str, shards: int | None, default: int
 async def announce(
     reader: Reader, holder: str, topics: Collection[Topic], until: Millis, now: Millis, *, flags: bool
 ) -> dict[str, list[Topic]]:
-    """Say what a worker works on; answer which workers live. The first to see an expired one takes it out.
+    """Register a worker's topics, and return the live workers. Removes expired workers.
 
-    `flags`: the server knows script flags, so that this works when its memory is full.
+    `flags`: the server supports script flags, so that this works when its memory is full.
     """
     key, packed = reader.layout.common("workers"), _encode((until, sorted(topics)))
     said: tuple[Any, ...] = ("HDEL", key, holder)

@@ -1,13 +1,12 @@
-"""Send a script to a shard, once however often that takes.
+"""Runs a script on a shard exactly once, however often the call is sent.
 
-Each call carries the caller's name and a number that only rises; the shard keeps the last answer of each live caller,
-written in the same step as the work. So when an answer was lost, the same call is sent again: if it was done, the
-answer is repeated, else it is done now. This is why a caller has one call under way per shard, and why each kind of
-operation is a caller of its own: settling does not wait for scheduling.
+Each call carries the caller's name and a number that only rises. The shard keeps the last answer of each live caller,
+written in the same step as the work. So if an answer was lost, the same call is sent again: if it was done, the shard
+repeats the answer, else it does the call now. This requires that a caller has one call under way per shard, so each
+kind of operation is a caller of its own: settling does not wait for scheduling.
 
-What a server refuses was not done: by the first word of the refusal, the call waits a moment or finds the right server
-(see `topology`). If the outcome is still not known when `patience` is over, that shard's tasks alone get
-`OutcomeUnknown`.
+A refused call was not done. By the first word of the refusal, the call waits a moment or finds the right server (see
+`topology`). If the outcome is still unknown when `patience` ends, only the tasks of that shard get `OutcomeUnknown`.
 """
 
 from __future__ import annotations
@@ -42,14 +41,14 @@ from bide.stores.redis.topology import (
 from bide.stores.resending import Resending
 
 _AT_ONCE = 2
-"""How often a call goes out again without a pause: servers may send it to each other without end."""
+"""The most resends without a pause, because servers may redirect a call to each other endlessly."""
 _FOLDER = files("bide.stores.redis") / "lua"
 DRAINS = frozenset({"change", "lease", "extend", "settle", "purge"})
-"""The scripts that have to work on a server whose memory is full (P9): only `add` is refused there."""
+"""The scripts that must work on a server whose memory is full (P9): it refuses only `add`."""
 
 
 class Script(NamedTuple):
-    """One script as a server is given it."""
+    """A script as it is loaded on a server."""
 
     name: str
     text: str
@@ -57,8 +56,8 @@ class Script(NamedTuple):
 
 
 def script(name: str, *, flags: bool, library: bool = True) -> Script:
-    """The script `name`, with what all that write share (`library`). `flags`: the server knows script flags (Redis 7,
-    Valkey), so what drains may say so."""
+    """The script `name`. `library`: with the code that all writing scripts share. `flags`: the server supports script
+    flags (Redis 7, Valkey), so a draining script is marked `allow-oom`."""
     text = (_FOLDER / f"{name}.lua").read_text(encoding="utf-8")
     if library:
         text = (_FOLDER / "lib.lua").read_text(encoding="utf-8") + text
@@ -68,7 +67,7 @@ def script(name: str, *, flags: bool, library: bool = True) -> Script:
 
 
 class Call(NamedTuple):
-    """A question to one shard: the topics whose keys the script needs, and its own arguments."""
+    """A call to one shard: the topics whose keys the script needs, and its own arguments."""
 
     shard: int
     topics: Sequence[str]
@@ -76,7 +75,7 @@ class Call(NamedTuple):
 
 
 class _Sent(Struct, eq=False):
-    """A call on its way."""
+    """A call under way."""
 
     place: int
     call: Call
@@ -118,18 +117,18 @@ class ScriptClient:
         self._replicas = wait_replicas
         self._numbers = [0] * layout.shards
         self._turns = [asyncio.Semaphore(1) for _ in range(layout.shards)]
-        """Handed on directly, so that one that is not locked can be had without waiting."""
+        """The turn of each shard: a semaphore, which can be acquired without waiting if it is not locked."""
         self.resent = 0
-        """Calls that had to be sent more than once."""
+        """The number of resends."""
 
     async def run(self, calls: Iterable[Call], read: Read, *, now: str = "") -> None:
-        """Send all of them at once; `read` gets the place of each with its reply, or its error.
+        """Send all calls concurrently; `read` gets the place of each with its reply or error.
 
-        `calls` may be made while the first of them are on their way already: the server works meanwhile, and so does
-        `read` while it works on the last. `now`: the caller's time, where the store goes by that.
+        `calls` may be a generator: the first calls are sent while later ones are made, and `read` handles the first
+        replies while the server works on the last calls. `now`: the caller's time, if the store uses that.
         """
         sent: deque[_Sent] = deque()
-        """Those whose turns are still to be given back here."""
+        """The calls whose turns this method still has to release."""
         slow: list[asyncio.Task[None]] = []
         loop = asyncio.get_running_loop()
         try:
@@ -140,8 +139,8 @@ class ScriptClient:
                     slow.append(loop.create_task(self._one(place, call, now, read), name="bide call"))
                     continue
                 command = self._command(call, now)
-                answer = connection.post([command])  # before the turn is taken: it may refuse an argument
-                await turn.acquire()  # at once, being free
+                answer = connection.post([command])  # before the turn is acquired: it may refuse an argument
+                await turn.acquire()  # does not wait: the turn is free
                 sent.append(_Sent(place, call, command, self._time.clock(), answer, turn))
                 if connection.plenty:
                     await connection.flush()
@@ -172,13 +171,13 @@ class ScriptClient:
                 one.turn.release()
 
     async def _one(self, place: int, call: Call, now: str, read: Read) -> None:
-        """Send one when its turn has come, with all the patience there is."""
+        """Send one call when its turn has come, and resend it until its outcome is known."""
         async with self._turns[call.shard]:
             reply = await self._until_known(call, self._command(call, now))
         read(place, reply)
 
     async def _go_on(self, sent: _Sent, first: Any, read: Read) -> None:
-        """Insist on a call that was sent and not answered. Its turn is given back when the task is done."""
+        """Resend a call that got no answer. Its turn is released when the task is done."""
         read(sent.place, await self._until_known(sent.call, sent.command, first))
 
     def _command(self, call: Call, now: str) -> Command:
@@ -194,9 +193,9 @@ class ScriptClient:
         )  # fmt: skip
 
     async def _ask(self, connection: SharedConnection, commands: Sequence[Command], *, fresh: bool) -> Sequence[Any]:
-        """The replies, or for each what befell them; with replicas to wait for, only what these have too.
+        """The replies, or an error for each command. With `wait_replicas`, a reply counts only once replicas have it.
 
-        `fresh`: these were not sent before. A repeated answer tells what time it was when it was first given.
+        `fresh`: the commands were not sent before. A repeated answer carries the time of the first one.
         """
         asked = [*commands, self._wait] if self._wait else commands
         sent = self._time.clock()
@@ -217,7 +216,7 @@ class ScriptClient:
         return replies
 
     async def _until_known(self, call: Call, command: Command, first: Any = None) -> Any:
-        """Ask until there is a reply that will not change: that, or a StoreError. `first`: the reply so far."""
+        """Send until the reply is final; return it, or a StoreError. `first`: the reply so far."""
         try:
             return await self._reply(call, command, first)
         except StoreError as error:
@@ -267,12 +266,12 @@ class ScriptClient:
             reply = None
 
     async def _load(self, connection: SharedConnection | None, shard: int) -> ResponseError | None:
-        """Give the server the script; the error if it refuses it."""
+        """Load the script on the server; return the error if the server refuses it."""
         try:
             connection = connection or await self._topology.connection(shard)
             [reply] = await connection.ask([("SCRIPT", "LOAD", self.script.text)])
         except (NotSent, Lost, StoreUnavailable):
-            return None  # the next try will meet whatever it was
+            return None  # the next try meets the same error
         return reply if isinstance(reply, ResponseError) else None
 
     def _where(self, call: Call) -> str:

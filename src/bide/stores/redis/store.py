@@ -1,4 +1,4 @@
-"""The Redis store: N shards, each a few keys that one script at a time changes; no leader, no lock, nothing to mend.
+"""The Redis store: N shards, each a few keys that one script at a time changes. No leader, no lock, no repair job.
 
 **The cost**, on the server: a schedule about 4 microseconds, a lease and its settle about 10, in batches; a plain task
 takes about 260 bytes in addition to its payload. See docs/redis.md.
@@ -43,19 +43,19 @@ from bide.stores.redis.topology import topology_of
 _AT_FIRST = 3.0
 """Seconds that opening waits for a server that cannot be reached."""
 LONGEST_PATIENCE = 45.0
-"""Seconds: a shard remembers what it answered for 600, and a call that is sent again has to come well before that."""
+"""Seconds: a shard keeps its answers for 600, and a resend must arrive well before that."""
 SHARDS = 16
-"""In a new namespace, unless the URL says how many."""
+"""The number of shards of a new namespace, unless the URL gives one."""
 _LINES = 4
-"""Parts of one server, so many shards each, that are called concurrently: with one, either the server works or
-the caller does. In turns of 256 callers: 11 µs a task with one, 8.4 with two or four; bursts gain 8 % with four."""
+"""Groups of one server's shards that are called concurrently. With one group, the server and the caller take turns
+working. With 256 callers: 11 µs a task with one group, 8.4 with two or four; bursts gain 8 % with four."""
 
 
 class RedisStore:
-    """Tasks in Redis or Valkey, at `url`; see `address` for what that may say.
+    """Tasks in Redis or Valkey at `url`; see `address` for the accepted URLs.
 
-    `clock`: by default the server's own, whatever this machine's says; "caller" goes by the `now` of each call, for
-    tests and for clocks that run faster. `patience`: seconds that a call goes on trying while a server is away.
+    `clock`: by default the server's, whatever this machine's clock says; "caller" uses the `now` of each call, for
+    tests and for clocks that run faster. `patience`: seconds for which a call is retried while a server is away.
     `silence`: seconds without an answer after which a connection is given up.
     """
 
@@ -81,7 +81,7 @@ class RedisStore:
         self._events_kept = events_kept
         self._opened: Runtime | None = None
         self._changing = asyncio.Lock()
-        """Serializes `open` and `close`: of two concurrent opens only one connection would be closed."""
+        """Serializes `open` and `close`: after two concurrent opens, only one connection would ever be closed."""
 
     def __repr__(self) -> str:
         return f"RedisStore({self._address.shown}, namespace={self._address.namespace!r})"
@@ -104,7 +104,7 @@ class RedisStore:
         time = ServerTime()
         topology = topology_of(address, layout, patience=self._silence)
         try:
-            # what is wrong with an address shows at once, and no caller waits yet
+            # less patience: errors in an address show at once
             reader = Reader(layout, topology, patience=min(_AT_FIRST, self._patience))
             server = await examine(reader)
             server.check(address)
@@ -135,7 +135,7 @@ class RedisStore:
         return self._opened
 
     def _now(self, now: Millis) -> str:
-        """The time for a script: empty where it is to look at its own clock."""
+        """The time for a script; empty if the script should use the server's clock."""
         return "" if self._by_server else str(now)
 
     # --- clients
@@ -162,7 +162,7 @@ class RedisStore:
         return gathered(answers)
 
     def part_of(self, topic: Topic, key: str) -> int:
-        """See `Partitioned`: shards by their server, and those of each server in `_LINES`."""
+        """See `Partitioned`: shards are divided by server, and each server's shards into `_LINES` groups."""
         opened = self._open()
         shard = opened.layout.shard_of(topic, key)
         return opened.topology.part_of(shard) * _LINES + shard % _LINES
@@ -186,7 +186,7 @@ class RedisStore:
         return await self._open().leaser.lease(wants, now, until, holder)
 
     async def purge(self, *, now: Millis, limit: int) -> int:
-        """Reads first, then forgets: the scripts need to know which topics' keys they will touch."""
+        """Forget expired ended tasks. Reads them first, because a script must be given the keys of their topics."""
         opened = self._open()
         if limit <= 0:
             return 0
@@ -263,11 +263,11 @@ class RedisStore:
         return int(found), VERSION
 
     async def plan(self) -> list[str] | None:
-        """None: opening records the layout, and there is one version of it so far."""
+        """None: `open` records the layout, which has only one version so far."""
         return None
 
     async def migrate(self) -> None:
-        """There is one version of the layout so far, and `open` records it."""
+        """Do nothing: `open` records the layout, which has only one version so far."""
         self._open()
 
     # --- features.diagnosis

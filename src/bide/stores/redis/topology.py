@@ -1,18 +1,19 @@
-"""The servers of a store: which one has a shard, and one shared connection to each.
+"""The servers of a store, which server has a shard, and one shared connection to each server.
 
 A `Topology` is one server, the master that Sentinel names, or the masters of a Cluster, each with its slots. Callers
-ask it for `connection(shard)`, and to `rediscover` when a server says that it is the wrong one, or is lost.
+get a `connection(shard)` from it, and call `rediscover` when a server is lost, or answers that it is the wrong one.
 
-A `SharedConnection` pipelines: calls go out one behind the other, and answers come back in that order. redis-py makes
-the connection (TLS, passwords, databases); what it does for each call is left out, since a worker under load sends
-tens of thousands. Whatever is asked within one turn of the event loop leaves in one write.
+A `SharedConnection` pipelines: calls go out one after another, and answers come back in the same order. redis-py makes
+the connection (TLS, passwords, databases). Its work per call is bypassed, because a worker under load sends tens of
+thousands of calls. All calls made within one iteration of the event loop leave in one write.
 
 A call that fails on the way raises one of
 
-NotSent       nothing was sent: trying again is safe
-Lost          it was sent, and no answer came: only a repeat by its number tells whether it was done
+NotSent       nothing was sent: a retry is safe
+Lost          it was sent, and no answer came: only a resend with its number shows whether it was done
 
-and a refusal by the server is a reply: not done; by its first word, wait, ask elsewhere, or give up.
+A refusal by the server is a reply: the call was not done. Its first word decides whether to wait, to query another
+server, or to give up.
 """
 
 from __future__ import annotations
@@ -46,22 +47,22 @@ from bide.stores.urls import unreached
 _log = logging.getLogger("bide.redis")
 Command = Sequence[str | bytes | int]
 Reply = Any
-"""bytes, int, None, a list of these, or a ResponseError: as a value, since one refused call breaks no connection."""
+"""bytes, int, None, a list of these, or a ResponseError, which is a value because the connection stays usable."""
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 1.0
 _PLENTY = 16_384
-"""Bytes that are worth a write of their own: the server begins while the rest is being made."""
+"""Bytes that justify a write of their own, so that the server begins while more calls are made."""
 _pack: Callable[[tuple[Any, ...]], bytes] = hiredis.pack_command
 
 WAIT = frozenset({"TRYAGAIN", "LOADING", "BUSY", "CLUSTERDOWN", "MASTERDOWN", "NOREPLICAS", "UNBLOCKED", "MISCONF"})
-"""Not done, and it passes: ask the same server again in a moment."""
+"""Not done, for a passing reason: retry the same server in a moment."""
 ELSEWHERE = frozenset({"MOVED", "READONLY", "CLUSTERDOWN", "MASTERDOWN"})
-"""Not done, and another server may be the one to ask: rediscover which."""
+"""Not done, and another server may be the right one: rediscover."""
 
 _STUMBLED = re.compile(
     r"user_script:[0-9]+: (?:attempt to|bad argument|Missing bytes)|is not (?:an integer|a valid float)"
 )
-"""Of a script that found what it did not write. It would stumble again: trying again is no way out."""
+"""Errors of a script that found data it did not write. A retry would fail in the same way."""
 
 
 class _Pending(Struct, eq=False):
@@ -74,10 +75,10 @@ class _Pending(Struct, eq=False):
 
 
 class SharedConnection:
-    """Connects when it is first needed, and again when it broke. Belongs to one event loop.
+    """A connection that opens at its first use, and again after it broke. Belongs to one event loop.
 
-    `patience`: seconds without any answer to the oldest call, after which the connection is given up: a half-open one
-    stays silent. `closed`: as after `close`, so that it never connects.
+    `patience`: seconds without an answer to the oldest call after which the connection is given up, because a half-open
+    connection stays silent. `closed`: in the state after `close`, so that it never connects.
     """
 
     def __init__(
@@ -98,7 +99,7 @@ class SharedConnection:
         self._failures = 0
         self._not_before = 0.0
         self._why = ""
-        """The error of the last try."""
+        """The error of the last attempt to connect."""
         self._closed = closed
 
     @property
@@ -108,11 +109,14 @@ class SharedConnection:
 
     @property
     def plenty(self) -> bool:
-        """True if so much waits to be written that it should not wait for more."""
+        """True if enough bytes wait for a write of their own."""
         return self._outbox_size > _PLENTY
 
     async def ask(self, commands: Sequence[Command]) -> list[Reply]:
-        """Send them together; their answers, in order. Raises NotSent, Lost, StoreUnavailable (it never will)."""
+        """Send the commands together; return their answers in order.
+
+        Raises NotSent, Lost, or StoreUnavailable if a retry cannot help.
+        """
         if self._connection is None:
             await self._connect()
             if self._connection is None:
@@ -120,8 +124,8 @@ class SharedConnection:
         return await self.post(commands)
 
     def post(self, commands: Sequence[Command]) -> asyncio.Future[list[Reply]]:
-        """Put them into the next write; the answers to come, or Lost. Only while `ready`."""
-        packed = b"".join([_pack(tuple(command)) for command in commands])  # may refuse one: then none is sent
+        """Add the commands to the next write; return a future of their answers, or Lost. Only while `ready`."""
+        packed = b"".join([_pack(tuple(command)) for command in commands])  # if it refuses one, none is sent
         asked = _Pending(self._loop.create_future(), len(commands), self._loop.time())
         self._outbox.append(packed)
         self._outbox_size += len(packed)
@@ -133,16 +137,16 @@ class SharedConnection:
         return asked.future
 
     async def flush(self) -> None:
-        """Write what was posted, now and not at the end of this turn of the loop."""
+        """Write the posted commands now, rather than at the end of this loop iteration."""
         connection = self._connection
         if self._outbox and connection is not None:
             packed, self._outbox, self._outbox_size = b"".join(self._outbox), [], 0
             try:
                 await connection.send_packed_command(packed, check_health=False)
             except BaseException as error:
-                # also where a caller is cancelled in the middle of it: part of a call is written, or redis-py has let
-                # go of the connection, and would make another in its place that is never closed
-                if self._connection is connection:  # else it was given up meanwhile, and there is another
+                # also if the caller was cancelled midway: part of a call is written, or redis-py has dropped the
+                # connection, and would replace it with one that is never closed
+                if self._connection is connection:  # otherwise it was given up and replaced meanwhile
                     await self._break(Lost(f"{self.name}: {said(error)}"))
                 if not isinstance(error, (RedisError, OSError)):
                     raise
@@ -159,7 +163,7 @@ class SharedConnection:
         try:
             await asyncio.shield(connecting)
         except asyncio.CancelledError:
-            if connecting.cancelled() and not (caller and caller.cancelling()):  # by `close`, and not its caller
+            if connecting.cancelled() and not (caller and caller.cancelling()):  # by `close`, not by the caller
                 raise NotSent(f"{self.name}: the store is closed") from None
             raise
 
@@ -201,7 +205,7 @@ class SharedConnection:
                     reply: Reply = await read(disable_decoding=True, disconnect_on_error=False)
                 except ResponseError as refused:
                     reply = refused
-                except BusyLoadingError as loading:  # which redis-py takes for the end of the connection
+                except BusyLoadingError as loading:  # redis-py treats this as the end of the connection
                     reply = ResponseError(f"LOADING {loading}")
                 asked = pending[0]
                 asked.answers.append(reply)
@@ -213,7 +217,7 @@ class SharedConnection:
             await self._break(Lost(f"{self.name}: {said(error)}"))
 
     def _check(self) -> None:
-        """Give the connection up if it was silent for too long: half-open, or its server stands still."""
+        """Give up a connection that was silent for too long: it is half-open, or its server is stalled."""
         self._watch = None
         if not self._pending:
             return
@@ -227,7 +231,7 @@ class SharedConnection:
             self._watch = self._loop.call_later(left, self._check)
 
     async def _break(self, error: Lost | NotSent) -> None:
-        """Give up the connection; every call that waits for an answer on it fails."""
+        """Give up the connection; every call that waits for an answer fails."""
         connection, self._connection = self._connection, None
         pending, self._pending = self._pending, deque()
         self._outbox, self._outbox_size = [], 0
@@ -246,12 +250,12 @@ class SharedConnection:
             await _abort(connection)
 
     async def drop(self, why: str) -> None:
-        """Give the connection up, so that the next call makes a new one."""
+        """Give up the connection, so that the next call makes a new one."""
         if self._connection is not None:
             await self._break(Lost(f"{self.name}: {why}"))
 
     async def close(self) -> None:
-        """Close it. A call that still waits for an answer fails with Lost."""
+        """Close the connection. A call that still waits for an answer fails with Lost."""
         self._closed = True
         if self._connecting is not None:
             self._connecting.cancel()
@@ -263,13 +267,13 @@ class SharedConnection:
 
 
 def _retrieve(connecting: asyncio.Task[None]) -> None:
-    """Take the error of a connection that failed: its callers may have been cancelled, and `_why` keeps it."""
+    """Retrieve the error of a failed connection, because its callers may have been cancelled; `_why` keeps it."""
     if not connecting.cancelled():
         connecting.exception()
 
 
 async def _abort(connection: AbstractConnection) -> None:
-    """Closed with what was not sent yet: with a server that reads nothing the sender would wait without end."""
+    """Close a connection and drop unsent data: if the server reads nothing, a flush would never end."""
     writer = getattr(connection, "_writer", None)
     if writer is not None:
         writer.transport.abort()
@@ -280,19 +284,19 @@ async def _abort(connection: AbstractConnection) -> None:
 
 
 class NotSent(Exception):
-    """There is no connection; the call never left."""
+    """There is no connection; the call was not sent."""
 
 
 class Lost(Exception):
-    """The connection broke, or nothing came in time, after the call was sent."""
+    """The connection broke or timed out after the call was sent."""
 
 
 class UnderReplicated(Exception):
-    """Done, and fewer replicas have it than were asked for: asking again waits for them again."""
+    """Done, but fewer replicas have it than required. A resend waits for them again."""
 
 
 def word_of(reply: ResponseError) -> str:
-    """The first word of an error reply, which is its kind; of some, redis-py has made a class instead."""
+    """The first word of an error reply, which is its kind; redis-py turns some of them into classes."""
     kind = type(reply).__name__
     known = {
         "NoScriptError": "NOSCRIPT", "BusyLoadingError": "LOADING", "ReadOnlyError": "READONLY",
@@ -303,7 +307,7 @@ def word_of(reply: ResponseError) -> str:
 
 
 def where_to_ask(reply: ResponseError) -> tuple[str, int] | None:
-    """The server that ASK or MOVED names; None for any other reply. Before version 7 redis-py leaves them as text."""
+    """The server that ASK or MOVED names; None for any other reply. redis-py before version 7 leaves them as text."""
     if word_of(reply) not in ("ASK", "MOVED"):
         return None
     host, _, port = str(reply).rpartition(" ")[2].rpartition(":")
@@ -311,7 +315,7 @@ def where_to_ask(reply: ResponseError) -> tuple[str, int] | None:
 
 
 def refusal(reply: ResponseError, where: str) -> StoreError:
-    """The error for a caller whose call the server has refused for good."""
+    """The error for a call that the server has refused for good."""
     word, text = word_of(reply), str(reply)
     if word == "OOM" or "used memory > 'maxmemory'" in text:
         return StoreFull(f"{where}: the server has reached its maxmemory: {text}")
@@ -323,26 +327,26 @@ def refusal(reply: ResponseError, where: str) -> StoreError:
 
 
 def said(error: BaseException) -> str:
-    """The text of an error, or its type if it has none; redis-py leaves the word out of a redirection."""
+    """The text of an error, or its type if it has no text; redis-py omits the first word of a redirection."""
     return f"{word_of(error)} {error}" if isinstance(error, AskError) else str(error) or type(error).__name__
 
 
 try:
     from redis.driver_info import DriverInfo
-except ImportError:  # a redis-py that reads its own version once
+except ImportError:  # this redis-py reads its own version once
     _DRIVER: dict[str, Any] = {}
-else:  # one that reads it out of its package's metadata for every connection, which takes longer than all the rest
+else:  # this one reads it from package metadata for every connection, which takes longer than everything else
     _DRIVER = {"driver_info": DriverInfo()}
 
 
 # --- servers
 
 Server = tuple[str, int]
-"""Host and port; a socket's path and 0."""
+"""Host and port; for a socket, its path and 0."""
 
 
 class Topology(ABC):
-    """The servers of one store, and a connection to each that was needed so far."""
+    """The servers of one store, with a connection to each server used so far."""
 
     def __init__(self, address: Address, patience: float) -> None:
         self._address = address
@@ -351,18 +355,18 @@ class Topology(ABC):
         self._discovering = asyncio.Lock()
         self._discovered = 0
         self._closed = False
-        """A call that asks for its server after `close` never connects."""
+        """True after `close`: then no call connects any more."""
 
     @abstractmethod
     def _where(self, shard: int | None) -> Server | None:
-        """The server that has the shard (None: what belongs to the whole namespace), as far as known."""
+        """The server that has the shard (None: the keys of the whole namespace), if known."""
 
     @abstractmethod
     async def _discover(self) -> None:
-        """Find out who has what now. Raises NotSent, StoreUnavailable."""
+        """Find the current servers. Raises NotSent, StoreUnavailable."""
 
     async def rediscover(self) -> None:
-        """Find the servers anew, once for all callers who ask at the same time."""
+        """Find the servers again, once for all concurrent callers."""
         discovered = self._discovered
         async with self._discovering:
             if discovered == self._discovered:
@@ -383,20 +387,20 @@ class Topology(ABC):
         return self.at(*await self._found(shard))
 
     def ready(self, shard: int) -> SharedConnection | None:
-        """The same if it is known and connected, else None."""
+        """The connection to the shard's server if it is known and connected, else None."""
         where = self._where(shard)
         connection = None if where is None else self._connections.get(where)
         return connection if connection is not None and connection.ready else None
 
     def at(self, host: str, port: int) -> SharedConnection:
-        """The connection to one server by its address, for a call that is redirected."""
+        """The connection to a server by its address, for a redirected call."""
         connection = self._connections.get((host, port))
         if connection is None:
             connection = self._connections[host, port] = self._connect_to(host, port)
         return connection
 
     def part_of(self, shard: int) -> int:
-        """Shards with the same number fail together; others do not wait for them."""
+        """A number that is equal for shards that fail together; the other shards do not wait for them."""
         return 0
 
     async def masters(self) -> list[SharedConnection]:
@@ -404,7 +408,7 @@ class Topology(ABC):
         return [await self.connection(None)]
 
     async def new_connection(self, shard: int | None) -> AbstractConnection:
-        """A connection of its own to the same server, not yet connected, for a subscription."""
+        """A new, unconnected connection to the shard's server, for a subscription."""
         return make_connection(self._address, *await self._found(shard))
 
     async def close(self) -> None:
@@ -415,7 +419,7 @@ class Topology(ABC):
     def _connect_to(
         self, host: str, port: int, *, to_discover: bool = False, for_sentinel: bool = False
     ) -> SharedConnection:
-        """A new connection to a server; `to_discover`: for one question, whose answer is waited for less long."""
+        """A new connection to a server. `to_discover`: for a single query, with a shorter timeout."""
         name = f"{host}:{port}" if port else host
         return SharedConnection(
             f"sentinel {name}" if for_sentinel else name,
@@ -434,7 +438,7 @@ def topology_of(address: Address, layout: Layout, *, patience: float) -> Topolog
 
 
 def make_connection(address: Address, host: str, port: int, *, for_sentinel: bool = False) -> AbstractConnection:
-    """A connection that is not yet connected. Answers in bytes; timeouts are the SharedConnection's."""
+    """An unconnected connection whose answers are bytes. Timeouts are left to the SharedConnection."""
     options: dict[str, Any] = {
         "db": 0 if for_sentinel or address.kind == "cluster" else address.db,
         "username": address.sentinel_username if for_sentinel else address.username,
@@ -455,7 +459,7 @@ def make_connection(address: Address, host: str, port: int, *, for_sentinel: boo
 
 
 class SingleServer(Topology):
-    """One server. There is no other; one that became a replica may be made a master again."""
+    """One server, with no alternative; if it became a replica, it may be made a master again."""
 
     def _where(self, shard: int | None) -> Server:
         return self._address.hosts[0] if self._address.path is None else (self._address.path, 0)
@@ -465,7 +469,7 @@ class SingleServer(Topology):
 
 
 class SentinelTopology(Topology):
-    """The master that a majority of Sentinels agrees on: asked for at the start, and whenever it is lost or demoted."""
+    """The master that a majority of Sentinels agrees on: queried at the start, and when it is lost or demoted."""
 
     _master: Server | None = None
 
@@ -473,7 +477,7 @@ class SentinelTopology(Topology):
         return self._master
 
     async def _discover(self) -> None:
-        """Ask each Sentinel in turn, until one answers."""
+        """Query each Sentinel in turn until one answers."""
         troubles = []
         for host, port in self._address.hosts:
             try:
@@ -484,7 +488,7 @@ class SentinelTopology(Topology):
             if found is None:
                 troubles.append(f"{host}:{port} knows no service {self._address.service!r}")
                 continue
-            if found != self._master:  # else it may be in use
+            if found != self._master:  # otherwise its connection may be in use
                 _log.info("the master of %s is %s:%d", self._address.service, *found)
                 before, self._master = self._master, found
                 if before is not None:
@@ -504,7 +508,7 @@ class SentinelTopology(Topology):
 
 
 class ClusterTopology(Topology):
-    """The masters of a Cluster, each with the slots it serves now."""
+    """The masters of a Cluster, each with the slots that it serves now."""
 
     def __init__(self, address: Address, patience: float, layout: Layout) -> None:
         super().__init__(address, patience)

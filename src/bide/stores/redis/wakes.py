@@ -1,11 +1,11 @@
 """Subscriptions to earlier wakes, which test themselves.
 
-A subscription can die silently: the connection half-open, the server replaced, the slot moved away. So every few
-seconds it is sent an echo through the server, and one that does not receive its echo is replaced, and counted.
-Meanwhile nothing is lost: every head is asked for again within a second.
+A subscription can die silently: the connection is half-open, the server was replaced, or the slot has moved away. So
+every few seconds the subscriber sends itself an echo through the server; a subscription that does not receive its echo
+is replaced and counted. Meanwhile nothing is lost: every head is queried again within a second.
 
-Where channels are sharded (a Cluster of Redis 7 or Valkey) each shard has its own, at the server that has its
-slot; elsewhere one channel serves the namespace.
+If channels are sharded (a Cluster of Redis 7 or Valkey), each shard has its own channel on the server with its slot;
+otherwise one channel serves the namespace.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from bide.stores.redis.topology import Lost, NotSent, Topology, said
 
 _log = logging.getLogger("bide.redis")
 ECHO_EVERY = 2.0
-"""Seconds between echoes; one that does not come back until the next is due means that it is dead."""
+"""Seconds between echoes; a subscription is dead if an echo has not returned when the next one is due."""
 _PAUSE = 0.1
 
 HeardWake = Callable[[int, Topic, Millis], None]
 """(shard, topic, wake)"""
 When = Callable[[int, Topic, Millis], Millis]
-"""(shard, topic, wake) -> when to ask there"""
+"""(shard, topic, wake) -> the time to query the shard"""
 
 
 class Subscriber:
@@ -41,7 +41,7 @@ class Subscriber:
 
     def __init__(self, topology: Topology, layout: Layout, shard: int | None, name: str, heard: HeardWake) -> None:
         self.replaced = 0
-        """How often it was found dead or cut off, and replaced."""
+        """How often the subscription was found dead or cut off, and replaced."""
         self._topology = topology
         self._shard = shard
         tag = f"{{{layout.namespace}}}:" if shard is None else layout.tags[shard]
@@ -52,7 +52,7 @@ class Subscriber:
         self._task = asyncio.get_running_loop().create_task(self._run(), name="bide subscriber")
 
     async def subscribed(self, patience: float) -> None:
-        """Returns when it is subscribed. If that takes too long, it goes on trying by itself."""
+        """Wait until it is subscribed, at most `patience` seconds; it keeps trying in the background."""
         try:
             async with asyncio.timeout(patience):
                 await self._open.wait()
@@ -60,7 +60,7 @@ class Subscriber:
             _log.warning("no subscription yet; wakes are found by asking, up to a second late")
 
     def stop(self) -> asyncio.Task[None]:
-        """End it; the task is done as soon as its connection is closed."""
+        """End the subscription; the returned task is done once the connection is closed."""
         self._task.cancel()
         return self._task
 
@@ -100,7 +100,7 @@ class Subscriber:
             await connection.disconnect(nowait=True)
 
     def _take(self, message: list[bytes]) -> bytes | None:
-        """Act on it; the channel, if it says that this is subscribed to now. Raises Lost when it is no more."""
+        """Handle a message; return the channel if it confirms a subscription. Raises Lost if the server ended one."""
         kind, channel, said = message[:3]
         if kind in (b"subscribe", b"ssubscribe"):
             return channel
@@ -117,7 +117,7 @@ class Subscriber:
         return None
 
     async def _watch(self, connection: AbstractConnection) -> None:
-        """Send an echo, and receive it; else end the connection, so that the reader notices."""
+        """Send echoes and wait for them; if one does not return, end the connection, so that the reader notices."""
         command = ("PUBLISH" if self._shard is None else "SPUBLISH", self._channels[1], b"")
         while True:
             self._echoed.clear()
@@ -160,7 +160,7 @@ class Subscriptions:
 
     @property
     def replaced(self) -> int:
-        """The number of subscriptions that were found dead, and replaced."""
+        """The number of subscriptions that were found dead and replaced."""
         return sum(one.replaced for one in self._subscribers)
 
     async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listener:
@@ -175,7 +175,7 @@ class Subscriptions:
         return listener
 
     async def _make(self) -> None:
-        # a slot may move by itself at any time, so each shard's channel has a subscriber of its own
+        # any slot may move on its own at any time, so each shard's channel has a subscriber of its own
         shards: list[int | None] = [*range(self._layout.shards)] if self._sharded else [None]
         self._subscribers = [
             Subscriber(self._topology, self._layout, shard, f"{self._name}{number}", self._heard)

@@ -1,4 +1,4 @@
-"""The verbs that write: sorted by shard and topic on the way out, answered in the caller's order on the way back."""
+"""The verbs that write: they group a batch by shard and topic, and return the answers in the caller's order."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from bide.stores.redis.script_client import Call
 Asked = TypeVar("Asked", NewTask, Change, Lease, Settlement)
 Arguments = list[str | bytes | int]
 _MOST = 1_000
-"""Tasks in one call of a script, so that no other call waits for long: about 5 ms of the server."""
+"""The most tasks in one script call, about 5 ms of the server, so that no other call waits for long."""
 
 _MODES = {OnConflict.REPLACE: "r", OnConflict.KEEP: "k", OnConflict.EARLIEST: "e", OnConflict.LATEST: "l",
           OnConflict.REFUSE: "f"}  # fmt: skip
@@ -40,20 +40,20 @@ _CHANGED = {
 _VERDICTS = {OutcomeKind.DONE: 0, OutcomeKind.RETRY: 2, OutcomeKind.DEFER: 3, OutcomeKind.DEAD: 4}
 _NOTHING = b"+0"
 _NOBODYS: Token = 2**56 - 1
-"""Larger than any token ever is."""
+"""A number above every possible token."""
 
 
 Places = list[int]
 Words = Callable[[Any], Arguments]
-"""Makes the arguments of one task for a script."""
+"""Makes a script's arguments for one task."""
 Take = Callable[[Sequence[Any], Places, list[Any], list[Any]], None]
-"""Reads the reply of one shard to the tasks at some places of a batch, and puts the answers there."""
+"""Reads one shard's reply to the tasks at some places of a batch, and stores the answers at these places."""
 
 
 def sorted_out(
     asked: Sequence[Asked], layout: Layout, words: Words, *before: int
 ) -> tuple[Iterator[Call], list[Places]]:
-    """The calls that `asked` makes, made one by one; and for each call the places that its answers belong to."""
+    """The calls for `asked`, made lazily, and for each call the places of its answers."""
     shards: dict[int, dict[str, Places]] = {}
     shard_of = layout.shard_of
     for place, one in enumerate(asked):
@@ -80,20 +80,20 @@ def sorted_out(
 
 
 def slices(asked: Sequence[Asked], shards: int) -> list[Sequence[Asked]]:
-    """Parts of which none gives a shard much more than it should do at once."""
+    """Parts that give no shard much more than `_MOST` tasks in one call."""
     size = _MOST * shards
     return [asked[first : first + size] for first in range(0, len(asked), size)] if len(asked) > size else [asked]
 
 
 def when(due: Due) -> str:
-    """An instant, or a length from now, as the scripts read it."""
+    """An instant, or a length from now, in the scripts' format."""
     if type(due) is At:
         return str(min(max(due.millis, 0), LAST_INSTANT))
     return f"{due.millis:+d}"
 
 
 def new_writer() -> Callable[[NewTask], Arguments]:
-    """Most tasks of a batch are alike but for key, id and payload, and so the words for the rest are made once."""
+    """Most tasks of a batch differ only in key, id and payload, so the arguments for the rest are made once."""
     said: dict[tuple[OnConflict, int, type[Due], Millis], str] = {}
 
     def write(new: NewTask) -> Arguments:
@@ -123,7 +123,7 @@ def take_added(tasks: Sequence[NewTask], places: Places, reply: list[Any], answe
 
 
 def _condition(if_token: Token | None) -> Token:
-    """0 is no condition to the script; what cannot be a token is one that no task has."""
+    """The token as the script's condition: 0 for none, and a token that no task has for an impossible one."""
     if if_token is None:
         return 0
     return if_token if 0 < if_token < _NOBODYS else _NOBODYS
@@ -166,7 +166,7 @@ def take_accepted(asked: Sequence[Any], places: Places, reply: list[Any], answer
 
 
 def settlement_writer(now: Millis) -> Callable[[Settlement], Arguments]:
-    """`now`: what is not kept beyond it is forgotten at once."""
+    """`now`: a task done with `keep_until` at or before it is forgotten at once."""
 
     def write(one: Settlement) -> Arguments:
         verdict = one.outcome

@@ -1,3 +1,3 @@
-"""Tasks in a SQLite file: durable, shared by several processes, and with your own tables if you like."""
+"""Tasks in a SQLite file: durable, shared by several processes, and together with your own tables if you like."""
 
 from bide.stores.sqlite.store import SqliteStore as SqliteStore

@@ -1,13 +1,13 @@
-"""How notifications of earlier wakes reach the workers that wait for them, whichever process committed them.
+"""Notifies waiting workers of earlier wakes, whichever process committed them.
 
-The writer notifies of what this process commits. A thread, the `Watcher`, notices what others commit. A commit
-shows in two ways: the kernel signals that the WAL was written to (where it can), and `PRAGMA data_version` changes once
-the commit is visible. The first comes up to a disk flush before the second, so after each signal the version is read
-again and again, at growing distances. It is read on the *writer's* own connection: there it changes for commits by
-others alone, so that our own commits, which also wake this thread, cost one check and no more. Only when others have
-committed are the heads of the topics read, and listeners notified where they differ.
+The writer notifies of this process's own commits. A thread, the `Watcher`, detects commits by other connections. A
+commit shows in two ways: the kernel signals a write to the WAL (if it can), and `PRAGMA data_version` changes once the
+commit is visible. The signal comes up to a disk flush earlier, so after each signal the watcher reads the version
+repeatedly, at growing intervals. It reads it on the *writer's* connection, where it only changes for commits by other
+connections. So this process's own commits, which also wake the thread, cost a single check. Only after a commit by
+another connection does the watcher read the heads of the topics, and notify the listeners of those that changed.
 
-While nothing is written the thread sleeps: with inotify without limit, else 54 ms at a time (0.2 % of a processor).
+While nothing is written the thread sleeps: indefinitely with inotify, else 54 ms at a time (0.2 % of a processor).
 """
 
 from __future__ import annotations
@@ -31,21 +31,21 @@ from bide.stores.sqlite.connection import WriteLock, connect
 from bide.stores.sqlite.rows import QUERIES
 
 POLL_EVERY = 0.054
-"""Seconds: a listener is to be notified within 60 ms, and half of what polling costs is waking up."""
+"""Seconds between polls: a listener must be notified within 60 ms, and waking up is half the cost of a poll."""
 AGAIN_AFTER = (0.0003, 0.0006, 0.0012, 0.0025, 0.005, 0.010, 0.020, 0.040)
-"""Seconds between checks after a signal: most commits are visible within a millisecond, a slow disk takes forty."""
+"""Seconds between checks after a signal: most commits are visible within 1 ms, on a slow disk within 40 ms."""
 TOGETHER = 0.0005
-"""Seconds that a check costs, in the long run: a busy file is checked 2,000 times a second at most."""
+"""The average seconds between checks of a busy file, which is checked at most 2,000 times a second."""
 _AT_ONCE = 8.0
-"""Checks that may follow each other without such a pause: one commit sends several signals."""
+"""The number of checks allowed without such a pause, because one commit sends several signals."""
 
 COMMITTED: Topic = ""
-"""Takes the place of a topic (none has this name): another connection has committed something."""
+"""A pseudo-topic (no topic has this name): another connection has committed something."""
 _HEADS = (QUERIES["waiting_head"], QUERIES["leased_head"])
 
 
 class Listener:
-    """One subscription, called on the event loop that made it; closing it ends the calls."""
+    """One subscription, called on the event loop that made it, until it is closed."""
 
     def __init__(self, topics: Collection[Topic], on_wake: OnWake, closed: Callable[[Listener], None]) -> None:
         self.topics = frozenset(topics)
@@ -62,10 +62,10 @@ class Listener:
         self._closed(self)
 
     def post(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Notify it of these, from any thread: one call into its loop."""
+        """Notify the listener of these wakes, from any thread, by one call into its loop."""
         try:
             self._loop.call_soon_threadsafe(self._hear, wakes)
-        except RuntimeError:  # the loop has been closed, and this not
+        except RuntimeError:  # the loop was closed, but this listener was not
             self._closed(self)
 
     def _hear(self, wakes: Mapping[Topic, Millis]) -> None:
@@ -75,9 +75,9 @@ class Listener:
 
 
 class Notifier:
-    """All subscriptions of a store, and the watcher while there are any.
+    """All subscriptions of a store, and a watcher while there are any.
 
-    `how` is "inotify", "poll" or "auto". `connection` is the writer's, used under `lock` alone.
+    `how` is "inotify", "poll" or "auto". `connection` is the writer's, and only used while holding `lock`.
     """
 
     def __init__(self, path: str, how: str, connection: sqlite3.Connection, lock: WriteLock) -> None:
@@ -87,7 +87,7 @@ class Notifier:
         self._lock = lock
         self._changing = threading.Lock()
         self.listeners: tuple[Listener, ...] = ()
-        """Never changed, only replaced, so that `notify` needs no lock."""
+        """Replaced, never mutated, so that `notify` needs no lock."""
         self._watcher: Watcher | None = None
         self._ended: list[Watcher] = []
 
@@ -101,7 +101,7 @@ class Notifier:
         return listener
 
     def on_commit(self, committed: Callable[[], None]) -> Listener:
-        """Call `committed`, on the running loop, after each commit by another connection, whatever it has changed."""
+        """Call `committed`, on the running loop, after each commit by another connection, whatever it changed."""
         return self.listen((COMMITTED,), lambda topic, wake: committed())
 
     def _remove(self, listener: Listener) -> None:
@@ -126,17 +126,17 @@ class Notifier:
             watcher.join()
 
     def topics(self) -> set[Topic]:
-        """Those with a listener."""
+        """The topics that have a listener."""
         return set[Topic]().union(*(listener.topics for listener in self.listeners)) - {COMMITTED}
 
     def notify(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Pass on the earliest wake of each topic, from any thread, to its listeners."""
+        """Notify the listeners of each topic's earliest wake, from any thread."""
         for listener in self.listeners:
             if not listener.topics.isdisjoint(wakes):
                 listener.post(wakes)
 
     def foreign_version(self) -> int | None:
-        """A number that changes whenever another connection has committed; None while we are writing."""
+        """A number that changes when another connection commits; None while this process is writing."""
         if not self._lock.try_acquire():
             return None
         try:
@@ -147,10 +147,10 @@ class Notifier:
 
 
 class Polling:
-    """A signal every 54 ms, whether or not something was written."""
+    """A signal every 54 ms, whether or not the file was written to."""
 
     def __init__(self) -> None:
-        self._stop = threading.Lock()  # waiting for one with a time limit costs half of what an Event does
+        self._stop = threading.Lock()  # a timed wait costs half as much as that of an Event
         self._stop.acquire()
 
     def wait(self, timeout: float | None) -> bool:
@@ -168,20 +168,20 @@ class Polling:
 
 
 class Inotify:
-    """The Linux kernel's signal that a file was written to, also when it is deleted and made again.
+    """The Linux kernel's signal that a file was written to, even after the file was deleted and created again.
 
-    Raises OSError where the kernel has no more watches.
+    Raises OSError if the kernel has no more watches.
     """
 
     MODIFY, MOVED_TO, CREATE = 0x2, 0x80, 0x100
     HEAD = struct.Struct("iIII")  # watch, mask, cookie, length of the name that follows
     FINE = 0.005
-    """Seconds below which the time limit is left to `select`, which counts microseconds: `poll` rounds up to 1 ms."""
+    """Timeouts below this many seconds use `select`, which counts microseconds; `poll` rounds up to 1 ms."""
     SELECTABLE = 1024
-    """Descriptors from here on are beyond what `select` can take."""
+    """`select` only takes descriptors below this number."""
 
     def __init__(self, path: str) -> None:
-        import ctypes  # a program that only schedules does without
+        import ctypes  # here, because a program that only schedules does not need it
 
         self._path = os.fsencode(path)
         self._name = os.path.basename(self._path)
@@ -193,7 +193,7 @@ class Inotify:
         self._poll.register(self._queue, select.POLLIN)
         self._poll.register(self._stop_read, select.POLLIN)
         try:
-            # The folder tells when the file is made anew, which an open store does not let happen.
+            # The folder signals that the file was created again, which cannot happen while a store is open.
             self._folder = self._watch(os.path.dirname(self._path), self.CREATE | self.MOVED_TO)
             self._watch_file()
         except OSError:
@@ -201,7 +201,7 @@ class Inotify:
             raise
 
     def wait(self, timeout: float | None) -> bool:
-        """Block until the file was written to (true), or so many seconds have passed, or `stop`."""
+        """Block until the file is written to (true), the timeout in seconds passes, or `stop` is called."""
         if timeout is not None and timeout < self.FINE and max(self._queue, self._stop_read) < self.SELECTABLE:
             signalled = self._queue in select.select((self._queue, self._stop_read), (), (), max(timeout, 0.0))[0]
         else:
@@ -210,7 +210,7 @@ class Inotify:
         return signalled and self.drain()
 
     def drain(self) -> bool:
-        """Take the kernel's events; whether one was about the file."""
+        """Read the kernel's events; return true if one was about the file."""
         try:
             events = os.read(self._queue, 65_536)
         except BlockingIOError:
@@ -252,11 +252,11 @@ class Inotify:
 
 
 Signal: TypeAlias = Polling | Inotify
-"""The signals that can wake the watcher."""
+"""The kinds of signal that can wake the watcher."""
 
 
 def signal_of(wal: str, how: str) -> Signal:
-    """The kind that `how` asks for. Raises BadInput for one that this system has not."""
+    """The signal that `how` selects. Raises BadInput if this system does not have it."""
     if how == "poll" or (how == "auto" and sys.platform != "linux"):
         return Polling()
     if sys.platform != "linux":
@@ -266,7 +266,7 @@ def signal_of(wal: str, how: str) -> Signal:
     except OSError:
         if how == "inotify":
             raise
-        return Polling()  # the user's share of watches is used up
+        return Polling()  # the user's inotify watches are used up
 
 
 class Watcher:
@@ -279,14 +279,14 @@ class Watcher:
         self._again: Sequence[float] = () if isinstance(self._signal, Polling) else AGAIN_AFTER
         self._stopping = False
         self._version: int | None = None
-        """The version that was last seen. None: the first check notifies of all heads, since some may be news."""
+        """The last version seen. None at first, so that the first check notifies of all heads: some may be new."""
         self._known_heads: dict[Topic, tuple[Millis, Token]] = {}
         self._thread = threading.Thread(target=self._run, name=f"bide watcher of {path}", daemon=True)
         self._thread.start()
 
     def stop(self) -> None:
         if not self._stopping:
-            self._signal.stop()  # first: once the thread knows, it lets go of what this writes to
+            self._signal.stop()  # before the flag: once the thread sees the flag, it closes what `stop` writes to
             self._stopping = True
 
     @property
@@ -318,7 +318,7 @@ class Watcher:
             checked = now
             if credit < 1.0:
                 time.sleep(TOGETHER)
-                # only what is new begins the checks anew: else a busy file would be checked without end
+                # only a new signal restarts the checks, otherwise a busy file would be checked endlessly
                 if self._signal.drain():
                     step = 0
             credit -= 1.0
@@ -326,7 +326,7 @@ class Watcher:
                 step = max(0, min(step, len(self._again) - 1))
 
     def _check(self, cursor: sqlite3.Cursor) -> bool:
-        """Notify of what others have committed; false when that cannot be seen just now, since we are writing."""
+        """Notify of commits by other connections; return false if this process is writing, so none can be seen now."""
         try:
             version = self._notifier.foreign_version()
             if version is None:
@@ -336,14 +336,14 @@ class Watcher:
                 self._version = version
                 self._notifier.notify({COMMITTED: 0})
         except sqlite3.Error:
-            # The next call meets the same error, and its caller gets it; a notification may be lost.
+            # The next verb meets the same error and raises it to its caller; a notification may be lost.
             return True
         return True
 
     def _notify_of_heads(self, cursor: sqlite3.Cursor) -> None:
-        """Notify of the head of each topic that is not the one notified of last.
+        """Notify of each topic's head that has changed since the last notification.
 
-        Its token says which one it is: another task may have come with the very same wake.
+        The token identifies the head, because another task may have the same wake.
         """
         wakes: dict[Topic, Millis] = {}
         for topic in self._notifier.topics():

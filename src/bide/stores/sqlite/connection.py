@@ -1,9 +1,9 @@
 """Connections to a file, the meaning of SQLite's errors, and the disk space that is kept free.
 
-POSIX locks belong to a process, and closing any descriptor of a file lets go of all of them. One SQLite library knows
-that and keeps count; two copies of it (apsw and pysqlite3 carry their own) do not know of each other, so one takes away
-the other's locks, and two writers at once lose what was acknowledged. So a process touches a file through one library
-only; and within the process one connection at a time has the `WriteLock`.
+POSIX locks belong to a process, and closing any descriptor of a file releases all of them. An SQLite library accounts
+for that, but two copies of it (apsw and pysqlite3 bundle their own) do not know of each other: one releases the other's
+locks, and two concurrent writers lose acknowledged data. So a process must use a file through one library only. Within
+the process, one connection at a time holds the `WriteLock`.
 """
 
 from __future__ import annotations
@@ -34,11 +34,11 @@ _PART_IS_GONE = re.compile(
     "no such (table|index|column)|has no column|malformed|Could not decode|unsupported file format"
 )
 _NOT_STORABLE = (sqlite3.ProgrammingError, sqlite3.InterfaceError, sqlite3.IntegrityError, sqlite3.DataError)
-"""Raised for a value of a wrong type, or one that is too large for SQLite."""
+"""The errors for a value of a wrong type, or one too large for SQLite."""
 
 
 def code_of(error: BaseException) -> int:
-    """SQLite's primary result code (of an IOERR the whole code) if it is of the file or its lock; 0 for any other."""
+    """SQLite's primary result code (for an IOERR, the extended code) if it is about the file or its lock, else 0."""
     code: int = getattr(error, "sqlite_errorcode", 0)
     primary = code & 0xFF
     if primary == sqlite3.SQLITE_IOERR:
@@ -47,7 +47,7 @@ def code_of(error: BaseException) -> int:
 
 
 def lost_part(connection: sqlite3.Connection | sqlite3.Cursor, what: str) -> StoreCorrupt:
-    """The error for a file whose pages are sound, and in which something of bide's is missing."""
+    """The error for a file whose pages are sound but in which part of bide's data is missing."""
     return _damaged(connection.execute("PRAGMA database_list").fetchone()[2], what)
 
 
@@ -59,7 +59,7 @@ def _damaged(path: str, what: object) -> StoreCorrupt:
 
 
 def is_busy(error: BaseException) -> bool:
-    """True if another connection holds the lock that was asked for."""
+    """True if another connection holds the requested lock."""
     return code_of(error) in _BUSY
 
 
@@ -68,15 +68,15 @@ def full(path: str, why: str) -> StoreFull:
 
 
 def translate(error: Exception, path: str, *, adding: bool = False, own: bool = True) -> Exception:
-    """The error to raise from `error`. One that is not the database's fault comes back as it is, ours as its like.
+    """The error to raise from `error`: unchanged if it is not the database's, a copy if it is bide's.
 
-    Not `own`: of a statement on a watched table, where a missing column is no damage to the store.
+    `own`: false for a statement on a watched table, where a missing column is no damage to the store.
     """
     if isinstance(error, BideError):
-        return copy(error)  # raised from itself it would be its own cause, and who walks along the causes would not end
+        return copy(error)  # raised from itself, it would be its own cause, and a walk along the causes would not end
     if isinstance(error, UnicodeEncodeError):
         return BadInput("text", error.object, "text that UTF-8 can hold: no lone surrogates")
-    if isinstance(error, UnicodeDecodeError):  # SQLite quotes what it has read in its message, whatever that is
+    if isinstance(error, UnicodeDecodeError):  # SQLite's message quotes the damaged data, which may not be UTF-8
         return _damaged(path, error)
     if isinstance(error, OverflowError):
         return BadInput("number", str(error), "integers of at most 64 bits")
@@ -85,7 +85,7 @@ def translate(error: Exception, path: str, *, adding: bool = False, own: bool = 
     if not isinstance(error, sqlite3.Error):
         return error
     if own and isinstance(error, sqlite3.IntegrityError) and not adding:
-        return _damaged(path, error)  # what was read from a row cannot be written back
+        return _damaged(path, error)  # values read from a row cannot be written back
     if isinstance(error, _NOT_STORABLE) and "closed" not in str(error):
         return BadInput("task", str(error), "fields of the types that the record declares")
     code = code_of(error)
@@ -108,11 +108,11 @@ def translate(error: Exception, path: str, *, adding: bool = False, own: bool = 
 # --- connections
 
 PATIENCE = 5.0
-"""Seconds that an operation waits for another process to let go of the file."""
+"""Seconds that an operation waits for another process to release the file."""
 
 PAGE = 4096
 STOP_BYTES = 64 * 1024 * 1024
-"""Size of the WAL past which writers stop for it to start over, and to which its file is then cut."""
+"""The size of the WAL above which writers pause until it starts over, and to which its file is then truncated."""
 
 _FIRST_SLEEP, _LONGEST_SLEEP = 0.0002, 0.005
 
@@ -124,8 +124,11 @@ def connect(
     checkpoint_pages: int = 0,
     factory: type[sqlite3.Connection] = sqlite3.Connection,
 ) -> sqlite3.Connection:
-    """A connection that begins no transaction by itself. `checkpoint_pages`: after a commit, so many pages in the WAL
-    are written back at once; 0: never, since where a store is open a thread does it."""
+    """A connection that begins no transaction by itself.
+
+    `checkpoint_pages`: a commit that leaves this many pages in the WAL writes them back; 0: never, because a thread of
+    the open store does it.
+    """
     connection = sqlite3.connect(
         path, timeout=PATIENCE, isolation_level=None, check_same_thread=False, cached_statements=256, factory=factory
     )
@@ -136,13 +139,15 @@ def connect(
 
 
 def create_private(path: str) -> None:
-    """Make an empty file that its owner alone may read, whatever the umask, unless there is one; SQLite gives the
-    files beside it the same mode. A reader of the file reads every payload, and what is kept of tokens."""
+    """Create an empty file that only its owner may read, whatever the umask, unless the file exists.
+
+    SQLite gives its side files the same mode. A reader of the file could read every payload and stored token data.
+    """
     with _open_files_lock:  # a connection of this process would lose its locks as this descriptor is closed
         try:
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
         except OSError:
-            return  # it is there; or SQLite says why it cannot be made
+            return  # it exists, or SQLite reports why it cannot be created
         try:
             os.fchmod(file, 0o600)
         finally:
@@ -150,10 +155,10 @@ def create_private(path: str) -> None:
 
 
 def patiently(connection: sqlite3.Connection, statement: str, *, patience: float = PATIENCE) -> Any:
-    """Run `statement`, again while another connection holds the lock; the first row of its answer.
+    """Run `statement`, retrying while another connection holds the lock; return the first row of its answer.
 
-    With our own sleeps of 0.2 to 5 ms, jittered: SQLite's busy handler sleeps up to 100 ms, which is what a worker
-    would then be late by.
+    Sleeps 0.2 to 5 ms between tries, with jitter. SQLite's busy handler sleeps up to 100 ms, which would make a worker
+    as late.
     """
     deadline = 0.0
     sleep = _FIRST_SLEEP
@@ -173,10 +178,10 @@ def patiently(connection: sqlite3.Connection, statement: str, *, patience: float
 
 
 class WriteLock:
-    """The right to write to the file, which one connection of this process has at a time.
+    """The right to write to the file, which one connection of this process holds at a time.
 
-    SQLite has such a lock too, but waiting for it is polling; between our own threads a plain lock does. Two of them:
-    one to stand in line with, one to write under, so that a busy writer thread cannot overtake a waiting transaction.
+    SQLite's own lock can only be polled; between threads of one process a plain lock is enough. There are two locks,
+    one to queue for the turn and one to write, so that a busy writer thread cannot overtake a waiting transaction.
     """
 
     def __init__(self, path: str) -> None:
@@ -185,7 +190,7 @@ class WriteLock:
         self._write = threading.Lock()
 
     def acquire(self) -> None:
-        """Wait for the turn to write, which any thread may end. Raises StoreUnavailable once patience is over."""
+        """Wait for the right to write. Any thread may release it. Raises StoreUnavailable when patience ends."""
         if self._line.acquire(timeout=PATIENCE):
             try:
                 if self._write.acquire(timeout=PATIENCE):
@@ -211,7 +216,7 @@ class WriteLock:
 
 
 class SharedFile:
-    """A database file that is open in this process, and what all stores on it share: a lock, and how durable it is."""
+    """A database file open in this process, with the state that all stores on it share: a lock, and its durability."""
 
     def __init__(self, path: str, synchronous: str, identity: tuple[int, int, int]) -> None:
         self.identity = identity
@@ -221,7 +226,7 @@ class SharedFile:
         self.stores = 0
 
     def leave(self) -> None:
-        """One store less; the last one lets the file be opened with other settings."""
+        """Note that a store has closed; after the last one, the file can be opened with other settings."""
         with _open_files_lock:
             self.stores -= 1
             if self.stores == 0:
@@ -229,14 +234,13 @@ class SharedFile:
 
 
 _open_files: dict[tuple[int, int, int], SharedFile] = {}
-"""The one thing here that outlives a store: two stores on one file must know of each other, since they share the file's
-locks and must not disagree about durability. The process is part of the name, so that a child after fork starts with
-none."""
+"""The only state here that outlives a store: two stores on one file share its locks and must agree on its durability.
+The process id is part of the key, so that a forked child starts without entries."""
 _open_files_lock = threading.Lock()
 
 
 def enter(path: str, synchronous: str) -> SharedFile:
-    """The file, to be left again. Raises StoreMismatch if it is open here with another `synchronous`."""
+    """Register a store on the file, until `leave`. Raises StoreMismatch if it is open with another `synchronous`."""
     status = os.stat(path)
     identity = (os.getpid(), status.st_dev, status.st_ino)
     with _open_files_lock:
@@ -251,7 +255,7 @@ def enter(path: str, synchronous: str) -> SharedFile:
 
 
 def refuse_other_libraries(path: str) -> None:
-    """Raises StoreMismatch if apsw has the file open in this process."""
+    """Raise StoreMismatch if apsw has the file open in this process."""
     if opened_by_apsw(path):
         raise StoreMismatch(
             f"{path}: apsw has this file open in this process. apsw carries its own SQLite library, and two of them on "
@@ -261,14 +265,14 @@ def refuse_other_libraries(path: str) -> None:
 
 
 def opened_by_apsw(path: str) -> bool:
-    """True if a connection of apsw's, if that is loaded at all, is to this file."""
+    """True if apsw is loaded and has a connection to this file."""
     apsw = sys.modules.get("apsw")
     if apsw is None or not os.path.exists(path):
         return False
     for connection in apsw.connections():
         try:
             name = connection.db_filename("main")
-        except apsw.Error:  # being closed
+        except apsw.Error:  # the connection is closing
             continue
         if name and os.path.exists(name) and os.path.samefile(name, path):
             return True
@@ -278,16 +282,16 @@ def opened_by_apsw(path: str) -> bool:
 # --- the reserve of disk space
 
 _EVERY = 1.0
-"""Seconds between checks at most: asking costs three system calls."""
+"""The most seconds between checks, which cost three system calls."""
 _FASTEST = 512 * 1024 * 1024
-"""Bytes a second that no disk takes: a small one is checked again before it can be full."""
+"""Bytes per second, more than any disk writes: a nearly full disk is checked again before it can be full."""
 
 
 class DiskReserve:
-    """Refuses new tasks while the disk still has room to finish the old ones."""
+    """Refuses new tasks while the disk still has room to finish the existing ones."""
 
     def __init__(self, path: str, reserve: int, identity: tuple[int, int] | None = None) -> None:
-        """`identity`: device and inode of the file that is open. None: whether it is still there is not checked."""
+        """`identity`: device and inode of the open file; None: do not check that the file still exists."""
         self._path = path
         self._identity = identity
         self._folder = os.path.dirname(path)
@@ -296,12 +300,12 @@ class DiskReserve:
         self._free = self._kept = 0
 
     def check(self, tasks: Sequence[NewTask] = ()) -> None:
-        """Raises StoreFull when with these fewer bytes than are kept would be free, StoreUnavailable when the file is
+        """Raise StoreFull if these tasks would leave fewer free bytes than are kept, StoreUnavailable if the file is
         gone."""
         now = time.monotonic()
         if now >= self._check_at:
             self._check_file()
-            # In this order: until the first check is over, a caller in another loop's thread checks too.
+            # In this order, so that a caller on another thread also checks until the first check is over.
             self._free, self._kept = free_bytes(self._folder), kept_bytes(self._path, self._reserve)
             self._check_at = now + min(_EVERY, max(0, self._free - self._kept) / _FASTEST)
         size = sum(_size(task.payload) for task in tasks)
@@ -324,12 +328,12 @@ class DiskReserve:
 
 
 def _size(payload: object) -> int:
-    return len(payload) if isinstance(payload, bytes) else 0  # one of another type is refused later, alone
+    return len(payload) if isinstance(payload, bytes) else 0  # a payload of another type is refused later, by itself
 
 
 def kept_bytes(path: str, reserve: int) -> int:
-    """Bytes that are not for new tasks: the reserve, or a quarter of a small disk, and as much as the WAL holds, since
-    that has to find room in the file."""
+    """Bytes that are not for new tasks: the reserve, or a quarter of a small disk; and the size of the WAL, which the
+    file has to make room for."""
     if reserve == 0:
         return 0
     try:
@@ -340,12 +344,12 @@ def kept_bytes(path: str, reserve: int) -> int:
 
 
 def disk_bytes(path: str) -> int:
-    """The size of the file system that a file is on."""
+    """The size of the file system that holds a file."""
     found = os.statvfs(os.path.dirname(path))
     return found.f_blocks * found.f_frsize
 
 
 def free_bytes(folder: str) -> int:
-    """Bytes that a user without privileges may still write there."""
+    """Bytes that an unprivileged user may still write in the folder."""
     found = os.statvfs(folder)
     return found.f_bavail * found.f_frsize

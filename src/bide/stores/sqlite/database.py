@@ -1,8 +1,8 @@
-"""An open file: its schema, its connections and the threads that own them, and what `doctor` checks.
+"""An open file: its schema, its connections and the threads that own them, and the checks of `doctor`.
 
-The tables live in the same file as yours: a file is a bide store if it has the table `bide_meta`. Creating and
-migrating happen in one transaction under the write lock, so that twenty processes that open a new file at once make
-one schema.
+bide's tables can share a file with yours: a file is a bide store if it has the table `bide_meta`. Creating and
+migrating the schema take one transaction under the write lock, so that twenty processes that open a new file at once
+make one schema.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ from bide.stores.sqlite.transactions import Transactions
 # --- an open file
 
 VERSION = 1
-"""Of the schema that this code reads and writes."""
+"""The version of the schema that this code reads and writes."""
 
 STEPS: Mapping[int, Sequence[str]] = {}
-"""The statements that lead from each older version to the next: STEPS[1] makes version 2 of version 1."""
+"""The statements that migrate each older version to the next: STEPS[1] migrates version 1 to 2."""
 
 _STRICT_SINCE = (3, 37, 0)
 _WRITER_CACHE_KIB = 8 * 1024
 _READER_CACHE_KIB = 2 * 1024
 _CHECKPOINT_CACHE_KIB = 64
 _CHECKPOINT_PAGES = 1000
-"""SQLite's own figure, for files without a `Checkpointer`."""
+"""SQLite's default, for files without a `Checkpointer`."""
 
 
 class Settings(Struct, frozen=True, kw_only=True):
-    """The options of opening a file; checked here, once."""
+    """The options for opening a file, which are validated here."""
 
     path: str
     synchronous: str
@@ -80,16 +80,16 @@ class Settings(Struct, frozen=True, kw_only=True):
 
 
 class OpenFile:
-    """A file from open to close: its connections, and the threads that own them. Making one opens the file, and blocks.
+    """A file from open to close: its connections, and the threads that own them. The constructor opens it, and blocks.
 
-    `is_store`: it holds bide's tables, which are made if need be. Else it is there already, opened for tables of
-    others, and keeps whatever journal mode it has.
+    `is_store`: the file holds bide's tables, which are created if missing. Otherwise the file must exist; it is opened
+    for watched tables only, and keeps its journal mode.
     """
 
     def __init__(self, settings: Settings, *, is_store: bool = True) -> None:
         path = self.path = os.path.abspath(settings.path)
         self.process = os.getpid()
-        """The one that opened it: after a fork the child must not touch its parent's connections."""
+        """The process that opened it: after a fork, the child must not touch its parent's connections."""
         self._closing = ExitStack()
         try:
             refuse_other_libraries(path)
@@ -105,7 +105,7 @@ class OpenFile:
             self._closing.callback(shared.leave)
             if is_store:
                 prepare(writing, path)
-                writing.execute("PRAGMA busy_timeout = 0")  # from here on the waiting is ours: see `patiently`
+                writing.execute("PRAGMA busy_timeout = 0")  # from here on `patiently` does the waiting
             reading = self._connect(_READER_CACHE_KIB, pages)
             self.checkpointer = None
             if is_store:
@@ -134,8 +134,10 @@ class OpenFile:
         return connection
 
     def close(self) -> None:
-        """Let the threads finish, each before those that it uses, then close the connections. Blocks; a second call
-        does nothing."""
+        """Let the threads finish, each before those that it uses, then close the connections.
+
+        Blocks. A second call does nothing.
+        """
         self._closing.close()
 
 
@@ -155,7 +157,7 @@ def _keep_a_log(connection: sqlite3.Connection, path: str) -> None:
 
 
 async def open_in_thread(settings: Settings, *, is_store: bool = True) -> OpenFile:
-    """Open a file; if the caller is cancelled meanwhile, it is closed again."""
+    """Open a file in a thread; if the caller is cancelled meanwhile, the file is closed again."""
     opening = asyncio.get_running_loop().run_in_executor(None, partial(OpenFile, settings, is_store=is_store))
     try:
         return await asyncio.shield(opening)
@@ -169,12 +171,12 @@ def _close_unwanted(opening: asyncio.Future[OpenFile]) -> None:
         return
     try:
         opening.get_loop().run_in_executor(None, opening.result().close)
-    except RuntimeError:  # the loop is on its way out and starts no more threads
+    except RuntimeError:  # the loop is shutting down and starts no more threads
         opening.result().close()
 
 
 class StoreFile:
-    """The file of an open store, as its watched tables see it."""
+    """The file of an open store, for its watched tables."""
 
     is_store = True
 
@@ -190,11 +192,11 @@ class StoreFile:
         self._opened()
 
     async def close(self, table: object) -> None:
-        """The file stays open: it is the store's."""
+        """Do nothing: the store owns the file and keeps it open."""
 
 
 class TableFile:
-    """A file that is not a store, open while one of its watched tables is."""
+    """A file that is not a store, open while any of its watched tables is."""
 
     is_store = False
 
@@ -229,7 +231,7 @@ class TableFile:
 
 
 def version_of_file(path: str) -> int:
-    """The schema's version in a file that need not be open, and is not made by asking."""
+    """The schema's version in a file, which need not be open and is not created."""
     path = os.path.abspath(path)
     if not os.path.exists(path):
         return 0
@@ -243,7 +245,7 @@ def version_of_file(path: str) -> int:
 
 
 def found_version(connection: sqlite3.Connection | sqlite3.Cursor) -> int:
-    """The version of the schema in the file; 0 when there is none."""
+    """The version of the schema in the file; 0 if there is none."""
     if not connection.execute(QUERIES["has_meta"]).fetchone()[0]:
         return 0
     found = connection.execute(QUERIES["version"]).fetchone()
@@ -256,12 +258,12 @@ def found_version(connection: sqlite3.Connection | sqlite3.Cursor) -> int:
 def prepare(
     connection: sqlite3.Connection, path: str, *, wanted: int = VERSION, steps: Mapping[int, Sequence[str]] = STEPS
 ) -> None:
-    """Create the schema, or bring it to `wanted`. Raises StoreMismatch for a newer one."""
+    """Create the schema, or migrate it to `wanted`. Raises StoreMismatch for a newer one."""
     if found_version(connection) == wanted:
         return
     patiently(connection, "BEGIN IMMEDIATE")
     try:
-        version = found_version(connection)  # again: another process may have been first
+        version = found_version(connection)  # read again: another process may have migrated first
         if version > wanted:
             raise StoreMismatch(
                 f"{path}: its schema is version {version}, this code knows {wanted}: it was written by a newer bide; "
@@ -289,7 +291,7 @@ def _for_this_library(statement: str) -> str:
 # --- doctor
 
 QUICK_CHECK_BYTES = 256 * 1024 * 1024
-"""A larger file is not read through: that takes seconds."""
+"""The largest file that `doctor` reads completely; a larger one takes seconds."""
 _REMOTE = ("nfs", "nfs4", "cifs", "smb3", "9p", "ceph", "glusterfs", "fuse.sshfs")
 _MAPPED = re.compile(r"(/\S*(?:libsqlite3|_sqlite3|/pysqlite3/|/apsw/)\S*\.so\S*)$", re.MULTILINE)
 
@@ -330,7 +332,7 @@ def diagnose(cursor: sqlite3.Cursor, path: str, reserve: int) -> list[Finding]:
 
 
 def _found(ok: bool, what: str, advice: str, *, severe: bool = False) -> Finding:
-    """`advice`: for the case that it is not `ok`."""
+    """A finding; `advice` is shown if it is not `ok`."""
     return Finding(ok, what, "" if ok else advice, severe=severe)
 
 
@@ -346,7 +348,7 @@ def _one_library(path: str) -> Finding:
 
 
 def mapped_libraries() -> list[str]:
-    """The files of this process that hold a SQLite library; empty where the system does not tell."""
+    """The SQLite library files mapped into this process; empty if the system does not list them."""
     try:
         with open("/proc/self/maps", encoding="utf-8", errors="replace") as maps:
             names = set(_MAPPED.findall(maps.read()))
@@ -354,7 +356,7 @@ def mapped_libraries() -> list[str]:
         return []
     libraries = {name for name in names if "_sqlite3" not in os.path.basename(name).removeprefix("py")}
     shared = any("libsqlite3" in os.path.basename(name) for name in libraries)
-    if not shared:  # then the standard library's module holds one itself
+    if not shared:  # the standard library's module then contains SQLite itself
         libraries |= {name for name in names if os.path.basename(name).startswith("_sqlite3")}
     return sorted(libraries)
 

@@ -1,8 +1,8 @@
 """The operations that write, on one open transaction, and the unit of work that they share.
 
-Each reads rows, lets `core.lifecycle` decide, and writes rows: so it means the same as in every other store. Where the
-common case can be decided by the write itself (a new key, a plain Done), one optimistic statement for the whole batch
-comes first, and its count of rows says whether it was right.
+Each operation reads rows, lets `core.lifecycle` decide, and writes rows, so it has the same meaning as in every other
+store. If the write itself can decide the common case (a new key, a plain Done), one optimistic statement for the whole
+batch comes first, and its row count shows whether it applied to all.
 
 The log of events and the register of workers, at the end, have tables of their own.
 """
@@ -61,7 +61,7 @@ A = TypeVar("A")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 Write: TypeAlias = Callable[["UnitOfWork", Sequence[A], Millis], list[T]]
-"""One verb for a batch, at some time, in an open transaction."""
+"""A verb for a batch, at a given time, in an open transaction."""
 Fault: TypeAlias = Callable[[str], None]
 """Called with the name of a point between two statements; a test kills the process there.
 
@@ -71,16 +71,16 @@ transaction token:written (if one was given out), "before commit", "after commit
 """
 
 KEEP_DAMAGED: Millis = 14 * 86_400_000
-"""How long a task that was set aside is kept: as long as dead ones are by default."""
+"""How long a task that was set aside is kept: the default retention of dead tasks."""
 
 _by_at = itemgetter(AT)
 
 
 class UnitOfWork:
-    """One open transaction as the operations see it: its cursor, its tokens, and what it makes wake earlier.
+    """One open transaction as the operations see it: its cursor, its tokens, and the earlier wakes that it causes.
 
-    The token counter is read at its first use and written once, at the end: other processes write it too, so it cannot
-    be kept from one transaction to the next, and one row written per transaction costs less than one per task.
+    The token counter is read at its first use, because other processes write it too between transactions. It is written
+    once, at the end, because one row per transaction costs less than one per task.
     """
 
     __slots__ = ("_fault", "_last", "_stored", "cursor", "wakes")
@@ -105,21 +105,21 @@ class UnitOfWork:
         return self._last
 
     def used_token(self, token: Token) -> None:
-        """`token` was given out: the next one will be above it."""
+        """Note that `token` was given out, so that the next one is higher."""
         self._last = token
 
     def wake(self, topic: Topic, wake_at: Millis) -> None:
-        """Note that something of `topic` wakes at `wake_at`. Costs next to nothing while there are no listeners."""
+        """Note that a task of `topic` wakes at `wake_at`. Costs almost nothing while there are no listeners."""
         if self.wakes is not None and wake_at < self.wakes.get(topic, wake_at + 1):
             self.wakes[topic] = wake_at
 
     def point(self, name: str) -> None:
-        """A point at which a test may kill the process."""
+        """Pass a point at which a test may kill the process."""
         if self._fault is not None:
             self._fault(name)
 
     def finish(self) -> None:
-        """Write what was gathered. The last thing before the commit."""
+        """Write the token counter. The last step before the commit."""
         if self._last != self._stored:
             self.cursor.execute(QUERIES["put_token"], (self._last,))
             self._stored = self._last
@@ -130,7 +130,7 @@ class UnitOfWork:
 
 
 def add(work: UnitOfWork, tasks: Sequence[NewTask], now: Millis) -> list[Answer]:
-    """Schedule each. O(log n) per task; one pass of inserts when every key is new."""
+    """Schedule each task. O(log n) per task; one pass of inserts if every key is new."""
     work.point("add:begun")
     token = work.last_token()
     answers = []
@@ -160,9 +160,9 @@ def add(work: UnitOfWork, tasks: Sequence[NewTask], now: Millis) -> list[Answer]
 
 
 def _add_again(work: UnitOfWork, tasks: Sequence[NewTask], answers: list[Answer], now: Millis) -> None:
-    """Take those whose keys were taken, or come twice, through the lifecycle, in order.
+    """Decide the tasks whose keys were taken, or occur twice, by the lifecycle, in order.
 
-    A row that carries the very token that its task was given is the one that was just inserted for it.
+    A row with its task's new token is the row that was just inserted for it.
     """
     writes = _Writes(work, tasks)
     for position, new in enumerate(tasks):
@@ -181,7 +181,7 @@ def _add_again(work: UnitOfWork, tasks: Sequence[NewTask], answers: list[Answer]
 
 
 def change(work: UnitOfWork, changes: Sequence[Change], now: Millis) -> list[Answer]:
-    """Move, cancel, redrive: each one read and one write."""
+    """Move, cancel, redrive: one read and one write for each."""
     answers = []
     writes = _Writes(work, changes)
     decide = lifecycle.change
@@ -207,7 +207,7 @@ def change(work: UnitOfWork, changes: Sequence[Change], now: Millis) -> list[Ans
 
 
 def lease(work: UnitOfWork, wants: Mapping[Topic, int], now: Millis, until: Millis, holder: str) -> Leased:
-    """Take what is due: O(log n) per task taken, whatever else waits, and two seeks per topic with room."""
+    """Lease due tasks: O(log n) per task, however many wait, and two seeks per topic with room left."""
     tasks: list[Record] = []
     updates: list[tuple[Any, ...]] = []
     asking: list[Topic] = []
@@ -232,7 +232,7 @@ def lease(work: UnitOfWork, wants: Mapping[Topic, int], now: Millis, until: Mill
 
 
 def _due(work: UnitOfWork, topic: Topic, want: int, now: Millis) -> list[Row]:
-    """The rows of `topic` that are due, oldest first; what waits and what a lost holder left are merged."""
+    """The due rows of `topic`, oldest first: waiting tasks and tasks with an expired lease, merged."""
     while True:
         waiting = read_rows(work.cursor, QUERIES["waiting_due"], (topic, now, want))
         lost = read_rows(work.cursor, QUERIES["leased_due"], (topic, now, want))
@@ -256,7 +256,7 @@ def _set_aside(work: UnitOfWork, row: Row, flaw: str, now: Millis) -> None:
 
 
 def _put_values(record: Record, row: int) -> tuple[Any, ...]:
-    """The values for the query `put_task`: everything but the name."""
+    """The values for the query `put_task`: everything except topic and key."""
     return (*values_of(record, record.error)[2:], row)
 
 
@@ -267,7 +267,7 @@ def next_wake(work: UnitOfWork, topics: Iterable[Topic]) -> Millis | None:
 
 
 def extend(work: UnitOfWork, leases: Sequence[Lease], until: Millis) -> list[bool]:
-    """Keep each lease until then; one pass where all are still ours."""
+    """Extend each lease to `until`; one pass if all are still held."""
     rows = [(until, topic, key, token) for topic, key, token in leases]
     if work.cursor.executemany(QUERIES["extend_task"], rows).rowcount == len(rows):
         return [True] * len(rows)
@@ -275,7 +275,7 @@ def extend(work: UnitOfWork, leases: Sequence[Lease], until: Millis) -> list[boo
 
 
 def settle(work: UnitOfWork, outcomes: Sequence[Settlement], now: Millis) -> list[bool]:
-    """Record how leases ended. When all are plain Done with nothing to remember: one pass of conditional deletes."""
+    """Record how leases ended. If all are plain Done without retention: one pass of conditional deletes."""
     work.point("settle:begun")
     if all(one.outcome is OutcomeKind.DONE and one.next_at is None and one.keep_until <= now for one in outcomes):
         rows = [(one.topic, one.key, one.token) for one in outcomes]
@@ -309,7 +309,7 @@ def settle(work: UnitOfWork, outcomes: Sequence[Settlement], now: Millis) -> lis
 
 
 def purge(work: UnitOfWork, now: Millis, limit: int) -> int:
-    """Forget what has been kept long enough."""
+    """Forget ended tasks whose retention has passed."""
     return work.cursor.execute(QUERIES["purge"], (now, limit)).rowcount if limit > 0 else 0
 
 
@@ -320,7 +320,7 @@ class Verbs(ABC):
     async def _write(
         self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: Sequence[NewTask] = ()
     ) -> list[T]:
-        """Run one verb, unless nothing is `asked`; for `adding` these there has to be room on the disk."""
+        """Run a verb unless `asked` is empty. `adding`: new tasks, for which the disk must have room."""
 
     @abstractmethod
     async def _read(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> T: ...
@@ -342,9 +342,9 @@ class Verbs(ABC):
 
 
 class _Writes:
-    """The writes of one operation, gathered so that each kind goes out as one pass.
+    """The writes of one operation, gathered so that each kind is one pass.
 
-    A task that is read again after it was written (a key that comes twice in a batch) is written out first.
+    A second read of the same task (a key that occurs twice in a batch) flushes the writes first.
     """
 
     __slots__ = ("_forgotten", "_found", "_moved", "_put", "_touched", "_work")
@@ -360,7 +360,7 @@ class _Writes:
         self._touched: set[tuple[str, str]] = set()
 
     def read(self, topic: Topic, key: str) -> tuple[int, Record | None]:
-        """A task and its row's number; 0 and None if there is none."""
+        """The row number and the task; 0 and None if there is none."""
         name = (topic, key)
         if name in self._touched:
             self.flush()
@@ -395,7 +395,7 @@ _decoder = msgspec.msgpack.Decoder(list[str])
 
 
 def record(work: UnitOfWork, events: Sequence[Event], kept: int) -> None:
-    """Append to the log; it is cut back to `kept` lines once it is a tenth over, so that most calls only append."""
+    """Append to the log. It is trimmed to `kept` lines once it is a tenth longer, so most calls only append."""
     rows = [
         (one.topic, one.key, one.at, one.id, one.kind.value, one.attempt, one.who, one.what, one.was, one.wake_at)
         for one in events
@@ -407,7 +407,7 @@ def record(work: UnitOfWork, events: Sequence[Event], kept: int) -> None:
 
 
 def events(cursor: sqlite3.Cursor, ref: Ref | None, limit: int, kept: int) -> list[Event]:
-    """The newest first; never more than the log is said to keep."""
+    """The events, newest first; at most as many as the log should keep."""
     limit = max(0, min(limit, kept))
     query, arguments = ("events", (limit,)) if ref is None else ("events_by_name", (*ref, limit))
     found: list[Event] = []
@@ -420,7 +420,7 @@ def events(cursor: sqlite3.Cursor, ref: Ref | None, limit: int, kept: int) -> li
 
 
 def _event(row: Row) -> Event:
-    """Raises ValueError for a row whose values are of other types than its columns declare."""
+    """The event of a row. Raises ValueError if its values have other types than the columns declare."""
     at, topic, key, life, kind, attempt, who, what, was, wake_at = row
     if not tuple(map(type, (at, topic, key, life, attempt, what))) == (int, str, str, str, int, str):
         raise ValueError("values of other types than the columns declare")
@@ -433,7 +433,7 @@ def _event(row: Row) -> Event:
 def announce(
     work: UnitOfWork, holder: str, topics: Collection[Topic], until: Millis, now: Millis
 ) -> dict[str, list[Topic]]:
-    """Register that `holder` works on `topics` until then (none: it has gone); the live workers with their topics."""
+    """Register that `holder` works on `topics` until then (none: it has left); return the live workers' topics."""
     if topics:
         work.cursor.execute(QUERIES["announce"], (holder, _encoder.encode(sorted(topics)), until))
     else:
@@ -443,7 +443,7 @@ def announce(
 
 
 def _topics_of(packed: bytes) -> list[Topic]:
-    """None of a row that no worker wrote."""
+    """The topics of a row; empty if no worker wrote it."""
     try:
         return _decoder.decode(packed)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError, TypeError):

@@ -1,8 +1,8 @@
--- Every statement, with the reason for its form. `{record}` stands for the columns of a Record, in its order, and then
--- `row`. States: 0 waiting, 1 leased.
+-- All statements, with the reasons for their form. `{record}` stands for the columns of a Record, in its order, and
+-- then `row`. States: 0 waiting, 1 leased.
 
 -- name: insert_task
--- The optimistic form: what is already there is left alone, and the count of rows tells whether any was.
+-- The optimistic form: existing rows are left alone, and the row count shows whether there were any.
 INSERT INTO bide_task (
     topic, key, state, at, due_at, token, planned_at, attempt, failures, losses, created_at, deadline, id,
     group_name, options, payload
@@ -12,11 +12,11 @@ INSERT INTO bide_task (
 SELECT {record} FROM bide_task WHERE topic = ? AND key = ?
 
 -- name: tasks_by_names
--- Many of one topic: see `rows.by_names`. The names come as a JSON array, whose values SQLite looks up in their order.
+-- Many tasks of one topic: see `rows.by_names`. The keys are a JSON array, whose values SQLite looks up in order.
 SELECT {record} FROM bide_task WHERE topic = ? AND key IN (SELECT value FROM json_each(?))
 
 -- name: put_task
--- A whole new state of a task that is there; its row stays, so that pages over equal times stay right.
+-- A complete new state of an existing task. Its row stays the same, so that pages over equal times stay correct.
 UPDATE bide_task SET
     id = ?, group_name = ?, state = ?, due_at = ?, at = ?, planned_at = ?, attempt = ?, failures = ?, losses = ?,
     token = ?, holder = ?, payload = ?, options = ?, deadline = ?, error = ?, created_at = ?, woke_at = ?,
@@ -24,19 +24,19 @@ UPDATE bide_task SET
 WHERE row = ?
 
 -- name: move_task
--- A move touches only these (lifecycle: moving touches only what waits), and so only one index.
+-- A move changes only these columns of a waiting task, and so only one index.
 UPDATE bide_task SET due_at = ?, at = ?, token = ?, deadline = ? WHERE row = ?
 
 -- name: delete_task
 DELETE FROM bide_task WHERE row = ?
 
 -- name: waiting_due
--- Waiting and leased are two ranges of one index, each already in order; the caller merges them.
+-- Waiting and leased tasks are two ordered ranges of one index; the caller merges them.
 SELECT {record} FROM bide_task
 WHERE topic = ? AND state = 0 AND at <= ? ORDER BY at LIMIT ?
 
 -- name: leased_due
--- What a lost holder left: its lease has ended.
+-- Tasks with an expired lease, whose holder was lost.
 SELECT {record} FROM bide_task
 WHERE topic = ? AND state = 1 AND at <= ? ORDER BY at LIMIT ?
 
@@ -52,7 +52,7 @@ SELECT
     (SELECT min(at) FROM bide_task WHERE topic = ?1 AND state = 1)
 
 -- name: waiting_head
--- The head with its token, by which the watcher tells one head from another that wakes at the same time.
+-- The head with its token, by which the watcher tells apart heads with the same wake time.
 SELECT at, token FROM bide_task WHERE topic = ? AND state = 0 ORDER BY at LIMIT 1
 
 -- name: leased_head
@@ -62,7 +62,7 @@ SELECT at, token FROM bide_task WHERE topic = ? AND state = 1 ORDER BY at LIMIT 
 UPDATE bide_task SET at = ? WHERE topic = ? AND key = ? AND token = ? AND state = 1
 
 -- name: settle_done
--- The happy path: done, and nothing to remember. The condition is the fencing; the count of rows is the answer.
+-- The happy path: done, without retention. The condition is the fencing, and the row count is the answer.
 DELETE FROM bide_task WHERE topic = ? AND key = ? AND token = ? AND state = 1
 
 -- name: purge
@@ -80,16 +80,17 @@ UPDATE bide_token SET last = ? WHERE one = 1
 SELECT {record} FROM bide_task WHERE topic = ? AND key > ? ORDER BY key LIMIT ?
 
 -- name: page_by_group
--- One group of one topic, from after a key.
+-- One group in one topic, after a key.
 SELECT {record} FROM bide_task
 WHERE group_name = ? AND topic = ? AND key > ? ORDER BY key LIMIT ?
 
 -- name: page_at_instant
--- One state of one topic: what is left of those of one instant, after a row.
+-- One state of one topic: the remaining tasks of one instant, after a row.
 SELECT {record} FROM bide_task WHERE topic = ? AND state = ? AND at = ? AND row > ? ORDER BY row LIMIT ?
 
 -- name: page_after_instant
--- And what comes after. Apart, since `(at, row) > (?, ?)` seeks by `at` alone, and then steps over all of one instant.
+-- The tasks after that instant. A separate query, because `(at, row) > (?, ?)` would seek by `at` alone, and then step
+-- over all rows of the instant.
 SELECT {record} FROM bide_task WHERE topic = ? AND state = ? AND at > ? AND at < ? ORDER BY at, row LIMIT ?
 
 -- name: next_topic
@@ -127,7 +128,7 @@ ON CONFLICT (holder) DO UPDATE SET topics = excluded.topics, until = excluded.un
 DELETE FROM bide_worker WHERE holder = ?
 
 -- name: forget_workers
--- As many rows as there are workers: no index is worth it.
+-- There is one row per worker, too few for an index.
 DELETE FROM bide_worker WHERE until <= ?
 
 -- name: workers
@@ -138,7 +139,7 @@ INSERT INTO bide_event (topic, key, at, id, kind, attempt, who, what, was, wake_
 VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?)
 
 -- name: event_span
--- First and last line: a seek to each end of the table.
+-- The first and last line, by a seek to each end of the table.
 SELECT (SELECT min(line) FROM bide_event), (SELECT max(line) FROM bide_event)
 
 -- name: trim_events

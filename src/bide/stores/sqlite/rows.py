@@ -1,8 +1,8 @@
-"""Rows of tasks: those that are damaged, and the operations that only read.
+"""Rows of tasks: how damaged rows are read, and the operations that only read.
 
-SQLite stores whatever bytes it was given as text; `sqlite3` refuses the whole result when one of them is not UTF-8.
-Such a row never stops the others: its text is read as bytes instead, and escaped. Damage to the pages of the file is
-another matter: SQLite reports it, and it stays an error.
+SQLite stores any bytes as text, but `sqlite3` refuses a whole result if one text is not UTF-8. Such a row must not
+block the other rows, so its text is read as bytes and escaped. Damage to the file's pages, which SQLite reports, stays
+an error.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ QUERIES = MappingProxyType({name: text.replace("{record}", COLUMNS) for name, te
 SCHEMA = tuple(read_statements((_HERE / "schema.sql").read_text("utf-8")))
 
 ByName: TypeAlias = dict[tuple[Topic, str], Located]
-"""By name: the row's number and the record."""
+"""By topic and key: the row's number and the record."""
 
 FEW = 3
-"""Up to so many tasks, reading one by one is quicker."""
+"""Up to this number of tasks, reading one by one is faster."""
 
 _TYPES: tuple[type, ...] = (
     str, str, str, str, int, int, int, int, int, int, int, int, str, bytes, bytes, int, str, int, int, int, int,
@@ -44,17 +44,17 @@ _TYPES: tuple[type, ...] = (
 _NULLABLE = frozenset({3, 12, 15, 16, 18, 19})
 _NONE = type(None)
 _MOST = 2**62
-"""A count can still rise from here, within 64 bits."""
+"""Counts must be below this, so that they can still rise within 64 bits."""
 
 _encode = msgspec.json.Encoder().encode
 
 
-# --- rows that are damaged
+# --- damaged rows
 
 
 def flaw_in(row: Row) -> str:
-    """Say what is wrong with the values of a row of `{record}`, as text that is not UTF-8, a damaged page, or a file of
-    an SQLite without STRICT may have them; "" if nothing."""
+    """The flaw in the values of a `{record}` row, or "". Causes are text that is not UTF-8, a damaged page, or a file
+    made by an SQLite without STRICT."""
     if not _declared(tuple(map(type, row))) or not 0 <= row[STATE] < len(STATES):
         return "values of other types than the columns declare"
     return "more deliveries than there can have been" if max(row[8:11]) >= _MOST else ""
@@ -62,7 +62,7 @@ def flaw_in(row: Row) -> str:
 
 @lru_cache(maxsize=256)
 def _declared(types: tuple[type, ...]) -> bool:
-    """True if a row may be of these types; cached, since there are few that rows are of."""
+    """True if a row may have these types. Cached, because rows have few combinations."""
     return all(
         found is kind or (found is _NONE and place in _NULLABLE)
         for place, (found, kind) in enumerate(zip(types, _TYPES, strict=True))
@@ -70,7 +70,7 @@ def _declared(types: tuple[type, ...]) -> bool:
 
 
 def mended(row: Row) -> Record:
-    """The record of a row with a flaw: what is not UTF-8 escaped, and something of the right type in each place."""
+    """The record of a row with a flaw: invalid UTF-8 is escaped, and each field gets a value of its type."""
     fields = [_mended(place, value) for place, value in enumerate(row)]
     for place in (8, 9, 10):
         fields[place] = min(fields[place], _MOST - 1)
@@ -98,7 +98,7 @@ def _mended(place: int, value: Any) -> Any:
 
 
 def read_rows(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...]) -> list[Row]:
-    """The rows of a query; if there is text that is not UTF-8, with bytes in its place."""
+    """The rows of a query, with bytes in place of text that is not UTF-8."""
     try:
         return cursor.execute(query, arguments).fetchall()
     except (sqlite3.OperationalError, UnicodeDecodeError) as error:
@@ -121,16 +121,16 @@ def _text_or_bytes(raw: bytes) -> str | bytes:
 
 
 def read_tasks(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...]) -> list[Located]:
-    """The tasks of a `{record}` query, each with its row's number; mended if need be."""
+    """The tasks of a `{record}` query, each with its row's number; damaged ones are mended."""
     rows = read_rows(cursor, query, arguments)
     return [(row[ROW], mended(row) if flaw_in(row) else record_of(row)) for row in rows]
 
 
 def by_names(cursor: sqlite3.Cursor, names: Iterable[tuple[Topic, str]]) -> ByName:
-    """Read those of `names` that are there, all of a topic in one statement.
+    """Read the tasks of `names` that exist, in one statement per topic.
 
-    Each statement that is run, and each row that is stepped to, lets go of the interpreter's lock and takes it again,
-    which is most of what a lookup costs: 3.2 us a task this way, 5.2 one by one.
+    Each statement and each row step releases the interpreter's lock and takes it again, which is most of the cost of a
+    lookup: 3.2 us a task this way, 5.2 one by one.
     """
     topics: dict[Topic, list[str]] = {}
     for topic, key in names:
@@ -148,11 +148,11 @@ def by_name(cursor: sqlite3.Cursor, topic: Topic, key: str) -> Located | None:
     return found[0] if found else None
 
 
-# --- the operations that only read: each in one transaction of the reader, so that it sees one state of the file
+# --- operations that only read: each runs in one transaction of the reader, so that it sees one state of the file
 
 
 def get_tasks(cursor: sqlite3.Cursor, refs: Sequence[Ref]) -> list[Record | None]:
-    """Each task by its name. O(log n) per task."""
+    """Read each task by topic and key. O(log n) per task."""
     known = by_names(cursor, refs) if len(refs) > FEW else {}
     found = (known.get(ref) or by_name(cursor, *ref) for ref in refs)
     return [None if one is None else one[1] for one in found]
@@ -161,10 +161,10 @@ def get_tasks(cursor: sqlite3.Cursor, refs: Sequence[Ref]) -> list[Record | None
 def tally_tasks(
     cursor: sqlite3.Cursor, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None
 ) -> Tally:
-    """Counts by topic and state; O(topics x COUNTED) at worst, and of each interval up to `upto`, whatever waits."""
+    """Counts by topic and state: at most O(topics x COUNTED), plus `upto` per interval, however many tasks wait."""
     counts: dict[tuple[Topic, State], Count] = {}
     forecast: dict[Topic, list[Count]] = {}
-    # all topics by a loose scan: one seek each
+    # a loose scan for all topics: one seek each
     named = [topic for (topic,) in cursor.execute(QUERIES["topics"])] if only is None else only
     for topic in named:
         for code, state in enumerate(STATES):
@@ -185,7 +185,7 @@ def _count(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...], upto:
 
 
 def find_tasks(cursor: sqlite3.Cursor, where: Filter, page: Page) -> Found:
-    """One page, each from the index that has its order; O(log n) per task, and one seek per topic passed."""
+    """Read one page, from the index with its order. O(log n) per task, and one seek per topic passed."""
     place = read_cursor(page.cursor, where)
     if page.limit <= 0:
         return Found([], page.cursor)

@@ -1,12 +1,13 @@
--- What bide keeps in a SQLite file: version 1. Every name begins with bide_, so that the file can be yours as well.
--- Statements are parted by lines of two dashes and a semicolon, and run in one transaction. STRICT is left out on SQLite before 3.37.
+-- bide's schema in a SQLite file, version 1. Every name begins with bide_, so that the file can hold your tables too.
+-- Lines of two dashes and a semicolon separate the statements, which run in one transaction. STRICT is left out on
+-- SQLite before 3.37.
 
--- One row per task. A rowid table with a unique index takes 83,000 inserts/s in batches of 1000 where a WITHOUT ROWID
--- table takes 42,000: the row itself is appended, and only the narrow index entries land at random places.
--- `row` never changes over all lives of a key, so that pages can tell equal times apart by it.
+-- One row per task. A rowid table with a unique index takes 83,000 inserts/s in batches of 1000, and a WITHOUT ROWID
+-- table 42,000: here the row is appended, and only the narrow index entries go to random places.
+-- `row` stays the same over all lives of a key, so that pages can tell equal times apart by it.
 -- state: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead.
--- at: the wake_at of what lives, the finished_at of what has ended; woke_at: the last wake_at of what has ended.
--- The long columns come last: a reader of the others stops early.
+-- at: the wake_at of a live task, the finished_at of an ended one; woke_at: the last wake_at of an ended task.
+-- The long columns come last, so that a read of the other columns stops early.
 CREATE TABLE bide_task (
     row         INTEGER PRIMARY KEY,
     topic       TEXT NOT NULL,
@@ -31,15 +32,15 @@ CREATE TABLE bide_task (
     payload     BLOB NOT NULL
 ) STRICT
 --;
--- A task by its name; also the order of a plain list, and the list of topics by a loose scan.
+-- A task by topic and key; also the order of a plain list, and the list of topics by a loose scan.
 CREATE UNIQUE INDEX bide_task_name ON bide_task (topic, key)
 --;
--- What is due, the next wake, lists and counts by state: each state is a range of its own, so that what has ended, or
--- waits for long, costs a lease nothing. (Two partial indexes, of what lives and of what has ended, would need a term
--- such as "state < 2" in each query, and SQLite then prefers that to "state = 0", and sorts.)
+-- Due tasks, the next wake, lists and counts by state. Each state is a range of its own, so tasks that have ended or
+-- wait for long cost a lease nothing. (Two partial indexes, of live and of ended tasks, would need a term such as
+-- "state < 2" in each query; SQLite would then prefer that to "state = 0", and sort.)
 CREATE INDEX bide_task_time ON bide_task (topic, state, at)
 --;
--- What purge may forget; only what has ended is kept until some time.
+-- The tasks that purge may forget: only ended tasks have a keep_until.
 CREATE INDEX bide_task_kept ON bide_task (keep_until) WHERE keep_until IS NOT NULL
 --;
 -- The members of a group.
@@ -50,10 +51,10 @@ CREATE TABLE bide_token (one INTEGER PRIMARY KEY CHECK (one = 1), last INTEGER N
 --;
 INSERT INTO bide_token VALUES (1, 0)
 --;
--- Who works on what, until when. topics: MessagePack.
+-- The live workers with their topics (MessagePack), each until some time.
 CREATE TABLE bide_worker (holder TEXT PRIMARY KEY, topics BLOB NOT NULL, until INTEGER NOT NULL) STRICT
 --;
--- The log of what was out of the ordinary. `line` only rises, so that the oldest are one range.
+-- The log of unusual events. `line` only rises, so that the oldest events are one range.
 CREATE TABLE bide_event (
     line    INTEGER PRIMARY KEY,
     topic   TEXT NOT NULL,
@@ -70,7 +71,7 @@ CREATE TABLE bide_event (
 --;
 CREATE INDEX bide_event_name ON bide_event (topic, key)
 --;
--- The version of all this.
+-- The version of this schema.
 CREATE TABLE bide_meta (name TEXT PRIMARY KEY, value INTEGER NOT NULL) STRICT
 --;
 INSERT INTO bide_meta VALUES ('version', 1), ('checkpoints', 0)

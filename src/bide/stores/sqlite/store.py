@@ -1,4 +1,4 @@
-"""The store on a SQLite file: the nine operations, each a hop to the thread that does it."""
+"""The store on a SQLite file: each of the nine operations is handed to the thread that does it."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ EVENTS_KEPT = 10_000
 
 
 class SqliteStore(Verbs):
-    """Tasks in a SQLite file, which may hold other tables too and be shared by several processes.
+    """Tasks in a SQLite file, which may hold other tables too, and which several processes may share.
 
-    `synchronous` "full" makes every acknowledged task survive a power cut; "normal" leaves the newest of them to one,
-    and is quicker. `disk_reserve` is the bytes of free disk below which new tasks are refused. `watch` is how changes
-    by other processes are noticed: "inotify", "poll", or "auto", the better one that there is. `fault` is for tests
-    that kill the process.
+    `synchronous`: with "full" every acknowledged task survives a power cut; with "normal" a power cut may lose the
+    newest, but commits are faster. `disk_reserve`: bytes of free disk space below which new tasks are refused. `watch`:
+    how changes by other processes are noticed: "inotify", "poll", or "auto", the better available one. `fault`: for
+    tests that kill the process.
     """
 
     def __init__(
@@ -69,17 +69,17 @@ class SqliteStore(Verbs):
         )
 
     async def open(self) -> None:
-        """Open the file; create it and its schema if need be. Raises StoreMismatch, StoreUnavailable, StoreCorrupt."""
+        """Open the file; create it and its schema if missing. Raises StoreMismatch, StoreUnavailable, StoreCorrupt."""
         if self._database is None:
             self._database = await open_in_thread(self._settings)
 
     async def close(self) -> None:
-        """Finish what was begun, write the WAL back and let go of the file. A second close does nothing."""
+        """Finish the operations under way, write the WAL back and close the file. A second close does nothing."""
         database, self._database = self._database, None
         if database is not None and database.process == os.getpid():
             try:
                 await asyncio.to_thread(database.close)
-            except RuntimeError:  # the interpreter is on its way out and starts no more threads
+            except RuntimeError:  # the interpreter is shutting down and starts no more threads
                 database.close()
 
     def _open(self) -> OpenFile:
@@ -93,7 +93,7 @@ class SqliteStore(Verbs):
             )
         return database
 
-    # The nine operations of ports.Store, without those of `Verbs`
+    # The nine operations of ports.Store, except those in `Verbs`
 
     async def _write(
         self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: Sequence[NewTask] = ()
@@ -126,7 +126,7 @@ class SqliteStore(Verbs):
     # features.wakes
 
     async def listen(self, topics: Collection[Topic], heard: Callable[[Topic, Millis], None]) -> Listener:
-        """Call `heard` on the running loop when one of `topics` wakes earlier, whichever process made it so."""
+        """Call `heard` on the running loop when one of `topics` wakes earlier, whichever process caused it."""
         return self._open().notifier.listen(topics, heard)
 
     # features.transactions
@@ -134,13 +134,14 @@ class SqliteStore(Verbs):
     def transaction(self) -> AbstractAsyncContextManager[JoinedVerbs]:
         """A transaction on the store's file, for tasks and for your own tables (`.connection`).
 
-        Committed on leaving without an error, else rolled back. While it is open no other connection can write, so be
-        short; and nothing but the verbs of what it yields may be awaited on this store inside: that would wait for it.
+        Committed when the block ends without an error, else rolled back. While it is open no other connection can
+        write, so keep it short. Inside, do not await verbs of the store itself, which would wait for this transaction:
+        use the verbs of the object that the block yields.
         """
         return self._open().transactions.begin()
 
     def using(self, connection: object) -> JoinedVerbs:
-        """The verbs on your own `sqlite3` connection to the store's file, in the transaction that it is in.
+        """The verbs on your own `sqlite3` connection to the store's file, in its current transaction.
 
         You commit. Raises BadInput for a connection of another library, or to another file.
         """
@@ -149,14 +150,14 @@ class SqliteStore(Verbs):
     # features.tables
 
     def tables(self, source: TableSource, *, connections: int) -> Sequence[SqliteTable]:
-        """Tables of the same file. One transaction at a time: whatever `connections` says, a file has one writer."""
+        """Watched tables in the same file. Whatever `connections` says, a file has one writer at a time."""
         file = StoreFile(self._settings.path, self._open)
         return [SqliteTable(one, file) for one in source.each()]
 
     # features.schema
 
     async def schema_version(self) -> tuple[int, int]:
-        """The version of the file (0: none), and that of this code. Also before `open`, without changing anything."""
+        """The versions of the file's schema (0: none) and of this code's. Works before `open`, and changes nothing."""
         return await asyncio.to_thread(version_of_file, self._settings.path), VERSION
 
     async def plan(self) -> list[str] | None:
@@ -164,7 +165,7 @@ class SqliteStore(Verbs):
         return None
 
     async def migrate(self) -> None:
-        """Bring the file to the version that this code wants. So does `open`."""
+        """Migrate the file to this code's version, as `open` does."""
         if self._database is None:
             await self.open()
             await self.close()
@@ -172,7 +173,7 @@ class SqliteStore(Verbs):
     # features.diagnosis
 
     async def diagnose(self) -> list[Finding]:
-        """Check the library, the file, its schema and its disk. Reads through files up to 256 MiB."""
+        """Check the library, the file, its schema and its disk. Reads a file of up to 256 MiB completely."""
         return await self._read(database.diagnose, self._open().path, self._settings.disk_reserve)
 
     # features.workers

@@ -1,27 +1,28 @@
 """The threads of an open file: one writes, one reads, and one writes the WAL back.
 
     loop threads            writer thread
-    submit ── queue ──▶  take all that waits ─▶ BEGIN ─▶ run each ─▶ COMMIT ─▶ one call into each loop
+    submit ── queue ──▶  take all queued ─▶ BEGIN ─▶ run each ─▶ COMMIT ─▶ one call into each loop
                              ▲                                                          │
-                             └────────── what arrived meanwhile is the next group ◀─────┘
+                             └──── operations that arrived meanwhile: the next group ◀──┘
 
-A thread hop costs as much as a commit, and a commit as much as a hundred rows; so both are paid once per group. If
-anything in a group fails, all of it is rolled back and each operation runs alone: only the one to blame gets the error.
+A thread hop costs as much as a commit, and a commit as much as a hundred rows, so each group pays both once. If an
+operation in a group fails, the whole group is rolled back and each operation runs alone, so that only the faulty one
+gets the error.
 
-The reader has a connection of its own: in WAL mode it waits for no writer, and no writer for it.
+The reader has a connection of its own: in WAL mode readers and the writer do not wait for each other.
 
-**Checkpoints.** SQLite's own way is that the commit which passes a thousand pages also checkpoints, and takes tens of
+**Checkpoints.** By default SQLite checkpoints in the commit that passes a thousand pages, which takes tens of
 milliseconds. Here the writer only counts, and wakes the `Checkpointer`'s thread, which writes the WAL back into the
-file. A PASSIVE checkpoint stops no writer; but a writer that never pauses also never lets the WAL start over, so past
-a size the thread takes the lock for a short RESTART, for the little that was written meanwhile.
+file. A PASSIVE checkpoint blocks no writer, but under a writer that never pauses the WAL never starts over. So above a
+certain size the thread takes the lock for a short RESTART, which only writes back what was added meanwhile.
 
-SQLite before 3.51.3 has a race there (see `resets_safely`), for checkpoints that start when nothing is left to write
-back. None such is ever started: on these versions a commit of one row comes right before each checkpoint, and until
-that row is written back too, which is this checkpoint's own work, no commit can let the WAL start over.
+SQLite before 3.51.3 has a race (see `resets_safely`) in checkpoints that start when nothing is left to write back. bide
+never starts such a checkpoint: on these versions it commits one row right before each checkpoint. Until the checkpoint
+has written that row back, no commit can make the WAL start over.
 
-How much is in the WAL cannot be asked of SQLite without a checkpoint, and the size of its file says nothing, since that
-is used again from the start. So the writer counts rows and commits, and each checkpoint corrects how many pages that
-was: a row is one to three pages where keys are random, and a fortieth of one where they rise.
+SQLite reports the pages in the WAL only through a checkpoint, and the size of the WAL's file is no measure, because the
+file is reused from its start. So the writer counts rows and commits, and each checkpoint corrects the pages per row:
+one to three if keys are random, a fortieth if they rise.
 """
 
 from __future__ import annotations
@@ -54,11 +55,11 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 
 _GROUP = 4096
-"""Operations in one transaction at most, so that the first does not wait too long for the last."""
+"""The most operations in one transaction, so that the first does not wait too long for the last."""
 
 
 class Operation(Struct, eq=False):
-    """One call on its way through a thread."""
+    """A call on its way through a thread."""
 
     call: Callable[..., Any]
     arguments: tuple[Any, ...]
@@ -71,7 +72,7 @@ class Operation(Struct, eq=False):
 
 
 class _Thread:
-    """A thread that owns a connection, and takes operations until it is stopped."""
+    """A thread that owns a connection and runs operations until it is stopped."""
 
     def __init__(self, path: str, connection: sqlite3.Connection, name: str) -> None:
         self._path = path
@@ -79,7 +80,7 @@ class _Thread:
         self._queue: SimpleQueue[Operation | None] = SimpleQueue()
         self._closed = False
         self._gate = threading.Lock()
-        """So that nothing is put behind the end of the queue, where it would never be taken."""
+        """Keeps operations from being queued behind the end marker, where they would never run."""
         self._thread = threading.Thread(target=self._run, name=f"bide {name} of {path}", daemon=True)
         self._thread.start()
 
@@ -95,7 +96,7 @@ class _Thread:
         return future
 
     def stop(self) -> None:
-        """Finish what was submitted, then end the thread. Blocks; a second call does nothing."""
+        """Finish the submitted operations, then end the thread. Blocks; a second call does nothing."""
         with self._gate:
             if not self._closed:
                 self._closed = True
@@ -114,20 +115,20 @@ class Reader(_Thread):
         super().__init__(path, connection, "reader")
 
     def submit(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> asyncio.Future[T]:
-        """Run `call` in one read transaction: it sees one state of the file."""
+        """Run `call` in one read transaction, so that it sees one state of the file."""
         return self._put(call, arguments)
 
     def _run(self) -> None:
         while (operation := self._queue.get()) is not None:
             try:
                 operation.result = self._read(operation)
-            except Exception as error:  # noqa: BLE001 - it belongs to the caller
+            except Exception as error:  # noqa: BLE001 - the caller gets it
                 operation.error = translate(error, self._path)
             _hand_back([operation])
 
     def _read(self, operation: Operation) -> Any:
         cursor = self._connection.cursor()
-        if self._connection.in_transaction:  # it could not be rolled back
+        if self._connection.in_transaction:  # the last rollback failed
             cursor.execute("ROLLBACK")
         cursor.execute("BEGIN")
         try:
@@ -139,7 +140,7 @@ class Reader(_Thread):
 class Writer(_Thread):
     """Owns the write connection. `submit` may be called from any event loop.
 
-    `committed` is called with the number of rows after each commit.
+    After each commit, `committed` is called with the number of rows.
     """
 
     def __init__(
@@ -163,7 +164,7 @@ class Writer(_Thread):
     def submit(
         self, call: Callable[[UnitOfWork, *Ts], T], *arguments: *Ts, durable: bool = True, adding: bool = False
     ) -> asyncio.Future[T]:
-        """Run `call` in a transaction; its result once that is committed (durably, if so asked)."""
+        """Run `call` in a transaction; the result comes after the commit (a durable one if `durable`)."""
         return self._put(call, arguments, durable, adding)
 
     def _run(self) -> None:
@@ -180,7 +181,7 @@ class Writer(_Thread):
                 before = self._connection.total_changes
                 try:
                     self._commit(group)
-                except Exception as error:  # noqa: BLE001 - no other thread writes, so this one goes on
+                except Exception as error:  # noqa: BLE001 - no other thread writes, so this one must continue
                     for operation in group:
                         operation.error = OutcomeUnknown(f"{self._path}: {error}")
                 _hand_back(group)
@@ -188,9 +189,9 @@ class Writer(_Thread):
                     self._committed(self._connection.total_changes - before)
 
     def _commit(self, group: list[Operation]) -> None:
-        """Run the group as one transaction; or, when that fails, each of it alone.
+        """Run the group as one transaction or, if that fails, each operation alone.
 
-        Not when it could not even begin: running each operation alone would only wait as long again.
+        If the transaction could not begin, all operations fail: each alone would only wait as long again.
         """
         begun = False
         try:
@@ -198,7 +199,7 @@ class Writer(_Thread):
                 self._begin(any(operation.durable for operation in group))
                 begun = True
                 work = self._transaction(group)
-        except Exception as error:  # noqa: BLE001 - it belongs to the caller
+        except Exception as error:  # noqa: BLE001 - the caller gets it
             if begun and len(group) > 1:
                 for operation in group:
                     self._commit([operation])
@@ -212,9 +213,9 @@ class Writer(_Thread):
 
     def _begin(self, durable: bool) -> None:
         connection = self._connection
-        if connection.in_transaction:  # it could not be rolled back
+        if connection.in_transaction:  # the last rollback failed
             connection.execute("ROLLBACK")
-        # Losing a lease to a power cut is as if its holder had died: a lease alone does not wait for the disk.
+        # A lease lost in a power cut is like a holder's death, so a group of leases does not wait for the disk.
         wanted = self._durable if durable else "NORMAL"
         if wanted != self._synchronous:
             connection.execute(f"PRAGMA synchronous = {wanted}")
@@ -232,21 +233,21 @@ class Writer(_Thread):
             work.point("before commit")
             connection.execute("COMMIT")
         except Exception:
-            if connection.in_transaction:  # a full disk has rolled back already
+            if connection.in_transaction:  # SQLite itself rolls back on a full disk
                 connection.execute("ROLLBACK")
             raise
         return work
 
 
 def _hand_back(group: list[Operation]) -> None:
-    """Give the results to their loops: one call into each."""
+    """Hand the results to their loops, by one call into each loop."""
     loops: dict[asyncio.AbstractEventLoop, list[Operation]] = {}
     for operation in group:
         loops.setdefault(operation.loop, []).append(operation)
     for loop, operations in loops.items():
         try:
             loop.call_soon_threadsafe(_resolve, operations)
-        except RuntimeError:  # the loop has been closed: no caller waits any more
+        except RuntimeError:  # the loop was closed, so no caller waits any more
             continue
 
 
@@ -264,23 +265,23 @@ def _resolve(operations: list[Operation]) -> None:
 # --- checkpoints
 
 KICK_PAGES = 1024
-"""Pages (4 MiB) in the WAL after which it is written back: SQLite's own figure. Fewer on a small disk."""
+"""Pages (4 MiB) in the WAL after which it is written back: about SQLite's default. Fewer on a small disk."""
 _OF_A_COMMIT = 3
-"""Pages of a commit, however few rows it writes: a row and its places in two indexes."""
+"""The least pages of a commit, for a row and its entries in two indexes."""
 _RESETS_SAFELY = (((3, 44, 6), (3, 45, 0)), ((3, 50, 7), (3, 51, 0)), ((3, 51, 3), (1000, 0, 0)))
 
 
 def resets_safely(version: tuple[int, int, int] = sqlite3.sqlite_version_info) -> bool:
-    """True if this SQLite has the WAL-reset race closed (3.51.3, and what that was carried back to).
+    """True if this SQLite has the fix for the WAL-reset race (3.51.3, and the versions with a backport).
 
-    Before, a checkpoint that starts when there is nothing left to write back, at the instant at which a commit lets
-    the WAL start over, could take the new commit for one that is in the file already: it was then lost.
+    Without it, a checkpoint may start with nothing left to write back, just as a commit makes the WAL start over. It
+    could then take the new commit for one that is already in the file, and the commit was lost.
     """
     return any(first <= version < end for first, end in _RESETS_SAFELY)
 
 
 class Checkpointer:
-    """Owns a connection for checkpoints. Each writer calls `committed` after its commit."""
+    """Owns a connection for checkpoints. Each writer calls `committed` after a commit."""
 
     def __init__(
         self, path: str, connection: sqlite3.Connection, lock: WriteLock, *, mark_first: bool | None = None
@@ -305,7 +306,7 @@ class Checkpointer:
         self._thread.start()
 
     def committed(self, changes: int) -> None:
-        """Count the rows of a commit. Now and then a count is lost, when two threads commit: it is a guess anyhow."""
+        """Count the rows of a commit. Two concurrent calls may lose a count, which is only an estimate anyway."""
         if changes == 0:
             return
         self._changes += changes
@@ -328,11 +329,11 @@ class Checkpointer:
                 return
             try:
                 self._checkpoint()
-            except StoreUnavailable:  # an open transaction: the next commit asks again
+            except StoreUnavailable:  # a transaction is open: the next commit tries again
                 pass
             except sqlite3.Error as error:
                 if not is_busy(error):
-                    # Whatever it is (a full disk, say), the next commit meets it too, and its caller gets the error.
+                    # The next commit meets the same error (such as a full disk), and raises it to its caller.
                     self._changes = self._commits = 0
             self._busy = False
 
@@ -357,7 +358,7 @@ class Checkpointer:
         patiently(self._connection, QUERIES["mark_checkpoint"], patience=0.1)
 
     def _restart(self) -> None:
-        """Let the WAL start over. Where another process still reads in it, it grows on till later."""
+        """Let the WAL start over. While another process still reads from it, it keeps growing."""
         if self._mark_first:
             self._mark()
         busy, *_ = self._connection.execute("PRAGMA wal_checkpoint(RESTART)").fetchone()

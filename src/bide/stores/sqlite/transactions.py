@@ -1,11 +1,11 @@
-"""The verbs on a transaction that is the caller's: task and data are committed together, or not at all.
+"""The verbs in a transaction of the caller's: task and data are committed together, or not at all.
 
-Two ways in. `Transactions` begins one on a connection of our own, and the caller puts statements of theirs into it;
-`CallersConnection` joins one that the caller began. Both run the very functions that the writer thread runs, in the
-thread of the caller: a few short statements, and no other connection can write meanwhile anyhow.
+There are two ways. `Transactions` begins a transaction on bide's connection, in which the caller can run statements.
+`CallersConnection` joins a transaction that the caller began. Both run the writer thread's functions, in the caller's
+thread: these are a few short statements, and no other connection can write meanwhile.
 
-The commit waits for the disk and the beginning for other writers, so both happen in a thread: one thread and one
-connection per event loop, since only one transaction of a loop can be open anyhow.
+BEGIN waits for other writers and COMMIT for the disk, so both run in a separate thread. Each event loop has one such
+thread and one connection, because it can have only one transaction open at a time.
 """
 
 from __future__ import annotations
@@ -35,23 +35,23 @@ A = TypeVar("A")
 T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 _MARK = "bide_joined"
-"""A savepoint that the transaction begins with: it is gone if the caller ended that one, even if they began another."""
+"""A savepoint at the start of the transaction: it is gone if the caller ended that, even if another one was begun."""
 _OF_A_SESSION = frozenset({
     sqlite3.SQLITE_PRAGMA, sqlite3.SQLITE_ATTACH, sqlite3.SQLITE_DETACH, sqlite3.SQLITE_CREATE_TEMP_TABLE,
     sqlite3.SQLITE_CREATE_TEMP_VIEW, sqlite3.SQLITE_CREATE_TEMP_TRIGGER,
 })  # fmt: skip
-"""Statements whose effect outlives a transaction, and is not for the next borrower."""
+"""Statements whose effect outlives a transaction, and must not reach the next borrower."""
 
 
 class JoinedVerbs(Verbs):
-    """The verbs on one connection. Each is done whole or not at all, and leaves the transaction around it as it is."""
+    """The verbs on one connection. Each verb is atomic, and leaves the surrounding transaction open."""
 
     def __init__(self, connection: sqlite3.Connection, file: Transactions) -> None:
         self._connection = connection
         self._file = file
         self._path = file.path
         self.wakes: dict[Topic, Millis] = {}
-        """The earlier wakes of this transaction, notified once it is committed."""
+        """The earlier wakes of this transaction; listeners are notified after the commit."""
 
     @property
     def connection(self) -> sqlite3.Connection:
@@ -71,7 +71,7 @@ class JoinedVerbs(Verbs):
         return self._plainly(lambda cursor: call(cursor, *arguments))
 
     def _plainly(self, call: Callable[[sqlite3.Cursor], T], *, adding: bool = False) -> T:
-        """Run `call` with a cursor that gives plain rows, whatever the caller has their connection make of rows."""
+        """Run `call` with a cursor that returns plain rows, whatever the connection's row and text factories."""
         connection = self._connection
         text_factory = connection.text_factory
         try:
@@ -108,14 +108,14 @@ class JoinedVerbs(Verbs):
         return result
 
 
-# --- a transaction of our own
+# --- a transaction on bide's connection
 
 
 class LentConnection(sqlite3.Connection):
-    """A connection inside a transaction that is not the borrower's to end."""
+    """A connection inside a transaction that the borrower must not end."""
 
     _spent = False
-    """True once the borrower has changed the session: then no other transaction gets the connection."""
+    """True once the borrower has changed the session; the connection is then not lent again."""
 
     def note(self, action: int, *_: object) -> int:
         """The connection's authorizer."""
@@ -123,7 +123,7 @@ class LentConnection(sqlite3.Connection):
         return sqlite3.SQLITE_OK
 
     def reset(self) -> bool:
-        """Undo what was not committed, and what the borrower has set; whether another may borrow it."""
+        """Roll back, and undo the borrower's settings; return true if the connection may be lent again."""
         self.row_factory = None
         self.text_factory = str
         if self.in_transaction:
@@ -166,7 +166,7 @@ class TransactionThread:
         self._thread = ThreadPoolExecutor(1, thread_name_prefix=f"bide transactions on {file.path}")
 
     async def run(self, call: Callable[[], T]) -> T:
-        """Run `call` in the thread, to its end: a cancellation is passed on when it is done."""
+        """Run `call` in the thread to its end; a cancellation is raised after that."""
         if self.closed:
             raise StoreUnavailable(f"{self._file.path}: the store was closed, and this transaction came to nothing")
 
@@ -198,10 +198,10 @@ class TransactionThread:
             self.connection.execute(f"RELEASE {_MARK}")
         except sqlite3.OperationalError as error:
             raise _ended(self._file.path) from error
-        patiently(self.connection, "COMMIT")  # in a file without a WAL every reader of another's is in its way
+        patiently(self.connection, "COMMIT")  # in a file without a WAL, any other connection's reader blocks it
 
     def leave(self) -> None:
-        """Roll back what was not committed, and let others write."""
+        """Roll back uncommitted work, and release the write lock."""
         usable = False
         try:
             usable = self.connection is not None and self.connection.reset()
@@ -218,7 +218,7 @@ class TransactionThread:
             sqlite3.Connection.close(connection)
 
     def close(self) -> None:
-        """End the thread. Blocks; a transaction that is open comes to nothing."""
+        """End the thread. Blocks; an open transaction is rolled back."""
         self.closed = True
         self._thread.shutdown(wait=True)
         self.leave()
@@ -226,7 +226,7 @@ class TransactionThread:
 
 
 class Transactions:
-    """The transactions of all event loops. `committed` is called with the number of rows after each commit."""
+    """The transactions of all event loops. After each commit, `committed` is called with the number of rows."""
 
     def __init__(
         self,
@@ -250,12 +250,12 @@ class Transactions:
         self._threads: dict[asyncio.AbstractEventLoop, TransactionThread] = {}
 
     def joined(self, connection: object) -> CallersConnection:
-        """The verbs on the caller's connection. Raises BadInput for one that cannot be joined."""
+        """The verbs on the caller's connection. Raises BadInput if it cannot be joined."""
         return CallersConnection(connection, self)
 
     @asynccontextmanager
     async def begin(self) -> AsyncIterator[JoinedTransaction]:
-        """A transaction, committed when left without an error."""
+        """A transaction, committed when the block ends without an error."""
         thread = self._thread_of_loop()
         if thread.owner is not None and thread.owner is asyncio.current_task():
             raise SetupError(f"{self.path}: a transaction within a transaction; use the one that is open")
@@ -290,7 +290,7 @@ class Transactions:
             return thread
 
     def close(self) -> None:
-        """End the threads. Blocks; transactions that are still open come to nothing."""
+        """End the threads. Blocks; open transactions are rolled back."""
         for thread in list(self._threads.values()):
             thread.close()
 
@@ -302,25 +302,25 @@ def _ended(path: str) -> SetupError:
     )
 
 
-# --- a transaction of the caller's
+# --- a transaction on the caller's connection
 
 
 class CallersConnection(JoinedVerbs):
-    """The verbs on a connection that the caller opened, in whatever transaction it is in.
+    """The verbs on a connection that the caller opened, in its current transaction.
 
-    If it is in none, one begins: where the connection commits by itself (`isolation_level=None`) it is over with the
-    verb; else, as with any statement on such a connection, it stays open until the caller commits.
+    If there is none, the verb begins one. On a connection in autocommit mode (`isolation_level=None`) the verb also
+    commits it; otherwise, as with any statement on such a connection, it stays open until the caller commits.
     """
 
     def __init__(self, connection: object, file: Transactions) -> None:
         source = None if isinstance(connection, sqlite3.Connection) else connection_source(connection)
         self._source = None if type(source) is ConnectionSource else source
-        """SQLAlchemy's or Django's wrapper, if it is one."""
+        """The SQLAlchemy or Django wrapper, if `connection` is one."""
         own = connection if self._source is not None else _checked(connection, file.path)
         super().__init__(own, file)  # type: ignore[arg-type]  # what is below a wrapper is found later
 
     async def _find_connection(self) -> sqlite3.Connection:
-        """Find the connection below a wrapper, which may have another one by now."""
+        """Find the connection below a wrapper, which may have changed it meanwhile."""
         if self._source is not None:
             self._connection = _checked((await self._source.driver()).raw, self._path)
         return self._connection
@@ -347,7 +347,7 @@ class CallersConnection(JoinedVerbs):
             raise
 
     async def _begin(self) -> None:
-        """Begin, waiting without SQLite's busy handler: that would stop the event loop, if there is one."""
+        """Begin a transaction, waiting without SQLite's busy handler, which would block an event loop."""
         deadline = time.monotonic() + PATIENCE
         while not self._plainly(_try_begin):
             if time.monotonic() >= deadline:
@@ -370,7 +370,7 @@ def _try_begin(cursor: sqlite3.Cursor) -> bool:
 
 
 def _checked(connection: object, path: str) -> sqlite3.Connection:
-    """`connection`, if it is one that may be joined. Raises BadInput."""
+    """Return `connection` if it may be joined. Raises BadInput."""
     if not isinstance(connection, sqlite3.Connection):
         raise BadInput(
             "connection",

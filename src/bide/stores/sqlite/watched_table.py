@@ -1,8 +1,8 @@
 """A watched table in a SQLite file: its due rows, taken and changed under the file's one write lock.
 
 While a row's transaction is open no other connection can write to the file, so rows are fired one after another,
-however many workers there are. In the store's own file the store's threads and its watcher do that; a file without
-bide's tables is opened for this alone (`TableFile`), and keeps whatever journal mode it has.
+however many workers there are. In the store's own file, the store's threads and watcher do this. A file without bide's
+tables is opened for its watched tables only (`TableFile`), and keeps its journal mode.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _log = logging.getLogger("bide.table")
 _WARNINGS = 20
 _numbers = count(1)
 _DATE = re.compile(r"\d{4}-\d\d-\d\d(?:[ T]|$)")
-"""ISO 8601 has other forms too, which do not sort among these."""
+"""The accepted form of ISO 8601; its other forms do not sort among these."""
 _FEW = 20
 _ALTERED = re.compile("no such (table|column)|has no column")
 
@@ -96,7 +96,7 @@ class SqliteTable(WatchedTable):
         if len(self._source.ids) > 1:
             these = f"VALUES {', '.join('(' + ', '.join(map(give, identity)) + ')' for identity in ids)}"
         elif len(ids) > _FEW and all(isinstance(identity, int | str) for identity in ids):
-            # as JSON they may be more than a statement has places for, and it is the same statement
+            # as JSON: then the number of ids has no limit, and the statement stays the same
             these = f"SELECT value FROM json_each({give(json.dumps(list(ids)))})"
         else:
             these = ", ".join(map(give, ids))
@@ -111,7 +111,7 @@ class SqliteTable(WatchedTable):
         }
 
     async def _ask(self, connection: sqlite3.Cursor, text: str, values: Sequence[Any] = ()) -> Rows:
-        """Ask a cursor, which never waits."""
+        """Run a query on a cursor, which never waits."""
         given = {f"v{place}": value for place, value in enumerate(values, 1)}
         connection.row_factory = None
         try:
@@ -127,7 +127,7 @@ class SqliteTable(WatchedTable):
         try:
             yield
         except sqlite3.Error as error:
-            if not code_of(error) and "decode" in str(error):  # a text of the row's
+            if not code_of(error) and "decode" in str(error):  # text in a row that is not UTF-8
                 raise ValueError(str(error)) from error
             raise translate(error, self._file.path, own=False) from error
 
@@ -155,7 +155,7 @@ class SqliteTable(WatchedTable):
                 operations.add(work, [new_task(row) for row in rows], now=now)
             return [row.id for row in rows]
 
-        # wholly in the writer's thread: no lock is held while its holder waits for the event loop
+        # entirely in the writer's thread, so that no lock is held while waiting for the event loop
         if new_task is not None:
             self._file.opened.reserve.check()
         return await self._file.opened.writer.submit(call, adding=new_task is not None)
@@ -175,7 +175,7 @@ class SqliteTable(WatchedTable):
     # --- examine
 
     async def _types(self, connection: sqlite3.Cursor) -> Mapping[str, str]:
-        """The types of all columns, also those generated, but for those that a virtual table hides."""
+        """The types of all columns, including generated ones, except those that a virtual table hides."""
         return {row[1].lower(): row[2] for row in await self._pragma(connection, "table_xinfo") if row[6] != 1}
 
     async def _pragma(self, cursor: sqlite3.Cursor, name: str, of: str = "") -> Rows:
@@ -205,7 +205,7 @@ class SqliteTable(WatchedTable):
         return Plan(served, await self._unique(connection), making)
 
     async def _unique(self, cursor: sqlite3.Cursor) -> bool:
-        """True if the primary key, or an index of the whole table, says that the id is unique."""
+        """True if the primary key, or a unique index that is not partial, makes the id unique."""
         ids = {column.lower() for column in self._source.ids}
         primary = {row[1].lower() for row in await self._pragma(cursor, "table_xinfo") if row[5]}
         if primary and primary <= ids:
@@ -217,20 +217,20 @@ class SqliteTable(WatchedTable):
         return False
 
     async def _narrow(self, cursor: sqlite3.Cursor, index: str) -> bool:
-        """True if that index leaves rows out, or has further columns to find them by."""
+        """True if the index is partial, or has further columns to narrow the search."""
         made = await self._ask(cursor, "SELECT sql FROM sqlite_master WHERE name = :v1", (index,))
         partial = bool(made) and made[0][0] is not None and " where " in " ".join(made[0][0].lower().split())
         return partial or len(await self._pragma(cursor, "index_info", index)) > 1
 
 
 class SqliteTimes:
-    """The due column of one source: how what it holds, for which SQLite has no type, compares with an instant.
+    """The due column of one source: how its values, for which SQLite has no type, compare with an instant.
 
-    Numbers compare as they are. Text is compared twice: as text with a bound that is at most a second too late, which
-    an index serves; then exactly, by reading it. Text must sort as time does, which it does where all rows are of one
-    form: the separator and the offset of the form are taken from the rows that have been read.
+    Numbers compare as they are. Text is compared twice: first as text, with a bound that is at most a second too late,
+    so that an index serves it; then exactly, by parsing it. Text must sort in the order of time, so all rows must have
+    the same form. The separator and the offset of that form are taken from the rows read so far.
 
-    Used by several threads, each with a connection of its own.
+    Several threads use this, each with a connection of its own.
     """
 
     def __init__(self, source: TableSource) -> None:
@@ -239,15 +239,15 @@ class SqliteTimes:
         self._kind = DueIs(source.due_is)
         self._function = f"bide_due_{next(_numbers)}"
         self._separator = "T"
-        """Sorts last of the two: a bound with it leaves nothing out before the first row has been read."""
+        """"T" sorts after a space, so before the first row has been read, a bound with it excludes no row."""
         self._offset: timedelta | None = None
         self._unreadable: set[str] = set()
         self._column = '"' + source.due.replace('"', '""') + '"'
         self.millis = f"{self._function}({self._column})"
-        """When a row is due, but for `after`; of text, in milliseconds."""
+        """The SQL expression for a row's due time, without `after`; for text, in milliseconds."""
 
     def prepare(self, connection: sqlite3.Connection) -> None:
-        """Teach a connection to read these times."""
+        """Register the function that reads these times on a connection."""
         read = self._read if self._kind is DueIs.TIMESTAMP else self._number
         connection.create_function(self._function, 1, read, deterministic=True)
 
@@ -255,11 +255,11 @@ class SqliteTimes:
         return f"no such function: {self._function}" in str(error)
 
     def come(self, now: Millis, give: Give) -> str:
-        """The condition that the time of a row has come."""
+        """The SQL condition that a row's time has come."""
         return self._against(now, give, "<", "<=", timedelta(seconds=1))
 
     def ahead(self, now: Millis, give: Give) -> str:
-        """The condition that it has not."""
+        """The SQL condition that a row's time has not come."""
         return self._against(now, give, ">=", ">", timedelta(0))
 
     def _against(self, now: Millis, give: Give, bounded: str, exact: str, later: timedelta) -> str:
@@ -273,14 +273,14 @@ class SqliteTimes:
         return f"{self._column} {bounded} {text} AND {self.millis} {exact} {give(now)}"
 
     def instant_of(self, value: Any) -> Millis:
-        """The instant at which a row is due of which `millis` comes to this."""
+        """The instant at which a row is due, from its value of the `millis` expression."""
         if not math.isfinite(value):
             return 0 if value < 0 else LAST_INSTANT
         millis = math.ceil(Fraction(value) * 1000) if self._kind is DueIs.SECONDS else math.ceil(value)
         return max(0, min(millis + self._after, LAST_INSTANT))
 
     def written(self, now: Millis) -> str:
-        """`now` as the column has it, for a statement."""
+        """`now` in the column's form, as an SQL literal."""
         if self._kind is not DueIs.TIMESTAMP:
             return str(now if self._kind is DueIs.MILLISECONDS else now // 1000)
         text = self._shown(now).isoformat(self._separator, timespec="milliseconds")
@@ -291,13 +291,13 @@ class SqliteTimes:
         return f"'{text}'"
 
     def _shown(self, now: Millis) -> datetime:
-        """`now` on a clock that keeps the column's time."""
+        """`now` as a naive time in the column's offset or zone."""
         if self._offset is None:
             return cutoff(now, self._source.zone)
         return (as_datetime(now) + self._offset).replace(tzinfo=None)
 
     def _read(self, value: Any) -> Millis | None:
-        """The instant of a value, in milliseconds; None if it is no time."""
+        """The instant of a value, in milliseconds; None if it is not a time."""
         if value is None:
             return None
         try:

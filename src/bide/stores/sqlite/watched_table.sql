@@ -1,10 +1,10 @@
--- A watched table. {table}, {id} and {due} are quoted names, {where} and {changes} the program's own SQL,
--- {due_millis} is when a row is due, {come} and {ahead} whether that has come, and {skip} leaves out ids, before the
--- times are read. `BEGIN IMMEDIATE` keeps others from writing between `take` and `change`, so no row needs a lock of its
--- own.
+-- A watched table. {table}, {id} and {due} are quoted names, {where} and {changes} are the program's own SQL,
+-- {due_millis} is a row's due time, {come} and {ahead} are true if it has come or not, and {skip} excludes ids before
+-- the times are read. `BEGIN IMMEDIATE` keeps other connections from writing between `take` and `change`, so rows need
+-- no locks of their own.
 
 -- name: head
--- the first of the index that can be read as a time
+-- the first row of the index whose value can be read as a time
 SELECT {id}, {due_millis} FROM {table} WHERE ({where}) AND {due} IS NOT NULL{skip} AND {due_millis} IS NOT NULL
 ORDER BY {due} LIMIT 1
 
@@ -18,6 +18,6 @@ SELECT {id}, {due_millis}{columns} FROM {table} WHERE ({where}){skip} AND {come}
 SELECT {id}, {due_millis}{columns} FROM {table} WHERE ({where}) AND {found} AND {come}
 
 -- name: change
--- the condition again, though no other connection can have written meanwhile: a trigger of the table's may have
+-- the condition again: no other connection can have written meanwhile, but a trigger of the table may have
 UPDATE {table} SET {changes} WHERE {found} AND ({where}) AND {come}
 RETURNING {id}, ({where}) AND {come}

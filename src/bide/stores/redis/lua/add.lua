@@ -1,10 +1,10 @@
--- add: schedule tasks, each by its own on_conflict.
+-- add: schedule tasks, each with its own on_conflict.
 -- asked: for each topic a count, then for each task
 --   key, how ('r' replace, 'k' keep, 'e' earliest, 'l' latest, 'f' refuse; the body's flags; then an instant),
 --   seed (the body without its head)
 -- answers: {server's time in us, now, first token, then for each task that was not simply created
---   its place, what happened ('p' replaced, 'k' kept, 'f' refused), the old body or '', the wake before or -1}
--- The task at place n (from 0) has the token `first + n`, whatever became of the others.
+--   its place, the result ('p' replaced, 'k' kept, 'f' refused), the old body or '', the old wake or -1}
+-- The task at place n (from 0) has the token `first + n`, whatever happened to the other tasks.
 local function taken(how, due, old)
   local mode, flags = byte(how), byte(old)
   local state = has(flags, 7)
@@ -20,7 +20,7 @@ local function taken(how, due, old)
   return true
 end
 
--- Most tasks of a batch are alike in this: what a `how` means is worked out once.
+-- Most tasks of a batch have the same `how`, so each distinct one is decoded once.
 local meant = {}
 local function meaning(how)
   local due = instant(sub(how, 3))
@@ -30,8 +30,8 @@ local function meaning(how)
   return known
 end
 
--- The key is taken, or was until its retention had passed, which is answered as if nothing were there: whether the new
--- task goes there all the same, and the state of the old one.
+-- Handle a key that has a body. If the body's retention has passed, the answer is as if the key were free. Returns
+-- true if the new task takes the key, and the state of the old task.
 local function replace(topic, key, how, due, old, place, reply)
   local state, over = has(byte(old), 7), gone(old)
   local put_it, word, was = true, nil, -1
@@ -67,7 +67,7 @@ for _, topic in ipairs(topics) do
     local put_it, flags, wake = true, known.flags, known.wake
     local body = pack('>BI7', flags, first + place) .. known.times .. seed
     if olds[key] then
-      -- written out first: this very batch may have put what is there
+      -- flush first: the existing task may come from this batch
       topic.wake = least
       flush(topic)
       local old, state = (read(topic, key)), nil
@@ -81,7 +81,7 @@ for _, topic in ipairs(topics) do
       flush(topic)
       written, added, bodies, entries = topic.written, bucket(topic.added, WAITING), 0, 0
     else
-      -- the common case, written out here: each call and each table saved is a tenth of its cost
+      -- the common case, inlined: each function call or table would add a tenth to its cost
       written[bodies + 1], written[bodies + 2] = key, body
       added[entries + 1], added[entries + 2] = wake, key
       bodies, entries = bodies + 2, entries + 2

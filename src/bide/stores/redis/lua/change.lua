@@ -2,7 +2,7 @@
 -- asked: for each topic a count, then for each change
 --   key, what: op (1: 0 move, 1 cancel, 2 redrive), if_token (7; 0: none), keep_until (6), deadline (6; 2^48-1: none),
 --   when (1 + n: an instant), then the new id as a body has it
--- answers: {us, now, then for each change: word, wake before (-1: none), the body as it now is ('': none)}
+-- answers: {us, now, then for each change: word, old wake (-1: none), the current body ('': none)}
 --   words: m moved, u under_way, f finished, s stale_token, n not_found, x refused, c cancelled,
 --   w cancelled_while_leased, r redriven
 local NO_DEADLINE = 281474976710655

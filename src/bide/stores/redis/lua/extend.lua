@@ -1,4 +1,4 @@
--- extend: keep leases longer.
+-- extend: extend leases.
 -- asked: until (ms from now), then for each topic a count, and for each lease key, token
 -- answers: {us, now, then 1 or 0 for each}
 local until_at = now + tonumber(ARGV[next_argument])

@@ -1,16 +1,16 @@
--- lease: take what is due, oldest first, of each topic up to a number; a number of 0 only asks.
--- asked: until (ms from now), holder, since (leases with this token or a later one are left alone: the same call gave
---   them out a moment ago, and they were over at once), then for each topic a number
--- answers: {us, now, the last token before, then for each topic: head of what waits (-1: nothing), head of what is leased (-1),
---   how many, and for each: key, the time at which it woke, body as it now is (in a repeated answer '' for one that
---   has changed hands since)}
--- An entry whose body is missing or cannot be read is set aside, and counted as `damaged`.
+-- lease: take due tasks, oldest first, up to a number for each topic; a number of 0 only reads the heads.
+-- asked: until (ms from now), holder, since (leases with this token or a later one are left alone: the same call made
+--   them a moment ago, and they expired at once), then for each topic a number
+-- answers: {us, now, the last token before, then for each topic: head of the waiting tasks (-1: none), head of the
+--   leased tasks (-1: none), count, and for each task: key, the time at which it woke, its current body (in a repeated
+--   answer '' for a task that has changed hands since)}
+-- An entry whose body is missing or unreadable is set aside, and counted as `damaged`.
 local until_at = now + tonumber(ARGV[next_argument])
 local holder = sub(ARGV[next_argument + 1], 1, 255)
 local since = tonumber(ARGV[next_argument + 2])
 next_argument = next_argument + 3
 
--- What waits and what a lost holder left, merged by time; most often there is nothing of the latter.
+-- Waiting tasks and tasks with an expired lease, merged by time; mostly there are none of the latter.
 local function due(topic, want)
   local waiting = call('ZRANGEBYSCORE', topic.index[WAITING], '-inf', now, 'LIMIT', 0, want)
   local lost = call('ZRANGEBYSCORE', topic.index[LEASED], '-inf', now, 'LIMIT', 0, want)
@@ -26,7 +26,7 @@ local function due(topic, want)
   return keys
 end
 
--- What a first delivery writes behind planned_at: attempt 1, nothing else has happened yet.
+-- The fields after planned_at at a first delivery: attempt 1, and everything else still zero.
 local until_packed = pack('>I6', until_at)
 local first_time = pack('>I4I4I4I6I6B', 1, 0, 0, 0, 0, #holder) .. holder .. pack('>I4', NO_ERROR)
 
@@ -53,7 +53,7 @@ for number, topic in ipairs(topics) do
   if want > 0 then
     local keys = due(topic, want)
     local bodies = bodies_of(topic, keys)
-    local waited, written, leased = {}, {}, {}  -- a key comes once, so that nothing has to be kept apart
+    local waited, written, leased = {}, {}, {}  -- each key occurs once, so no flush is needed between
     for place = 1, #keys do
       local key, body = keys[place], bodies[place]
       local flags, state, wake
@@ -63,8 +63,8 @@ for number, topic in ipairs(topics) do
       end
       if not flags or state > LEASED then
         set_aside(topic, key)
-        redis.pcall('HINCRBY', KEYS[6], 'damaged', 1)  -- the count may be damaged, too
-      elseif wake > now then  -- the body is the truth: its entry stood at the wrong time, or in the wrong index
+        redis.pcall('HINCRBY', KEYS[6], 'damaged', 1)  -- pcall, because the counter may be damaged too
+      elseif wake > now then  -- the body is authoritative: the entry had the wrong time or was in the wrong index
         call('ZREM', topic.index[state == WAITING and LEASED or WAITING], key)
         call('ZADD', topic.index[state], wake, key)
       elseif state == WAITING or unpack_bytes('>I7', body, 2) < since then

@@ -1,31 +1,33 @@
--- What every script begins with: one shard's keys, the bodies' layout, and the writes of one batch, gathered so that
--- each kind goes out as one command.
+-- The beginning of every writing script: one shard's keys, the format of bodies, and the writes of one batch, gathered
+-- so that each kind is one command.
 --
--- KEYS  1 counter, 2 the caller's last answer, 3 topics, 4 groups, 5 finished, 6 counts; then for each topic of the batch
---       bodies, waiting, leased, done, cancelled, dead
--- ARGV  1 the caller's sequence, 2 the caller's time in ms ("": go by the server's), 3 the command that publishes wakes
---       (PUBLISH, SPUBLISH or ""), 4 the channel, 5 the shard, 6 how many topics, then their names, then what is asked
+-- KEYS  1 counter, 2 the caller's last answer, 3 topics, 4 groups, 5 finished, 6 counts; then for each topic of the
+--       batch: bodies, waiting, leased, done, cancelled, dead
+-- ARGV  1 the caller's sequence, 2 the caller's time in ms ("": use the server's), 3 the command that publishes wakes
+--       (PUBLISH, SPUBLISH or ""), 4 the channel, 5 the shard, 6 the number of topics, then their names, then the
+--       arguments of the script
 --
--- A body: flags (1 byte: the state, and which parts follow), token (7), created_at, due_at, wake_at (6 each);
+-- A body: flags (1 byte: the state and the parts that follow), token (7), created_at, due_at, wake_at (6 each);
 --   if RAN: planned_at (6), attempt, failures, losses (4 each), finished_at, keep_until (6 each),
 --           holder (1 + n), error (4 + n; 2^32-1: none)
---   if DEADLINE: deadline (6); if GROUP: group (1 + n); then what no script reads: id, options, payload
--- A body is the truth; the indexes only point to it. A member of an index is the bare key, which never changes.
+--   if DEADLINE: deadline (6); if GROUP: group (1 + n); then parts that no script reads: id, options, payload
+-- A body is authoritative; the indexes only point to it. A member of an index is the bare key, which never changes.
 
 local call, sub, byte, floor, max = redis.call, string.sub, string.byte, math.floor, math.max
 local pack, unpack_bytes, has = struct.pack, struct.unpack, bit.band
 
 local WAITING, LEASED, DONE, CANCELLED, DEAD = 0, 1, 2, 3, 4
 local RAN, DEADLINE, GROUP, OPTIONS = 8, 16, 32, 64
-local HEAD = 26            -- bytes before the parts that may be missing
+local HEAD = 26            -- bytes before the optional parts
 local NO_ERROR = 4294967295
 local LAST_INSTANT = 253402300799999
-local LAST_CLOCK = 9000000000000000 -- microseconds: beyond 2^53 a double does not rise by one
-local ANSWER_TTL = 600000  -- ms that an answer is kept for a resend: no caller asks for so long, and no copy of a call lives on
-local SLICE = 4000         -- arguments of one command: Lua's stack holds 8000
+local LAST_CLOCK = 9000000000000000 -- microseconds: beyond 2^53 a double cannot rise by one
+local ANSWER_TTL = 600000  -- ms that an answer is kept for a resend: callers and copies of a call end much sooner
+local SLICE = 4000         -- the most arguments of one command: Lua's stack holds 8000
 
--- A lease is remembered without what would double its cost: for each topic both heads, how many, and key and token of
--- each; an empty table marks it. What is still so is read again, the others have no body.
+-- Rebuild the answer to a lease from its short form: for each topic both heads, the count, and key and token of each
+-- task; an empty table at the end marks it. Keeping the bodies would double the cost of a lease. Tasks that still have
+-- the token are read again; the other ones have no body.
 local function with_bodies(short)
   local reply, from = {short[1], short[2], short[3]}, 4
   for number = 1, tonumber(ARGV[6]) do
@@ -47,13 +49,13 @@ local function with_bodies(short)
   return reply
 end
 
--- A resend is answered from memory: the caller sends one batch at a time, and its numbers only rise.
+-- A resend gets the remembered answer: the caller sends one batch at a time, and its numbers only rise.
 local sequence = tonumber(ARGV[1])
 local remembered = call('GET', KEYS[2])
 if remembered then
   local last = unpack_bytes('>I8', remembered)
   if last == sequence then
-    call('PEXPIRE', KEYS[2], ANSWER_TTL)  -- a write, so that WAIT behind it waits for replicas to have the answer, too
+    call('PEXPIRE', KEYS[2], ANSWER_TTL)  -- a write, so that a WAIT after it waits until replicas have the answer too
     local reply = cmsgpack.unpack(sub(remembered, 9))
     return type(reply[#reply]) == 'table' and with_bodies(reply) or reply
   elseif last > sequence then
@@ -61,7 +63,7 @@ if remembered then
   end
 end
 
--- Remember the answer, and give it. What is remembered may be the short form from which `with_bodies` makes it.
+-- Remember the answer, and return it. `remember` may be a short form from which `with_bodies` rebuilds the answer.
 local function answer(reply, remember)
   call('SET', KEYS[2], pack('>I8', sequence) .. cmsgpack.pack(remember or reply), 'PX', ANSWER_TTL)
   return reply
@@ -71,7 +73,7 @@ local time = call('TIME')
 local micros = tonumber(time[1]) * 1000000 + tonumber(time[2])
 local now = ARGV[2] == '' and floor(micros / 1000) or tonumber(ARGV[2])
 
--- The last token of this shard. What is no number that could be one is as good as nothing: tokens follow the clock.
+-- The last token of this shard. An invalid value counts as 0, because new tokens follow the clock.
 local function stored_token()
   local found = tonumber(call('GET', KEYS[1]) or 0)
   return found and found >= 0 and found < 9007199254740992 and floor(found) or 0
@@ -84,10 +86,10 @@ local function next_token()
   return last_token
 end
 
--- When a lease with this token began: what an ended task has in the place of its next wake.
+-- The time at which a lease with this token began: an ended task has it in place of its next wake.
 local function started(token) return math.min(floor(token / 1000), now) end
 
--- '+900000' is from now, '1790000000000' an instant; kept within what a datetime can hold.
+-- '+900000' is a length from now, '1790000000000' an instant. The result is clamped to the range of datetimes.
 local function instant(text)
   local at = tonumber(text)
   if byte(text) == 43 or byte(text) == 45 then at = now + at end
@@ -103,8 +105,8 @@ local function send(command, key, list)
 end
 
 local topics, next_argument = {}, 7 + tonumber(ARGV[6])
-local joined, left = {}, {}          -- of groups
-local kept, unkept = {}, {}          -- of finished
+local joined, left = {}, {}          -- writes to `groups`
+local kept, unkept = {}, {}          -- writes to `finished`
 
 for number = 1, tonumber(ARGV[6]) do
   local first = 6 * number + 1
@@ -112,7 +114,7 @@ for number = 1, tonumber(ARGV[6]) do
     name = ARGV[6 + number], bodies = KEYS[first],
     index = {[0] = KEYS[first + 1], KEYS[first + 2], KEYS[first + 3], KEYS[first + 4], KEYS[first + 5]},
     old = {}, touched = {}, written = {}, deleted = {}, born = false, wake = nil, head = nil,
-    added = {}, removed = {},  -- by state, each made when it is first needed
+    added = {}, removed = {},  -- by state, each made at its first use
   }
 end
 
@@ -121,7 +123,7 @@ local function head(topic, state)
   return first[2] and tonumber(first[2])
 end
 
--- Write what was gathered of one topic. Removals come first: within one flush a key is written once.
+-- Write the gathered changes of one topic. Removals come first: within one flush a key is written once.
 local function flush(topic)
   if topic.wake and topic.head == nil then topic.head = head(topic, WAITING) or false end
   for state, members in pairs(topic.removed) do send('ZREM', topic.index[state], members) end
@@ -142,7 +144,7 @@ local function flush(topic)
   joined, left, kept, unkept = {}, {}, {}, {}
 end
 
--- The bodies of many keys, in their order, `false` for each that is not there.
+-- The bodies of many keys, in order; `false` for each missing one.
 local function bodies_of(topic, keys)
   local count = #keys
   if count == 0 then return {} end
@@ -155,14 +157,14 @@ local function bodies_of(topic, keys)
   return all
 end
 
--- Before the first read of a batch.
+-- Load the bodies of a batch, before its first read.
 local function load(topic, keys)
   local old, bodies = topic.old, bodies_of(topic, keys)
   for place = 1, #keys do old[keys[place]] = bodies[place] end
 end
 
--- The next topic's share of what was asked, `width` arguments for each key: the keys, whose bodies are loaded, and where
--- the arguments of the first begin.
+-- The next topic's arguments, `width` for each key. Loads the bodies; returns the keys, and the position of the first
+-- key's arguments.
 local function share_of(topic, width)
   local count, from = tonumber(ARGV[next_argument]), next_argument + 1
   local keys = {}
@@ -172,7 +174,7 @@ local function share_of(topic, width)
   return keys, from
 end
 
--- Whether all the parts of a body that a script may read are there.
+-- True if a body has all the parts that its flags and sizes promise.
 local function sound(body)
   local size, flags = #body, byte(body)
   if size <= HEAD or has(flags, 7) > DEAD or flags > 127 then return false end
@@ -195,8 +197,8 @@ local function sound(body)
   return place <= size + 1
 end
 
--- A body that the scripts can read, or nil; and whether there is something, though it cannot be read. What was gathered
--- for a key of this batch is written out before it is touched again.
+-- The body of a key if it is sound, or nil; and true if there is a body, even an unreadable one. Flushes the gathered
+-- writes first if they include this key.
 local function read(topic, key)
   local body = topic.old[key]
   if topic.touched[key] then flush(topic) end
@@ -205,7 +207,7 @@ local function read(topic, key)
   return nil, true
 end
 
--- Where the parts after RAN begin, and those of RAN.
+-- The position of the parts after RAN, and the fields of RAN.
 local function ran(body)
   if has(byte(body), RAN) == 0 then return HEAD + 1, 0, 0, 0, 0, 0, 0, '', NO_ERROR, '' end
   local planned, attempt, failures, losses, finished, keep, holder, after = unpack_bytes('>I6I4I4I4I6I6Bc0', body, HEAD + 1)
@@ -218,21 +220,21 @@ local function ran(body)
   return place, planned, attempt, failures, losses, finished, keep, holder, size, error
 end
 
--- Whether its retention has passed: for every verb it is as if it were not there, also where a purge still comes.
+-- True if the retention of an ended task has passed: every verb treats it as missing, even before a purge.
 local function gone(body)
   if has(byte(body), 7) < DONE then return false end
   local _, _, _, _, _, _, keep = ran(body)
   return keep <= now
 end
 
--- A body anew: `rest` is what follows RAN's part.
+-- Make a body; `rest` is everything after RAN.
 local function body_of(flags, state, token, created, due, wake, planned, attempt, failures, losses, finished, keep,
                        holder, size, error, rest)
   return pack('>BI7I6I6I6I6I4I4I4I6I6B', flags - has(flags, 7 + RAN) + state + RAN, token, created, due, wake, planned,
               attempt, failures, losses, finished, keep, #holder) .. holder .. pack('>I4', size) .. error .. rest
 end
 
--- The deadline, the group, and where what no script reads begins; `place` is where the parts after RAN begin.
+-- The deadline, the group, and the position of the parts that no script reads; `place` is that of the parts after RAN.
 local function parts(body, place)
   local flags, deadline, group = byte(body), nil, nil
   if has(flags, DEADLINE) ~= 0 then
@@ -246,7 +248,7 @@ local function parts(body, place)
   return deadline, group, place
 end
 
--- What follows the id in the part that no script reads; an id of no length stands for the 16 bytes of a UUID.
+-- Everything after the id in the parts that no script reads; size 0 stands for the 16 bytes of a UUID.
 local function after_id(body, tail)
   local size = byte(body, tail)
   return sub(body, tail + 1 + (size == 0 and 16 or size))
@@ -263,7 +265,7 @@ local function bucket(buckets, state)
   return members
 end
 
--- Put a body under a key: out of the index of its old state (if it had one), into that of the new.
+-- Put a body under a key, and move the key from the index of its old state (if any) to that of the new state.
 local function put(topic, key, from, to, body, score)
   topic.touched[key] = true
   topic.old[key] = body
@@ -281,7 +283,7 @@ local function put(topic, key, from, to, body, score)
   if to == WAITING and (not topic.wake or score < topic.wake) then topic.wake = score end
 end
 
--- Forget a key, and everything that points to it.
+-- Delete a key's body, and every entry that points to it.
 local function forget(topic, key, body, state, place)
   topic.touched[key] = true
   topic.old[key] = false
@@ -295,7 +297,7 @@ local function forget(topic, key, body, state, place)
   if state >= DONE then unkept[#unkept + 1] = topic.name .. '\0' .. key end
 end
 
--- An ended task goes to its index, or is forgotten at once.
+-- Put an ended task into its index, or forget it at once if it has no retention.
 local function finish(topic, key, old, from, to, body, keep, place)
   if keep <= now then
     forget(topic, key, old, from, place)
@@ -306,12 +308,12 @@ local function finish(topic, key, old, from, to, body, keep, place)
   end
 end
 
--- The entry of a body that is missing or cannot be read, wherever it may be.
+-- Remove a key with a missing or unreadable body from all indexes by state.
 local function set_aside(topic, key)
   for state = 0, 4 do call('ZREM', topic.index[state], key) end
 end
 
--- Write everything, and tell the listeners of a wake that is earlier than the head that they know.
+-- Write everything, and notify the listeners of each wake that is earlier than the topic's previous head.
 local function commit()
   for _, topic in ipairs(topics) do
     flush(topic)

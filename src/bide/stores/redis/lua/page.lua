@@ -1,9 +1,9 @@
--- page: the entries of an index after one place, in order of score and then of member.
--- KEYS 1 the index; ARGV 1 score and 2 member of the place, 3 before which score ('': no end), 4 how many,
---   5 'from': whatever the member, from that score on
+-- page: the entries of an index after a place, ordered by score and then by member.
+-- KEYS 1 the index; ARGV 1 score and 2 member of the place, 3 the score to stop before ('': no end), 4 the page size,
+--   5 'from': start at the score, whatever the member
 -- answers: {member, score, ...}
--- Among equal scores the place is found by halves, since an index can be entered by score or by rank only: O(log n).
--- The place need not be there any more.
+-- An index can only be entered by score or by rank, so a bisection finds the place among equal scores: O(log n). The
+-- entry at the place may have been removed.
 local call = redis.call
 local score, member, before, count = ARGV[1], ARGV[2], ARGV[3], tonumber(ARGV[4])
 if ARGV[5] == 'from' then

@@ -1,6 +1,6 @@
--- purge: forget ended tasks whose time has passed.
+-- purge: forget ended tasks whose retention has passed.
 -- asked: for each topic a count, then keys (found in `finished` a moment ago: each is checked again)
--- answers: {us, now, how many}
+-- answers: {us, now, the number of forgotten tasks}
 local reply = {micros, now, 0}
 for _, topic in ipairs(topics) do
   for _, key in ipairs((share_of(topic, 1))) do

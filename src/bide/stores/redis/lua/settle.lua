@@ -1,5 +1,5 @@
 -- settle: record how leases ended.
--- asked: for each topic a count, then for each outcome key, token, what: '' (done, and nothing to remember), or
+-- asked: for each topic a count, then for each outcome key, token, what: '' (done, without retention), or
 --   verdict (1: 0 done, 1 again, 2 retry, 3 defer, 4 dead), keep_until (6), error (4 + n; 2^32-1: none),
 --   when (1 + n: an instant), then the next id as a body has it
 -- answers: {us, now, then 1 or 0 for each}
@@ -8,7 +8,7 @@ local function settle(topic, key, asked, what)
   if not body then return 0 end
   local flags, token = unpack_bytes('>BI7', body)
   if has(flags, 7) ~= LEASED or token ~= asked then return 0 end
-  if what == '' then  -- no new token: whatever follows under this key gets one above the last that was given out
+  if what == '' then  -- no new token: the next task under this key gets one above the last token of the shard
     forget(topic, key, body, LEASED)
     return 1
   end
@@ -22,7 +22,7 @@ local function settle(topic, key, asked, what)
   end
   local when, id_at = unpack_bytes('>Bc0', what, after)
   local new_token = next_token()
-  if verdict == 0 or verdict >= 4 then  -- 5: dead by a failure, which counts
+  if verdict == 0 or verdict >= 4 then  -- 5: dead after a failure, which is counted
     local to = verdict == 0 and DONE or DEAD
     if new_size ~= NO_ERROR or verdict == 0 then size, error = new_size, new_error end
     local ended = body_of(flags, to, new_token, created, due, started(token), planned, attempt,
