@@ -93,10 +93,10 @@ SELECT now, micros, tokens, topics, keys, (SELECT count(pg_notify('{channel}', s
 FROM gate, clock, answer
 
 -- name: move_tasks
--- Does the moves that apply: the task is waiting, has the required token, and is not moved past its deadline. The others
--- are missing in the answer, and are decided under locks. Only the row version that was found is updated, since `was`
--- comes from it; so a row that another transaction is changing is left out too. $4..: one array per column, with one
--- element if all topics or relatives are equal, empty if all if_tokens or deadlines are null. $10: the messages.
+-- Does the moves that apply: the task is waiting, has the required token, and is not moved past its deadline. The
+-- others are missing in the answer, and are decided under locks. Only the row version that was found is updated, since
+-- `was` comes from it; so a row that another transaction is changing is left out too. $4..: one array per column, with
+-- one element if all topics or relatives are equal, empty if all if_tokens or deadlines are null. $10: the messages.
 -- The kept answer has whole records, since the task may be gone when the answer is read back.
 WITH {clock}, {gate},
 moved AS (
