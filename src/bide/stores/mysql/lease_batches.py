@@ -2,7 +2,7 @@
 
 A lease changes no index entry, so leased and lost tasks stay among the waiting ones in the index. Expired leases are
 found through their batch. It is written together with the leases, and deleted with the settlement of its last task. If
-it still exists at its expiry, the next thorough scan reads it: lost tasks are leased anew, and those still held
+it still exists at its expiry, the next thorough scan reads it: lost tasks are leased again, and those still held
 (because the lease was extended, or the task is locked) are written as a new batch. So an extension writes no batch,
 just as a postponed timer need not be moved if it checks at its expiry whether it was postponed.
 

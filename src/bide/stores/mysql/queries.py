@@ -71,7 +71,7 @@ Quote = Callable[[bytes], bytes]
 
 def literal(value: Any, quote: Quote = quoted) -> bytes:
     """A number, text, bytes, None, or Code."""
-    kind = type(value)  # determined once: a batch has thousands of values
+    kind = type(value)  # exact types first, which is faster: a batch has thousands of values
     if kind is str:
         return quote(value.encode("utf-8", "surrogateescape"))
     if kind is int:
@@ -206,7 +206,7 @@ def returns_tokens(insert: Template) -> bool:
 
 
 def _for_mysql(text: str) -> str:
-    """Replace VALUES(column), of which MySQL warns; in MariaDB it is the only way to refer to the inserted value."""
+    """Replace VALUES(column), about which MySQL warns; MariaDB has no other way to refer to the inserted value."""
     text = text.removesuffix(_RETURNING)
     if _GIVEN.search(text) is None:
         return text

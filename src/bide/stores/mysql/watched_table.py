@@ -30,7 +30,7 @@ _ENDED = 1305
 _SPARE = 32
 """The number of candidates beyond the wanted rows, since other transactions may hold some."""
 _INEXACT = frozenset({"float", "bit"})
-"""Types of which the value that was read does not find the row again."""
+"""Types whose values, once read, do not find the row again."""
 _WORD = re.compile(r"\w+")
 _MICROSECOND = timedelta(microseconds=1)
 

@@ -3,7 +3,7 @@
 Besides the missing number, two things differ from our own connections. The lock on the counter of tokens is released
 at once. And the planner keeps its default settings, since ours would also affect the caller's statements. Without
 them, plans are still good even for a table that was never analyzed, provided that they are made for its present size:
-so each statement is planned anew, and no plan from the time when the table was empty is reused.
+so each statement is planned again, and no plan from the time when the table was empty is reused.
 """
 
 from __future__ import annotations

@@ -201,7 +201,7 @@ async def _settle_done(
     for place in places:
         one = outcomes[place]
         settled[place] = False
-        leases.setdefault((one.topic, one.key, one.token), place)  # the second of two settles nothing
+        leases.setdefault((one.topic, one.key, one.token), place)  # a second settlement of one lease has no effect
     asked = sorted(leases)
     arguments = packed(map(list, zip(*asked, strict=True)), _ALIKE_IN_LEASES)
 

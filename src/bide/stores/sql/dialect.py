@@ -13,7 +13,7 @@ from bide.core.errors import BideError, StoreError, StoreFull, StoreUnavailable
 
 
 class Connection(Protocol):
-    """A connection to the server, as the code that all kinds of servers share uses it."""
+    """A connection to the server: the interface for the code that all kinds of servers share."""
 
     driver: Any
     """The driver's own connection."""
@@ -67,7 +67,7 @@ Code = TypeVar("Code")
 
 
 class NotSent(Exception):
-    """No connection, or none to a server that may be written to: the call is safe to send again."""
+    """No connection to a server that accepts the call: it is safe to send again."""
 
 
 class Lost(Exception):
@@ -128,5 +128,5 @@ class Meanings(Generic[Code]):
 
 
 def plain(found: Exception) -> BideError:
-    """The error of bide's to raise where there is no numbered call and nothing is sent again."""
+    """The bide error to raise for `found` outside of a numbered call, where nothing is sent again."""
     return found if isinstance(found, BideError) else StoreUnavailable(str(found))

@@ -125,7 +125,7 @@ class ScanBounds:
 
     A crash of the server may lose the newest commits, which puts tasks back at their old positions. So a new connection
     starts without bounds, and its first scan is full. A full scan that exceeds the time limit of a call may take twice
-    as long the next time: while an old transaction blocks vacuum, a worker starts late.
+    as long the next time. So a worker that starts while an old transaction blocks vacuum starts late.
     """
 
     __slots__ = ("_background", "_bounds", "_clock", "_connection", "_full_at", "_used", "patience")

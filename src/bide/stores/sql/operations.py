@@ -166,7 +166,7 @@ async def _decide(
 
 
 decide_added = partial(_decide, decide=_schedule, kept=answers_of, adding=True)
-"""Schedule tasks of which some keys may be taken, or occur twice."""
+"""Schedule tasks; some keys may be taken, or occur twice."""
 decide_changes = partial(_decide, decide=_change, kept=answers_of)
 """Move, cancel and redrive tasks."""
 decide_settlements = partial(_decide, decide=_settle, kept=_truths_of)

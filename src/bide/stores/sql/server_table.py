@@ -38,7 +38,7 @@ _MOST_DOUBTED = 100
 
 
 class TableConnections(Pool):
-    """The connections of one source's tables, its `users`; open while any of those is open."""
+    """The connections that all tables of one source share; open while any of those tables (a `user`) is open."""
 
     def __init__(self, address: Any, source: TableSource, most: int) -> None:
         super().__init__(address, most)

@@ -36,7 +36,7 @@ from bide.stores.sql.schema import SqlSchema
 from bide.stores.sql.transactions import ConnectionState, JoinedVerbs, OwnTransactions
 
 KINDS = ("add", "change", "settle", "lease", "extend", "held", "read", "keep", "scan")
-"""The kinds of calls: each has a connection of its own, opened when first used ("held": for locked rows)."""
+"""The kinds of calls. Each has its own connection, opened when first used; "held" is for locked tasks."""
 T = TypeVar("T")
 Operation = Callable[..., Awaitable[Any]]
 

@@ -553,7 +553,7 @@ class OwnTransactions(Pool):
             await self._give_back(connection, reset=True, within=self._silence)
 
     async def close(self) -> None:
-        """Close the unused connections. A transaction that is still open is rolled back when its block ends."""
+        """Close the unused connections. The connection of an open transaction is closed when its block ends."""
         self._is_open = False
         for connection in self._take_all():
             await connection.end(within=self._silence)

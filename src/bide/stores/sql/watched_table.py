@@ -62,7 +62,7 @@ class _Parts(dict[str, str]):
 
 
 class WatchedTable(ABC):
-    """The steps that all databases share; see `ports.Table`."""
+    """The part of a watched table that all databases share; see `ports.Table`."""
 
     _queries: ClassVar[Mapping[str, str]]
     _refused: ClassVar[tuple[type[Exception], ...]]
@@ -73,7 +73,7 @@ class WatchedTable(ABC):
     def __init__(self, source: TableSource) -> None:
         self._source = source
         self._times: Any = None
-        """Converts times from and to the form of the due column. None: the table has to be examined, or again."""
+        """Converts times from and to the form of the due column. None: the table has to be examined (again)."""
         ids = ", ".join(map(self._quoted, source.ids))
         self._id = f"({ids})" if len(source.ids) > 1 else ids
         self._names = {
@@ -109,7 +109,7 @@ class WatchedTable(ABC):
 
     @abstractmethod
     def _one_of(self, ids: Collection[Any], give: Give, *, out: bool = False) -> str:
-        """The condition that a row has one of these ids; or, `out`, none of them."""
+        """An SQL condition: a row has one of these ids or, with `out`, none of them."""
 
     @abstractmethod
     def _compared(self, query: str, now: Millis, give: Give) -> Mapping[str, Callable[[], str]]:
