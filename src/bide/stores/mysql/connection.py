@@ -2,13 +2,13 @@
 
     mysql://[user[:password]@]host[:port][,host:port...]/database        mariadb:// is the same
 
-`?prefix=bide_` (the default) is what the names of the tables begin with, `?schema=` another database on the same server
-that they are in. Of several hosts the first that may be written to is taken. `ssl_mode` is one of "disabled" (the
-default), "required", "verify_ca" and "verify_identity", with `ssl_ca`, `ssl_cert` and `ssl_key`; `socket` is the path
-of a Unix socket instead of a host.
+`?prefix=bide_` (the default) is the prefix of the tables' names; `?schema=` puts them into another database on the same
+server. Of several hosts, the first writable one is used. `ssl_mode` is one of "disabled" (the default), "required",
+"verify_ca" and "verify_identity", with `ssl_ca`, `ssl_cert` and `ssl_key`. `socket` is the path of a Unix socket, which
+replaces the host.
 
-A call is one packet of several statements, or a few such (see `Call`, and `sql.journaled_connection`). Where the
-primary is away a replica answers reads, and may be behind.
+A call is one packet of several statements, or a few such packets (see `Call`, and `sql.journaled_connection`). While
+the primary is away a replica answers reads, and may be behind.
 """
 
 from __future__ import annotations
@@ -67,18 +67,18 @@ class Address(Struct, frozen=True, kw_only=True):
     user: str
     password: str
     database: str
-    """The database that the connection names; empty if the URL does not."""
+    """The default database of the connection; empty if the URL has none."""
     schema: str
-    """The database that the tables are in."""
+    """The database of the tables."""
     prefix: str = PREFIX
     socket: str = ""
     options: Mapping[str, str] = {}
-    """Those of TLS."""
+    """The TLS options."""
     shown: str = ""
-    """Without what is secret."""
+    """The URL without secrets."""
 
     def tls(self) -> Any:
-        """The encryption of the connection; None: none. Raises BadInput for files that are of no use."""
+        """The TLS context of the connection; None: no encryption. Raises BadInput for unusable files."""
         mode = self.options.get("ssl_mode", "required" if "ssl_ca" in self.options else "disabled")
         if mode == "disabled":
             return None
@@ -96,7 +96,7 @@ class Address(Struct, frozen=True, kw_only=True):
 
 
 def address_of(url: str) -> Address:
-    """Read a URL. Raises BadInput that names what is wrong, and never shows a password."""
+    """Parse a URL. Raises BadInput, which names the error and never shows a password."""
     parts = parts_of(url, _ACCEPTED, schemes=SCHEMES)
     given: dict[str, str] = {}
     for name, value in parse_qsl(parts.query, keep_blank_values=True):
@@ -149,24 +149,24 @@ Rows = Sequence[Sequence[Any]]
 _INPUT = frozenset({1264, 1265, 1366, 1406, 1048, 1300})
 _MEANINGS: Meanings[int] = Meanings(
     {
-        # what the gate provokes: a subquery with two rows
+        # provoked by the gate: a subquery with two rows
         AlreadyApplied: (1242,),
         KeyTaken: (1062,),
-        # what `all_of_them` provokes: a number that is too large
+        # provoked by `all_of_them`: a number that is too large
         RowsMissing: (1690,),
         # lock wait timeout, and NOWAIT of MySQL
         LockTimeout: (1205, 3572),
-        # deadlock, record changed, table definition changed, statement to be prepared anew
+        # deadlock, record changed, table definition changed, statement has to be prepared again
         TransactionConflict: (1213, 1020, 1412, 1479, 1615),
-        # read-only (it was a replica, or has become one), too many clients, shutting down, not there: not done
+        # read-only (it is a replica, or became one), too many clients, shutting down, unreachable: not done
         NotSent: (1290, 1792, 1836, 3100, 1040, 1203, 1053, 1226, 3168, 1927, 2001, 2002, 2003, 2004, 2005, 2007),
-        # the connection is of no use any more; 0 is the driver's own
+        # the connection is unusable; 0 is the driver's own code
         Lost: (
             0, 2000, 2006, 2012, 2013, 2014, 2027, 2055, 1152, 1153, 1154, 1155, 1156, 1157, 1158, 1159, 1160, 1161,
             1184, 4031,
         ),
     },
-    # disk full, table full, an error of the storage engine (that a full disk gives, too), out of memory
+    # disk full, table full, an error of the storage engine (which a full disk causes too), out of memory
     full=(1021, 1114, 1030, 1041, 1037, 1038, 3, 28),
     refusals=(
         (StoreCorrupt, (1034, 1035, 126, 127, 1712, 1817), "look with CHECK TABLE, or restore a backup"),
@@ -182,17 +182,17 @@ _MEANINGS: Meanings[int] = Meanings(
 
 
 class ProtocolError(Exception):
-    """The driver cannot read an answer: the connection was cut in the middle, or is out of step."""
+    """The driver cannot read an answer: the connection broke in the middle of it, or is out of sync."""
 
 
 UNREADABLE = (AttributeError, AssertionError, IndexError, TypeError, ValueError, RuntimeError, struct.error)
-"""Errors that the driver may raise where an answer ends too early."""
+"""Errors that the driver may raise if an answer ends too early."""
 AWAY = (MySQLError, ProtocolError, NotSent, OSError, EOFError, TimeoutError)
-"""The driver's errors, of the server as of the way to it, and ours where there is no way."""
+"""The driver's errors, whether from the server or from the connection, and our own for an unreachable server."""
 
 
 def meaning(error: BaseException, where: str, *, adding: bool = False) -> Exception:
-    """The exception to raise, or to act on, for `error` of a statement. Defects of our own come back as they are."""
+    """The exception to raise, or to act on, for a statement's `error`. Returns errors of our own code unchanged."""
     if isinstance(error, OURS):
         return error
     if isinstance(error, UnicodeEncodeError):
@@ -207,7 +207,7 @@ def meaning(error: BaseException, where: str, *, adding: bool = False) -> Except
 
 
 def by_code(code: int, text: str, *, adding: bool = False) -> Exception:
-    """The meaning of an error that the server, or the driver, reported under this number."""
+    """The meaning of an error that the server or the driver reported with this number."""
     if code in _INPUT:
         return BadInput("task", text, "names and holders of at most 255 bytes, and integers of at most 64 bits")
     return _MEANINGS.meaning(code, text, adding=adding)
@@ -221,21 +221,21 @@ def said(error: BaseException) -> str:
 # --- connections
 
 _SETTINGS = (
-    # whatever stands between quotes is bytes, and so is whatever comes back
+    # all quoted values are bytes, and so are all results
     "SET NAMES binary",
     "SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED",
     "SET SESSION autocommit = 1, time_zone = '+00:00', sql_mode = 'STRICT_ALL_TABLES,NO_ENGINE_SUBSTITUTION', "
-    # a row that another transaction holds is tried again on its own, and holds up nothing else for longer than that
+    # seconds that a locked row may delay a whole batch; after that it is retried on its own
     "innodb_lock_wait_timeout = 1",
 )
 _OF_MARIADB = (
-    # one whose process has vanished keeps its locks no longer
+    # end the transaction of a vanished process, which releases its locks
     "SET SESSION idle_transaction_timeout = 5",
-    # long lists of names are sought one by one, and are not made a table
+    # look up long lists of names one by one, and do not convert them to a table
     "SET SESSION in_predicate_conversion_threshold = 0",
 )
 _OF_MYSQL = (
-    # the same, as far as it can be said there: a connection that is idle for longer is made anew when it is needed
+    # the nearest equivalents; a connection that is idle for longer is reopened when it is needed
     "SET SESSION wait_timeout = 60",
     "SET SESSION range_optimizer_max_mem_size = 0",
 )
@@ -243,15 +243,15 @@ AFRESH = (
     "SET NAMES utf8mb4; SET SESSION TRANSACTION ISOLATION LEVEL READ COMMITTED; SET SESSION autocommit = 1, "
     "time_zone = '+00:00'"
 )
-"""For a connection that a handler is given: what an earlier one has set is not the next one's."""
+"""Restores the defaults on a connection for a handler, so that no settings of an earlier handler remain."""
 _PLACE = "SELECT DATABASE(), CURRENT_ROLE()"
-"""The state that a reset leaves as it is."""
+"""Reads the state that a reset does not restore."""
 _QUERY, _RESET = 0x03, 0x1F
 _INQUIRY = "SELECT @@max_allowed_packet, @@read_only"
 
 
 class Connection:
-    """One connection of the driver's."""
+    """One connection, around the driver's."""
 
     __slots__ = ("driver", "largest", "made_at", "mariadb", "name", "number", "place", "read_only")
 
@@ -259,17 +259,17 @@ class Connection:
         self.driver = driver
         self.made_at = time.monotonic()
         self.largest = 0
-        """Bytes of one packet that the server takes."""
+        """The maximum size of a packet that the server accepts, in bytes."""
         self.read_only = False
-        """True if it was, when the connection was made: then it is a replica, and may be behind."""
+        """True if the server was read-only when the connection was opened: a replica, which may be behind."""
         self.mariadb = True
         self.place: Sequence[Any] = ()
         self.name, self.number = "", 0
 
     async def ask(self, packet: bytes | str, meanwhile: Callable[[], object] | None = None) -> list[Rows]:
-        """The rows of each statement of a packet that has any. Raises the driver's MySQLError, ProtocolError.
+        """Send a packet; return the rows of each statement that has a result. Raises MySQLError, ProtocolError.
 
-        `meanwhile`: what to do while the server is at work.
+        `meanwhile` is called while the server works.
         """
         driver = self.driver
         answers: list[Rows] = []
@@ -281,7 +281,7 @@ class Connection:
             try:
                 meanwhile()
             except BaseException:
-                self.drop()  # an answer is on its way that is not read
+                self.drop()  # the pending answer will not be read
                 raise
         try:
             await driver.next_result()
@@ -296,7 +296,7 @@ class Connection:
             raise ProtocolError(f"the answer cannot be read: {said(error)}") from error
 
     async def ask_on(self, packet: bytes) -> tuple[int, MySQLError | None]:
-        """The number of statements of a packet that were carried out (each gives rows), and the error of the next."""
+        """Send a packet; return how many of its statements (each with rows) were done, and the error of the next."""
         driver, done = self.driver, 0
         try:
             await driver.query(packet)
@@ -311,9 +311,9 @@ class Connection:
         return done, None
 
     async def begin(self) -> None:
-        """Begin a transaction for a handler, on a connection that is new or was reset.
+        """Begin a transaction for a handler, on a new or reset connection.
 
-        Raises ProtocolError where an earlier one has left the connection in another database, or role.
+        Raises ProtocolError if an earlier handler has left the connection in another database or role.
         """
         [[place]] = await self.ask(f"{AFRESH}; {_PLACE}; BEGIN")
         if place != (self.place or place):
@@ -321,11 +321,11 @@ class Connection:
         self.place = place
 
     async def rollback(self) -> None:
-        """Undo what is not committed."""
+        """Roll back the open transaction."""
         await self.ask("ROLLBACK")
 
     async def reset(self) -> None:
-        """Take back what a handler has set, locked or made in its session. One round trip."""
+        """Clear the settings, locks and temporary objects that a handler left in the session. One round trip."""
         try:
             await self.driver._execute_command(_RESET, b"")
             await self.driver._read_ok_packet()
@@ -333,7 +333,7 @@ class Connection:
             raise ProtocolError(f"the answer cannot be read: {said(error)}") from error
 
     def check_writable(self, where: str) -> None:
-        """Raises NotSent if it is to a replica: of all hosts none could be written to."""
+        """Raise NotSent if the connection is to a replica: none of the hosts was writable."""
         if self.read_only:
             raise NotSent(f"{where}: only a server that is read-only can be reached")
 
@@ -351,7 +351,7 @@ class Connection:
         driver.close()
 
     async def end(self, *, within: float) -> None:
-        """Close it in order, as far as that is possible."""
+        """Close it cleanly, if possible."""
         with suppress(MySQLError, OSError, TimeoutError, *UNREADABLE):
             async with asyncio.timeout(within):
                 await self.driver.ensure_closed()
@@ -359,7 +359,7 @@ class Connection:
 
 
 async def connect(address: Address, *, within: float, plain: bool = False) -> Connection:
-    """A new connection, to the first host that may be written to. `plain`: for a handler, without our settings.
+    """Open a connection to the first writable host. `plain`: for a handler, without our settings.
 
     Raises NotSent, StoreUnavailable, StoreMismatch, BadInput.
     """
@@ -381,7 +381,7 @@ async def connect(address: Address, *, within: float, plain: bool = False) -> Co
             made.drop()
         made = connection
         if not made.read_only:
-            break  # else it can be read from at least, and what is to be written is refused, and tried again
+            break  # a replica serves reads; writes are refused there, and tried again
     if made is None:
         assert problem is not None
         raise problem
@@ -417,7 +417,7 @@ MYSQL = Dialect(logging.getLogger("bide.mysql"), address_of, connect, meaning, s
 # --- calls
 
 _SECOND_BEST = 1.0
-"""Seconds that a connection to a replica is read from, before the primary is tried again."""
+"""Seconds that a connection to a replica serves reads before the primary is tried again."""
 _BETWEEN = b"; "
 _topics = msgspec.json.Decoder(list[Topic])
 
@@ -431,7 +431,7 @@ class Repeated(NamedTuple):
 
 
 class Call(NumberedCall):
-    """One call on its way: packets of statements, with values written into those of `queries.sql`."""
+    """One call under way: it sends packets of statements from `queries.sql`, with the values written into them."""
 
     __slots__ = ("_ahead",)
     utc = True
@@ -450,9 +450,9 @@ class Call(NumberedCall):
         return written
 
     def begin(self, now: Millis | None, most: int = 0) -> list[bytes]:
-        """The statements that open a transaction and say what time it is, :now or the server's.
+        """The statements that begin a transaction and set its time: `now`, or the server's time.
 
-        `most`: how many tokens above the clock may be given out.
+        `most`: the maximum number of tokens that may be given out above the clock.
         """
         if now is None:
             return [self.write("begin"), *self.read_clock(None)]
@@ -463,27 +463,27 @@ class Call(NumberedCall):
         ]
 
     def read_clock(self, now: Millis | None) -> list[bytes]:
-        """The time for the statements that follow."""
+        """The statements that set the time for those that follow."""
         return [self.write("read_clock", there=self._there(now)), self.write("tell_clock")]
 
     def select_clock(self, now: Millis | None) -> bytes:
-        """The statement that tells the time to the caller alone."""
+        """The statement that only returns the time."""
         return self.write("select_clock", there=self._there(now))
 
     def _there(self, now: Millis | None) -> Code | int:
         return self.there if now is None else now * 1000
 
     def pass_gate(self, micros: int | Code, answer: bytes | None = None) -> list[bytes]:
-        """The statements that end a call if it is new, and fail if it is not. `micros`: its highest token."""
+        """The statements that commit a call if it is new, and otherwise fail. `micros`: its highest token."""
         values = {"me": self.caller, "number": self.number, "micros": micros, "answer": answer}
         return [self.write("pass_gate", **values), self.write("gate"), self.write("commit")]
 
     def ending(self) -> list[bytes]:
-        """The statements that commit what is not numbered."""
+        """The statements that commit a call without a number."""
         return [self.write("commit")]
 
     async def begin_snapshot(self) -> None:
-        """Show one state of the database to what is asked from now on. It takes no round trip of its own."""
+        """Let all queries from now on see the same state of the database. Takes no extra round trip."""
         self._ahead = self.write("snapshot"), self.write("begin_snapshot")
 
     async def commit(self) -> None:
@@ -492,7 +492,7 @@ class Call(NumberedCall):
     async def send(
         self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], object] | None = None
     ) -> list[Rows]:
-        """One packet; the rows of each statement that has any. `meanwhile`: what to do until the answer comes."""
+        """Send one packet; return the rows of each statement that has a result. `meanwhile`: called while waiting."""
         self.sent = self.sent or commits
         if self._ahead:
             statements, self._ahead = (*self._ahead, *statements), ()
@@ -502,7 +502,7 @@ class Call(NumberedCall):
     async def timed(
         self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], object] | None = None
     ) -> list[Rows]:
-        """The same, where the first rows are those of the query `clock`."""
+        """Like `send`, for a packet whose first result is that of the query `clock`."""
         sent = time.monotonic()
         answers = await self.send(*statements, commits=commits, meanwhile=meanwhile)
         if self._of.time is not None:
@@ -514,11 +514,11 @@ class Call(NumberedCall):
         return answers[0] if answers else ()
 
     def lines(self, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """The values of a query that inserts many rows."""
+        """The parameters of a query that inserts many rows."""
         return {"rows": tuples(rows, self.quote)}
 
     def listed(self, values: Sequence[Any]) -> Code:
-        """The value of a query that is about one of these."""
+        """The parameter for a list of these values."""
         return listed(values, self.quote)
 
     @staticmethod
@@ -527,12 +527,12 @@ class Call(NumberedCall):
 
     @staticmethod
     def name(data: bytes) -> str:
-        """Read what names a task: what is no UTF-8, by another program's doing, still names it."""
+        """Decode a name. Bytes that are not UTF-8, written by another program, stay distinct."""
         return data.decode("utf-8", "surrogateescape")
 
     @staticmethod
     def unpacked(topics: bytes) -> list[Topic]:
-        """None of a row that no worker wrote."""
+        """Decode a worker's topics; returns none for a row that no worker wrote."""
         try:
             return _topics.decode(topics)
         except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -548,7 +548,7 @@ class MySqlConnection(JournaledConnection[Call]):
     def __init__(self, name: str, address: Address, **options: Any) -> None:
         super().__init__(name, address, MYSQL, **options)
         self.largest = 0
-        """Bytes of a packet that the server takes, once it is known."""
+        """The maximum size of a packet that the server accepts, in bytes, once it is known; until then 0."""
 
     def queries_on(self, connection: Connection) -> Mapping[str, Any]:
         return queries_of(self._address.schema, self._address.prefix, mariadb=connection.mariadb)
@@ -565,7 +565,7 @@ class MySqlConnection(JournaledConnection[Call]):
         return connection
 
     def _fit(self, connection: Connection) -> bool:
-        """One to a replica only until it is time to see whether the primary is there again."""
+        """Also reject a connection to a replica once it is time to try the primary again."""
         aging = connection.read_only and len(self._address.hosts) > 1
         return connection.usable and not (aging and time.monotonic() - connection.made_at >= _SECOND_BEST)
 
@@ -581,5 +581,5 @@ class MySqlConnection(JournaledConnection[Call]):
     def _meaning(self, error: Exception, call: Call | None, *, adding: bool) -> Exception:
         found = super()._meaning(error, call, adding=adding)
         if isinstance(found, StoreMismatch) and found is not error and call is not None and call.connection.read_only:
-            return NotSent(str(found))  # a replica that is just being made, in the place of the primary
+            return NotSent(str(found))  # a new replica that is still being set up, in the primary's place
         return found

@@ -1,7 +1,7 @@
-"""The verbs in a transaction that is the caller's, or a handler's: task and data are committed together, or not at all.
+"""The verbs in a caller's or a handler's transaction: task and data are committed together, or not at all.
 
-One more thing than the missing number is different from our own connections: every value is written so that it means
-the same whatever character set, SQL mode and time zone the connection has.
+Besides the missing number, one thing differs from our own connections: every value is written so that it means the same
+in every character set, SQL mode and time zone.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ _SAMPLES = (b"\x00\xff", 1 << 62)
 _READ_ONLY = 1792
 _NO_SAVEPOINT = 1305
 _MARK = "bide_gone"
-"""A savepoint in a transaction that was begun for one that the server has undone: there until the caller ends that."""
+"""A savepoint that marks a transaction begun in place of one that the server rolled back; the caller has to end it."""
 _AT_ONCE = 500
-"""Names in one statement: MariaDB makes a table of a list of 1000, unless the connection has a setting against it."""
+"""Names in one statement: MariaDB converts a list of 1000 to a table, unless a session setting prevents that."""
 ACCEPTED = (
     "an open connection to the store's own server, by asyncmy, aiomysql, PyMySQL, mysqlclient, SQLAlchemy (a "
     "Connection or a Session, synchronous or not, over one of these) or Django"
@@ -46,7 +46,7 @@ ACCEPTED = (
 
 
 class JoinedCall(RunsInSavepoint, Call):
-    """A call within a transaction that is not ours: without a number, and nothing to begin or to commit."""
+    """A call within a transaction that is not ours: it has no number, and neither begins nor commits."""
 
     __slots__ = ("_driver", "_floor")
     utc = False
@@ -54,13 +54,13 @@ class JoinedCall(RunsInSavepoint, Call):
     there = Code(THERE_ANYWHERE.encode())
 
     def __init__(self, driver: Driver, queries: Mapping[str, Template], floor: int | None) -> None:
-        """`floor`: the first token, where the caller's clock counts."""
+        """`floor`: the first token, if the store goes by the caller's clock."""
         super().__init__(Unjournaled, driver.raw, queries)
         self._driver = driver
         self._floor = floor
 
     async def run(self, work: Work[T], repeated: object, **_: Any) -> T:
-        """Within one savepoint more, for what is tried first."""
+        """Run `work` in a nested savepoint, so that it can be tried and rolled back alone."""
         await self.send(b"SAVEPOINT bide_call")
         try:
             return await work(self)
@@ -81,15 +81,15 @@ class JoinedCall(RunsInSavepoint, Call):
         return []
 
     async def begin_snapshot(self) -> None:
-        """The transaction's own isolation level says what is seen."""
+        """Do nothing: the isolation level of the caller's transaction applies."""
 
     async def commit(self) -> None:
-        """The transaction is the caller's to commit."""
+        """Do nothing: the caller commits the transaction."""
 
     async def send(
         self, *statements: bytes, commits: bool = False, meanwhile: Callable[[], object] | None = None
     ) -> list[Rows]:
-        """Send them in one round trip where the driver can; else one by one."""
+        """Send the statements in one round trip if the driver can, otherwise one by one."""
         if meanwhile is not None:
             meanwhile()
         begin = self.queries["begin"].write()
@@ -102,7 +102,7 @@ class JoinedCall(RunsInSavepoint, Call):
             answers: list[Rows] = []
             for statement in wanted:
                 rows = await self._driver.run(statement.decode("ascii"))
-                if isinstance(rows, list):  # what has no rows to give answers with an empty tuple
+                if isinstance(rows, list):  # a statement without a result returns an empty tuple
                     answers.append(rows)
             return answers
         except Exception as error:
@@ -113,14 +113,14 @@ class JoinedCall(RunsInSavepoint, Call):
 
 
 def code_of(error: BaseException) -> int | None:
-    """The number that the server gave an error, whichever driver reports it."""
+    """The server's number of an error, from any of the drivers."""
     if type(error).__module__.partition(".")[0] in _DRIVERS and error.args and isinstance(error.args[0], int):
         return error.args[0]
     return None
 
 
 class MySqlVerbs(JoinedVerbs):
-    """The verbs on a connection of any of the drivers."""
+    """The verbs on a connection of any supported driver."""
 
     accepted = ACCEPTED
     _place = "server"
@@ -131,7 +131,7 @@ class MySqlVerbs(JoinedVerbs):
     def __init__(self, runtime: Any, source: ConnectionSource, *, own: bool = False) -> None:
         super().__init__(runtime, source, own=own)
         self.settled: list[Settling] = []
-        """The tasks that a transaction of ours has settled, once it is committed."""
+        """The leases that our transaction settles, to be noted after its commit."""
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
         known = self._runtime.leasing.leased.of(outcomes) if self._own else None
@@ -149,9 +149,10 @@ class MySqlVerbs(JoinedVerbs):
         return Savepoint(driver, gone=partial(self._was_undone, driver, state))
 
     async def _was_undone(self, driver: Driver, state: ConnectionState, error: Exception) -> bool:
-        """Tell whether the server has undone all of the caller's transaction, as by a deadlock.
+        """Tell whether the server has rolled back the caller's whole transaction, such as after a deadlock.
 
-        Neither the caller nor the driver knows, so another one is begun: else each statement would commit by itself.
+        Neither the caller nor the driver notices that. So this begins another transaction: otherwise each of the
+        caller's further statements would commit on its own.
         """
         if code_of(error) != _NO_SAVEPOINT:
             return False
@@ -160,7 +161,7 @@ class MySqlVerbs(JoinedVerbs):
         return True
 
     async def _check_ended(self, driver: Driver, state: ConnectionState) -> None:
-        """Raises SetupError while the caller has not ended a transaction that the server has undone."""
+        """Raise SetupError until the caller has ended the transaction that the server rolled back."""
         try:
             await driver.command(f"RELEASE SAVEPOINT {_MARK}", f"SAVEPOINT {_MARK}")
         except Exception as error:
@@ -198,11 +199,11 @@ def identity_of(row: Sequence[Any]) -> tuple[str, int, str]:
 
 
 _IN_TRANSACTION = 1
-"""The bit of the server's status that says so, as of its last answer."""
+"""The bit in the server status of the last answer that says that a transaction is open."""
 
 
 class Transactions(OwnTransactions):
-    """Transactions on asyncmy's connections."""
+    """Our transactions, on asyncmy connections."""
 
     async def _connect(self) -> Connection:
         return await connect(self.address, within=self._silence, plain=True)

@@ -1,15 +1,15 @@
-"""Leases that were given together: a row of `lease` is a batch, and says until when none of its tasks is lost.
+"""Leases that were given together. A row of `lease` is a batch; its expiry is the time before which none is lost.
 
-A lease touches no index, so that what is leased, or lost, is not told apart from what waits by where it lies. It is
-found by its batch. One is written with the lease itself, and deleted by the settlement of its last task. If it is still
-there when its time has come, the worker that leases reads it: what is lost is leased anew, and what is still held
-(because its lease was extended, or it is locked) is written as another batch. So an extension writes no
-batch, as a timer need not be moved that checks, when it expires, whether it was put off.
+A lease changes no index entry, so leased and lost tasks stay among the waiting ones in the index. Expired leases are
+found through their batch. It is written together with the leases, and deleted with the settlement of its last task. If
+it still exists at its expiry, the next thorough scan reads it: lost tasks are leased again, and those still held
+(because the lease was extended, or the task is locked) are written as a new batch. So an extension writes no batch,
+just as a postponed timer need not be moved if it checks at its expiry whether it was postponed.
 
-A batch names each task by its row and the token of its lease. Once the task has another token, or is not leased, that
-lease is over for good; whatever else becomes of it needs no batch to be read.
+A batch names each task by its row and the token of its lease. Once the task has another token, or is no longer leased,
+that lease is over for good, and nothing else that happens to the task needs the batch.
 
-A lease that moves entries in an index instead is slower by 30 to 50 % with several workers.
+A lease that moves index entries instead is slower by 30 to 50 % with several workers.
 """
 
 from __future__ import annotations
@@ -29,9 +29,9 @@ from bide.stores.mysql.connection import Call, Rows
 from bide.stores.mysql.queries import Code, Quote, held, literal, tuples
 
 _LARGEST = 1_000
-"""Tasks in one batch: reading it is one packet."""
+"""The maximum of tasks in one batch, which is read in one packet."""
 AT_ONCE = 32
-"""Batches that one scan takes."""
+"""The maximum of batches that one scan reads."""
 
 _log = logging.getLogger("bide.mysql")
 Pair = tuple[int, Token]
@@ -43,7 +43,7 @@ _NO_ROW: Pair = (0, 0)
 
 
 class BatchKey(NamedTuple):
-    """The primary key of a batch. Row and token are those of its first task; `caller` is who wrote it, and when."""
+    """The primary key of a batch. Row and token are those of its first task; `caller` names the call that wrote it."""
 
     topic: Topic
     until: Millis
@@ -53,7 +53,7 @@ class BatchKey(NamedTuple):
 
 
 class LeaseBatch:
-    """One that this process has written: how many of its tasks it has not settled yet."""
+    """A batch that this process has written, and the number of its tasks that this process has not settled yet."""
 
     __slots__ = ("left", "name")
 
@@ -63,7 +63,7 @@ class LeaseBatch:
 
 
 class StillLeased(NamedTuple):
-    """A task of a batch that is still leased by that lease: a row of the query `still_leased`."""
+    """A task of a batch that still has the same lease: a row of the query `still_leased`."""
 
     wake: Millis
     row: int
@@ -72,14 +72,14 @@ class StillLeased(NamedTuple):
 
 
 class Expired(NamedTuple):
-    """Batches of one topic whose time has come."""
+    """The expired batches of one topic."""
 
     names: list[BatchKey]
     pairs: list[Pair]
 
 
 def read_expired(topic: Topic, found: Rows) -> Expired:
-    """The rows of the query `expired_leases`."""
+    """Read the rows of the query `expired_leases`."""
     names = [
         BatchKey(topic, until, row, token, caller.decode("utf-8", "surrogateescape"))
         for until, row, token, caller, _ in found
@@ -88,7 +88,7 @@ def read_expired(topic: Topic, found: Rows) -> Expired:
 
 
 def read_pairs(batches: Iterable[bytes]) -> list[Pair]:
-    """The pairs of all batches, by row. A batch that cannot be read, by another program's doing, holds up no other."""
+    """The pairs of all batches, by row. Skips a batch that cannot be read, which another program has written."""
     pairs: set[Pair] = set()
     for tasks in batches:
         try:
@@ -101,7 +101,7 @@ def read_pairs(batches: Iterable[bytes]) -> list[Pair]:
 def write_batches(
     call: Call, topics: Mapping[Topic, Sequence[Pair]], until: Millis
 ) -> tuple[list[bytes], dict[int, LeaseBatch]]:
-    """The statements that write down what was leased of each topic, and the batch of each row."""
+    """The statements that record the leases of each topic in batches, and the batch of each row."""
     lines, batch_of = [], {}
     for topic, pairs in topics.items():
         for part in slices(pairs, _LARGEST):
@@ -112,7 +112,7 @@ def write_batches(
 
 
 def rewrite_batches(call: Call, expired: Expired, left: Sequence[StillLeased], there: Millis) -> list[bytes]:
-    """The statements that replace those batches by what is left of them, each batch until its first is lost."""
+    """The statements that replace the expired batches by new ones of the remaining leases, up to the first expiry."""
     left = sorted(left)
     if left and len(left) == len(expired.pairs) and left[0].wake <= there:
         return []
@@ -124,7 +124,7 @@ def rewrite_batches(call: Call, expired: Expired, left: Sequence[StillLeased], t
 
 
 def _caller(call: Call) -> str:
-    """A task may be in two batches, and be the first in both: so what each call writes has a name of its own."""
+    """A name for the batches of this call: a task may be the first of two batches, whose keys have to differ."""
     return f"{call.caller}:{call.number}"
 
 
@@ -133,12 +133,12 @@ def _written(call: Call, lines: Sequence[tuple[Any, ...]]) -> list[bytes]:
 
 
 def delete_batches(call: Call, names: Sequence[BatchKey]) -> list[bytes]:
-    """The statements that take these batches away."""
+    """The statements that delete these batches."""
     return [call.write("delete_batches", leases=these_batches(names, call.quote))] if names else []
 
 
 def these_batches(names: Iterable[BatchKey], quote: Quote) -> Code:
-    """The condition that a batch is one of these."""
+    """An SQL condition: the batch is one of these."""
     line = b"(topic = %b AND until = %d AND `row` = %d AND token = %d AND caller = %b)"
     return Code(
         b"(%b)"
@@ -150,15 +150,15 @@ def these_batches(names: Iterable[BatchKey], quote: Quote) -> Code:
 
 
 class Remains(NamedTuple):
-    """The tasks of batches, as they are now."""
+    """The current state of the tasks in batches."""
 
     held: list[StillLeased]
-    """All that are leased still, the lost ones too."""
+    """All tasks that are still leased, including the lost ones."""
     lost: Rows
 
 
 async def read_remains(call: Call, expired: Mapping[Topic, Expired], most: Mapping[Topic, int]) -> dict[Topic, Remains]:
-    """Read the tasks of these batches as they are now; lock those that are lost, up to so many of each topic."""
+    """Read the current state of the tasks in these batches; lock lost tasks, up to `most` of each topic."""
     statements = []
     for topic, batches in expired.items():
         holds = held(batches.pairs or [_NO_ROW])
@@ -171,7 +171,7 @@ async def read_remains(call: Call, expired: Mapping[Topic, Expired], most: Mappi
 
 
 async def under_way(call: Call, topic: Topic) -> list[StillLeased]:
-    """Read all of a topic that is leased, by when the lease ends; as much work as is under way."""
+    """Read all leased tasks of a topic, by the expiry of the lease. The cost is proportional to their number."""
     [batches] = await call.send(call.write("leases", topic=topic))
     pairs = read_pairs(tasks for (tasks,) in batches)
     found: list[StillLeased] = []
@@ -184,7 +184,7 @@ async def under_way(call: Call, topic: Topic) -> list[StillLeased]:
 # --- leases of this process
 
 _MOST = 10_000
-"""Leases that are remembered for certain; what is settled later than that is read first."""
+"""The number of newest leases that are always remembered; to settle an older one, its row is read first."""
 
 Row = tuple[int, Token, bool, LeaseBatch]
 """The number of a row, the token of its lease, whether the task has a group, and the batch of the lease."""
@@ -192,19 +192,19 @@ _number, _batch = itemgetter(0), itemgetter(3)
 
 
 class Settling(NamedTuple):
-    """The known tasks of a batch that is to be settled; settling forgets them."""
+    """The remembered leases among the settlements of one call. They are forgotten once this is made."""
 
     rows: list[Row]
-    """Of each that was leased here by the token it is to be settled with, sorted."""
+    """The rows of the tasks that this process leased with the token of their settlement, sorted."""
     complete: bool
-    """True if that is all of them."""
+    """True if all settlements of the call are among them."""
     batches: Mapping[LeaseBatch, int]
-    """How many there are of each batch."""
+    """The number of these leases in each batch."""
     emptied: list[BatchKey]
-    """The batches of which nothing is left then."""
+    """The batches that have no leases left after this."""
 
     def settled(self) -> None:
-        """The leases are over: each is settled, or was not held any more. If that is not known, the batches stay."""
+        """Note that these leases are over: settled, or no longer held. Without this call, their batches stay."""
         for batch, count in self.batches.items():
             batch.left -= count
 
@@ -212,7 +212,7 @@ class Settling(NamedTuple):
 class LeasedRows:
     """The tasks that this process has leased, by name.
 
-    Two generations, so that what is never settled here is forgotten without a search for the oldest.
+    There are two generations, so that tasks that are never settled here are forgotten without a search for the oldest.
     """
 
     __slots__ = ("_new", "_old", "_over")
@@ -230,7 +230,7 @@ class LeasedRows:
             new[task.topic, task.key] = (row, task.token, task.group is not None, batch)
 
     def of(self, outcomes: Sequence[Settlement]) -> Settling:
-        """The known tasks among these."""
+        """The remembered leases among these settlements, which are then forgotten."""
         found: list[Row] = []
         new, old = self._new, self._old
         for one in outcomes:
@@ -247,12 +247,12 @@ class LeasedRows:
         return Settling(found, len(found) == len(outcomes), batches, emptied)
 
     def settled(self, known: Iterable[Settling]) -> None:
-        """These were committed, with their batches left as they are."""
+        """Note that these settlements were committed, without the deletion of their batches."""
         for one in known:
             one.settled()
             self._over += [batch.name for batch in one.batches if batch.left == 0]
 
     def over(self, since: Millis) -> list[BatchKey]:
-        """Batches of which nothing is left, and which no scan has read before `since`. They are forgotten."""
+        """The batches without remaining leases that expire after `since`, so that no scan has read them; forget all."""
         over, self._over = self._over, []
         return [name for name in over if name.until > since]

@@ -1,15 +1,15 @@
-"""Leasing: one packet locks what is due of each topic, the next writes the leases and says when to come again.
+"""Leasing: one packet locks the due tasks of each topic, the next writes the leases and returns when to lease again.
 
-Before anything is locked, one packet that only reads says whether something is due, unless that is known (`NextDue`).
-So a worker that polls costs the server a few seeks and no write.
+Before locking anything, a read-only packet determines whether something is due, unless that is known (`NextDue`). So a
+polling worker costs the server a few seeks and no write.
 
 While full scans are expensive (see `sql.leasing`), a thorough scan begins
 
-- for what waits, five seconds before the last thorough scan, or where that has left something that is due. Whatever is
-  written wakes no earlier than when it was written: so the scan misses, until the next full one, only what was written
-  or kept locked by a transaction that was open for longer;
-- for lost leases, a second before the last thorough scan: a lease ends later than when it was given or extended, by
-  more than the statement that does so may take.
+- for waiting tasks, five seconds before the last thorough scan, or at the first due task that this one left. No task
+  wakes before the time at which it is written. So until the next full scan, thorough scans miss only tasks that were
+  written or kept locked by a transaction that was open for longer;
+- for expired leases, a second before the last thorough scan. A lease lasts longer than the statement that gives or
+  extends it may take.
 """
 
 from __future__ import annotations
@@ -42,20 +42,20 @@ from bide.stores.sql.rows import CODES
 # --- where scans begin
 
 EXPENSIVE = 0.005
-"""Seconds from which on a full scan is expensive."""
+"""Seconds above which a full scan counts as expensive."""
 LONGEST_TRANSACTION: Millis = 5_000
-"""How long a transaction may be open, so that its tasks are found by the next thorough scan."""
+"""How long a transaction may stay open so that the next thorough scan still finds its tasks."""
 
 
 class ScanStart(NamedTuple):
-    """The beginning of a scan, topic by topic."""
+    """The start of a scan in each topic."""
 
     waiting: dict[Topic, Millis]
-    """For what waits."""
+    """The start for waiting tasks."""
     head: dict[Topic, Millis]
-    """For the next wake, and what is due and was passed over."""
+    """The start for the next wake time, and for due tasks that were skipped."""
     lost: dict[Topic, Millis]
-    """For lost leases."""
+    """The start for expired leases."""
     full: bool
     thorough: bool
 
@@ -79,7 +79,7 @@ class MySqlScanBounds(ScanBounds):
         self._lost.clear()
 
     def start(self, topics: Sequence[Topic], positions: Sequence[Millis], *, thorough: bool) -> ScanStart:
-        """`positions`: where an ordinary scan begins."""
+        """The start of a scan; `positions`: that of an ordinary one."""
         floor = dict(zip(topics, positions, strict=True))
         if not thorough:
             return ScanStart(floor, floor, {}, False, False)
@@ -90,7 +90,7 @@ class MySqlScanBounds(ScanBounds):
         return ScanStart(waiting, head, {topic: self._lost.get(topic, 0) for topic in topics}, False, True)
 
     def scanned(self, start: ScanStart, took: float, there: Millis) -> None:
-        """A thorough scan was made at `there`, in so many seconds; `left` says next what it has left."""
+        """Note a thorough scan at `there` that took `took` seconds. Calls of `left` follow, on the tasks it left."""
         if there < self._there:  # the clock was set back
             self._forget()
         elif start.full:
@@ -102,7 +102,7 @@ class MySqlScanBounds(ScanBounds):
         self._there = there
 
     def found(self, first: Mapping[Topic, tuple[Millis | None, Millis | None]], took: float) -> None:
-        """Take the result of a full scan in the background: the first wake that waits, and the first lease to end."""
+        """Note the result of a background full scan: each topic's earliest wake time and earliest expiry."""
         if self._full_at is None:
             return
         self._full_at = None
@@ -114,9 +114,9 @@ class MySqlScanBounds(ScanBounds):
                     known[topic] = at
 
     def left(self, topic: Topic, waiting: Millis | None, lost: Millis | None) -> None:
-        """Note the wakes of the first tasks that a thorough scan has left: of what waits, and of what is lost.
+        """Note the wake times of the earliest due tasks that a thorough scan has left: one waiting, one lost.
 
-        None: nothing of the kind was due.
+        None: no such task was due.
         """
         since = self._there - LONGEST_TRANSACTION
         self._bounds[topic] = since if waiting is None else min(since, waiting)
@@ -136,11 +136,11 @@ Row = Sequence[Any]
 
 
 class NextDue:
-    """The next time at which something may be due, as far as this process knows; and how far one instant is leased.
+    """The next time at which something may be due, as far as this process knows, and the last leased row.
 
-    Thousands may be due at the same instant. The position is that instant until the last of them is leased, and each
-    lease would step over all that were taken before it. So of an instant that is over for a second the last row is
-    noted too, and the next lease begins behind it.
+    Thousands of tasks may be due at the same instant. That instant remains the position until the last of them is
+    leased, and each lease would visit all those leased before. So once an instant has been over for a second, the last
+    leased row is noted too, and the next lease begins after it.
     """
 
     __slots__ = ("_rows", "_wake")
@@ -157,12 +157,12 @@ class NextDue:
                 del self._rows[topic]
 
     def behind(self, topic: Topic, floor: Millis) -> int:
-        """The row of the instant `floor` behind which to begin; 0: at its first."""
+        """The row of the instant `floor` after which to begin; 0: at its first row."""
         wake, row = self._rows.get(topic, (-1, 0))
         return row if wake == floor else 0
 
     def reached(self, topic: Topic, wake: Millis, row: int, there: Millis) -> None:
-        """Everything up to this row of that instant was taken."""
+        """Note that everything up to this row of the instant `wake` was leased."""
         if wake < there - SLACK:
             self._rows[topic] = (wake, row)
 
@@ -215,7 +215,7 @@ class MySqlLeasing(Leasing):
                 given = self._give(call, locked, there + lasts, holder)
                 room = [topic for topic, count in counts.items() if count <= 0 or len(found[topic]) < count]
                 end = call.ending()
-                commits = bool(given.dues) or call.may_be_done  # an earlier sending may have leased something
+                commits = bool(given.dues) or call.may_be_done  # an earlier sending may have leased tasks
                 if commits:
                     end = call.pass_gate(max(given.tokens.values(), default=0), _encode(list(given.tokens.items())))
                 tasks: list[Record] = []
@@ -223,7 +223,7 @@ class MySqlLeasing(Leasing):
                 def make_records() -> None:
                     for row, token in zip(given.dues, given.tokens.values(), strict=True):
                         tasks.append(lifecycle.lease(record_of(row), there, there + lasts, holder, token))
-                    # if the call is undone, they are never settled
+                    # if the call fails, these entries are never used
                     self.leased.leased(given.tokens, tasks, map(given.batch_of.__getitem__, given.tokens))
 
                 statements = (*given.statements, *_ask_heads(call, room, start), *end)
@@ -245,7 +245,7 @@ class MySqlLeasing(Leasing):
         return await self._connection.run(take, _still_held)
 
     def _give(self, call: Call, locked: LockedTasks, until: Millis, holder: str) -> Given:
-        """The leases of what is locked, each until then, and the statements that write them down."""
+        """The leases of the locked tasks, each until `until`, and the statements that write them."""
         dues = [row for rows in locked.found.values() for row in rows]
         if len(locked.found) > 1:
             dues.sort(key=_wake)
@@ -293,7 +293,7 @@ class MySqlLeasing(Leasing):
         return locked
 
     def _scan_start(self, call: Call, topics: list[Topic], about: Millis) -> ScanStart:
-        """Find where the scan begins, and allow it the time that it may take."""
+        """Determine the start of the scan, and allow the call the time for it."""
         positions, bounds = self.positions, self.bounds
         since, thorough = positions.begin(topics, about)
         if thorough:
@@ -305,7 +305,7 @@ class MySqlLeasing(Leasing):
         return start
 
     def _note_scan(self, start: ScanStart, took: float, heads: Mapping[Topic, Heads], there: Millis) -> None:
-        """Note a thorough scan, and what it has left of those topics whose next wake was asked for."""
+        """Note a thorough scan, and the due tasks that it left in the topics whose heads were read."""
         self.bounds.scanned(start, took, there)
         for topic, first in heads.items():
             self.bounds.left(topic, *[at if at is not None and at <= there else None for at in first])
@@ -325,20 +325,20 @@ class MySqlLeasing(Leasing):
             self._next_due.reached(topic, wake, row, there)
 
     async def _read_wake(self, wants: Mapping[Topic, int], now: Millis | None, about: Millis) -> tuple[Leased, bool]:
-        """Read the next wake, and whether something is due of a topic that is wanted."""
+        """Read the next wake time, and whether something is due in a wanted topic."""
         positions, bounds = self.positions, self.bounds
         topics = sorted(wants)
 
         async def work(call: Call) -> tuple[Leased, bool]:
             start = self._scan_start(call, topics, about)
-            asked = _ask_heads(call, topics, start._replace(head=start.waiting))  # nothing else reads there
+            asked = _ask_heads(call, topics, start._replace(head=start.waiting))  # no other statement scans from there
             with bounds.timed(full=start.full) as took:
                 [[(there, _)], *found] = await call.timed(call.select_clock(now), *asked)
             heads = _read_heads(topics, found, start)
             wake, ends, due = _next_wake(heads, wants, there)
             if start.thorough:
                 self._note_scan(start, took(), heads, there)
-                if not due:  # else the scan that follows is to be as thorough
+                if not due:  # otherwise the scan that follows has to be thorough as well
                     positions.scanned(topics, ends)
             wake = positions.sleep(wake, there, thorough=start.thorough)
             if not due:
@@ -359,16 +359,16 @@ class MySqlLeasing(Leasing):
 
 
 class LockedTasks(NamedTuple):
-    """The due tasks, locked."""
+    """The due tasks that were locked."""
 
     there: Millis
     micros: int
     found: dict[Topic, list[Row]]
-    """Of each topic, oldest first."""
+    """The tasks of each topic, oldest first."""
     expired: dict[Topic, Millis]
-    """Where batches of a topic had expired, the time of the earliest."""
+    """The earliest expiry of the expired batches in each topic that has any."""
     rewritten: list[bytes]
-    """The statements that write down what is left of them."""
+    """The statements that replace those batches by their remaining leases."""
 
 
 class Given(NamedTuple):
@@ -379,12 +379,12 @@ class Given(NamedTuple):
     tokens: dict[int, Token]
     """The new token of each row, in this order."""
     batch_of: Mapping[int, LeaseBatch]
-    """The batch that each row is written down in."""
+    """The batch that records each row."""
     statements: list[bytes]
 
 
 async def _still_held(row: Repeated, call: Call) -> tuple[Leased, bool]:
-    """The tasks that an earlier sending took and still holds: a late answer gives out nothing of others'."""
+    """The tasks that an earlier sending leased and still holds, so that none is returned that others hold."""
     tokens = dict(decode_pairs(row.answer or b"\x90"))
     held: dict[int, Record] = {}
     if tokens:
@@ -396,13 +396,13 @@ async def _still_held(row: Repeated, call: Call) -> tuple[Leased, bool]:
 
 
 def _wake(row: Row) -> Millis:
-    """The time since which it is due."""
+    """The time since which the task is due."""
     at: Millis = row[WAKE] if row[STATE] else row[AT]
     return at
 
 
 Heads = tuple[Millis | None, Millis | None]
-"""When the first task of a topic wakes, and when its first lease ends; None: there is none, or it is not known."""
+"""The earliest wake time in a topic, and its earliest expiry; None: there is none, or it is unknown."""
 
 
 def _ask_heads(call: Call, topics: Sequence[Topic], start: ScanStart) -> list[bytes]:
@@ -422,7 +422,7 @@ def _read_heads(topics: Sequence[Topic], answers: list[Rows], start: ScanStart) 
 def _next_wake(
     heads: Mapping[Topic, Heads], counts: Mapping[Topic, int], there: Millis
 ) -> tuple[Millis | None, Millis | None, bool]:
-    """The earliest of what waits, and of what is leased; and whether one is due that another transaction has locked."""
+    """The earliest wake time, the earliest expiry, and whether a due task is locked by another transaction."""
     wakes: list[Millis] = []
     ends: list[Millis] = []
     skipped = False

@@ -1,8 +1,8 @@
 """The operations: those that write, each a numbered call, and those that only read.
 
-What can be said in advance (keys that are new, plain Done, an extension) is one packet and one round trip. The rest is
-decided here, see `sql.operations`: one transaction of two round trips, in which rows are read under locks and written
-by their primary key.
+If a call needs no reading first (new keys, plain Done, an extension), it is one packet and one round trip. The rest is
+decided here, see `sql.operations`: one transaction of two round trips, which reads rows under locks and writes them by
+primary key.
 """
 
 from __future__ import annotations
@@ -72,20 +72,20 @@ T = TypeVar("T", str, tuple[str, Token])
 
 
 async def read_tasks(call: Call, asked: Sequence[Named]) -> list[Record]:
-    """Read the tasks of these names that are there."""
+    """Read the existing tasks of these names."""
     if not asked:
         return []
     return [record_of(row) for rows in await call.send(*_about(call, "tasks_by_names", asked)) for row in rows]
 
 
 def _about(call: Call, query: str, asked: Sequence[Named]) -> list[bytes]:
-    """A query by names, once for each topic."""
+    """Write a query by names, once for each topic."""
     keys = by_topic((one.topic, one.key) for one in asked)
     return [call.write(query, topic=topic, keys=listed(its, call.quote)) for topic, its in keys]
 
 
 def by_topic(pairs: Iterable[tuple[Topic, T]]) -> list[tuple[Topic, list[T]]]:
-    """Each topic with what comes with it, both sorted."""
+    """Group the pairs by topic; sort the topics and their elements."""
     found: dict[Topic, set[T]] = {}
     for topic, one in pairs:
         found.setdefault(topic, set()).add(one)
@@ -100,7 +100,7 @@ _WRITES: Mapping[str, Callable[..., Code]] = {
     "leave_groups": lambda rows, quote: listed(sorted(rows)),
     "join_groups": tuples,
 }
-"""The queries that write what a batch has gathered, in the order in which they go, and how their rows are written."""
+"""The queries for a batch's gathered writes, in the order of sending, with the functions that write their rows."""
 
 
 class MySqlBatch(Batch):
@@ -109,17 +109,17 @@ class MySqlBatch(Batch):
     def __init__(
         self, call: Call, now: Millis | None, most: int, *, adding: bool = False, emptied: Sequence[BatchKey] = ()
     ) -> None:
-        """`most`: how many tokens above the clock may be given out. `emptied`: batches of leases that end with it."""
+        """`most`: the maximum of tokens above the clock. `emptied`: the batches of leases to delete with this call."""
         self.call = call
         self.now = now
         self.begin = call.begin(now, most)
-        """The statements that open the transaction, until it is open."""
+        """The statements that begin the transaction; empty once it has begun."""
         self._adding = adding
         if adding and now is None:
             self.begin.append(call.write("first_token"))
         self._emptied = emptied
         self._highest: Token = 0
-        """The highest token that was given out to tasks that were there."""
+        """The highest token given to existing tasks."""
         self._rows: dict[str, list[Any]] = defaultdict(list)
         """The rows to write, by query."""
         self._new: tuple[Sequence[NewTask], Places, list[Any]] = (), [], []
@@ -140,7 +140,7 @@ class MySqlBatch(Batch):
         return found
 
     def replace(self, found: Found, record: Record) -> None:
-        """Write a new life of a task, with a payload and a group of its own."""
+        """Write a new life of a task, with its own payload and group."""
         assert found.record is not None
         row = found.row
         self._rows["replace_tasks"].append((*settled_values(row, record), record.options, record.payload, record.group))
@@ -165,12 +165,12 @@ class MySqlBatch(Batch):
             self.waiting.append(record)
 
     async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
-        """Leave it to the packet that writes the rest."""
+        """Leave the insertion to the packet with the other writes."""
         self._new = tasks, places, answers
         return []
 
     def _written(self) -> list[bytes]:
-        """The statements that write what was gathered, which is forgotten by that, and insert what is new."""
+        """The statements for the gathered writes, which are then forgotten, and for the insertion of new tasks."""
         call, gathered = self.call, self._rows
         self._rows = defaultdict(list)
         written = {query: write(gathered[query], call.quote) for query, write in _WRITES.items() if query in gathered}
@@ -190,7 +190,7 @@ class MySqlBatch(Batch):
         await self._send(statements, commits=True)
 
     async def _send(self, statements: Sequence[bytes], *, commits: bool = False) -> None:
-        """Send them. Another caller may have inserted an absent key meanwhile: then the batch begins again."""
+        """Send the statements. If another caller has inserted one of the keys meanwhile, the batch is tried again."""
         tasks, places, answers = self._new
         try:
             answered = await self.call.send(*statements, commits=commits)
@@ -209,7 +209,7 @@ class MySqlBatch(Batch):
 async def change(
     connection: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, messages_of: MessagesOf
 ) -> list[Answer]:
-    """Move, cancel, redrive: the rows are read under locks, and written with what was decided."""
+    """Move, cancel, redrive: read the rows under locks, and write the decisions."""
     begin = partial(MySqlBatch, now=now, most=len(changes))
     return await decide_changes(connection, changes, messages_of, begin)
 
@@ -222,7 +222,7 @@ async def settle(
     messages_of: MessagesOf,
     leased: LeasedRows | None = None,
 ) -> list[bool]:
-    """Record how leases ended. All plain Done, leased here and still ours: one conditional delete."""
+    """Record how leases ended. If all are plain Done, leased here and still ours: one conditional delete."""
     known = _NOTHING if leased is None else leased.of(outcomes)
     if known.complete and all(
         one.outcome is OutcomeKind.DONE and one.next_at is None and one.keep_until <= about for one in outcomes
@@ -230,7 +230,7 @@ async def settle(
         try:
             return await _settle_done(connection, known, now)
         except RowsMissing:
-            pass  # another caller has one of them, or it has been settled: see which
+            pass  # one of them is held by another caller, or was settled: determine which
 
     begin = partial(MySqlBatch, now=now, most=len(outcomes), emptied=known.emptied)
     answers = await decide_settlements(connection, outcomes, messages_of, begin)
@@ -242,7 +242,7 @@ _NOTHING = Settling([], False, {}, [])
 
 
 async def _settle_done(connection: Runs, known: Settling, now: Millis | None) -> list[bool]:
-    """Raises RowsMissing, and settles none, unless all are held by these tokens."""
+    """Settle all, if all are held with these tokens. Otherwise raises RowsMissing, and settles none."""
 
     count = len(known.rows)
     holds = held((row, token) for row, token, _, _ in known.rows)
@@ -271,7 +271,7 @@ async def _settle_done(connection: Runs, known: Settling, now: Millis | None) ->
 async def extend(
     connection: MySqlConnection, leases: Sequence[Lease], now: Millis | None, *_: object, lasts: Millis
 ) -> list[bool]:
-    """Keep each lease for so long from now on."""
+    """Let each lease last for `lasts` from now."""
     asked = by_topic((one.topic, (one.key, one.token)) for one in leases)
 
     async def work(call: Call) -> set[tuple[str, str, int]]:
@@ -295,19 +295,19 @@ async def extend(
 
 # --- forgetting
 #
-# What ends with a time to be kept until leaves a line in `kept`. If the task lives again meanwhile, the line stays and
-# is found out when its time has come.
+# A task that ends with a retention adds a line to `kept`. If the task begins a new life meanwhile, the line stays, and
+# the purge at its time discovers that it is obsolete.
 
 _AT_ONCE = 1_000
 
 
 async def purge(connection: MySqlConnection, now: Millis | None, limit: int) -> int:
-    """Forget up to `limit` ended tasks, by their primary keys; how many it was."""
+    """Delete up to `limit` ended tasks, by their primary keys; return their number."""
     purged = 0
     most = _AT_ONCE
 
     async def work(call: Call) -> tuple[int, int]:
-        """Forget some; the number of tasks, and of lines of `kept`."""
+        """Delete some tasks; return their number, and the number of deleted lines of `kept`."""
         opened = [call.write("begin"), *call.read_clock(now), call.write("kept_until_now", most=most)]
         [lines] = await call.send(*opened)
         if not lines:
@@ -339,7 +339,7 @@ async def purge(connection: MySqlConnection, now: Millis | None, limit: int) -> 
 
 
 async def forget_callers(connection: MySqlConnection, ours: list[str]) -> None:
-    """Their highest token stays known."""
+    """Delete the rows of long inactive callers, except `ours`; keep the highest token of those deleted."""
 
     async def work(call: Call) -> None:
         values = {"ours": listed(ours, call.quote), "there": call.there}
@@ -359,33 +359,33 @@ async def forget_callers(connection: MySqlConnection, ours: list[str]) -> None:
 # --- add
 
 _MANY = 32
-"""Tasks from which on it is worth another round trip to read the clock, since expressions take time to be read."""
+"""The number of tasks from which reading the clock first is worth its round trip: it saves parsing expressions."""
 _FIRST_PART, _PART = 64, 512
 _COLUMNS = "topic, `key`, id, payload, at, due_at, created_at"
 
 
 class _NewTasks:
-    """The tasks to add, and their form: found out once, while the server is at work if it can be."""
+    """The tasks to add, and facts about them that are computed once, if possible while the server works."""
 
     __slots__ = ("note_wakes", "parts", "plain", "tasks")
 
     def __init__(self, tasks: Sequence[NewTask], note_wakes: Callable[[], object]) -> None:
         self.tasks = tasks
         self.note_wakes = note_wakes
-        """Notes the first wake of each topic; once is enough."""
+        """Notes the earliest wake of each topic; one call is enough."""
         self.plain = _check_names(tasks)
-        """True if all names are ASCII without anything to escape."""
+        """True if all names are ASCII and need no escaping."""
         self.parts: list[Places] = []
-        """See `rounds`; none before `find_parts`."""
+        """The result of `rounds`; empty before `find_parts`."""
 
     def find_parts(self) -> None:
-        """Find out the parts."""
+        """Compute the parts."""
         if not self.parts:
             self.parts = rounds(self.tasks)
 
     @property
     def places(self) -> Places:
-        """The places of all, after `find_parts`. Raises KeyTaken if a key comes twice."""
+        """The places of all tasks, after `find_parts`. Raises KeyTaken if a key occurs twice."""
         if len(self.parts) > 1:
             raise KeyTaken("a key comes twice in a batch")
         return self.parts[0]
@@ -399,7 +399,7 @@ async def add(
     messages_of: MessagesOf,
     conflicts: Conflicts | None = None,
 ) -> list[Answer]:
-    """Schedule each: one packet where every key is new. `about`: what time it is there, as far as is known."""
+    """Schedule tasks: one packet if every key is new. `about`: the server's time, as far as it is known."""
     batch = _NewTasks(tasks, lambda: messages_of(wakes_of(tasks, about)))
     wary = conflicts is not None and conflicts.likely(tasks)
     if wary or now is not None or len(tasks) < _MANY:
@@ -421,7 +421,7 @@ async def add(
 
 
 def _check_names(tasks: Sequence[NewTask]) -> bool:
-    """True if all are ASCII without anything to escape. Raises BadInput. All are checked at once, as a rule."""
+    """True if all names are ASCII and need no escaping. Usually checks all at once. Raises BadInput."""
     text = "".join([f"{new.topic}{new.key}{new.id}{new.group or ''}" for new in tasks])
     if text.isascii() and "\0" not in text:
         return "'" not in text and "\\" not in text
@@ -437,7 +437,7 @@ def _check_names(tasks: Sequence[NewTask]) -> bool:
 
 
 async def _add_new(connection: Runs, batch: _NewTasks, now: Millis | None) -> list[Answer]:
-    """Insert all, or raise KeyTaken and insert none: one packet, or of many tasks one more before, for the clock."""
+    """Insert all, or raise KeyTaken and insert none. One packet; for many tasks, one more to read the clock first."""
     tasks = batch.tasks
 
     async def insert(call: Call) -> list[Answer]:
@@ -448,7 +448,7 @@ async def _add_new(connection: Runs, batch: _NewTasks, now: Millis | None) -> li
             )
             if first <= micros:
                 return await _insert_many(call, batch, there)
-            opened = []  # the clock was set back: tokens go on from the last
+            opened = []  # the clock was set back: tokens continue from the last one
         batch.find_parts()
         places = batch.places
         statements = [*opened, call.write("clock"), *_insertion(call, [tasks[place] for place in places], now)]
@@ -463,7 +463,7 @@ async def _add_new(connection: Runs, batch: _NewTasks, now: Millis | None) -> li
 
 
 async def _insert_many(call: Call, batch: _NewTasks, there: Millis) -> list[Answer]:
-    """Insert in parts: while the server writes one, the answers to the last are made, and the next is written out."""
+    """Insert in parts. While the server writes one, make the answers to the previous one, and prepare the next."""
     tasks, places = batch.tasks, batch.places
     answers: list[Any] = [None] * len(tasks)
     sending: asyncio.Task[list[Any]] | None = None
@@ -483,7 +483,7 @@ async def _insert_many(call: Call, batch: _NewTasks, there: Millis) -> list[Answ
             tokens = await answered(sending)
             note_wakes = None if sent else batch.note_wakes
             sending = asyncio.ensure_future(call.send(*statements, commits=last, meanwhile=note_wakes))
-            await asyncio.sleep(0)  # it is written before anything else is done
+            await asyncio.sleep(0)  # let the packet go out before anything else is done
             _created(answers, tasks, sent, there, tokens)
             sent = part
         return _created(answers, tasks, sent, there, await answered(sending))
@@ -495,18 +495,18 @@ async def _insert_many(call: Call, batch: _NewTasks, there: Millis) -> list[Answ
 
 
 def _highest(call: Call, now: Millis | None) -> Code:
-    """No token that this call gave out is higher: what was inserted has that of its moment."""
+    """An upper bound of this call's tokens: an inserted row's token is the time of its insertion."""
     return Code(b"@bide_token") if now is not None else Code(b"GREATEST(@bide_token, " + call.there + b")")
 
 
 def _insertion(
     call: Call, tasks: Sequence[NewTask], now: Millis | None, *, there: Millis | None = None, plain: bool = False
 ) -> list[bytes]:
-    """The statements that insert these, and say with which tokens.
+    """The statements that insert these tasks, and return their tokens.
 
-    `there`: the time, if it is known; then each row has the token that is its by itself. `plain`: whether the names
-    need no escaping. Rows are put together as text, in which a byte is a character (Latin-1): what needs no escaping is
-    in its row in a fifth of the time.
+    `there`: the server's time, if it is known; then each row gets its default token. `plain`: true if the names need no
+    escaping. Rows are built as text with one character per byte (Latin-1), which takes a fifth of the time for values
+    that need no escaping.
     """
     quote = call.quote
 
@@ -522,7 +522,7 @@ def _insertion(
     options = {new.options for new in tasks} != {b""}
     deadlines, groups = {new.deadline for new in tasks} != {None}, {new.group for new in tasks} != {None}
     topics = {topic: text(topic.encode()) for topic in {new.topic for new in tasks}}
-    times: dict[Due, str] = {}  # much is due together
+    times: dict[Due, str] = {}  # many tasks have the same due time
     written = []
     for new in tasks:
         when = new.due
@@ -556,7 +556,7 @@ def _insertion(
 
 
 def _times(when: Due, there: Millis | None) -> str:
-    """The values of `at`, `due_at` and `created_at`; if the time there is not known the server reckons them."""
+    """The values of `at`, `due_at` and `created_at`; expressions if the server's time is not known."""
     millis = min(max(when.millis, -LAST_INSTANT), LAST_INSTANT)
     if there is not None:
         due = min(max(millis if type(when) is At else there + millis, 0), LAST_INSTANT)
@@ -570,7 +570,7 @@ def _times(when: Due, there: Millis | None) -> str:
 
 
 def _created(answers: list[Any], tasks: Sequence[NewTask], places: Places, there: Millis, tokens: Rows) -> list[Answer]:
-    """`answers`, with those to what was inserted in these places."""
+    """Fill in the answers of the tasks at these places, which were inserted; return `answers`."""
     schedule = lifecycle.schedule
     for place, (token,) in zip(places, tokens, strict=True):
         answers[place] = schedule(tasks[place], None, there, token)
@@ -580,10 +580,10 @@ def _created(answers: list[Any], tasks: Sequence[NewTask], places: Places, there
 async def _complete(
     call: Call, tasks: Sequence[NewTask], answers: Sequence[Answer | None], row: Repeated
 ) -> list[Answer]:
-    """The answers of a call that was done before: those that it created are read.
+    """The answers of a call that was done before; reads the tasks that it created.
 
-    One that has gone meanwhile, or was leased or moved, had a token that is of no use any more: any that is old
-    enough will do. Its present one is another's, and the caller was shown none of that.
+    If such a task is gone, or was leased or moved, its first token is useless by now: any token that is old enough will
+    do. Its present token belongs to another caller, and must not be revealed.
     """
     missing = [place for place, answer in enumerate(answers) if answer is None]
     there = {(old.topic, old.key): old for old in await read_tasks(call, [tasks[place] for place in missing])}
@@ -591,7 +591,7 @@ async def _complete(
     for place in missing:
         new = tasks[place]
         old = there.get((new.topic, new.key))
-        token = row.micros  # the highest that the call gave out
+        token = row.micros  # the highest token that the call gave out
         if old is not None and old.id == new.id:
             untouched = old.state is State.WAITING and old.token <= token
             token = old.token if untouched else min(token, old.token - 1)
@@ -612,7 +612,7 @@ class MySqlReads(ServerReads):
         return [found.get(Ref(*ref)) for ref in refs]
 
     async def tally(self, spans: Sequence[tuple[Millis, Millis]], upto: int, only: Collection[Topic] | None) -> Tally:
-        """O(topics x COUNTED) and what is under way."""
+        """Count tasks. O(topics x COUNTED + leased tasks)."""
         counts: dict[tuple[Topic, State], Count] = {}
         forecast: dict[Topic, list[Count]] = {}
         for topic in [topic async for topic in topics_from(self, Filter(), "")] if only is None else only:
@@ -625,9 +625,9 @@ class MySqlReads(ServerReads):
     async def _counted(
         self, topic: Topic, spans: Sequence[tuple[Millis, Millis]], upto: int
     ) -> tuple[dict[State, Count], list[Count]]:
-        """The number in each state, and of those that wait in each interval.
+        """Count the tasks in each state, and the waiting ones in each interval.
 
-        What is leased is counted one by one, and is not among what waits, where it lies.
+        Leased tasks are counted one by one, and subtracted from the waiting ones, which share their index range.
         """
         call = self._call
         held = await under_way(call, topic)

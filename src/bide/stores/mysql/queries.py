@@ -1,8 +1,8 @@
-"""The queries of `queries.sql` by name, written out with values; and between a Record and its row, both ways.
+"""The queries of `queries.sql` by name, rendered with values; and conversion between a Record and its row.
 
-The driver sends text, so values are written out here: numbers as they are, text and bytes quoted. On our own
-connections everything between quotes is bytes (`SET NAMES binary`), so a payload passes as it is but for quotes and
-backslashes; on a caller's connection, of whatever character set and SQL mode, it is hexadecimal, the same in all.
+The driver sends text, so values are rendered here: numbers unchanged, text and bytes quoted. On our own connections all
+quoted text is bytes (`SET NAMES binary`), so only quotes and backslashes in a payload are escaped. On a caller's
+connection values are hexadecimal, which means the same in every character set and SQL mode.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ DUE = (
     "`row`, `key`, id, group_name, due_at, at, attempt, failures, losses, token, payload, options, deadline, error, "
     "created_at"
 )
-"""The columns of a task that waits, if its topic is known: each costs both sides."""
+"""The columns to read of a waiting task of a known topic; more would cost time on both sides."""
 COLUMNS = f"{DUE}, topic, state, planned_at, holder, wake_at, keep_until"
 """The columns of any task. See `record_of`."""
 
@@ -37,27 +37,27 @@ _RETURNING = " RETURNING token"
 _PART = re.compile(r"\{(\w+)\}")
 
 THERE = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))"
-"""The server's clock at the very moment, on our own connections, whose time zone is UTC."""
+"""The server's clock at the moment of evaluation, on our own connections, whose time zone is UTC."""
 THERE_ANYWHERE = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
-"""The server's clock when the statement began, whatever the time zone of the connection."""
+"""The server's clock at the start of the statement, in any time zone of the connection."""
 
 
 _PLACE = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 
 class Code(bytes):
-    """A part of a statement that is no value."""
+    """A part of a statement that is SQL, not a value."""
 
     __slots__ = ()
 
 
 def quoted(data: bytes) -> bytes:
-    """A value for a connection whose character set is `binary` and whose SQL mode knows backslashes."""
+    """A value for a connection whose character set is `binary` and whose SQL mode allows backslash escapes."""
     return b"'" + escaped(data) + b"'"
 
 
 def escaped(data: bytes) -> bytes:
-    """The bytes as they stand between quotes."""
+    """The bytes escaped for use between quotes."""
     return data.replace(b"\\", b"\\\\").replace(b"'", b"''") if b"'" in data or b"\\" in data else data
 
 
@@ -71,7 +71,7 @@ Quote = Callable[[bytes], bytes]
 
 def literal(value: Any, quote: Quote = quoted) -> bytes:
     """A number, text, bytes, None, or Code."""
-    kind = type(value)  # compared first: a batch has thousands of values
+    kind = type(value)  # exact types first, which is faster: a batch has thousands of values
     if kind is str:
         return quote(value.encode("utf-8", "surrogateescape"))
     if kind is int:
@@ -89,27 +89,28 @@ def literal(value: Any, quote: Quote = quoted) -> bytes:
 
 
 def listed(values: Iterable[Any], quote: Quote = quoted) -> Code:
-    """The values as they stand between the parentheses of IN."""
+    """The values in the form for the parentheses of IN."""
     return Code(b", ".join([literal(value, quote) for value in values]))
 
 
 def tuples(values: Iterable[Sequence[Any]], quote: Quote = quoted) -> Code:
-    """The rows as they follow VALUES, or tuples as they stand between the parentheses of IN."""
+    """The rows in the form that follows VALUES, or as tuples for the parentheses of IN."""
     return Code(b", ".join([b"(" + b", ".join([literal(one, quote) for one in row]) + b")" for row in values]))
 
 
 _RUN = 4
-"""With more consecutive numbers than these they are written as a range."""
+"""A run of more consecutive numbers than this is written as a range."""
 _LEASE = 32
-"""Rows of one token from which on it is written once for all of them."""
+"""The number of rows with one token from which the token is written once for all of them."""
 
 
 def these(numbers: Sequence[int]) -> Code:
-    """The condition that `row` is one of these, which rise.
+    """An SQL condition: `row` is one of these numbers, which must be ascending.
 
-    What was scheduled together is due together and lies together. The server seeks a range once, and of a list each
-    number, for which it also plans. A range is read up to the row behind it, which is locked for that: so its last
-    number is in the list, and the row behind it is again one of these, as long as all of them are there.
+    Tasks that were scheduled together are due together and lie together. The server makes one seek for a range, but
+    plans and makes one seek for each number of a list. It reads a range up to and including the row after it, and locks
+    that row too. So the last number of a run goes into the list: the row after the range is then again one of these, if
+    all of them exist.
     """
     ranges: list[bytes] = []
     alone: list[int] = []
@@ -128,10 +129,10 @@ def these(numbers: Sequence[int]) -> Code:
 
 
 def held(rows: Iterable[tuple[int, int]]) -> Code:
-    """The condition that (`row`, token) is one of these, whose rows rise.
+    """An SQL condition: (`row`, token) is one of these pairs, whose rows must be ascending.
 
-    What one lease gave out has one token. Those of small leases are sought among all pairs, so that no row is
-    compared with one lease after the other.
+    All tasks of one lease have the same token. The pairs of small leases form one list, so that no row is compared with
+    one lease after the other.
     """
     leases: dict[int, list[int]] = {}
     for row, token in rows:
@@ -145,7 +146,7 @@ def held(rows: Iterable[tuple[int, int]]) -> Code:
 
 
 def table_of_pairs(values: Iterable[tuple[int, int]]) -> Code:
-    """A query that gives these, one by one, as `first` and `second`."""
+    """A query that returns these pairs as the columns `first` and `second`."""
     pair, *more = values
     return Code(
         b" UNION ALL ".join([b"SELECT %d AS first, %d AS second" % pair, *[b"SELECT %d, %d" % one for one in more]])
@@ -173,26 +174,26 @@ class Template:
 
 
 class Names:
-    """The names of things in one database, with one prefix."""
+    """The names of the database objects in one database, with one prefix."""
 
     def __init__(self, schema: str, prefix: str) -> None:
         self.schema = schema
         self.prefix = prefix
         self.lock = f"bide_migrates_{zlib.crc32(f'{schema}.{prefix}'.encode()):08x}"
-        """The advisory lock of the client that migrates."""
+        """The advisory lock for migrations."""
         self.parts = {
             "record": COLUMNS, "due": DUE, "there": THERE,
             **{table: f"`{schema}`.`{prefix}{table}`" for table in TABLES},
         }  # fmt: skip
 
     def write(self, template: str) -> str:
-        """`template` with {name} replaced."""
+        """`template` with each {name} replaced."""
         return _PART.sub(lambda found: self.parts[found[1]], template)
 
 
 @lru_cache(maxsize=256)
 def queries_of(schema: str, prefix: str, *, mariadb: bool = True) -> Mapping[str, Template]:
-    """Every statement for tables of that name, as the server understands it."""
+    """Every statement, for tables with these names, in the dialect of the server."""
     names = Names(schema, prefix)
     return MappingProxyType(
         {name: Template(names.write(text if mariadb else _for_mysql(text))) for name, text in _TEMPLATES.items()}
@@ -200,12 +201,12 @@ def queries_of(schema: str, prefix: str, *, mariadb: bool = True) -> Mapping[str
 
 
 def returns_tokens(insert: Template) -> bool:
-    """Tell whether that inserts and answers with the tokens at once."""
+    """Tell whether this INSERT also returns the tokens."""
     return insert.text.endswith(_RETURNING)
 
 
 def _for_mysql(text: str) -> str:
-    """MySQL warns of VALUES(column), which is the one way that MariaDB has to name what would be inserted."""
+    """Replace VALUES(column), about which MySQL warns; MariaDB has no other way to refer to the inserted value."""
     text = text.removesuffix(_RETURNING)
     if _GIVEN.search(text) is None:
         return text
@@ -215,14 +216,14 @@ def _for_mysql(text: str) -> str:
 # --- a Record and its row
 
 ROW, AT, TOKEN, STATE, WAKE = 0, 5, 9, 16, 19
-"""Places in a row: what waits wakes `at`, and what is leased woke then and is lost at its `wake_at`."""
+"""Positions in a row. A waiting task wakes at `at`; a leased one woke then, and its lease expires at `wake_at`."""
 _WIDTH = 48
-"""Bytes of a holder in its row, if it has no more."""
+"""The minimum length of a holder in its row, in bytes."""
 _FILLER = b"\0"
 
 
 def record_of(row: Sequence[Any]) -> Record:
-    """The record in `row`. What is no UTF-8, by another program's doing, is shown so that it still names the task."""
+    """The record in `row`. Names that are not UTF-8, written by another program, are decoded so as to stay distinct."""
     (_, key, identity, group, due_at, at, attempt, failures, losses, token, payload, options, deadline, error,
      created_at, topic, state, planned_at, holder, wake_at, keep_until) = row  # fmt: skip
     return Record(
@@ -236,14 +237,14 @@ def record_of(row: Sequence[Any]) -> Record:
 
 
 def rest_of_waiting(topic: Topic) -> tuple[Any, ...]:
-    """The columns that are not read of a task that waits: its topic is known, and the others mean nothing."""
+    """The columns of a waiting task that are not read: the known topic, and others without meaning while it waits."""
     return topic.encode("utf-8", "surrogateescape"), CODES[State.WAITING], 0, b"", 0, None
 
 
 def settled_values(row: int, record: Record) -> tuple[Any, ...]:
-    """The values of a row for the query `put_tasks`, in its order, but for what a transition leaves as it is.
+    """The values of a row for the query `put_tasks`, in its order, without those that a transition keeps.
 
-    Of what waits or has ended: leases are not written task by task.
+    The task is waiting or has ended: leases are not written task by task.
     """
     at, wake_at, ended = record.wake_at, 0, 0
     if record.finished_at is not None:
@@ -256,5 +257,5 @@ def settled_values(row: int, record: Record) -> tuple[Any, ...]:
 
 
 def filled(holder: str | None) -> bytes:
-    """A holder as wide as most are, so that its row stays as long as it is."""
+    """A holder padded to the usual width, so that a lease does not change the length of the row."""
     return (holder or "").encode("utf-8", "surrogateescape").ljust(_WIDTH, _FILLER)

@@ -1,11 +1,11 @@
--- Every statement, with the reason for its form. {task} and the like are tables; {record} and {due} stand for columns,
--- see `queries`. States: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead. :name is a value. What is leased stays among
--- what is due (`ended = 0`), so that a scan for what waits steps over it.
+-- All statements, with the reasons for their form. {task} and the like are tables; {record} and {due} stand for
+-- columns, see `queries`. States: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead. :name is a value. Leased tasks stay
+-- among the due ones in the index (`ended = 0`), so a scan for waiting tasks reads past them.
 --
--- Several go to the server as one packet. It stops at the first that fails, and that is how a call is conditional:
--- `gate` fails (a subquery with two rows) unless call :number of caller :me is new, and COMMIT behind it is not reached.
--- :these and :held are conditions on `row`, see `queries.these` and `queries.held`.
--- Every big table is entered by FORCE INDEX: statistics of a table that was just filled would lead elsewhere.
+-- Several statements go to the server as one packet. The server stops at the first failure, which makes calls
+-- conditional: unless call :number of caller :me is new, `gate` fails (a subquery with two rows), and the COMMIT after
+-- it is not reached. :these and :held are conditions on `row`, see `queries.these` and `queries.held`.
+-- All big tables are accessed with FORCE INDEX: the statistics of a newly filled table would mislead the optimizer.
 
 -- name: begin
 BEGIN
@@ -14,7 +14,7 @@ BEGIN
 COMMIT
 
 -- name: snapshot
--- What reads several times reads the same state of the database.
+-- Lets several reads see the same state of the database.
 SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY
 
 -- name: begin_snapshot
@@ -28,12 +28,12 @@ SET @bide_micros = :there
 SET @bide_now = @bide_micros DIV 1000
 
 -- name: first_token
--- For what begins a life: above everything that was given out before, also if the clock was set back since. No SET with
--- a subquery: that would lock what it reads.
+-- The first token for new lives: above all earlier tokens, even if the clock was set back. Not a SET with a subquery,
+-- which would lock the rows that it reads.
 SELECT GREATEST(@bide_micros, MAX(micros) + 1) INTO @bide_token FROM {caller}
 
 -- name: raise_floor
--- Where the caller's clock counts, which may leap: tokens come from one row, that is one call at a time.
+-- For the caller's clock, which may jump: all tokens come from one row, so such calls run one at a time.
 UPDATE {caller} SET micros = LAST_INSERT_ID(GREATEST(micros, :now * 1000 - 1) + 1 + :most) WHERE name = ''
 
 -- name: take_floor
@@ -43,7 +43,7 @@ SET @bide_micros = LAST_INSERT_ID() - :most, @bide_now = :now, @bide_token = LAS
 SELECT @bide_now, @bide_micros
 
 -- name: select_clock
--- The same in one statement, where no other needs it.
+-- The same in one statement, if no other statement needs the time.
 SELECT :there DIV 1000, :there
 
 -- name: pass_gate
@@ -56,38 +56,38 @@ WHERE name = :me AND number < :number
 SET @bide_open = IF(ROW_COUNT() = 1, 1, (SELECT 1 UNION ALL SELECT 2))
 
 -- name: all_of_them
--- Fails (a number that is too large) unless the statement before met so many rows.
+-- Fails (a number that is too large) unless the statement before it affected :count rows.
 SET @bide_open = 18446744073709551615 + (ROW_COUNT() <> :count)
 
 -- name: clock_and_token
 SELECT @bide_now, @bide_micros, @bide_token
 
 -- name: insert_tasks
--- Plain: one key that is taken, and none is inserted. The clock is read for each row (:rows say how, or it is what
--- `token` is by itself), since a key may have lived and ended, with a token of that time, while the rows before it were
--- written. Each value costs time to read, so that :columns are those that are needed.
+-- All or nothing: if one key is taken, none is inserted. The clock is read for each row (by :rows, or by the default of
+-- `token`), since a key may have lived and ended, with a token of that time, while the rows before it were written.
+-- Parsing a value costs time, so :columns has only the necessary columns.
 INSERT INTO {task} (:columns) VALUES :rows RETURNING token
 
 -- name: first_row
--- The rows of one statement have consecutive numbers, in its order.
+-- The rows of one INSERT have consecutive numbers, in its order.
 SET @bide_row = LAST_INSERT_ID()
 
 -- name: inserted_tokens
--- For MySQL, which knows no RETURNING.
+-- For MySQL, which has no RETURNING.
 SELECT token FROM {task} FORCE INDEX (PRIMARY)
 WHERE `row` >= @bide_row AND `row` < @bide_row + :count * @@auto_increment_increment ORDER BY `row`
 
 -- name: lock_tasks
--- Those of the names that are there, locked in the order of the index.
+-- Locks the existing tasks of these names, in the order of the index.
 SELECT {record} FROM {task} FORCE INDEX (name) WHERE topic = :topic AND `key` IN (:keys) FOR UPDATE
 
 -- name: probe
--- Fails at once if another transaction has the task locked, or is inserting it.
+-- Fails immediately if another transaction has locked the task, or is inserting it.
 SELECT 1 FROM {task} FORCE INDEX (name) WHERE topic = :topic AND `key` = :key FOR UPDATE NOWAIT
 
 -- name: put_tasks
--- What was decided about locked rows, all at once: each is there, so none is inserted. What a transition cannot change
--- (payload, options, group) is left as it is.
+-- Writes the decisions about locked rows, all at once. All of them exist, so none is inserted. Leaves columns that a
+-- transition cannot change (payload, options, group) as they are.
 INSERT INTO {task} (
     `row`, topic, `key`, id, state, ended, due_at, at, planned_at, attempt, failures, losses, token, holder, deadline,
     error, created_at, wake_at, keep_until, options, payload
@@ -99,7 +99,7 @@ ON DUPLICATE KEY UPDATE
     created_at = VALUES(created_at), wake_at = VALUES(wake_at), keep_until = VALUES(keep_until)
 
 -- name: replace_tasks
--- The same for new lives, which bring a payload of their own.
+-- The same for new lives, which have their own payload.
 INSERT INTO {task} (
     `row`, topic, `key`, id, state, ended, due_at, at, planned_at, attempt, failures, losses, token, holder, deadline,
     error, created_at, wake_at, keep_until, options, payload, group_name
@@ -121,22 +121,22 @@ DELETE {grouped} FROM {grouped} FORCE INDEX (PRIMARY) WHERE `row` IN (:rows) AND
 INSERT INTO {kept} (until, `row`) VALUES :rows ON DUPLICATE KEY UPDATE until = VALUES(until)
 
 -- name: forget_tasks
--- In the form that is meant for several tables: the plain one takes no index hint, and would go through the whole of a
--- small table and wait for rows that others have locked. The hint is heeded only where a column outside of the index
--- is asked for: hence `state >= 0`, which all are.
+-- The multi-table form, since the plain one takes no index hint: it would scan the whole of a small table, and wait for
+-- rows that others have locked. The server only follows the hint if a column outside the index is used: hence
+-- `state >= 0`, which is always true.
 DELETE {task} FROM {task} FORCE INDEX (PRIMARY) WHERE :these AND state >= 0
 
 -- name: take_waiting
--- What others have locked is passed over. The scan begins at :floor, see `sql.leasing`, behind row :row of that instant.
--- What is leased is stepped over too, and stays locked until the lease is committed, as any row does that is read by way
--- of a second index; a settlement of it waits for that. So a lease never waits itself.
+-- Skips tasks that others have locked. The scan begins at :floor, see `sql.leasing`, after row :row of that instant. It
+-- reads past leased tasks too, and keeps them locked until the commit, like every row that it reads through a secondary
+-- index; a settlement of such a task waits for that. So a lease itself never waits.
 SELECT {due} FROM {task} FORCE INDEX (due)
 WHERE topic = :topic AND ended = 0 AND state = 0
     AND ((at = :floor AND `row` > :row) OR (at > :floor AND at <= @bide_now))
 ORDER BY at, `row` LIMIT :most FOR UPDATE SKIP LOCKED
 
 -- name: lease_tasks
--- No column is in an index. Assignments are carried out in this order, each seeing those before.
+-- Changes no indexed column. Assignments are evaluated in this order, and each sees the results of those before it.
 UPDATE {task} FORCE INDEX (PRIMARY) SET
     losses = losses + (state = 1), planned_at = IF(state = 1, planned_at, at), attempt = attempt + 1,
     holder = :holder, token = GREATEST(token + 1, :micros), state = 1, wake_at = :until
@@ -146,21 +146,21 @@ WHERE :these
 INSERT INTO {lease} (topic, until, `row`, token, caller, tasks) VALUES :rows
 
 -- name: delete_batches
--- In this form and with a column outside of the index for the same reasons as in `forget_tasks`.
+-- In this form, and with a column outside the index, for the same reasons as `forget_tasks`.
 DELETE {lease} FROM {lease} FORCE INDEX (PRIMARY) WHERE :leases AND tasks > ''
 
 -- name: expired_leases
--- Where lost tasks may be. The scan begins at :floor, here and in `leased_head`: see `mysql.leasing`.
+-- Expired batches, which may have lost tasks. The scan begins at :floor, as in `leased_head`: see `mysql.leasing`.
 SELECT until, `row`, token, caller, tasks FROM {lease} FORCE INDEX (PRIMARY)
 WHERE topic = :topic AND until >= :floor AND until <= @bide_now
 ORDER BY until LIMIT :most FOR UPDATE SKIP LOCKED
 
 -- name: still_leased
--- Those that are leased still, also if another transaction has them locked.
+-- The tasks that are still leased, including those that another transaction has locked.
 SELECT wake_at, `row`, token, at FROM {task} FORCE INDEX (PRIMARY) WHERE :held AND state = 1
 
 -- name: take_lost
--- What a lost holder left. All of it is locked before it is sorted, which is one worker's work at most.
+-- The tasks whose lease has expired. All are locked before they are sorted: at most the work of one worker.
 SELECT {record} FROM {task} FORCE INDEX (PRIMARY)
 WHERE :held AND state = 1 AND wake_at <= @bide_now
 ORDER BY wake_at LIMIT :most FOR UPDATE SKIP LOCKED
@@ -173,11 +173,11 @@ WHERE topic = :topic AND ended = 0 AND state = 0 AND at >= :floor ORDER BY at LI
 SELECT until FROM {lease} FORCE INDEX (PRIMARY) WHERE topic = :topic AND until >= :floor ORDER BY until LIMIT 1
 
 -- name: leases
--- All of a topic, which are as many as are under way.
+-- All batches of a topic; their number depends only on the tasks under way.
 SELECT tasks FROM {lease} FORCE INDEX (PRIMARY) WHERE topic = :topic
 
 -- name: insert_shortened
--- A lease may be made to end sooner than it would: a row of `lease` for each, with one task in MessagePack.
+-- An extension may shorten a lease. Then it needs a row of `lease`, with the one task in MessagePack.
 INSERT INTO {lease} (topic, until, `row`, token, caller, tasks)
 SELECT topic, @bide_now + :lasts, `row`, token, :me,
     UNHEX(CONCAT('9192CF', LPAD(HEX(`row`), 16, '0'), 'CF', LPAD(HEX(token), 16, '0')))
@@ -187,7 +187,7 @@ WHERE topic = :topic AND `key` IN (:keys) AND (`key`, token) IN (:holds) AND sta
 ON DUPLICATE KEY UPDATE {lease}.until = {lease}.until
 
 -- name: extend_leases
--- Done twice it is the same as done once, so it has no gate.
+-- Idempotent, so it has no gate.
 UPDATE {task} FORCE INDEX (name) SET wake_at = @bide_now + :lasts
 WHERE topic = :topic AND `key` IN (:keys) AND (`key`, token) IN (:holds) AND state = 1
 
@@ -196,12 +196,12 @@ SELECT topic, `key`, token FROM {task} FORCE INDEX (name)
 WHERE topic = :topic AND `key` IN (:keys) AND (`key`, token) IN (:holds) AND state = 1
 
 -- name: settle_done
--- Plain Done with nothing to remember, of rows that are known since they were leased: the condition is the token. By row
--- it is half as much work as by name, for what is leased together lies together.
+-- Plain Done without retention, for rows that are known from their lease: the condition is the token. Access by row
+-- takes half the work of access by name, since tasks that are leased together lie together.
 DELETE {task} FROM {task} FORCE INDEX (PRIMARY) WHERE :held AND state = 1
 
 -- name: repeated
--- Locked, so that a first sending that is still under way is waited for.
+-- Locks the row, in order to wait for a first sending that is still under way.
 SELECT number, now, micros, answer FROM {caller} WHERE name = :me FOR UPDATE
 
 -- name: new_caller
@@ -209,7 +209,7 @@ INSERT INTO {caller} (name, number, seen, now, micros) VALUES (:me, 0, :there DI
 ON DUPLICATE KEY UPDATE number = number
 
 -- name: forgotten_callers
--- Those that made no call for ten minutes: a call that is sent again comes within one.
+-- Callers without a call for ten minutes: a call is only sent again within one minute.
 SELECT name, micros FROM {caller} WHERE seen < :there DIV 1000 - 600000 AND name NOT IN (:ours)
 
 -- name: keep_highest
@@ -226,11 +226,11 @@ SELECT `row`, group_name IS NOT NULL FROM {task} FORCE INDEX (PRIMARY)
 WHERE :these AND keep_until <= @bide_now FOR UPDATE SKIP LOCKED
 
 -- name: still_there
--- Those that are purgeable, also if another transaction has them locked.
+-- The purgeable tasks, including those that another transaction has locked.
 SELECT `row` FROM {task} FORCE INDEX (PRIMARY) WHERE :these AND keep_until <= @bide_now
 
 -- name: forget_kept
--- All columns are in the index, so that it takes a join for each line to be found by itself.
+-- All columns are in the index, so only a join makes the server look up each line separately.
 DELETE {kept} FROM (:lines) AS given STRAIGHT_JOIN {kept} FORCE INDEX (PRIMARY)
 ON until = given.first AND `row` = given.second
 
@@ -250,12 +250,12 @@ SELECT {record} FROM (
 ) AS few STRAIGHT_JOIN {task} FORCE INDEX (PRIMARY) ON `row` = number ORDER BY member
 
 -- name: page_at_instant
--- What waits, or what has ended in one way, of one topic: what is left of those of one instant, after a row.
+-- The tasks of one topic that are waiting, or ended in one state: those of one instant, after a row.
 SELECT {record} FROM {task} FORCE INDEX (due)
 WHERE topic = :topic AND ended = :state AND state = :state AND at = :instant AND `row` > :row ORDER BY `row` LIMIT :most
 
 -- name: page_after_instant
--- And what comes after. Apart, since `(at, row) > (?, ?)` is not found by an index.
+-- Those after that instant. A separate query, since no index serves `(at, row) > (?, ?)`.
 SELECT {record} FROM {task} FORCE INDEX (due)
 WHERE topic = :topic AND ended = :state AND state = :state AND at > :instant AND at < :before
 ORDER BY at, `row` LIMIT :most
@@ -268,7 +268,7 @@ SELECT topic FROM {task} FORCE INDEX (name) WHERE topic > :topic ORDER BY topic 
 SELECT topic FROM {grouped} FORCE INDEX (name) WHERE group_name = :group AND topic > :topic ORDER BY topic LIMIT 1
 
 -- name: count_living
--- Counting stops at the limit, so that a tally costs the same at ten million.
+-- Counting stops at the limit, so that a tally costs no more with ten million tasks.
 SELECT COUNT(*) FROM (
     SELECT 1 FROM {task} FORCE INDEX (due)
     WHERE topic = :topic AND ended = 0 AND at >= :low AND at < :high LIMIT :most
@@ -287,7 +287,7 @@ ON DUPLICATE KEY UPDATE topics = VALUES(topics), until = VALUES(until)
 DELETE FROM {worker} WHERE holder = :holder
 
 -- name: workers
--- As many rows as there are workers: no index is worth it.
+-- The table has one row per worker, so an index is not worthwhile.
 SELECT holder, topics, until FROM {worker}
 
 -- name: forget_workers
@@ -297,7 +297,7 @@ DELETE FROM {worker} WHERE holder IN (:holders) AND until <= :now
 INSERT INTO {event} (at, topic, `key`, id, kind, attempt, who, what, was, wake_at) VALUES :rows
 
 -- name: event_span
--- First and last line: a seek to each end of the table.
+-- The first and the last line: one seek to each end of the table.
 SELECT COALESCE(MIN(line), 0), COALESCE(MAX(line), 0) FROM {event}
 
 -- name: trim_events
@@ -314,11 +314,11 @@ WHERE topic = :topic AND `key` = :key ORDER BY line DESC LIMIT :most
 SELECT {there}
 
 -- name: identity
--- Which server this is, by what every user may read; then what a driver has to leave as it is.
+-- Identifies the server, by facts that every user may read; then values that a driver must not alter.
 SELECT @@hostname, @@port, @@datadir, x'00ff', 4611686018427387904
 
 -- name: keep_transaction
--- The last statement of a transaction of a handler's: by it, a commit whose answer was lost is known to be done.
+-- The last statement of a handler's transaction: it shows after a lost answer whether the commit was done.
 INSERT INTO {caller} (name, number, seen, now, micros) VALUES (:me, :number, :there DIV 1000, 0, 0)
 ON DUPLICATE KEY UPDATE number = VALUES(number), seen = VALUES(seen)
 
@@ -329,9 +329,9 @@ SELECT COUNT(*) FROM information_schema.tables WHERE table_schema = :schema AND 
 SELECT number, checksum FROM {migration} ORDER BY number
 
 -- name: doctor
--- What `bide doctor` asks of the server.
+-- The facts for `bide doctor`.
 SELECT VERSION(), @@innodb_flush_log_at_trx_commit, @@log_bin, @@sync_binlog, @@binlog_format
 
 -- name: oldest_transaction
--- How many seconds old it is. Needs PROCESS.
+-- The age of the oldest transaction, in seconds. Needs PROCESS.
 SELECT COALESCE(MAX(TIMESTAMPDIFF(SECOND, trx_started, NOW())), 0) FROM information_schema.innodb_trx

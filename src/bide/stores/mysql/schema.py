@@ -1,10 +1,10 @@
-"""The tables in MySQL or MariaDB, and what `doctor` checks.
+"""The tables in MySQL or MariaDB, and the checks of `doctor`.
 
-No transaction undoes there that a table was made. So each statement can be run twice, and a migration that was cut
-short is run again from its beginning.
+These servers cannot roll back the creation of a table. So each statement can be run twice, and an interrupted migration
+is run again from its beginning.
 
-The least rights: to run, SELECT, INSERT, UPDATE and DELETE on bide's tables; to migrate, CREATE, INDEX and ALTER in
-addition, on the database (and, to make that itself, CREATE on it before it is there); PROCESS for all of `bide doctor`.
+The minimum rights: to run, SELECT, INSERT, UPDATE and DELETE on bide's tables; to migrate, also CREATE, INDEX and ALTER
+on the database (granted before it exists if bide is to create it); for all of `bide doctor`, PROCESS.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _BOOK = """CREATE TABLE IF NOT EXISTS {migration} (
 
 class MySqlSchema(SqlSchema):
     async def _connect(self, address: Address) -> Any:
-        return await super()._connect(replace(address, database=""))  # the database may not be there yet
+        return await super()._connect(replace(address, database=""))  # the database may not exist yet
 
     def _apart(self, connection: Connection) -> Any:
         return nullcontext()
@@ -69,12 +69,12 @@ SCHEMA = MySqlSchema(MYSQL, Path(__file__).parent / "migrations", _BOOK)
 # --- doctor
 
 _LONG = 600
-"""Seconds of a transaction after which the remains of what was leased have been kept for too long."""
+"""The age of a transaction, in seconds, above which it has kept the server from cleaning up for too long."""
 _PACKET = 4 * 1024 * 1024
 
 
 async def diagnose(connection: MySqlConnection, address: Address, time: ServerTime) -> list[Finding]:
-    """Each check is one small query."""
+    """Run the checks, each by one small query."""
 
     async def work(call: Call) -> list[Finding]:
         [row] = await call.ask("doctor")

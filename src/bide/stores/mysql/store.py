@@ -1,11 +1,11 @@
 """The store on MySQL and MariaDB: one row per task, in the same database as your own tables.
 
-**The cost**: scheduling and plain Done are one packet and one round trip per batch; leasing two, and one that only
-reads when nothing is due; what has to read a task first (moving, cancelling, a conflict, Retry) is one
-transaction of two. A process has a connection for each kind of call, opened when first used.
+**The cost**: scheduling and plain Done are one packet and one round trip per batch. Leasing takes two round trips, or
+one read-only packet if nothing is due. A call that has to read a task first (moving, cancelling, a conflict, Retry) is
+one transaction of two round trips. A process has a connection for each kind of call, opened when first used.
 
-MySQL has no notification of a commit, so each worker polls: five times a second, by one packet that only reads. It
-sleeps exactly until what it has seen, or what its own process has written.
+MySQL has no notifications, so each worker polls: five times a second, with one read-only packet. For tasks that it has
+seen, or that its own process has written, it wakes up exactly on time.
 """
 
 from __future__ import annotations
@@ -35,22 +35,22 @@ from bide.stores.sql.operations import HELD
 from bide.stores.sql.store import Operations, Runtime, SqlStore
 
 AT_ONCE = 1_000
-"""Tasks in one statement: beyond that it is no quicker, and others wait longer."""
+"""Tasks in one statement: more would be no faster, and make other calls wait longer."""
 WITH_ERRORS = 500
-"""The same of tasks that may have errors, which can be some 6 KB each: together less than a packet of 4 MB."""
+"""The same for tasks that may have error texts of some 6 KB each: together they fit into a packet of 4 MB."""
 _PROBES = 200
-"""Tasks that are probed in one packet, to see whether they are locked."""
+"""Tasks that are probed for locks in one packet."""
 _BYTES_AT_ONCE = 4 * 1024 * 1024
 _AROUND = 2_500
-"""Bytes of a statement for a task whose names are the longest, without payload and options."""
+"""The maximum size of a task in a statement, in bytes, without payload and options."""
 _REST = 4_096
-"""Bytes of what else is in a packet."""
+"""Bytes reserved for the rest of a packet."""
 
 Name = tuple[Topic, str]
 
 
 def size_of(new: NewTask) -> int:
-    """The bytes that this will be within a statement, at most. Quotes and backslashes are doubled there."""
+    """The maximum size of this task in a statement, in bytes, where quotes and backslashes are doubled."""
     size = _AROUND
     for data in (new.payload, new.options):
         size += len(data) + data.count(b"'") + data.count(b"\\")
@@ -58,7 +58,7 @@ def size_of(new: NewTask) -> int:
 
 
 def too_large(tasks: Sequence[NewTask], largest: int) -> dict[int, StoreError]:
-    """The places of those that the server would not take, and why."""
+    """The places of the tasks that the server would reject, with the reasons."""
     if not tasks or 2 * max(len(new.payload) + len(new.options) for new in tasks) + _AROUND + _REST <= largest:
         return {}
     problems: dict[int, StoreError] = {}
@@ -73,7 +73,7 @@ def too_large(tasks: Sequence[NewTask], largest: int) -> dict[int, StoreError]:
 
 
 def slices_of_new(tasks: Sequence[NewTask], largest: int) -> list[Sequence[NewTask]]:
-    """Parts for one packet each, also by their bytes."""
+    """Split tasks into parts for one packet each, by number and by size."""
     room = min(_BYTES_AT_ONCE, largest - _REST)
     parts: list[Sequence[NewTask]] = []
     for part in slices(tasks, AT_ONCE):
@@ -118,7 +118,7 @@ class MySqlRuntime(Runtime):
         return slices(asked, WITH_ERRORS if errors else AT_ONCE)
 
     async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
-        """A new task that makes too large a packet fails alone."""
+        """Like the base class, but skips locked tasks; a new task that makes a packet too large fails alone."""
         connection, probe = self.connections[kind], self.connections["held"]
         failed = too_large(part, self.connections["read"].largest) if kind == "add" else {}
         locked = await _find_locked(probe, part) if connection is probe else set(self.held.names)
@@ -147,9 +147,9 @@ class MySqlRuntime(Runtime):
 
 # --- passing over locked tasks
 #
-# A call that waits for a lock for as long as our connections do (a second) is undone. Then each of its tasks is probed
-# without waiting, and those that are locked are left out, so that the others need not wait. They are tried again in the
-# background, see `LockedRows`.
+# A call that waits for a lock longer than our connections allow (a second) is rolled back. Then each of its tasks is
+# probed without waiting, and the locked ones are left out, so that the others need not wait. The locked ones are
+# retried in the background, see `LockedRows`.
 
 
 async def _go_past(
@@ -161,10 +161,10 @@ async def _go_past(
     locked: set[Name],
     failed: Mapping[int, StoreError] = MappingProxyType({}),
 ) -> list[Any]:
-    """The answers of `ask`, and RowLocked for each that is locked.
+    """The answers of `ask`, with RowLocked for each locked task.
 
-    `locked`: those that are known to be, and need not be tried. `failed`: the places of those that need not either, and
-    why. Which ones of a batch are locked is asked on the connection `probe`.
+    `locked`: tasks known to be locked, which are not tried. `failed`: places of tasks that are not tried either, with
+    their errors. The connection `probe` determines which tasks of a batch are locked.
     """
     answers: list[Any] = [failed.get(place, HELD) for place in range(len(asked))]
     ends, probed = time.monotonic() + connection.patience, False
@@ -189,7 +189,7 @@ async def _go_past(
 
 
 async def _find_locked(connection: MySqlConnection, asked: Sequence[Named]) -> set[Name]:
-    """Find those of these tasks that another transaction has locked, or is inserting."""
+    """Find the tasks that another transaction has locked, or is inserting."""
     names = sorted({(one.topic, one.key) for one in asked})
 
     async def work(call: Call) -> set[Name]:
@@ -211,10 +211,10 @@ async def _find_locked(connection: MySqlConnection, asked: Sequence[Named]) -> s
 
 
 class MySqlStore(SqlStore):
-    """Tasks in MySQL or MariaDB, at `url`; see `address` for what that may say. `bide migrate` makes the tables.
+    """Tasks in MySQL or MariaDB, at `url` (see `mysql.connection` for its form). `bide migrate` creates the tables.
 
-    `clock`: by default the server's own, whatever this machine's says; "caller" goes by the `now` of each call, for
-    tests and for clocks that run faster. `patience`: seconds that a call goes on trying while the server is away.
+    `clock`: by default the server's clock, independent of this machine's; "caller" uses the `now` of each call, for
+    tests and for clocks that run faster. `patience`: seconds that a call keeps trying while the server is away.
     `silence`: seconds that one packet may take.
     """
 

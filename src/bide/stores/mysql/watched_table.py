@@ -1,6 +1,6 @@
 """A watched table in MySQL or MariaDB.
 
-An index cannot leave rows out here: it has to begin with the columns that `where` names.
+These servers have no partial indexes: the index has to begin with the columns that `where` names.
 """
 
 from __future__ import annotations
@@ -26,17 +26,17 @@ from bide.stores.sql.server_table import SILENCE, SOON, ServerTable, TableConnec
 from bide.stores.sql.watched_table import Give, Plan, TableTimes
 
 _ENDED = 1305
-"""A savepoint is not there."""
+"""The error number for a missing savepoint."""
 _SPARE = 32
-"""Rows that others may hold, in addition to those that are wanted."""
+"""The number of candidates beyond the wanted rows, since other transactions may hold some."""
 _INEXACT = frozenset({"float", "bit"})
-"""Types of which a row is not found again by the value that was read."""
+"""Types whose values, once read, do not find the row again."""
 _WORD = re.compile(r"\w+")
 _MICROSECOND = timedelta(microseconds=1)
 
 
 class MySqlTableConnections(TableConnections):
-    """Each transaction begins with a savepoint, which is gone if a handler has ended it."""
+    """The connections of a table. Each transaction begins with a savepoint, which is gone if a handler has ended it."""
 
     dialect = MYSQL
 
@@ -48,7 +48,7 @@ class MySqlTableConnections(TableConnections):
 
 
 class MySqlTimes(TableTimes):
-    zoned, naive = "timestamp", "datetime"  # a timestamp is in the session's zone, and ours is UTC
+    zoned, naive = "timestamp", "datetime"  # a timestamp is in the session's time zone, and ours is UTC
     whole, fractions = ("tinyint", "smallint", "mediumint", "int", "bigint"), ("decimal", "double")
     coarse, finer, called = "float", "double or bigint", "datetimes"
 
@@ -68,7 +68,7 @@ class MySqlTimes(TableTimes):
 
 
 class MySqlTable(ServerTable):
-    """See `ports.Table`. `using` joins a transaction on the app's store, where that is on the same server."""
+    """See `ports.Table`. `using` joins a transaction to the app's store, if that is on the same server."""
 
     _kind = MySqlTableConnections
     _times_of = MySqlTimes
@@ -109,7 +109,7 @@ class MySqlTable(ServerTable):
     # --- statements
 
     def _give(self, values: list[Any], value: Any, kind: str = "") -> str:
-        if kind in (MySqlTimes.zoned, MySqlTimes.naive):  # of ours, in UTC
+        if kind in (MySqlTimes.zoned, MySqlTimes.naive):  # our own values, in UTC
             return f"TIMESTAMP'{value.replace(tzinfo=None).isoformat(' ', timespec='microseconds')}'"
         values.append(value)
         return "%s"
@@ -134,7 +134,7 @@ class MySqlTable(ServerTable):
     async def _lock(self, connection: Connection, now: Millis, limit: int, skip: Collection[Any], dead: Any) -> Rows:
         if self._served or dead is not None:
             return await super()._lock(connection, now, limit, skip, dead)
-        # by their ids, so that only those that are taken are locked
+        # by id, so that only the taken rows are locked
         text, values = self._write("candidates", now, skip=skip, limit=limit + _SPARE)
         candidates = [self._identity(row) for row in await self._ask(connection, text, values)]
         for first in range(0, len(candidates), limit):
@@ -154,7 +154,7 @@ class MySqlTable(ServerTable):
         return [(identity, identity in still) for identity in ids] + [(None, False)] * (count - len(ids))
 
     async def _undo(self, connection: Connection, error: BaseException) -> bool:
-        if isinstance(error, Exception):  # else a statement may be under way
+        if isinstance(error, Exception):  # otherwise a statement may still be running
             with suppress(*MYSQL.away):
                 async with asyncio.timeout(SOON):
                     await connection.rollback()
@@ -179,7 +179,7 @@ class MySqlTable(ServerTable):
         return {str(name).lower(): str(kind) for name, kind in found}
 
     async def _is_view(self, connection: Connection) -> bool:
-        """Name the table with its schema, so that a handler may make another database the default."""
+        """Tell whether the table is a view; qualify its name, since a handler may change the default database."""
         [(view, self._schema)] = await self._ask(connection, self._queries["kind"], (self._schema or None, self._table))
         self._names["table"] = f"{self._quoted(self._schema)}.{self._quoted(self._table)}"
         return bool(view)

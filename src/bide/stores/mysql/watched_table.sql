@@ -1,7 +1,7 @@
--- A watched table. {table}, {id} and {due} are quoted names, {where} and {changes} the program's own SQL,
--- {now} the time of this statement (UTC; every session here is in UTC), {cutoff} the same as the due column has it,
--- {skip} leaves out ids. {index} forces the index that serves it: on a table whose statistics are old, or that was
--- empty a moment ago, the server would rather read all of it. Values go in as %s.
+-- A watched table. {table}, {id} and {due} are quoted names, {where} and {changes} the program's own SQL.
+-- {now} is the time of this statement (UTC, as all our sessions), {cutoff} the same in the form of the due column.
+-- {skip} excludes ids. {index} forces the suitable index: on a table whose statistics are old, or that was empty a
+-- moment ago, the server would otherwise scan the whole table. %s stands for values.
 
 -- name: head
 SELECT CAST(UNIX_TIMESTAMP({now}) * 1000000 AS UNSIGNED), first.* FROM (SELECT 1) AS one LEFT JOIN (
@@ -21,7 +21,7 @@ SELECT {id}, {due}{columns} FROM {table}{index} WHERE {due} <= {cutoff} AND ({wh
 ORDER BY {due} LIMIT {limit} FOR UPDATE SKIP LOCKED
 
 -- name: candidates
--- where no index leads to the due rows, they are sorted, and a statement that locks would lock all that it sorts
+-- without an index that leads to the due rows they are sorted, and a locking statement would lock all sorted rows
 SELECT {id} FROM {table} WHERE {due} <= {cutoff} AND ({where}){skip} ORDER BY {due} LIMIT {limit}
 
 -- name: take_these
@@ -29,11 +29,11 @@ SELECT {id}, {due}{columns} FROM {table}{by_id} WHERE {found} AND {due} <= {cuto
 FOR UPDATE SKIP LOCKED
 
 -- name: change
--- by the index of the ids: a scan of a small table would wait for rows that others hold
+-- forces the index of the ids: a scan of a small table would wait for rows that others have locked
 UPDATE {table}{by_id} SET {changes} WHERE {found} AND {due} <= {cutoff} AND ({where})
 
 -- name: still_due
--- UPDATE answers with no rows here, so what the changes leave due is asked for
+-- UPDATE returns no rows here, so a query finds the rows that are still due after the changes
 SELECT {id} FROM {table} WHERE {found} AND {due} <= {cutoff} AND ({where})
 
 -- name: clock

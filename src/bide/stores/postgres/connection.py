@@ -2,15 +2,15 @@
 
     postgresql://[user[:password]@]host[:port][,host:port...]/database        postgres:// is the same
 
-`?schema=bide` (the default) is the schema that the tables are in, `?prefix=` (default: none) what their names begin
-with, and `?pooler=transaction` says that a proxy stands between that gives each transaction another connection
-(PgBouncer's `pool_mode = transaction`): then no statement is prepared, and no connection can listen. Everything else
-goes to the driver: `sslmode`, `sslrootcert`, `target_session_attrs`, ...
+`?schema=bide` (the default) is the schema of the tables, and `?prefix=` (default: none) the prefix of their names.
+`?pooler=transaction` declares a proxy that gives each transaction another connection (PgBouncer's
+`pool_mode = transaction`): then no statement is prepared, and no connection can listen. All other parameters go to the
+driver: `sslmode`, `sslrootcert`, `target_session_attrs`, ...
 
-A call is one statement, or a transaction of a few (see `Call`, and `sql.journaled_connection`). While a transaction
-holds an old snapshot no version of a caller's row can be removed, and each search for the row steps over all of them:
-ten thousand after half a minute, a third of a millisecond, twice a call. So after some calls a connection goes on with
-another row, of another name.
+A call is one statement, or a transaction of a few (see `Call`, and `sql.journaled_connection`). While an old
+transaction blocks vacuum, no old version of a caller's row can be removed, and each lookup of the row visits all of
+them: ten thousand after half a minute, which takes a third of a millisecond, twice per call. So after some calls a
+connection switches to a new row, with another name.
 """
 
 from __future__ import annotations
@@ -58,17 +58,17 @@ class Address(Struct, frozen=True, kw_only=True):
     """The parts of a URL."""
 
     dsn: str
-    """For the driver: without what is ours."""
+    """The URL for the driver, without our own parameters."""
     schema: str = SCHEMA
     prefix: str = ""
     pooled: bool = False
-    """A transaction-pooling proxy stands between."""
+    """True behind a transaction-pooling proxy."""
     shown: str = ""
-    """Without what is secret."""
+    """The URL without secrets."""
 
 
 def address_of(url: str) -> Address:
-    """Read a URL. Raises BadInput that names what is wrong, and never shows a password."""
+    """Parse a URL. Raises BadInput, which names the error and never shows a password."""
     parts = parts_of(url, _ACCEPTED, schemes=SCHEMES)
     ours: dict[str, str] = {}
     theirs: list[tuple[str, str]] = []
@@ -99,7 +99,7 @@ def address_of(url: str) -> Address:
 
 
 def _check_place(place: str) -> None:
-    """Raises BadInput for what is neither "host" nor "host:port": the driver would fail over it without naming it."""
+    """Raise BadInput unless `place` is "host" or "host:port": the driver's own error would not name it."""
     found = _PLACE.fullmatch(place)
     if found is None or not place or not 0 < int(found["port"] or 5432) <= 65_535:
         raise BadInput("store", place, 'hosts such as "127.0.0.1:5432" or "[::1]:5432"')
@@ -108,7 +108,7 @@ def _check_place(place: str) -> None:
 # --- errors
 
 AWAY = (asyncpg.PostgresError, asyncpg.InterfaceError, asyncpg.InternalClientError, OSError, TimeoutError, NotSent)
-"""The driver's errors, of the server as of the way to it, and ours where there is no way."""
+"""The driver's errors, whether from the server or from the connection, and our own for an unreachable server."""
 _FULL = "53100"
 _TOO_MANY_CLIENTS = "53300"
 _MEANINGS: Meanings[str] = Meanings(
@@ -117,9 +117,9 @@ _MEANINGS: Meanings[str] = Meanings(
         TransactionConflict: ("40001", "40P01"),
         LockTimeout: ("55P03",),
         KeyTaken: ("23505",),
-        # read-only (it was a replica, or has become one), starting up or shutting down: not done
+        # read-only (it is a replica, or became one), starting up or shutting down: not done
         NotSent: ("25006", "57P03", _TOO_MANY_CLIENTS),
-        # the connection is of no use any more
+        # the connection is unusable
         Lost: (
             "57P01", "57P02", "57P05", "08000", "08003", "08006", "08001", "08004", "08007", "08P01",
         ),
@@ -132,7 +132,7 @@ _MEANINGS: Meanings[str] = Meanings(
         (StoreUnavailable, ("28000", "28P01"), "check the user and the password in the URL"),
         (StoreUnavailable, ("3D000",), "create the database, then run `bide migrate`"),
         (
-            # a prepared statement is gone, or was there already: another client's connection has been handed to us
+            # a prepared statement is missing, or exists already: a proxy gave us another client's connection
             StoreUnavailable, ("26000", "42P05"),
             "is there a transaction-pooling proxy? Then give ?pooler=transaction",
         ),
@@ -141,13 +141,13 @@ _MEANINGS: Meanings[str] = Meanings(
 
 
 def meaning(error: BaseException, where: str, *, adding: bool = False) -> Exception:
-    """The exception to raise, or to act on, for `error` of a statement. Defects of our own come back as they are."""
+    """The exception to raise, or to act on, for a statement's `error`. Returns errors of our own code unchanged."""
     if isinstance(error, OURS):
         return error
     if isinstance(error, asyncpg.DataError | UnicodeEncodeError):
         return BadInput("task", str(error), "text without NUL or lone surrogates, and integers of at most 64 bits")
     if isinstance(error, asyncpg.InvalidCachedStatementError):
-        return TransactionConflict(f"{where}: {error}")  # another process migrates: it is prepared anew
+        return TransactionConflict(f"{where}: {error}")  # another process migrates: prepare it again
     if isinstance(error, asyncpg.PostgresError):
         return by_code(error.sqlstate or "", f"{where}: {error}", adding=adding)
     if isinstance(error, asyncpg.InterfaceError | asyncpg.InternalClientError | OSError | TimeoutError | EOFError):
@@ -157,8 +157,8 @@ def meaning(error: BaseException, where: str, *, adding: bool = False) -> Except
 
 
 def by_code(code: str, text: str, *, adding: bool = False) -> Exception:
-    """The meaning of an error that the server reported under this SQLSTATE."""
-    short = adding and code.startswith("53") and code != _TOO_MANY_CLIENTS  # of memory, say, to write what is new
+    """The meaning of a server error with this SQLSTATE."""
+    short = adding and code.startswith("53") and code != _TOO_MANY_CLIENTS  # short of memory, for example
     return _MEANINGS.meaning(_FULL if short else code, text, adding=adding)
 
 
@@ -170,8 +170,8 @@ def said(error: BaseException) -> str:
 # --- connections
 
 PLANNER = {
-    # a table that was empty or small when a statement was planned, and is large now, has not been analyzed yet: only
-    # plans that are right for every size are allowed
+    # a table may have grown since a statement was planned, and not have been analyzed yet: allow only plans that suit
+    # every size
     "enable_seqscan": "off",
     "enable_bitmapscan": "off",
     "enable_hashjoin": "off",
@@ -180,10 +180,10 @@ PLANNER = {
 }
 SESSION = {
     **PLANNER,
-    # planning a lease takes longer than carrying it out, and the plan is the same for all arguments
+    # planning a lease takes longer than executing it, and the plan is the same for all arguments
     "plan_cache_mode": "force_generic_plan",
     "default_transaction_isolation": "'read committed'",
-    # one whose process has vanished keeps its locks no longer
+    # end the transaction of a vanished process, which releases its locks
     "idle_in_transaction_session_timeout": "5000",
 }
 _FORGET = (
@@ -193,32 +193,32 @@ _FORGET = (
 _BUILT_IN = 16_384
 """Types below this number are the same in every database."""
 _ARRAYS = frozenset({1000, 1001, 1005, 1007, 1016})
-"""Of boolean, bytea, smallint, integer and bigint: what our statements take, and what they answer."""
+"""The arrays of boolean, bytea, smallint, integer and bigint: those in our statements' parameters and results."""
 
 
 class _Introspected(NamedTuple):
-    """Takes the place of the driver's statement, of which it checks the name."""
+    """Replaces the driver's statement, whose name the driver checks."""
 
     name: str = "of another connection"
 
 
 class _Connection(asyncpg.Connection):  # type: ignore[misc]
-    """One connection of the driver's, with what `sql.dialect.Connection` asks for.
+    """A connection of the driver that implements `sql.dialect.Connection`.
 
-    It asks for the types of arrays once in a process, and not on each connection, for each statement with another one.
-    That takes three round trips, and the server longer than many calls; so the first call of its kind in a process is
-    done in half the time. Should the driver come to ask in another way, it asks each time.
+    It introspects array types once per process, where the driver does so on each connection for each statement with a
+    new type. An introspection takes three round trips, and more server time than many calls; this halves the time of
+    the first call of each kind. If a future driver introspects in another way, this saving is lost, and nothing else.
     """
 
     _known: ClassVar[tuple[frozenset[int], Any]] = frozenset(), ()
     settings = ""
-    """Statements that make those that it was opened with."""
+    """The statements that restore the settings with which it was opened."""
     begun: Any
-    """The driver's transaction for a handler, who may have savepoints in it: `conn.transaction()`."""
+    """The driver's transaction for a handler, which may use savepoints in it: `conn.transaction()`."""
     name: str
     number: int
     pooled = False
-    """True if a proxy stands between, so that the session is shared."""
+    """True behind a pooling proxy, where clients share the session."""
 
     @property
     def driver(self) -> Self:
@@ -253,7 +253,7 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
             await super().reset(timeout=timeout)
 
     def get_reset_query(self) -> str:
-        """The statements of `reset`: undo what a handler has set, locked or made in its session. One round trip."""
+        """The statements of `reset`: clear a handler's settings, locks and temporary objects. One round trip."""
         return _FORGET + self.settings
 
     async def _introspect_types(self, typeoids: Collection[int], timeout: float | None) -> tuple[Any, Any]:
@@ -267,7 +267,7 @@ class _Connection(asyncpg.Connection):  # type: ignore[misc]
 
 
 async def connect(address: Address, *, within: float, session: Mapping[str, str] = SESSION) -> Any:
-    """A new connection with these settings, for our statements. Raises NotSent, StoreUnavailable, BadInput."""
+    """Open a connection with these settings. Raises NotSent, StoreUnavailable, BadInput."""
     try:
         connection = await asyncpg.connect(
             address.dsn,
@@ -277,12 +277,12 @@ async def connect(address: Address, *, within: float, session: Mapping[str, str]
             server_settings={"application_name": "bide"},
         )
         connection.pooled = address.pooled
-        if session and not address.pooled:  # else the next client would have these settings
-            # in a statement of their own, and not as the connection begins, where proxies refuse them
+        if session and not address.pooled:  # behind a pooler, the next client would get these settings
+            # in a separate statement, and not as startup parameters, which proxies refuse
             connection.settings = "".join(f"SET {name} = {value};" for name, value in session.items())
             try:
                 await connection.execute(connection.settings, timeout=within)
-            except BaseException:  # also if it is cancelled: nothing else would close it
+            except BaseException:  # on cancellation too, since nothing else would close it
                 connection.terminate()
                 raise
         return connection
@@ -291,7 +291,7 @@ async def connect(address: Address, *, within: float, session: Mapping[str, str]
         if isinstance(found, Lost):
             found = NotSent(unreached(address.shown, error))
         raise found from error
-    except (ValueError, IndexError) as error:  # of the driver's own reading of the URL, as of a port in its options
+    except (ValueError, IndexError) as error:  # from the driver's parsing of the URL, such as a port in its options
         raise BadInput("store", address.shown, f"a URL that the driver can read, and not: {error}") from error
 
 
@@ -301,20 +301,20 @@ POSTGRES = Dialect(logging.getLogger("bide.postgres"), address_of, connect, mean
 # --- calls
 
 CALLS_OF_A_ROW = 256
-"""How often a caller's row is updated: another costs a round trip, and each version 0.05 us for each call after it."""
+"""Updates of a caller's row before it is replaced. A new row costs a round trip; a version, 0.05 us per later call."""
 _PATIENCE = {
-    # a row that is locked for longer than a verb takes is of an open transaction: the batch passes over it
+    # a row that is locked for longer than a verb takes belongs to an open transaction: the batch skips it
     "lock_timeout": "30",
 }
 _SESSION = SESSION | _PATIENCE
 _POOLED_SESSION = "".join(f"; SET LOCAL {name} = {value}" for name, value in (PLANNER | _PATIENCE).items())
 _SNAPSHOT = "ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 Row = Any
-"""A row of the driver's, by position and by name."""
+"""A row of the driver, with access by position and by name."""
 
 
 class Call(NumberedCall):
-    """One call on its way: statements of `queries.sql` by name, and a transaction around them if it is begun."""
+    """One call under way: it runs statements of `queries.sql` by name, and may begin a transaction around them."""
 
     __slots__ = ("begun",)
     text = name = str
@@ -326,7 +326,7 @@ class Call(NumberedCall):
 
     async def fetch(self, query: str, *arguments: Any) -> list[Any]:
         """The rows of a named query."""
-        if self._of.pooled and not self.begun:  # only within a transaction is it one connection all along
+        if self._of.pooled and not self.begun:  # the pooler keeps one connection only within a transaction
             await self.begin()
             rows = await self.fetch(query, *arguments)
             await self.commit()
@@ -336,7 +336,7 @@ class Call(NumberedCall):
         return found
 
     async def timed(self, query: str, *arguments: Any) -> list[Any]:
-        """The same, of a query that says in `micros` what time it is there."""
+        """Like `fetch`, for a query whose column `micros` has the server's time."""
         sent = time.monotonic()
         rows = await self.fetch(query, *arguments)
         if rows and self._of.time is not None:
@@ -344,7 +344,7 @@ class Call(NumberedCall):
         return rows
 
     async def numbered(self, query: str, now: Millis | None, *arguments: Any) -> list[Any]:
-        """The same, of a query that passes the gate. Raises AlreadyApplied."""
+        """Like `timed`, for a query that passes the gate. Raises AlreadyApplied."""
         rows = await self.timed(query, now, self.caller, self.number, *arguments)
         if not rows:
             raise AlreadyApplied
@@ -354,7 +354,7 @@ class Call(NumberedCall):
         return await self.fetch(query, *values.values())
 
     def lines(self, rows: Sequence[Sequence[Any]]) -> dict[str, Any]:
-        """The values of a query that inserts one row or more."""
+        """The parameters of a query that inserts one or more rows."""
         return {str(number): list(column) for number, column in enumerate(zip(*rows, strict=True))}
 
     async def begin(self, how: str = "") -> None:
@@ -362,7 +362,7 @@ class Call(NumberedCall):
         await self.connection.execute(f"BEGIN {how}{_POOLED_SESSION if self._of.pooled else ''}")
 
     async def begin_snapshot(self) -> None:
-        """Show one state of the database to what is asked from now on."""
+        """Begin a transaction in which all queries see the same state of the database."""
         await self.begin(_SNAPSHOT)
 
     async def commit(self) -> None:
@@ -395,7 +395,7 @@ class PostgresConnection(JournaledConnection[Call]):
         return Call(self, connection, self.queries, limit)
 
     async def _prepare(self, call: Call) -> Any:
-        """Now and then, go on with another row."""
+        """Switch to a new caller row every `CALLS_OF_A_ROW` calls."""
         if self.number > self._renew_at:
             name = f"{self._first_name}.{self.number}"
             try:

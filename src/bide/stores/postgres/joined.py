@@ -1,9 +1,9 @@
-"""The verbs in a transaction that is the caller's, or a handler's: task and data are committed together, or not at all.
+"""The verbs in a caller's or a handler's transaction: task and data are committed together, or not at all.
 
-Two more things than the missing number are different from our own connections. A lock on the counter of tokens is let
-go at once. And the planner has no settings, since those would hold for the caller's statements too. Its plans
-are right without, even for a table that was never analyzed, if they are made for the size that the table has: so each
-is made anew, and not kept from the day when the table was empty.
+Besides the missing number, two things differ from our own connections. The lock on the counter of tokens is released
+at once. And the planner keeps its default settings, since ours would also affect the caller's statements. Without
+them, plans are still good even for a table that was never analyzed, provided that they are made for its present size:
+so each statement is planned again, and no plan from the time when the table was empty is reused.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ ACCEPTED = (
 
 
 class JoinedCall(RunsInSavepoint, Call):
-    """A call within a transaction that is not ours: without a number, and nothing to begin or to commit."""
+    """A call within a transaction that is not ours: it has no number, and neither begins nor commits."""
 
     __slots__ = ("_driver",)
 
@@ -55,14 +55,14 @@ class JoinedCall(RunsInSavepoint, Call):
         return await self._driver.run(self.queries[query], arguments)  # type: ignore[return-value]
 
     async def begin(self, how: str = "") -> None:
-        """The transaction has begun already."""
+        """Do nothing: the transaction has begun already."""
 
     async def commit(self) -> None:
-        """The transaction is the caller's to commit."""
+        """Do nothing: the caller commits the transaction."""
 
 
 class PostgresVerbs(JoinedVerbs):
-    """The verbs on a connection of asyncpg's or psycopg's."""
+    """The verbs on a connection of asyncpg or psycopg."""
 
     accepted = ACCEPTED
     _place = "database"
@@ -78,7 +78,7 @@ class PostgresVerbs(JoinedVerbs):
         return Savepoint(driver, first=(queries["begin_verb"],), last=(queries["end_verb"],))
 
     async def _identity(self, driver: Driver) -> object | None:
-        """The number of the database on its server, and when that was started, to the microsecond."""
+        """The OID of the database, and the start time of its server, to the microsecond."""
         [row] = await driver.run(self._runtime.joined_queries["identity"], SAMPLES)
         database, started, has_tables, *came = row
         if list(came) != list(SAMPLES):
@@ -108,7 +108,7 @@ class PostgresVerbs(JoinedVerbs):
 
 
 _SESSION = {
-    # a process that is gone without a word keeps its locks for half a minute
+    # the locks of a vanished process are released after half a minute
     "tcp_keepalives_idle": "10",
     "tcp_keepalives_interval": "5",
     "tcp_keepalives_count": "4",
@@ -117,14 +117,14 @@ _CONSTRAINT: type[Exception] = asyncpg.IntegrityConstraintViolationError
 
 
 class Transactions(OwnTransactions):
-    """Transactions on asyncpg's connections."""
+    """Our transactions, on asyncpg connections."""
 
     async def _connect(self) -> Any:
         return await connect(self.address, within=self._silence, session=_SESSION)
 
     async def _begin(self, connection: Any) -> None:
         number = connection.number
-        if number % CALLS_OF_A_ROW == 0:  # see `journaled_connection`; the row before it is forgotten in ten minutes
+        if number % CALLS_OF_A_ROW == 0:  # see `connection`; the old row is deleted after ten minutes
             connection.name = f"{connection.name.partition('.')[0]}.{number}"
         await connection.begin()
         await connection.execute(f"SET LOCAL bide.transaction = '{number}'")
@@ -146,7 +146,7 @@ class Transactions(OwnTransactions):
 
     def _refused(self, error: Exception, found: Exception) -> Exception:
         if isinstance(error, _CONSTRAINT):
-            return error  # a constraint of the handler's tables that the commit checks: as any other error of theirs
+            return error  # a deferred constraint of the handler's tables: raised like any other error of its statements
         if isinstance(error, asyncpg.InFailedSQLTransactionError):
             return SetupError(
                 f"{self.address.shown}: a statement inside failed, so the transaction cannot be committed; "
@@ -157,5 +157,5 @@ class Transactions(OwnTransactions):
     async def _rollback(self, connection: Any) -> None:
         if connection.is_in_transaction():
             await connection.begun.rollback()
-        else:  # the handler ended it, and the driver does not know
+        else:  # the handler ended it without the driver's knowledge
             connection.terminate()

@@ -1,26 +1,27 @@
-"""Leasing: one statement takes what is due of each topic, and says when to come again.
+"""Leasing: one statement leases the due tasks of each topic, and returns when to lease again.
 
-`PostgresLeasing._take` runs the query `lease` of `queries.sql`. The rest of this module says where a scan may begin.
+`PostgresLeasing._take` runs the query `lease` of `queries.sql`. The rest of this module determines where a scan may
+begin.
 
-While an old transaction blocks vacuum, a full scan of an index visits every entry that has died since, and its row:
-0.3 us each. After a minute of 4,000 tasks a second that is a quarter of a second, in which nothing else is leased. So
-thorough scans then begin at a bound: no earlier than anything can still appear.
+While an old transaction blocks vacuum, a full index scan visits every dead entry and its row: 0.3 us each. After a
+minute of 4,000 tasks a second that is a quarter of a second, in which nothing else is leased. So thorough scans then
+begin at a bound: a time before which nothing new can appear.
 
-A scan from a bound finds everything all the same, however long transactions last. A row wakes, and its lease ends, no
-earlier than the time at which the statement began that wrote it. And a transaction that has written or locked tasks
-holds a lock on the table until it ends. So before each scan we read the time, and which transactions hold such a lock.
-A transaction without one has either ended, and the scan sees its rows; or its rows will wake after that time. One with
-a lock is remembered with the time of the last reading at which it had none. The earliest of these times is the next
-scan's bound, for each topic of which nothing due was left.
+A scan from a bound still finds everything, however long transactions last. A row's wake time, and the expiry of its
+lease, is no earlier than the start of the statement that wrote it. And a transaction that has written or locked tasks
+holds a lock on the table until it ends. So before each scan the worker reads the time, and the transactions that hold
+such a lock. A transaction without the lock has either ended, and the scan sees its rows; or it has written nothing yet,
+and its rows will wake after that time. A transaction with the lock is remembered with the time of the last reading at
+which it had none. The earliest of these times is the next scan's bound, for each topic in which nothing due was left.
 
-A pooler hides that a connection has been replaced, as after a crash; behind one each thorough scan is full.
+A pooler hides the replacement of a connection, such as after a crash. So behind a pooler each thorough scan is full.
 
-Two kinds of rows are found by the next full scan only: those written by hand, or after the server's clock was set back
-by less than two readings show; and those that were locked where a full scan found more due than was wanted, so that
-there is no bound, and thorough scans begin where ordinary ones do.
+Only the next full scan finds two kinds of rows. One kind was written by hand, or after the server's clock was set back
+by too little for two readings to show it. The other kind was locked while a full scan found more due tasks than wanted:
+then there is no bound, and thorough scans begin where ordinary ones do.
 
-To find the end of the next lease, a scan looks 1.5 s ahead, and then from the earliest end that the last scan saw.
-Shorter leases that others were given since are noticed shortly before they end.
+To find the next expiry of a lease, a scan searches the next 1.5 s, and then from the earliest expiry that the last scan
+saw. So shorter leases given to other workers since then are noticed shortly before they expire.
 """
 
 from __future__ import annotations
@@ -39,15 +40,15 @@ from bide.stores.sql.rows import WIDTH, WOKE, record_of
 # --- where scans begin
 
 EXPENSIVE = 0.003
-"""Seconds from which on a full scan is expensive."""
+"""Seconds above which a full scan counts as expensive."""
 SOON: Millis = 1_500
-"""How far ahead the end of a lease is always sought: until well after the next thorough scan."""
+"""How far ahead each scan searches for the expiry of leases: until well after the next thorough scan."""
 PREPARED = "-1/"
-"""How the name of a prepared transaction begins: it had another name when it wrote."""
+"""The prefix of a prepared transaction's name; it had another name when it wrote."""
 
 
 class ScanStart(NamedTuple):
-    """The beginning of a scan, topic by topic: for what waits, for what is lost, for the next end."""
+    """The start of a scan in each topic: for waiting tasks, for expired leases, and for the next expiry."""
 
     waiting: list[Millis]
     lost: list[Millis]
@@ -56,7 +57,7 @@ class ScanStart(NamedTuple):
 
 
 class FullScan(NamedTuple):
-    """A full scan in the background, of some topics. It sees all that was written before `seen_until`."""
+    """A full scan of some topics in the background. It sees everything written before `seen_until`."""
 
     topics: list[Topic]
     seen_until: Millis
@@ -71,9 +72,9 @@ class PostgresScanBounds(ScanBounds):
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
         self.watching = False
-        """True if `read` is to be called before a thorough scan: full ones have become expensive."""
+        """True if full scans have become expensive; then `read` has to be called before each thorough scan."""
         self._bounded = False
-        """True once there was a full scan after a reading: from then on there can be bounds."""
+        """True once a full scan has followed a reading: from then on there can be bounds."""
         self._asked: FullScan | None = None
         """The full scan that is under way in the background."""
         self._next_ends: dict[Topic, Millis] = {}
@@ -85,7 +86,7 @@ class PostgresScanBounds(ScanBounds):
         self._seen_until: Millis = 0
 
     def read(self, at: Millis, writers: Sequence[str]) -> None:
-        """Take the server's time, and the transactions that had the table locked for writing then or just after."""
+        """Note the server's time, and the transactions that had the table locked for writing at or just after it."""
         if self._read_at is not None and at < self._read_at:
             self._forget()  # the clock was set back
         before = 0 if self._read_at is None else self._read_at
@@ -104,10 +105,10 @@ class PostgresScanBounds(ScanBounds):
         self._seen_until, self._read_at, self._asked = 0, None, None
 
     def start(self, topics: Sequence[Topic], positions: Sequence[Millis]) -> ScanStart:
-        """The beginning of a thorough scan; `positions`: that of an ordinary one.
+        """The start of a thorough scan; `positions`: that of an ordinary one.
 
-        Where there is no bound, since something due was left, or a transaction is older than the first reading, it
-        begins where an ordinary one would, and for lost leases where the last thorough scan left off.
+        There is no bound if something due was left, or a transaction is older than the first reading. The scan then
+        begins where an ordinary one would, and for expired leases where the last thorough scan stopped.
         """
         first = not self._bounded and self._seen_until > 0
         if not (self._used and self.watching) or first or self._full_at is None:
@@ -123,7 +124,7 @@ class PostgresScanBounds(ScanBounds):
     def scanned(
         self, topics: Collection[Topic], took: float, there: Millis, start: ScanStart, lasts: Millis | None = None
     ) -> None:
-        """A thorough scan was made at `there`, in so many seconds; a lease that it gave out lasts so long."""
+        """Note a thorough scan at `there` that took `took` seconds, and the length `lasts` of the leases it gave."""
         self._was_full = start.full
         if lasts is not None:
             self._lease_length = lasts
@@ -140,8 +141,8 @@ class PostgresScanBounds(ScanBounds):
         self._scanned_at.update(dict.fromkeys(topics, there))
 
     def found(self, asked: FullScan, first: Millis | None, took: float) -> None:
-        """Take the result of a full scan in the background: the first task that waits, or whose lease ends."""
-        if asked is not self._asked:  # nothing is known any more
+        """Note the result of a background full scan: the earliest wake time or expiry of a lease."""
+        if asked is not self._asked:  # the bounds were forgotten meanwhile
             return
         self._asked = None
         self._wait(took)
@@ -154,12 +155,12 @@ class PostgresScanBounds(ScanBounds):
             self._bounds[topic] = known if first is None else min(known, first)
 
     def abandoned(self, asked: FullScan) -> None:
-        """A full scan in the background has ended, whatever came of it."""
+        """Note that a background full scan has ended, with or without a result."""
         if asked is self._asked:
             self._asked = None
 
     def emptied(self, topics: Collection[Topic], first: Millis | None = None) -> None:
-        """The thorough scan left nothing of these that is due; or nothing that is before `first`."""
+        """Note that the thorough scan left nothing due in these topics, or nothing before `first`."""
         if self._bounded:
             bound = self._seen_until if first is None else min(first, self._seen_until)
             for topic in topics:
@@ -167,7 +168,7 @@ class PostgresScanBounds(ScanBounds):
                     self._bounds[topic] = bound
 
     def ended(self, topics: Collection[Topic], first: Millis | None, there: Millis) -> None:
-        """Note when the first lease of these ends that the thorough scan at `there` has seen."""
+        """Note the earliest expiry of a lease that the thorough scan at `there` saw in these topics."""
         if self._bounded:
             latest = there + self._lease_length
             self._next_ends.update(dict.fromkeys(topics, latest if first is None else min(first, latest)))
@@ -176,12 +177,12 @@ class PostgresScanBounds(ScanBounds):
 # --- leasing
 
 _BEFORE = 5
-"""Columns in front of the record's: now, micros, wake, ends, skipped."""
+"""The number of columns before the record's: now, micros, wake, ends, skipped."""
 _BEFORE_MORE = 2
-"""The same of `lease_more`: now, micros."""
+"""The same for `lease_more`: now, micros."""
 _RECORD, _RECORD_MORE = slice(_BEFORE, _BEFORE + WIDTH), slice(_BEFORE_MORE, _BEFORE_MORE + WIDTH)
 _SLACK: Millis = 100
-"""The slack of the positions where notifications come: a transaction that committed late has sent one."""
+"""The slack of the positions if notifications arrive: a transaction that commits late sends one."""
 
 
 class PostgresLeasing(Leasing):
@@ -216,7 +217,7 @@ class PostgresLeasing(Leasing):
             return self._taken(rows, dict(zip(topics, counts, strict=True)), thorough=thorough)
 
         async def taken(row: Row, call: Call) -> tuple[Leased, bool]:
-            """The tasks that an earlier sending took and still holds: a late answer gives out nothing of others'."""
+            """The tasks that an earlier sending leased and still holds, so that none is returned that others hold."""
             there = row["now"]
             rows = await call.fetch("leased_then", list(row["topics"]), there + lasts, row["tokens"][0], holder)
             rows.sort(key=lambda one: one[WOKE])
@@ -225,7 +226,7 @@ class PostgresLeasing(Leasing):
         return await self._connection.run(take, taken)
 
     async def _scan_start(self, call: Call, topics: list[Topic], since: list[Millis], *, thorough: bool) -> ScanStart:
-        """Find where a scan begins, and allow it the time that it may take."""
+        """Determine the start of a scan, and allow the call the time for it."""
         bounds = self.bounds
         if not thorough:
             return ScanStart(since, since, since, False)
@@ -239,7 +240,7 @@ class PostgresLeasing(Leasing):
         return start
 
     def _taken(self, rows: list[Any], wants: Mapping[Topic, int], *, thorough: bool) -> tuple[Leased, bool]:
-        """The tasks, oldest first, and whether some were passed over; note how far the scan came."""
+        """The tasks, oldest first, and whether some were skipped; note how far the scan came."""
         positions, bounds = self.positions, self.bounds
         there, _, wake, ends, skipped = rows[0][:_BEFORE]
         first = _first(wake, ends)
@@ -254,7 +255,7 @@ class PostgresLeasing(Leasing):
                 record = record_of(row[_RECORD])
                 tasks.append(record)
                 numbers[record.topic] = numbers.get(record.topic, 0) + 1
-                if record.planned_at == row[_BEFORE + WOKE]:  # it waited, and was no lost lease
+                if record.planned_at == row[_BEFORE + WOKE]:  # it was waiting, not lost
                     reached[record.topic] = record.planned_at
         emptied = [topic for topic, want in wants.items() if not skipped and 0 <= numbers.get(topic, 0) < want]
         if not skipped:
@@ -268,7 +269,7 @@ class PostgresLeasing(Leasing):
         return Leased(tasks, positions.sleep(wake, there, thorough=thorough), there), skipped
 
     def _taken_more(self, rows: list[Any], topic: Topic, want: int) -> Leased:
-        """The tasks, oldest first. If there are fewer than wanted, the next scan, at once, sees why."""
+        """The tasks, oldest first. If there are fewer than wanted, the next scan follows at once and determines why."""
         there = rows[0]["now"]
         if rows[0]["topic"] is None:
             rows = []
@@ -315,5 +316,5 @@ class PostgresLeasing(Leasing):
 
 
 def _first(*heads: Millis | None) -> Millis | None:
-    """The earliest that is known."""
+    """The earliest known time."""
     return min((at for at in heads if at is not None), default=None)

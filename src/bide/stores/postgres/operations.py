@@ -1,7 +1,7 @@
 """The operations: those that write, each a numbered call, and those that only read.
 
-What the statement itself can decide (a key that is new, a move, a plain Done, an extension) is one statement and one
-round trip. The rest is decided here, see `sql.operations`: one transaction of four round trips.
+If SQL alone can decide (a new key, a move, a plain Done, an extension), a call is one statement and one round trip.
+The rest is decided here, see `sql.operations`: one transaction of four round trips.
 """
 
 from __future__ import annotations
@@ -57,9 +57,9 @@ from bide.stores.sql.rows import CODES, ROW, STATES, WIDTH, record_of, values_of
 
 _LEASE_COLUMNS = 3
 _ALIKE_IN_LEASES = (0,)
-"""Topic."""
+"""The place of the topic."""
 _LOCKED = slice(3, 3 + WIDTH)
-"""The record in a row of `lock_tasks`."""
+"""The record's part of a row of `lock_tasks`."""
 
 
 # --- batches that decide
@@ -93,7 +93,7 @@ class PostgresBatch(Batch):
         found = []
         for one, row in zip(asked, rows, strict=True):
             held = call.past and (row["held"] or (one.topic, one.key) in self._locked)
-            if held:  # nor what comes later of the same task
+            if held:  # later elements about the same task are held as well
                 self._locked.add((one.topic, one.key))
             there = not held and row["topic"] is not None
             found.append(Found(record_of(row[_LOCKED]) if there else None, row["new_token"], held=held))
@@ -118,7 +118,7 @@ class PostgresBatch(Batch):
             self._write_whole(record)
 
     async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
-        """Insert what ended meanwhile, so that nothing is in the way any more."""
+        """Insert tasks whose keys have become free meanwhile."""
         await self.flush()
         [row] = await self.call.timed(
             "insert_tasks", self.now, None, None, *_insertion([tasks[place] for place in places]), []
@@ -134,7 +134,7 @@ class PostgresBatch(Batch):
         await self.call.commit()
 
     async def _write(self, number: int | None, now: Millis | None, answer: bytes | None, messages: list[str]) -> None:
-        """Write what was gathered; with an `answer`, the call is over."""
+        """Send the gathered writes; an `answer` ends the call."""
         await self.call.fetch(
             "write_tasks", *columns(self._put, 20), *columns(self._moved, 6), *columns(self._forgotten, 2),
             self.call.caller, number, now, answer, messages,
@@ -148,7 +148,7 @@ class PostgresBatch(Batch):
 async def change(
     connection: Runs, changes: Sequence[Change], now: Millis | None, about: Millis, messages_of: MessagesOf
 ) -> list[Any]:
-    """Move, cancel, redrive. Of nothing but moves, those that apply are one statement; the rest is decided here."""
+    """Move, cancel, redrive. If all are moves, those that apply are one statement; the rest is decided here."""
     begin = partial(PostgresBatch, now=now)
     moves = [one for one in changes if type(one) is Move]
     if len(moves) < len(changes):
@@ -159,8 +159,8 @@ async def change(
         messages = messages_of(wakes_of(moves, about))
         try:
             await move(connection, moves, answers, now, messages)
-        except RowLocked:  # not done: one of them was locked for longer than a lock is waited for
-            locked, messages_of = "pass at once", lambda wakes: messages  # noted as sent, which they were not
+        except RowLocked:  # nothing was done: one task stayed locked for too long
+            locked, messages_of = "pass at once", lambda wakes: messages  # noted as sent, but not sent yet
     rest = [place for place, answer in enumerate(answers) if answer is None]
     if rest:
         with rest_of(answers):
@@ -174,14 +174,14 @@ async def change(
 async def settle(
     connection: Runs, outcomes: Sequence[Settlement], now: Millis | None, about: Millis, messages_of: MessagesOf
 ) -> list[Any]:
-    """Record how leases ended. All plain Done: one conditional delete; a batch of both kinds: one of each."""
+    """Record how leases ended: one conditional delete for all plain Done, one transaction for all other outcomes."""
     plain = [one.outcome is OutcomeKind.DONE and one.next_at is None and one.keep_until <= about for one in outcomes]
     settled: list[Any] = [None] * len(outcomes)
     done = [place for place, yes in enumerate(plain) if yes]
     other = [place for place, yes in enumerate(plain) if not yes]
     names = {(outcomes[place].topic, outcomes[place].key) for place in done}
     if any((outcomes[place].topic, outcomes[place].key) in names for place in other):
-        done, other = [], list(range(len(outcomes)))  # one task both ways: what comes first counts
+        done, other = [], list(range(len(outcomes)))  # a task occurs in both: its first outcome counts
     if done:
         await _settle_done(connection, outcomes, done, now, settled)
     if other:
@@ -196,12 +196,12 @@ async def settle(
 async def _settle_done(
     connection: Runs, outcomes: Sequence[Settlement], places: Places, now: Millis | None, settled: list[Any]
 ) -> None:
-    """Note in `settled` whether each was still held, and HELD for those that another transaction has locked."""
+    """Set in `settled` whether each lease was still held, or HELD if another transaction has locked the task."""
     leases: dict[tuple[Topic, str, Token], int] = {}
     for place in places:
         one = outcomes[place]
         settled[place] = False
-        leases.setdefault((one.topic, one.key, one.token), place)  # the second of two settles nothing
+        leases.setdefault((one.topic, one.key, one.token), place)  # a second settlement of one lease has no effect
     asked = sorted(leases)
     arguments = packed(map(list, zip(*asked, strict=True)), _ALIKE_IN_LEASES)
 
@@ -211,7 +211,7 @@ async def _settle_done(
         return row, [asked[number - 1] for number in passed_over or ()]
 
     async def deleted(row: Any, call: Call) -> Any:
-        return row, None  # what was passed over is forgotten: all that is left is asked for again
+        return row, None  # the skipped ones were not kept: retry all that were not settled
 
     row, locked = await connection.run(delete, deleted, locked="pass")
     tokens = row["tokens"] or ()
@@ -230,7 +230,7 @@ async def _settle_done(
 async def extend(
     connection: PostgresConnection, leases: Sequence[Lease], now: Millis | None, *_: object, lasts: Millis
 ) -> list[Any]:
-    """Keep each lease for so long from now on."""
+    """Let each lease last for `lasts` from now."""
     asked = sorted(set(leases))
     arguments = columns(asked, _LEASE_COLUMNS)
 
@@ -245,16 +245,16 @@ async def extend(
 
 
 _ALIKE_IN_MOVES = (0, 3)
-"""Topic, relative."""
+"""The places of topic and relative."""
 _DECODE = msgspec.json.Decoder(list[list[Any]]).decode
 
 
 async def move(
     connection: Runs, moves: Sequence[Move], answers: list[Answer | None], now: Millis | None, messages: Sequence[str]
 ) -> None:
-    """Fill in the answers of those that apply; the second move of one task is left unanswered.
+    """Fill in the answers of the moves that apply. A second move of the same task stays unanswered.
 
-    Raises RowLocked: one of them was locked, and nothing was done.
+    Raises RowLocked: one of the tasks was locked, and nothing was done.
     """
     places = rounds(moves)[0]
     arguments = _arguments(moves, places)
@@ -284,7 +284,7 @@ def _arguments(moves: Sequence[Move], places: Sequence[int]) -> list[list[Any]]:
 
 
 def _moves_kept(answer: bytes | None) -> list[list[Any]]:
-    """The rows of the answer that the statement kept; None where nothing was moved."""
+    """Decode the rows that the statement kept as its answer; `answer` None: nothing was moved."""
     rows = _DECODE(answer) if answer is not None else []
     for row in rows:
         for column in BYTES:
@@ -295,17 +295,17 @@ def _moves_kept(answer: bytes | None) -> list[list[Any]]:
 # --- forgetting
 
 _WHOLE = 600.0
-"""Seconds between purges that begin at the start, for what was locked, or committed late."""
+"""Seconds between purges from the start of the index, which find tasks that were locked or committed late."""
 _SLACK: Millis = 60_000
-"""How long a transaction may be open, so that what it has ended is not too far back when it appears."""
+"""How long a transaction may be open so that the next purge still finds the tasks that it ended."""
 
 
 class Purging:
-    """Forgets what was kept long enough: a page at a time, and from where the page before it ended.
+    """Deletes tasks whose retention has passed: one page at a time, each from where the previous page ended.
 
-    What was purged leaves an entry in its index until vacuum comes; while a transaction holds an old snapshot, each
-    page that began at the start would step over all that was purged since. `used` false: each call begins at the start,
-    for a clock that is the caller's.
+    A purged task leaves a dead entry in the index until vacuum. While an old transaction blocks vacuum, a page from the
+    start of the index would visit every entry purged since. `used` false: each call begins at the start, because the
+    store goes by the caller's clock.
     """
 
     __slots__ = ("_floor", "_used", "_whole_at")
@@ -316,7 +316,7 @@ class Purging:
         self._whole_at = 0.0
 
     async def purge(self, connection: PostgresConnection, now: Millis | None, limit: int) -> int:
-        """Forget at most `limit` of what is kept until no later than now; how many that were."""
+        """Delete at most `limit` tasks whose retention has passed; return their number."""
         if not self._used or time.monotonic() >= self._whole_at:
             self._floor, self._whole_at = 0, time.monotonic() + _WHOLE
         purged = 0
@@ -339,7 +339,7 @@ class Purging:
 
 
 async def forget_callers(connection: PostgresConnection, ours: list[str]) -> None:
-    """Forget callers that made no call for long, `ours` excepted."""
+    """Delete the rows of long inactive callers, except `ours`."""
 
     async def forget(call: Call) -> None:
         await call.fetch("forget_callers", ours)
@@ -350,7 +350,7 @@ async def forget_callers(connection: PostgresConnection, ours: list[str]) -> Non
 # --- add
 
 _TRIES = 16
-"""How often a batch comes upon something locked before the rest of it counts as locked: half a second."""
+"""The number of lock timeouts after which the rest of a batch counts as locked: half a second in all."""
 
 
 async def add(
@@ -361,9 +361,9 @@ async def add(
     messages_of: MessagesOf,
     conflicts: Conflicts | None = None,
 ) -> list[Answer]:
-    """Schedule each: one statement where every key is new. `about`: what time it is there, as far as is known.
+    """Schedule tasks: one statement if every key is new. `about`: the server's time, as far as it is known.
 
-    With `conflicts` the statement may fail, since nothing else depends on its transaction.
+    With `conflicts` the statement may fail on a taken key, since nothing else depends on its transaction.
     """
     answers: list[Any] = [None] * len(tasks)
     rest: Places = []
@@ -374,7 +374,7 @@ async def add(
         rest += [place for part in later for place in part]
         locked = {(tasks[place].topic, tasks[place].key) for place, one in enumerate(answers) if one is HELD}
         for place in [place for place in rest if (tasks[place].topic, tasks[place].key) in locked]:
-            answers[place] = HELD  # what comes later of the same task has to wait for it
+            answers[place] = HELD  # later elements about a locked task have to wait
             rest.remove(place)
         if rest:
             await adding.in_halves(adding.decide, rest)
@@ -382,7 +382,7 @@ async def add(
 
 
 class _Adding(Struct):
-    """A batch on its way."""
+    """A batch of tasks being added."""
 
     connection: Runs
     tasks: Sequence[NewTask]
@@ -393,12 +393,12 @@ class _Adding(Struct):
     rest: Places
     """The places of those whose keys are taken."""
     tries: int = _TRIES
-    """How many are left, since everything may be locked."""
+    """The remaining number of lock timeouts, since everything may be locked."""
 
     async def in_halves(self, attempt: Callable[[Places], Awaitable[None]], places: Places) -> None:
-        """`attempt` these; if one is locked, each half: the server does not say which one.
+        """Call `attempt` for these places; if a key is locked, for each half, since the server does not say which.
 
-        A statement that inserts cannot pass over a key that an open transaction is just inserting.
+        An INSERT cannot skip a key that an open transaction is inserting.
         """
         try:
             await attempt(places)
@@ -416,7 +416,7 @@ class _Adding(Struct):
                 await self.in_halves(attempt, [place for part in half for place in part])
 
     async def insert(self, places: Places) -> None:
-        """Insert these; those whose keys are taken are left to `decide`."""
+        """Insert the tasks at these places; leave those with taken keys to `decide`."""
         tasks, conflicts = self.tasks, self.conflicts
         news = [tasks[place] for place in places]
         arguments = _insertion(news)
@@ -438,7 +438,7 @@ class _Adding(Struct):
             conflicts.met(news, [tasks[place] for place in self.rest])
 
     async def decide(self, places: Places) -> None:
-        """Take those whose keys were taken, or come twice, through the lifecycle, under locks."""
+        """Decide under locks about tasks whose keys are taken, or occur twice."""
         places.sort()
         asked = [self.tasks[place] for place in places]
 
@@ -450,7 +450,7 @@ class _Adding(Struct):
 
 
 _ALIKE_IN_TASKS = (0, 2, 3, 7)
-"""Topic, due, relative, options."""
+"""The places of topic, due, relative and options."""
 
 
 def _insertion(news: Sequence[NewTask]) -> list[list[Any]]:
@@ -467,7 +467,7 @@ def _insertion(news: Sequence[NewTask]) -> list[list[Any]]:
 
 
 def _inserted(tasks: Sequence[NewTask], places: Places, row: Any, answers: list[Any]) -> Places:
-    """Fill in the answers of those that were new; the places of the others."""
+    """Fill in the answers of the tasks that were inserted; return the places of the others."""
     now, tokens, keys = row["now"], row["tokens"] or [], row["keys"]
     schedule = lifecycle.schedule
     if keys is None and len(tokens) == len(places):
@@ -500,7 +500,7 @@ class PostgresReads(ServerReads):
         return found
 
     async def tally(self, spans: Sequence[tuple[Millis, Millis]], upto: int, only: Collection[Topic] | None) -> Tally:
-        """O(topics x COUNTED) at worst, whatever waits."""
+        """Count tasks. O(topics x COUNTED) at worst, however many wait."""
         counts: dict[tuple[Topic, State], Count] = {}
         forecast: dict[Topic, list[Count]] = {}
         for topic, *numbers in await self._call.fetch("counts", COUNTED + 1):

@@ -1,4 +1,4 @@
-"""The queries of `queries.sql` by name, written out for one schema and prefix."""
+"""The queries of `queries.sql` by name, rendered for one schema and prefix."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from bide.stores.named_queries import read_queries
 from bide.stores.sql.rows import COLUMNS
 
 _AS_TEXT = COLUMNS.replace("payload, options", "encode(payload, 'base64'), encode(options, 'base64')")
-"""The same where bytes have to be text."""
+"""The same columns, with bytes encoded as text."""
 
 TABLES = ("task", "token", "caller", "worker", "event", "migration")
 LAST_STATE = 4
@@ -25,15 +25,15 @@ _PART = re.compile(r"\{(\w+)(?::(\w+))?\}")
 
 
 class Names:
-    """The names of things in one schema, with one prefix."""
+    """The names of the database objects in one schema, with one prefix."""
 
     def __init__(self, schema: str, prefix: str, *, joined: bool = False) -> None:
-        """`joined`: for statements in a transaction that is not ours."""
+        """`joined`: for statements in transactions that are not ours."""
         self.schema = schema
         self.prefix = prefix
         number = zlib.crc32(f"{schema}.{prefix}".encode())
         self.lock = 0x62696465_00000000 | number
-        """The advisory lock of a call that raises the counter; one less is that of a client that migrates."""
+        """The advisory lock for raising the token counter; the number below it is the lock for migrations."""
         self.channel = f"bide_wake_{number:08x}"
         self.parts = {
             "schema": f'"{schema}"', "prefix": prefix, "lock": str(self.lock), "channel": self.channel,
@@ -45,7 +45,7 @@ class Names:
         self.parts |= {name: self.write(_TEMPLATES[part]) for name, part in parts.items()}
 
     def write(self, template: str, **more: str) -> str:
-        """`template` with {name} replaced; {record:t} is the record's columns, each of `t`."""
+        """`template` with each {name} replaced; {record:t} becomes the record's columns, qualified with `t`."""
 
         def part(found: re.Match[str]) -> str:
             name, of = found.groups()
@@ -57,7 +57,7 @@ class Names:
 
 @lru_cache(maxsize=256)
 def queries_of(schema: str, prefix: str, *, joined: bool = False) -> Mapping[str, str]:
-    """Every statement for tables of that name. `page_of_state` and `count_state` come once for each state: `..._0`.
+    """Every statement, for tables in this schema with this prefix. `page_of_state` exists once per state: `..._0`.
 
     `joined`: for transactions that are not ours.
     """
@@ -82,24 +82,26 @@ def queries_of(schema: str, prefix: str, *, joined: bool = False) -> Mapping[str
 
 
 MOST = (16, 256, 4_096, 65_536, 1_000_000)
-"""How many of a topic one form of the lease may take: the planner has to see a number, see `queries.sql`."""
+"""The limits per topic for which `lease` is rendered: the planner has to see a number, see `queries.sql`."""
 
 
 # --- arrays of values
 
 
 BYTES = (13, 14)
-"""The places of payload and options in a row."""
+"""The positions of payload and options in a row."""
 
 
 def columns(rows: Sequence[Sequence[Any]], width: int) -> list[list[Any]]:
-    """One array for each column, as `unnest` takes them."""
+    """Transpose rows into one array for each column, as `unnest` takes them."""
     return [nested(list(column)) for column in zip(*rows, strict=True)] if rows else [[] for _ in range(width)]
 
 
 def packed(given: Iterable[list[Any]], alike: Collection[int]) -> list[list[Any]]:
-    """Columns of one row or more, for a statement that fills them up: none of what is null throughout, and one of
-    what is the same throughout, of those that are often `alike`."""
+    """Shorten columns of one or more rows; the statement expands them again. A column of nulls becomes empty.
+
+    A column in `alike`, which often has equal values, becomes one element if they are all equal.
+    """
     return [
         [] if column[0] is None and column.count(None) == len(column)
         else once(column) if number in alike
@@ -109,17 +111,16 @@ def packed(given: Iterable[list[Any]], alike: Collection[int]) -> list[list[Any]
 
 
 def once(column: list[Any]) -> list[Any]:
-    """One element of a column that is the same throughout: the statement fills it up."""
+    """Reduce a column of equal values to one element; the statement expands it again."""
     same = column and column[0] == column[-1] and column.count(column[0]) == len(column)
     return column[:1] if same else nested(column)
 
 
 def nested(column: list[Any]) -> list[Any]:
-    """The column in equal parts, where its length has divisors: an array of two dimensions, which is the same to
-    `unnest`.
+    """Split the column into equal parts if its length has divisors; `unnest` treats such a nested array the same.
 
-    The driver asks of each element whether it is a list, which takes four times as long as encoding it; but only in
-    the first of the parts, since all have to be alike.
+    The driver checks whether each element is a list, which takes four times as long as encoding it. In a nested array
+    it checks only the first part, since all parts must have the same shape.
     """
     size = len(column)
     parts = next((parts for parts in range(isqrt(size), 1, -1) if size % parts == 0), 1)

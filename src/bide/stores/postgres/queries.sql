@@ -1,14 +1,15 @@
--- Every statement, with the reason for its form. {task} and the like are tables; {record} stands for the columns of a
--- Record in its order, and then `row`. States: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead.
+-- All statements, with the reasons for their form. {task} and the like are tables; {record} stands for the columns of a
+-- Record in its order, followed by `row`. States: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead.
 --
--- What writes begins with two parts. {clock}: what time it is, $1 or else the server's; it also raises the counter of
--- tokens to the clock, unless another call is just doing so. {gate}: one row if call $3 of caller $2 is new, none if it
--- was done before; $2 null (a transaction that is not ours) always passes. The gate locks the caller's row, so that a
--- call sent again waits for the end of the first one. These and more are parts of statements, named `part_...`.
+-- A writing statement begins with two parts. {clock} is the time: $1, or the server's if that is null. It also raises
+-- the counter of tokens to the clock, unless another call is doing so. {gate} returns one row if call $3 of caller $2
+-- is new, and none if it was done before; a null $2 (a transaction that is not ours) always passes. The gate locks the
+-- caller's row, so that a call sent again waits for the end of the first sending. These and other parts are named
+-- `part_...`.
 --
--- Against a planner without statistics (a table that was just filled): big tables are only entered through LATERAL with
--- a LIMIT, or by names joined to an array, for which our connections allow nested loops over indexes alone (`dialect`);
--- and rows that were locked are found again by their place (ctid).
+-- The planner may have no statistics (the table was just filled). So big tables are only accessed through LATERAL with
+-- a LIMIT, or by names joined to an array, for which our connections allow only nested loops over indexes
+-- (`connection`); and locked rows are found again by their position (ctid).
 
 -- name: part_clock
 clock AS MATERIALIZED (
@@ -21,7 +22,7 @@ clock AS MATERIALIZED (
 )
 
 -- name: part_joined_clock
--- In a caller's transaction, which may be long: the lock on the counter is let go of at once.
+-- For a caller's transaction, which may be long: releases the lock on the counter at once.
 clock AS MATERIALIZED (
     SELECT micros / 1000 AS now, micros, CASE WHEN last_value < micros AND pg_try_advisory_lock({lock}) THEN
         CASE WHEN coalesce(
@@ -41,8 +42,8 @@ gate AS MATERIALIZED (
 )
 
 -- name: part_answer
--- The tokens of what was written, and of what if that was not all, kept for a caller whose connection breaks now. $5:
--- the keys that were asked for.
+-- Keeps the answer in case the connection breaks now: the tokens of the written tasks, and also their names unless all
+-- requested tasks were written. $5: the requested keys.
 answer AS MATERIALIZED (
     SELECT array_agg(token) AS tokens, CASE WHEN count(*) < cardinality($5) THEN array_agg(topic) END AS topics,
         CASE WHEN count(*) < cardinality($5) THEN array_agg(key) END AS keys
@@ -59,12 +60,12 @@ kept AS (
 greatest(nextval('{token}'), clock.micros, clock.raised)
 
 -- name: insert_tasks
--- What is already there is left alone, and the answer says which; as `insert_tasks_all_new` it fails where something is,
--- which is a sixth quicker. $4.. one array per column, empty where it is null throughout, and of one element where
--- topic, due, relative or options are the same throughout; $13 what to tell. Calls of `unnest` in a select list take
--- turns row by row; in FROM each would first be written to a store of its own.
--- `keys` is null where all were new: the tokens are in the order of the arrays. A key may have lived and ended while the
--- rows before it were written, with a token of that time: so the clock is read for each row.
+-- Leaves existing tasks unchanged; the answer says which tasks were inserted. As `insert_tasks_all_new` it fails if a
+-- task exists, which is a sixth faster. $4..: one array per column, empty if all values are null; arrays of topic, due,
+-- relative and options have one element if all values are equal. $13: the messages. Several `unnest` in a select list
+-- advance together, row by row; in FROM, each would first be materialized.
+-- `keys` is null if all were new: the tokens are in the order of the arrays. The clock is read for each row, because a
+-- key may have lived and ended, with a token of that time, while the rows before it were written.
 WITH {clock}, {gate},
 written AS (
     INSERT INTO {task} (
@@ -92,11 +93,11 @@ SELECT now, micros, tokens, topics, keys, (SELECT count(pg_notify('{channel}', s
 FROM gate, clock, answer
 
 -- name: move_tasks
--- Moves that apply: what waits, has the token that is asked for, and is not put past its deadline. What the answer leaves
--- out is decided under locks. The very version that was found is updated, since `was` comes from it: a row that another
--- transaction was just changing is left out too. $4.. one array per column, of one element where topic or relative are the same
--- throughout, empty where if_token or deadline are null throughout; $10 the messages.
--- The answer that is kept has whole records: when it is asked for the task may be gone.
+-- Does the moves that apply: the task is waiting, has the required token, and is not moved past its deadline. The
+-- others are missing in the answer, and are decided under locks. Only the row version that was found is updated, since
+-- `was` comes from it; so a row that another transaction is changing is left out too. $4..: one array per column, with
+-- one element if all topics or relatives are equal, empty if all if_tokens or deadlines are null. $10: the messages.
+-- The kept answer has whole records, since the task may be gone when the answer is read back.
 WITH {clock}, {gate},
 moved AS (
     UPDATE {task} AS t SET
@@ -129,8 +130,8 @@ SELECT now, micros, (SELECT count(pg_notify('{channel}', said)) FROM unnest($10:
 FROM gate CROSS JOIN clock LEFT JOIN moved ON true
 
 -- name: lock_tasks
--- Those of the names that are there, locked in the order that they are given in, each with a token for what follows.
--- Always one row for each name, so that the clock comes with it.
+-- Locks the existing tasks of these names, in the given order, and returns each with a new token for the decision.
+-- Returns one row for every name, so that the clock is always included.
 WITH {clock}, {gate}
 SELECT clock.now, clock.micros, greatest({new_token}, t.token + 1) AS new_token, {record:t}
 FROM gate, clock, unnest($4::text[], $5::text[]) WITH ORDINALITY AS n (topic, key, place)
@@ -139,8 +140,8 @@ LEFT JOIN LATERAL (
 ) AS t ON true
 
 -- name: lock_tasks_past
--- The same, passing over what others have locked (`held`), for a batch that came upon something locked. One that was
--- let go in between counts as held too: it is tried again.
+-- The same, but skips tasks that others have locked (`held`), for a batch that met a locked task. A task that is
+-- released in between also counts as held: it is tried again.
 WITH {clock}, {gate}
 SELECT clock.now, clock.micros, greatest({new_token}, t.token + 1) AS new_token, {record:t}, t.topic IS NULL AND (
     SELECT true FROM {task} WHERE topic = n.topic AND key = n.key LIMIT 1
@@ -151,8 +152,8 @@ LEFT JOIN LATERAL (
 ) AS t ON true
 
 -- name: write_tasks
--- What was decided about locked rows: whole new states, moves (which touch little), what is forgotten; with it, if it
--- is the last of a call, the answer to keep for a caller whose connection breaks now.
+-- Writes the decisions about locked rows: whole records, moves (which change few columns) and deletions. The last such
+-- statement of a call also keeps the answer, in case the connection breaks now.
 WITH put AS (
     UPDATE {task} AS t SET
         id = p.id, group_name = p.group_name, state = p.state, due_at = p.due_at, at = p.at,
@@ -187,17 +188,19 @@ kept AS (
 SELECT count(pg_notify('{channel}', said)) FROM unnest($33::text[]) AS said
 
 -- name: lease
--- Waiting and lost are each a range of an index of their own, already in order; oldest first over both, each topic up to
--- what it wants. LIMIT {most} is there for the planner: for a limit that it cannot see it assumes a tenth of all rows, and
--- then sorts the table. Rows are locked one by one as the outer limit asks for them, so no more than wanted.
--- $8 is for each topic where the scan begins, $9 whether it is for lost leases too, see `sql.leasing`; if so, it begins
--- at $10 for those, and at $11 for when the next lease ends, besides the next moments, up to $12 from now: see
--- `postgres.leasing`.
--- A lease is not waited for until it is on the disk: a crash of the server may take the newest, and the tasks wait again,
--- as if their holder had died. Tokens rise all the same, since they are no less than the clock.
--- `wake`: of topics with room left, the earliest of what is not yet due and of what was just leased; of those that want
--- none, the head. `ends`: so too, the earliest end of others' leases. `skipped`: another transaction has a due one of a topic
--- with room locked just now; or one was changed after this statement began and before it was locked, so that the version to be updated is one that it cannot see.
+-- Waiting and lost tasks (whose lease has expired) each have an index that is already in order. Takes the oldest of
+-- both, up to the number that each topic wants. LIMIT {most} serves the planner: for a limit that it cannot see it
+-- assumes a tenth of all rows, and then sorts the table. Rows are locked one by one as the outer limit fetches them, so
+-- no more than wanted.
+-- $8: where the scan of each topic begins. $9: whether it also searches for expired leases, see `sql.leasing`. That
+-- search begins at $10. The search for the next expiry covers the time from now to $12 later, and then begins at $11,
+-- see `postgres.leasing`.
+-- The commit of a lease does not wait for the disk. A crash of the server may lose the newest leases; their tasks then
+-- wait again, as if the holder had died. Tokens still rise, since they are never below the clock.
+-- `wake`: the earliest wake time or expiry of a new lease in topics that wanted more than they got; in topics that want
+-- none, the earliest wake time. `ends`: the earliest expiry of others' leases, in the same topics. `skipped`: another
+-- transaction has locked a due task in a topic that wanted more; or a task was changed after this statement began and
+-- before it was locked, so that this statement cannot see the version that it would have to update.
 WITH {clock}, {gate},
 want AS MATERIALIZED (
     SELECT topic, most, floor, bound, ending
@@ -284,8 +287,8 @@ SELECT clock.now, clock.micros, (SELECT min(wake) FROM heads) AS wake, (SELECT m
 FROM gate CROSS JOIN clock CROSS JOIN quick LEFT JOIN leased ON true
 
 -- name: lease_more
--- The same of one topic, of which the last lease got all that it wanted: the rest of what a lease finds out is left
--- out, which is a fifth of its time. The scan begins at $8.
+-- The same for one topic, in which the last lease got as many tasks as it wanted. It determines nothing else, which
+-- saves a fifth of the time. The scan begins at $8.
 WITH {clock}, {gate},
 taken AS MATERIALIZED (
     SELECT first.place FROM gate, clock, LATERAL (
@@ -311,13 +314,13 @@ kept AS (
 SELECT clock.now, clock.micros, leased.* FROM gate CROSS JOIN clock CROSS JOIN quick LEFT JOIN leased ON true
 
 -- name: leased_then
--- What a lease took whose answer was lost, as far as it is still held: it all ends at one time and has one token, or one
--- that is higher where a task's last was above the clock.
+-- The tasks of a lease whose answer was lost, as far as they are still held. All have the same expiry, and the same
+-- token, or a higher one if a task's previous token was above the clock.
 SELECT {record} FROM {task}
 WHERE topic = ANY ($1::text[]) AND state = 1 AND at = $2 AND token >= $3 AND holder = $4
 
 -- name: next_wake
--- A lease that wants nothing: two seeks per topic, and nothing is written. $5 .. $7 are $10 .. $12 of `lease`.
+-- A lease that wants no tasks: two seeks per topic, and no write. $5 .. $7 are $10 .. $12 of `lease`.
 WITH clock AS MATERIALIZED (
     SELECT micros / 1000 AS now, micros FROM (
         SELECT coalesce($1::bigint * 1000, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS micros
@@ -337,9 +340,9 @@ FROM clock, (
 ) AS heads
 
 -- name: writers
--- Which transactions have the table of tasks locked for writing, by now or later, see `postgres.leasing`. pg_locks may be
--- read by every user, and has also what is prepared. Each statement that writes takes such a lock before it reads the
--- clock.
+-- The transactions that have the table of tasks locked for writing at the time `now` or just after it, see
+-- `postgres.leasing`. Every user may read pg_locks, and it includes prepared transactions. Each writing statement takes
+-- such a lock before it reads the clock.
 SELECT (extract(epoch FROM statement_timestamp()) * 1000)::bigint AS now, ARRAY(
     SELECT DISTINCT virtualtransaction FROM pg_locks
     WHERE locktype = 'relation' AND relation = '{task}'::regclass AND mode IN ('RowShareLock', 'RowExclusiveLock')
@@ -347,8 +350,8 @@ SELECT (extract(epoch FROM statement_timestamp()) * 1000)::bigint AS now, ARRAY(
 ) AS writers
 
 -- name: extend_leases
--- Done twice it is the same as done once, so it has no gate. `+ 0` keeps the planner, here and below, from the index of
--- what is leased: by topic alone that seems to have next to nothing where there are no statistics, and has thousands.
+-- Idempotent, so it has no gate. Here and below, `+ 0` keeps the planner from using the index of leased tasks: without
+-- statistics it expects almost no entries per topic, where there are thousands.
 WITH {clock}
 UPDATE {task} AS t SET at = clock.now + $2
 FROM clock, unnest($3::text[], $4::text[], $5::bigint[]) AS l (topic, key, token)
@@ -356,8 +359,8 @@ WHERE t.topic = l.topic AND t.key = l.key AND t.token = l.token AND t.state + 0 
 RETURNING clock.micros, t.topic, t.key, t.token
 
 -- name: extend_leases_past
--- The same, passing over what others have locked: `held` is a lease that is ours, as far as can be seen. Two steps, for
--- an UPDATE waits for a lock; so it is for when there is one.
+-- The same, but skips tasks that others have locked; `held` marks those whose lease is still ours, as far as this
+-- statement can see. It takes two steps, since an UPDATE waits for locks; so it is used only if there is one.
 WITH {clock},
 asked AS MATERIALIZED (SELECT * FROM unnest($3::text[], $4::text[], $5::bigint[]) AS l (topic, key, token)),
 free AS MATERIALIZED (
@@ -378,8 +381,8 @@ WHERE (
 ) AND NOT EXISTS (SELECT FROM free WHERE free.topic = l.topic AND free.key = l.key)
 
 -- name: settle_done
--- Plain Done with nothing to remember: the condition is the token. `keys` is null where all were still ours. $4: the
--- topics, one alone where it is that of all.
+-- Plain Done without retention: the condition is the token. `keys` is null if all leases were still ours. $4: the
+-- topics; one element if all are equal.
 WITH {clock}, {gate},
 written AS (
     DELETE FROM {task} AS t USING gate, unnest($4::text[], $5::text[], $6::bigint[]) AS l (topic, key, token)
@@ -390,7 +393,7 @@ written AS (
 SELECT now, micros, tokens, topics, keys FROM gate, clock, answer
 
 -- name: settle_done_past
--- The same, passing over what others have locked, see `extend_leases_past`. `held`: the places of those.
+-- The same, but skips tasks that others have locked, see `extend_leases_past`. `held`: the places of the skipped ones.
 WITH {clock}, {gate},
 asked AS MATERIALIZED (
     SELECT coalesce(topic, ($4::text[])[1]) AS topic, key, token, place
@@ -422,7 +425,7 @@ INSERT INTO {caller} (name, number, seen)
 VALUES ($1, 0, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) ON CONFLICT DO NOTHING
 
 -- name: renew_caller
--- Another row instead of $1, which has been updated so often that its past is long, see `journaled_connection`.
+-- A new row in place of $1, which has been updated so often that it has many old versions, see `postgres.connection`.
 WITH gone AS (
     DELETE FROM {caller} WHERE ctid = ANY (ARRAY(SELECT ctid FROM {caller} WHERE name = $1 FOR UPDATE SKIP LOCKED))
 )
@@ -430,13 +433,13 @@ INSERT INTO {caller} (name, number, seen)
 VALUES ($2, 0, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) ON CONFLICT DO NOTHING
 
 -- name: forget_callers
--- Those that made no call for ten minutes: a call that is sent again comes within one.
+-- Deletes callers without a call for ten minutes: a call is only sent again within one minute.
 DELETE FROM {caller} WHERE seen < (extract(epoch FROM clock_timestamp()) * 1000)::bigint - 600000 AND name <> ALL ($1)
 
 -- name: keep_transaction
--- The last statement of a transaction that a handler had: it is still the one that was begun (and not another), and it writes
--- its number, which tells whether it was committed when the answer was lost.
--- From here on it is soon over: were our process gone, the server would end it in five seconds.
+-- The last statement of a handler's transaction. Checks that this is still the transaction that was begun, and writes
+-- the transaction's number, which shows after a lost answer whether it was committed.
+-- From now on the transaction must end soon: if our process vanishes, the server ends it after five seconds.
 INSERT INTO {caller} AS c (name, number, seen)
 SELECT $1, $2, (extract(epoch FROM clock_timestamp()) * 1000)::bigint
 WHERE current_setting('bide.transaction', true) = $2::bigint::text
@@ -445,19 +448,19 @@ ON CONFLICT (name) DO UPDATE SET number = excluded.number, seen = excluded.seen
 RETURNING number
 
 -- name: was_kept
--- Waits for the end of the transaction that wrote the row, or is about to.
+-- Waits for the end of the transaction that has written the row, or is about to write it.
 INSERT INTO {caller} AS c (name, number, seen)
 VALUES ($1, 0, (extract(epoch FROM clock_timestamp()) * 1000)::bigint)
 ON CONFLICT (name) DO UPDATE SET seen = excluded.seen
 RETURNING number
 
 -- name: raise_tokens
--- Where the caller's clock counts, which may leap: before the statement that goes by it, and waiting for one's turn.
+-- For the caller's clock, which may jump: runs before the statement that uses the clock, and waits for the lock.
 SELECT CASE WHEN (SELECT last_value FROM {token}) < $1 THEN setval('{token}', $1) END
 FROM (SELECT pg_advisory_xact_lock({lock})) AS locked
 
 -- name: purge
--- The scan begins at $3: before it lies what was purged before.
+-- The scan begins at $3; everything before that was purged earlier.
 WITH clock AS MATERIALIZED (
     SELECT coalesce($1::bigint, (extract(epoch FROM clock_timestamp()) * 1000)::bigint) AS now
 ),
@@ -481,7 +484,7 @@ SELECT {record} FROM {task} WHERE topic = $1 AND key > $2 ORDER BY key LIMIT $3
 SELECT {record} FROM {task} WHERE group_name = $1 AND topic = $2 AND key > $3 ORDER BY key LIMIT $4
 
 -- name: page_of_state
--- One state of one topic by its time, and by row among equal times, from after a place: one seek.
+-- The tasks of one topic in one state by time, and by row among equal times, after a position: one seek.
 SELECT {record} FROM {task}
 WHERE topic = $1 AND state = {state} AND (at, row) > ($2, $3) AND at < $4 ORDER BY at, row LIMIT $5
 
@@ -493,7 +496,7 @@ SELECT min(topic) FROM {task} WHERE topic > $1
 SELECT topic FROM {task} WHERE group_name = $1 AND topic > $2 ORDER BY topic LIMIT 1
 
 -- name: counts
--- Each state of each topic; counting stops at the limit, so that a tally costs the same at ten million.
+-- Counts by topic and state. Counting stops at the limit, so that a tally costs no more with ten million tasks.
 WITH RECURSIVE topics AS (
     (SELECT min(topic) AS topic FROM {task})
     UNION ALL
@@ -523,11 +526,11 @@ ON CONFLICT (holder) DO UPDATE SET topics = excluded.topics, until = excluded.un
 DELETE FROM {worker} WHERE holder = $1
 
 -- name: workers
--- As many rows as there are workers: no index is worth it.
+-- The table has one row per worker, so an index is not worthwhile.
 SELECT holder, topics, until FROM {worker}
 
 -- name: forget_workers
--- A worker that is just announcing is not waited for.
+-- Does not wait for a worker that is announcing itself.
 DELETE FROM {worker} WHERE ctid = ANY (
     ARRAY(SELECT ctid FROM {worker} WHERE holder = ANY ($1) AND until <= $2 FOR UPDATE SKIP LOCKED)
 )
@@ -540,7 +543,7 @@ SELECT * FROM unnest(
 )
 
 -- name: event_span
--- First and last line: a seek to each end of the table.
+-- The first and the last line: one seek to each end of the table.
 SELECT coalesce(min(line), 0), coalesce(max(line), 0) FROM {event}
 
 -- name: trim_events
@@ -557,8 +560,8 @@ WHERE topic = $1 AND key = $2 ORDER BY line DESC LIMIT $3
 SELECT (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
 
 -- name: identity
--- Which server and which database this is, by what every user may read, and whether our tables are there; then what goes
--- in and comes out again, to see that the driver leaves such values as they are.
+-- Identifies the server and the database, by facts that every user may read, and says whether our tables exist. Returns
+-- its parameters too, as a check that the driver does not alter such values.
 SELECT d.oid::bigint, (extract(epoch FROM pg_postmaster_start_time()) * 1000000)::bigint,
     to_regclass('{migration}') IS NOT NULL,
     $1::text[], $2::bigint[], $3::boolean[], $4::bytea[], $5::text, $6::bytea, $7::bigint
@@ -574,8 +577,8 @@ SELECT to_regclass('{migration}') IS NOT NULL
 SELECT number, checksum FROM {migration} ORDER BY number
 
 -- name: doctor
--- What `bide doctor` asks of the server; $1 is the name of the table of tasks. Without an age of the oldest transaction
--- this user may not see those of others.
+-- The facts for `bide doctor`; $1 is the name of the table of tasks. `age`, of the oldest transaction, is null if this
+-- user may not see the transactions of others.
 SELECT current_setting('server_version') AS version, current_setting('server_version_num')::integer AS number,
     current_setting('fsync') AS fsync, current_setting('synchronous_commit') AS commit,
     coalesce(n_live_tup, 0) AS live, coalesce(n_dead_tup, 0) AS dead,
@@ -586,8 +589,8 @@ SELECT current_setting('server_version') AS version, current_setting('server_ver
 FROM (VALUES (1)) AS one (one) LEFT JOIN pg_stat_user_tables ON relid = to_regclass($1::text)
 
 -- name: begin_verb
--- Settings during a verb in a transaction that is not ours: its plans, and how long it waits for a lock at most; the
--- caller may have said less.
+-- Settings during a verb in a transaction that is not ours: the kind of plans, and the maximum wait for a lock, unless
+-- the caller has set a shorter one.
 SELECT set_config('bide.plans', current_setting('plan_cache_mode'), true),
     set_config('bide.patience', current_setting('lock_timeout'), true);
 SET LOCAL plan_cache_mode = force_custom_plan;

@@ -1,4 +1,4 @@
-"""The tables in PostgreSQL, made in one transaction under an advisory lock; and what `doctor` checks."""
+"""The tables in PostgreSQL, created in one transaction under an advisory lock; and the checks of `doctor`."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ class PostgresSchema(SqlSchema):
 
     @asynccontextmanager
     async def _lock(self, connection: Any, address: Address) -> AsyncIterator[None]:
-        lock = Names(address.schema, "").lock - 1  # one for all prefixes, since the first of them makes the schema
+        lock = Names(address.schema, "").lock - 1  # one for all prefixes, which share the schema
         await connection.execute("SELECT pg_advisory_xact_lock($1)", lock)
         yield
 
@@ -47,15 +47,15 @@ SCHEMA = PostgresSchema(POSTGRES, Path(__file__).parent / "migrations", _BOOK)
 # --- doctor
 
 _DEAD = 500_000
-"""Dead rows from which on a lease is noticeably slower."""
+"""The number of dead rows above which leases are noticeably slower."""
 _LONG = 600
-"""Seconds of a transaction after which vacuum has been held back for too long."""
+"""The age of a transaction, in seconds, above which it has blocked vacuum for too long."""
 
 
 async def diagnose(
     connection: PostgresConnection, address: Address, subscription: Subscription, time: ServerTime
 ) -> list[Finding]:
-    """Ask one small query, and the subscription for an echo."""
+    """Run the checks: one small query, and an echo through the subscription."""
     works = await subscription.works()
 
     async def work(call: Call) -> list[Finding]:

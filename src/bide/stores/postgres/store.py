@@ -1,8 +1,9 @@
 """The PostgreSQL store: one row per task, in the same database as your own tables.
 
-**The cost**: scheduling, leasing and plain Done are one statement and one round trip per batch; what has to read
-a task first (moving, cancelling, a conflict, Retry) is one transaction of four. A process has up to nine connections,
-one for each kind of call and one that listens, opened when first used, and up to ten for transactions of handlers.
+**The cost**: scheduling, leasing and plain Done are one statement and one round trip per batch. A call that has to read
+a task first (moving, cancelling, a conflict, Retry) is one transaction of four round trips. A process has up to nine
+connections, one for each kind of call and one that listens, opened when first used, and up to ten for transactions of
+handlers.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from bide.stores.sql.store import Operations, Runtime, SqlStore
 
 
 class PostgresRuntime(Runtime):
-    """`cap`: how far ahead a wake is still notified of."""
+    """The state of an open PostgreSQL store. `cap`: how far ahead a wake may be for a notification to be sent."""
 
     dialect = POSTGRES
     reads = PostgresReads
@@ -50,7 +51,7 @@ class PostgresRuntime(Runtime):
         channel = Names(address.schema, address.prefix).channel
         self.notifications = Subscription(self, channel, patience=silence)
         self._raised: Millis = -1
-        """Where the caller's clock counts: up to when the counter of tokens is known to have been raised."""
+        """With the caller's clock: the time to which the counter of tokens is known to have been raised."""
 
     def _connection(self, name: str, **options: Any) -> PostgresConnection:
         return PostgresConnection(name, self.address, self._queries, **options)
@@ -94,12 +95,12 @@ class PostgresRuntime(Runtime):
 
 
 class PostgresStore(SqlStore):
-    """Tasks in PostgreSQL, at `url`; see `address` for what that may say. `bide migrate` makes the tables.
+    """Tasks in PostgreSQL, at `url` (see `postgres.connection` for its form). `bide migrate` creates the tables.
 
-    `clock`: by default the server's own, whatever this machine's says; "caller" goes by the `now` of each call, for
-    tests and for clocks that run faster. `patience`: seconds that a call goes on trying while the server is away.
-    `silence`: seconds that one statement may take. `cap`: how far ahead a wake is still notified of: the longest that
-    any worker sleeps.
+    `clock`: by default the server's clock, independent of this machine's; "caller" uses the `now` of each call, for
+    tests and for clocks that run faster. `patience`: seconds that a call keeps trying while the server is away.
+    `silence`: seconds that one statement may take. `cap`: how far ahead a wake may be for a notification to be sent;
+    the longest time that any worker sleeps.
     """
 
     _runtime = PostgresRuntime

@@ -1,12 +1,12 @@
-"""Notifications of earlier wakes: LISTEN and NOTIFY, as sparingly as they have to be used.
+"""Notifications of earlier wakes: a sparing use of LISTEN and NOTIFY.
 
-A NOTIFY takes a lock at commit that is one for the whole server, so that commits which notify go one by one, and a
-chatty table has stopped others' databases. So there is one message per batch, only for what wakes before the `cap` (a
-worker sleeps no longer anyway), and none just after a message of an earlier wake that is still well ahead.
+A NOTIFY takes a server-wide lock at commit, which serializes all commits that notify; a table with many notifications
+can stall other databases. So bide sends one message per batch, and only for wakes within the `cap` (no worker sleeps
+longer anyway). It sends none just after a message of an earlier wake that is still well ahead.
 
-A subscription can die silently: the connection half-open, or given to another client by a proxy in between. So it tests
-itself: every few seconds it is sent an echo on another connection, and one that does not receive it is replaced, and
-counted. While none works, workers poll.
+A subscription can fail silently: its connection is half open, or a proxy has given it to another client. So it tests
+itself: every few seconds it sends an echo on another connection. A connection that does not receive the echo is
+replaced, and counted. Without a working subscription, workers poll.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from bide.stores.sql.dialect import NotSent
 
 _log = logging.getLogger("bide.postgres")
 ECHO_EVERY = 4.0
-"""Seconds between echoes; one that does not come back within twice that means that it is deaf."""
+"""Seconds between echoes. If one does not arrive within twice that time, the connection counts as deaf."""
 _PAUSE = 0.2
 _LONGEST = 7_000
-"""Bytes of one message; PostgreSQL takes 8000."""
+"""The maximum size of a message, in bytes; PostgreSQL's own limit is 8000."""
 _AHEAD: Millis = 250
-"""A wake that was notified of counts as known while it is so far ahead: a commit may take that long."""
+"""A notified wake counts as known only while it is at least this far ahead: a commit may take that long."""
 _FRESH: Millis = 50
-"""And for so long: a worker that has polled since may know of none any more, if the task was cancelled."""
+"""A notified wake counts as known for this long: if its task was cancelled, a worker's next poll no longer sees it."""
 _REMEMBERED = 10_000
 
 _encode = msgspec.json.Encoder().encode
@@ -45,22 +45,22 @@ _decode = msgspec.json.Decoder(dict[str, int]).decode
 
 
 class WakeMessages:
-    """Decides which wakes of which topics are worth a message."""
+    """Decides which wakes are worth a message."""
 
     def __init__(self, cap: Millis) -> None:
         self._cap = cap
         self._known: dict[Topic, tuple[Millis, Millis]] = {}
-        """The wake that was last notified of, and when."""
+        """The last notified wake of each topic, and the time of that message."""
 
     def forget(self, topics: Iterable[Topic]) -> None:
-        """Forget these: their messages were not sent."""
+        """Forget the wakes of these topics, since their messages were not sent."""
         for topic in topics:
             self._known.pop(topic, None)
 
     def messages(self, wakes: Mapping[Topic, Millis], now: Millis, *, joined: bool = False) -> list[str]:
         """The messages for the earliest wakes of a batch.
 
-        `joined`: in a transaction that may come to nothing, or last: earlier messages count for nothing there.
+        `joined`: the transaction is not ours, and may be long or roll back. Earlier messages are then disregarded.
         """
         worth = {topic: wake for topic, wake in wakes.items() if wake <= now + self._cap}
         if joined:
@@ -86,11 +86,11 @@ def _written(wakes: Mapping[Topic, Millis]) -> list[str]:
 
 
 class Subscription:
-    """The connection that receives the notifications of other processes, open from the first listener on."""
+    """The connection that receives other processes' notifications; opened for the first listener."""
 
     def __init__(self, runtime: Any, channel: str, *, patience: float) -> None:
         self.replaced = 0
-        """How often the connection was found deaf or cut off, and replaced."""
+        """How often the connection was replaced, because it was deaf or broken."""
         self._runtime = runtime
         self._address = runtime.address
         self._channel = channel
@@ -114,7 +114,7 @@ class Subscription:
         return listener
 
     async def works(self) -> bool:
-        """Tell whether an echo comes back; a connection is made for it if there is none yet."""
+        """Tell whether an echo comes back; opens the connection if there is none yet."""
         if self._address.pooled:
             return False
         listener = await self.listen((), lambda topic, wake: None)
@@ -147,7 +147,7 @@ class Subscription:
         try:
             connection.add_termination_listener(lambda _: ended.set())
             await connection.add_listener(self._channel, self._take)
-            self._runtime.notified = True  # until an echo is due and does not come back
+            self._runtime.notified = True  # until an echo fails to come back
             self._subscribed.set()
             while not ended.is_set():
                 await self._echo()
@@ -159,13 +159,13 @@ class Subscription:
             connection.terminate()
 
     async def _echo(self) -> None:
-        """Send an echo on another connection, and receive it. Raises TimeoutError, StoreError."""
+        """Send an echo on another connection, and wait for it. Raises TimeoutError, StoreError."""
         self._echoed.clear()
 
         async def work(call: Call) -> None:
             await call.fetch("notify", self._runtime.name)
 
-        async with asyncio.timeout(2 * ECHO_EVERY):  # it may be busy for a moment
+        async with asyncio.timeout(2 * ECHO_EVERY):  # the other connection may be busy
             await self._runtime.connections["keep"].read(work)
             await self._echoed.wait()
 

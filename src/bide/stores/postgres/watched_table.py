@@ -1,7 +1,7 @@
 """A watched table in PostgreSQL.
 
-The connection that polls has the planner's settings of our own statements, and listens; those of the handlers have the
-database's settings, where ours hold only while the rows are taken.
+The polling connection uses our planner settings, and listens. The handlers' connections keep the database's settings;
+ours apply there only while the rows are taken.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from bide.stores.sql.server_table import ECHO, SILENCE, SOON, ServerTable, Table
 from bide.stores.sql.watched_table import Give, Plan, Rows, TableTimes
 
 _ALIVE = {"tcp_keepalives_idle": "30", "tcp_keepalives_interval": "5", "tcp_keepalives_count": "3"}
-"""A machine that has vanished holds its rows for three quarters of a minute."""
+"""The rows of a vanished machine are released after three quarters of a minute."""
 
 
 class PostgresTableConnections(TableConnections):
@@ -35,7 +35,7 @@ class PostgresTableConnections(TableConnections):
     def __init__(self, address: Address, source: TableSource, most: int) -> None:
         super().__init__(address, source, most)
         self.listeners: set[Callable[[], None]] = set()
-        """Called at each notification, and when the connection that listens ends."""
+        """Called at each notification, and when the listening connection ends."""
         self._channel = None if address.pooled else source.channel
         self._listening: asyncio.Task[None] | None = None
 
@@ -62,7 +62,7 @@ class PostgresTableConnections(TableConnections):
             notify()
 
     async def _listen_on(self) -> None:
-        """Ask for a sign of life now and then: when the connection ends `_notify` is called, and it is made anew."""
+        """Test the connection regularly. When it ends `_notify` is called, and the next poll opens a new one."""
         while True:
             await asyncio.sleep(ECHO)
             async with self.turn:
@@ -82,7 +82,7 @@ class PostgresTimes(TableTimes):
     def __init__(self, source: TableSource, kind: str) -> None:
         super().__init__(source, kind)
         self.shown = '"' + source.due.replace('"', '""') + '"'
-        """The column, as the driver can read it: its years end at 9999, and begin at 1."""
+        """The column, limited to the years that the driver can read: 1 to 9999."""
         if kind in (self.zoned, self.naive):
             self.shown = f"least(greatest({self.shown}, '0001-01-03'), '9999-12-29')"
 
@@ -100,7 +100,7 @@ class PostgresTimes(TableTimes):
 
 
 class PostgresTable(ServerTable):
-    """See `ports.Table`. `using` joins a transaction on the app's store, where that is in the same database."""
+    """See `ports.Table`. `using` joins a transaction to the app's store, if that is in the same database."""
 
     _kind = PostgresTableConnections
     _times_of = PostgresTimes
@@ -141,7 +141,7 @@ class PostgresTable(ServerTable):
         rows = [(identity,) for identity in ids] if len(kinds) == 1 else ids
         columns = ([row[place] for row in rows] for place in range(len(kinds)))
         arrays = (give(column, f"{kind}[]") for column, kind in zip(columns, kinds, strict=True))
-        # as a subquery it is hashed once, however many rows rest
+        # a subquery is hashed once, however many rows it names
         return f"{self._id} {'NOT ' if out else ''}IN (SELECT * FROM unnest({', '.join(arrays)}))"
 
     async def _ask(self, connection: Any, text: str, values: Sequence[Any] = ()) -> Rows:

@@ -1,1 +1,1 @@
-"""The body of the stores in PostgreSQL and MySQL; each of the two is a dialect on it."""
+"""The code that the PostgreSQL and MySQL stores share; each of the two adds its dialect."""

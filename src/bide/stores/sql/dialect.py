@@ -1,6 +1,6 @@
 """The traits of one kind of server: its connections, and the meaning of its errors.
 
-Errors are told apart by what is to be done about them; a StoreError means that it will not be done, and says why.
+Each class of error stands for one reaction. A StoreError means that the call is given up, and says why.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from bide.core.errors import BideError, StoreError, StoreFull, StoreUnavailable
 
 
 class Connection(Protocol):
-    """A connection to the server, as those parts use it that are the same for all kinds."""
+    """A connection to the server: the interface for the code that all kinds of servers share."""
 
     driver: Any
     """The driver's own connection."""
     name: str
-    """Of its row among the callers, while handlers' transactions are on it."""
+    """The name of its caller row, if it carries handlers' transactions."""
     number: int
-    """The handlers' transactions on it so far."""
+    """The number of handlers' transactions on it so far."""
 
     @property
     def usable(self) -> bool:
@@ -28,37 +28,37 @@ class Connection(Protocol):
         ...
 
     async def ask(self, statement: str, /) -> Any:
-        """Carry out a statement without arguments."""
+        """Execute a statement without arguments."""
         ...
 
     async def rollback(self) -> None:
-        """Undo what is not committed, if anything is."""
+        """Roll back the open transaction, if there is one."""
         ...
 
     async def reset(self) -> None:
-        """Take back what a handler has set, locked or made in its session. One round trip."""
+        """Clear the settings, locks and temporary objects that a handler left in the session. One round trip."""
         ...
 
     def drop(self) -> None:
-        """Close it at once: the server undoes what is open."""
+        """Close it at once; the server rolls back any open transaction."""
 
     async def end(self, *, within: float) -> None:
-        """Close it in order, as far as that is possible."""
+        """Close it cleanly, if possible."""
 
 
 class Dialect(NamedTuple):
-    """The way to a kind of server, and the meaning of its errors."""
+    """The functions that connect to one kind of server and interpret its errors."""
 
     log: logging.Logger
     address_of: Callable[[str], Any]
     connect: Callable[..., Awaitable[Any]]
-    """Makes a Connection to an address, `within` seconds."""
+    """Opens a Connection to an address, `within` seconds."""
     meaning: Callable[..., Exception]
-    """Give the exception to raise, or to act on, for an error of a statement."""
+    """Returns the exception to raise, or to act on, for a statement's error."""
     said: Callable[[BaseException], str]
     """The text of an error, or its type if it has none."""
     away: tuple[type[Exception], ...]
-    """The driver's errors, of the server as of the way to it."""
+    """The driver's errors, whether from the server or from the connection."""
     names: Callable[[str, str], Any]
     """The names of the tables in a schema, with a prefix."""
 
@@ -67,7 +67,7 @@ Code = TypeVar("Code")
 
 
 class NotSent(Exception):
-    """No connection, or none to a server that may be written to: the call is safe to send again."""
+    """No connection to a server that accepts the call: it is safe to send again."""
 
 
 class Lost(Exception):
@@ -75,31 +75,31 @@ class Lost(Exception):
 
 
 class TransactionConflict(Exception):
-    """Refused and undone, for what others did meanwhile: the same batch is tried again."""
+    """Refused and rolled back because of a concurrent transaction: the same batch is tried again."""
 
 
 class LockTimeout(TransactionConflict):
-    """Refused and undone: others kept a row locked for longer than we wait. The batch may go on without that row."""
+    """Rolled back: another transaction kept a row locked longer than we wait. The batch may go on without that row."""
 
 
 class AlreadyApplied(Exception):
-    """The gate is shut: this call was done before, or its caller has no row yet."""
+    """Stopped at the gate: this call was done before, or its caller has no row yet."""
 
 
 class KeyTaken(Exception):
-    """Refused and undone: a key that was to be new is there."""
+    """Refused and rolled back: a key that should be new exists already."""
 
 
 class RowsMissing(Exception):
-    """Refused and undone: not all rows were as the call expects them."""
+    """Refused and rolled back: not all rows were as the call expects."""
 
 
 OURS = (BideError, NotSent, Lost, TransactionConflict, AlreadyApplied, KeyTaken, RowsMissing)
-"""Errors that mean what they are."""
+"""Errors that need no interpretation."""
 
 
 class Meanings(Generic[Code]):
-    """The meanings of a server's error codes. A code that is not known is a StoreUnavailable."""
+    """The meanings of a server's error codes. An unknown code means StoreUnavailable."""
 
     def __init__(
         self,
@@ -108,7 +108,7 @@ class Meanings(Generic[Code]):
         full: Collection[Code],
         refusals: Sequence[tuple[type[StoreError], Collection[Code], str]],
     ) -> None:
-        """`full`: no space is left. `refusals`: for each error its codes, and what to do about it."""
+        """`full`: codes for a lack of space. `refusals`: each error with its codes and advice for the user."""
         self._kinds: dict[Code, type[Exception]] = {code: kind for kind, codes in kinds.items() for code in codes}
         self._full = full
         self._refusals: dict[Code, tuple[type[StoreError], str]] = {
@@ -116,7 +116,7 @@ class Meanings(Generic[Code]):
         }
 
     def meaning(self, code: Code, text: str, *, adding: bool = False) -> Exception:
-        """The error to raise, or to act on. `adding`: new tasks need space, and are refused for the want of it."""
+        """The error to raise, or to act on. `adding`: the call adds tasks, so a lack of space means StoreFull."""
         if code in self._kinds:
             return self._kinds[code](text)
         if code in self._full:
@@ -128,5 +128,5 @@ class Meanings(Generic[Code]):
 
 
 def plain(found: Exception) -> BideError:
-    """The error for a caller outside of a call, which is not sent again: one of bide's own."""
+    """The bide error to raise for `found` outside of a numbered call, where nothing is sent again."""
     return found if isinstance(found, BideError) else StoreUnavailable(str(found))

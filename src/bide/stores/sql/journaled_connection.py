@@ -1,14 +1,15 @@
 """One connection for one kind of call, on which each call is done once, however often it is sent.
 
-Each kind (scheduling, leasing, settling, extending, reading) has a connection of its own, so that settling does not
-wait for the commit of a schedule. It is made when it is first used, and again when it broke.
+Each kind (scheduling, leasing, settling, extending, reading) has its own connection, so that settling does not wait
+for the commit of a schedule. The connection is opened when it is first used, and reopened after it breaks.
 
-A writing call carries the caller's name and a number that only rises; both are written, with the answer, into the
-caller's row, in the same transaction as the work (`gate` in `queries.sql`). So when an answer was lost the call is sent
-again (see `resending`): if it was done, the gate is shut and the answer is read back, else it is done now.
+A writing call carries the caller's name and a number that only rises. The transaction that does the work also writes
+the number and the answer into the caller's row (`gate` in `queries.sql`). So a call whose answer was lost is sent
+again (see `resending`): if it was done before, the gate stops it and the answer is read back; otherwise it is done
+now.
 
-An open transaction of the application's that has changed a task keeps its row locked for as long as it lasts. Batches
-pass over such rows, and `LockedRows` tries those tasks again in the background, so that only their own callers wait.
+An open transaction of the application that has changed a task keeps that row locked until it ends. Batches skip such
+rows, and `LockedRows` retries those tasks in the background, so that only their own callers wait.
 """
 
 from __future__ import annotations
@@ -39,9 +40,9 @@ from bide.stores.sql.dialect import (
 
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.02, 0.2
 Ask = Callable[[Any, Sequence[Any]], Awaitable[list[Any]]]
-"""A call on a connection of the store, with a part of a batch."""
+"""Makes a call about a part of a batch, on a connection of the store."""
 TriesAgain = Callable[[Sequence[Any], Ask], Awaitable[list[Any]]]
-"""Makes the call about tasks that were locked: RowLocked in the place of each that still is."""
+"""Repeats the call for tasks that were locked; answers RowLocked for each that still is."""
 
 
 class RowLocked(StoreUnavailable):
@@ -49,17 +50,17 @@ class RowLocked(StoreUnavailable):
 
 
 class LockedRows:
-    """Tries calls about locked tasks again, until the lock is let go or patience is over. Belongs to one event loop."""
+    """Retries calls about locked tasks until the lock is released or patience is over. Belongs to one event loop."""
 
     def __init__(self, try_again: TriesAgain, where: str) -> None:
         self.names: Counter[tuple[Topic, str]] = Counter()
-        """The tasks that are tried again, and how many calls about each."""
+        """The tasks being retried, each with the number of its pending calls."""
         self._try_again = try_again
         self._where = where
         self._waiting: set[asyncio.Task[None]] = set()
 
     def answers(self, asked: Sequence[Any], answers: list[Any], ask: Ask, *, patience: float) -> list[Any]:
-        """`answers` with a Pending in the place of each that says RowLocked; `ask` is what is tried again."""
+        """`answers` with a Pending in the place of each RowLocked; `ask` makes the call again."""
         if is_among(RowLocked, answers):
             places = [place for place, answer in enumerate(answers) if type(answer) is RowLocked]
             loop = asyncio.get_running_loop()
@@ -115,7 +116,7 @@ class LockedRows:
 
 
 def is_among(kind: type, answers: Sequence[Any]) -> bool:
-    """Tell whether one of many answers is of this kind. They are mostly of one, so each kind is checked once."""
+    """Tell whether any answer is of this kind. Answers have few types, so each type is checked only once."""
     return any(issubclass(one, kind) for one in set(map(type, answers)))
 
 
@@ -125,19 +126,19 @@ T = TypeVar("T")
 Work = Callable[[Any], Awaitable[T]]
 """The work of a call."""
 OnLocked = Literal["wait", "report", "pass", "pass at once"]
-"""How a call treats rows that others have locked for longer than our connections wait: it is sent again until patience
-is over; it raises RowLocked; or its work is done again with `call.past` set, which passes over them ("pass at once":
-from the first, since there are known to be some)."""
+"""The treatment of rows that stay locked for longer than our connections wait: send the call again until patience is
+over; raise RowLocked; or repeat the work with `call.past` set, which skips them ("pass at once": skip from the
+beginning, since some are known to be locked)."""
 Repeated = Callable[[Any, Any], Awaitable[T]]
-"""Makes the answer of a call that was done before, from its row and another call."""
+"""Makes the answer of a call that was done before, from the caller's row and further queries."""
 
 
 class Runs(Protocol):
-    """Carries out calls: a connection of the store's, or a caller's transaction that they take part in."""
+    """Runs calls: a connection of the store, or a caller's transaction that the calls join."""
 
     @property
     def passes(self) -> bool:
-        """True if it waits for no lock: a call that may pass over locked rows does so from the first."""
+        """True if it waits for no lock: a call that may skip locked rows does so from the beginning."""
 
     async def run(
         self, work: Work[T], repeated: Repeated[T], *, locked: OnLocked = "wait", adding: bool = False
@@ -150,39 +151,39 @@ class NumberedCall(ABC):
     __slots__ = ("_limit", "_of", "connection", "may_be_done", "number", "past", "queries", "sent")
 
     def __init__(self, of: Any, connection: Any, queries: Any, limit: asyncio.Timeout | None = None) -> None:
-        """`of`: the JournaledConnection. `limit`: when its answer is taken for lost."""
+        """`of`: the JournaledConnection. `limit`: after this the answer counts as lost."""
         self._of = of
         self._limit = limit
         self.connection = connection
         self.number: int = of.number
         self.queries = queries
         self.may_be_done = False
-        """True if an earlier sending may be done, or under way."""
+        """True if an earlier sending may have been done, or may still be under way."""
         self.past = False
-        """True if it passes over rows that others have locked."""
+        """True if it skips rows that other transactions have locked."""
         self.sent = False
-        """True once a statement was sent that may be done although no answer came: of a transaction only its end."""
+        """True once a statement was sent that may take effect without an answer; in a transaction only its commit."""
 
     @property
     def caller(self) -> str:
-        """The name of the row that its number is written to."""
+        """The name of the row that stores its number."""
         name: str = self._of.name
         return name
 
     def allow(self, seconds: float) -> None:
-        """Let it take so long from now on, if that is longer than what it may take anyway."""
+        """Let the call take up to `seconds` from now, if that is later than its present limit."""
         limit = self._limit
         if limit is not None:
             ends = asyncio.get_running_loop().time() + seconds
             limit.reschedule(max(ends, limit.when() or ends))
 
     def undone(self) -> None:
-        """Note that nothing of it was done, and no transaction is open."""
+        """Note that the call had no effect, and that no transaction is open."""
         self.sent = False
 
     @abstractmethod
     async def ask(self, query: str, **values: Any) -> Any:
-        """The rows of a named query. The values are in the order in which the query has them."""
+        """The rows of a named query. The values must be in the order of the query's parameters."""
 
     @abstractmethod
     async def introduce(self) -> None:
@@ -193,7 +194,7 @@ C = TypeVar("C", bound=NumberedCall)
 
 
 class JournaledConnection(ABC, Generic[C]):
-    """The connection, whose turn it is, and the number of the last call. Belongs to one event loop."""
+    """A connection, the lock that serializes its calls, and the last call's number. Belongs to one event loop."""
 
     def __init__(
         self,
@@ -206,16 +207,16 @@ class JournaledConnection(ABC, Generic[C]):
         time: ServerTime | None = None,
         passes: bool = False,
     ) -> None:
-        """`time`: learns the server's time from answers; None where the caller's clock counts. `passes`: see Runs."""
+        """`time`: learns the server's time from answers; None: the caller's clock is used. `passes`: see Runs."""
         self.name = name
-        """The present name of its row."""
+        """The current name of its row."""
         self.number = 0
-        """Of the last call."""
+        """The number of the last call."""
         self.time = time
         self.passes = passes
         self.patience = patience
         self.resent = 0
-        """Calls that had to be sent more than once."""
+        """How often a call was sent again."""
         self._address = address
         self._dialect = dialect
         self._silence = silence
@@ -225,13 +226,13 @@ class JournaledConnection(ABC, Generic[C]):
         self._closed = False
 
     async def read(self, work: Work[T]) -> T:
-        """`work` that only reads, or leaves nothing that others see. Raises StoreUnavailable: no answer."""
+        """Run `work` that only reads, or has no lasting effect. Raises StoreUnavailable: no answer."""
         return await self.run(work, None, writes=False)
 
     async def repeat(self, work: Work[T], *, locked: OnLocked = "wait") -> T:
-        """`work` that writes, or reads what is to be true of the primary, and may be done twice without harm.
+        """Run `work` that may be done twice without harm, and writes or has to read from the primary.
 
-        Else as `run`.
+        Otherwise like `run`.
         """
         return await self.run(work, None, locked=locked)
 
@@ -244,13 +245,13 @@ class JournaledConnection(ABC, Generic[C]):
         adding: bool = False,
         writes: bool = True,
     ) -> T:
-        """`work`, sent until its outcome is known, or patience is over.
+        """Send `work` until its outcome is known, or patience is over.
 
-        It is done once: if an earlier sending has done it, whose answer was lost, `repeated` makes its answer. None: it
-        may be done twice.
+        It is done once: if an earlier sending did it and its answer was lost, `repeated` makes the answer. `repeated`
+        None: the work may be done twice.
 
-        Raises what the dialect says an error means (KeyTaken and RowsMissing are left to the caller); RowLocked, see
-        OnLocked; StoreUnavailable: not done; OutcomeUnknown.
+        Raises the dialect's meaning of an error (the caller handles KeyTaken and RowsMissing); RowLocked, see OnLocked;
+        StoreUnavailable: not done; OutcomeUnknown.
         """
         async with self._turn:
             self.number += repeated is not None
@@ -265,7 +266,7 @@ class JournaledConnection(ABC, Generic[C]):
                         call.may_be_done, call.past = resending is not None and resending.may_be_done, past
                         if repeated is not None:
                             return await self._once(call, work, repeated, adding=adding)
-                        call.sent = True  # which of its statements commits is not known here
+                        call.sent = True  # any of its statements may commit
                         return await work(call)
                 except Exception as error:
                     resending = resending or Resending(self.patience, since=began)
@@ -274,10 +275,10 @@ class JournaledConnection(ABC, Generic[C]):
                         resending.may_be_done = call.may_be_done or (isinstance(why, Lost) and call.sent)
                     if isinstance(why, Lost | NotSent):
                         self._drop()
-                    else:  # refused: whatever was in front of the refusal is undone
+                    else:  # refused: roll back the statements before it
                         await self._undo()
                         if isinstance(why, LockTimeout) and locked == "pass" and not past:
-                            past = True  # with the same number, since nothing was done
+                            past = True  # keep the number, since nothing was done
                             continue
                         if isinstance(why, LockTimeout) and locked != "wait" and not resending.may_be_done:
                             raise RowLocked(str(why)) from error
@@ -287,14 +288,14 @@ class JournaledConnection(ABC, Generic[C]):
                                 raise
                             raise why from error
                 except BaseException:
-                    self._drop()  # the statement may be under way still, and a transaction open
+                    self._drop()  # a statement may still be running, and a transaction open
                     raise
                 await resending.pause(str(why))
                 self.resent += 1
                 self._dialect.log.debug("%s is sent again: %s", self.name, why)
 
     async def _once(self, call: C, work: Work[T], repeated: Repeated[T], *, adding: bool) -> T:
-        """`work`, unless an earlier sending has done it: then `repeated` makes its answer."""
+        """Do `work`, unless an earlier sending has done it: then `repeated` makes its answer."""
         while True:
             if (row := await self._prepare(call)) is not None:
                 return await repeated(row, call)
@@ -311,13 +312,13 @@ class JournaledConnection(ABC, Generic[C]):
                     return await repeated(row, call)
                 if not isinstance(found, AlreadyApplied):
                     raise
-            if call.may_be_done and self._introduced:  # it made no call for ten minutes, and its row was forgotten
+            if call.may_be_done and self._introduced:  # idle for ten minutes, so the caller's row was deleted
                 raise OutcomeUnknown(f"{self._address.shown}: what became of a call is no longer known")
-            call.may_be_done = False  # to a caller without a row the gate is shut
+            call.may_be_done = False  # the gate stops every call of a caller without a row
             await self._introduce(call)
 
     async def _find_repeated(self, call: C) -> Any:
-        """The row of this call, if it was done before; a first sending that is under way is waited for."""
+        """The caller's row, if this call was done before. Waits for an earlier sending that is still under way."""
         rows = await call.ask("repeated", me=self.name)
         if not rows or rows[0][0] < call.number:
             return None
@@ -326,7 +327,7 @@ class JournaledConnection(ABC, Generic[C]):
         return self._kept(rows[0])
 
     async def _introduce(self, call: C) -> None:
-        """Make the caller's row, which is not there yet."""
+        """Make the caller's row, which does not exist yet."""
         self._introduced = True
         try:
             await call.introduce()
@@ -342,7 +343,7 @@ class JournaledConnection(ABC, Generic[C]):
         return self._connection
 
     async def _undo(self) -> None:
-        """Leave the transaction, if one is open."""
+        """Roll back the transaction, if one is open."""
         connection = self._connection
         if connection is not None and connection.usable:
             try:
@@ -360,7 +361,7 @@ class JournaledConnection(ABC, Generic[C]):
             connection.drop()
 
     async def close(self) -> None:
-        """Close it, once the call that is under way has ended."""
+        """Close the connection, once the call that is under way has ended."""
         async with self._turn:
             self._closed = True
             connection, self._connection = self._connection, None
@@ -373,7 +374,7 @@ class JournaledConnection(ABC, Generic[C]):
         return self._dialect.meaning(error, self._address.shown, adding=adding)
 
     def _fit(self, connection: Any) -> bool:
-        """Tell whether the connection will do for another call."""
+        """Tell whether the connection can be used for another call."""
         return bool(connection.usable)
 
     @abstractmethod
@@ -382,8 +383,8 @@ class JournaledConnection(ABC, Generic[C]):
     def _call(self, connection: Any, limit: asyncio.Timeout) -> C: ...
     @abstractmethod
     async def _prepare(self, call: C) -> Any:
-        """Do what comes before the work of a numbered call; return the call's row if it is found to be done already."""
+        """Prepare a numbered call; return the caller's row if the call turns out to be done already."""
 
     def _kept(self, row: Any) -> Any:
-        """Read the caller's row of a call that was done before; its first column is the call's number."""
+        """Decode the caller's row of a call that was done before; its first column is the call's number."""
         return row

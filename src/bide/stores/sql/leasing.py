@@ -1,15 +1,17 @@
 """Leasing on a SQL server: where in the index each scan for due tasks begins.
 
 A lease, settlement or move leaves a dead entry in the index, at its old time, until vacuum removes it. So a scan from
-the start of the index would step over everything done since the last vacuum, and while a transaction somewhere holds an
-old snapshot, over everything done since that began. Three kinds of scan keep the cost of a lease flat:
+the start of the index would visit everything done since the last vacuum; while an old transaction blocks vacuum, it
+would visit everything done since that transaction began. Three kinds of scan keep the cost of a lease flat:
 
-    ordinary    begins where the scan before it left off: nothing new can appear far back, since whatever begins to wait
-                wakes no earlier than when it is written
-    thorough    once a second, for lost leases too: finds a task whose transaction was open for long, or that was locked
-                and let go. It also reads when the next lease of another worker ends; the scan after that is thorough
-    full        from the very start. Each thorough scan is one while that is cheap; else full scans run in the
-                background, and thorough scans begin at a bound, of which each server has its own kind
+    ordinary    begins where the previous scan stopped. Nothing new can appear far behind that, since no task wakes
+                before the time at which it is written
+    thorough    once a second; also searches for expired leases. Finds a task whose transaction was open for long, and
+                one that was locked and then released. It also reads when the next lease of another worker expires; the
+                first scan after that time is thorough
+    full        begins at the very start of the index. While full scans are cheap, every thorough scan is full.
+                Otherwise full scans run in the background, and thorough scans begin at a bound that each kind of
+                server computes in its own way
 """
 
 from __future__ import annotations
@@ -27,25 +29,25 @@ from bide.core.records import Leased, Topic
 from bide.stores.sql.journaled_connection import JournaledConnection
 
 THOROUGH_EVERY = 0.9
-"""Seconds between thorough scans, so that a worker which sleeps at most a second makes one whenever it wakes."""
+"""Seconds between thorough scans: a worker that sleeps for at most a second makes one at each wake-up."""
 SLACK: Millis = 1_000
-"""How long a transaction may be open, so that its tasks are not yet too far back when they appear."""
+"""How long a transaction may stay open so that an ordinary scan still finds its tasks."""
 
 
 class ScanPositions:
-    """The beginning of the next ordinary scan of each topic, and the time of the last thorough one."""
+    """The start of each topic's next ordinary scan, and the time of its last thorough one."""
 
     __slots__ = ("_began", "_ends", "_noted", "_plenty", "_positions", "_scanned_at", "_slack", "_used")
 
     def __init__(self, *, used: bool, slack: Millis = SLACK) -> None:
-        """`used` false: every scan is thorough, for a clock that is the caller's and may leap.
+        """`used` false: every scan is thorough, because the caller's clock may jump.
 
-        `slack`: how far before now a scan begins at least. Every scan steps over what has died there.
+        `slack`: the minimum distance of a scan's start before now. Every scan visits the dead entries in it.
         """
         self._used = used
         self._slack = slack
         self._noted: dict[Topic, Millis] = {}
-        """The wakes noted since the last scan began, which may not have seen them."""
+        """The wakes noted since the last scan began; that scan may have missed them."""
         self._positions: dict[Topic, Millis] = {}
         self._began = 0.0
         self._scanned_at: dict[Topic, float] = {}
@@ -53,7 +55,7 @@ class ScanPositions:
         self._plenty: set[Topic] = set()
 
     def begin(self, topics: Collection[Topic], about: Millis) -> tuple[list[Millis], bool]:
-        """Begin a scan: its positions by topic, and whether it is thorough. `about`: the server's time, roughly."""
+        """Begin a scan: return its start in each topic, and whether it is thorough. `about`: the approximate time."""
         self._began = time.monotonic()
         self._noted.clear()
         ended = self._ends is not None and self._ends <= about
@@ -63,18 +65,18 @@ class ScanPositions:
         return [self.position(topic) for topic in topics], False
 
     def position(self, topic: Topic) -> Millis:
-        """The beginning of an ordinary scan; 0 for a topic that was never emptied."""
+        """The start of an ordinary scan; 0 for a topic that was never emptied."""
         return self._positions.get(topic, 0)
 
     def scanned(self, topics: Collection[Topic], ends: Millis | None) -> None:
-        """Note that a thorough scan has come to its end, and when the next lease ends that it has seen."""
+        """Note that a thorough scan was completed, and when the next lease that it saw expires."""
         self._scanned_at.update(dict.fromkeys(topics, self._began))
         self._ends = ends
 
     def sleep(self, wake: Millis | None, now: Millis, *, thorough: bool) -> Millis | None:
-        """The time to scan again, if `wake` is the earliest that waits: not after the next lease ends.
+        """The time of the next scan: `wake`, the earliest wake time, or the next expiry of a lease if that is earlier.
 
-        An ordinary scan has not seen when leases end, so after one no worker sleeps past the next thorough scan.
+        An ordinary scan does not see when leases expire, so after one no worker sleeps past the next thorough scan.
         """
         wakes = [at for at in (wake, self._ends) if at is not None]
         if not thorough:
@@ -82,27 +84,27 @@ class ScanPositions:
         return min(wakes, default=None)
 
     def emptied(self, topics: Collection[Topic], now: Millis) -> None:
-        """Note that nothing due was left of these."""
+        """Note that the scan left nothing due in these topics."""
         for topic in topics:
             self._positions[topic] = min(now - self._slack, self._noted.get(topic, now))
             self._plenty.discard(topic)
 
     def plenty(self, topic: Topic) -> bool:
-        """True if more of it was due than the last scan has taken, as far as is known."""
+        """True if more tasks of the topic were due than the last scan took, as far as is known."""
         return topic in self._plenty
 
     def ran_short(self, topic: Topic) -> None:
-        """Note that there was less of it than was wanted, for a reason that was not asked for."""
+        """Note that a scan found fewer tasks of the topic than wanted, for a reason that it did not determine."""
         self._plenty.discard(topic)
 
     def reached(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Note that more of these may be due; the last that was taken woke then."""
+        """Note that more tasks of these topics may be due, and the wake time of the last task taken."""
         for topic, wake in wakes.items():
             self._positions[topic] = min(wake, self._noted.get(topic, wake))
         self._plenty.update(wakes)
 
     def note_wakes(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Note tasks that were committed, and wake then."""
+        """Note the wake times of newly committed tasks."""
         for topic, wake in wakes.items():
             self._noted[topic] = min(wake, self._noted.get(topic, wake))
             position = self._positions.get(topic)
@@ -113,17 +115,17 @@ class ScanPositions:
 # --- bounds of thorough scans
 
 SHARE = 20
-"""An expensive full scan is followed by no other for this many times as long as it took."""
+"""After an expensive full scan, the next one waits for this multiple of its duration."""
 LONGEST = 600.0
-"""Seconds that a full scan may take at most."""
+"""The maximum duration of a full scan, in seconds."""
 
 
 class ScanBounds:
-    """The bounds at which thorough scans begin while full ones are expensive. Belongs to the connection that leases.
+    """The bounds at which thorough scans begin while full scans are expensive. Belongs to the leasing connection.
 
-    A crash of the server may undo the newest commits, and put tasks back at their old place; so with a new connection
-    nothing is known, and the first scan is full. One that does not end in the time that a call may take may take twice
-    as long the next time: a worker that starts under an old snapshot starts late.
+    A crash of the server may lose the newest commits, which puts tasks back at their old positions. So a new connection
+    starts without bounds, and its first scan is full. A full scan that exceeds the time limit of a call may take twice
+    as long the next time. So a worker that starts while an old transaction blocks vacuum starts late.
     """
 
     __slots__ = ("_background", "_bounds", "_clock", "_connection", "_full_at", "_used", "patience")
@@ -131,30 +133,30 @@ class ScanBounds:
     def __init__(
         self, *, used: bool, background: Callable[[Any], bool], clock: Callable[[], float] = time.monotonic
     ) -> None:
-        """`used` false: each is a full scan, where the clock may leap, or a crash may be hidden from us.
+        """`used` false: every thorough scan is full, because the clock may jump or a crash may go unnoticed.
 
-        `background` begins a full scan, and says whether it could.
+        `background` begins a full scan, and returns false if it could not.
         """
         self._used = used
         self._background = background
         self._clock = clock
         self._connection: object = None
         self._full_at: float | None = None
-        """From when on the next full scan may be made in the background; None: nothing is known, the next is one."""
+        """The earliest time of the next background full scan; None: nothing is known, so the next scan is full."""
         self._bounds: dict[Topic, Millis] = {}
-        """Where to begin, for what waits."""
+        """The start of a scan for waiting tasks."""
         self.patience = 0.0
         """Seconds that a full scan may take, if that is more than a call may."""
 
     def on_connection(self, connection: object) -> None:
-        """Note which connection scans."""
+        """Note the connection that scans; forget the bounds if it is a new one."""
         if connection is not self._connection:
             self._connection = connection
             self._forget()
 
     @contextmanager
     def timed(self, *, full: bool) -> Iterator[Callable[[], float]]:
-        """Time a scan: how many seconds it has taken so far. If a full one fails, the next may take longer."""
+        """Time a scan; yield a function that returns the seconds so far. After a failed full one, allow more time."""
         began = self._clock()
         try:
             yield lambda: self._clock() - began
@@ -164,13 +166,13 @@ class ScanBounds:
             raise
 
     def note_wakes(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Note tasks that were committed, and wake then."""
+        """Note the wake times of newly committed tasks."""
         for topic, wake in wakes.items():
             if wake < self._bounds.get(topic, 0):
                 self._bounds[topic] = wake
 
     def _wait(self, took: float) -> None:
-        """Note when the next full scan may be made, after one that took so long."""
+        """Set the earliest time of the next full scan, after one that took `took` seconds."""
         self._full_at = self._clock() + took * SHARE
 
     def _forget(self) -> None:
@@ -181,15 +183,15 @@ class ScanBounds:
 # --- leasing
 
 LATER: Millis = 20
-"""When to scan again for what stays locked for longer, as an open transaction of the application's may keep it."""
+"""The delay before the next scan for tasks that stay locked, such as by an open transaction of the application."""
 POLL: Millis = 200
-"""How often a worker polls while no notification reaches it of what others schedule."""
+"""The polling interval of a worker that gets no notifications of tasks that other processes schedule."""
 _PAUSES = (0.001, 0.002, 0.004, 0.008)
-"""Seconds between scans for what others have locked: a verb takes a few round trips."""
+"""Seconds between scans for tasks that others have locked: a verb takes a few round trips."""
 
 
 class Leasing(ABC):
-    """Takes what is due. Belongs to the connection that leases, and its event loop."""
+    """Leases due tasks. Belongs to the leasing connection and its event loop."""
 
     bounds: Any
     """The server's ScanBounds."""
@@ -201,19 +203,19 @@ class Leasing(ABC):
         self._scanning: asyncio.Task[None] | None = None
 
     def note_wakes(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Note tasks that were committed, and wake then."""
+        """Note the wake times of newly committed tasks."""
         self.positions.note_wakes(wakes)
         self.bounds.note_wakes(wakes)
 
     async def lease(
         self, wants: Mapping[Topic, int], now: Millis | None, about: Millis, lasts: Millis, holder: str
     ) -> Leased:
-        """Take what is due: O(log n) per task taken, whatever else waits, and a few seeks per topic.
+        """Lease due tasks: O(log n) per task, however many wait, and a few seeks per topic.
 
         `about`: the server's time, as far as it is known.
 
-        What others have locked is passed over. If there is nothing else, the scan is repeated a few times: a verb that
-        locks a task has decided something about it in a moment.
+        Tasks that others have locked are skipped. If nothing else is due, the scan is repeated a few times, since a
+        verb locks a task only for a moment.
         """
         if not any(want > 0 for want in wants.values()):
             leased, _ = await self._read_wake(wants, now, about)
@@ -227,7 +229,7 @@ class Leasing(ABC):
         return leased
 
     def scan_in_background(self, asked: Any) -> bool:
-        """Begin a full scan, unless one is under way: then False."""
+        """Begin a full scan; return False if one is under way."""
         if self._scanning is not None and not self._scanning.done():
             return False
         self._scanning = asyncio.get_running_loop().create_task(self._run_scan(asked), name="bide full scan")
@@ -240,7 +242,7 @@ class Leasing(ABC):
             self._runtime.dialect.log.info("a full scan failed: %s", error)
 
     async def close(self) -> None:
-        """End the scan that is under way."""
+        """Cancel the full scan that is under way."""
         if self._scanning is not None:
             self._scanning.cancel()
             await asyncio.wait([self._scanning])
@@ -251,12 +253,12 @@ class Leasing(ABC):
     async def _take(
         self, wants: Mapping[Topic, int], now: Millis | None, about: Millis, lasts: Millis, holder: str
     ) -> tuple[Leased, bool]:
-        """Take what is due, oldest first, and tell whether something due was locked and passed over."""
+        """Lease due tasks, oldest first; also return whether a due task was locked and skipped."""
 
     @abstractmethod
     async def _read_wake(self, wants: Mapping[Topic, int], now: Millis | None, about: Millis) -> tuple[Leased, bool]:
-        """Read the next wake, and tell whether something is due."""
+        """Read the next wake time, and whether something is due."""
 
     @abstractmethod
     async def _scan_fully(self, connection: Any, asked: Any) -> None:
-        """Read what comes first from the very start, which may take long, and tell `bounds`."""
+        """Scan from the very start of the index, which may take long, and pass the result to `bounds`."""

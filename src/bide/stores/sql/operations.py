@@ -1,8 +1,8 @@
-"""Operations that decide: rows are read under locks, `core.lifecycle` decides, and rows are written.
+"""Operations that decide: they read rows under locks, let `core.lifecycle` decide, and write the rows.
 
-It is one transaction, and so an operation means the same as in every other store. Rows are locked in the order of
-(topic, key), so that two batches over the same tasks wait for each other and never in a circle. A key that comes
-several times in a batch is taken in rounds, within that transaction.
+All of it is one transaction, so an operation means the same as in every other store. Rows are locked in the order of
+(topic, key), so that two batches over the same tasks wait for each other but never deadlock. A key that occurs several
+times in a batch is handled in rounds, within that transaction.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ from bide.stores.sql.journaled_connection import OnLocked, Repeated, RowLocked, 
 
 Places = list[int]
 MessagesOf = Callable[[Mapping[Topic, Millis]], list[str]]
-"""From the earliest wakes of a batch to the messages that are worth sending."""
+"""Maps the earliest wakes of a batch to the messages worth sending."""
 NO_ANSWERS = b"\x90"
 """An empty list in MessagePack."""
 HELD = RowLocked("another open transaction keeps the task locked; nothing was done")
-"""In the place of an answer."""
+"""Takes the place of an answer about a locked task."""
 encode = msgspec.msgpack.encode
 answers_of = msgspec.msgpack.Decoder(list[Answer | None]).decode
-"""None: passed over, since it was locked."""
+"""None: the task was locked, and skipped."""
 _truths_of = msgspec.msgpack.Decoder(list[bool | None]).decode
 
 
 @contextmanager
 def rest_of(answers: list[Any]) -> Iterator[None]:
-    """Raises PartlyFailed where some of a batch was answered before the rest of it failed."""
+    """Raise PartlyFailed if a batch fails after some of it was answered."""
     try:
         yield
     except StoreError as error:
@@ -48,32 +48,32 @@ def rest_of(answers: list[Any]) -> Iterator[None]:
 
 
 class Found(NamedTuple):
-    """A task that was found by its name, and is locked if it is there."""
+    """The result of finding a task by its name; the task is locked if it exists."""
 
     record: Record | None
     token: Token
-    """A new one, for what is decided."""
+    """A new token, for the record that is decided on."""
     row: int = 0
-    """The number of its row, where rows are written by that."""
+    """The number of its row, in a store that writes rows by number."""
     held: bool = False
-    """True if another transaction has it locked, and it was passed over."""
+    """True if another transaction has it locked, so it was skipped."""
 
 
 class Batch(ABC):
-    """The transaction of one call: it locks, and gathers what is to be written so that it goes out at once."""
+    """The transaction of one call: it locks rows, and gathers all writes to send them together."""
 
     there: Millis = 0
     """The server's time."""
     waiting: list[Record]
-    """Tasks that now wait, of which listeners may have to be notified."""
+    """Tasks that now wait; listeners may have to be notified of them."""
 
     @abstractmethod
     async def lock(self, asked: Sequence[Named]) -> list[Found]:
-        """Find and lock them, in this order. The first call begins the transaction."""
+        """Find and lock the tasks, in this order. The first call begins the transaction."""
 
     @abstractmethod
     def put_or_forget(self, found: Found, record: Record, *, moved: bool = False) -> None:
-        """Write a transition, which leaves payload, options and group as they are. `moved`: it is a move."""
+        """Write a transition, which keeps payload, options and group; or delete the task. `moved`: it is a move."""
 
     @abstractmethod
     def replace(self, found: Found, record: Record) -> None:
@@ -81,22 +81,22 @@ class Batch(ABC):
 
     @abstractmethod
     async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
-        """Insert the tasks in these places, which were not there, and fill in their answers by the end of the batch.
+        """Insert the tasks at these places, whose keys were free; fill in their answers by the end of the batch.
 
-        The places of those that another caller inserted meanwhile.
+        Returns the places of those that another caller has inserted meanwhile.
         """
 
     @abstractmethod
     async def flush(self) -> None:
-        """Write what was gathered."""
+        """Send the gathered writes."""
 
     @abstractmethod
     async def finish(self, answer: bytes, messages: list[str]) -> None:
-        """Write the rest, keep the answer for a caller whose connection breaks now, and commit."""
+        """Send the remaining writes, keep the answer in case the connection breaks now, and commit."""
 
 
 def _schedule(asked: NewTask, found: Found, batch: Batch) -> Answer:
-    """Schedule a task whose key is there."""
+    """Schedule a task whose key exists."""
     answer = lifecycle.schedule(asked, found.record, batch.there, found.token)
     if answer.result in lifecycle.ADDED and answer.record is not None:
         batch.replace(found, answer.record)
@@ -132,10 +132,10 @@ async def _decide(
     locked: OnLocked = "report",
     adding: bool = False,
 ) -> list[Any]:
-    """Decide each of a batch, and write what was decided; HELD in the place of each that was passed over.
+    """Decide each element of a batch, and write the decisions; the answer for each skipped one is HELD.
 
-    `begin` makes the Batch of a call. `kept` reads the answers of a call that was done before; or `kept_of` does, where
-    they do not tell everything. `adding`: what is not there is inserted.
+    `begin` makes the Batch of a call. `kept` decodes the answers of a call that was done before; `kept_of` replaces it
+    if those answers are incomplete. `adding`: missing tasks are inserted.
     """
     parts = rounds(asked)
 
@@ -166,8 +166,8 @@ async def _decide(
 
 
 decide_added = partial(_decide, decide=_schedule, kept=answers_of, adding=True)
-"""Schedule, where some keys may be taken or come twice."""
+"""Schedule tasks; some keys may be taken, or occur twice."""
 decide_changes = partial(_decide, decide=_change, kept=answers_of)
-"""Move, cancel, redrive."""
+"""Move, cancel and redrive tasks."""
 decide_settlements = partial(_decide, decide=_settle, kept=_truths_of)
 """Record how leases ended."""

@@ -1,4 +1,4 @@
-"""One page of tasks, read in one snapshot: topic by topic, each from the index that has the order asked for."""
+"""One page of tasks, read in one snapshot: topic by topic, from the index that has the requested order."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from bide.stores.cursors import Place, place_of, read_cursor, write_cursor
 
 T = TypeVar("T")
 LATEST: Millis = 2**62
-"""After every instant that there is."""
+"""Later than every valid instant."""
 Located = tuple[int, Record]
-"""The row's number, which tells equal times apart, and the record."""
+"""The row's number, which distinguishes equal times, and the record."""
 
 
 class Reads(ABC):
-    """The three ways to read, each a seek in an index and so many rows from there, by the queries of one call."""
+    """The three ways to read, by the queries of one call. Each is a seek in an index and a range of rows from there."""
 
     _record_of: ClassVar[Callable[[Sequence[Any]], Record]]
     _row: ClassVar[int]
-    """The place of the row's number."""
+    """The position of the row's number in a row."""
 
     def __init__(self, call: Any) -> None:
         self._call = call
@@ -34,7 +34,7 @@ class Reads(ABC):
         return [(row[place], record_of(row)) for row in rows]
 
     async def next_topic(self, after: Topic, group: str | None) -> Topic | None:
-        """The first topic behind `after`, of a group or of all."""
+        """The first topic after `after`, of one group or of all tasks."""
         if group is None:
             rows = await self._call.ask("next_topic", topic=after)
         else:
@@ -42,7 +42,7 @@ class Reads(ABC):
         return self._call.name(rows[0][0]) if rows and rows[0][0] is not None else None
 
     async def by_name(self, topic: Topic, after: str, group: str | None, most: int) -> list[Located]:
-        """Read by key, from behind one."""
+        """Read in the order of keys, after the key `after`."""
         if group is None:
             rows = await self._call.ask("page_by_name", topic=topic, key=after, most=most)
         else:
@@ -53,7 +53,7 @@ class Reads(ABC):
     async def by_time(
         self, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, most: int
     ) -> list[Located]:
-        """One state by its time, and by row among equal times, from behind that place."""
+        """Read the tasks in one state by time, and by row among equal times, after the position `after`."""
 
 
 class ServerReads(Reads):
@@ -61,15 +61,15 @@ class ServerReads(Reads):
 
     @abstractmethod
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
-        """Each task by its name. O(log n) per task."""
+        """Read tasks by their names. O(log n) per task."""
 
     @abstractmethod
     async def tally(self, spans: Sequence[tuple[Millis, Millis]], upto: int, only: Collection[Topic] | None) -> Tally:
-        """Counts by topic and state, and of each interval up to `upto`."""
+        """Count by topic and state, and in each interval, each count up to `upto`."""
 
 
 async def in_snapshot(connection: Any, read: Callable[[Any], Awaitable[T]]) -> T:
-    """Read in one snapshot, so that a task that moves meanwhile is seen once."""
+    """Run `read` in one snapshot, so that a task that moves meanwhile is seen once."""
 
     async def work(call: Any) -> T:
         await call.begin_snapshot()
@@ -82,7 +82,7 @@ async def in_snapshot(connection: Any, read: Callable[[Any], Awaitable[T]]) -> T
 
 
 async def find(connection: Any, reads: type[Reads], where: Filter, page: Page) -> Found:
-    """One page, each from the index that has its order; O(log n) per task, and one seek per topic passed."""
+    """Read one page, from the index that has its order. O(log n) per task, and one seek per topic passed."""
     place = read_cursor(page.cursor, where)
     if page.limit <= 0:
         return Found([], page.cursor)
@@ -90,7 +90,7 @@ async def find(connection: Any, reads: type[Reads], where: Filter, page: Page) -
 
 
 def at_once(steps: Coroutine[Any, Any, T]) -> T:
-    """Run steps that wait for nothing, as where they ask a file, to their end in this thread."""
+    """Run a coroutine that never waits, such as one that queries a file, to its end in this thread."""
     try:
         steps.send(None)
     except StopIteration as ended:
@@ -100,12 +100,12 @@ def at_once(steps: Coroutine[Any, Any, T]) -> T:
 
 
 def count_of(number: int, upto: int) -> Count:
-    """A count that was made up to one more than `upto`."""
+    """The Count for a `number` that was counted up to `upto` + 1."""
     return Count(min(number, upto), number <= upto)
 
 
 async def read_page(reads: Reads, where: Filter, place: Place, limit: int) -> Found:
-    """The tasks that `where` means, from behind `place`: O(log n) per task, and one seek per topic passed."""
+    """Read the tasks that match `where`, after `place`. O(log n) per task, and one seek per topic passed."""
     tasks: list[Record] = []
     last = place
     async for row, record in _walk(reads, where, place, limit + 1):
@@ -117,7 +117,7 @@ async def read_page(reads: Reads, where: Filter, place: Place, limit: int) -> Fo
 
 
 async def topics_from(reads: Reads, where: Filter, first: Topic) -> AsyncIterator[Topic]:
-    """The topics that `where` is about, in order, from `first` on."""
+    """The topics that `where` covers, in order, beginning with `first`."""
     if where.topic is not None:
         if where.topic >= first:
             yield where.topic
@@ -130,7 +130,7 @@ async def topics_from(reads: Reads, where: Filter, first: Topic) -> AsyncIterato
 
 
 async def _walk(reads: Reads, where: Filter, place: Place, enough: int) -> AsyncIterator[Located]:
-    """Read in order, from behind `place`, at most `enough` rows at once."""
+    """Read in order, after `place`, at most `enough` rows at once."""
     async for topic in topics_from(reads, where, place.topic):
         if where.topic is None and where.group is None and topic in RESERVED_TOPICS:
             continue
@@ -148,7 +148,7 @@ async def _walk(reads: Reads, where: Filter, place: Place, enough: int) -> Async
 
 
 async def _live(reads: Reads, where: Filter, start: Place, enough: int) -> list[Located]:
-    """Waiting and leased are each in order: merged by `wake_at`, and by row among equals."""
+    """Read the waiting and the leased tasks, each in order, and merge them by `wake_at`, then by row."""
     after = (start.instant, start.row)
     if where.wake_from is not None:
         after = max(after, (where.wake_from, -1))
@@ -159,12 +159,12 @@ async def _live(reads: Reads, where: Filter, start: Place, enough: int) -> list[
 
 
 def by_wake_at(found: Located) -> tuple[Millis, int]:
-    """The order of what lives."""
+    """The sort key of live tasks."""
     return found[1].wake_at, found[0]
 
 
 async def _named(reads: Reads, where: Filter, start: Place, enough: int) -> AsyncIterator[Located]:
-    """Read by key, of a group or of all; what else `where` says is checked row by row."""
+    """Read by key, from one group or from all tasks; check the other conditions of `where` row by row."""
     key = start.key
     while True:
         page = await reads.by_name(start.topic, key, where.group, enough)

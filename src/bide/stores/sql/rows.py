@@ -1,6 +1,6 @@
-"""A Record and its row, both ways: the columns of the table `task` in SQLite and PostgreSQL, and the codes of states.
+"""Conversion between a Record and its row in the table `task` of SQLite and PostgreSQL, and the codes of states.
 
-MySQL has the same codes, and an order of columns of its own.
+MySQL uses the same codes, but its own order of columns.
 """
 
 from __future__ import annotations
@@ -14,18 +14,18 @@ COLUMNS = (
     "topic, key, id, group_name, state, due_at, at, planned_at, attempt, failures, losses, token, holder, "
     "payload, options, deadline, error, created_at, woke_at, keep_until, row"
 )
-"""In the order of `Record`'s fields, `at` and `woke_at` in the places of `wake_at` and `finished_at`; then `row`."""
+"""The order of `Record`'s fields, with `at` and `woke_at` in place of `wake_at` and `finished_at`; then `row`."""
 WIDTH = 21
 STATE, AT, WOKE, ROW = 4, 6, 18, 20
-"""Places in a row. While leased, `woke_at` is the wake that the task was leased for."""
+"""Positions in a row. While a task is leased, `woke_at` is the wake time that it was leased for."""
 Row: TypeAlias = Sequence[Any]
-"""A row of `COLUMNS`: the state as its code."""
+"""A row of `COLUMNS`, with the state as its code."""
 
 STATES = (State.WAITING, State.LEASED, State.DONE, State.CANCELLED, State.DEAD)
-"""By code, as in the table."""
+"""The states, indexed by their code in the table."""
 CODES = {state: code for code, state in enumerate(STATES)}
 ENDED = 2
-"""The first code of a state in which nothing is still to happen."""
+"""The lowest code of a final state."""
 
 
 def record_of(row: Row) -> Record:
@@ -33,7 +33,7 @@ def record_of(row: Row) -> Record:
     (topic, key, identity, group, state, due_at, at, planned_at, attempt, failures, losses, token, holder,
      payload, options, deadline, error, created_at, woke_at, keep_until, _) = row  # fmt: skip
     ended = state >= ENDED
-    wake_at = woke_at if ended and woke_at is not None else at  # a row whose state was damaged has no other
+    wake_at = woke_at if ended and woke_at is not None else at  # a row with a damaged state may have no woke_at
     return Record(
         topic, key, identity, group, STATES[state], due_at, wake_at, planned_at, attempt, failures,
         losses, token, holder, payload, options, deadline, error, created_at, at if ended else None, keep_until,
@@ -41,7 +41,7 @@ def record_of(row: Row) -> Record:
 
 
 def values_of(record: Record, error: str | None) -> tuple[Any, ...]:
-    """The row of `record`, with this text as its error, but for the row's number."""
+    """The row of `record` without the row number, and with `error` as its error text."""
     at, woke_at = record.wake_at, None
     if record.finished_at is not None:
         at, woke_at = record.finished_at, record.wake_at

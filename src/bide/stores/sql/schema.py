@@ -1,7 +1,7 @@
-"""The schema, its versions, and how it comes about: numbered migrations, each once, by one client at a time.
+"""The schema and its versions: numbered migrations, each run once, by one client at a time.
 
-Only a program that may create tables migrates; a program that runs tasks checks, and refuses what is missing or older.
-A newer schema is accepted: migrations only ever add what older code can live with.
+Only a program that may create tables migrates. A program that runs tasks checks the schema, and refuses one that is
+missing or older. It accepts a newer one, since a migration only adds things that older code can ignore.
 """
 
 from __future__ import annotations
@@ -21,14 +21,14 @@ from bide.stores.named_queries import read_statements
 from bide.stores.sql.dialect import Dialect, plain
 
 PATIENCE = 30.0
-"""Seconds that connecting, and waiting for another who migrates, may take."""
+"""Seconds that connecting may take, and waiting for another client's migration."""
 _NAME = re.compile(r"(\d{4})_(\w+)\.sql")
 _DONE = "INSERT INTO {migration} (number, name, checksum) VALUES (%d, '%s', '%s')"
 T = TypeVar("T")
 
 
 class Migration(NamedTuple):
-    """One step."""
+    """One step of the schema, from a file."""
 
     number: int
     name: str
@@ -43,7 +43,7 @@ class SqlSchema(ABC):
     """The tables of a store on one kind of server, and the migrations that make them."""
 
     def __init__(self, dialect: Dialect, folder: Path, book: str) -> None:
-        """`folder`: where the migrations are. `book`: what makes the table in which each is entered that was done."""
+        """`folder`: where the migrations are. `book`: the statement that creates the table of applied migrations."""
         self.dialect = dialect
         self._folder = folder
         self._book = book
@@ -60,19 +60,19 @@ class SqlSchema(ABC):
 
     @property
     def wanted(self) -> int:
-        """The version that this code works with."""
+        """The version that this code needs."""
         return self.known[-1].number
 
     async def migrate(self, url: str) -> list[str]:
-        """Make or complete the schema at `url`; the names of the steps that were missing. Any number may at once.
+        """Create or upgrade the schema at `url`; return the names of the steps done. Safe to call concurrently.
 
-        Needs the right to create tables in the schema, and, if the schema is not there, to create one.
+        Needs the right to create tables in the schema, and to create the schema if it does not exist.
         Raises StoreUnavailable, StoreMismatch.
         """
 
         async def apply(connection: Any, address: Any) -> list[str]:
             async with self._lock(connection, address):
-                version, missing = await self._missing(connection, address)  # no other client is about to change it now
+                version, missing = await self._missing(connection, address)  # no other client changes it now
                 for statement in missing:
                     await connection.ask(statement)
             return [f"{one.number:04} {one.name}" for one in self.known if one.number > version]
@@ -85,14 +85,14 @@ class SqlSchema(ABC):
         return missing
 
     async def versions(self, url: str) -> tuple[int, int]:
-        """The version there, and the one that this code wants: `bide migrate --check`.
+        """The version in the database, and the one that this code needs: `bide migrate --check`.
 
         Raises StoreUnavailable, StoreMismatch.
         """
         return await self._asked(url, self.version), self.wanted
 
     async def version(self, connection: Any, address: Any) -> int:
-        """The version there, 0 for none. Raises StoreMismatch where a migration is not the one that we know."""
+        """The version in the database, 0 for none. Raises StoreMismatch if a migration there differs from ours."""
         checksums = {one.number: one.checksum for one in self.known}
         version = 0
         for number, checksum in await self._done(connection, address):
@@ -105,7 +105,7 @@ class SqlSchema(ABC):
         return version
 
     async def check(self, connection: Any, address: Any) -> None:
-        """Raises StoreMismatch, with what to do, where the schema is missing or older than this code."""
+        """Raise StoreMismatch, with advice, if the schema is missing or older than this code."""
         version = await self.version(connection, address)
         if version < self.wanted:
             known = f"its schema is version {version}, this bide works with {self.wanted}"
@@ -116,12 +116,12 @@ class SqlSchema(ABC):
             )
 
     async def finding(self, connection: Any, address: Any) -> Finding:
-        """The line of `doctor` on it."""
+        """The finding of `doctor` on the schema version."""
         found = await self.version(connection, address)
         return Finding(found >= self.wanted, f"schema version {found}", "run `bide migrate`", severe=True)
 
     def statements(self, address: Any, since: int = 0) -> list[str]:
-        """The statements of `migrate` after version `since`, in a schema that is there: to run them by hand, say."""
+        """The statements of `migrate` after version `since`, for an existing schema, such as to run them by hand."""
         write = self.dialect.names(address.schema, address.prefix).write
         written = [write(self._book)] if since == 0 else []
         for one in self.known:
@@ -131,13 +131,13 @@ class SqlSchema(ABC):
         return written
 
     async def _missing(self, connection: Any, address: Any) -> tuple[int, list[str]]:
-        """The version that is there, and the statements that are missing, also to make the schema itself."""
+        """The version in the database, and the statements still to run, including the creation of the schema."""
         made = await self._making(connection, address)
         version = await self.version(connection, address)
         return version, made + self.statements(address, version)
 
     async def _asked(self, url: str, ask: Callable[[Any, Any], Awaitable[T]]) -> T:
-        """Ask on a connection of its own."""
+        """Run `ask` on a new connection."""
         address = self.dialect.address_of(url)
         try:
             connection = await self._connect(address)
@@ -156,23 +156,23 @@ class SqlSchema(ABC):
 
     @abstractmethod
     def _apart(self, connection: Any) -> AbstractAsyncContextManager[Any]:
-        """The transaction that all is done in, where the server can undo that tables are made."""
+        """The transaction around the whole migration, if the server can roll back the creation of tables."""
 
     @abstractmethod
     def _lock(self, connection: Any, address: Any) -> AbstractAsyncContextManager[None]:
-        """Held while one migrates. Raises StoreUnavailable."""
+        """The lock held during a migration. Raises StoreUnavailable."""
 
     @abstractmethod
     async def _done(self, connection: Any, address: Any) -> Iterable[tuple[int, str]]:
-        """The number and the checksum of each migration that was done; none where there is no book of them."""
+        """The number and checksum of each applied migration; none if the table of migrations does not exist."""
 
     @abstractmethod
     async def _making(self, connection: Any, address: Any) -> list[str]:
-        """The statement that makes the schema, if it is not there."""
+        """The statement that creates the schema, if it does not exist."""
 
 
 def oldest_transaction(age: int, most: int, cleaner: str, seen: str) -> Finding:
-    """The line of `doctor` on the oldest transaction, of `age` seconds, which holds back the server's `cleaner`."""
+    """The finding of `doctor` on the oldest transaction, `age` seconds old, which blocks the server's `cleaner`."""
     return Finding(
         age < most,
         f"the oldest transaction is {age} s old" if age else "no old transaction",

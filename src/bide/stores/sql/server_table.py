@@ -1,8 +1,9 @@
-"""A watched table on a database server, and how the connections to that are kept.
+"""A watched table on a database server, and its connections.
 
-One connection polls, and others carry the rows' transactions. One that has been idle may be half open: a firewall has
-forgotten it, or the machine is gone. So it is asked for a sign of life, or has little time to begin; and if it is dead,
-so are those that have been idle for longer. All of it belongs to one event loop.
+One connection polls, and others carry the rows' transactions. An idle connection may be half open, after a firewall
+has dropped it or the machine has vanished. So the polling connection is tested after idle time, and a reused one gets
+a short timeout for its BEGIN. If that fails, all connections that have been idle for longer are dropped too.
+Everything belongs to one event loop.
 """
 
 from __future__ import annotations
@@ -27,27 +28,27 @@ from bide.stores.sql.watched_table import Give, Rows, TableTimes, WatchedTable
 
 T = TypeVar("T")
 SILENCE = 30.0
-"""Seconds that one statement of ours may take; a handler's own are its own."""
+"""Seconds that one statement of ours may take; a handler's statements have no such limit."""
 SOON = 3.0
-"""Seconds within which a server that is there answers what costs it nothing."""
+"""Seconds within which a reachable server answers a trivial statement."""
 ECHO = 10.0
-"""Seconds without an answer after which a connection is asked whether it is there."""
+"""Seconds without an answer after which a connection is tested before use."""
 _MOST_DOUBTED = 100
-"""Texts of errors for which a table was examined anew, and found as it was."""
+"""The maximum of remembered error texts that led to a new examination of an unchanged table."""
 
 
 class TableConnections(Pool):
-    """Open while a table, a `user`, is: of one source there may be many."""
+    """The connections that all tables of one source share; open while any of those tables (a `user`) is open."""
 
     def __init__(self, address: Any, source: TableSource, most: int) -> None:
         super().__init__(address, most)
         self._is_open = False
         self.turn = asyncio.Lock()
-        """Held while the one that polls is used."""
+        """Held while the polling connection is in use."""
         self.time = ServerTime()
         self._polling: Any = None
         self.answered = 0.0
-        """When the one that polls was last used, by the steady clock."""
+        """When the polling connection was last used, by the monotonic clock."""
         self._users: set[object] = set()
 
     @abstractmethod
@@ -70,7 +71,7 @@ class TableConnections(Pool):
         await asyncio.gather(*(self._tried(one, one.end(within=SOON), SOON) for one in left), return_exceptions=True)
 
     async def poller(self) -> Any:
-        """The connection that polls; a new one if the last broke."""
+        """The polling connection; a new one if the last one broke."""
         if not self._is_open:
             raise StoreUnavailable(f"{self.address.shown}: not open")
         polling = self._polling
@@ -82,7 +83,7 @@ class TableConnections(Pool):
         return polling
 
     async def _echo(self, connection: Any) -> None:
-        """See whether it answers; if not, it is not usable any more."""
+        """Test whether the connection answers; if not, it becomes unusable."""
         with suppress(*self.dialect.away):
             await self._tried(connection, connection.ask("SELECT 1"), SOON)
 
@@ -97,25 +98,25 @@ class TableConnections(Pool):
             except self.dialect.away:
                 if kept is None:
                     raise
-                for one in self._take_all():  # dead as well, for they have been idle for longer
+                for one in self._take_all():  # idle for longer, so they are dead as well
                     one.drop()
 
     async def give_back(self, connection: Any, *, lent: bool) -> None:
-        """Keep it for later. `lent`: a handler had it."""
+        """Return the connection to the pool. `lent`: a handler has used it."""
         await self._give_back(connection, reset=lent, within=SOON)
 
 
 class ServerTable(WatchedTable):
-    """See `ports.Table`. `using` joins a transaction on the app's store, where that is on the same server."""
+    """See `ports.Table`. `using` joins a transaction to the app's store, if that is on the same server."""
 
     _kind: ClassVar[type[TableConnections]]
     _times_of: ClassVar[type[TableTimes]]
     _clock: ClassVar[str]
-    """An expression: what time it is there."""
+    """An expression for the server's time."""
     _altered: ClassVar[Collection[str | int]]
-    """Codes of errors that the table's definition is to blame for: it is not as it was when last examined."""
+    """Error codes that mean that the table's definition has changed since it was last examined."""
     _outdated: ClassVar[tuple[type[Exception], ...]] = ()
-    """Errors after which the table is to be examined anew as well."""
+    """Other errors after which the table has to be examined again."""
 
     def __init__(
         self, source: TableSource, connections: Any, pollers: Any, clock: str, using: Callable[[Any], Joined] | None
@@ -124,7 +125,7 @@ class ServerTable(WatchedTable):
         self._address = connections.address
         self._connections = connections
         self._pollers: Any = pollers
-        """The same, or those to a replica, which is asked what is due by the time of the other."""
+        """The connections that poll: the same, or those to a replica, whose polls use the primary's time."""
         self._time: ServerTime = connections.time
         self._by_server = clock == "server"
         self._using = using
@@ -140,7 +141,7 @@ class ServerTable(WatchedTable):
         clock: Literal["server", "caller"] = "server",
         using: Callable[[Any], Joined] | None = None,
     ) -> list[Self]:
-        """The tables of a source, which share so many connections."""
+        """The tables of a source, which share this number of connections."""
         address_of = cls._kind.dialect.address_of
         shared = pollers = cls._kind(address_of(url), source, connections)
         if source.reads is not None:
@@ -174,11 +175,11 @@ class ServerTable(WatchedTable):
 
     @abstractmethod
     async def _commit(self, connection: Any, rows: Sequence[DueRow]) -> None:
-        """Raises SetupError where the handler has ended the transaction."""
+        """Commit. Raises SetupError if the handler has ended the transaction."""
 
     @abstractmethod
     async def _undo(self, connection: Any, error: BaseException) -> bool:
-        """Undo what is not committed; whether the connection is of use."""
+        """Roll back; return whether the connection is still usable."""
 
     # --- open
 
@@ -237,7 +238,7 @@ class ServerTable(WatchedTable):
         }
 
     def _server_s(self, query: str) -> bool:
-        """Tell whether this statement goes by the clock of the server that it is for."""
+        """Tell whether this statement uses the clock of the server that runs it."""
         return self._by_server and (self._pollers is self._connections or not query.startswith("head"))
 
     # --- errors
@@ -265,14 +266,14 @@ class ServerTable(WatchedTable):
             return False
         if self._code(error) in self._altered and self._maybe_altered(error):
             return False
-        if type(error) in self._outdated:  # of our values: the type of a column may be another now
+        if type(error) in self._outdated:  # our values no longer fit: a column may have changed its type
             self._times = None
         return True
 
     def _maybe_altered(self, error: Exception) -> bool:
-        """Tell whether a change failed since the table may have been altered: then it is examined anew.
+        """Tell whether a change may have failed because the table was altered; the table is then examined again.
 
-        If the same comes again after that it was a row's own, such as a trigger of its that names a missing table.
+        If the same error returns after that, the row caused it: a trigger may name a missing table, for example.
         """
         text = str(error)
         if text in self._doubted:
@@ -285,7 +286,7 @@ class ServerTable(WatchedTable):
     # --- poll
 
     async def head(self, *, now: Millis, skip: Collection[Any], beyond: bool = False) -> Head:
-        # the table was examined, and what is known of the time is fresh, also where a replica is asked
+        # make sure that the table was examined, and that the known time is fresh, even if a replica is polled
         if self._times is None:
             await self._where_it_fires(self._examine)
         elif self._pollers is not self._connections and time.monotonic() - self._connections.answered > ECHO:
@@ -309,7 +310,7 @@ class ServerTable(WatchedTable):
         return Head(row.due, int(micros) // 1000, row.id)
 
     def _answered(self, error: BaseException) -> bool:
-        """Tell whether the connection is of use after this error."""
+        """Tell whether the connection is still usable after this error."""
         return False
 
     # --- take
@@ -318,7 +319,7 @@ class ServerTable(WatchedTable):
     async def _taken(
         self, now: Millis, limit: int, skip: Collection[Any], *, dead: Any = None, lent: bool = False
     ) -> AsyncIterator[Taken]:
-        """Rows that are due, or the one whose id is `dead`, changed; `lent` to a handler."""
+        """Take due rows, or the one whose id is `dead`, and change them. `lent`: a handler gets the connection."""
         async with self._connections.slots:
             with self._ours():
                 connection = await self._connections.begun()
@@ -339,7 +340,7 @@ class ServerTable(WatchedTable):
                 if usable:
                     await self._connections.give_back(connection, lent=lent)
                 else:
-                    connection.drop()  # the server rolls back what is open
+                    connection.drop()  # the server rolls back an open transaction
 
     async def fire(
         self, *, now: Millis, limit: int, skip: Collection[Any], new_task: Callable[[DueRow], NewTask] | None

@@ -1,6 +1,7 @@
 """The store on a SQL server: the verbs that all servers share, and the state of an open store.
 
-A `Runtime` has a connection for each kind of call, and what is known of the server; each kind of server has its own.
+A `Runtime` holds a connection for each kind of call, and the known facts about the server. Each kind of server has a
+subclass of it.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from bide.stores.sql.schema import SqlSchema
 from bide.stores.sql.transactions import ConnectionState, JoinedVerbs, OwnTransactions
 
 KINDS = ("add", "change", "settle", "lease", "extend", "held", "read", "keep", "scan")
-"""The kinds of calls: each has a connection of its own, opened when first used ("held": for locked rows)."""
+"""The kinds of calls. Each has its own connection, opened when first used; "held" is for locked tasks."""
 T = TypeVar("T")
 Operation = Callable[..., Awaitable[Any]]
 
@@ -48,13 +49,13 @@ class Operations(NamedTuple):
     settle: Operation
     extend: Operation
     purge: Operation
-    """Forget ended tasks; how many it was."""
+    """Delete ended tasks; return their number."""
     forget_callers: Operation
-    """Forget callers that made no call for long, except those named."""
+    """Delete the rows of long inactive callers, except the named ones."""
 
 
 class Runtime(ABC):
-    """Made when the store is opened, let go of when it is closed. Belongs to one event loop."""
+    """The state of an open store: created by `open`, discarded by `close`. Belongs to one event loop."""
 
     dialect: ClassVar[Dialect]
     reads: ClassVar[type[ServerReads]]
@@ -64,17 +65,17 @@ class Runtime(ABC):
     joined: ClassVar[type[JoinedVerbs]]
     """The verbs in a transaction."""
     joined_queries: Mapping[str, Any]
-    """The statements in a transaction of the caller's."""
+    """The statements for a caller's transaction."""
     operations: Operations
     leasing: Leasing
     notified = False
-    """True while notifications come in of what other processes schedule; else workers have to poll."""
+    """True while notifications of other processes' tasks arrive; otherwise workers have to poll."""
 
     def __init__(self, address: Any, *, by_server: bool, patience: float, silence: float) -> None:
         self.address = address
         self.where: str = address.shown
         self.by_server = by_server
-        """True if its clock is the server's, and not the caller's."""
+        """True if the store goes by the server's clock, and not the caller's."""
         self.time = ServerTime()
         self.name = uuid4().hex[:16]
         self.listeners = Listeners(self.dialect.log)
@@ -90,11 +91,11 @@ class Runtime(ABC):
         self.transactions = self._transactions(self, silence=silence)
 
     def now(self, now: Millis) -> Millis | None:
-        """The time that a statement is given: none where it reads the server's clock."""
+        """The time to pass to a statement; None if the statement reads the server's clock."""
         return None if self.by_server else now
 
     def about(self, now: Millis) -> Millis:
-        """The time there, as far as it is known without asking."""
+        """The server's time, as far as it is known without a query."""
         return int(self.time.seconds() * 1000) if self.by_server else now
 
     async def read_clock(self) -> None:
@@ -105,13 +106,13 @@ class Runtime(ABC):
         await self.time.read(lambda: self.connections["read"].read(work))
 
     async def is_this(self, identity: object) -> bool:
-        """Tell whether a connection to `identity` is to this server, asked anew if not: it may be another by now."""
+        """Tell whether `identity` is this server's. On a mismatch, read this server's identity again: it may be new."""
         if identity != self.identity:
             await self.here(self.identify())
         return identity == self.identity
 
     async def here(self, work: Coroutine[Any, Any, T]) -> T:
-        """Run `work` on our own loop, also for a synchronous verb, which is in a thread of its own."""
+        """Run `work` on our own loop, even for a synchronous verb, which runs in another thread."""
         try:
             running: object = asyncio.get_running_loop()
         except RuntimeError:
@@ -130,49 +131,49 @@ class Runtime(ABC):
     # --- what a dialect may do otherwise
 
     async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listening:
-        """Notify of earlier wakes, of this process's writing at least."""
+        """Notify of earlier wakes, at least of those that this process writes."""
         return self.listeners.listen(topics, on_wake)
 
     async def raise_clock(self, now: Millis) -> None:  # noqa: B027 - most need nothing
-        """Prepare for calls that go by `now`, where the caller's clock counts."""
+        """Prepare for calls that use `now`, if the store goes by the caller's clock."""
 
     def parts(self, kind: str, asked: Sequence[Any]) -> Sequence[Sequence[Any]]:
-        """A batch in parts for one statement each."""
+        """Split a batch into parts for one statement each."""
         return slices(asked, self.at_once)
 
     def messages(self, wakes: Mapping[Topic, Millis], about: Millis, *, joined: bool = False) -> list[str]:
-        """The messages that a call sends with these wakes, within its transaction; `joined`: in one of the caller's."""
+        """The messages that a call sends for these wakes in its transaction. `joined`: it has joined a transaction."""
         return []
 
     def withdraw(self, wakes: Mapping[Topic, Millis]) -> None:  # noqa: B027 - most send no messages
-        """Forget that these messages were sent: the call came to nothing."""
+        """Forget these messages as sent, since the call failed."""
 
     def notify(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Notify workers here of tasks that this process has committed, or another has notified of."""
+        """Notify the workers of this process of committed tasks: its own, and those in another's notifications."""
         self.leasing.note_wakes(wakes)
         for topic, wake in wakes.items():
             self.listeners.notify(topic, wake)
 
     async def reserve(self, now: Millis, most: int) -> int:
-        """The first of so many tokens, where the caller's clock counts and a call does not take them itself."""
+        """Reserve `most` tokens and return the first, if the caller's clock is used and a call cannot take its own."""
         return 0
 
     async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
-        """The answers of `ask` on that connection, and RowLocked for each that another transaction keeps locked."""
+        """The answers of `ask` on the connection `kind`, with RowLocked for each task that is locked elsewhere."""
         try:
             return await ask(self.connections[kind], part)
-        except RowLocked as error:  # a change of the schema locks the whole table
+        except RowLocked as error:  # a schema change locks the whole table
             return [error] * len(part)
 
     # --- the server's part
 
     @abstractmethod
     def _connection(self, name: str, **options: Any) -> Any:
-        """A JournaledConnection, not made yet."""
+        """A JournaledConnection that is not connected yet."""
 
     @abstractmethod
     async def identify(self, *, check: bool = False) -> None:
-        """Read which server this is. `check`: also whether its schema is the one that this code works with."""
+        """Read the server's identity. `check`: also check that its schema fits this code."""
 
     @abstractmethod
     async def diagnose(self) -> list[Finding]: ...
@@ -183,13 +184,13 @@ class Runtime(ABC):
 EVENTS_KEPT = 10_000
 LONGEST_PATIENCE = 45.0
 _AT_FIRST = 3.0
-"""Seconds that opening waits for a server that cannot be reached."""
+"""Seconds that `open` waits for an unreachable server."""
 _SHORT = 0.2
-"""Seconds that extending waits for locked tasks: the next round of extensions is due soon."""
+"""Seconds that `extend` waits for locked tasks: the next round of extensions is due soon."""
 
 
 class SqlStore(ABC):
-    """All that a store can do, on the connections of a Runtime."""
+    """The whole store interface, on the connections of a Runtime."""
 
     _runtime: ClassVar[type[Runtime]]
     _schema: ClassVar[SqlSchema]
@@ -275,13 +276,13 @@ class SqlStore(ABC):
         return await self._write("settle", outcomes, now)
 
     async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
-        """Locked tasks are not waited for long: PartlyFailed says which, and the next round extends them."""
+        """Extend leases; wait for locked tasks only briefly. PartlyFailed names those; the next round extends them."""
         return await all_answers(await self._write("extend", leases, now, lasts=until - now, patience=_SHORT))
 
     async def _write(
         self, kind: str, asked: Sequence[Any], now: Millis, *, patience: float | None = None, **more: Millis
     ) -> list[Any]:
-        """Carry out an operation. `patience`: seconds that locked tasks are waited for; `more`: what else it takes."""
+        """Run an operation. `patience`: seconds to wait for locked tasks; `more`: its further arguments."""
         runtime = self._open()
         if asked and not runtime.by_server:
             await runtime.raise_clock(now)
@@ -361,15 +362,15 @@ class SqlStore(ABC):
     # --- features.transactions
 
     def transaction(self) -> AbstractAsyncContextManager[Joined]:
-        """A transaction on the store's server, for tasks and for your own tables (`.connection`, the driver's).
+        """A transaction on the store's server, for tasks and your own tables (`.connection` is the driver's).
 
-        Committed on leaving without an error, else rolled back; at most ten at a time, others wait for their turn.
-        Raises StoreUnavailable (nothing of it was done) and OutcomeUnknown.
+        It is committed when the block ends without an error, otherwise rolled back. At most ten are open at a time;
+        further ones wait. Raises StoreUnavailable (nothing was done) and OutcomeUnknown.
         """
         return self._open().transactions.transaction()
 
     def using(self, connection: object) -> Joined:
-        """The verbs on your own connection, in the transaction that it is in; you commit. Raises BadInput."""
+        """The verbs on your own connection, in its current transaction, which you commit. Raises BadInput."""
         source = connection_source(connection)
         if source is None:
             raise BadInput("connection", connection, self._runtime.joined.accepted)
@@ -384,7 +385,7 @@ class SqlStore(ABC):
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
     ) -> dict[str, list[Topic]]:
-        """Register that `holder` works on `topics` until then (none: it has gone); the live workers, and theirs."""
+        """Register that `holder` works on `topics` until then (none: it has stopped); return live workers' topics."""
 
         async def work(call: Any) -> dict[str, list[Topic]]:
             if topics:
@@ -402,7 +403,7 @@ class SqlStore(ABC):
         return alive
 
     async def record(self, events: Sequence[Event]) -> None:
-        """Append to the log; it is cut back to its length once it is a tenth over, so that most calls only append."""
+        """Append to the log. Once the log exceeds its maximum by a tenth it is trimmed, so most calls only append."""
         runtime, kept = self._open(), self._events_kept
         if not events:
             return
@@ -421,7 +422,7 @@ class SqlStore(ABC):
         await runtime.connections["keep"].repeat(work)
 
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
-        """The newest first; never more than the log is said to keep."""
+        """The newest events first, at most as many as the log keeps."""
         limit = max(0, min(limit, self._events_kept))
 
         async def work(call: Any) -> list[Event]:
@@ -459,19 +460,19 @@ class SqlStore(ABC):
     # --- features.tables
 
     def tables(self, source: TableSource, *, connections: int) -> Sequence[Table]:
-        """Tables on the same server, on connections of their own."""
+        """Tables on the same server, with their own connections."""
         return self._tables(self._url, source, connections=connections, clock=self._clock, using=self.using)
 
     # --- features.schema
 
     async def schema_version(self) -> tuple[int, int]:
-        """The version there (0: none), and the one that this code wants."""
+        """The schema version in the database (0: none), and the one that this code needs."""
         return await self._schema.versions(self._url)
 
     async def plan(self) -> list[str] | None:
-        """The missing parts of the schema, as statements."""
+        """The statements that the schema still needs."""
         return await self._schema.plan(self._url)
 
     async def migrate(self) -> None:
-        """Bring the schema to what this code wants; needs the right to create tables."""
+        """Upgrade the schema to the version that this code needs. Requires the right to create tables."""
         await self._schema.migrate(self._url)

@@ -1,13 +1,13 @@
-"""The verbs in a transaction: the caller's own, or one of ours that a handler's statements take part in.
+"""The verbs in a transaction: the caller's own, or one of ours that a handler's statements join.
 
-Each verb is the very operation that a connection of ours runs, within a savepoint: done whole or not at all, and the
-transaction around it can go on. The call has no number, since it needs none: it was done if that transaction was
+Each verb runs the same operation as on the store's own connections, but within a savepoint: it is done completely or
+not at all, and the surrounding transaction can go on. The call needs no number: it was done if that transaction was
 committed.
 
-A transaction of ours is on a connection that is kept for such ones, without the settings of our other connections: a
-handler may set what it likes, and take its time. If the answer to its commit is lost, the outcome is read back: the
-transaction's last statement wrote its number into a row, and the next statement to write that row waits until the
-server has ended the transaction.
+Our transactions have a pool of connections of their own, without the settings of the store's other connections: a
+handler may change any setting and take its time. If the answer to the commit is lost, the outcome is read back. The
+transaction's last statement wrote the transaction's number into a row, and the next statement that writes this row
+waits until the server has ended the transaction.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ Work = Callable[[Any], Awaitable[T]]
 
 
 class Unjournaled:
-    """Takes the place of a JournaledConnection: a call in a caller's transaction has no number, and reads no clock."""
+    """Replaces the JournaledConnection of a call in a caller's transaction, which has no number and learns no time."""
 
     name = number = time = None
     pooled = False
 
 
 class RunsInSavepoint:
-    """A call within a savepoint, which carries out operations itself, as a connection does."""
+    """A call within a savepoint that runs operations itself, as a connection does."""
 
     __slots__ = ()
     passes = False
@@ -54,16 +54,17 @@ class RunsInSavepoint:
 
 
 class JoinedVerbs(ABC):
-    """The verbs on one connection. Each is done whole or not at all, and leaves the transaction around it as it is.
+    """The verbs on one connection. Each is done completely or not at all; the surrounding transaction stays open.
 
-    The connection is one that the caller opened, in whatever transaction it is in (if it is in none, and none begins by
-    itself with a statement, the verb is one of its own); or that of a transaction of ours, as long as that is open.
+    The caller opened the connection, or it carries one of our transactions, which must still be open. On a caller's
+    connection a verb joins the transaction that is open, or that the driver opens implicitly; without one, each verb
+    is a transaction of its own.
     """
 
     accepted: ClassVar[str]
-    """The connections that may be joined."""
+    """The kinds of connections that are accepted, for error messages."""
     _place: ClassVar[str]
-    """The target that a connection must have: a database of a server, or any of it."""
+    """The required target of a connection, for error messages: a server, or a database on it."""
     _drivers: ClassVar[tuple[type[Driver], ...]]
     _at_once: ClassVar[int]
     """Tasks in one statement."""
@@ -78,7 +79,7 @@ class JoinedVerbs(ABC):
         self.over = False
         """True once that transaction has ended."""
         self.wakes: dict[Topic, Millis] = {}
-        """The wakes that this transaction makes earlier, notified once it is committed."""
+        """The wakes that this transaction makes earlier. Workers are notified of them after the commit."""
 
     @property
     def connection(self) -> Any:
@@ -127,11 +128,11 @@ class JoinedVerbs(ABC):
         return answers
 
     async def read(self, work: Work[T]) -> T:
-        """Run `work`, as a connection of the store's does."""
+        """Run `work`, as the store's own connections do."""
         return await self._savepoint(work)
 
     async def _savepoint(self, work: Work[T], *, floor: int | None = None, adding: bool = False) -> T:
-        """`work`, whole or not at all. `floor`: the first token, where the caller's clock counts."""
+        """Do `work` completely or not at all. `floor`: the first token, if the store goes by the caller's clock."""
         savepoint: Savepoint | None = None
         try:
             driver = await self._driver()
@@ -165,14 +166,14 @@ class JoinedVerbs(ABC):
         return driver
 
     async def _check_identity(self, driver: Driver) -> None:
-        """Check that the connection is to the store's database and its values suit our statements. Raises BadInput."""
+        """Check that the connection is to the store's database and returns values as we need them. Raises BadInput."""
         identity = await self._identity(driver)
         if identity is None or not await self._runtime.is_this(identity):
             other = f"this one is to another {self._place} than {self._runtime.where}"
             raise BadInput("connection", self.connection, f"{self.accepted}: {other}")
 
     def _error_of(self, error: Exception, *, adding: bool, committing: bool) -> Exception:
-        """The error to raise: a caller's transaction is not begun anew, as ours would be."""
+        """The error to raise: unlike a numbered call, a caller's transaction cannot be tried again here."""
         found = self._meaning(error, adding=adding)
         if isinstance(found, Lost):
             text = f"{found}; its transaction is gone with it"
@@ -189,11 +190,11 @@ class JoinedVerbs(ABC):
     def _call(self, driver: Driver, floor: int | None) -> Any: ...
     @abstractmethod
     async def _savepoint_on(self, driver: Driver, state: ConnectionState) -> Savepoint:
-        """The block of one verb. Raises SetupError where none can begin."""
+        """The savepoint of one verb. Raises SetupError if none can begin."""
 
     @abstractmethod
     async def _identity(self, driver: Driver) -> object | None:
-        """The target of a connection; None: nothing of bide's. Raises BadInput if its values are not as we need."""
+        """The target of a connection; None: it has no tables of bide. Raises BadInput if values come back altered."""
 
     @abstractmethod
     def _meaning(self, error: Exception, *, adding: bool) -> Exception:
@@ -201,7 +202,7 @@ class JoinedVerbs(ABC):
 
 
 def ended(where: str) -> SetupError:
-    """The error of a block in which the caller ended the transaction."""
+    """The error to raise if the caller ended the transaction inside its block."""
     return SetupError(
         f"{where}: the transaction was committed or rolled back inside its block, so the task could not be completed "
         "with it; leave that to the end of the block"
@@ -211,20 +212,20 @@ def ended(where: str) -> SetupError:
 # --- savepoints
 
 _LONGEST = 10.0
-"""Seconds that a cancelled caller waits for the end of a step that is not given up; then the connection is closed."""
+"""Seconds that a cancelled caller waits for an uninterruptible step to end; then the connection is closed."""
 _NAME = "bide_verb"
 
 
 class ConnectionState:
-    """The state of a caller's connection, kept for as long as that is there."""
+    """The state of a caller's connection, kept for the lifetime of that connection."""
 
     def __init__(self, *, asynchronous: bool = True) -> None:
         self.turn: asyncio.Lock | ThreadTurn = asyncio.Lock() if asynchronous else ThreadTurn()
-        """Verbs side by side go one after another: a connection does one thing at a time."""
+        """Serializes concurrent verbs: a connection does one thing at a time."""
         self.ours = False
-        """True once it was found to be to this very database."""
+        """True once the connection is known to be to the store's database."""
         self.gone = False
-        """True while the server has undone the caller's transaction, and the caller has not yet rolled it back."""
+        """True while the server has rolled back the caller's transaction and the caller has not yet ended it."""
 
 
 class ThreadTurn:
@@ -242,14 +243,14 @@ class ThreadTurn:
 
 
 class Savepoint:
-    """A block on a connection that the caller opened: all of it is done or nothing, also if it is cancelled.
+    """A block of statements that is done completely or not at all, even if it is cancelled.
 
-    It is a savepoint of the caller's transaction; where there is none, a transaction of its own. Its beginning and its
-    end are not given up half-way, so that it is always known how far it came. The statements in between may be
-    cancelled at every await, and are undone then. Where that fails the connection is closed, so that no half of the
-    block can be committed.
+    It is a savepoint of the caller's transaction; without one, it is a transaction of its own. The statements that
+    begin and end it are never interrupted, so that its state is always known. The statements in between may be
+    cancelled at every await, and are then rolled back. If the rollback fails the connection is closed, so that no part
+    of the block can be committed.
 
-    `committing` says whether its end was a commit of its own, and was sent.
+    `committing` is true once the block has sent a COMMIT of its own.
     """
 
     def __init__(
@@ -260,9 +261,10 @@ class Savepoint:
         *,
         gone: Callable[[Exception], Awaitable[bool]] | None = None,
     ) -> None:
-        """`first`: what is set within it; `last`: what takes that back, in a transaction of the caller's.
+        """`first`: statements that change settings within the block; `last`: those that restore the caller's settings.
 
-        `gone`: tells whether it cannot be undone because the server has undone the whole transaction, and acts on that.
+        `gone` is called when the rollback fails. It returns true if the server had rolled back the whole transaction,
+        and has then dealt with that.
         """
         self._driver = driver
         self._gone = gone
@@ -322,14 +324,14 @@ class Savepoint:
     async def _carried(self, step: Coroutine[Any, Any, None]) -> None:
         if self._driver.asynchronous and on_a_loop():
             await to_its_end(step, within=_LONGEST)
-        else:  # it never lets go of its thread
+        else:  # a synchronous driver blocks its thread until the step is done
             await step
 
 
 async def to_its_end(step: Coroutine[Any, Any, T], *, within: float | None = None) -> T:
-    """The result of `step`, which runs to its end: a cancellation is passed on when it is done.
+    """The result of `step`, which runs to its end: a cancellation is raised only after that.
 
-    `within`: so many seconds after it, `step` is cancelled all the same.
+    `within`: seconds after a cancellation at which `step` itself is cancelled.
     """
     loop = asyncio.get_running_loop()
     task = loop.create_task(step, name="bide to its end")
@@ -357,7 +359,7 @@ async def to_its_end(step: Coroutine[Any, Any, T], *, within: float | None = Non
 # --- transactions of our own
 
 MOST = 10
-"""Transactions at a time in one process: each is a connection."""
+"""The maximum of concurrent transactions in one process: each takes a connection."""
 
 
 KEPT = 60.0
@@ -365,7 +367,7 @@ KEPT = 60.0
 
 
 class Pool(ABC):
-    """Connections for transactions: each is kept for a minute when unused, and the one used last is given out first.
+    """Connections for transactions. An unused one is kept for a minute; the most recently used is reused first.
 
     Belongs to one event loop.
     """
@@ -382,13 +384,13 @@ class Pool(ABC):
         self._sweep: asyncio.TimerHandle | None = None
 
     def _take(self) -> Any:
-        """The connection that was used last; None: there is none. Raises StoreUnavailable."""
+        """The most recently used connection; None: there is none. Raises StoreUnavailable."""
         if not self._is_open:
             raise StoreUnavailable(f"{self.address.shown}: not open")
         return self._kept.pop()[1] if self._kept else None
 
     async def _tried(self, connection: Any, doing: Awaitable[T], within: float) -> T:
-        """Let go of the connection if it cannot be done in time."""
+        """The result of `doing`. Drops the connection if that fails or takes too long."""
         try:
             async with asyncio.timeout(within):
                 return await doing
@@ -397,7 +399,7 @@ class Pool(ABC):
             raise
 
     async def _give_back(self, connection: Any, *, reset: bool, within: float) -> None:
-        """Keep it for later. `reset`: a handler had it, and the next is to find it as if it were new."""
+        """Return the connection to the pool. `reset`: a handler used it, and the next user must find it like new."""
         if reset and connection.usable:
             with suppress(*self.dialect.away):
                 await self._tried(connection, connection.reset(), within)
@@ -427,7 +429,7 @@ class OwnTransactions(Pool):
     """The transactions of an open store."""
 
     def __init__(self, runtime: Any, *, silence: float) -> None:
-        """`runtime`: the open store's. The outcome of a lost commit is read on its connection `keep`."""
+        """`runtime`: the open store's. Its connection `keep` reads the outcome of a commit whose answer was lost."""
         super().__init__(runtime.address, MOST)
         self.dialect = runtime.dialect
         self._runtime = runtime
@@ -448,7 +450,7 @@ class OwnTransactions(Pool):
 
     @abstractmethod
     async def _mark(self, connection: Any) -> None:
-        """Write the transaction's number into its row. Raises SetupError where it is over already."""
+        """Write the transaction's number into its row. Raises SetupError if the transaction has already ended."""
 
     async def _commit(self, connection: Any) -> None:
         await connection.ask("COMMIT")
@@ -458,15 +460,15 @@ class OwnTransactions(Pool):
 
     @abstractmethod
     async def _marked(self, connection: Any) -> int:
-        """Ask for the number in the row, once the server has made an end of the transaction."""
+        """Read the number in the row, after waiting for the server to end the transaction."""
 
     def _done(self, joined: Any) -> None:
-        """Notify of what was committed."""
+        """Notify workers of the committed wakes."""
         if joined.wakes:
             self._runtime.notify(joined.wakes)
 
     def _refused(self, error: Exception, found: Exception) -> Exception:
-        """The error to raise where the server refuses to commit."""
+        """The error to raise if the server refuses to commit."""
         return plain(found)
 
     # --- transactions
@@ -475,7 +477,7 @@ class OwnTransactions(Pool):
     async def transaction(self) -> AsyncIterator[Any]:
         """A transaction, committed when left without an error."""
         own = asyncio.current_task()
-        if own in self._owners:  # ten such would wait for each other
+        if own in self._owners:  # ten nested transactions would wait for each other
             raise SetupError(f"{self.address.shown}: a transaction within a transaction; use the one that is open")
         async with self.slots:
             connection = await self._begun()
@@ -513,11 +515,11 @@ class OwnTransactions(Pool):
                 found = self.dialect.meaning(error, self.address.shown)
                 if not isinstance(found, Lost | NotSent):
                     raise plain(found) from error
-                # nothing was done yet: with another connection, then
+                # nothing was done yet: try another connection
                 await resending.pause(str(found), seconds=0.0 if self._kept else None)
 
     async def _committed(self, connection: Any) -> None:
-        """Raises SetupError where it is over already, StoreUnavailable: not done, OutcomeUnknown."""
+        """Commit. Raises SetupError (the transaction ended earlier), StoreUnavailable (not done), OutcomeUnknown."""
         sent = False
         try:
             async with asyncio.timeout(self._silence):
@@ -537,21 +539,21 @@ class OwnTransactions(Pool):
                 raise StoreUnavailable(f"{found}; the transaction came to nothing") from error
 
     async def _was_committed(self, connection: Any, why: Exception) -> bool:
-        """Find out what became of a commit whose answer was lost. Raises OutcomeUnknown."""
+        """Determine the outcome of a commit whose answer was lost. Raises OutcomeUnknown."""
         try:
             return bool(await self._marked(connection) == connection.number)
         except Exception as error:
             raise OutcomeUnknown(f"{why}; and whether it was committed cannot be found out: {error}") from error
 
     async def _undo(self, connection: Any) -> None:
-        """Roll back what is not committed."""
+        """Roll back the open transaction."""
         if connection.usable:
             with suppress(*self.dialect.away):
                 await self._tried(connection, self._rollback(connection), self._silence)
             await self._give_back(connection, reset=True, within=self._silence)
 
     async def close(self) -> None:
-        """Let go of the connections; a transaction that is open comes to nothing when it is left."""
+        """Close the unused connections. The connection of an open transaction is closed when its block ends."""
         self._is_open = False
         for connection in self._take_all():
             await connection.end(within=self._silence)

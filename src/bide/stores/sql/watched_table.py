@@ -1,15 +1,15 @@
 """A watched table: how its due rows are found, locked, changed and checked, in any SQL database.
 
-A row is taken in one transaction, of which others see nothing until it is committed:
+Rows are taken in one transaction, whose effects are invisible to others until the commit:
 
-    lock      the earliest rows that are due and that no other transaction holds
+    lock      the earliest due rows that no other transaction has locked
     change    them as the source says
-    check     that each was changed, once, and is due no longer; else all of it is undone
+    check     that each was changed exactly once and is no longer due; otherwise roll back
 
-A database adds its statements (`watched_table.sql` in its folder), how its column of times compares with a clock, and
-the meaning of its errors. `server_table` is for those on a server, `sqlite.watched_table` for a file. None of it needs
-tables of bide's.
-`TableTimes` reads the due column on a server, and compares it with the server's clock within a statement.
+Each database adds its statements (`watched_table.sql` in its folder), the comparison of its due column with a clock,
+and the meaning of its errors. `server_table` is for databases on a server, `sqlite.watched_table` for a file. Nothing
+here needs bide's own tables. `TableTimes` reads the due column on a server, and compares it with the server's clock
+within a statement.
 """
 
 from __future__ import annotations
@@ -36,21 +36,21 @@ _STILL_DUE = (
 )
 _NOT_CHANGED = "the table did not let itself be changed: a trigger or a policy of its own keeps the row as it is"
 Give = Callable[..., str]
-"""Puts a value into a statement, and its type where that has to be said; answers the text that stands for it there."""
+"""Adds a value to a statement's values, with its type if needed; returns the placeholder for it."""
 
 
 class Plan(NamedTuple):
-    """The way in which the database finds the due rows, and tells rows apart."""
+    """How the database finds the due rows, and whether their ids are unique."""
 
     served: bool
-    """True if an index leads to them."""
+    """True if an index leads to the due rows."""
     unique: bool
     making: str
-    """The statement that makes such an index."""
+    """The statement that creates such an index."""
 
 
 class _Parts(dict[str, str]):
-    """The texts for a statement's braces, each made when it is come to, so that values go in in their order."""
+    """The texts for a statement's braces. Each is made when it is reached, so that the values are in order."""
 
     def __init__(self, known: Mapping[str, str], made: Mapping[str, Callable[[], str]]) -> None:
         super().__init__(known)
@@ -62,18 +62,18 @@ class _Parts(dict[str, str]):
 
 
 class WatchedTable(ABC):
-    """The steps that all databases share; see `ports.Table`."""
+    """The part of a watched table that all databases share; see `ports.Table`."""
 
     _queries: ClassVar[Mapping[str, str]]
     _refused: ClassVar[tuple[type[Exception], ...]]
-    """Errors of a statement that is only tried: the program's own SQL is to blame."""
+    """Errors in the trial of a statement: the program's own SQL is at fault."""
     _refusals: ClassVar[tuple[type[Exception], ...]]
-    """Errors of a change, which may be a row's own."""
+    """Errors of a change that a row may have caused."""
 
     def __init__(self, source: TableSource) -> None:
         self._source = source
         self._times: Any = None
-        """Reads and writes times as the due column has them. None: the table is to be examined, anew maybe."""
+        """Converts times from and to the form of the due column. None: the table has to be examined (again)."""
         ids = ", ".join(map(self._quoted, source.ids))
         self._id = f"({ids})" if len(source.ids) > 1 else ids
         self._names = {
@@ -89,7 +89,7 @@ class WatchedTable(ABC):
     @property
     @abstractmethod
     def _where(self) -> str:
-        """The server, or the file, in what is said of the table."""
+        """The server or file, for messages about the table."""
 
     @abstractmethod
     async def _ask(self, connection: Any, text: str, values: Sequence[Any] = ()) -> Rows:
@@ -101,7 +101,7 @@ class WatchedTable(ABC):
 
     @abstractmethod
     def _is_of_rows(self, error: Exception) -> bool:
-        """Tell whether a change failed for its rows: not for what passes, nor for what is wrong with the table."""
+        """Tell whether its rows made a change fail, and not a temporary error or a defect of the table."""
 
     @abstractmethod
     def _give(self, values: list[Any], value: Any, kind: str = "") -> str:
@@ -109,25 +109,25 @@ class WatchedTable(ABC):
 
     @abstractmethod
     def _one_of(self, ids: Collection[Any], give: Give, *, out: bool = False) -> str:
-        """The condition that a row has one of these ids; or, `out`, none of them."""
+        """An SQL condition: a row has one of these ids or, with `out`, none of them."""
 
     @abstractmethod
     def _compared(self, query: str, now: Millis, give: Give) -> Mapping[str, Callable[[], str]]:
-        """The parts of a statement that compare times; `written`: the present as the due column has it."""
+        """The parts of a statement that compare times; `written`: the present in the form of the due column."""
 
     @abstractmethod
     async def _types(self, connection: Any) -> Mapping[str, str]:
-        """The types of the table's columns; none, if it is not there."""
+        """The types of the table's columns; none if the table does not exist."""
 
     @abstractmethod
     async def _is_view(self, connection: Any) -> bool: ...
     @abstractmethod
     async def _prepare(self, connection: Any, kind: str) -> Millis:
-        """Make `_times`, for a due column of this type; the present."""
+        """Set `_times` for a due column of this type; return the present."""
 
     @abstractmethod
     async def _plan(self, connection: Any, now: Millis, types: Mapping[str, str]) -> Plan:
-        """Try the statements, without carrying them out. Raises the database's errors, SetupError."""
+        """Try the statements without executing them. Raises the database's errors, SetupError."""
 
     @staticmethod
     def _quoted(name: str) -> str:
@@ -135,11 +135,11 @@ class WatchedTable(ABC):
 
     @staticmethod
     def _text(expression: str) -> str:
-        """The program's own SQL, within a statement that has values."""
+        """The program's own SQL, escaped for a statement that has values."""
         return expression
 
     def _column(self, name: str) -> str:
-        """The name of a column as the catalog has it."""
+        """The name of a column as the catalog spells it."""
         return name
 
     # --- statements
@@ -186,7 +186,7 @@ class WatchedTable(ABC):
         return values[0] if len(self._source.ids) == 1 else tuple(values)
 
     def _row(self, found: Sequence[Any]) -> DueRow:
-        """The row of an id, a due time, and columns, if any. Raises RowRefused for a time that cannot be read."""
+        """The DueRow of an id, a due time and any loaded columns. Raises RowRefused for an unreadable time."""
         width = len(self._source.ids)
         identity = self._identity(found[:width])
         try:
@@ -200,7 +200,7 @@ class WatchedTable(ABC):
     async def _take(
         self, connection: Any, now: Millis, limit: int, skip: Collection[Any], dead: Any = None
     ) -> list[DueRow]:
-        """Up to `limit` rows that are due, or the one whose id is `dead`: locked, changed and checked."""
+        """Lock, change and check up to `limit` due rows, or the one whose id is `dead`."""
         with self._ours():
             found = await self._lock(connection, now, limit, skip, dead)
         rows = [self._row(row) for row in found]
@@ -219,13 +219,13 @@ class WatchedTable(ABC):
     async def _change(
         self, connection: Any, now: Millis, ids: Sequence[Any], changes: Mapping[str, Any] | None
     ) -> Sequence[tuple[Any, bool]]:
-        """The ids of the rows that were changed, and whether they are due still."""
+        """The ids of the changed rows, each with whether it is still due."""
         changed = await self._ask(connection, *self._write("change", now, ids=ids, changes=changes))
         return [(self._identity(row[:-1]), bool(row[-1])) for row in changed]
 
     @contextmanager
     def _refusing(self, rows: Sequence[DueRow]) -> Iterator[None]:
-        """Refuse the rows for an error that is their own."""
+        """Raise RowRefused for an error that the rows caused."""
         try:
             yield
         except self._refusals as error:
@@ -236,7 +236,7 @@ class WatchedTable(ABC):
     # --- examine
 
     async def _examine(self, connection: Any) -> list[Finding]:
-        """See whether the table is there, and is as the source says. Raises SetupError."""
+        """Check that the table exists and matches the source. Raises SetupError."""
         source, where = self._source, self._where
         types = await self._types(connection)
         if not types:
@@ -265,9 +265,9 @@ class WatchedTable(ABC):
 
 
 def _check(rows: Sequence[DueRow], changed: Sequence[tuple[Any, bool]]) -> None:
-    """Raises RowRefused unless each row was changed, once, and is due no longer.
+    """Raise RowRefused unless each row was changed exactly once and is no longer due.
 
-    `changed`: the ids of the rows that were changed, and whether they are due still.
+    `changed`: the ids of the changed rows, each with whether it is still due.
     """
     still = {identity for identity, due in changed if due}
     if still:
@@ -284,23 +284,23 @@ def _check(rows: Sequence[DueRow], changed: Sequence[tuple[Any, bool]]) -> None:
 _EPOCH = as_datetime(0)
 _MILLISECOND = timedelta(milliseconds=1)
 _BEHIND: Millis = 10
-"""The offset of a zone is that of so long ago: what is known here of the server's clock may be ahead of it."""
+"""A zone's offset is read for this long before the present, since our estimate of the server's clock may be ahead."""
 
 
 class TableTimes(ABC):
-    """The due column of one source, of the type `kind`. Raises SetupError for one that cannot hold these times."""
+    """The due column of one source, of the type `kind`. Raises SetupError if that type cannot hold these times."""
 
     zoned: ClassVar[str]
-    """The server's type of moments, and that of wall times."""
+    """The server's type of instants; `naive`: its type of local times."""
     naive: ClassVar[str]
     whole: ClassVar[Collection[str]]
-    """Its types of whole numbers, and of others that tell milliseconds apart."""
+    """Its types of whole numbers; `fractions`: its other numeric types with millisecond precision."""
     fractions: ClassVar[Collection[str]]
     coarse: ClassVar[str]
-    """Its type of numbers that does not, and which to take instead."""
+    """Its numeric type without that precision; `finer`: the type to use instead."""
     finer: ClassVar[str]
     called: ClassVar[str]
-    """Its word for times."""
+    """Its word for times, for error messages."""
 
     def __init__(self, source: TableSource, kind: str) -> None:
         self._is = DueIs(source.due_is)
@@ -319,13 +319,13 @@ class TableTimes(ABC):
             raise SetupError(f"{what}, which holds no {self._is}; leave out due_is= for {self.called}")
 
     def cutoff(self, now: str, about: Millis, give: Give) -> str:
-        """The latest time of the column that is due at `now`, an expression; `about` is what we take that to be."""
-        if self._after:  # the column stays as it is, so that an index on it serves
+        """The latest value of the column that is due at `now`, an expression; `about`: our estimate of it."""
+        if self._after:  # leave the column unchanged, so that an index on it can be used
             now, about = f"({now} - {self._length(self._after)})", about - self._after
         return self.shown_at(now, about, give)
 
     def shown_at(self, now: str, about: Millis, give: Give) -> str:
-        """`now` as the column has it."""
+        """`now` in the form of the column."""
         if self._is is not DueIs.TIMESTAMP:
             return self._number(now, "" if self._is is DueIs.SECONDS else " * 1000", whole=self._kind in self.whole)
         if self._kind == self.zoned:
@@ -338,7 +338,7 @@ class TableTimes(ABC):
             millis = instant_of(value, self._zone) if value.tzinfo is None else -((_EPOCH - value) // _MILLISECOND)
         elif self._is is DueIs.TIMESTAMP:
             raise ValueError(f"no date: {value!r}")
-        elif not math.isfinite(value):  # NaN is behind all others, as the server has it
+        elif not math.isfinite(value):  # the server sorts NaN after all other numbers
             millis = 0 if float(value) < 0 else LAST_INSTANT
         else:
             millis = math.ceil(Fraction(value) * (1000 if self._is is DueIs.SECONDS else 1))
@@ -348,12 +348,12 @@ class TableTimes(ABC):
 
     @abstractmethod
     def _length(self, millis: Millis) -> str:
-        """A length of time within a statement."""
+        """A duration within a statement."""
 
     @abstractmethod
     def _number(self, now: str, factor: str, *, whole: bool) -> str:
-        """`now` in seconds times a factor, rounded down if the column has whole numbers."""
+        """`now` in seconds, times a factor; rounded down if the column has whole numbers."""
 
     @abstractmethod
     def _in_zone(self, now: str, held: Stretch, give: Give) -> str:
-        """`now` as the clocks of the source's zone show it."""
+        """`now` as local time in the source's zone."""

@@ -1,21 +1,21 @@
--- What bide keeps in MySQL or MariaDB: version 1. Statements are parted by lines of two dashes and a semicolon. {name}
--- stands for a table of the chosen database with the chosen prefix. Each may be run twice: tables cannot be made within
--- a transaction here.
+-- bide's tables in MySQL or MariaDB: version 1. Lines of two dashes and a semicolon separate the statements. {name}
+-- stands for a table in the chosen database with the chosen prefix. Each statement may be run twice, since tables
+-- cannot be created within a transaction here.
 
 -- One row per task.
--- row: never changes over all lives of a key, so that pages can tell equal times apart by it. InnoDB keeps the table in
--- this order, so new tasks, whatever their keys, come one after the other, and the other indexes stay small.
--- token: by itself the moment at which the row is written, on connections whose time zone is UTC.
--- state: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead. ended: the same of what has ended, 0 of what lives.
--- at: when what waits wakes, and when what is leased woke; of what has ended finished_at. wake_at: until when it is
--- leased, and the last wake_at of what has ended. So a lease does not touch an index: what is leased stays where it was
--- among what is due, which is few, and is found by {lease}.
--- Names are bytes (UTF-8): so case, accents and trailing spaces count, whatever the collation of the database, and they
--- sort by their bytes, as everywhere else in bide. CONVERT(topic USING utf8mb4) shows them.
--- holder: filled up with NUL to 48 bytes, and wake_at is never null, so that a lease does not change how long a row is:
--- InnoDB then writes it where it lies, in half the time.
--- What only some tasks have, a group or an end to being kept, is indexed in tables of its own: here is no index without
--- entries of the others, and each costs every insert and every delete.
+-- row: never changes over all lives of a key, so that pages can order equal times by it. InnoDB stores the table in
+-- this order, so new tasks with any keys are appended, and the secondary indexes stay small.
+-- token: by default the moment at which the row is written, on connections whose time zone is UTC.
+-- state: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead. ended: the state if it is final, otherwise 0.
+-- at: the wake time of a waiting task; the wake time that a leased task had; the finished_at of an ended task.
+-- wake_at: the expiry of the lease, or the last wake_at of an ended task. So a lease changes no index: a leased task
+-- keeps its place among the due ones, which are few, and is found through {lease}.
+-- Names are bytes (UTF-8). So case, accents and trailing spaces are significant in every collation of the database, and
+-- names sort by their bytes, as everywhere else in bide. CONVERT(topic USING utf8mb4) shows them.
+-- holder is padded with NUL to 48 bytes, and wake_at is never null, so that a lease does not change a row's length:
+-- InnoDB then updates it in place, in half the time.
+-- Attributes of only some tasks (a group, the end of retention) are indexed in separate tables: MySQL has no partial
+-- indexes, and each full index would slow down every insert and every delete.
 CREATE TABLE IF NOT EXISTS {task} (
     `row`       bigint UNSIGNED NOT NULL AUTO_INCREMENT,
     token       bigint NOT NULL DEFAULT (TIMESTAMPDIFF(MICROSECOND, TIMESTAMP'1970-01-01 00:00:00', SYSDATE(6))),
@@ -42,15 +42,15 @@ CREATE TABLE IF NOT EXISTS {task} (
     payload     longblob NOT NULL,
     PRIMARY KEY (`row`),
     UNIQUE KEY name (topic, `key`),
-    -- what is due, oldest first, the next wake, lists and counts: what lives of each topic, and what ended how, by time
+    -- for due tasks, oldest first, the next wake, lists and counts: the live and the ended tasks of each topic, by time
     KEY due (topic, ended, at, `row`)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4
 --;
--- What was leased together: one row for the tasks of one topic in one call, however many they are.
--- until: none of them is lost before. If their leases are extended it stays, and when its time has come who looks writes
--- down anew what is still held. The call that settles the last of them removes the row.
--- tasks: the row of each and the token of its lease, as MessagePack. If the task has another token, or is not leased any
--- more, this lease of it is over for good.
+-- Batches of tasks that were leased together: one row for all tasks of one topic in one call.
+-- until: none of the leases expires before this. An extension does not change it; the scan that reads the batch at this
+-- time writes a new one for the tasks still held. The call that settles the last of the tasks deletes the row.
+-- tasks: the row of each task and the token of its lease, as MessagePack. If the task has another token, or is no
+-- longer leased, this lease of it is over for good.
 CREATE TABLE IF NOT EXISTS {lease} (
     topic  varbinary(200) NOT NULL,
     until  bigint NOT NULL,
@@ -58,7 +58,7 @@ CREATE TABLE IF NOT EXISTS {lease} (
     token  bigint NOT NULL,
     caller varbinary(64) NOT NULL,
     tasks  longblob NOT NULL,
-    -- row and token: those of its first task; caller: who wrote the row, and in which call
+    -- row and token: those of its first task; caller: the caller that wrote the row, and the number of its call
     PRIMARY KEY (topic, until, `row`, token, caller)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4
 --;
@@ -72,18 +72,18 @@ CREATE TABLE IF NOT EXISTS {grouped} (
     KEY name (group_name, topic, `key`)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4
 --;
--- What has ended, by when it may be forgotten. If the task has begun another life since, its row says so, and the line
--- here means nothing any more.
+-- The ended tasks, by the end of their retention. If the task has begun another life since, its row says so, and the
+-- line here is obsolete.
 CREATE TABLE IF NOT EXISTS {kept} (
     until bigint NOT NULL,
     `row` bigint UNSIGNED NOT NULL,
     PRIMARY KEY (until, `row`)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4
 --;
--- The last call of each caller and its answer, written with the work itself: so a call that is sent again, because its
+-- The last call of each caller and its answer, written with the work itself. So a call that is sent again, because its
 -- answer was lost, is recognised. One row per kind of call and process.
--- micros: no token that the call gave out was higher. What begins a life takes one above all of these, so that tokens
--- rise although the clock was set back. The row without a name holds what those had that are forgotten.
+-- micros: an upper bound of the tokens that the call gave out. A new life takes a token above all of these, so that
+-- tokens rise even if the clock was set back. The row without a name holds the maximum of the deleted rows.
 CREATE TABLE IF NOT EXISTS {caller} (
     name    varbinary(64) NOT NULL,
     number  bigint NOT NULL,
@@ -96,7 +96,7 @@ CREATE TABLE IF NOT EXISTS {caller} (
 --;
 INSERT INTO {caller} (name, number, seen, now, micros) VALUES ('', 0, 0, 0, 0) ON DUPLICATE KEY UPDATE number = 0
 --;
--- Who works on what, until when.
+-- The live workers: the topics of each, and the time until which it counts as live.
 CREATE TABLE IF NOT EXISTS {worker} (
     holder  varbinary(255) NOT NULL,
     topics  longblob NOT NULL,
@@ -104,7 +104,7 @@ CREATE TABLE IF NOT EXISTS {worker} (
     PRIMARY KEY (holder)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4
 --;
--- The log of what was out of the ordinary. `line` only rises, so that the oldest are one range.
+-- The log of unusual events. `line` only rises, so that the oldest lines are one range.
 CREATE TABLE IF NOT EXISTS {event} (
     line    bigint UNSIGNED NOT NULL AUTO_INCREMENT,
     at      bigint NOT NULL,

@@ -1,17 +1,18 @@
--- What bide keeps in PostgreSQL: version 1. Statements are parted by lines of two dashes and a semicolon. {name} stands
--- for a table of the chosen schema with the chosen prefix, "{prefix}..." for a name that lies in the schema by itself.
+-- bide's tables in PostgreSQL: version 1. Lines of two dashes and a semicolon separate the statements. {name} stands
+-- for a table in the chosen schema with the chosen prefix, "{prefix}..." for the name of an index or constraint, which
+-- is in the schema of its table.
 
 -- One row per task.
--- row: never changes over all lives of a key, so that pages can tell equal times apart by it. A connection takes a
--- hundred numbers at a time, since nothing depends on their order.
+-- row: never changes over all lives of a key, so that pages can order equal times by it. A connection takes a hundred
+-- numbers at a time, since nothing depends on their order.
 -- state: 0 waiting, 1 leased, 2 done, 3 cancelled, 4 dead.
--- at: the wake_at of what lives, the finished_at of what has ended. woke_at: the wake_at that a lease was given for
--- (for the order of what is given out), or the last wake_at of what has ended.
--- Names sort by their bytes (COLLATE "C"): the order of characters everywhere else in bide, and the quickest.
--- fillfactor: a task is updated twice in its life, and the new version is found sooner on the page of the old one.
--- Autovacuum comes after 10,000 dead rows whatever the size, and does not pause: the table turns over within minutes,
--- and what is left lying is stepped over by each lease. It gives no pages back (vacuum_truncate): for that it would lock
--- the table against everybody, once a minute, and the pages are needed again at the next flood.
+-- at: the wake_at of a live task, the finished_at of an ended one. woke_at: the wake_at that a lease was given for (for
+-- the order in which tasks are handed out), or the last wake_at of an ended task.
+-- Names sort by their bytes (COLLATE "C"): the order used everywhere else in bide, and the fastest.
+-- fillfactor: a task is updated twice in its life, and its new version is found faster on the page of the old one.
+-- Autovacuum runs after 10,000 dead rows, whatever the size of the table, and does not pause: the table turns over
+-- within minutes, and each lease visits the dead rows. It returns no pages to the system (vacuum_truncate): for that it
+-- would lock the whole table once a minute, and the next burst needs the pages again.
 CREATE TABLE {task} (
     row         bigint GENERATED ALWAYS AS IDENTITY (CACHE 100),
     token       bigint NOT NULL,
@@ -41,27 +42,28 @@ CREATE TABLE {task} (
     autovacuum_vacuum_cost_delay = 0, vacuum_truncate = false
 )
 --;
--- What is due, oldest first, and the next wake. Waiting, leased and ended have an index each: a task is in one of them
--- at a time, so that a transition writes no more entries than with one, and none has to step over the others' rows.
+-- The due tasks, oldest first, and the next wake. Waiting, leased and ended tasks have an index each. A task is in one
+-- of these at a time, so a transition writes no more entries than with a single index, and no scan visits the rows of
+-- another state.
 CREATE INDEX "{prefix}task_waiting" ON {task} (topic, at, row) WHERE state = 0
 --;
--- What a lost holder left, and when the next lease ends.
+-- The expired leases, and the next expiry.
 CREATE INDEX "{prefix}task_leased" ON {task} (topic, at, row) WHERE state = 1
 --;
--- Lists and counts of what has ended.
+-- Lists and counts of ended tasks.
 CREATE INDEX "{prefix}task_ended" ON {task} (topic, state, at, row) WHERE state >= 2
 --;
--- What purge may forget; only what has ended is kept until some time.
+-- The tasks to purge; only ended tasks have a retention.
 CREATE INDEX "{prefix}task_kept" ON {task} (keep_until) WHERE keep_until IS NOT NULL
 --;
 -- The members of a group.
 CREATE INDEX "{prefix}task_group" ON {task} (group_name, topic, key) WHERE group_name IS NOT NULL
 --;
--- Fencing tokens: a counter that is raised to the clock in microseconds. A rolled-back transaction leaves a gap, which
--- harms nothing: tokens only have to rise.
+-- Fencing tokens: a counter that is raised to the clock in microseconds. A rolled-back transaction leaves a harmless
+-- gap: tokens only have to rise.
 CREATE SEQUENCE {token} AS bigint
 --;
--- The last call of each caller and its answer, written with the work itself: so a call that is sent again, because its
+-- The last call of each caller and its answer, written with the work itself. So a call that is sent again, because its
 -- answer was lost, is recognised. One row per kind of call and process.
 CREATE TABLE {caller} (
     name        text COLLATE "C" PRIMARY KEY,
@@ -80,13 +82,13 @@ ALTER TABLE {caller}
     ALTER COLUMN tokens SET STORAGE EXTERNAL, ALTER COLUMN topics SET STORAGE EXTERNAL,
     ALTER COLUMN keys SET STORAGE EXTERNAL, ALTER COLUMN answer SET STORAGE EXTERNAL
 --;
--- Who works on what, until when.
+-- The live workers: the topics of each, and the time until which it counts as live.
 CREATE TABLE {worker} (holder text COLLATE "C" PRIMARY KEY, topics text[] NOT NULL, until bigint NOT NULL)
     WITH (
     fillfactor = 50, autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 1000, vacuum_truncate = false
 )
 --;
--- The log of what was out of the ordinary. `line` only rises, so that the oldest are one range.
+-- The log of unusual events. `line` only rises, so that the oldest lines are one range.
 CREATE TABLE {event} (
     line        bigint GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     at          bigint NOT NULL,
