@@ -1,11 +1,11 @@
-"""The rules of deliveries beside the lifecycle: each of one lease, in time, not after a cancel, not too many.
+"""The rules of deliveries that go beyond the lifecycle: one per lease, on time, not after a cancel, not too many.
 
-P7, *a worker holds only what it runs*, is read off its own questions. A worker asks for as many as it has room for, and
-begins with nothing in its hands; so it never has more at once, of all topics together, than the sum over topics of the
-most that it ever asked for. With `Header.room` that is the bound instead. A delivery counts from the answer that leased
-it to its last line, or where nobody told of that, to its settle; what was given back without being begun does not
-count, and no answer may hold more than was asked for. For holders that ask for more while they wait for what they hold
-(a consumer without a worker), it does not apply.
+P7, *a worker holds only what it runs*, is derived from the worker's own calls. A worker asks for as many tasks as it
+has room for, and starts with none. So over all topics together it never holds more at once than the sum, over topics,
+of the most that it ever asked for. If `Header.room` is set, that is the bound instead. A delivery counts from the
+answer that leased it to the handler's last line, or if that is not recorded, to its settle. A task that is returned
+without a delivery does not count. No answer may hold more tasks than were asked for. P7 does not apply to holders that
+ask for more while they wait for the tasks they hold (a consumer without a worker).
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class Deliveries:
     def wrong(self, told: TaskHistory) -> Iterator[Violation]:
         """The violations among the deliveries of one task."""
         cancels: dict[str, Op] = {}
-        """Of each life, the cancel that found it waiting."""
+        """By the id of a life, the cancel that found it waiting."""
         for op in told.ops:
             if op.kind == CANCELLED and op.seen is not None and op.answer.result is Result.CANCELLED:  # type: ignore[union-attr]
                 cancels[op.seen.id] = op
@@ -50,8 +50,8 @@ class Deliveries:
             began[one.token] = place, one
             if (wrong := self._not_its(told, one, lease) or self._early(told, one, lease)) is not None:
                 yield wrong
-            # an earlier life that was leased when it was replaced is no longer the task that is cancelled: its delivery
-            # is under way, whether it has reached its handler or not, and its settle is refused
+            # a life that was replaced while leased is no longer the task that is cancelled: its delivery is under way,
+            # even if the handler has not begun, and its settle is refused
             cancel = cancels.get(one.id)
             if cancel is not None and cancel.token > one.token and cancel.answered < place:
                 after = (one.at - cancel.answer.at) / 1e6
@@ -79,9 +79,9 @@ class Deliveries:
         assert seen is not None
         assert type(ask) is ev.Leasing
         assert type(answer) is ev.Leased
-        if one.clock + self.slack >= seen.planned_at or seen.losses:  # one that was lost is leased for its lease's end
+        if one.clock + self.slack >= seen.planned_at or seen.losses:  # after a lost lease the lease's end counts
             return None
-        # a clock that went back since it was leased, rightly, makes nothing early
+        # a delivery is not early if the lease was on time and the clock went back since
         went_back = ask.clock + (one.at - ask.at) * 99 // 100_000_000 - one.clock
         if answer.clock >= seen.planned_at and went_back > self.slack + 5:
             return None
@@ -130,7 +130,7 @@ class Deliveries:
     # --- over all tasks
 
     def twice(self) -> Iterator[Violation]:
-        """An id that two tasks have."""
+        """Find ids that two tasks share."""
         owners: dict[str, tuple[TaskHistory, Op]] = {}
         for told in self.got.tasks.values():
             for op in told.ops:
@@ -143,7 +143,7 @@ class Deliveries:
                         break
 
     def too_many(self) -> tuple[int, list[Violation]]:
-        """Violations of the room that each holder had; and the most that any of them held at once."""
+        """The most tasks that any holder held at once, and the violations of each holder's room."""
         got, wrong = self.got, []
         changes: dict[str, list[tuple[int, int, ev.Leased, Topic, str]]] = {}
         asked: dict[str, dict[Topic, int]] = {}
@@ -184,7 +184,7 @@ class Deliveries:
         return worst, wrong
 
     def left(self, purged_after: Millis) -> Iterator[Violation]:
-        """Tasks that are in the store at the end and should not be."""
+        """Find tasks that are in the store at the end and should not be."""
         got, end = self.got, self.got.end
         if end is None:
             return
@@ -206,7 +206,7 @@ class Deliveries:
 
 
 def _last(told: TaskHistory) -> list[Event]:
-    """The last things that were done, before the look at what was left."""
+    """The events of the last two operations before the final read."""
     done = [op for op in told.ops if type(op.ask) is not ev.Left]
     return [event for op in done[-2:] for event in (op.ask, op.answer)]
 
