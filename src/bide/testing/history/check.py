@@ -56,8 +56,8 @@ def breach(search: Search, stuck: Stuck, moves: Moves) -> Violation:
         wrong = _older(search, stuck, culprit, stuck.wrong)
     else:
         wrong = _wrong(search, stuck, culprit, moves)
-    told = search.told
-    return Violation(wrong[0], told.topic, told.key, sentence(wrong), _events(search, stuck, culprit))
+    history = search.told
+    return Violation(wrong[0], history.topic, history.key, sentence(wrong), _events(search, stuck, culprit))
 
 
 def _wrong(search: Search, stuck: Stuck, op: Op, moves: Moves) -> tuple[Any, ...]:
@@ -173,16 +173,16 @@ def check(events: Iterable[Event], *, late_over: Millis | None = None) -> Report
     violations: list[Violation] = []
     report = Report(violations=violations)
     moves = Moves(got.header, got.clocks)
-    for told in got.tasks.values():
-        search = Search(told, moves, got.leasings_of(told.topic), got.exact)
+    for history in got.tasks.values():
+        search = Search(history, moves, got.leasings_of(history.topic), got.exact)
         try:
             stuck = search.run()
         except Undecided:
-            report.undecided.append((told.topic, told.key))
+            report.undecided.append((history.topic, history.key))
         else:
             if stuck is not None:
                 violations.append(breach(search, stuck, moves))
-        violations += rules.wrong(told)
+        violations += rules.wrong(history)
     violations += rules.twice()
     report.most_held, wrong = rules.too_many()
     violations += wrong
@@ -202,17 +202,17 @@ def _once(violations: list[Violation]) -> list[Violation]:
 
 def _count(got: Gathered, report: Report, late_over: Millis | None) -> None:
     lateness: list[Millis] = []
-    for told in got.tasks.values():
-        report.deliveries += len(told.began)
-        report.leases += len(told.leases)
-        for _, one in told.began:
+    for history in got.tasks.values():
+        report.deliveries += len(history.began)
+        report.leases += len(history.leases)
+        for _, one in history.began:
             if one.attempt > 1:
                 report.redelivered += 1
                 continue
             late = one.clock - one.planned_at
             lateness.append(late)
             if late_over is not None and late > late_over:
-                report.late.append(Late(told.topic, told.key, one.planned_at, late))
+                report.late.append(Late(history.topic, history.key, one.planned_at, late))
     lateness.sort()
     report.lateness_p50 = lateness_of(lateness, 0.50)
     report.lateness_p99 = lateness_of(lateness, 0.99)
