@@ -29,26 +29,26 @@ class Deliveries:
         self.got = got
         self.slack = got.header.slack
 
-    def wrong(self, told: TaskHistory) -> Iterator[Violation]:
+    def wrong(self, history: TaskHistory) -> Iterator[Violation]:
         """The violations among the deliveries of one task."""
         cancels: dict[str, Op] = {}
         """By the id of a life, the cancel that found it waiting."""
-        for op in told.ops:
+        for op in history.ops:
             if op.kind == CANCELLED and op.seen is not None and op.answer.result is Result.CANCELLED:  # type: ignore[union-attr]
                 cancels[op.seen.id] = op
-        settles = [op for op in told.ops if op.kind == SETTLED]
+        settles = [op for op in history.ops if op.kind == SETTLED]
         began: dict[int, tuple[int, ev.Began]] = {}
-        for place, one in told.began:
-            lease = told.leases.get(one.token)
+        for place, one in history.began:
+            lease = history.leases.get(one.token)
             if lease is None:
-                yield _violation("P3", told, f"a delivery began with token {one.token}, which no lease gave", [one])
+                yield _violation("P3", history, f"a delivery began with token {one.token}, which no lease gave", [one])
                 continue
             if one.token in began:
                 what = f"two deliveries of the lease with token {one.token}"
-                yield _violation("P3", told, what, [began[one.token][1], one])
+                yield _violation("P3", history, what, [began[one.token][1], one])
                 continue
             began[one.token] = place, one
-            if (wrong := self._not_its(told, one, lease) or self._early(told, one, lease)) is not None:
+            if (wrong := self._not_its(history, one, lease) or self._early(history, one, lease)) is not None:
                 yield wrong
             # a life that was replaced while leased is no longer the task that is cancelled: its delivery is under way,
             # even if the handler has not begun, and its settle is refused
@@ -59,22 +59,22 @@ class Deliveries:
                     f"a delivery with token {one.token} began {after:.3f} ms after the answer `cancelled`, which has "
                     f"token {cancel.token}"
                 )
-                yield _violation("P4", told, what, [lease.ask, lease.answer, cancel.ask, cancel.answer, one])
+                yield _violation("P4", history, what, [lease.ask, lease.answer, cancel.ask, cancel.answer, one])
         for settle in settles:
-            if (wrong := self._unbegun(told, settle, began)) is not None:
+            if (wrong := self._unbegun(history, settle, began)) is not None:
                 yield wrong
 
-    def _not_its(self, told: TaskHistory, one: ev.Began, lease: Op) -> Violation | None:
+    def _not_its(self, history: TaskHistory, one: ev.Began, lease: Op) -> Violation | None:
         seen = lease.seen
         assert seen is not None
         for name, promise in (("id", "P12"), ("attempt", "P12"), ("planned_at", "P1")):
             told_of, given = getattr(one, name), getattr(seen, name)
             if told_of != given:
                 what = f"delivered with {name} {told_of}, but its lease, with token {one.token}, has {given}"
-                return _violation(promise, told, what, [lease.ask, lease.answer, one])
+                return _violation(promise, history, what, [lease.ask, lease.answer, one])
         return None
 
-    def _early(self, told: TaskHistory, one: ev.Began, lease: Op) -> Violation | None:
+    def _early(self, history: TaskHistory, one: ev.Began, lease: Op) -> Violation | None:
         seen, ask, answer = lease.seen, lease.ask, lease.answer
         assert seen is not None
         assert type(ask) is ev.Leasing
@@ -89,9 +89,9 @@ class Deliveries:
             f"a delivery with token {one.token} began at {one.clock}, {seen.planned_at - one.clock} ms before its wake "
             f"at {seen.planned_at}"
         )
-        return _violation("P1", told, what, [ask, answer, one])
+        return _violation("P1", history, what, [ask, answer, one])
 
-    def _unbegun(self, told: TaskHistory, settle: Op, began: dict[int, tuple[int, ev.Began]]) -> Violation | None:
+    def _unbegun(self, history: TaskHistory, settle: Op, began: dict[int, tuple[int, ev.Began]]) -> Violation | None:
         """A violation if the task ended as done or dead and never ran."""
         ask = settle.ask
         assert type(ask) is ev.Settling
@@ -99,14 +99,14 @@ class Deliveries:
         if ask.verdict is OutcomeKind.DONE:
             if delivery is None:
                 what = f"the lease with token {ask.token} was settled as done, and no delivery of it ever began"
-                return _violation("P2", told, what, [ask, settle.answer])
+                return _violation("P2", history, what, [ask, settle.answer])
             if delivery[0] > settle.asked:
                 what = f"the lease with token {ask.token} was settled as done before its delivery began"
-                return _violation("P2", told, what, [ask, settle.answer, delivery[1]])
+                return _violation("P2", history, what, [ask, settle.answer, delivery[1]])
             return None
         if ask.verdict is not OutcomeKind.DEAD or delivery is not None:
             return None
-        lease = told.leases.get(ask.token)
+        lease = history.leases.get(ask.token)
         if lease is None or lease.seen is None:
             return None
         seen, error = lease.seen, ask.error or ""
@@ -125,21 +125,21 @@ class Deliveries:
             )
         else:
             what = f"dead, with the error {ask.error!r}, and it never ran"
-        return _violation("P2", told, what, [lease.ask, lease.answer, ask, settle.answer])
+        return _violation("P2", history, what, [lease.ask, lease.answer, ask, settle.answer])
 
     # --- over all tasks
 
     def twice(self) -> Iterator[Violation]:
         """Find ids that two tasks share."""
         owners: dict[str, tuple[TaskHistory, Op]] = {}
-        for told in self.got.tasks.values():
-            for op in told.ops:
+        for history in self.got.tasks.values():
+            for op in history.ops:
                 if op.kind <= LAST_WRITE and op.seen is not None:
-                    known = owners.setdefault(op.seen.id, (told, op))
-                    if known[0] is not told:
+                    known = owners.setdefault(op.seen.id, (history, op))
+                    if known[0] is not history:
                         other, first = known
                         what = f"its life has the id {op.seen.id}, which is that of {other.topic}/{other.key}"
-                        yield _violation("P12", told, what, [first.ask, first.answer, op.ask, op.answer])
+                        yield _violation("P12", history, what, [first.ask, first.answer, op.ask, op.answer])
                         break
 
     def too_many(self) -> tuple[int, list[Violation]]:
@@ -190,26 +190,26 @@ class Deliveries:
             return
         for _, left in got.left:
             task = left.task
-            told = got.tasks.get((left.topic, left.key))
-            if told is None:
+            history = got.tasks.get((left.topic, left.key))
+            if history is None:
                 what = f"the store holds a task that is {task.state}, with id {task.id}, and nobody ever asked for it"
                 yield Violation("P10", left.topic, left.key, what, [left])
             elif task.state.live:
                 if end.drained:
                     what = f"it is left as {task.state}, to wake at {task.wake_at}, at the end, {end.clock}"
-                    yield Violation("P10", left.topic, left.key, what, [*_last(told), left])
+                    yield Violation("P10", left.topic, left.key, what, [*_last(history), left])
             elif (task.keep_until or 0) <= end.clock - purged_after - self.slack:
                 what = (
                     f"it is left as {task.state}, was kept until {task.keep_until}, and is there still at {end.clock}"
                 )
-                yield Violation("P10", left.topic, left.key, what, [*_last(told), left])
+                yield Violation("P10", left.topic, left.key, what, [*_last(history), left])
 
 
-def _last(told: TaskHistory) -> list[Event]:
+def _last(history: TaskHistory) -> list[Event]:
     """The events of the last two operations before the final read."""
-    done = [op for op in told.ops if type(op.ask) is not ev.Left]
+    done = [op for op in history.ops if type(op.ask) is not ev.Left]
     return [event for op in done[-2:] for event in (op.ask, op.answer)]
 
 
-def _violation(promise: str, told: TaskHistory, what: str, events: list[Event]) -> Violation:
-    return Violation(promise, told.topic, told.key, what, sorted(events, key=lambda event: event.at))
+def _violation(promise: str, history: TaskHistory, what: str, events: list[Event]) -> Violation:
+    return Violation(promise, history.topic, history.key, what, sorted(events, key=lambda event: event.at))
