@@ -71,11 +71,11 @@ class Stuck(NamedTuple):
 class Search:
     """The search for one task. `run` returns None if there is an order, else where the longest one stops."""
 
-    def __init__(self, told: TaskHistory, moves: Moves, leasings: tuple[Leasings, Leasings], exact: bool) -> None:
-        self.told = told
+    def __init__(self, history: TaskHistory, moves: Moves, leasings: tuple[Leasings, Leasings], exact: bool) -> None:
+        self.told = history
         self.moves = moves
-        self.unseen = Unseen(told, moves, leasings, exact)
-        self.ops = sorted(told.ops, key=attrgetter("asked"))
+        self.unseen = Unseen(history, moves, leasings, exact)
+        self.ops = sorted(history.ops, key=attrgetter("asked"))
         tokens: dict[int, int] = {}
         self.written: set[int] = set()
         """The versions that an answer reported as made: an operation that shows such a version comes after it."""
@@ -314,25 +314,25 @@ Way: TypeAlias = tuple[int, Task | None]
 class Unseen:
     """The possible unseen changes of one task."""
 
-    def __init__(self, told: TaskHistory, moves: Moves, leasings: tuple[Leasings, Leasings], exact: bool) -> None:
-        self._lost = told.lost
+    def __init__(self, history: TaskHistory, moves: Moves, leasings: tuple[Leasings, Leasings], exact: bool) -> None:
+        self._lost = history.lost
         self._moves = moves
         self._leasings = leasings
         self._exact = exact
         self._versions: dict[int, list[Op]] = {}
-        for op in told.ops:
+        for op in history.ops:
             if op.kind <= SHOWN:
                 self._versions.setdefault(op.token, []).append(op)
         self._begun: dict[str, set[int]] = {}
         """By the id of a life, the lost calls that would begin it; under "", redrives whose id the app makes."""
-        for _, lost in told.lost:
+        for _, lost in history.lost:
             life = lost.id if type(lost) is ev.Asked else lost.next_id if type(lost) is ev.Settling else None
             if life is not None and (life or (type(lost) is ev.Asked and lost.asks is Asks.REDRIVE)):
                 self._begun.setdefault(life, set()).add(lost.call)
-        self._told = frozenset(told.leases)
+        self._told = frozenset(history.leases)
         """The tokens of the leases that an answer reported."""
-        self._gave = {op.ask.call for op in told.leases.values()}  # type: ignore[union-attr]
-        self.any = bool(told.lost or leasings[0].in_order)
+        self._gave = {op.ask.call for op in history.leases.values()}  # type: ignore[union-attr]
+        self.any = bool(history.lost or leasings[0].in_order)
         """True if any call was lost."""
 
     def until(self, ask: Event, answer: Event | None) -> Any:
