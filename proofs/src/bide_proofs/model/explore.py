@@ -37,7 +37,7 @@ _GOAL, _STUCK = 0xFFFFFFFF, 0xFFFFFFFE
 _REACHED, _HELPS, _TICKS, _NO_HELP = 0, 1, 2, 9
 """The ratings of steps: of two possible steps, the lower one is taken."""
 _NAMES = ("the store", "worker A", "worker B", "client 1", "client 2")
-"""By place in a state."""
+"""The names of the parts, by place in a state."""
 _State: TypeAlias = tuple[int, int, int, int, int]
 """The store, two workers and two clients, by number."""
 

@@ -198,7 +198,7 @@ class Rules(NamedTuple):
     """Settle is refused without the token of the live lease."""
     extend_checks_token: bool = True
     lease_raises_token: bool = True
-    """Also if the last lease expired."""
+    """A lease gives a new token even if the last lease expired."""
     replace_raises_token: bool = True
     tokens_outlive: bool = True
     """The counter stays when the task is gone: a new life of the key gets a higher one."""
@@ -208,7 +208,7 @@ class Rules(NamedTuple):
     cancel_knows_leased: bool = True
     move_spares_leased: bool = True
     journal: bool = True
-    """A request that is sent twice is carried out once and answered twice."""
+    """A request that is sent twice is carried out once, and gets the same answer again."""
     numbers_rise: bool = True
     """A request that is older than its caller's last one is refused."""
     subscribes_first: bool = True

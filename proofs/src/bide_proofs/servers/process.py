@@ -71,7 +71,7 @@ def _free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("", port))  # at no address of this machine
+            probe.bind(("", port))  # fails if the port is taken on any address of this machine
         except OSError:
             return False
     return True

@@ -76,7 +76,7 @@ class RabbitMqServer(ServerProcess):
             "RABBITMQ_ADVANCED_CONFIG_FILE": f"{home}/advanced.config",
             "RABBITMQ_CONF_ENV_FILE": f"{home}/rabbitmq-env.conf",
             "RABBITMQ_ENABLED_PLUGINS_FILE": f"{home}/enabled_plugins",
-            "RABBITMQ_ALLOW_INPUT": "1",  # the script execs the broker, which so has the known pid
+            "RABBITMQ_ALLOW_INPUT": "1",  # the script execs the broker, which keeps its pid
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} -noinput",
         }
 

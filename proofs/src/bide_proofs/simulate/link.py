@@ -125,7 +125,7 @@ class Link:
     def __post_init__(self) -> None:
         self._loop = self.process.loop
         self._under_way: dict[tuple[str, int], asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By operation and shard."""
+        """Locks, by operation and shard."""
         self._number: Counter[tuple[str, int]] = Counter()
         """The number of the last call, by operation and shard."""
         self._time = _SimulatedTime(self._loop, self.wall)

@@ -140,7 +140,7 @@ class Leasing(Struct, frozen=True, tag="leasing", gc=False):
 
 
 class Held(Struct, frozen=True, gc=False):
-    """One of the tasks that were leased."""
+    """One leased task."""
 
     topic: Topic
     key: str

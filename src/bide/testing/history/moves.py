@@ -151,7 +151,7 @@ class Moves:
         wrong = _if_token(task, op)
         if wrong is not None:
             return wrong
-        if ask.id and seen.id != ask.id:  # a caller who lets the app make the id does not know it
+        if ask.id and seen.id != ask.id:  # the id is empty if the app makes it: the caller does not know it
             return "P12", "redrive asked for a life with id %s and began one with id %s", ask.id, seen.id
         if seen.id == task.id:
             return "P12", "a redrive began a new life with the id of the old one, %s", seen.id

@@ -91,7 +91,7 @@ class MariaDbOnDisk(OnDisk, MariaDbServer):
             status = dict(self.ask("SHOW STATUS LIKE 'Rpl_semi_sync_master_%'"))
             if status["Rpl_semi_sync_master_clients"] == "0":
                 return False
-            if status["Rpl_semi_sync_master_status"] != "ON":  # it gave up waiting; only a commit would end that
+            if status["Rpl_semi_sync_master_status"] != "ON":  # it gave up waiting, until the next commit
                 self.ask(
                     "SET GLOBAL rpl_semi_sync_master_enabled = 0", "SET GLOBAL rpl_semi_sync_master_enabled = 1"
                 )  # fmt: skip
