@@ -1,5 +1,5 @@
 """Evidence that bide keeps its promises: simulation, a model, real processes and servers under real faults.
 
-It may import all of bide, and nothing of bide imports it. Each proof is a package with a command of its own:
-`python -m bide_proofs.simulate --help`. What happened is judged by `bide.testing.history`, which ships with bide.
+This package may import all of bide, and bide imports nothing from it. Each proof is a package with its own command:
+`python -m bide_proofs.simulate --help`. The judge is `bide.testing.history`, which ships with bide.
 """

@@ -1,11 +1,11 @@
-"""Kills a process that works on a SQLite file between any two of its statements, and checks what it had promised.
+"""Kill a process that works on a SQLite file, between any two of its statements, and check bide's promises.
 
     python -m bide_proofs.crash_points --runs 500
 
-Each run is one file and a row of lives. They schedule, move, cancel, lease, fail, retry and settle, and write down each
-question before it is asked and each answer after it came. A life dies by SIGKILL: at a fault point inside the store
-(between any two statements of schedule, change, lease, settle, and around the commit), or at a random moment from
-outside. The last life is let live until nothing is left. `bide.testing.history.check` is the judge.
+Each run has one file and a series of processes, its lives. They schedule, move, cancel, lease, fail, retry and settle,
+and record each call before it is made and each answer after it arrived. A life dies by SIGKILL: at a fault point inside
+the store (between any two statements of schedule, change, lease, settle, and around the commit), or at a random moment
+from outside. The last life runs until no task is left. `bide.testing.history.check` is the judge.
 """
 
 from __future__ import annotations
@@ -39,12 +39,12 @@ TOPIC = "work"
 _KILLED_LIVES = 3
 _MOST_PASSAGES = 100
 _CALLS = 100_000
-"""Numbers of calls that each life has for itself."""
+"""The number of call numbers reserved for each life."""
 _AT = "killed at "
 
 
 def run(seed: int, folder: Path) -> list[Event]:
-    """One run in a folder of its own; what happened. Raises RuntimeError where a life ended by itself, and not well."""
+    """Run once in its own folder; return the history. Raises RuntimeError if a life ended by itself with an error."""
     chance = random.Random(seed)
     frame = Log(folder / "frame.jsonl")
     frame.say(Header("sqlite", slack=SLACK, at=time.monotonic_ns()))

@@ -1,4 +1,4 @@
-"""Values that a handler should not return or raise, and some handler will: for simulation, torture and tests."""
+"""Values that no handler should return or raise, but some handlers will: for simulation, torture and tests."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from bide.core.outcomes import Dead, Retry
 
 
 class Panic(BaseException):
-    """Neither an Exception nor asyncio's own: a panic of an extension, a time-out of a green thread."""
+    """Not an Exception, and not asyncio's: like a panic in an extension or a time-out of a green thread."""
 
 
 class Mute(Exception):
-    """An error that cannot say what it is."""
+    """An error whose text cannot be formatted."""
 
     def __str__(self) -> str:
         raise LookupError("no words")
@@ -22,7 +22,7 @@ WAYS = 10
 
 
 def misbehave(way: int) -> Any:
-    """Return or raise the one of `WAYS` with this number, from 0: of other types, or other than an Exception."""
+    """Return or raise the misuse with number `way`, from 0 up to `WAYS`: wrong types, or not an Exception."""
     why: Any = ConnectionError("where text is meant")
     status: Any = 404
     returned = (42, Retry, Retry(why), Dead(why), Dead(status))

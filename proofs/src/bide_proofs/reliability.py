@@ -1,4 +1,4 @@
-"""The tables of docs/reliability.md, drawn from what torture and soak wrote: torture.jsonl and soak.jsonl.
+"""The tables of docs/reliability.md, made from the results of torture and soak: torture.jsonl and soak.jsonl.
 
 Each line is the report of one run; the newest line of each store counts. A store without a line was not run yet.
 """
@@ -21,15 +21,15 @@ _NAMES: Mapping[str, str] = {
     "sqlite": "SQLite", "redis": "Redis", "redis-cluster": "Redis Cluster", "redis-sentinel": "Redis Sentinel",
     "postgres": "PostgreSQL", "mariadb": "MariaDB", "mysql": "MariaDB", "http": "HTTP",
 }  # fmt: skip
-"""The page's name of a store, by that of a report."""
+"""The name of a store on the page, by its name in a report."""
 _SOAKED = ("SQLite", "Redis", "PostgreSQL", "MariaDB", "HTTP")
 _BROKEN = (("P2", "lost"), ("P1", "early"), ("P4", "delivered after cancelled"), ("P3", "stale token accepted"))
-"""Counts of a run under faults: the promise that was broken, and the name that older reports have for it."""
+"""The failures of a run under faults: the broken promise, and its name in older reports."""
 _KIB, _MIB = 1024, 1024 * 1024
 
 
 class _Run(Struct):
-    """The fields that both kinds of report have."""
+    """The fields of both kinds of report."""
 
     store: str
     seconds: float
@@ -46,12 +46,12 @@ class _Run(Struct):
         return _number(round(self.seconds / 60, 1))
 
     def late(self, part: str) -> str:
-        """A percentile of the lateness; empty where nothing was delivered."""
+        """A percentile of the lateness; empty if there was no delivery."""
         return _number(self.lateness_ms[part]) if part in self.lateness_ms else ""
 
 
 class Torture(_Run):
-    """A report of `bide_proofs.torture`, as far as it is shown."""
+    """The fields of a report of `bide_proofs.torture` that are shown."""
 
     about: dict[str, str]
     processes: dict[str, int]
@@ -77,7 +77,7 @@ class Torture(_Run):
 
 
 class Soak(_Run):
-    """A report of `bide_proofs.soak`, as far as it is shown."""
+    """The fields of a report of `bide_proofs.soak` that are shown."""
 
     maximum_per_s: float
     rate: float
@@ -96,7 +96,7 @@ class Soak(_Run):
         return [f"**{self.name}**", self.minutes, *map(_number, figures), *map(self.late, ("p50", "p99", "most"))]
 
     def chapter(self) -> str:
-        """The verdict on its slopes, and each of them."""
+        """The verdict on the slopes, and a table of them."""
         growing = [_figure(name)[0] for name, slope in self.slopes.items() if slope.verdict == GROWS]
         verdict = f"Growing: {', '.join(growing)}." if growing else "Nothing grows."
         if not self.judged:
@@ -115,14 +115,14 @@ class Soak(_Run):
 
 
 class Results:
-    """The reports in the results files of one folder. Raises BadInput for a line that is no report."""
+    """The reports in the results files of one folder. Raises BadInput for an invalid line."""
 
     def __init__(self, folder: Path) -> None:
         self._torture = _newest(folder / "torture.jsonl", Torture)
         self._soak = _newest(folder / "soak.jsonl", Soak)
 
     def torture(self) -> str:
-        """Two tables: what each store went through and what was wrong; and each kind of fault, and the way back."""
+        """Two tables: the load, faults and failures of each store; and the recovery from each kind of fault."""
         heads = ["store", "version", "minutes", "processes", "load", "deliveries", "lost", "delivered again", "early",
                  "delivered after cancelled", "stale tokens accepted", "all that was wrong",
                  "worst lateness, ms"]  # fmt: skip
@@ -134,7 +134,7 @@ class Results:
         return "\n\n".join(parts) + "\n"
 
     def cannot(self) -> str:
-        """The troubles that could not be caused where it was run, and why."""
+        """The troubles that could not be caused in these runs, with the reasons."""
         stores: dict[tuple[str, str], list[str]] = {}
         for run in _in_order(self._torture, _NAMES.values()):
             for what, why in run.cannot.items():
@@ -144,7 +144,7 @@ class Results:
         return "".join(f"- {what} ({', '.join(names)}): {why}\n" for (what, why), names in stores.items())
 
     def soak(self) -> str:
-        """A table of all stores, and for each one of its figures and their slopes."""
+        """A table of all stores, and for each store a table of its figures and their slopes."""
         heads = ["store", "minutes", "maximum/s", "tasks/s", "scheduled", "deliveries", "lost", "duplicated", "early",
                  "left behind", "late p50, ms", "late p99, ms", "worst, ms"]  # fmt: skip
         table = markdown_table(heads, _rows(self._soak, _SOAKED, len(heads)), right=range(1, 13))
@@ -155,7 +155,7 @@ R = TypeVar("R", Torture, Soak)
 
 
 def _newest(path: Path, kind: type[R]) -> dict[str, R]:
-    """The last line of each store, by its name, in the order in which they first came. One cut off is passed over."""
+    """The last line of each store, by its name, in order of first appearance. A truncated line is skipped."""
     found: dict[str, R] = {}
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     for number, line in enumerate(lines, start=1):
@@ -171,12 +171,12 @@ def _newest(path: Path, kind: type[R]) -> dict[str, R]:
 
 
 def _in_order(runs: Mapping[str, R], expected: Iterable[str]) -> list[R]:
-    """Those that are expected first; then any others."""
+    """The reports of the expected stores first, then any others."""
     return [runs[name] for name in dict.fromkeys([*expected, *runs]) if name in runs]
 
 
 def _rows(runs: Mapping[str, R], expected: Iterable[str], width: int) -> list[list[str]]:
-    """A row of each store that is expected, whether it was run or not; then of any others."""
+    """A row for each expected store, even if it was not run; then rows for any others."""
     not_yet: list[str] = ["not run yet", *[""] * (width - 2)]
     return [
         runs[name].row() if name in runs else [f"**{name}**", *not_yet] for name in dict.fromkeys([*expected, *runs])
@@ -184,7 +184,7 @@ def _rows(runs: Mapping[str, R], expected: Iterable[str], width: int) -> list[li
 
 
 def _figure(name: str) -> tuple[str, str]:
-    """In words, and the unit.
+    """The name and the unit of a figure.
 
     >>> _figure("worker-1_resident"), _figure("late_p99_ms")
     (('worker 1: resident memory', 'bytes'), ('lateness p99', 'ms'))
@@ -207,7 +207,7 @@ def _in_unit(value: float, unit: str) -> str:
 
 
 def _number(value: float) -> str:
-    """Four digits at the most behind a point, none behind larger numbers.
+    """Format a number with three significant digits, or a large or whole one without decimals.
 
     >>> _number(1234567), _number(0.12345), _number(12.0)
     ('1,234,567', '0.123', '12')
@@ -220,5 +220,5 @@ def _counts(numbers: Mapping[str, float]) -> str:
 
 
 def _sum(value: Any) -> float:
-    """Of all numbers within, however deep."""
+    """The sum of all numbers in a nested mapping."""
     return sum(map(_sum, value.values())) if isinstance(value, Mapping) else value

@@ -1,7 +1,7 @@
-"""Shipped for users and store authors: the suites, a manual clock, virtual time, faults, the pytest plugin.
+"""Test tools for users and store authors: the suites, a manual clock, virtual time, faults, the pytest plugin.
 
-What tests of programs need can be imported from here, and is loaded when it is asked for: pytest imports this package
-in every project where bide is installed. The suites, which need pytest or Hypothesis, are modules of their own.
+Names for tests of programs can be imported from here. They are loaded on first use, since pytest imports this package
+in every project in which bide is installed. The suites need pytest or Hypothesis and are separate modules.
 """
 
 from __future__ import annotations

@@ -5,14 +5,14 @@ from __future__ import annotations
 from bide.core.instants import LAST_INSTANT, Millis
 
 FIRST_INSTANT: Millis = 1_800_000_000_000
-"""2027-01-15T08:00:00Z: where a manual clock starts unless told otherwise; any fixed instant would do."""
+"""2027-01-15T08:00:00Z, the default start of a manual clock; any fixed instant would do."""
 
 
 class ManualClock:
-    """A `Clock` for tests: `now()` answers the same until `advance` is called. It never goes back by itself."""
+    """A `Clock` for tests: `now()` returns the same until `advance` is called. It never goes back by itself."""
 
     grain: Millis = 0
-    """It stands at a whole millisecond, and so a length from now ends to the millisecond."""
+    """0: the clock stands at a whole millisecond, so a length from now ends exactly on one."""
 
     def __init__(self, now: Millis = FIRST_INSTANT) -> None:
         self._now = now
@@ -21,19 +21,19 @@ class ManualClock:
         return self._now
 
     def advance(self, millis: Millis) -> Millis:
-        """Let so many milliseconds pass; the new now. Raises ValueError for a step back: that is `turn_back`."""
+        """Let `millis` pass; return the new time. Raises ValueError for a step back: use `turn_back`."""
         if millis < 0:
             raise ValueError(f"a clock advances by 0 ms or more, not by {millis}; turn_back is for clocks that jump")
         self._now = min(self._now + millis, LAST_INSTANT)
         return self._now
 
     def turn_back(self, millis: Millis) -> Millis:
-        """Jump back, as a clock does that is set right; the new now."""
+        """Jump back, as a clock does when it is corrected; return the new time."""
         self._now = max(self._now - millis, 0)
         return self._now
 
     def seconds_until(self, at: Millis) -> float:
-        """As if real time passed at its usual pace from here."""
+        """The seconds until `at`, as if real time passed at its usual pace from now."""
         return (at - self._now) / 1000
 
     def span(self, length: Millis) -> Millis:

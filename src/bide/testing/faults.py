@@ -1,4 +1,4 @@
-"""A store that fails on purpose: before a call (nothing was done) or after it (done, and the answer lost)."""
+"""A store that fails on purpose: before a call (which then has no effect) or after it (the answer is lost)."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from bide.testing.virtual import VirtualLoop
 
 Answered = TypeVar("Answered")
 Fault = Callable[[str], BaseException | None]
-"""Asked with "add:before", "add:after", "lease:before", ...: an error to raise there, or None to go on."""
+"""Called with "add:before", "add:after", "lease:before", ...; returns an error to raise there, or None to go on."""
 
 
 class _Deaf:
     async def close(self) -> None:
-        """Nothing was subscribed."""
+        """Do nothing: there is no subscription."""
 
 
 class FaultyStore(StoreFacade):
-    """Any store, with faults, delays and lost wake-ups. Holds virtual time still during each call."""
+    """A wrapper that adds faults, delays and lost notifications to a store. It stops virtual time during each call."""
 
     def __init__(
         self,
@@ -38,7 +38,7 @@ class FaultyStore(StoreFacade):
         self.fault: Fault = fault or (lambda _: None)
         self.latency = latency
         self.deaf = deaf
-        """True: subscriptions are taken and never served, so every notification is lost."""
+        """If true, subscriptions are accepted but every notification is lost."""
         self.calls: dict[str, int] = {}
 
     @property

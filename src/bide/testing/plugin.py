@@ -10,7 +10,7 @@
         fired = await bide_time.advance("1s")
         assert [task.ref for task in fired] == [("order.close", "42")]
 
-Needs an async plugin such as pytest-asyncio (`asyncio_mode = "auto"`) or anyio for the tests themselves.
+The tests themselves need an async plugin such as pytest-asyncio (`asyncio_mode = "auto"`) or anyio.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ def bide_app() -> Bide:
 
 @async_fixture  # type: ignore[untyped-decorator]
 async def bide_time(bide_app: Bide) -> AsyncIterator[TimeMachine]:
-    """Moves the time of `bide_app`, which rests on a memory store meanwhile."""
+    """Move the time of `bide_app`, which uses a memory store during the test."""
     from bide.testing.time_machine import TimeMachine
 
     async with TimeMachine(bide_app) as machine:

@@ -1,12 +1,12 @@
-"""A TCP proxy that fails on purpose: late, slow, silent, cut before a request arrives or before its reply comes back.
+"""A TCP proxy that fails on purpose: it delays, slows or swallows data, or cuts a connection before request or reply.
 
     async with FaultProxy("127.0.0.1", 6379) as proxy:
         lost = proxy.fault(Act.LOSE_REPLY, when=lambda data: b"EVALSHA" in data)
         ...                                  # the client, connected to proxy.port
-        assert lost.hits == 1                # the server has done it, and nobody was told
+        assert lost.hits == 1                # the server has done it, but the client got no reply
 
-It knows no protocol. What it judges is a *chunk*: what one read gave, of at most 64 KiB. The request of a client that
-waits for each reply is one chunk if it is smaller than that, and so is a batch that is sent in one piece.
+The proxy knows no protocol. It judges *chunks*: the result of one read, of at most 64 KiB. A smaller request of a
+client that waits for each reply is one chunk, and so is a batch that is sent in one piece.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from typing import Any, Self
 
 _CHUNK = 65_536
 _AHEAD = 64
-"""Chunks that may be under way in one direction; then the sender has to wait, as on a wire."""
+"""Chunks that may be in transit in one direction; after that the sender has to wait, as on a network."""
 _RESET = struct.pack("ii", 1, 0)
-"""SO_LINGER for no seconds: closing sends RST, and what was not sent is gone."""
+"""SO_LINGER with 0 seconds: closing sends RST and drops unsent data."""
 _TRIES = 1_000
-"""Milliseconds that a port which was just let go may take to be free."""
+"""Milliseconds to wait for a port that was just released."""
 _PIECES = 20
-"""In how many pieces per second a slow direction passes on."""
+"""The number of pieces per second that a slow direction passes on."""
 
 
 class Act(enum.Enum):
@@ -42,11 +42,11 @@ class Act(enum.Enum):
     CUT = "cut"
     """Swallowed, and both sides are reset: a request never arrives, a reply is lost."""
     LOSE_REPLY = "lose_reply"
-    """Passed on; when the server says the next thing, that is swallowed and the client reset. So the server has done
-    what was asked, or begun to; its own side is closed in order, and all that it was sent is read. Of a chunk that goes
-    to the client it is the same as CUT."""
+    """Passed on; the server's next data is swallowed, and the client is reset. So the server has handled the request,
+    or begun to; it reads all that it was sent, and its side is closed in order. For a chunk that goes to the client,
+    the same as CUT."""
     HOLD = "hold"
-    """Swallowed, with all that follows in both directions, and nobody is told: a half-open connection."""
+    """Swallowed, as is all further data in both directions, and neither side notices: a half-open connection."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +54,7 @@ class Chunk:
     """The bytes of one read."""
 
     connection: int
-    """1 for the first that the proxy took."""
+    """The number of the connection: 1 for the first that the proxy accepted."""
     to_server: bool
     data: bytes
 
@@ -70,11 +70,11 @@ class PlannedFault:
     to_server: bool
     when: Callable[[bytes], bool]
     skip: int
-    """Matching chunks that are let through first."""
+    """The number of matching chunks that pass first."""
     times: int | None
-    """Matching chunks that it then happens to; None for all."""
+    """The number of matching chunks to which the fault then applies; None for all."""
     hits: int = 0
-    """Chunks that it has happened to."""
+    """The number of chunks to which the fault has applied."""
 
     def takes(self, chunk: Chunk) -> bool:
         if chunk.to_server is not self.to_server or self.hits == self.times:
@@ -89,22 +89,22 @@ class PlannedFault:
 
 
 class FaultProxy:
-    """Listens on 127.0.0.1 at `port`, and passes everything on to `host`:`target_port` until it is told otherwise.
+    """Listens on 127.0.0.1 at `port`, and passes all data on to `host`:`target_port` until it is set to do otherwise.
 
-    Both may be changed, which concerns connections from then on. One that cannot reach its target is reset.
+    Both may be changed; new connections then go to the new target. A connection that cannot reach its target is reset.
     """
 
     def __init__(self, host: str, target_port: int) -> None:
         self.host = host
         self.target_port = target_port
         self.port = 0
-        """Known once it is open, and kept."""
+        """Set when the proxy opens, and kept from then on."""
         self.hook: Hook | None = None
-        """Asked about every chunk; the faults are, where it says FORWARD."""
+        """Called for every chunk. If it returns FORWARD, the faults decide."""
         self.connections = 0
-        """Taken so far."""
+        """The number of connections accepted so far."""
         self.bytes_to_server = 0
-        """Passed on so far."""
+        """The number of bytes passed on so far."""
         self.bytes_to_client = 0
         self._faults: list[PlannedFault] = []
         self._delays = {True: 0.0, False: 0.0}
@@ -126,7 +126,7 @@ class FaultProxy:
         await self.close()
 
     def _count(self, to_server: bool, size: int) -> None:
-        """That so many bytes were passed on."""
+        """Count bytes that were passed on."""
         if to_server:
             self.bytes_to_server += size
         else:
@@ -145,51 +145,51 @@ class FaultProxy:
         skip: int = 0,
         times: int | None = 1,
     ) -> PlannedFault:
-        """From now on `act` happens to `times` chunks, after the first `skip`, of those for which `when` is true.
+        """From now on, apply `act` to chunks for which `when` is true: skip the first `skip`, then take `times`.
 
-        Of several faults the first that takes a chunk has it. It says by its `hits` whether it has come about.
+        If several faults match a chunk, the first applies. The fault's `hits` shows whether it has occurred.
         """
         fault = PlannedFault(act=act, to_server=to_server, when=when, skip=skip, times=times)
         self._faults.append(fault)
         return fault
 
     def cut_after_request(self, number: int = 1) -> PlannedFault:
-        """The `number`th request from now is passed on, and its reply is lost."""
+        """Pass on the `number`th request from now, and lose its reply."""
         return self.fault(Act.LOSE_REPLY, skip=number - 1)
 
     def delay(self, seconds: float, *, to_server: bool = True, to_client: bool = True) -> None:
-        """Delay all that is read from now on, in one direction or in both: a latency, and no lower rate."""
+        """Delay all data read from now on, in one direction or both: this adds latency and does not lower the rate."""
         if to_server:
             self._delays[True] = seconds
         if to_client:
             self._delays[False] = seconds
 
     def slow(self, bytes_per_second: float | None) -> None:
-        """No direction of a connection passes on more; None for as fast as it goes."""
+        """Limit the rate of each direction of a connection; None for no limit."""
         self._rate = bytes_per_second
 
     def hold(self) -> None:
-        """Every connection, also those to come, stays open and swallows all. Those that were held are not released."""
+        """Keep every connection open, also new ones, and swallow all data. A held connection is never released."""
         self._holding = True
         for link in self._links:
             link.held = True
 
     def cut(self) -> None:
-        """Every connection is reset, on both sides. New ones are taken."""
+        """Reset both sides of every connection. New connections are accepted."""
         for link in self._links:
             link.cut()
 
     async def refuse(self) -> None:
-        """New connections are refused, as if nobody listened. Those there are stay; `cut` them for a dead server."""
+        """Refuse new connections, as if no server listened. Open ones stay; for a dead server, `cut` them too."""
         if self._server is not None:
             self._server.close()
             self._server = None
             self._reserved = await _bound(
                 self.port
-            )  # nobody else gets the port, and since it does not listen it refuses
+            )  # no other program gets the port, and a bound socket that does not listen refuses connections
 
     async def accept(self) -> None:
-        """New connections are taken, at the same port as ever."""
+        """Accept new connections, at the same port as before."""
         self._closed = False
         if self._server is None:
             taken, self._reserved = self._reserved or await _bound(self.port), None
@@ -197,7 +197,7 @@ class FaultProxy:
             self._server = await asyncio.start_server(self._serve, sock=taken, limit=_CHUNK)
 
     async def heal(self) -> None:
-        """No faults, no hook, no delay, accepting again. A connection that is held stays so: it has lost bytes."""
+        """Remove faults, hook, delays and rate limit, and accept again. Held connections stay held: they lost data."""
         self._faults.clear()
         self.hook = None
         self.delay(0)
@@ -206,7 +206,7 @@ class FaultProxy:
         await self.accept()
 
     async def close(self) -> None:
-        """Nothing listens, and every connection is reset. Raises what the hook, or a `when`, has raised."""
+        """Stop listening and reset every connection. Raises the first error that the hook or a `when` has raised."""
         self._closed = True
         await self.refuse()
         if self._reserved is not None:
@@ -219,7 +219,7 @@ class FaultProxy:
             raise self._mistake
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        if self._closed:  # taken just before
+        if self._closed:  # accepted just before
             _reset(writer)
             return
         task = asyncio.current_task()
@@ -229,26 +229,26 @@ class FaultProxy:
         link.held = self._holding
         self._links.add(link)
         try:
-            # cut, or no target: this task is the connection's alone, and nobody waits for more than its end
+            # cut, or no target: this task serves only this connection, and callers only wait for its end
             with contextlib.suppress(asyncio.CancelledError, OSError):
                 await link.run()
         finally:
             self._links.discard(link)
 
     def _judge(self, chunk: Chunk) -> Act:
-        """The fate of a chunk, for its connection to carry out."""
+        """Decide the fate of a chunk, which its connection then carries out."""
         try:
             if self.hook is not None and (act := self.hook(chunk)) is not Act.FORWARD:
                 return act
             return next((fault.act for fault in self._faults if fault.takes(chunk)), Act.FORWARD)
-        except Exception as error:  # noqa: BLE001 - a test's own mistake, which `close` tells
+        except Exception as error:  # noqa: BLE001 - a test's own mistake, which `close` raises
             self._mistake = self._mistake or error
             return Act.CUT
 
 
 @dataclass(frozen=True, slots=True)
 class _Parcel:
-    """A chunk under way."""
+    """A chunk in transit."""
 
     due: float
     data: bytes
@@ -257,7 +257,7 @@ class _Parcel:
 
 
 class _Link:
-    """One connection: in each direction a task that reads and judges, and one that passes on when it is due."""
+    """One connection. In each direction, one task reads and judges chunks, and one passes them on when they are due."""
 
     def __init__(
         self,
@@ -275,13 +275,13 @@ class _Link:
         self._loses_reply = False
 
     def cut(self) -> None:
-        """Reset, both sides."""
+        """Reset both sides."""
         self.task.cancel()
 
     async def run(self) -> None:
-        """Until both sides have ended, or it is cut."""
+        """Serve the connection until both sides have ended or it is cut."""
         try:
-            if self.held:  # the target never hears of it
+            if self.held:  # the target never sees this connection
                 await _swallow(self._client[0])
                 await asyncio.Event().wait()
             self._server = await asyncio.open_connection(self._proxy.host, self._proxy.target_port, limit=_CHUNK)
@@ -302,7 +302,7 @@ class _Link:
         self._server[1].close()
 
     async def _unless_reset(self, pump: Coroutine[None, None, None]) -> None:
-        """Where one side was reset, the other is too, unless nobody is to be told."""
+        """If one side was reset, reset the other, unless the connection is held."""
         try:
             await pump
         except OSError:
@@ -310,12 +310,12 @@ class _Link:
                 self.cut()
 
     async def _read(self, reader: asyncio.StreamReader, under_way: asyncio.Queue[_Parcel], to_server: bool) -> None:
-        """Judges what comes, and puts under way what is to go on."""
+        """Read and judge chunks, and queue those to pass on."""
         loop = asyncio.get_running_loop()
         while not self.held:
             data = await reader.read(_CHUNK)
             if self._loses_reply and not to_server:
-                _reset(self._client[1])  # which is the end of what the server hears, once it was sent all before
+                _reset(self._client[1])  # the server gets its end of stream after all earlier data
                 await _swallow(reader)
                 data = b""
             act = self._judge(data, to_server)
@@ -329,7 +329,7 @@ class _Link:
                 await under_way.put(_Parcel(due, data, loses_reply=act is Act.LOSE_REPLY))
                 if not data:
                     return
-        await _swallow(reader)  # and not even the end of it is told
+        await _swallow(reader)  # not even the end of the stream is passed on
 
     def _judge(self, data: bytes, to_server: bool) -> Act:
         if self.held:
@@ -339,7 +339,7 @@ class _Link:
         return self._proxy._judge(Chunk(connection=self._number, to_server=to_server, data=data))
 
     async def _write(self, writer: asyncio.StreamWriter, under_way: asyncio.Queue[_Parcel], to_server: bool) -> None:
-        """Passes on what is under way, each parcel when it is due."""
+        """Pass on each queued parcel when it is due."""
         loop = asyncio.get_running_loop()
         while True:
             parcel = await under_way.get()
@@ -364,7 +364,7 @@ class _Link:
                 return
 
     def _is_over(self, writer: asyncio.StreamWriter) -> bool:
-        """True if nothing more is to be written."""
+        """True if nothing more may be written."""
         return self.held or writer.is_closing()
 
 
@@ -374,7 +374,7 @@ async def _swallow(reader: asyncio.StreamReader) -> None:
 
 
 def _reset(writer: asyncio.StreamWriter) -> None:
-    """Closed at once, by RST."""
+    """Close the connection at once, with RST."""
     taken: socket.socket | None = writer.get_extra_info("socket")
     if taken is not None and not writer.is_closing():
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
@@ -382,13 +382,13 @@ def _reset(writer: asyncio.StreamWriter) -> None:
 
 
 async def _bound(port: int) -> socket.socket:
-    """A socket that has the port (any, for 0) and does not listen, so that connections to it are refused."""
+    """A socket that is bound to the port (0: any) and does not listen, so that connections to it are refused."""
     for _ in range(_TRIES):
         taken = socket.socket()
         taken.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             taken.bind(("127.0.0.1", port))
-        except OSError:  # uvloop closes the one that listened a moment later
+        except OSError:  # uvloop closes the listening socket a moment later
             taken.close()
             await asyncio.sleep(0.001)
         else:

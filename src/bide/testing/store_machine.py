@@ -1,14 +1,13 @@
-"""A game of two stores: Hypothesis makes the same calls to both, and every answer has to be the same.
+"""A game of two stores: Hypothesis makes the same calls to both and requires the same answers.
 
     def test_my_store_is_right(tmp_path):
         assert play(lambda: MyStore(tmp_path / new_id()), games=200, moves=100) >= 20_000
 
-The other player is the memory store, which decides everything by the pure functions of the lifecycle. Ids and the time
-are arguments, so answers can be compared field by field; tokens cannot, since each store has a counter of its own, so
-they are checked to rise where the other's rise. What is not promised is not compared: the order among equal wake times,
-and which of several equal ones a limited lease takes (the machine asks for so many that there is no choice).
-
-The moves of the game of two stores, as Hypothesis draws them; `store_machine` makes them.
+The model is the memory store, which decides everything by the pure functions of the lifecycle. Ids and the time are
+arguments, so answers can be compared field by field. Tokens cannot be compared, since each store has its own counter;
+the machine checks that one store's token rises when the other's rises. The machine does not compare what no store
+promises: the order among equal wake times, and which of several equal tasks a limited lease takes (it raises the limit
+until there is no choice).
 """
 
 from __future__ import annotations
@@ -58,7 +57,7 @@ offsets = st.sampled_from([0, 1, 2, 3, 5, 10, 60, 100, 1_000, 65_536, 2**32 + 1,
 dues = st.tuples(st.booleans(), offsets)
 keeps = st.sampled_from([None, 0, 3, 50, 1_000])
 pasts = st.sampled_from([None, None, -1, -1, -1, -2, -3])
-"""Which token of a task: none, its newest, or one from before."""
+"""The choice of a task's token: none, the newest (-1) or an earlier one."""
 new_tasks = st.tuples(
     refs, dues, st.sampled_from(GROUPS), st.sampled_from([None, None, 5, 1_000]), st.sampled_from(OnConflict),
     st.sampled_from([b"", b"\x00\xff", b"{}"]),
@@ -73,7 +72,7 @@ filters = st.tuples(
 
 
 Offset = tuple[bool, Millis]
-"""From now; true: said relatively."""
+"""An offset from now; true: passed as a relative time."""
 AskedTask = tuple[Ref, Offset, str | None, Millis | None, OnConflict, bytes]
 AskedChange = tuple[str, Ref, Offset, Millis | None, int | None]
 AskedOutcome = tuple[int, str, Offset, Millis | None, str | None]
@@ -84,21 +83,21 @@ Answered = TypeVar("Answered")
 
 
 class Tokens(NamedTuple):
-    """One token as each of the two stores numbers it."""
+    """The tokens that the two stores give to the same version."""
 
     model: Token
     subject: Token
 
 
 class StoreMachine(RuleBasedStateMachine):
-    """Both stores, the time, and what the players know: their leases, and every token that was seen."""
+    """The two stores, the time, and the callers' knowledge: leases and all tokens seen."""
 
     compared: ClassVar[int] = 0
-    """Moves made so far, over all games of the class."""
+    """The number of moves made so far, over all games of the class."""
     exact_wakes: ClassVar[bool] = True
     """True if the subject's `next_wake` is exact; else it may be earlier."""
     exact_ends: ClassVar[bool] = True
-    """True if it follows a lease that is extended or over; else it may be the end that the lease would have had."""
+    """True if `next_wake` changes when a lease is extended or ends early; else it may be the lease's original end."""
     exact_order: ClassVar[bool] = True
 
     def make_subject(self) -> Store:
@@ -114,7 +113,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.tokens: dict[Ref, list[Tokens]] = {}
         self.leases: list[tuple[Ref, Tokens]] = []
         self.ends: set[Millis] = set()
-        """When leases would have ended that were given or extended so far."""
+        """All ends that leases were given so far, also by extends."""
         self.both(lambda store: store.open())
 
     def teardown(self) -> None:
@@ -241,7 +240,7 @@ class StoreMachine(RuleBasedStateMachine):
 
     @rule(limit=st.sampled_from([1, 2, 100]))
     def purge(self, limit: int) -> None:
-        """Which one a limited purge takes is not promised, so it goes on until there is nothing left to take."""
+        """Purge until nothing is left, since no store promises which tasks a limited purge takes."""
         self.count()
 
         async def all_of(store: Store) -> list[int]:
@@ -253,7 +252,7 @@ class StoreMachine(RuleBasedStateMachine):
         mine, theirs = self.both(all_of)
         assert theirs == mine
 
-    # those who look
+    # queries
 
     @rule(asked=filters, limit=st.sampled_from([1, 2, 3, 100]))
     def find(self, asked: AskedFilter, limit: int) -> None:
@@ -290,7 +289,7 @@ class StoreMachine(RuleBasedStateMachine):
         self.count()
         self.everything_is_the_same()
 
-    # within
+    # internals
 
     @classmethod
     def count(cls) -> None:
@@ -330,14 +329,14 @@ class StoreMachine(RuleBasedStateMachine):
             self.same_record(ref, ours.record, other.record)
 
     def same_record(self, ref: Ref, mine: Record | None, theirs: Record | None) -> None:
-        """All fields but the token, which has risen for one if it has for the other."""
+        """Compare all fields except the token, and check that the tokens of both stores rise together."""
         if mine is None or theirs is None:
             assert theirs == mine, ref
             return
         seen = self.tokens.setdefault(ref, [])
         began = mine.wake_at
         if mine.finished_at is not None and theirs.wake_at != began:
-            # when its last delivery began, which the lease's token says: each store's own, if the clock was set back
+            # it is the start of the last delivery, from the lease's token: stores differ if the clock was set back
             assert theirs.wake_at in {min(one.subject // 1000, mine.finished_at) for one in seen}
             began = theirs.wake_at
         assert replace(theirs, token=0) == replace(mine, token=0, wake_at=began)
@@ -351,7 +350,7 @@ class StoreMachine(RuleBasedStateMachine):
 
 
 def fair_want(due: Sequence[Record], want: int, exact: bool) -> int:
-    """`want`, or so much more that no choice is left: among equals, or at all where the order is not `exact`."""
+    """`want`, raised until no choice is left: among equal wake times, or among all if the order is not `exact`."""
     if want <= 0 or not exact:
         return max(want, len(due)) if want > 0 else 0
     total = 0
@@ -375,7 +374,7 @@ def play(
     exact_ends: bool = True,
     exact_order: bool = True,
 ) -> int:
-    """Play so many games of at most so many moves; how many moves were compared. Fails at the first difference."""
+    """Play games of at most `moves` each; return the number of moves compared. Fails at the first difference."""
 
     class Game(StoreMachine):
         def make_subject(self) -> Store:

@@ -1,4 +1,4 @@
-"""A task made by hand, to call a handler with in a unit test: no app open, no store, no time."""
+"""A task made by hand, to call a handler in a unit test: without an open app, a store or waiting."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ P = TypeVar("P")
 
 
 class HandTask(Task[Any]):
-    """A task as a running handler would get it; its uses can be checked afterwards."""
+    """A task as a running handler gets it. A test can check afterwards how the handler used it."""
 
     __slots__ = ("_connection", "_late", "completed", "extended")
 
@@ -32,7 +32,7 @@ class HandTask(Task[Any]):
         self.completed = False
         """True once the handler's transaction was committed."""
         self.extended: list[Length] = []
-        """Every length that the handler asked its lease to be kept for."""
+        """All lengths by which the handler extended its lease."""
 
     @property
     def lateness(self) -> timedelta:
@@ -40,7 +40,7 @@ class HandTask(Task[Any]):
 
     @asynccontextmanager
     async def transaction(self, *, again_at: When | None = None, again_in: Length | None = None) -> AsyncIterator[Any]:
-        """The connection that the task was made with: committed on leaving without an error, else rolled back."""
+        """The task's connection, which commits on leaving without an error and else rolls back."""
         if self._connection is None:
             raise SetupError("this handler opens a transaction: make its task with task_for(..., connection=...)")
         if not self._connection.in_transaction:
@@ -101,11 +101,11 @@ def task_for(
     headers: Mapping[str, str] | None = None,
     connection: object = None,
 ) -> Task[Any]:
-    """A leased task of `topic`, as its handler would be given it: `await close(task_for(close, Order(42)))`.
+    """Make a leased task of `topic`, as its handler gets it: `await close(task_for(close, Order(42)))`.
 
-    The payload goes through its bytes and is checked, as it would be on its way through a store. Each attempt before
-    this one counts as a failure unless `failures` says otherwise. It is due now unless `due_at` is given, or, with
-    `late`, so long ago: that is what `task.lateness` says. `connection` is what `task.transaction()` yields, a
+    The payload is encoded, decoded and checked, as on its way through a store. Each earlier attempt counts as a failure
+    unless `failures` is given. By default the task is due now; `due_at` sets another time. `late` is the value of
+    `task.lateness`, and without `due_at` the task was due that long ago. `task.transaction()` yields `connection`, a
     `sqlite3.Connection` to your test's database. Raises BadInput, BadPayload.
     """
     if attempt < 1:

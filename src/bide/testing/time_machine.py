@@ -1,4 +1,4 @@
-"""Moves an app's time by hand and shows exactly what fires, in order: no sleeping, no background tasks."""
+"""Move an app's time by hand and see exactly what fires, in order: no sleeping, no background tasks."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from bide.stores.memory import MemoryStore
 from bide.testing.clock import ManualClock
 
 _MOST = 100_000
-"""Deliveries in one `advance`: more is a task that keeps itself due."""
+"""The most deliveries in one `advance`: more mean that a task keeps itself due."""
 
 
 class Fired(Struct, frozen=True):
@@ -30,9 +30,9 @@ class Fired(Struct, frozen=True):
     topic: Topic
     key: str
     at: datetime
-    """When it was delivered, by the app's moved clock."""
+    """The time of the delivery, by the app's moved clock."""
     outcome: OutcomeKind
-    """How it ended: done, retry, defer or dead."""
+    """The outcome of the delivery: done, retry, defer or dead."""
     error: str | None
     attempt: int
     record: Record
@@ -52,8 +52,8 @@ class Fired(Struct, frozen=True):
 class TimeMachine:
     """An app under a clock that stands still until `advance` moves it.
 
-    `async with TimeMachine(app) as bide_time:`. While it is open the app rests on a memory store, or on `store` (a
-    `SqliteStore` on a temporary file, say, for handlers that use `task.transaction()`); its own is not touched.
+    `async with TimeMachine(app) as bide_time:`. While it is open, the app uses a memory store, or `store` (for example
+    a `SqliteStore` on a temporary file, for handlers that use `task.transaction()`). Its own store is not touched.
     """
 
     def __init__(self, app: Bide, *, start: When | None = None, store: Store | None = None) -> None:
@@ -80,14 +80,14 @@ class TimeMachine:
         return as_datetime(self._clock.now())
 
     async def advance(self, by: Length) -> list[Fired]:
-        """Let this much time pass; every delivery that happened on the way, in order, retries among them.
+        """Let this much time pass; return all deliveries of that time, including retries, in order.
 
-        Rows of watched tables fire too, each at its time; what became of them stands in the tables.
+        Rows of watched tables fire too, each at its time; their outcomes are in the tables.
         """
         return await self._until(self._clock.now() + duration(by, field="by"))
 
     async def pass_unattended(self, by: Length) -> None:
-        """Let this much time pass with no worker there: what became due meanwhile is overdue at the next `advance`."""
+        """Let this much time pass without a worker: tasks that become due are overdue at the next `advance`."""
         self._clock.advance(duration(by, field="by"))
 
     async def advance_to(self, at: When) -> list[Fired]:
@@ -126,7 +126,7 @@ class TimeMachine:
         return self._fired
 
     async def _watched(self) -> list[TableLoop]:
-        """Those of the app's tables that are in this machine's store, opened at the first use; no others."""
+        """The app's watched tables that are in this machine's store, opened at the first use."""
         if self._tables is None:
             self._tables = []
             for watch in self._app.watches if self._store.features.tables is not None else ():

@@ -1,10 +1,10 @@
-"""The contract of a timer, as tests: subclass it, say how your timer is made, and pytest runs them all.
+"""The contract of a timer, as tests: subclass `TimerSuite`, make your timer in it, and pytest runs all tests.
 
     class TestMyTimer(TimerSuite):
         def make_timer(self, start=0):
             return MyTimer(start=start)
 
-A timer that answers exactly (bide's own with any tick, for they compare the time itself) passes as it is.
+A timer that fires to the millisecond passes (so do bide's own with any tick, for they compare the time itself).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from bide.core.instants import LAST_INSTANT, Millis
 from bide.ports import Timer
 
 NOW: Millis = 1_700_000_000_000
-"""A present like any other: an instant of 2023."""
+"""An arbitrary present, in 2023."""
 
 
 def deadline_of(timer: Timer[Any]) -> Millis:
-    """Its next deadline; fails if nothing is in it."""
+    """The timer's next deadline; fails if the timer is empty."""
     deadline = timer.next_deadline()
     assert deadline is not None
     return deadline
 
 
 class TimerSuite(ABC):
-    """The duties of every timer, whatever it is inside."""
+    """The rules of every timer, whatever its implementation."""
 
     @abstractmethod
     def make_timer(self, start: Millis = 0) -> Timer[Any]:
-        """A new, empty timer whose present is `start`."""
+        """Make an empty timer whose present is `start`."""
 
     @pytest.fixture
     def timer(self) -> Timer[Any]:
@@ -323,7 +323,7 @@ class TimerSuite(ABC):
         assert len(timer) == len(model)
 
     def test_cancelling_leaves_nothing_behind(self, timer: Timer[Any]) -> None:
-        """Timers that are set and cancelled for ever do not pile up, as time-outs of requests that are all answered."""
+        """Timers that are continually set and cancelled, like time-outs of answered requests, do not accumulate."""
 
         class Request:
             pass

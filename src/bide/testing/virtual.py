@@ -1,9 +1,9 @@
-"""An event loop in which time passes only when nothing else is left to do: hours of it in milliseconds.
+"""An event loop whose time advances only when nothing else is left to do: hours pass in milliseconds.
 
-When every coroutine waits, a usual loop sleeps in `select` until the next timer. This one asks its selector without
-waiting, and if no event is there it moves its own clock forward by what it would have slept. The idea is that of trio's
-MockClock with autojump. Time stands still while a call in a thread is outstanding (`run_in_executor`, or anything done
-within `hold()`), since its answer could come "before" the next timer.
+When every coroutine waits, an ordinary loop sleeps in `select` until the next timer. This loop polls its selector and,
+if there is no event, moves its own clock forward by the time it would have slept, like trio's MockClock with autojump.
+Time stands still while a call in a thread is outstanding (`run_in_executor`, or any work within `hold()`), since its
+answer could come "before" the next timer.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ from bide.testing.clock import FIRST_INSTANT
 
 R = TypeVar("R")
 _REAL_WAIT = 0.05
-"""Seconds of real waiting at a time while a thread is outstanding; its answer ends the wait earlier."""
+"""Seconds of each real wait while a thread's answer is outstanding; the answer ends the wait earlier."""
 _PATIENCE = 20
-"""So many of these waits in a row, with nothing outstanding and no timer set, are a deadlock."""
+"""The number of such waits in a row, with nothing outstanding and no timer set, that counts as a deadlock."""
 
 
 class _JumpingSelector(selectors.DefaultSelector):
@@ -30,7 +30,7 @@ class _JumpingSelector(selectors.DefaultSelector):
         self.now = 0.0
         self.outstanding = 0
         self.stuck = 0
-        """How often in a row nothing happened while everything waited."""
+        """The number of waits in a row in which nothing happened."""
 
     def select(self, timeout: float | None = None) -> list[Any]:
         if timeout is not None and timeout <= 0:
@@ -41,13 +41,13 @@ class _JumpingSelector(selectors.DefaultSelector):
         if not events:
             if timeout is None:
                 return self._wait_for_others()
-            later = round(self.now + timeout, 9)  # sums of floats drift: by a part of a second in a month
-            self.now = max(later, self.now + 1e-9)  # and who waits for less than is told apart must not wait for ever
+            later = round(self.now + timeout, 9)  # sums of floats drift: by a fraction of a second in a month
+            self.now = max(later, self.now + 1e-9)  # time must move even if the timeout is below its resolution
         self.stuck = 0
         return events
 
     def _wait_for_others(self) -> list[Any]:
-        """Nothing here will ever happen by itself. Another thread may yet wake the loop: give it a second."""
+        """Give another thread a second to wake the loop: nothing will happen in this thread by itself."""
         self.stuck += 1
         if self.stuck > _PATIENCE:
             raise RuntimeError("deadlock: every coroutine waits, no timer is set and no thread is at work")
@@ -58,7 +58,7 @@ class _JumpingSelector(selectors.DefaultSelector):
 
 
 class VirtualLoop(asyncio.SelectorEventLoop):
-    """Its `time()` starts at 0 and jumps. Raises RuntimeError when everything waits for ever."""
+    """A loop whose `time()` starts at 0 and jumps. Raises RuntimeError on a deadlock."""
 
     def __init__(self) -> None:
         self._jumping = _JumpingSelector()
@@ -69,7 +69,7 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
     @contextmanager
     def hold(self) -> Iterator[None]:
-        """Time stands still within this block: something outside the loop is working for it."""
+        """Stop time within this block, while work goes on outside the loop."""
         self._jumping.outstanding += 1
         try:
             yield
@@ -87,17 +87,17 @@ class VirtualLoop(asyncio.SelectorEventLoop):
 
 
 class VirtualClock:
-    """A `Clock` that reads a virtual loop: `start` plus what its `time()` says."""
+    """A `Clock` on a virtual loop: `start` plus the loop's `time()`."""
 
     grain: Millis = 0
-    """Its loop stops where a timer is due, which is at a whole millisecond."""
+    """0: the loop stops when a timer is due, which is at a whole millisecond."""
 
     def __init__(self, loop: VirtualLoop, start: Millis = FIRST_INSTANT) -> None:
         self._loop = loop
         self._start = start
 
     def now(self) -> Millis:
-        # a timer is due at a float that may lie a hair below its millisecond
+        # a timer's due time is a float that may be slightly below its millisecond
         return self._start + int(self._loop.time() * 1000 + 1e-6)
 
     def seconds_until(self, at: Millis) -> float:
@@ -108,7 +108,7 @@ class VirtualClock:
 
 
 def run_virtual(main: Callable[[VirtualLoop], Coroutine[Any, Any, R]]) -> R:
-    """Run `main(loop)` to its end in virtual time; like `asyncio.run`."""
+    """Run `main(loop)` to its end in virtual time, like `asyncio.run`."""
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         loop = runner.get_loop()
         assert isinstance(loop, VirtualLoop)

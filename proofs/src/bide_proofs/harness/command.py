@@ -1,4 +1,4 @@
-"""The frame of a command: its options, a part of a store of its own, its report, what was wrong, and its exit code."""
+"""The frame of a command: its options, its own part of a store, its report with all violations, and its exit code."""
 
 from __future__ import annotations
 
@@ -28,49 +28,49 @@ from bide.wiring import store_maker, without_secrets
 from bide_proofs.servers.process import ServerFailed, ServerMissing
 
 POLL_EVERY = 0.25
-"""Seconds from one question to a store to the next."""
+"""Seconds between two polls of a store."""
 PATIENCE = 120.0
-"""Seconds after which what has to come to an end is taken for hung, and for wrong. It is no bar for a machine that is
-busy with other things: how long something took is in the report, for people to read."""
+"""Seconds after which an operation that must end counts as hung, which is a failure. A busy machine stays far below
+this bound; the report shows how long operations took, for people to read."""
 _SHOWN = 10
-"""Cases of each kind of wrong that are shown."""
+"""The number of cases shown of each kind of failure."""
 R = TypeVar("R")
 WrongByKind: TypeAlias = Mapping[str, Sequence[object]]
-"""Wrong findings, by kind."""
+"""The failures found, by kind."""
 Run: TypeAlias = Callable[[Path], Coroutine[Any, Any, tuple[dict[str, Any], WrongByKind]]]
-"""One run in a folder of its own; the report, and what was wrong."""
+"""One run in its own folder; returns the report and the failures."""
 
 
 class ChildFailed(Exception):
-    """A child process ended, or was silent, while an answer of it was waited for."""
+    """A child process ended, or stayed silent, while the parent waited for its answer."""
 
 
 # --- options
 
 
 def parser_of(module: str, about: str | None) -> argparse.ArgumentParser:
-    """For `python -m MODULE`."""
+    """The parser for `python -m MODULE`."""
     return argparse.ArgumentParser(
         prog=f"python -m {module}", description=about, formatter_class=argparse.RawDescriptionHelpFormatter
     )
 
 
 def whole(text: str) -> int:
-    """The value of an option that counts. Raises ArgumentTypeError."""
+    """Parse an option that is a whole number above 0. Raises ArgumentTypeError."""
     if not (text.isdecimal() and (number := int(text))):
         raise argparse.ArgumentTypeError(f"{text} is not accepted; give a whole number above 0")
     return number
 
 
 def positive(text: str) -> float:
-    """The value of an option that measures. Raises ValueError, ArgumentTypeError."""
+    """Parse an option that is a number above 0. Raises ValueError, ArgumentTypeError."""
     if not 0 < (number := float(text)) < math.inf:
         raise argparse.ArgumentTypeError(f"{text} is not accepted; give a number above 0")
     return number
 
 
 def add_seed(parser: argparse.ArgumentParser) -> None:
-    """The option `--seed`."""
+    """Add the option `--seed`."""
     parser.add_argument("--seed", type=int, default=random.SystemRandom().randrange(2**31))
 
 
@@ -78,10 +78,10 @@ def add_seed(parser: argparse.ArgumentParser) -> None:
 
 
 def tried(name: str, run: Run, *, results: Path | None = None, keep: Path | None = None) -> int:
-    """Run it, print its report, and show what was wrong; the exit code.
+    """Run a proof, print its report and its failures, and return the exit code.
 
-    The report is added to the file `results`, as one line of JSON; if something was wrong, journals are copied to the
-    folder `keep`. SIGTERM cancels the run, and nothing is left behind.
+    The report is appended to the file `results`, as one line of JSON. If there were failures, journals are copied to
+    the folder `keep`. SIGTERM cancels the run and leaves nothing behind.
     """
     with tempfile.TemporaryDirectory(prefix=f"bide-{name}-") as folder:
         try:
@@ -97,7 +97,7 @@ def tried(name: str, run: Run, *, results: Path | None = None, keep: Path | None
 
 
 def tell(report: Mapping[str, Any], wrong: WrongByKind, results: Path | None = None) -> int:
-    """Print a report, with the number of wrong cases of each kind, and show some of them; the exit code."""
+    """Print a report with the number of failures of each kind, show some of them, and return the exit code."""
     report = {**report, "wrong": {kind: len(cases) for kind, cases in wrong.items()}}
     for kind, cases in wrong.items():
         for case in cases[:_SHOWN]:
@@ -111,7 +111,7 @@ def tell(report: Mapping[str, Any], wrong: WrongByKind, results: Path | None = N
 
 
 def run_until_terminated(work: Coroutine[Any, Any, R]) -> R:
-    """The result of `work`, which SIGTERM cancels. Raises CancelledError then."""
+    """Run `work` and return its result. SIGTERM cancels it, which raises CancelledError."""
 
     async def run() -> R:
         task = asyncio.current_task()
@@ -123,7 +123,7 @@ def run_until_terminated(work: Coroutine[Any, Any, R]) -> R:
 
 
 def progress(text: str) -> None:
-    """A line for people who wait, apart from the report."""
+    """Print a line of progress to the standard error, apart from the report."""
     sys.stderr.write(f"{text}\n")
     sys.stderr.flush()
 
@@ -136,7 +136,7 @@ def _keep(folder: Path, goal: Path, wrong: WrongByKind) -> None:
 
 
 def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, right: Collection[int] = ()) -> str:
-    """Of these columns, some of them set to the right."""
+    """Format a Markdown table with the columns numbered in `right` aligned to the right."""
     rules = ["---:" if number in right else "---" for number in range(len(heads))]
     lines = [f"| {' | '.join(heads)} |", f"|{'|'.join(rules)}|"]
     for row in rows:
@@ -146,7 +146,7 @@ def markdown_table(heads: Sequence[str], rows: Iterable[Sequence[str]], *, right
 
 
 def percentiles(lengths: Sequence[float]) -> dict[str, float]:
-    """Of lengths in any order; empty where there are none."""
+    """The percentiles of lengths in any order; empty if there are none."""
     ordered = sorted(lengths)
     parts = {"p50": 0.5, "p99": 0.99, "p999": 0.999, "most": 1.0}
     return {name: round(percentile(ordered, part), 2) for name, part in parts.items()} if ordered else {}
@@ -156,27 +156,30 @@ def percentiles(lengths: Sequence[float]) -> dict[str, float]:
 
 
 async def migrated(url: str) -> None:
-    """Make the tables of a store that has some, where they are missing or old."""
+    """Create or migrate the tables of a store that has tables."""
     schema = store_maker(url, Settings())().features.schema
     if schema is not None and await schema.plan():
         await schema.migrate()
 
 
 async def refuse_unless_empty(app: Bide, topics: Collection[str]) -> None:
-    """Raises StoreMismatch if there are tasks of these topics: they would be delivered, and judged."""
+    """Raise StoreMismatch if there are tasks of these topics: they would be delivered and judged."""
     tally = await app.tally()
     if any(tally.number(topic) for topic in topics):
         raise StoreMismatch(f"the store has tasks of the topics {', '.join(topics)} already; give an empty one")
 
 
 async def live_tasks(app: Bide, *topics: str) -> int:
-    """How many tasks of these topics, or of all, wait or are being delivered."""
+    """The number of live tasks of these topics, or of all."""
     tally = await app.tally()
     return sum(tally.number(topic, state) for topic in topics or (None,) for state in State if state.live)
 
 
 async def drained(app_of: Callable[[], Bide], *topics: str) -> float | None:
-    """Wait until nothing of these topics, or of all, is live, though the store may be away; seconds. None: never."""
+    """Wait until no task of these topics, or of all, is live; return the seconds. The store may be away meanwhile.
+
+    Returns None if tasks are still live after `PATIENCE`.
+    """
     began = time.monotonic()
     while time.monotonic() < began + PATIENCE:
         try:
@@ -192,10 +195,10 @@ async def drained(app_of: Callable[[], Bide], *topics: str) -> float | None:
 
 @asynccontextmanager
 async def own_place(url: str, *, made: bool = False) -> AsyncIterator[Target]:
-    """A fresh namespace or schema on a server, or the part or file that `url` names; what was not there is removed.
+    """A fresh namespace or schema on a server, or the part or file that `url` names; a new one is removed afterwards.
 
-    Raises BadInput for a store that other processes cannot see; and for a part that is there already, unless it may be
-    `made` by others, who then see to it that it is empty.
+    Raises BadInput for a store that other processes cannot see. Also raises it for a part that exists already, unless
+    `made` is true: then the caller ensures that it is empty.
     """
     async with open_target(url) as place:
         if not place.shared:

@@ -1,8 +1,8 @@
-"""The processes of a run: started by a spec, asked, killed, halted, replaced by others in the same place, and ended.
+"""The processes of a run: started by a spec, queried, killed, halted, replaced in the same slot, and ended.
 
 A child is `python -m MODULE`. The first line of its standard input is its spec as JSON; an argument could be read by
-every user of the machine. Each further line is a word to it, and the end of the input tells it to end. It answers by
-lines of JSON on its standard output, the first of which has the word `ready`; what it said outlives a kill.
+every user of the machine. Each further line is a command, and the end of the input asks it to end. The child answers
+with lines of JSON on its standard output, the first of which has the word `ready`. Its answers survive a kill.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from bide_proofs.servers.process import Guard
 S = TypeVar("S", bound=msgspec.Struct)
 READY = "ready"
 _RESTART_AFTER = 0.5
-"""Seconds after which a child is replaced that ended by itself: it may not be able to live at all."""
+"""Seconds after which a child that ended by itself is replaced, since it may end at once every time."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -40,17 +40,17 @@ class ChildSpec:
     """A process to start."""
 
     module: str
-    """It is run as `python -m module`."""
+    """The module, run as `python -m module`."""
     spec: msgspec.Struct
     """The first line of its standard input."""
     environment: Mapping[str, str] = field(default_factory=dict)
-    """Besides ours, without settings of bide."""
+    """Variables in addition to ours, without bide's settings."""
     finishes: bool = False
-    """True if it may end by itself, with 0: its work is done, and it is not replaced."""
+    """True if it may end by itself with exit code 0 when its work is done; it is then not replaced."""
 
 
 class Child(Process):
-    """One process of a group, which is listened to from its beginning."""
+    """One process of a group, whose output is read from its beginning."""
 
     kind: str
     slot: int
@@ -59,16 +59,16 @@ class Child(Process):
     expected = False
     """True if it was ended on purpose."""
     over: asyncio.Task[None]
-    """Ends when it has ended and all that it said was read."""
+    """Done when the process has ended and all its output was read."""
     said: dict[str, Any]
-    """The newest value of each word that it said."""
+    """The newest value of each word in its output."""
     _changed: asyncio.Event
-    """Set when it has said something, or has ended."""
+    """Set when it has written a line, or has ended."""
     _ended = False
 
     @classmethod
     async def of(cls, kind: str, slot: int, name: str, spec: ChildSpec, errors: Path) -> Child:
-        """Start it, and send it its spec."""
+        """Start a child and send it its spec."""
         words = (sys.executable, "-P", "-m", spec.module)
         child = await cls.start(name, *words, env={**environment(), **spec.environment}, errors=errors)
         child.kind, child.slot, child.name, child.spec = kind, slot, name, spec
@@ -78,17 +78,17 @@ class Child(Process):
 
     @property
     def finished(self) -> bool:
-        """True if it ended by itself, as it may."""
+        """True if it ended by itself and was allowed to."""
         return self.spec.finishes and self.returncode == 0
 
     async def ask(self, word: str, *, within: float = PATIENCE) -> Any:
-        """Tell it `word`, and return what it says to that. Raises ChildFailed."""
+        """Send `word`, and return the child's answer. Raises ChildFailed."""
         self.said.pop(word, None)
         self.send(word)
         return await self.hear(word, within=within)
 
     async def hear(self, word: str, *, within: float = PATIENCE) -> Any:
-        """Wait until it has said `word`; the value. Raises ChildFailed."""
+        """Wait until the child has written `word`; return the value. Raises ChildFailed."""
         try:
             async with asyncio.timeout(within):
                 while word not in self.said:
@@ -101,7 +101,7 @@ class Child(Process):
         return self.said[word]
 
     async def listen(self, heard: Callable[[Child, dict[str, Any]], None] | None) -> None:
-        """Read what it says until its end."""
+        """Read its output until its end."""
         with suppress(BenchFault):  # it has ended
             while True:
                 said = await self.receive_any(within=math.inf)
@@ -114,14 +114,14 @@ class Child(Process):
         self._changed.set()
 
     def signal(self, number: signal.Signals) -> None:
-        """A signal, if it still runs."""
+        """Send a signal if the child still runs."""
         if self.returncode is None:
             with suppress(ProcessLookupError):
                 os.kill(self.pid, number)
 
 
 async def _ended(child: Child) -> str:
-    """Let it end; what is wrong with that."""
+    """Ask a child to end, and return the failure, if any."""
     try:
         await child.stop(within=PATIENCE)
     except BenchFault:
@@ -132,9 +132,9 @@ async def _ended(child: Child) -> str:
 
 
 class ProcessGroup:
-    """All children of a run. `spec_of(kind, slot, name)` says what to start; each life of a slot has a name of its own.
+    """All children of a run. `spec_of(kind, slot, name)` returns the spec; each life of a slot has its own name.
 
-    With a `journal` their deaths are written down; `heard` is given all that they say.
+    A `journal` records their deaths; `heard` gets all their output.
     """
 
     def __init__(
@@ -146,9 +146,9 @@ class ProcessGroup:
         heard: Callable[[Child, dict[str, Any]], None] | None = None,
     ) -> None:
         self.wrong: list[str] = []
-        """The ends that were not intended."""
+        """Unintended ends of children."""
         self.children: list[Child] = []
-        """Those that live."""
+        """The live children."""
         self.started = 0
         self._folder = folder
         self._spec_of = spec_of
@@ -158,11 +158,11 @@ class ProcessGroup:
         self._abandoned = False
 
     def of(self, *kinds: str) -> list[Child]:
-        """Those of some kinds that live, by name."""
+        """The live children of these kinds, in order of name."""
         return sorted((child for child in self.children if child.kind in kinds), key=lambda child: child.name)
 
     async def start(self, kind: str, count: int) -> None:
-        """Start so many of a kind, and wait until all of them are ready. Raises ChildFailed."""
+        """Start `count` children of a kind, and wait until all of them are ready. Raises ChildFailed."""
         started = [await self._one(kind, slot) for slot in range(count)]
         try:
             for child in started:
@@ -194,7 +194,7 @@ class ProcessGroup:
             await self._one(child.kind, child.slot)
 
     async def kill(self, child: Child) -> bool:
-        """Kill it by SIGKILL, and start another in its place; whether it lived until then."""
+        """Kill a child by SIGKILL and start another in its place; return True if it had not ended before."""
         child.expected = True
         child.signal(signal.SIGKILL)
         await child.over
@@ -203,8 +203,8 @@ class ProcessGroup:
         return child.returncode == -signal.SIGKILL
 
     async def halt(self, child: Child, seconds: float) -> None:
-        """Stop it by SIGSTOP, and continue it after so long."""
-        # one that stands still would not notice that the run is no more
+        """Stop a child by SIGSTOP, and continue it after `seconds`."""
+        # a stopped child would not notice that the run has ended
         guard = Guard('kill -KILL "$1"', str(child.pid))
         try:
             child.signal(signal.SIGSTOP)
@@ -214,14 +214,14 @@ class ProcessGroup:
             guard.dismiss()
 
     async def end(self, kind: str) -> None:
-        """Tell all of a kind to end, and wait for it. One that does not is killed, which is wrong."""
+        """Ask all children of a kind to end, and wait. A child that does not end is killed and counts as a failure."""
         ending = self.of(kind)
         for child in ending:
             child.expected = True
         self.wrong += filter(None, await asyncio.gather(*map(_ended, ending)))
 
     async def abandon(self) -> None:
-        """Kill all that still run; nothing is judged any more."""
+        """Kill all children that still run; their ends are not judged any more."""
         self._abandoned = True
         for child in list(self.children):
             child.expected = True
@@ -229,7 +229,7 @@ class ProcessGroup:
             await child.over
 
     def errors(self) -> list[str]:
-        """Lines that they wrote to their standard error: none, unless they met a defect."""
+        """The lines of their standard error: there are none unless there is a defect."""
         return [
             f"{path.stem}: {line}"
             for path in sorted(self._folder.glob("*.err"))
@@ -241,16 +241,16 @@ class ProcessGroup:
 
 
 def spec_of(kind: type[S]) -> S:
-    """The first line of the standard input; to be read before anything else is."""
+    """Read the spec from the first line of the standard input, before anything else is read."""
     return msgspec.json.decode(sys.stdin.buffer.readline(), type=kind)
 
 
 def ready() -> None:
-    """Tell the parent that this process works."""
+    """Report to the parent that this process is at work."""
     send(**{READY: True})
 
 
 async def told_to_end() -> None:
-    """Wait until the parent says that this process shall end, or is no more."""
+    """Wait until the parent asks this process to end, or has ended itself."""
     async for _ in words():
         pass

@@ -1,4 +1,4 @@
-"""Places orders with timers and kills clients and workers at random: see the package."""
+"""Place orders with timers, and kill clients and workers at random: see the package."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ CLIENT, WORKER = "client", "worker"
 
 
 async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
-    """One run; the report, and what was wrong."""
+    """Run once; return the report and the failures."""
     name = f"orders_{secrets.token_hex(4)}"
     tables = Tables(given.url, name)
     await migrated(given.url)
@@ -60,11 +60,11 @@ async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], 
 
 
 class Kills:
-    """Clients and workers, some of whom die."""
+    """Clients and workers, which are killed at random."""
 
     def __init__(self, given: argparse.Namespace, name: str, folder: Path) -> None:
         self.said: dict[int, str] = {}
-        """The last word about each order."""
+        """The last report about each order."""
         self.killed: Counter[str] = Counter()
         self.group = ProcessGroup(folder, self._spec_of, heard=self._heard)
         self._given = given
@@ -84,7 +84,7 @@ class Kills:
             self.said[number] = word
 
     async def run(self) -> tuple[float, float]:
-        """Until nothing waits any more; seconds until all was placed, and until then."""
+        """Run until no timer waits any more; return the seconds until all orders were placed, and in all."""
         given, group, began = self._given, self.group, time.monotonic()
         await group.start(WORKER, given.workers)
         await group.start(CLIENT, given.clients)
@@ -94,7 +94,7 @@ class Kills:
             await self._kill(self._chance.choice((CLIENT, WORKER)))
         placed = time.monotonic() - began
         draining = asyncio.create_task(drained(lambda: app_on(given.url), TOPIC))
-        # also while nothing but timers is left, and once where all was placed before anybody's turn came
+        # kill workers also while only timers are left, and at least once if all orders were placed before any kill
         for _ in range(2):
             await self._kill(WORKER)
             await asyncio.wait([draining], timeout=given.every)
@@ -103,7 +103,7 @@ class Kills:
         return placed, time.monotonic() - began
 
     async def _kill(self, kind: str) -> None:
-        """One of those who work already, so that all get on."""
+        """Kill a process that is already at work, so that all make progress."""
         works = "order" if kind == CLIENT else READY
         if children := [child for child in self.group.of(kind) if works in child.said]:
             self.killed[kind] += await self.group.kill(self._chance.choice(children))

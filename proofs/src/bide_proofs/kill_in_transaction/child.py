@@ -1,7 +1,7 @@
-"""A client that places orders, each with its timer in one transaction; or a worker that carries out their timers.
+"""A client that places orders, each with its timer in one transaction; or a worker that runs their timers.
 
-`Tables` are the orders, and the effects of their timers, in each kind of database; `judge` compares them with what the
-clients said.
+`Tables` holds the orders and the effects of their timers, in each kind of database; `judge` compares them with the
+clients' reports.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ from bide_proofs.harness.processes import ready, spec_of, told_to_end
 
 TOPIC = "orders.close"
 LEASE = 2.0
-"""Seconds after which what a dead worker held comes back."""
+"""Seconds after which the tasks of a dead worker are due again."""
 _LONGEST_DELAY = 1.0
 _SIDE_BY_SIDE = 4
 PLACED, EFFECT = "placed", "effect"
 BEGUN, COMMITTED, ROLLED_BACK = "begun", "committed", "rolled back"
-"""The words of a client about an order."""
+"""The states of an order that a client reports."""
 KINDS = ("lost_order", "kept_order", "not_fired", "fired_twice", "fired_uncommitted", "left", "process_ended")
 
 
 class SqliteFile:
-    """A file, spoken to as `SqlServer` of the benchmark is."""
+    """A file, with the interface of the benchmark's `SqlServer`."""
 
     @staticmethod
     @asynccontextmanager
@@ -49,14 +49,14 @@ class SqliteFile:
 
     @staticmethod
     async def ask(connection: sqlite3.Connection, statement: str) -> Sequence[Any]:
-        if statement in ("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK"):  # which may wait for others
+        if statement in ("BEGIN IMMEDIATE", "COMMIT", "ROLLBACK"):  # these may wait for other processes
             await asyncio.to_thread(connection.execute, statement)
             return ()
         return connection.execute(statement).fetchall()
 
 
 class Tables:
-    """Two tables of a run. Raises BadInput for a store that shares no database with its callers."""
+    """The two tables of a run. Raises BadInput for a store that shares no database with its callers."""
 
     def __init__(self, url: str, name: str) -> None:
         parts = urlsplit(url)
@@ -75,19 +75,19 @@ class Tables:
             raise BadInput("store", parts.scheme, accepted)
 
     def connected(self) -> AbstractAsyncContextManager[Any]:
-        """A connection of the caller's own, which commits each statement, unless a transaction was begun."""
+        """A caller's own connection, which commits each statement unless a transaction was begun."""
         return self._kind.connected(self._address)
 
     async def ask(self, connection: Any, statement: str) -> Sequence[Any]:
-        """The rows of a statement, in the transaction that the connection is in."""
+        """The rows of a statement, in the connection's current transaction."""
         return await self._kind.ask(connection, statement)
 
     async def write(self, connection: Any, table: str, number: int) -> None:
-        """A row, likewise."""
+        """Insert a row, in the connection's current transaction."""
         await self.ask(connection, f"INSERT INTO {self._name}_{table} VALUES ({number:d})")
 
     async def make(self) -> None:
-        """Effects have no key, so that one that is there twice can be seen."""
+        """Create the tables. Effects have no key, so that a duplicate is visible."""
         async with self.connected() as connection:
             await self.ask(connection, f"CREATE TABLE {self._name}_{PLACED} (number integer PRIMARY KEY)")
             await self.ask(connection, f"CREATE TABLE {self._name}_{EFFECT} (number integer NOT NULL)")
@@ -110,7 +110,7 @@ def judge(
     left: Iterable[str] = (),
     ended: Iterable[str] = (),
 ) -> dict[str, list[str]]:
-    """All that is wrong, by kind. `said`: of an order the last word of its client; `effects`: an order for each row."""
+    """The failures, by kind. `said` has the last report about each order; `effects` has an order for each row."""
     there = set(orders)
     fired = Counter(effects)
     wrong: dict[str, list[str]] = {kind: [] for kind in KINDS}
@@ -131,18 +131,18 @@ def judge(
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line of its standard input."""
+    """The spec of a process: the first line of its standard input."""
 
     url: str
     tables: str
     orders: list[int] | None = None
-    """Of a client: those that it places. A worker has none."""
+    """For a client, the orders that it places; None for a worker."""
 
 
 def app_on(url: str) -> Bide:
-    """With the shipped defaults but for leases, whatever the environment says.
+    """Make an app with the shipped defaults except for leases, whatever the environment says.
 
-    On a slow machine workers are killed again and again before they have done anything: no task is dead for that.
+    On a slow machine, workers may be killed repeatedly before they have done anything; no task may be dead for that.
     """
     return Bide(url, settings=Settings(lease=int(LEASE * 1000), losses=1_000_000, keep_done=0, keep_cancelled=0))
 
@@ -171,7 +171,7 @@ async def _place(spec: Spec) -> None:
                 await tables.write(connection, PLACED, number)
                 delay = timedelta(seconds=chance.uniform(0, _LONGEST_DELAY))
                 await app.using(connection).schedule(TOPIC, key=f"{number}", group=f"order-{number}", delay=delay)
-            except StoreError:  # on SQLite others may write for long
+            except StoreError:  # on SQLite, other processes may write for a long time
                 await tables.ask(connection, "ROLLBACK")
                 send(order=(number, ROLLED_BACK))
                 continue

@@ -1,4 +1,4 @@
-"""Kills instances of `bide serve` under load, and checks what they had promised: see the package."""
+"""Kill instances of `bide serve` under load, and check bide's promises: see the package."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ retry = {{ policy = "exponential", first = "100ms", longest = "1s", tries = 100 
 
 
 class Services(Server):
-    """Where the instances are, and the receiver that they post to: the server of a run, whose workers they are."""
+    """The server of a run whose workers are the instances: their URLs, and the receiver to which they post."""
 
     name = "service"
 
@@ -66,7 +66,7 @@ class Services(Server):
 
 
 async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
-    """One run on the store that is given; the report, and what was wrong."""
+    """Run once on the given store; return the report and the failures."""
     receiver = Receiver(given.seed)
     report, checked = await tortured(Services(given.url, receiver, folder), given, folder)
     wrong = {**checked, **judge(receiver.arrived, read_all(journals(folder)))}

@@ -1,4 +1,4 @@
-"""One instance of `bide serve`, which writes down what it leases, settles and posts."""
+"""One instance of `bide serve`, which records its leases, settles and posts."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from bide_proofs.servers.process import HOST, listens, until
 from bide_proofs.torture.child import Actor, main
 
 PORTS, CONFIG = "KILL_SERVICE_PORTS", "KILL_SERVICE_CONFIG"
-"""Variables of the environment: the ports of all instances, by slot, and the file with their settings."""
+"""Environment variables: the ports of all instances, by slot, and the file with their settings."""
 
 
 async def _serve(actor: Actor, over: asyncio.Task[None]) -> None:
-    """Serve until the parent tells us to end; it is told once we can be called."""
+    """Report ready once the instance accepts calls, and serve until the parent asks this process to end."""
     port = int(os.environ[PORTS].split()[int(actor.spec.name.partition("-")[2].partition(".")[0])])
     drains: list[Callable[[str], object]] = []
 

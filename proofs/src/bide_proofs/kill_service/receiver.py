@@ -1,6 +1,6 @@
-"""The receiver of the webhooks, which applies each effect once, and the judge of what it saw.
+"""The receiver of the webhooks, which applies each effect once, and the judge of its deliveries.
 
-It checks what comes, and sometimes fails, hangs up, or is slow; what it saw is then compared with the history.
+It checks deliveries, and sometimes fails, hangs up or is slow. The judge compares the deliveries with the history.
 """
 
 from __future__ import annotations
@@ -29,17 +29,17 @@ KINDS = (
     "bad_delivery", "unknown_delivery", "not_applied", "unacknowledged", "unheard", "applied_twice", "stale_applied",
 )  # fmt: skip
 APPLIED, REPEATED, STALE, NONE = "applied", "repeated", "stale", "none"
-"""The end of a delivery: its effect; none, since the life had had it; since a later token was seen; it failed."""
+"""The result of a delivery: applied; repeated for this life; refused for an older token; failed."""
 Ref: TypeAlias = tuple[str, str, Token]
 _FAILS, _HANGS_UP, _SLOW = 0.03, 0.03, 0.01
 _DIES = 0.5
-"""The part of the deliveries of one topic that is answered with 410: the task shall be dead."""
+"""The fraction of deliveries of one topic that are answered with 410, so that their tasks die."""
 _LONGEST = 1.0
-"""Seconds that a slow answer takes at most."""
+"""The most seconds that a slow answer takes."""
 
 
 class Arrived(msgspec.Struct, frozen=True, gc=False):
-    """A delivery, and what the receiver did with it."""
+    """A delivery, and its result at the receiver."""
 
     topic: str
     key: str
@@ -50,11 +50,11 @@ class Arrived(msgspec.Struct, frozen=True, gc=False):
     """Nanoseconds of the monotonic clock."""
     effect: str = APPLIED
     acknowledged: bool = True
-    """True if it was answered with 200, and the connection left whole."""
+    """True if it was answered with 200 on an intact connection."""
 
 
 def judge(arrivals: Sequence[Arrived], events: Iterable[Event]) -> dict[str, list[object]]:
-    """All that is wrong, by kind. Both are in the order of time."""
+    """The failures, by kind. Both arguments are in the order of time."""
     wrong: dict[str, list[object]] = {kind: [] for kind in KINDS}
     began: dict[Ref, ev.Began] = {}
     settling: dict[int, ev.Settling] = {}
@@ -85,7 +85,7 @@ def judge(arrivals: Sequence[Arrived], events: Iterable[Event]) -> dict[str, lis
     for ref, end in settled.items():
         answered = [one for one in by_lease[ref] if one.acknowledged]
         if end.verdict is not OutcomeKind.DONE:
-            # an answer that took longer may have been given up, rightly
+            # if the answer took longer, the instance may have given it up
             wrong["unheard"] += [(one, end) for one in answered if end.at - one.at < LEASE * 1e9]
             continue
         if not answered:
@@ -96,14 +96,14 @@ def judge(arrivals: Sequence[Arrived], events: Iterable[Event]) -> dict[str, lis
 
 
 class Receiver:
-    """On a free port of this machine. Use it as `async with`."""
+    """A receiver on a free port of this machine, used as `async with`."""
 
     def __init__(self, seed: int) -> None:
         self.secret = "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
         self.port = 0
         self.arrived: list[Arrived] = []
         self.bad: list[str] = []
-        """Deliveries that were not as they should be, in words."""
+        """Descriptions of bad deliveries."""
         self.behaved: Counter[str] = Counter()
         self._webhook = Webhook(self.secret)
         self._chance = random.Random(seed)
@@ -128,7 +128,7 @@ class Receiver:
             arrived = Arrived(topic, key, id, int(headers["bide-token"]), int(headers["bide-attempt"]), at)
             if msgspec.json.decode(body) != key:
                 raise ValueError(f"{key} came with {body!r}")
-        except Exception as error:  # noqa: BLE001 - whatever is wrong with a delivery is what is looked for
+        except Exception as error:  # noqa: BLE001 - any error in a delivery is a finding
             self.bad.append(f"{type(error).__name__}: {error}; {dict(headers)}")
             return web.Response(status=400)
         return await self._answer(request, arrived)
@@ -159,7 +159,7 @@ class Receiver:
         return web.Response(status=status, text="not now")
 
     def _effect(self, arrived: Arrived) -> str:
-        """Do as any receiver should: the token is a fence, the id makes a delivery idempotent."""
+        """Act as any receiver should: the token is a fence, the id makes a delivery idempotent."""
         highest = self._seen(arrived)
         if arrived.id in self._applied:
             return REPEATED
@@ -169,7 +169,7 @@ class Receiver:
         return APPLIED
 
     def _seen(self, arrived: Arrived) -> int:
-        """The highest token of the key, this delivery's included."""
+        """Record the delivery's token; return the highest token of the key, including this one."""
         ref = (arrived.topic, arrived.key)
         highest = self._highest[ref] = max(arrived.token, self._highest.get(ref, 0))
         return highest

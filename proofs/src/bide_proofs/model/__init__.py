@@ -2,8 +2,8 @@
 
     python -m bide_proofs.model
 
-Two workers, two clients, one task, a store, messages that are lost, late or sent twice, wake-ups that are lost, and
-workers that are killed at any step: in every order. It shares no code with bide.
+Two workers, two clients, one task and a store, in every order of their steps. Messages are lost, delayed or sent twice,
+notifications are lost, and workers are killed at any step. The model shares no code with bide.
 """
 
 from bide_proofs.model.explore import INVARIANTS, Explorer, Found

@@ -1,4 +1,4 @@
-"""Checks the model in several sizes, or shows what becomes of it without one of its mechanisms: see the package."""
+"""Check the model in several sizes, or show what breaks without one of its mechanisms: see the package."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ _NEEDS = {
     "journal": Bounds(verbs=(1, 0)),
     "caps_from_sending": Bounds(verbs=(1, 1), loose=0, cap=1),
 }
-"""The defects that show in nothing smaller than this."""
+"""For defects that do not show in `_SMALL`, the smallest bounds in which they do."""
 
 
 def defects(rules: Iterable[str] = Rules._fields) -> Iterator[tuple[str, Found]]:
-    """The model without each of its mechanisms in turn, and what was found."""
+    """Explore the model without each of its mechanisms in turn."""
     for rule in rules:
         right = Rules._field_defaults[rule]
         yield rule, Explorer(Rules(**{rule: not right}), _NEEDS.get(rule, _SMALL)).explore()
 
 
 def main() -> int:
-    """The exit code: 0 if nothing is broken, or if every defect asked for was found."""
+    """Run the command; return exit code 0 if nothing is broken, or if every requested defect was found."""
     parser = parser_of("bide_proofs.model", model.__doc__)
     parser.add_argument("--size", choices=tuple(SIZES), help="only this one; all without it")
     parser.add_argument("--json", action="store_true", help="one JSON object a line")
@@ -81,7 +81,7 @@ def _show_defects(rules: Iterable[str], as_json: bool) -> int:
 
 
 def _show(found: Found, what: dict[str, str] | str) -> None:
-    """In one line of JSON after `what` it is of; or in words, and the way there step by step."""
+    """Print the result as one line of JSON that includes `what`, or as text with the path to it step by step."""
     if isinstance(what, dict):
         _say(json.dumps({**what, **found._asdict()}))
     else:

@@ -1,8 +1,9 @@
-"""The workers and clients of the model: each step that they, or what they have sent, can take next.
+"""The workers and clients of the model: each step that they, or their stray requests, can take next.
 
-A worker's loop is that of `engine.worker`: *subscribe first, then lease; what the lease returns says how long to sleep;
-what is heard since the lease was sent counts; it only ever shortens the sleep; every sleep is capped.* It has one slot,
-so it asks for nothing while it runs a handler. A client asks one thing at a time; what it gave up may still arrive.
+A worker's loop is that of `engine.worker`: *subscribe first, then lease; the answer to the lease request determines the
+sleep; notifications received since the request was sent count, and only ever shorten the sleep; every sleep is capped.*
+A worker has one slot, so it asks for no task while it runs a handler. A client makes one call at a time; a call that it
+gave up may still arrive.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ _ENDS = {"done": "it is done", "dead": "it is dead", "retry": "it failed, and sh
 
 
 class _Actor:
-    """The common part of workers and clients: a store, and requests that go astray."""
+    """The common part of workers and clients: a store, and stray requests."""
 
     def __init__(self, store: Store) -> None:
         self.store = store
@@ -45,21 +46,21 @@ class _Actor:
         return part.loose is None and shared.loose < self.bounds.loose
 
     def _overtaken(self, loose: Loose | None, kind: str) -> Loose | None:
-        """The request astray, now that a newer call of this kind was carried out: an older one may not follow it."""
+        """The stray request after a newer call of this kind was carried out: an older one must not follow it."""
         if loose is None or loose.done or not loose.mine or _kind(loose.what) != _kind(kind):
             return loose
         return SPENT if self.rules.numbers_rise else loose._replace(old=True)
 
 
 def _kind(what: str) -> str:
-    """Each kind of request has a caller of its own. Schedules are one, and changes another, as they are on Redis."""
+    """The kind of a request. Each kind has its own caller; schedules and changes are two kinds, as on Redis."""
     if what in ("lease", "settle", "extend"):
         return what
     return "schedule" if what.startswith("schedule") else "change"
 
 
 def _stray(shared: Shared, more: int = 1) -> Answer:
-    """Another request is astray, or one less; the store does nothing yet."""
+    """Count `more` stray requests; the store does nothing yet."""
     return Answer("", shared._replace(loose=shared.loose + more))
 
 
@@ -70,7 +71,7 @@ class Asking(_Actor):
     """The steps of a client."""
 
     def steps(self, shared: Shared, client: Client) -> Iterator[Step]:
-        """Everything that may come next of this client, or of what it has sent."""
+        """All possible next steps of this client and its stray request."""
         if client.adding is not None:
             put = self.store.ask(shared, Verb("schedule replace", client.adding))
             yield Step("{me}'s move, second half: the task is put back", put, client._replace(adding=None), helps=True)
@@ -101,7 +102,7 @@ class Asking(_Actor):
             lost = AWAITED if self.rules.journal else unsent._replace(done=True, awaited=True)
             yield Step(f"{told}, which is lost", gone, less._replace(loose=lost))
             yield Step(f"{{me}} asks: {verb}; it is delayed, and given up", _stray(shared), less._replace(loose=unsent))
-            if not self.rules.journal:  # with it, a copy changes nothing
+            if not self.rules.journal:  # with a journal, a copy changes nothing
                 copy = unsent._replace(done=True)
                 yield Step(f"{told}; a copy is still on its way", gone, less._replace(loose=copy))
 
@@ -126,7 +127,7 @@ class Asking(_Actor):
 
 
 def fresh_worker(rules: Rules, bounds: Bounds, loose: Loose | None = None) -> Worker:
-    """One that has just started: it has subscribed, and its first request for a lease is under way."""
+    """A worker that has just started: it has subscribed, and its first request for a lease is in transit."""
     return Worker("sent", bounds.lease, rest=_rest(rules, bounds), deaf=not rules.subscribes_first, loose=loose)
 
 
@@ -168,12 +169,12 @@ def _ref_after(effect: Effect, ref: Ref) -> Ref:
 
 
 def _plain(ref: Ref) -> Ref:
-    """The part of it that counts once the handler begins."""
+    """The part of a lease that matters once the handler begins."""
     return ref._replace(newest_life=True, called_off=False, early=0, left=0)
 
 
 def _loose_after(effect: Effect, loose: Loose | None, rules: Rules) -> Loose | None:
-    """The request astray after a step. One whose token is over is refused whenever it arrives: it is `SPENT`."""
+    """The stray request after a step. One whose token is no longer valid is `SPENT`: it will be refused."""
     if loose is None or loose.ref is None:
         return loose
     ref = _plain(_ref_after(effect, loose.ref))
@@ -184,7 +185,7 @@ def _loose_after(effect: Effect, loose: Loose | None, rules: Rules) -> Loose | N
 
 
 def wrong_with(shared: Shared, worker: Worker) -> str:
-    """The invariant that does not hold between the store and this worker; empty: all do."""
+    """The invariant that is broken between the store and this worker; empty if none is."""
     ref = worker.ref
     if ref is not None and shared.body is not None and not ref.fresh and shared.live and ref.token == shared.body.token:
         return "P12: a task has the token of a lease that is over"
@@ -201,7 +202,7 @@ class Working(_Actor):
     """The steps of a worker."""
 
     def steps(self, shared: Shared, worker: Worker) -> Iterator[Step]:
-        """Everything that may come next of this worker, or of what it has sent."""
+        """All possible next steps of this worker and its stray request."""
         if worker.loose is not None:
             yield from self._astray(shared, worker, worker.loose)
         if worker.wake_up is not None:
@@ -216,7 +217,7 @@ class Working(_Actor):
             yield from self._crash(shared, worker)
 
     def _again(self, worker: Worker, effect: Effect = NOTHING) -> Worker:
-        """The next request for a lease is sent; what was heard until here is forgotten. `effect`: of its last step."""
+        """Send the next request for a lease and discard notifications. `effect` is that of the worker's last step."""
         loose = _loose_after(effect, worker.loose, self.rules)
         return Worker("sent", self.bounds.lease, rest=_rest(self.rules, self.bounds), loose=loose)
 
@@ -234,7 +235,7 @@ class Working(_Actor):
 
     def _told(self, shared: Shared, worker: Worker) -> Iterator[Step]:
         rules, same = self.rules, Answer("", shared)
-        if not rules.journal:  # with it, a copy changes nothing, and another answer is the same answer later
+        if not rules.journal:  # with a journal, a copy changes nothing, and the second answer equals the first
             second = self.store.lease(shared, self.bounds.lease)
             loose = _loose_after(second.effect, worker.loose, rules)
             twice = worker._replace(at=second.next_wake, ref=second.ref, loose=loose)
@@ -334,7 +335,7 @@ class Working(_Actor):
         then = self._again(worker, answer.effect)
         yield Step(f"{{me}} sends its outcome again: {answer.word}", answer, then, helps=True, broken=broken)
 
-    # --- what goes wrong
+    # --- faults
 
     def _crash(self, shared: Shared, worker: Worker) -> Iterator[Step]:
         left = worker.loose

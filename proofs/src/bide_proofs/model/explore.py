@@ -1,14 +1,14 @@
-"""Visits every state of the model, breadth first, and checks the invariants in each, and along the steps between.
+"""Visit every state of the model, breadth first, and check the invariants in each state and along each step.
 
-A state is five parts: the store, two workers, two clients. The parts have numbers, and what a part may do next, and
-what that means to another part, is worked out once for each pair. Workers are alike, and so are clients of as many
-verbs: of states that differ by a swap one is visited.
+A state has five parts: the store, two workers, two clients. The parts are numbered. The next steps of a part, and their
+effect on another part, are computed once for each pair. The workers are interchangeable, and so are clients with the
+same number of verbs: of states that differ only by a swap, one is visited.
 
-What has to happen in the end (P2) is checked from *every* state in which a task is owed: there has to be a way by
-steps that help (nothing fails any more, but every wake-up is lost) to a delivery by the live lease, or to the end of
-the task. No step can make that impossible, so every fair run gets there: one in which what is possible again and again
-is done at last. On the way chosen time passes only when nothing else can be done. So the instants on it are how late a
-delivery is because of what was lost, and not because an actor was slow.
+The liveness part of P2 is checked from *every* state in which a task is owed: there must be a path of steps that help
+(nothing fails any more, but every notification is lost) to a delivery by the live lease, or to the end of the task. No
+step can make this impossible, so every fair run gets there: a run in which a step that is possible again and again is
+finally taken. On the chosen path, time passes only when no other step is possible. So the number of instants on it is
+the delay caused by lost messages, and not by a slow actor.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ INVARIANTS = (
 )
 _GOAL, _STUCK = 0xFFFFFFFF, 0xFFFFFFFE
 _REACHED, _HELPS, _TICKS, _NO_HELP = 0, 1, 2, 9
-"""How a step is rated: of two that lead on, the lower is taken."""
+"""The ratings of steps: of two possible steps, the lower one is taken."""
 _NAMES = ("the store", "worker A", "worker B", "client 1", "client 2")
-"""By place in a state."""
+"""The names of the parts, by place in a state."""
 _State: TypeAlias = tuple[int, int, int, int, int]
 """The store, two workers and two clients, by number."""
 
@@ -48,19 +48,19 @@ class Found(NamedTuple):
     states: int
     transitions: int
     depth: int
-    """Steps to the farthest state."""
+    """The number of steps to the farthest state."""
     seconds: float
-    """Of the processor's time."""
+    """Seconds of processor time."""
     lateness: int
-    """The most instants between a wake and what it is for, when all wake-ups are lost."""
+    """The most instants from a wake time to the delivery or end of its task, when all notifications are lost."""
     broken: str = ""
-    """The invariant that does not hold; empty: all do."""
+    """The broken invariant; empty if none is."""
     trace: tuple[str, ...] = ()
-    """The shortest way there, in words."""
+    """The shortest path to it, in words."""
 
 
 class _Way(NamedTuple):
-    """A step, with its parts by number."""
+    """A step, with numbers for its parts."""
 
     shared: int
     part: int
@@ -71,7 +71,7 @@ class _Way(NamedTuple):
 
 
 class _Numbers(dict[Any, int]):
-    """A number for each value that it is asked for."""
+    """Gives each value a number at its first use."""
 
     def __init__(self) -> None:
         self.values_by_number: list[Any] = []
@@ -99,17 +99,17 @@ class Explorer:
         fresh = fresh_worker(rules, bounds)
         start = Shared(), fresh, fresh, *map(Client, bounds.verbs)
         self._start: _State = tuple(self._number[part] for part in start)  # type: ignore[assignment]
-        # of the states that were visited: their parts, how each was reached, how it leads on, and if that takes time
+        # for each visited state: its parts, its predecessor, its next state on the path, and if that step takes time
         self._order: list[_State] = [_merged(self._start)]
         self._before, self._onward, self._ticks = array("I", [0]), array("I"), bytearray()
         self._transitions = self._depth = 0
 
     def steps(self) -> set[str]:
-        """Every step that could be taken anywhere, in words: to see that what was explored had something in it."""
+        """Every step that was possible in any state, in words, to verify that the exploration covers them."""
         return self._told
 
     def explore(self) -> Found:
-        """Visit all states, or as far as the first in which something is broken."""
+        """Visit all states, or stop at the first broken invariant."""
         began = time.process_time()
         broken, trace = self._visit()
         lateness = 0
@@ -119,7 +119,7 @@ class Explorer:
         return Found(len(self._order), self._transitions, self._depth, seconds, lateness, broken, trace)
 
     def _visit(self) -> tuple[str, tuple[str, ...]]:
-        """Breadth first; the first invariant that does not hold, and the way there."""
+        """Visit states breadth first; return the first broken invariant and the path to it."""
         order = self._order
         numbers = {order[0]: 0}
         at, level_ends = 0, 1
@@ -150,7 +150,7 @@ class Explorer:
         return "", ()
 
     def _lateness(self) -> tuple[int, str, tuple[str, ...]]:
-        """The most instants by which a wake is missed; what is broken if it is always missed, or by too many."""
+        """The greatest lateness, in instants; or the invariant broken if a task is stuck or too late, and the path."""
         order, onward = self._order, self._onward
         unknown, on_the_way = 0xFFFF, 0xFFFE
         instants = array("H", [unknown]) * len(order)
@@ -176,10 +176,10 @@ class Explorer:
                     return 0, late, self._stuck(begin, late)
         return worst, "", ()
 
-    # --- what may come next
+    # --- possible next steps
 
     def _turns(self, state: _State) -> list[tuple[int, list[_Way], str]]:
-        """By place: what each may do, and what is wrong there. Of two who are alike one is asked."""
+        """By place, the steps of each part and its broken invariant. Of two equal parts, one is included."""
         shared, one, two, first, second = state
         places = [1, 2, 3, 4, 0]
         if one == two:
@@ -189,7 +189,7 @@ class Explorer:
         return [(place, *self._ways(shared, state[place])) for place in places]
 
     def _work_out(self, shared_number: int, number: int) -> tuple[list[_Way], str]:
-        """The steps of the part of that number while the store is so; and the invariant that does not hold there."""
+        """The steps of the part with that number when the store is in this state, and the broken invariant, if any."""
         shared, part = self._value[shared_number], self._value[number]
         wrong = ""
         if part is shared:
@@ -212,7 +212,7 @@ class Explorer:
         )
 
     def _steps_of_store(self, shared: Shared) -> Iterator[Step]:
-        """An instant passes; what was kept for its time is purged."""
+        """The store's own steps: an instant passes, or an ended task is purged."""
         body, entry = shared.body, shared.entry
         later = shared._replace(
             body=None if body is None else body._replace(wake=max(0, body.wake - 1)),
@@ -224,20 +224,20 @@ class Explorer:
             yield Step("what was kept long enough is purged", Answer("", purged), None)
 
     def _after(self, state: _State, place: int, way: _Way) -> _State:
-        """The state after a step at that place: the other workers see what it means to them."""
+        """The state after a step at that place, with the step's effect on the other workers."""
         shared, part, effect = way[0], way[1], way[2]
         _, one, two, first, second = state
-        if effect:  # 0: nothing that matters to others
+        if effect:  # 0: no effect on other parts
             one, two = self._seen(effect, one), self._seen(effect, two)
         return (
             shared, part if place == 1 else one, part if place == 2 else two,
             part if place == 3 else first, part if place == 4 else second,
         )  # fmt: skip
 
-    # --- what went wrong, in words
+    # --- traces, in words
 
     def _way_to(self, at: int, broken: str = "", then: _State | None = None) -> Iterator[str]:
-        """The shortest way to state `at`, and on to the state `then` by the step that breaks `broken`."""
+        """The shortest path to state `at`, and on to the state `then` by the step that breaks `broken`."""
         way = [] if then is None else [(then, broken)]
         while at:
             way.append((self._order[at], ""))
@@ -261,7 +261,7 @@ class Explorer:
         return *told, "and so on for ever"
 
     def _step(self, state: _State, goal: _State, broken: str = "") -> tuple[str, _State]:
-        """The step from `state`, in which everybody has a place of his own, to the state `goal`, breaking `broken`."""
+        """The step from `state`, whose parts have fixed places, to the merged state `goal`, breaking `broken`."""
         for place, ways, _ in self._turns(state):
             for way in ways:
                 new = self._after(state, place, way)
@@ -271,7 +271,7 @@ class Explorer:
 
 
 def _merged(state: _State) -> _State:
-    """The one of all states that differ from this in who is who."""
+    """The representative of all states that differ only by a swap of workers or clients."""
     shared, one, two, first, second = state
     if one > two:
         one, two = two, one
@@ -281,7 +281,7 @@ def _merged(state: _State) -> _State:
 
 
 def _wrong_with_store(shared: Shared) -> str:
-    """The invariant of the store that does not hold; empty: all do."""
+    """The broken invariant of the store; empty if none is."""
     if shared.owed and not shared.live:
         return "P2: a task that was acknowledged is nowhere"
     if not shared.owed and shared.live:

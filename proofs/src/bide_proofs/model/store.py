@@ -1,12 +1,12 @@
-"""The parts of a state of the model, its parameters, and its store: one table, and what each request does to the task.
+"""The parts of a model state, the model's parameters, and its store: one table, and the effect of each request.
 
-The table is written from the promises and not from `core.lifecycle`; a test holds the two against each other. The
-parameters are bounds, and deliberate defects.
+The table is written from the promises and not from `core.lifecycle`; a test compares the two. The parameters are bounds
+and deliberate defects.
 
-Times count from now, in instants, and stand at 0 once they have passed: so time may go on without end, and the states
-stay finite. Tokens are 1 (the newest that was given) or 0 (any older one), and a new one is 2 until all are counted
-down. So is a life: the key's newest, or an older one. What begins with "truly" is the model's own knowledge, which
-neither store nor worker can see; the invariants are checked against it.
+Times are instants from now and stay at 0 once they have passed, so the number of states is finite although time goes on
+without end. A token is 1 (the newest) or 0 (any older one); a new one is 2 until all are renumbered. Likewise a life is
+the key's newest or an older one. Docstrings that begin with "Truly" describe the model's own knowledge, which neither
+store nor worker can see; the invariants are checked against it.
 """
 
 from __future__ import annotations
@@ -23,22 +23,22 @@ class Body(NamedTuple):
 
     state: str
     wake: int
-    """When it wakes; of an ended one, until when it is kept."""
+    """The wake time; for an ended task, the end of its retention."""
     token: int
 
 
 class Shared(NamedTuple):
-    """The store, and what truly holds."""
+    """The store, and the model's own knowledge about the task."""
 
     body: Body | None = None
     entry: int | None = None
-    """The entry of the index by time: what a lease looks at."""
+    """The task's entry in the index by time, which a lease reads."""
     token: int = 0
     """The last token that was given."""
     owed: bool = False
-    """Truly: a life was acknowledged, and has neither been settled for good nor cancelled."""
+    """Truly: a life was acknowledged, and has neither ended by a settle nor been cancelled."""
     loose: int = 0
-    """How many messages are astray: see `Loose`."""
+    """The number of stray messages: see `Loose`."""
 
     @property
     def state(self) -> str:
@@ -50,23 +50,23 @@ class Shared(NamedTuple):
 
 
 class Ref(NamedTuple):
-    """A lease, as its holder has it."""
+    """A lease, as its holder knows it."""
 
     token: int
     fresh: bool
-    """Truly: nothing has happened to the task since it was given."""
+    """Truly: the task has not changed since the lease was given."""
     newest_life: bool
-    """Truly: of the life that the key has now."""
+    """Truly: the lease is of the key's current life."""
     called_off: bool = False
     """Truly: this life was cancelled, and the answer was `cancelled`."""
     early: int = 0
-    """Truly: how long it still is until the wake that it was leased for."""
+    """Truly: the time left until the wake time for which it was leased."""
     left: int = 0
-    """How long the holder believes it to last."""
+    """The remaining time of the lease, as the holder believes."""
 
 
 class Loose(NamedTuple):
-    """A request astray: delayed, or a copy of one that was sent twice. It arrives at any time, or never."""
+    """A stray request: delayed, or a copy of one that was sent twice. It arrives at any time, or never."""
 
     what: str
     """`lease`, `settle`, `extend`, or a client's verb."""
@@ -77,37 +77,37 @@ class Loose(NamedTuple):
     old: bool = False
     """A newer call of the same caller was carried out."""
     mine: bool = True
-    """Its caller is still there, and so its next call would be a newer one."""
+    """Its caller is still alive, so the caller's next call is newer."""
     verdict: str = ""
-    """Of a settle: the outcome."""
+    """The outcome, for a settle."""
     awaited: bool = False
-    """Its caller has not had the answer, waits for it, and will send it again."""
+    """Its caller has no answer yet, waits for it, and will send it again."""
 
 
 SPENT = Loose("request")
-"""One that can do nothing any more, whenever it arrives: an older one of its caller, or with a token that is over."""
+"""A request that has no effect whenever it arrives: its caller sent a newer one, or its token is no longer valid."""
 AWAITED = Loose("verb", done=True, awaited=True)
-"""One that was carried out; sent again, it is answered from the journal, and does nothing."""
+"""A request that was carried out. Sent again, it is answered from the journal and has no effect."""
 
 
 class Worker(NamedTuple):
-    """One worker. Its phases: `sent` (the request for a lease is under way), `told` (the answer is), `asleep`, `has`
-    (it has a lease, and the handler has not begun), `runs`, `ends` (the outcome is under way), `unsure` (it was
-    carried out, and the answer was lost)."""
+    """One worker. Its phases: `sent` (the request for a lease is in transit), `told` (the answer is in transit),
+    `asleep`, `has` (it has a lease, and the handler has not begun), `runs`, `ends` (the outcome is in transit),
+    `unsure` (the outcome was carried out, and the answer was lost)."""
 
     phase: str = "sent"
     at: int | None = None
-    """sent: how long the lease would last; told: the next wake; asleep: the alarm. None: never."""
+    """sent: the length of the lease; told: the next wake; asleep: the alarm. None: never."""
     rest: int = 0
-    """sent, told: how long it may sleep at most, once it is answered."""
+    """sent, told: the longest that it may sleep after the answer."""
     ref: Ref | None = None
     verdict: str = ""
     begun: bool = False
     accepted: bool = False
     wake_up: int | None = None
-    """The earliest wake that it is being told of: heard, or on its way."""
+    """The earliest wake time among its notifications, received or in transit."""
     lost: bool = False
-    """Truly: it was told of a wake since it last forgot, and that was lost on the way."""
+    """Truly: a notification for it was lost since it last discarded its notifications."""
     deaf: bool = False
     """It has not subscribed yet."""
     loose: Loose | None = None
@@ -117,25 +117,25 @@ class Client(NamedTuple):
     """One client."""
 
     left: int
-    """How many more verbs it may send."""
+    """The number of verbs that it may still send."""
     loose: Loose | None = None
     adding: int | None = None
-    """It has taken the task out, and has yet to put it back so late (a defect: see `Rules.move_in_two_steps`)."""
+    """It has removed the task and will add it again with this delay (a defect: see `Rules.move_in_two_steps`)."""
 
 
 class Effect(NamedTuple):
-    """The meaning of a step for those who did not take it."""
+    """The effect of a step on the actors that did not take it."""
 
     touched: bool = False
-    """The task went from one state to another: no lease given before is fresh any more."""
+    """The task made a transition: no earlier lease is fresh any more."""
     raised: bool = False
-    """By a new token."""
+    """The task has a new token."""
     born: bool = False
-    """A new life."""
+    """A new life began."""
     called_off: bool = False
     """`cancelled` was answered."""
     wake_up: int | None = None
-    """A wake that is published."""
+    """The published wake time."""
     tick: bool = False
     """An instant has passed."""
 
@@ -166,63 +166,63 @@ MORE_VERBS = (
 
 
 class Bounds(NamedTuple):
-    """How large the model is. Lengths in instants."""
+    """The size of the model. Lengths are in instants."""
 
     verbs: tuple[int, ...] = (3, 3)
-    """How many each client may send."""
+    """The number of verbs that each client may send."""
     may: tuple[Verb, ...] = VERBS
     lease: int = 2
     cap: int = 2
     retry: int = 1
     verdicts: tuple[str, ...] = ("done", "retry")
     loose: int = 1
-    """So many requests may be astray at once."""
+    """The most stray requests at once."""
     keep: int = 0
-    """How long an ended task is kept."""
+    """The retention of an ended task."""
     crashes: bool = True
 
     @property
     def latest(self) -> int:
-        """How late a delivery may be when every wake-up is lost: the longest sleep; or one lease, where the request for
-        it was under way for so long that its holder must not begin."""
+        """The most that a delivery may be late when every notification is lost: the longest sleep; or one lease, if the
+        request for it was in transit for so long that its holder must not begin."""
         return max(self.cap, self.lease)
 
 
 class Rules(NamedTuple):
-    """How it is done. Each field is a mechanism that bide rests on; the model is run without it to see what it is for.
+    """The mechanisms that bide relies on. The model is also run without each, to show what breaks without it.
 
-    The names of the fields that are false by default are those of defects.
+    Fields that are false by default are defects.
     """
 
     checks_token: bool = True
     """Settle is refused without the token of the live lease."""
     extend_checks_token: bool = True
     lease_raises_token: bool = True
-    """Also where the last lease ended by itself."""
+    """A lease gives a new token even if the last lease expired."""
     replace_raises_token: bool = True
     tokens_outlive: bool = True
     """The counter stays when the task is gone: a new life of the key gets a higher one."""
     new_life_new_id: bool = True
     leases_what_was_lost: bool = True
-    """A lease that has ended is due like anything else."""
+    """A task whose lease has expired is due like any other."""
     cancel_knows_leased: bool = True
     move_spares_leased: bool = True
     journal: bool = True
-    """A request sent twice is carried out once, and answered again."""
+    """A request that is sent twice is carried out once, and gets the same answer again."""
     numbers_rise: bool = True
-    """A request older than its caller's last is refused."""
+    """A request that is older than its caller's last one is refused."""
     subscribes_first: bool = True
     forgets_before: bool = True
-    """Notifications are forgotten before the lease is sent, and not when it is answered."""
+    """A worker discards its notifications before it sends the lease request, and not when the answer arrives."""
     capped: bool = True
     caps_from_sending: bool = True
-    """The longest sleep counts from when the lease was sent: no wake-up is published for a later wake."""
+    """The longest sleep counts from when the lease request was sent: later wake times are not published."""
     tells_of_retry: bool = True
     next_wake_of_leased: bool = True
     looks_before_it_begins: bool = True
-    """At whether the lease has ended."""
+    """Before a handler begins, its worker checks that the lease has not expired."""
     counts_from_sending: bool = True
-    """A holder counts its lease from when it asked, not from when it was answered."""
+    """A holder counts its lease from its request, not from the answer."""
     leases_early: bool = False
     settles_before_it_begins: bool = False
     move_in_two_steps: bool = False
@@ -234,7 +234,7 @@ _STATES = (ABSENT, WAITING, LEASED, DONE, CANCELLED, DEAD)
 
 
 def _row(*cells: str) -> dict[str, tuple[str, str]]:
-    """For each state, in the order above: the answer, and after a colon the state that it leads to, if another."""
+    """One row of the table. Each cell, in the order of `_STATES`, is the answer, with the new state after a colon."""
     row = {}
     for state, cell in zip(_STATES, cells, strict=True):
         word, _, to = cell.partition(":")
@@ -253,9 +253,9 @@ WORDS = {
     "cancel": _row("not_found", "cancelled:cancelled", "cancelled_while_leased:cancelled", *_GONE),
     "redrive": _row("not_found", "under_way", "under_way", "finished", "finished", "redriven:waiting"),
 }
-"""The answer of every verb of a client in every state."""
+"""The answer to every verb of a client in every state."""
 SETTLED = {"done": DONE, "dead": DEAD, "retry": WAITING, "defer": WAITING}
-"""Where an accepted outcome leads to."""
+"""The state after an accepted outcome."""
 _BIRTHS = ("created", "replaced", "redriven")
 
 
@@ -271,20 +271,20 @@ class Answer(NamedTuple):
 
 
 class Step(NamedTuple):
-    """A step that an actor, or the store, can take."""
+    """A step that an actor or the store can take."""
 
     told: str
-    """In words. `{me}` stands for the actor."""
+    """The step in words. `{me}` stands for the actor."""
     after: Answer
     """The store afterwards."""
     part: Worker | Client | None
     """The actor afterwards; None: the store itself."""
     helps: bool = False
-    """True if it is taken when nothing goes wrong any more: see `explore`."""
+    """True if it is possible without a further failure: see `explore`."""
     goal: bool = False
     """A delivery by the live lease begins, or the task ends."""
     broken: str = ""
-    """The invariant that it breaks, where the answer does not say so."""
+    """The invariant that it breaks, unless the answer names it."""
 
 
 class Store:
@@ -295,7 +295,7 @@ class Store:
         self.bounds = bounds
 
     def ask(self, shared: Shared, verb: Verb) -> Answer:
-        """A client's verb, in one step."""
+        """Carry out a client's verb, in one step."""
         rules, state, body = self.rules, shared.state, shared.body
         word, to = WORDS[verb.name][state]
         if state == WAITING and body is not None:
@@ -319,7 +319,7 @@ class Store:
         return Answer(word, shared)
 
     def lease(self, shared: Shared, left: int) -> Answer:
-        """A request for a lease that its sender will believe to last for another `left`."""
+        """Carry out a request for a lease; its sender will believe that `left` instants of the lease remain."""
         rules, body, entry = self.rules, shared.body, shared.entry
         due = entry is not None and entry <= (1 if rules.leases_early else 0)
         if body is not None and due and (body.state == WAITING or rules.leases_what_was_lost):
@@ -332,7 +332,7 @@ class Store:
         return Answer("nothing", shared, next_wake=entry if seen else None)
 
     def extend(self, shared: Shared, ref: Ref) -> Answer:
-        """The lease `ref` shall last longer, by a whole one from now."""
+        """Extend the lease `ref` to its full length from now."""
         body = self._held(shared, ref, self.rules.extend_checks_token)
         broken = _stale("extend", body is not None, ref, shared)
         if body is None:
@@ -341,7 +341,7 @@ class Store:
         return Answer("accepted", shared._replace(body=body._replace(wake=lease), entry=lease), broken=broken)
 
     def settle(self, shared: Shared, ref: Ref, verdict: str, begun: bool) -> Answer:
-        """The outcome of the lease `ref`."""
+        """Settle the lease `ref`."""
         body = self._held(shared, ref, self.rules.checks_token)
         broken = _stale("settle", body is not None, ref, shared)
         if body is None:
@@ -361,7 +361,7 @@ class Store:
         return body if body and body.state == LEASED and (body.token == ref.token or not checks) else None
 
     def purge(self, shared: Shared) -> Shared | None:
-        """Forget tasks that ended and were kept for their time; None: there are none."""
+        """Forget an ended task whose retention is over; None: there is none."""
         body = shared.body
         if body is None or body.wake > 0:
             return None
@@ -373,7 +373,7 @@ class Store:
         self, shared: Shared, word: str, to: str, wake: int, *, raises: bool = True, born: bool = False,
         anew: bool = False, called_off: bool = False, owed: bool | None = None, quiet: bool = False,
     ) -> Answer:  # fmt: skip
-        """The task goes to another state, or to the same at another time. `owed`: what truly holds from now on."""
+        """Bring the task into a state, with a new time. `owed`: the value of `Shared.owed` from now on."""
         rules, last = self.rules, shared.token
         token = last + 1 if raises else last
         if anew and not rules.tokens_outlive:
@@ -383,7 +383,7 @@ class Store:
             broken = "P12: the token did not rise from one life of the key to the next"
         raised = token > 1
         if raised:
-            token = 1  # and everybody else's is counted down
+            token = 1  # all other tokens are renumbered
         body: Body | None = Body(to, wake, token)
         entry: int | None = wake
         lives = to in (WAITING, LEASED)
@@ -395,7 +395,7 @@ class Store:
         return Answer(word, new, Effect(True, raised, born and rules.new_life_new_id, called_off, wake_up), broken)
 
     def _published(self, wake: int) -> int | None:
-        """The wake that is published: none past the cap, beyond which no worker sleeps."""
+        """The published wake time; None at or past the cap, since no worker sleeps longer."""
         return wake if wake < self.bounds.cap else None
 
 

@@ -1,4 +1,4 @@
-"""A disk of a server's own, small and in memory, that can be full for a while."""
+"""A server's own disk, small and in memory, which can be full for a while."""
 
 from __future__ import annotations
 
@@ -17,16 +17,15 @@ ROOM = 16 * _PAGE
 
 
 class Disk:
-    """A folder that is a file system of `size` bytes (a tmpfs, which takes only the memory that is used), if one may
-    be mounted here; else a folder like others, and `refused` says why.
+    """A folder that is a file system of `size` bytes (a tmpfs, which takes only the memory in use), if one may be
+    mounted here; else an ordinary folder, and `refused` is the reason.
 
-    It is made full by taking from its size what is free, which costs nothing: a file as large as that would cost as
-    much memory.
+    To fill the disk, its size is reduced by the free space. This costs nothing; a large file would cost memory.
     """
 
     def __init__(self, size: int, *, account: str | None = None) -> None:
         self.place: Path | None = None
-        """Where it is, if it is there."""
+        """Its path while it exists."""
         self.size = size
         self._account = account
         self._guard: Guard | None = None
@@ -37,7 +36,7 @@ class Disk:
         return self._guard is not None
 
     def make(self, place: Path) -> None:
-        """Make the folder, if it is not there, and mount it where that is allowed."""
+        """Make the folder, unless it exists, and mount it if that is allowed."""
         if self.place is not None:
             return
         place.mkdir(parents=True)
@@ -53,11 +52,11 @@ class Disk:
         give_to(self._account, place)
 
     def remove(self) -> None:
-        """Unmount it, with all that was on it; nothing if it is not there."""
+        """Unmount the disk with its contents; do nothing if it does not exist."""
         place, self.place = str(self.place), None
         if self._guard is not None:
             done = subprocess.run(["umount", place], capture_output=True, text=True, check=False)
-            if done.returncode:  # a process is in it, which is to be found; nothing stays mounted for that
+            if done.returncode:  # a process uses it, which is reported below; the disk is unmounted nevertheless
                 subprocess.run(["umount", "-l", place], check=True)
             self._guard.dismiss()
             self._guard = None
@@ -65,9 +64,9 @@ class Disk:
                 raise ServerFailed(f"{place} was in use when it was unmounted: {done.stderr.strip()}")
 
     def fill(self, left: int = ROOM) -> int:
-        """From now on it is full, but for the bytes `left`; how many are on it.
+        """Fill the disk except for `left` bytes; return the bytes in use.
 
-        Raises ServerFailed if others write too fast for that.
+        Raises ServerFailed if other processes write too fast.
         """
         used = 0
 
@@ -82,7 +81,7 @@ class Disk:
         return used
 
     def free(self) -> None:
-        """There is room again."""
+        """Restore the disk's room."""
         if (done := self._mount("-o", f"remount,size={self.size}")).returncode:
             raise ServerFailed(f"{self.place} could not be given its room back: {done.stderr.strip()}")
 
@@ -91,10 +90,10 @@ class Disk:
 
 
 class OnDisk(ServerProcess):
-    """A server with its data on a disk of its own."""
+    """A server with its data on its own disk."""
 
     size: ClassVar[int]
-    """Bytes of the disk."""
+    """The size of the disk in bytes."""
 
     def __init__(self, directory: Path, **given: Any) -> None:
         super().__init__(directory, **given)
@@ -109,10 +108,10 @@ class OnDisk(ServerProcess):
         super().fill()
 
     def need_room(self) -> None:
-        """Need room on the full disk at once, though some was put by."""
+        """Make the server need room on the full disk at once, even if it has preallocated some."""
 
     def has_room(self) -> None:
-        """Do what an operator does once there is room on the disk again."""
+        """Do what an operator does when the disk has room again."""
 
     def tidy(self) -> None:
         self.disk.remove()

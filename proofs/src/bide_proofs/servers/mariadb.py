@@ -1,4 +1,4 @@
-"""One MariaDB server of our own, and a pair of which one follows the other."""
+"""One MariaDB server of our own, and a pair in which one follows the other."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ USER = "bide"
 ADMINISTRATOR = "root"
 DATABASE = "bide"
 LAG = 3
-"""Seconds, which is as finely as MariaDB can be told: longer than tasks are scheduled ahead, so that it shows."""
+"""The replica's lag in seconds, MariaDB's finest unit: longer than the delays of tasks, so that the lag shows."""
 BINARY_LOG = {"log-bin": "binlog", "gtid-strict-mode": "1"}
-"""Options of a server that is followed, or follows."""
+"""Options of a server that follows another, or is followed."""
 
 _BEGINNING = f"""
 SET SESSION sql_log_bin = 0;
@@ -34,13 +34,12 @@ GRANT SELECT, INSERT, UPDATE, DELETE, CREATE, DROP, ALTER, INDEX, PROCESS, LOCK 
 
 
 class MariaDbServer(SqlServer):
-    """A server with its data and its log below `directory`, or in a temporary folder where we are root.
+    """A server with its data and its log below `directory`, or in a temporary folder if this process is root.
 
-    With `follows` it replays everything from that server; both write a log of what they do, by GTID.
+    With `follows` it replays all changes of that server; both write a binary log with GTIDs.
 
-    It writes at each commit and does not wait for the disk, so that what was committed survives a kill of the process
-    and not one of the machine, unless `options` say {"innodb-flush-log-at-trx-commit": "1"}. `options` are those of
-    mariadbd.
+    It writes at each commit and does not wait for the disk, so commits survive a kill of the process but not a crash of
+    the machine, unless `options` contain {"innodb-flush-log-at-trx-commit": "1"}. `options` are those of mariadbd.
     """
 
     title = "MariaDB"
@@ -106,10 +105,10 @@ class MariaDbServer(SqlServer):
 
     def answers(self) -> bool:
         with socket.create_connection((HOST, self.port), timeout=1.0) as probe:
-            return bool(probe.recv(1))  # the greeting; before, it may listen and not answer yet
+            return bool(probe.recv(1))  # the greeting; before that it may listen without answering
 
     def follow(self, primary: MariaDbServer) -> None:
-        """Follow that server, from the position that this one has reached."""
+        """Follow the primary from the position that this server has reached."""
         self.ask(
             f"CHANGE MASTER TO MASTER_HOST = '{HOST}', MASTER_PORT = {primary.port}, MASTER_USER = '{ADMINISTRATOR}', "
             "MASTER_USE_GTID = slave_pos, MASTER_CONNECT_RETRY = 1",
@@ -117,17 +116,17 @@ class MariaDbServer(SqlServer):
         )
 
     def promote(self) -> None:
-        """Make it a primary, which may be written to."""
+        """Make it a writable primary."""
         self.ask("STOP SLAVE", "SET GLOBAL read_only = 0")
         self.follows = None
 
     def ask(self, *statements: str) -> list[Any]:
-        """As an administrator."""
+        """Run the statements as the administrator; return the rows of the last."""
         return ask(self.administrators_url, *statements)
 
 
 def connect(url: str) -> Any:
-    """A connection that commits each statement. Raises OSError where no server answers."""
+    """A connection that commits each statement. Raises OSError if no server answers."""
     import pymysql
 
     parts = urlsplit(url)
@@ -135,16 +134,16 @@ def connect(url: str) -> Any:
         return pymysql.connect(
             host=parts.hostname, port=parts.port or 3306, user=unquote(parts.username or "root"),
             password=unquote(parts.password or ""), database=parts.path.removeprefix("/") or None, autocommit=True,
-            # for what an open transaction has locked
+            # seconds to wait for the locks of an open transaction
             init_command="SET SESSION lock_wait_timeout = 60, innodb_lock_wait_timeout = 60",
-            ssl_disabled=True,  # to read the certificates of this machine costs more than the statement
+            ssl_disabled=True,  # reading this machine's certificates costs more than the statement
         )  # fmt: skip
     except pymysql.OperationalError as error:
         raise OSError(str(error)) from error
 
 
 def ask(url: str, *statements: str) -> list[Any]:
-    """The rows of the last of them, on a connection of its own. Raises OSError where no server answers."""
+    """Run the statements on a new connection; return the rows of the last. Raises OSError if no server answers."""
     with closing(connect(url)) as connection, connection.cursor() as cursor:
         for statement in statements:
             cursor.execute(statement)
@@ -152,7 +151,7 @@ def ask(url: str, *statements: str) -> list[Any]:
 
 
 class MariaDbPair(SeveralServers):
-    """A server that is written to and one that follows it, `LAG` seconds behind, with their data below `directory`."""
+    """A writable server, and one that follows it `LAG` seconds behind, with their data below `directory`."""
 
     def __init__(self, directory: Path) -> None:
         self.primary = MariaDbServer(directory / "primary", options=BINARY_LOG)
@@ -160,7 +159,7 @@ class MariaDbPair(SeveralServers):
 
     @property
     def url(self) -> str:
-        """That of the one that is written to, with the other as `replica`."""
+        """The URL of the writable server, with the other as `replica`."""
         return f"{self.primary.url}?replica={HOST}:{self.replica.port}"
 
     @property

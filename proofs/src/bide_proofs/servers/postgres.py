@@ -1,7 +1,7 @@
 """One PostgreSQL server of our own.
 
-PostgreSQL refuses to run as root. Where we are root, as in a container, it runs as the user `postgres` that its package
-makes, and its data lies in a folder of that user's, since pytest's own are closed to others.
+PostgreSQL refuses to run as root. If this process is root, as in a container, the server runs as the user `postgres`
+of its package, with its data in a folder of that user, who has no access to pytest's folders.
 """
 
 from __future__ import annotations
@@ -21,23 +21,23 @@ DATABASE = "postgres"
 
 
 def binary(name: str) -> str:
-    """Find program `name`: of the newest version that Debian's packages put beside each other, or in the path."""
+    """Find program `name`: in the newest version installed by Debian's packages, or in the path."""
     homes = sorted(Path("/usr/lib/postgresql").glob("*/bin"), key=lambda home: float(home.parent.name), reverse=True)
     return program(name, PACKAGES, *map(str, homes))
 
 
 class PostgresServer(SqlServer):
-    """A server with its data and its log below `directory`, or in a temporary folder where we are root.
+    """A server with its data and its log below `directory`, or in a temporary folder if this process is root.
 
-    It does not wait for the disk, so that what was committed survives a kill of the process and not one of the
-    machine, unless `options` say `{"fsync": "on"}`. `options` are settings of postgresql.conf.
+    It does not wait for the disk, so commits survive a kill of the process but not a crash of the machine, unless
+    `options` contain `{"fsync": "on"}`. `options` are settings of postgresql.conf.
     """
 
     title = "PostgreSQL"
     account = "postgres"
     halts_by = stops_by = signal.SIGINT
     installs: ClassVar[Sequence[str]] = ("--no-sync",)
-    """Further words for initdb."""
+    """Further arguments of initdb."""
 
     @property
     def url(self) -> str:
@@ -74,13 +74,13 @@ class PostgresServer(SqlServer):
         return [binary("postgres"), "-D", str(self.data), *words]
 
     def answers(self) -> bool:
-        with contextlib.suppress(ValueError, IndexError):  # it is being written
+        with contextlib.suppress(ValueError, IndexError):  # the file is being written
             lines = (self.data / "postmaster.pid").read_text(encoding="utf-8").splitlines()
             return int(lines[0]) == self.pid and lines[7].strip() in ("ready", "standby")
         return False
 
     def promote(self) -> None:
-        """Make it a primary, which may be written to."""
+        """Make it a writable primary."""
         self.ask("SELECT pg_promote()")
 
     def ask(self, *statements: str) -> list[Any]:
@@ -88,7 +88,7 @@ class PostgresServer(SqlServer):
 
 
 def ask(url: str, *statements: str) -> list[Any]:
-    """The rows of the last of them, on a connection of its own. Raises OSError where no server answers."""
+    """Run the statements on a new connection; return the rows of the last. Raises OSError if no server answers."""
     import psycopg
 
     rows: list[Any] = []

@@ -1,10 +1,10 @@
 """Processes of servers: started from the system's programs on free ports, ended by their pids, and never outliving us.
 
-Beside each runs a guard, a shell that waits on a pipe of ours. The pipe breaks when this process ends in whatever way,
-SIGKILL too, and the guard then undoes the one thing that it was given: it kills a process, or unmounts a folder.
-`prctl(PR_SET_PDEATHSIG)` would do without a second process, but is for Linux alone, fires when the *thread* that
-started the server ends, and has to be called between fork and exec, which a program with threads should not do. A guard
-is a megabyte and a millisecond.
+Each has a guard, a shell that waits on a pipe from this process. The pipe breaks when this process ends in any way,
+including SIGKILL, and the guard then undoes one thing: it kills a process, or unmounts a folder.
+`prctl(PR_SET_PDEATHSIG)` would need no second process, but it exists only on Linux, fires when the *thread* that
+started the server ends, and must be called between fork and exec, which is unsafe in a program with threads. A guard
+costs a megabyte and a millisecond.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ HOST = "127.0.0.1"
 BUS = 10_000
 """The distance between the two ports of a node of a Redis Cluster."""
 _FIRST, _LAST = 11_000, 22_000
-"""Both stay below 32768, where Linux begins to hand out ports to clients, so that no client is in the way."""
+"""The range of ports. With `BUS` added it stays below 32768, where Linux begins to assign ports to clients."""
 PATIENCE = 60.0
-"""Seconds until what is waited for is taken for a hang: a server takes one or three, but machines may be busy."""
+"""Seconds after which a wait counts as a hang: a server takes one to three, but machines may be busy."""
 _STEP = 0.02
 _GUARD = 'trap "" HUP INT TERM; read -r dismissed || '
 _TAIL = 3_000
@@ -37,11 +37,11 @@ _PROGRAMS = ("/usr/sbin", "/usr/local/sbin")
 
 
 class ServerMissing(Exception):
-    """A server's program is not installed; says what to install."""
+    """A server's program is not installed; the message names the package."""
 
 
 class ServerFailed(OSError):
-    """A server ended, or did not come to what was waited for; shows the end of its log where it has one."""
+    """A server ended, or did not reach the expected state; the message shows the end of its log, if it has one."""
 
 
 def program(name: str, packages: str, *folders: str) -> str:
@@ -54,10 +54,10 @@ def program(name: str, packages: str, *folders: str) -> str:
 
 
 def free_port() -> int:
-    """A port that is free at this moment, as is the one for the bus of a Redis Cluster that goes with it.
+    """A port that is free now, as is the matching port for the bus of a Redis Cluster.
 
-    At random, since others start servers at the same time; and still a guess, since another may be quicker to take it:
-    a start that fails for that tries again with another.
+    It is chosen at random, since other processes start servers at the same time. One of them may still take the port
+    first; a start that fails for this reason tries again with another port.
     """
     chance = random.SystemRandom()
     for _ in range(1_000):
@@ -71,20 +71,20 @@ def _free(port: int) -> bool:
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
-            probe.bind(("", port))  # at no address of this machine
+            probe.bind(("", port))  # fails if the port is taken on any address of this machine
         except OSError:
             return False
     return True
 
 
 def listens(port: int) -> bool:
-    """True if the port takes connections. Raises OSError if it does not."""
+    """Return True if the port accepts connections, else raise OSError."""
     socket.create_connection((HOST, port), timeout=1.0).close()
     return True
 
 
 def until(holds: Callable[[], object], what: str, *, patience: float = PATIENCE) -> float:
-    """Wait until `holds()`; an OSError of it counts as no. Returns the seconds that it took. Raises ServerFailed."""
+    """Wait until `holds()` is true; its OSErrors count as false. Returns the seconds. Raises ServerFailed."""
     began = time.monotonic()
     while True:
         problem: OSError | None = None
@@ -99,20 +99,20 @@ def until(holds: Callable[[], object], what: str, *, patience: float = PATIENCE)
 
 
 def as_account(account: str | None) -> list[str]:
-    """The words that a command begins with, for a program that does not want to be root where we are."""
+    """The beginning of a command that runs a program as `account` if this process is root; else empty."""
     if account is None or os.geteuid() != 0:
         return []
     return [program("setpriv", "util-linux"), f"--reuid={account}", f"--regid={account}", "--clear-groups", "--"]
 
 
 def give_to(account: str | None, folder: Path) -> None:
-    """Make `folder` the account's, where we are root."""
+    """Make `account` the owner of `folder`, if this process is root."""
     if account is not None and os.geteuid() == 0:
         shutil.chown(folder, account, account)
 
 
 def run(words: Sequence[str], *, folder: Path, account: str | None = None, feed: Path | None = None) -> None:
-    """A command to its end, with `feed` as its input. Raises ServerFailed with the end of what it said."""
+    """Run a command to its end, with `feed` as its input. Raises ServerFailed with the end of its output."""
     with (feed or Path(os.devnull)).open("rb") as given:
         done = subprocess.run(
             [*as_account(account), *words], cwd=folder, stdin=given, capture_output=True, text=True, check=False
@@ -123,7 +123,7 @@ def run(words: Sequence[str], *, folder: Path, account: str | None = None, feed:
 
 
 class Guard:
-    """Runs `script`, a line of shell with `$1`, when this process ends without having dismissed it."""
+    """Runs `script`, a line of shell with `$1`, if this process ends without dismissing the guard."""
 
     def __init__(self, script: str, argument: str) -> None:
         self._shell = subprocess.Popen(
@@ -132,17 +132,17 @@ class Guard:
         )  # fmt: skip
 
     def dismiss(self) -> None:
-        with contextlib.suppress(BrokenPipeError):  # it was ended from outside
+        with contextlib.suppress(BrokenPipeError):  # the guard was ended from outside
             self._shell.communicate(b"dismissed\n")
 
 
 class Process:
-    """One process with its guard, in the folder of `log`, to whose end its output goes."""
+    """One process with its guard, in the folder of `log`, to which its output is appended."""
 
     def __init__(self, command: Sequence[str], log: Path, *, name: str) -> None:
         self.log = log
         self._name = name
-        # a session of its own: Ctrl-C in a terminal is for us, who then stop it in order
+        # its own session: Ctrl-C in a terminal reaches only this process, which then stops it in order
         with log.open("ab") as output:
             self._log_began = output.tell()
             self._process = subprocess.Popen(
@@ -162,7 +162,7 @@ class Process:
         return self._process.poll()
 
     def family(self) -> list[int]:
-        """The pids of this process and of all its descendants, as Linux tells them; its own first."""
+        """The pids of this process and all its descendants, according to Linux; its own first."""
         found = [self.pid] if self.running else []
         for pid in found:
             with contextlib.suppress(OSError):  # it has ended since
@@ -172,33 +172,33 @@ class Process:
         return found
 
     def send(self, number: signal.Signals) -> None:
-        """Signal it and all below it; a pid that was reaped is never signalled."""
+        """Signal the process and all its descendants, but never a reaped pid."""
         _signal(self.family(), number)
 
     def end(self, number: signal.Signals, *, patience: float = PATIENCE) -> None:
-        """End it by `number`, by SIGKILL if it has not ended after `patience` seconds, with all below it; reap it."""
+        """End the process and its descendants by `number`, or by SIGKILL after `patience` seconds; reap it."""
         below = self.family()[1:]
         if number is signal.SIGKILL:
             self.send(number)
         else:
-            self._process.send_signal(number)  # those below are told by it
-        self.send(signal.SIGCONT)  # what stands still sees a SIGTERM when it goes on
+            self._process.send_signal(number)  # it ends its descendants itself
+        self.send(signal.SIGCONT)  # a stopped process handles a SIGTERM only when it continues
         try:
             self._process.wait(patience)
         except subprocess.TimeoutExpired:
             below = self.family()[1:]
             self.send(signal.SIGKILL)
             self._process.wait()
-        # the next start may be refused while one is left, and only we know of them
+        # the next start may fail while a descendant is left, and only this code knows their pids
         while left := [pid for pid in below if _lives(pid)]:
             _signal(left, signal.SIGKILL)
             time.sleep(_STEP / 4)
         self._guard.dismiss()
-        for kept in ("faketime_shm_", "sem.faketime_sem_"):  # which a kill leaves of a clock that can be set
+        for kept in ("faketime_shm_", "sem.faketime_sem_"):  # files of libfaketime that a kill leaves behind
             (_SHARED_MEMORY / f"{kept}{self.pid}").unlink(missing_ok=True)
 
     def failed(self, why: str) -> ServerFailed:
-        """An error with the end of what it said."""
+        """An error with the end of the process's output."""
         with self.log.open("rb") as log:
             log.seek(self._log_began)
             said = log.read().decode("utf-8", "replace")[-_TAIL:]
@@ -212,7 +212,7 @@ def _signal(pids: Sequence[int], number: signal.Signals) -> None:
 
 
 def _lives(pid: int) -> bool:
-    """True if there is such a process that is no zombie."""
+    """True if the process exists and is not a zombie."""
     try:
         state = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
     except OSError:

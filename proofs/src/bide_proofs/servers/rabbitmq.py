@@ -1,4 +1,4 @@
-"""One RabbitMQ broker of our own, on 127.0.0.1: to be started, paused, killed and started again on the same data."""
+"""One RabbitMQ broker of our own, on 127.0.0.1, which can be paused, killed and started again on the same data."""
 
 from __future__ import annotations
 
@@ -13,22 +13,22 @@ from bide_proofs.servers.server import ServerProcess
 PACKAGES = "rabbitmq-server"
 _PLACES = ("/usr/lib/rabbitmq/bin", "/usr/sbin", "/usr/lib/erlang/bin")
 _GREETING = b"AMQP\x00\x00\x09\x01"
-"""The first bytes of a client of AMQP 0-9-1; the answer begins with the byte 1."""
+"""The first bytes that an AMQP 0-9-1 client sends; the answer begins with the byte 1."""
 
 
 def binary(name: str) -> str:
     """Find program `name`, in Debian's folders or in the path.
 
-    RabbitMQ's own script is taken, not Debian's of the same name, which wants to be root or the account of the service.
+    This is RabbitMQ's own script and not Debian's of the same name, which only runs as root or the service's account.
     """
     return program(name, PACKAGES, *_PLACES)
 
 
 class RabbitMqServer(ServerProcess):
-    """A broker with its data and its log below `directory`, or in a temporary folder where we are root.
+    """A broker with its data and its log below `directory`, or in a temporary folder if this process is root.
 
-    It has a port mapper (epmd) of its own beside it, so that it neither finds nor leaves one that others use; both
-    listen on the loopback address alone. No plugin is enabled. `options` are lines of rabbitmq.conf, by name.
+    It has its own port mapper (epmd), so that it neither uses another one nor leaves one behind. Both listen only on
+    the loopback address. No plugin is enabled. `options` are lines of rabbitmq.conf, by name.
     """
 
     title = "RabbitMQ"
@@ -45,13 +45,13 @@ class RabbitMqServer(ServerProcess):
         return f"amqp://guest:guest@{HOST}:{self.port}/"
 
     def fill(self) -> None:
-        """The broker fills its folder itself."""
+        """Make an empty folder: the broker fills it itself."""
         binary("rabbitmq-server")
         self.data.mkdir()
         give_to(self.account, self.data)
 
     def prepare(self) -> None:
-        """The port mapper runs: the broker would start one that stays, and that others use."""
+        """Write the configuration and start the port mapper: the broker would start one that stays after its end."""
         settings = {
             "listeners.tcp.1": f"{HOST}:{self.port}", "log.console": "true", "log.console.level": "warning",
             "log.file": "false", **self.options,
@@ -65,18 +65,18 @@ class RabbitMqServer(ServerProcess):
         return {
             "ERL_EPMD_ADDRESS": HOST,
             "ERL_EPMD_PORT": str(self._mapper_port),
-            "HOME": home,  # where the cookie is that nodes know each other by
+            "HOME": home,  # contains the cookie by which nodes authenticate each other
             "ERL_CRASH_DUMP_BYTES": "0",
             "RABBITMQ_NODENAME": "bide@localhost",
             "RABBITMQ_MNESIA_BASE": f"{home}/data",
             "RABBITMQ_LOG_BASE": home,
             "RABBITMQ_DIST_PORT": str(free_port()),
             "RABBITMQ_CONFIG_FILE": f"{home}/rabbitmq.conf",
-            # none of these is there: nothing of the machine's own broker is to be read
+            # none of these files exists, so the configuration of the machine's own broker is not read
             "RABBITMQ_ADVANCED_CONFIG_FILE": f"{home}/advanced.config",
             "RABBITMQ_CONF_ENV_FILE": f"{home}/rabbitmq-env.conf",
             "RABBITMQ_ENABLED_PLUGINS_FILE": f"{home}/enabled_plugins",
-            "RABBITMQ_ALLOW_INPUT": "1",  # the script becomes the broker, which so has the pid that we know
+            "RABBITMQ_ALLOW_INPUT": "1",  # the script execs the broker, which keeps its pid
             "RABBITMQ_SERVER_ADDITIONAL_ERL_ARGS": "-kernel inet_dist_use_interface {127,0,0,1} -noinput",
         }
 

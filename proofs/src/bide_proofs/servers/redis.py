@@ -1,7 +1,7 @@
-"""One Redis server of our own, which Sentinels and nodes of a Cluster are too, and the least client of it.
+"""One Redis server of our own, the base of Sentinels and Cluster nodes too, and a minimal client.
 
-The client sends commands and reads replies, in RESP2, blocking, with nothing but the standard library: so that servers
-can be started where no driver is installed, and judged by something else than the driver in test.
+The client sends commands and reads replies, in RESP2, blocking, with only the standard library. So servers can be
+started where no driver is installed, and tests of the driver do not rely on it.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from bide_proofs.servers.process import program, until
 from bide_proofs.servers.server import ServerProcess
 
 Reply = str | int | None | list["Reply"]
-"""A reply; bytes that are no UTF-8 are kept as surrogates, so that they can be sent as they came."""
+"""A reply; bytes that are not UTF-8 are kept as surrogates, so that they can be sent back unchanged."""
 
 Word = str | int
 PACKAGES = "redis-server"
@@ -27,7 +27,7 @@ class Refused(OSError):
 
 
 class Connection:
-    """A connection to one server. Raises OSError when it breaks, or when nothing comes for a minute."""
+    """A connection to one server. Raises OSError if it breaks, or if no data arrives for a minute."""
 
     def __init__(self, host: str, port: int) -> None:
         self._socket = socket.create_connection((host, port), _PATIENCE)
@@ -41,7 +41,7 @@ class Connection:
         self._socket.close()
 
     def ask(self, *words: Word) -> Reply:
-        """One command and its reply. Raises Refused."""
+        """Send one command and return its reply. Raises Refused."""
         encoded = [str(word).encode("utf-8", "surrogateescape") for word in words]
         parts = (b"$%d\r\n%b\r\n" % (len(word), word) for word in encoded)
         self._socket.sendall(b"*%d\r\n%b" % (len(encoded), b"".join(parts)))
@@ -78,11 +78,11 @@ class Connection:
 
 
 class RedisServer(ServerProcess):
-    """A server with its data, its configuration and its log in `directory`, which is made if it is not there.
+    """A server with its data, its configuration and its log in `directory`, which is created if necessary.
 
-    It flushes its append-only file every second: what is acknowledged survives a kill of the process, and one of the
-    machine only where `options` say `{"appendfsync": "always"}`. These are further lines of its configuration, the
-    directive (or more of the line) to the rest.
+    It flushes its append-only file every second: acknowledged changes survive a kill of the process, but a crash of the
+    machine only if `options` contain `{"appendfsync": "always"}`. `options` are further lines of the configuration, by
+    directive (or by a longer beginning of the line).
     """
 
     title = "Redis"
@@ -106,12 +106,12 @@ class RedisServer(ServerProcess):
             "appendonly": "yes",
             "appendfsync": "everysec",
             "save": '""',
-            # through a file: without one a replica waits up to 5 s for others, and 1 s more before it gets what is new
+            # through a file: without it a replica waits up to 5 s for others, and 1 s more for new changes
             "repl-diskless-sync": "no",
         }
 
     def prepare(self) -> None:
-        # written once: the server itself rewrites it when it is told to follow another
+        # written once: the server itself rewrites it when it receives REPLICAOF
         if self._chooses or not self.configuration.exists():
             place = {"bind": self.host, "port": str(self.port), "dir": f'"{self.data.resolve()}"'}
             lines = {**place, **self.directives(), **self.options}
@@ -121,11 +121,11 @@ class RedisServer(ServerProcess):
         return [program("redis-server", PACKAGES), str(self.configuration)]
 
     def answers(self) -> bool:
-        # another server may have the port, while ours is about to find that out
+        # another server may have the port, and this one may not have failed yet
         return self.ask("PING") == "PONG" and self.info("server")["process_id"] == str(self.pid)
 
     def forget_history(self) -> None:
-        """Rewrite the append-only file, so that it holds the present data and no history."""
+        """Rewrite the append-only file, so that it contains the current data and no history."""
 
         def written() -> bool:
             told = self.info("persistence")
@@ -136,7 +136,7 @@ class RedisServer(ServerProcess):
         until(written, f"{self.name} to write its file anew")
 
     def ask(self, *words: Word) -> Reply:
-        """One command on a connection of its own. Raises OSError, and of these Refused for an error."""
+        """Send one command on a new connection. Raises OSError; for an error reply Refused, a kind of OSError."""
         with Connection(self.host, self.port) as connection:
             return connection.ask(*words)
 
@@ -148,7 +148,7 @@ class RedisServer(ServerProcess):
 
     @property
     def is_master(self) -> bool:
-        """True if it says so; a server that does not answer is none."""
+        """True if the server reports the role of master; False if it does not answer."""
         try:
             return self.info("replication")["role"] == "master"
         except OSError:
@@ -156,5 +156,5 @@ class RedisServer(ServerProcess):
 
     @property
     def is_linked(self) -> bool:
-        """True if it follows a master, and their connection is up."""
+        """True if it follows a master and is connected to it."""
         return self.info("replication").get("master_link_status") == "up"

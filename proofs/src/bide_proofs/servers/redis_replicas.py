@@ -1,7 +1,7 @@
 """Redis with replicas that take over: a Cluster of three masters and their replicas, and a master under Sentinel.
 
-Failovers come as soon as tests want them. A machine that tests do much on may stand still for longer than
-`NODE_TIMEOUT` or `DOWN_AFTER`: where no test wants a failover, more of it is better.
+With the default time-outs, failovers are as quick as tests need. A busy machine may stand still for longer than
+`NODE_TIMEOUT` or `DOWN_AFTER`, so tests without failovers should use longer ones.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ from bide_proofs.servers.server import SeveralServers, start_all
 
 
 class ReplicatedRedis(SeveralServers):
-    """Several servers, of which others take over from a master that is silent for `gives_up_after` milliseconds."""
+    """Several servers; a replica takes over from a master that is silent for `gives_up_after` milliseconds."""
 
     gives_up_after: int
 
     @property
     def masters(self) -> Sequence[RedisServer]:
-        """The servers that run and take writes."""
+        """The running servers that accept writes."""
         raise NotImplementedError
 
     def await_whole(self) -> None:
-        """Wait until those that run agree who is master, and the replicas among them are linked."""
+        """Wait until the running servers agree on the masters, and their replicas are linked."""
         until(self._whole, "the servers to be whole")
 
     def _whole(self) -> bool:
         raise NotImplementedError
 
     def await_master(self, *, other_than: RedisServer) -> RedisServer:
-        """Wait until another serves in place of a master that is away, and return it."""
+        """Wait until another server has replaced a master that is away, and return it."""
         raise NotImplementedError
 
     def give_up_after(self, milliseconds: int) -> None:
@@ -59,28 +59,28 @@ class ClusterNode(RedisServer):
             "cluster-enabled": "yes",
             "cluster-config-file": "nodes.conf",
             "cluster-require-full-coverage": "no",
-            "cluster-replica-validity-factor": "0",  # a replica steps in however long its master has been away
-            "cluster-allow-replica-migration": "no",  # each stays with its master, so that it is known who follows whom
+            "cluster-replica-validity-factor": "0",  # a replica takes over however long its master has been away
+            "cluster-allow-replica-migration": "no",  # each replica stays with its master, so that pairs are known
         }
 
     @property
     def id(self) -> str:
-        """Its name in the cluster, of 40 hexadecimal digits."""
+        """Its id in the cluster, 40 hexadecimal digits."""
         return str(self.ask("CLUSTER", "MYID"))
 
     def known(self) -> list[list[str]]:
-        """The lines of CLUSTER NODES about nodes that it has shaken hands with, by words."""
+        """The lines of CLUSTER NODES, split into words, without nodes whose handshake is not complete."""
         reply = self.ask("CLUSTER", "NODES")
         assert isinstance(reply, str)
         return [words for line in reply.splitlines() if (words := line.split()) and "handshake" not in words[2]]
 
 
 class RedisCluster(ReplicatedRedis):
-    """Six nodes below `directory`, of a `kind` of node, with the `options` of `RedisServer`.
+    """Six nodes below `directory`, of class `kind`, with the `options` of `RedisServer`.
 
     Any one master may die: its slots are served again after twice the `node_timeout`, in milliseconds.
-    Joined by plain commands and not by `redis-cli --cluster create`, which waits in whole seconds and has to be there.
-    A start takes about 2 s, since a node that starts as a master waits so long before it serves.
+    The nodes are joined by plain commands and not by `redis-cli --cluster create`, which waits in whole seconds and may
+    not be installed. A start takes about 2 s: a node that starts as a master waits that long before it serves.
     """
 
     def __init__(
@@ -113,10 +113,10 @@ class RedisCluster(ReplicatedRedis):
         return self.nodes
 
     def start_parts(self) -> None:
-        """Start all, and wait until every slot is served and every replica is linked."""
+        """Start all nodes, and wait until every slot is served and every replica is linked."""
         joined = all((node.data / "nodes.conf").exists() for node in self.nodes)
         start_all(self.nodes)
-        self.give_up_after(NODE_TIMEOUT)  # nodes that begin wait the longer, too
+        self.give_up_after(NODE_TIMEOUT)  # with a longer time-out, starting nodes wait longer, too
         if not joined:
             self._join()
         self.await_whole()
@@ -129,7 +129,7 @@ class RedisCluster(ReplicatedRedis):
     def _join(self) -> None:
         first, *others = self.nodes
         for number, node in enumerate(self.nodes):
-            node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)  # else they have to find out who is which
+            node.ask("CLUSTER", "SET-CONFIG-EPOCH", number + 1)  # else the nodes must resolve equal epochs first
             if number < MASTERS:
                 slots = range(SLOTS * number // MASTERS, SLOTS * (number + 1) // MASTERS)
                 node.ask("CLUSTER", "ADDSLOTS", *slots)
@@ -151,13 +151,13 @@ class RedisCluster(ReplicatedRedis):
         return len(views) == 1 and len(self.masters) == MASTERS
 
     def await_master(self, *, other_than: RedisServer) -> ClusterNode:
-        """Wait until its replica serves in place of a master that is away, and return it."""
+        """Wait until the replica of a master that is away has replaced it, and return the replica."""
         new = self.replica_of(other_than)
         until(lambda: new.is_master, f"{new.name} to be a master")
         return new
 
     def replica_of(self, master: RedisServer) -> ClusterNode:
-        """The node that follows `master`, as it always will: they only change places."""
+        """The node that follows `master`. The pair never changes; the two only exchange roles."""
         return self.nodes[(self.nodes.index(master) + MASTERS) % len(self.nodes)]
 
 
@@ -172,15 +172,15 @@ def _role(words: Sequence[str]) -> str:
 SERVICE = "mymaster"
 QUORUM = 2
 DOWN_AFTER = 1_000
-"""Milliseconds without an answer after which a sentinel takes a server for dead."""
+"""Milliseconds without an answer after which a server counts as dead for a sentinel."""
 FAILOVER_TIMEOUT = 3_000
 _PERIODS = {"publish-period": 200, "info-period": 500, "ask-period": 200, "tilt-period": 1_000}
-"""Milliseconds between what sentinels do again and again, and how long they trust nothing after a pause of their own:
-shorter than the 2 s, 10 s, 1 s and 30 s that they come with, so that tests are."""
+"""Milliseconds between the regular actions of sentinels, and of the time for which they trust no state after a pause of
+their own: shorter than the defaults of 2 s, 10 s, 1 s and 30 s, so that tests are quicker."""
 
 
 class Sentinel(RedisServer):
-    """One of those who watch. The server's own program serves: redis-sentinel is another name for it."""
+    """One sentinel. It is the server's own program: redis-sentinel is another name for it."""
 
     def __init__(self, directory: Path, master: RedisServer, *, failover_timeout: int, name: str) -> None:
         super().__init__(directory, name=name)
@@ -209,8 +209,8 @@ class Sentinel(RedisServer):
 class RedisSentinel(ReplicatedRedis):
     """A master with two followers and three sentinels with a quorum of two, below `directory`.
 
-    `options` are those of `RedisServer`, for the servers that hold data. When the master dies or hangs for longer than
-    `down_after`, in milliseconds, another is master a second later. A server that comes back follows the present one.
+    `options` are those of `RedisServer`, for the servers with data. When the master dies or hangs for longer than
+    `down_after`, in milliseconds, another is master a second later. A server that returns follows the current master.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class RedisSentinel(ReplicatedRedis):
         return *self.sentinels, *self.servers
 
     def start_parts(self) -> None:
-        """Start all, and wait until the replicas are linked and the sentinels know them and each other."""
+        """Start all servers, and wait until the replicas are linked and the sentinels know them and each other."""
         first, *others = self.servers
         first.start()
         for server in others:
@@ -257,7 +257,7 @@ class RedisSentinel(ReplicatedRedis):
 
     @property
     def master(self) -> RedisServer:
-        """The server that most sentinels name, whether it runs or not. Raises ServerFailed when they do not agree."""
+        """The server that most sentinels name, even if it does not run. Raises ServerFailed if they do not agree."""
         named: list[int] = []
         for sentinel in self.sentinels:
             if sentinel.running:
@@ -275,7 +275,7 @@ class RedisSentinel(ReplicatedRedis):
         return [self.master]
 
     def await_master(self, *, other_than: RedisServer) -> RedisServer:
-        """Wait until another server is the master and takes writes, and return it."""
+        """Wait until another server is the master and accepts writes, and return it."""
         until(lambda: self.master is not other_than and self.master.is_master, "another master")
         return self.master
 
@@ -297,12 +297,12 @@ class RedisSentinel(ReplicatedRedis):
 
 
 def url_of(*ports: int) -> str:
-    """The URL by way of sentinels at these ports."""
+    """The URL with sentinels at these ports."""
     return f"redis+sentinel://{','.join(f'{HOST}:{port}' for port in ports)}/{SERVICE}/0"
 
 
 def _fields(reply: Reply) -> dict[str, str]:
-    """A flat list of names and values as a mapping."""
+    """Convert a flat list of names and values to a mapping."""
     assert isinstance(reply, list)
     words = [str(word) for word in reply]
     return dict(zip(words[::2], words[1::2], strict=True))

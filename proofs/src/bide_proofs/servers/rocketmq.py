@@ -1,7 +1,7 @@
-"""RocketMQ 5 of our own, on 127.0.0.1: a name server, and a broker with the proxy that clients speak to.
+"""RocketMQ 5 of our own, on 127.0.0.1: a name server, and a broker with the proxy that clients connect to.
 
-There is no package of it: Maven fetches what it consists of, once, into its own repository, and the class path is kept
-in the user's cache directory. It takes 100 MB and a minute the first time, and some ten seconds for each start.
+There is no package for it: Maven fetches its parts once into its own repository, and the class path is kept in the
+user's cache directory. This takes 100 MB and a minute the first time, and each start takes some ten seconds.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ from bide_proofs.servers.server import ServerProcess
 
 VERSION = "5.5.0"
 TOPIC = "bide_lab"
-"""The topic for delayed messages that the broker begins with; clients of the proxy cannot make one."""
+"""The topic for delayed messages, configured at the start: clients of the proxy cannot create one."""
 GROUPS = [f"{TOPIC}_{number:02}" for number in range(60)]
-"""Groups of consumers that it begins with, for the same reason."""
+"""Consumer groups, configured at the start for the same reason."""
 _POM, _LOOPBACK = (Path(__file__).with_name(name) for name in ("rocketmq_pom.xml", "rocketmq_loopback.c"))
 _JAVA = ("-Xms256m", "-Xmx512m", "-XX:MaxDirectMemorySize=256m", "-XX:+UseSerialGC", "-Djava.net.preferIPv4Stack=true")
 _OPENED = (
@@ -41,13 +41,13 @@ def _tool(name: str, what: str) -> str:
 
 
 def _cache() -> Path:
-    """The folder of the class path and of the library that keeps the processes on the loopback address."""
+    """The folder of the class path and of the library that restricts the processes to the loopback address."""
     root = os.environ.get("XDG_CACHE_HOME") or str(Path.home() / ".cache")
     return Path(root) / "bide" / f"rocketmq-{VERSION}"
 
 
 def class_path() -> str:
-    """The class path, fetched by Maven if a part is missing. Raises ServerMissing."""
+    """The class path; Maven fetches missing parts. Raises ServerMissing."""
     folder = _cache()
     kept = folder / "class-path"
     if kept.exists():
@@ -68,7 +68,7 @@ def class_path() -> str:
 
 
 def loopback_library() -> Path:
-    """To be loaded first: what a process would have listen everywhere listens here alone. Raises ServerMissing."""
+    """The library to preload, which makes sockets listen only on the loopback address. Raises ServerMissing."""
     library = _cache() / "loopback.so"
     if not library.exists():
         compiler = _tool("cc", "a C compiler, by which it is kept on the loopback address")
@@ -85,7 +85,7 @@ def loopback_library() -> Path:
 class RocketMqServer(ServerProcess):
     """A name server, and a broker and its proxy in one process, with their data below `directory`.
 
-    What they write is with the system at once and on the disk a little later, as RocketMQ does unless told otherwise.
+    They pass written data to the operating system at once, and it reaches the disk a little later: RocketMQ's default.
     """
 
     title = "RocketMQ"
@@ -104,7 +104,7 @@ class RocketMqServer(ServerProcess):
         return self.home / "store"
 
     def fill(self) -> None:
-        """The topic and the groups that clients need."""
+        """Configure the topic and the groups that clients need."""
         config = self.data / "config"
         config.mkdir(parents=True)
         topic = {
@@ -116,7 +116,7 @@ class RocketMqServer(ServerProcess):
         (config / "subscriptionGroup.json").write_text(json.dumps(groups))
 
     def prepare(self) -> None:
-        """The name server runs, and the broker and the proxy find their files."""
+        """Start the name server, and write the configuration of the broker and the proxy."""
         self._names_port = free_port()
         (self.home / "namesrv.conf").write_text(f"listenPort={self._names_port}\nbindAddress={HOST}\n")
         self._configure(f"{HOST}:{self._names_port}")
@@ -157,7 +157,7 @@ class RocketMqServer(ServerProcess):
 
 
 def _free_broker_port() -> int:
-    """A free port, with the one two below it, which the broker takes too."""
+    """A free port; the port two below it, which the broker uses too, is also free."""
     while True:
         port = free_port()
         with socket.socket() as probe, contextlib.suppress(OSError):

@@ -1,7 +1,7 @@
-"""One server of our own: a process with its data, to be paused, killed and started again on the same data.
+"""One server of our own: a process with its data, which can be paused, killed and started again on the same data.
 
-Its clock can be set while it runs, by libfaketime. Of several servers that are one to their clients the base is here
-too, and `bide serve` as a server over a store that is not its.
+libfaketime can set its clock while it runs. The module also has the base class of several servers that serve their
+clients as one, and `bide serve` as a server over another store.
 """
 
 from __future__ import annotations
@@ -33,19 +33,19 @@ from bide_proofs.servers.process import (
 
 PACKAGES = "libfaketime"
 CLOCK_FILE = "FAKETIME_TIMESTAMP_FILE"
-"""In the environment of a process whose clock can be set."""
+"""The environment variable of a process whose clock can be set."""
 _NAME = "faketime/libfaketimeMT.so.1"
 _TRIES = 5
-"""Starts, if others keep taking the port first."""
+"""The most starts, if other processes keep taking the port first."""
 _UNLUCKY = "libfaketime: In ft_shm_init()"
-"""In the log of a server whose pid another user's process had, of which libfaketime has left a file: the next start
-has another pid."""
+"""Text in the log of a server whose pid was earlier that of another user's process, of which libfaketime left a file.
+The next start has another pid."""
 _BEGINNINGS: dict[type[ServerProcess], Path] = {}
-"""The data that every new server of a kind begins with: its own program takes a second of processor time to make it."""
+"""The initial data of every new server of a kind, cached: its program takes a second of processor time to make it."""
 
 
 def library() -> Path:
-    """The library that is put before the system's clock. Raises ServerMissing."""
+    """The path of libfaketime, which replaces the system's clock. Raises ServerMissing."""
     for folder in (Path("/usr/lib"), Path("/usr/local/lib")):
         for found in sorted((*folder.glob(_NAME), *folder.glob(f"*/{_NAME}"))):
             return found
@@ -53,27 +53,27 @@ def library() -> Path:
 
 
 class ServerClock:
-    """A time of day, for servers and other processes, that can be set; the monotonic clock stays the machine's.
+    """A settable time of day for servers and other processes; the monotonic clock stays the machine's.
 
-    Each process has a file in a folder that its account may read, which it reads whenever it reads the clock (some
-    10 us): what is cached would jump at another moment in each process of a server, which no clock does. Raises
-    ServerMissing.
+    Each process has a file in a folder that its account may read. It reads the file at each reading of the clock (some
+    10 us): with a cache the clock would jump at a different moment in each process of a server, which no real clock
+    does. Raises ServerMissing.
     """
 
     def __init__(self) -> None:
         self.ahead = 0.0
-        """Seconds by which it is ahead of the machine's."""
+        """Seconds by which the clock is ahead of the machine's."""
         self._library = library()
         self._files: set[Path] = set()
 
     def environment(self, folder: Path) -> Mapping[str, str]:
-        """Variables for a process that may read what is in `folder`."""
+        """Variables for a process that may read files in `folder`."""
         file = folder / "clock"
         self._files.add(file)
         _set(file, self.ahead)
         return {
-            # The library asks for memory while it is loaded, and jemalloc, which Redis uses, for the time when it is
-            # asked: neither would come to an end, so memory is the C library's here.
+            # The library allocates memory while it is loaded, and jemalloc, which Redis uses, reads the clock for each
+            # allocation: this would recurse endlessly, so the C library allocates memory here.
             "LD_PRELOAD": f"{self._library}:libc.so.6",
             CLOCK_FILE: str(file),
             "FAKETIME_NO_CACHE": "1",
@@ -82,7 +82,7 @@ class ServerClock:
         }
 
     def shift(self, seconds: float) -> None:
-        """Set it so far ahead of the machine's, or behind if that is negative: from its next reading on."""
+        """Set the clock to `seconds` ahead of the machine's, or behind if negative, from its next reading on."""
         for file in self._files:
             _set(file, seconds)
         self.ahead = seconds
@@ -92,11 +92,11 @@ def _set(file: Path, ahead: float) -> None:
     written = file.with_suffix(".new")
     written.write_text(f"{ahead:+f}\n", encoding="ascii")
     written.chmod(0o644)
-    os.replace(written, file)  # at no moment is there half of it
+    os.replace(written, file)  # atomic, so that no process reads half of it
 
 
 class Running:
-    """A thing to start and stop, also as a context."""
+    """A server, or several, to start and stop, also as a context."""
 
     @property
     def url(self) -> str:
@@ -120,11 +120,11 @@ class Running:
 
 
 class SeveralServers(Running):
-    """Several that are one to their clients. Where they do not all start, all are stopped."""
+    """Several servers that serve their clients as one. If one fails to start, all are stopped."""
 
     @property
     def parts(self) -> Sequence[Running]:
-        """All of them, in the order in which they are stopped."""
+        """All servers, in the order in which they are stopped."""
         raise NotImplementedError
 
     def start(self) -> None:
@@ -135,7 +135,7 @@ class SeveralServers(Running):
             raise
 
     def start_parts(self) -> None:
-        """Start all of them, and wait until they are one."""
+        """Start all servers, and wait until they work together."""
         raise NotImplementedError
 
     def stop(self) -> None:
@@ -151,33 +151,33 @@ def start_all(servers: Collection[ServerProcess]) -> None:
 
 
 def stop_all(servers: Sequence[Running]) -> None:
-    """Stop one after the other, whatever becomes of each. Raises what one has failed with."""
+    """Stop one after the other, even if one fails. Raises the error of one that failed."""
     with contextlib.ExitStack() as stopping:
         for server in reversed(servers):
             stopping.callback(server.stop)
 
 
 class ServerProcess(Running):
-    """One process with its data and its log in `home`: below `directory`, or in a temporary folder of its account's
-    where we are root and it does not want to be.
+    """One process with its data and its log in `home`: below `directory`, or in a temporary folder of its account if
+    this process is root and the server refuses to run as root.
 
-    Without `port` a free one is taken at the first start, and kept. With a `clock` it goes by that one. A subclass says
-    what to run, what that begins with, and when it answers.
+    Without `port` a free one is chosen at the first start, and kept. With a `clock` the server uses that clock. A
+    subclass defines the command, the initial data, and when the server answers.
     """
 
     title: ClassVar[str]
     """The name in errors of a server without `name`."""
     account: ClassVar[str | None] = None
-    """The account that runs it where we are root; None: root."""
+    """The account that runs it if this process is root; None: root."""
     host: ClassVar[str] = HOST
     taken: ClassVar[Sequence[str]] = ("Address already in use",)
-    """Words in its log that say that a port of its is taken."""
+    """Texts in its log that mean that one of its ports is taken."""
     patience: ClassVar[float] = PATIENCE
-    """Seconds until a start counts as a hang."""
+    """Seconds after which a start counts as a hang."""
     halts_by: ClassVar[signal.Signals] = signal.SIGTERM
-    """Ends it in order."""
+    """The signal that ends it in order."""
     stops_by: ClassVar[signal.Signals] = signal.SIGKILL
-    """Ends it where it is not needed any more."""
+    """The signal that ends it when it is no longer needed."""
 
     def __init__(
         self,
@@ -200,7 +200,7 @@ class ServerProcess(Running):
 
     @property
     def port(self) -> int:
-        """Known from the first start on."""
+        """The port, known from the first start on."""
         assert self._port is not None, "start it first"
         return self._port
 
@@ -210,7 +210,7 @@ class ServerProcess(Running):
 
     @property
     def data(self) -> Path:
-        """Made when it is not there at a start."""
+        """The folder of its data, created by a start if it does not exist."""
         return self.home / "data"
 
     @property
@@ -227,33 +227,33 @@ class ServerProcess(Running):
         return self._process is not None and self._process.running
 
     def family(self) -> list[int]:
-        """The pids of the process and all below it, none if it does not run."""
+        """The pids of the process and all its descendants; empty if it does not run."""
         return [] if self._process is None else self._process.family()
 
-    # what a subclass says
+    # defined by a subclass
 
     def fill(self) -> None:
-        """Make what has to be in `data` before a start; the home is there."""
+        """Make the initial data in `data`; the home exists."""
 
     def prepare(self) -> None:
-        """Write what a start needs besides the data, such as its configuration; the port is known."""
+        """Write other files that a start needs, such as the configuration; the port is known."""
 
     def command(self) -> Sequence[str]:
         """The command to run."""
         raise NotImplementedError
 
     def environment(self) -> Mapping[str, str]:
-        """Variables of the server's own."""
+        """Environment variables for the server."""
         return {}
 
     def answers(self) -> bool:
-        """True once it takes clients. May raise an OSError instead of False."""
+        """True once it accepts clients. May raise an OSError instead of False."""
         raise NotImplementedError
 
     # starting
 
     def start(self) -> float:
-        """Start it, and wait until it answers. Returns the seconds that this took.
+        """Start it, and wait until it answers. Returns the seconds.
 
         Raises ServerMissing, ServerFailed.
         """
@@ -269,7 +269,7 @@ class ServerProcess(Running):
             raise
 
     def launch(self) -> None:
-        """Start it without waiting: `await_ready` is to follow. So several start at once."""
+        """Start it without waiting, so that several can start at once; call `await_ready` afterwards."""
         assert not self.running, "it runs already"
         if not self.data.exists():
             self._make()
@@ -279,11 +279,11 @@ class ServerProcess(Running):
         self._process = self._begun(self.command(), self.log)
 
     def begin_beside(self, command: Sequence[str], name: str) -> None:
-        """Start another process that the server needs, by `name`, which ends with it."""
+        """Start another process that the server needs, called `name`, which ends with the server."""
         self._beside = self._begun(command, self.home / f"{name}.log")
 
     def _begun(self, command: Sequence[str], log: Path) -> Process:
-        # by `env`, and so only by the server itself: libfaketime makes something that only its user may open
+        # set by `env`, and so only for the server itself: libfaketime creates files that only its user may open
         given = {**self.environment(), **({} if self._clock is None else self._clock.environment(self.home))}
         forgotten = [word for name in os.environ if name.startswith("BIDE_") for word in ("-u", name)]
         variables = [f"{name}={value}" for name, value in given.items()]
@@ -291,7 +291,7 @@ class ServerProcess(Running):
         return Process(words, log, name=self.name)
 
     def await_ready(self) -> float:
-        """Wait until it answers. Returns the seconds that this took. Raises ServerFailed."""
+        """Wait until it answers. Returns the seconds. Raises ServerFailed."""
         tries = 1
         while True:
             process = self._process
@@ -319,13 +319,13 @@ class ServerProcess(Running):
         self.fill()
 
     def _folder(self) -> Path:
-        """A new temporary one, of the account's where we are root."""
+        """Make a temporary folder, owned by the account if this process is root."""
         folder = Path(tempfile.mkdtemp(prefix=f"bide-{self.title.lower()}-"))
         give_to(self.account, folder)
         return folder
 
     def copy_beginning(self) -> None:
-        """Put a copy of the beginning at `data`; that is made once in this process, and goes when it ends."""
+        """Copy the initial data to `data`. It is made once in this process, and removed when that ends."""
         kind = type(self)
         if kind not in _BEGINNINGS:
             folder = self._folder()
@@ -335,17 +335,17 @@ class ServerProcess(Running):
         self.run("cp", "-a", "--sparse=always", str(_BEGINNINGS[kind]), str(self.data))
 
     def install(self, folder: Path) -> None:
-        """Make the data that a new server begins with, at `folder / "data"`."""
+        """Make the initial data of a new server, at `folder / "data"`."""
         raise NotImplementedError
 
     def run(self, *words: str, feed: Path | None = None) -> None:
-        """A command of the server's account, to its end. Raises ServerFailed."""
+        """Run a command to its end, as the server's account. Raises ServerFailed."""
         run(words, folder=self.home, account=self.account, feed=feed)
 
     # ending
 
     def kill(self) -> None:
-        """End it by SIGKILL, with all processes of its: what the operating system does not have yet is lost."""
+        """End all its processes by SIGKILL: data that the operating system does not have yet is lost."""
         self._end(signal.SIGKILL)
 
     def halt(self, *, patience: float = PATIENCE) -> None:
@@ -358,7 +358,7 @@ class ServerProcess(Running):
         return self.start()
 
     def mend(self) -> float:
-        """Start it again, if it does not run, and wait until it answers. Returns the seconds that this took."""
+        """Start it again, if it does not run, and wait until it answers. Returns the seconds."""
         if self.running:
             try:
                 return self.await_ready()
@@ -369,7 +369,7 @@ class ServerProcess(Running):
         return self.start()
 
     def stop(self) -> None:
-        """End it without waiting for its clients, and forget a temporary folder; its log goes to `directory`."""
+        """End it without waiting for its clients, and remove a temporary home; its log is copied to `directory`."""
         self._end(self.stops_by)
         self.tidy()
 
@@ -389,13 +389,13 @@ class ServerProcess(Running):
             self._beside.end(signal.SIGKILL)
             self._beside = None
 
-    # standing still
+    # pausing
 
     def pause(self) -> None:
-        """Stop it and all its processes by SIGSTOP, with their connections open, until `resume`."""
+        """Stop all its processes by SIGSTOP, with their connections open, until `resume`."""
         assert self._process is not None, "it does not run"
         self._process.send(signal.SIGSTOP)
-        self._process.send(signal.SIGSTOP)  # and those that the first time were just being made
+        self._process.send(signal.SIGSTOP)  # also processes that were being created during the first
 
     def resume(self) -> None:
         if self._process is not None:
@@ -403,30 +403,30 @@ class ServerProcess(Running):
 
 
 class SqlServer(ServerProcess):
-    """A database server, which may follow another: then it begins with the data of that, and follows it until it is
-    promoted."""
+    """A database server, which may follow another: then it starts with a copy of that server's data, and follows it
+    until it is promoted."""
 
     def __init__(self, directory: Path, *, follows: Self | None = None, **given: Any) -> None:
         super().__init__(directory, **given)
         self.follows = follows
 
     def ask(self, *statements: str) -> list[Any]:
-        """The rows of the last of them, all on one connection. Raises OSError where no server answers."""
+        """Run the statements on one connection; return the rows of the last. Raises OSError if no server answers."""
         raise NotImplementedError
 
     def value(self, *statements: str) -> Any:
-        """The first value that the last of them finds."""
+        """Run the statements; return the first value of the last one's rows."""
         rows = self.ask(*statements)
         return rows[0][0] if rows else None
 
 
 class ServiceProcess(ServerProcess):
-    """One instance, which keeps its port over a restart. Its `store` is a URL, set before it starts."""
+    """One instance of `bide serve`, which keeps its port over a restart. `store` is a URL, set before the start."""
 
     title = "bide serve"
     store = ""
     words: tuple[str, ...] = ()
-    """Further ones of its command line."""
+    """Further arguments of its command line."""
 
     @property
     def url(self) -> str:

@@ -1,22 +1,22 @@
-"""`scripts/services`: the servers that tests share, started by hand, and their programs installed.
+"""`scripts/services`: start the servers that tests share, and install their programs.
 
-scripts/services install                              what is missing of the programs, where that may be done;
-                                                      Chromium too, in which the console is tested
-scripts/services start [redis] [cluster] ...          until Ctrl-C or SIGTERM; prints where they are
-scripts/services run [redis] ... -- COMMAND ...       while COMMAND runs, which finds them in its environment
+scripts/services install                              install missing programs, if allowed; also Chromium, for the
+                                                      tests of the console
+scripts/services start [redis] [cluster] ...          until Ctrl-C or SIGTERM; prints the URLs
+scripts/services run [redis] ... -- COMMAND ...       while COMMAND runs, with the URLs in its environment
 
-The kinds are redis, cluster, sentinel, postgres, mysql and rabbitmq; without one, all. They are named by
+The kinds are redis, cluster, sentinel, postgres, mysql and rabbitmq; by default all. The tests read their URLs from
 TEST_REDIS_URL, TEST_REDIS_CLUSTER_URL, TEST_REDIS_SENTINEL_URL, TEST_POSTGRES_URL, TEST_MYSQL_URL and
-TEST_RABBITMQ_URL, which the tests read; a kind whose variable is set already is not started. The data is in a temporary
-folder, and gone afterwards.
+TEST_RABBITMQ_URL; a kind whose variable is set already is not started. The data is in a temporary folder, which is
+removed afterwards.
 
 scripts/services --with rocketmq start [redis] ...    RocketMQ 5 too, at TEST_ROCKETMQ_URL; with no other kind, alone
 
-RocketMQ needs a JDK and Maven, which fetches 100 MB of it once, into a folder in your cache directory.
+RocketMQ needs a JDK and Maven, which downloads 100 MB once, into a folder in your cache directory.
 
-What is installed are Debian's and Ubuntu's packages. They start services of their own when they are installed, on the
-usual ports. A policy keeps them from that while we install, and no others: one that ran before goes on, since a package
-that is there is left as it is.
+The packages are Debian's and Ubuntu's. When they are installed, they start their services on the usual ports; a policy
+prevents this during the installation, and only for these services. A service that ran before goes on, since installed
+packages are not changed.
 """
 
 from __future__ import annotations
@@ -47,9 +47,9 @@ from bide_proofs.servers.rocketmq import RocketMqServer
 from bide_proofs.servers.server import Running
 
 _NEVER = 600_000
-"""Milliseconds until others take over: a machine that stands still for a second is no reason to."""
+"""Milliseconds until a replica takes over: so long that a machine that stands still for a second causes no failover."""
 _POLICY = Path("/usr/sbin/policy-rc.d")
-"""The program that Debian's packages ask before they start or stop a service; exit code 101 is no."""
+"""The program that Debian's packages call before they start or stop a service; exit code 101 forbids it."""
 
 _OURS = """#!/bin/sh
 # Made by bide's scripts/services while it installs packages, and of no effect when that is over.
@@ -64,11 +64,11 @@ class Kind:
     """A kind of server."""
 
     variable: str
-    """The environment variable with the URL of one that runs already."""
+    """The environment variable with the URL of a server that runs already."""
     make: Callable[[Path], Running]
-    """A new one, with its data below the given folder, not started."""
+    """Makes a server, with its data below the given folder, without starting it."""
     asked_for: bool = False
-    """Started only when it is asked for by name: large, or needed by few tests."""
+    """True if it is started only on request by name, since it is large or few tests need it."""
 
 
 KINDS: Mapping[str, Kind] = {
@@ -82,17 +82,17 @@ KINDS: Mapping[str, Kind] = {
     "rocketmq": Kind(variable="TEST_ROCKETMQ_URL", make=RocketMqServer, asked_for=True),
 }
 OF_REDIS = ("redis", "cluster", "sentinel")
-"""The kinds that keep keys."""
+"""The kinds of Redis."""
 
 
 class SharedServers:
-    """One of each kind, started when it is first asked for, and not at all where the environment names one."""
+    """One server of each kind, started at the first use, and not at all if the environment names one."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder
         self._started = ExitStack()
         self.urls: dict[str, str] = {}
-        """Those asked for so far, by kind."""
+        """The URLs used so far, by kind."""
 
     def url(self, kind: str) -> str:
         """The URL of a server of the `kind`. Raises ServerMissing, ServerFailed."""
@@ -102,7 +102,7 @@ class SharedServers:
         return self.urls[kind]
 
     def stop(self) -> None:
-        """Those that were started here."""
+        """Stop the servers that were started here."""
         self._started.close()
 
 
@@ -110,11 +110,11 @@ class SharedServers:
 
 
 class InstallFailed(Exception):
-    """Some package could not be installed; says why, and what to do by hand."""
+    """A package could not be installed; the message has the reason and the manual steps."""
 
 
 def chromium() -> str:
-    """The browser of the console's tests: Debian's Chromium, or the one that TEST_CHROMIUM names.
+    """The browser for the console's tests: Debian's Chromium, or the one in TEST_CHROMIUM.
 
     Raises ServerMissing.
     """
@@ -129,7 +129,7 @@ def chromium() -> str:
 
 
 PACKAGES: Mapping[str, Callable[[], object]] = {
-    # Sentinel too: redis-sentinel is another name for the same program
+    # for Sentinel too: redis-sentinel is another name for the same program
     "redis-server": partial(program, "redis-server", "redis-server"),
     "redis-tools": partial(program, "redis-cli", "redis-tools"),
     "libfaketime": server.library,
@@ -140,7 +140,7 @@ PACKAGES: Mapping[str, Callable[[], object]] = {
     "pgbouncer": partial(program, "pgbouncer", "pgbouncer"),
     "chromium": chromium,
 }
-"""Each package, and how what it brings is found, from wherever it came."""
+"""Each package, with a function that finds its program, whatever its origin."""
 
 
 def missing() -> list[str]:
@@ -154,7 +154,7 @@ def missing() -> list[str]:
 
 
 def install() -> list[str]:
-    """The packages that were missing, and now are not. Raises InstallFailed."""
+    """Install the missing packages; return their names. Raises InstallFailed."""
     wanted = missing()
     if wanted:
         lacking = f"{', '.join(wanted)} missing"
@@ -164,7 +164,7 @@ def install() -> list[str]:
         if os.geteuid() != 0:
             raise InstallFailed(f"{lacking}, and only root may install; {by_hand}")
         with _services_held(by_hand):
-            # apart, since Ubuntu has it under another name: the servers are not to be missing for that
+            # separately, since Ubuntu has it under another name, which must not prevent the servers' installation
             alone = [name for name in wanted if name == "chromium"]
             problems = [_get(some) for some in ([name for name in wanted if name not in alone], alone) if some]
         if (problem := "\n".join(filter(None, problems))) or missing():
@@ -173,19 +173,19 @@ def install() -> list[str]:
 
 
 def _get(packages: Sequence[str]) -> str:
-    """Install them. Returns the output of apt-get if it failed, else nothing."""
+    """Install packages. Returns the output of apt-get if it failed, else an empty string."""
     command = ("install", "-y", "--no-install-recommends", "--no-upgrade", *packages)
     problem = _apt(*command)
-    if problem:  # the lists of packages may be old, or not there at all
+    if problem:  # the lists of packages may be old or missing
         _apt("update")
         problem = _apt(*command)
     return problem
 
 
 def _apt(*words: str) -> str:
-    """Run apt-get. Returns its output if it failed, else nothing.
+    """Run apt-get. Returns its output if it failed, else an empty string.
 
-    An interrupt waits: half an installation is worse than a delay.
+    An interrupt waits: a partial installation is worse than a delay.
     """
     process = subprocess.Popen(
         ["apt-get", "-q", "-o", "DPkg::Lock::Timeout=120", *words],
@@ -202,10 +202,10 @@ def _apt(*words: str) -> str:
 
 @contextlib.contextmanager
 def _services_held(by_hand: str) -> Iterator[None]:
-    """None of these services starts meanwhile. Raises InstallFailed where another policy would let one start."""
+    """Keep these services from starting meanwhile. Raises InstallFailed if an existing policy would let one start."""
     try:
         descriptor = os.open(_POLICY, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o755)
-    except FileExistsError:  # in a container, most likely, and it says no to everything
+    except FileExistsError:  # most likely a container's policy, which forbids every start
         if subprocess.run([_POLICY, "redis-server", "start"], check=False, capture_output=True).returncode != 101:
             raise InstallFailed(f"{_POLICY} allows that Redis' own service is started; {by_hand}") from None
         yield
@@ -223,7 +223,7 @@ def _services_held(by_hand: str) -> Iterator[None]:
 
 
 def main(arguments: Sequence[str]) -> int:
-    """The exit code."""
+    """Run the command; return the exit code."""
     usual = [name for name, kind in KINDS.items() if not kind.asked_for]
     more = [name for name, kind in KINDS.items() if kind.asked_for]
     parser = argparse.ArgumentParser(
@@ -269,7 +269,7 @@ def _with_servers(kinds: Sequence[str], command: Sequence[str]) -> int:
 
 
 def _run(command: Sequence[str], variables: dict[str, str]) -> int:
-    """The exit code of `command`; 128 and the signal if one ended it, as a shell says it."""
+    """Run `command`; return its exit code, or 128 plus the signal that ended it, as in a shell."""
     try:
         process = subprocess.Popen(command, env={**os.environ, **variables})
     except OSError as error:
@@ -280,7 +280,7 @@ def _run(command: Sequence[str], variables: dict[str, str]) -> int:
             try:
                 code = process.wait()
                 break
-            except KeyboardInterrupt:  # it has had the same Ctrl-C, and ends when it has tidied up
+            except KeyboardInterrupt:  # the command got the same Ctrl-C, and ends after its clean-up
                 continue
     except SystemExit:
         process.terminate()

@@ -1,4 +1,4 @@
-"""Simulates bide under faults, seed after seed, and judges what came of it: see the package."""
+"""Simulate bide under faults, seed after seed, and judge each run: see the package."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from bide_proofs.simulate.plan import Ask, plan_from, plan_of
 from bide_proofs.simulate.world import play
 
 _BLOCK = 20
-"""Seeds that a process plays before it tells how they went."""
+"""The number of seeds that a process plays before it reports their results."""
 _COUNTED = ("deliveries", "calls", "unknown", "faults", "undecided")
 
 
@@ -40,7 +40,7 @@ def main() -> int:
 
 
 def _run(given: argparse.Namespace) -> int:
-    """All the seeds that are asked for."""
+    """Play all requested seeds; return the exit code."""
     seeds = range(given.seed, given.seed + (given.seeds or round(given.hours * 60 / given.minutes)))
     right = _right(given.state)
     began, played, totals, wrong = time.monotonic(), 0, Counter[str](), list[int]()
@@ -90,7 +90,7 @@ def _given() -> argparse.Namespace:
 
 
 def _plays(seeds: Sequence[int], given: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """How each seed went, as soon as its block is done."""
+    """Yield the result of each seed as soon as its block is done."""
     play_one = partial(_played, minutes=given.minutes, mutant=given.mutant)
     if given.processes == 1 or len(seeds) <= _BLOCK:
         yield from map(play_one, seeds)
@@ -103,7 +103,7 @@ def _plays(seeds: Sequence[int], given: argparse.Namespace) -> Iterator[dict[str
 
 
 def _played(seed: int, minutes: float, mutant: str | None) -> dict[str, Any]:
-    """How it went. The `mutant` is applied here too: this may be a process of its own."""
+    """Play and judge one seed. The `mutant` is applied here too, since this may be a separate process."""
     plan = plan_of(seed, minutes)
     with applied(mutant) if mutant else nullcontext():
         played = play(plan)
@@ -117,14 +117,14 @@ def _played(seed: int, minutes: float, mutant: str | None) -> dict[str, Any]:
 
 
 def _right(state: Path | None) -> set[int]:
-    """The seeds that were right before."""
+    """The seeds without violations in earlier runs."""
     if state is None or not state.exists():
         return set()
     return {one["seed"] for one in map(json.loads, state.read_text().splitlines()) if not one["wrong"]}
 
 
 def _tell(text: str) -> int:
-    """Tell what is wrong with this plan, with as few steps as show it."""
+    """Print what is wrong with this plan, reduced to as few steps as possible."""
     plan = plan_from(text)
     wrong = judged(plan, play(plan)).wrong
     if not wrong:

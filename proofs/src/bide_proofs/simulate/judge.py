@@ -1,34 +1,35 @@
-"""The verdict on a played plan, and the story of what went wrong.
+"""The verdict on a played plan, and the story of a failure.
 
-The history is judged by its own checker; the rest by what only a world that sees everything knows.
+The checker of histories judges the history. The other rules need the simulated world, which sees everything. The *calm*
+is the last part of a plan, in which nothing is broken any more.
 
-Of the plan as a whole:
+Rules for the plan as a whole:
 
-- P6, P8: in the calm, when nothing is broken any more, whatever comes due begins at once (`LATE`), or after the longest
-  sleep if wake-ups are lost even then; whatever came due before is long begun.
-- P8, P11: in the calm a process asks its store so often as its work, its cap and its presence need, and no oftener.
-- P9: while there is no room for new work, nothing else is refused for that.
-- P10: nothing ended is left that has been kept for longer than anything is kept.
-- no callback, and no coroutine that is not awaited, raised anything.
+- P6, P8: in the calm, a task that comes due begins at once (`LATE`), or after the longest sleep if notifications are
+  lost even then; a task that came due before the calm has begun long ago.
+- P8, P11: in the calm, a process calls its store only as often as its work, its cap and its presence need.
+- P9: while the store has no room for new work, no other call is refused for that reason.
+- P10: no ended task is left that is older than the longest retention.
+- No callback, and no coroutine that is not awaited, raised an error.
 
-Of what a worker owes its deliveries (`owed`), by a world that knows who lived and what was broken:
+Rules for a worker and its deliveries (`owed`); the world knows which processes were alive and what was broken:
 
-- P2: nothing is settled as done before its handler has said so; an outcome is told again and again until the store has
-  it, as long as the worker lives.
-- P3: nothing begins whose lease has run out; in the calm no lease is lost while its holder lives; a worker does not
-  lease what its own handler has ended before it has settled that.
-- P4: nothing begins whose deadline has passed; every caller is answered, and in the calm at once.
-- P6: in the calm a topic that has room for one delivery at a time begins the next as soon as there is room.
-- P7: nothing is asked for that there is no room for.
-- P11: no worker asks again and again while nothing happens.
+- P2: no task is settled as done before its handler ended that way; while the worker lives, it reports an outcome again
+  and again until the store has it.
+- P3: no delivery begins after its lease has expired; in the calm no lease is lost while its holder lives; a worker
+  settles a task that its own handler has ended before it leases that task again.
+- P4: no delivery begins after its deadline; every caller is answered, and in the calm at once.
+- P6: in the calm, a topic with room for one delivery at a time begins the next as soon as there is room.
+- P7: a worker asks for no task that it has no room for.
+- P11: no worker polls again and again while nothing happens.
 
-The story says which processes there were, what was done to them, and what the one task went through. The plan is first
-cut down to the few steps without which nothing goes wrong, by delta debugging (Zeller and Hildebrandt, "Simplifying and
-Isolating Failure-Inducing Input", 2002): parts of the steps are left out, larger ones first, and what still breaks the
-same promise is kept. Each try plays the plan.
+The story lists the processes, the faults, and the events of the one task. The plan is first reduced to the few steps
+that are necessary for the failure, by delta debugging (Zeller and Hildebrandt, "Simplifying and Isolating
+Failure-Inducing Input", 2002): parts of the steps are removed, larger parts first, and a smaller plan that still breaks
+the same promise is kept. Each try plays the plan.
 
-Events are told as the checker tells them (`bide.testing.history.report`), with short names for what is long: lives are
-A, B, ... and tokens #1, #2, ... in the order in which they appear, and instants are seconds since the beginning.
+Events are printed as the checker prints them (`bide.testing.history.report`), with short names: lives are A, B, ... and
+tokens #1, #2, ... in order of appearance, and instants are seconds since the beginning.
 """
 
 from __future__ import annotations
@@ -52,22 +53,22 @@ from bide_proofs.simulate.plan import ALONE, UNHANDLED, Ask, Plan, Setup, Step, 
 from bide_proofs.simulate.world import Played, play
 
 LATE: Millis = 60
-"""Of a delivery in the calm: the journeys of a wake-up and of a lease, and whole milliseconds on both sides."""
+"""The allowed lateness of a delivery in the calm: a notification, a lease call, and rounding at both ends."""
 _PER_SECOND = 3.0
-"""Calls to one shard by what a worker does all the time: presence, pauses, purge; and the lease extender's."""
+"""A worker's regular calls to one shard: presence, pauses, purge, and those of the lease extender."""
 _PER_DELIVERY = 6.0
 _LONGEST_KEPT: Millis = 20_000
-"""For tasks that end dead; all others are kept for a shorter time."""
+"""The retention of dead tasks; all others are kept for a shorter time."""
 Delivery = tuple[Topic, str, Token]
 _DONE = ("returned", "Done(")
 _AGAIN = 25_000_000_000
-"""Nanoseconds within which an outcome is told again, also by who stands still for a while."""
+"""Nanoseconds within which an outcome is reported again, also by a process that stands still for a while."""
 _PATIENCE = 1_000_000_000
-"""Nanoseconds within which every caller is answered where nothing is broken."""
+"""Nanoseconds within which every caller is answered when nothing is broken."""
 _PROMPT = 50_000_000
-"""Nanoseconds within which a store answers where messages are neither late nor lost."""
+"""Nanoseconds within which a store answers when messages are neither delayed nor lost."""
 _PAUSE = 1_000_000_000
-"""Nanoseconds that a worker pauses at most after outcomes could not be told."""
+"""Nanoseconds that a worker pauses at most after it failed to report outcomes."""
 _SPIN = 12
 _END = " is asked to end"
 
@@ -78,7 +79,7 @@ class Judgement(Struct, frozen=True):
 
 
 def judged(plan: Plan, played: Played) -> Judgement:
-    """All that was wrong, what the history shows first."""
+    """Judge a played plan; the violations that the history shows come first."""
     report = check(played.history)
     wrong = [*report.violations, *_late(plan, played), *_busy(plan, played), *_refused(played), *_kept(played)]
     wrong += owed(played.history, calm=_settled(plan), lease=plan.setup.lease, room=room_of, late=_may_take(plan))
@@ -87,7 +88,7 @@ def judged(plan: Plan, played: Played) -> Judgement:
 
 
 def _late(plan: Plan, played: Played) -> list[Violation]:
-    """Deliveries that began late though nothing was broken."""
+    """Find deliveries that began late although nothing was broken."""
     setup = plan.setup
     settled = _settled(plan)
     pause, broken = (setup.cap + 2 * setup.lease) * 1_000_000, setup.calm * 1_000_000
@@ -95,7 +96,7 @@ def _late(plan: Plan, played: Played) -> list[Violation]:
     lost: set[Token] = set()
     wrong = []
     for event in played.history:
-        if isinstance(event, ev.Fault):  # one who dies in the calm does so by its handler
+        if isinstance(event, ev.Fault):  # a process that dies in the calm is killed by its handler
             broken = max(broken, event.at)
         elif isinstance(event, ev.Leased):
             lost |= {held.task.token for held in event.tasks if held.task.losses}
@@ -111,19 +112,19 @@ def _late(plan: Plan, played: Played) -> list[Violation]:
 
 
 def _may_take(plan: Plan) -> Millis:
-    """From when a task is due until its delivery begins, in the calm."""
+    """The allowed time from a task's wake time to the start of its delivery, in the calm."""
     deaf = any(isinstance(step, Storm) and step.at > plan.setup.calm for step in plan.steps)
     return LATE + plan.setup.cap if deaf else LATE
 
 
 def _settled(plan: Plan) -> int:
-    """Nanoseconds after which nothing suffers any more from what was broken before the calm."""
+    """The time, in nanoseconds, from which earlier faults have no effect any more."""
     setup = plan.setup
     return (setup.calm + setup.cap + 4 * setup.lease + 5_000) * 1_000_000
 
 
 def _busy(plan: Plan, played: Played) -> list[Violation]:
-    """The processes that asked their store more often than they had reason to."""
+    """Find processes that called their store more often than necessary."""
     setup = plan.setup
     seconds = (setup.length - setup.calm) / 1000
     work = sum(
@@ -150,7 +151,7 @@ def _refused(played: Played) -> list[Violation]:
 
 
 def _kept(played: Played) -> list[Violation]:
-    """Tasks that should have been forgotten, by the processes' own terms and not by what they told the store."""
+    """Find tasks that should have been forgotten, by the processes' settings and not by the store's `keep_until`."""
     wrong = []
     for event in played.history:
         if isinstance(event, ev.Left) and event.task.finished_at is not None:
@@ -161,16 +162,17 @@ def _kept(played: Played) -> list[Violation]:
     return wrong
 
 
-# --- what a worker owes its deliveries
+# --- the rules for a worker and its deliveries
 
 
 def owed(
     history: Sequence[Event], *, calm: int, lease: Millis, room: Callable[[Topic], int], late: Millis
 ) -> Iterator[Violation]:
-    """`calm`: nanoseconds from when on nothing is broken, and what was broken before has been made good.
+    """Check the rules for a worker and its deliveries.
 
-    A worker has `room` for so many deliveries of a topic at once; where that is one, it may take `late` milliseconds
-    from a free slot to the next delivery.
+    From `calm`, in nanoseconds, nothing is broken and earlier faults have no effect any more. `room` is the number of
+    deliveries of a topic that a worker may have at once. If it is one, the next delivery may begin up to `late`
+    milliseconds after the slot is free.
     """
     seen = _Seen(history)
     yield from _undone(seen)
@@ -186,7 +188,7 @@ def owed(
 
 
 class _Seen:
-    """A history, and what the rules need to know of it."""
+    """A history, indexed for the rules."""
 
     def __init__(self, history: Sequence[Event]) -> None:
         self.history = history
@@ -195,9 +197,9 @@ class _Seen:
             for event in history
             if isinstance(event, ev.Asked | ev.Leasing | ev.Extending | ev.Settling)
         }
-        """Questions by the number of the call."""
+        """The calls, by number."""
         self.ends: dict[str, int] = {}
-        """Those who died or were asked to end, and when."""
+        """The processes that died or were asked to end, with the time."""
         for event in history:
             if isinstance(event, ev.Died):
                 self.ends.setdefault(event.who, event.at)
@@ -205,7 +207,7 @@ class _Seen:
                 self.ends.setdefault(event.what.removesuffix(_END), event.at)
 
     def leased(self) -> Iterator[tuple[ev.Leased, ev.Held]]:
-        """Each task that was given out, with the answer that it came in."""
+        """Each leased task, with the answer that contains it."""
         for event in self.history:
             if isinstance(event, ev.Leased):
                 for held in event.tasks:
@@ -217,7 +219,7 @@ def _of(event: ev.Began | ev.Ended | ev.Extending | ev.Settling) -> Delivery:
 
 
 def _undone(seen: _Seen) -> Iterator[Violation]:
-    """Settled as done, and its handler had not said so."""
+    """Find tasks settled as done although the handler had not ended that way."""
     ended: dict[Delivery, ev.Ended] = {}
     for event in seen.history:
         if isinstance(event, ev.Ended):
@@ -233,7 +235,7 @@ def _undone(seen: _Seen) -> Iterator[Violation]:
 
 
 def _given_up(seen: _Seen) -> Iterator[Violation]:
-    """Not settled in the end, though the worker that had the outcome lived on."""
+    """Find outcomes that were never reported again after a failure although the worker lived on."""
     failed: dict[Delivery, tuple[ev.Settling, ev.Failed]] = {}
     for event in seen.history:
         if isinstance(event, ev.Settling):
@@ -247,7 +249,7 @@ def _given_up(seen: _Seen) -> Iterator[Violation]:
 
 
 def _lost(seen: _Seen, calm: int) -> Iterator[Violation]:
-    """Leased again, though its holder lived and nothing was broken."""
+    """Find leases that were lost although the holder lived and nothing was broken."""
     holders: dict[tuple[Topic, str], tuple[str, ev.Leased]] = {}
     for event, held in seen.leased():
         before = holders.get((held.topic, held.key))
@@ -258,15 +260,15 @@ def _lost(seen: _Seen, calm: int) -> Iterator[Violation]:
 
 
 def _taken_from_itself(seen: _Seen) -> Iterator[Violation]:
-    """Leased again by the worker whose handler had ended it, though it had not told the store how, and could have.
+    """Find tasks that a worker leased again although its own handler had ended them and it could have settled them.
 
-    It could have unless the store did not take outcomes just then, or answered late. After a failure a worker pauses
-    before it tells that part of the store anything more. Of a lease that it knows to be lost it has nothing to tell.
+    It could not have settled them if the store refused outcomes at that time or answered late: after a failure a worker
+    pauses before it calls that part of the store again. A worker does not settle a lease that it knows to be lost.
     """
     over: set[Delivery] = set()
     ended: dict[Delivery, ev.Ended] = {}
     unsettled: dict[int, dict[Delivery, ev.Ended]] = {}
-    """The ended deliveries, by the question for a lease that was asked then."""
+    """The ended deliveries at the time of each lease call, by its number."""
     before: dict[tuple[Topic, str], Token] = {}
     refused: dict[str, int] = {}
     for event in seen.history:
@@ -296,7 +298,7 @@ def _taken_from_itself(seen: _Seen) -> Iterator[Violation]:
 
 
 def _begun_too_late(seen: _Seen, lease: Millis) -> Iterator[Violation]:
-    """Begun when its lease had run out, counted from when it was asked for; what was extended since is left out."""
+    """Find deliveries that began after their lease, counted from the call, had expired. Skips extended leases."""
     asks: dict[Delivery, Event] = {}
     for event in seen.history:
         if isinstance(event, ev.Leased):
@@ -311,7 +313,7 @@ def _begun_too_late(seen: _Seen, lease: Millis) -> Iterator[Violation]:
 
 
 def _past_deadlines(seen: _Seen) -> Iterator[Violation]:
-    """Begun though its deadline had passed when it was leased."""
+    """Find deliveries that began although their deadline had passed at the lease."""
     past = {
         (held.topic, held.key, held.task.token): leased
         for leased, held in seen.leased()
@@ -324,7 +326,7 @@ def _past_deadlines(seen: _Seen) -> Iterator[Violation]:
 
 
 def _waited(seen: _Seen, calm: int, room: Callable[[Topic], int], late: Millis) -> Iterator[Violation]:
-    """Due, and a worker was free to deliver it, and yet it waited. Of the one topic that has room for one."""
+    """Find due tasks that waited although a worker was free, for the topic that has room for one delivery."""
     free: dict[str, int] = {}
     was_free: dict[str, int] = {}
     ends: set[str] = set()
@@ -357,7 +359,7 @@ def _waited(seen: _Seen, calm: int, room: Callable[[Topic], int], late: Millis) 
 
 
 def _too_many(seen: _Seen, room: Callable[[Topic], int]) -> Iterator[Violation]:
-    """Asked for, though what runs already leaves no room for so many."""
+    """Find lease calls for more tasks than there was room for."""
     running: dict[tuple[str, Topic], set[Token]] = defaultdict(set)
     for event in seen.history:
         if isinstance(event, ev.Began):
@@ -373,7 +375,7 @@ def _too_many(seen: _Seen, room: Callable[[Topic], int]) -> Iterator[Violation]:
 
 
 def _spins(seen: _Seen) -> Iterator[Violation]:
-    """Asked again and again within a moment, and given nothing, though nothing else was asked for or ended."""
+    """Find workers that polled repeatedly within a second and got no task, while nothing else was called or ended."""
     empty: dict[str, list[Event]] = defaultdict(list)
     for event in seen.history:
         if isinstance(event, ev.Leasing):
@@ -390,7 +392,7 @@ def _spins(seen: _Seen) -> Iterator[Violation]:
 
 
 def _unanswered(seen: _Seen, calm: int) -> Iterator[Violation]:
-    """Neither answered nor said to have failed, though the caller lived on; or late, though nothing was broken."""
+    """Find calls with neither answer nor failure although the caller lived on, and late answers in the calm."""
     asked = {call: ask for call, ask in seen.asks.items() if isinstance(ask, ev.Asked)}
     for event in seen.history:
         if isinstance(event, ev.Answered | ev.Failed):
@@ -411,11 +413,11 @@ _LONG = re.compile(r"\b([0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12})\b|\b([0-9]{
 
 
 def shrunk(plan: Plan, wrong: Violation) -> tuple[Plan, Violation]:
-    """A smaller plan, and what is wrong with that. Some hundred plays: a minute or two."""
+    """Reduce the plan; return the smaller plan and its violation. Takes some hundred plays: a minute or two."""
     tries = 0
 
     def fails(steps: Sequence[Step]) -> bool:
-        """True if these alone break the same promise; then they are the plan."""
+        """True if these steps alone break the same promise; then they become the plan."""
         nonlocal plan, wrong, tries
         tries += 1
         if tries > _MOST_TRIES:
@@ -446,7 +448,7 @@ def _touches(ask: Ask, wrong: Violation) -> bool:
 
 
 def story(plan: Plan, wrong: Violation) -> str:
-    """Tell what `plan` does, and what of its history touches the task of `wrong`; it is played once more."""
+    """Play `plan` once more and describe its steps and the events of the task of `wrong`."""
     told = _with_short_names(_about(wrong.topic, wrong.key, play(plan).history))
     lines = [
         f"{wrong.promise} is broken, with seed {plan.seed}: {wrong.what}",
@@ -479,7 +481,7 @@ def _said(step: Step) -> str:
 
 
 def _about(topic: str, key: str, history: Iterable[Event]) -> Iterator[Event]:
-    """Those events that concern one task, or all if there is no topic."""
+    """The events that concern one task, or all events if there is no topic."""
     calls: set[int] = set()
     leasings: dict[int, ev.Leasing] = {}
     for event in history:

@@ -1,9 +1,9 @@
-"""A process's way to the simulated store: a `Store` that loses, repeats and delays what it sends.
+"""A process's connection to the simulated store: a `Store` that loses, repeats and delays its messages.
 
-It does what the clients of the networked stores do: one call at a time for each kind of operation and shard, each with
-a number; what is not answered is sent again, under the same number; what is not known when patience is over is
-`OutcomeUnknown`, or `StoreUnavailable` if it cannot have arrived. The server's clock is read off its answers by the
-same code as theirs (`bide.stores.clocks`).
+It works like the clients of the networked stores. For each kind of operation and shard there is one call at a time,
+each with a number. A call without an answer is sent again under the same number. When patience is over, its result is
+`OutcomeUnknown`, or `StoreUnavailable` if it cannot have arrived. The same code as theirs (`bide.stores.clocks`)
+estimates the server's clock from its answers.
 """
 
 from __future__ import annotations
@@ -48,17 +48,17 @@ from bide_proofs.simulate.server import Old, Reply, Server, Shard, WallClock, Wo
 _PATIENCE = 3.0
 """Seconds that a call may take in all."""
 _RESEND = 0.4
-"""Seconds after which what was not answered is sent again."""
+"""Seconds after which a call without an answer is sent again."""
 _REFUSED = 0.02
-"""Seconds after which a server that is down is asked again."""
+"""Seconds after which a call to a server that is down is tried again."""
 _LATE = 6.0
-"""Seconds that the double of a message may be behind it."""
+"""Seconds that the copy of a message may arrive after it."""
 _AGAIN: Millis = 1_000
 Asked = TypeVar("Asked", NewTask, Change, Lease, Settlement, Ref)
 _world = copy_context()
-"""The context of no process: what is on its way arrives, whatever became of its sender."""
+"""The context of no process: a message in transit arrives even if its sender is dead."""
 Moment = Callable[[str, str], None]
-"""Told of each message: the operation, and where it is ("sent", "applied", "answered")."""
+"""Called for each message with its operation and its stage ("sent", "applied", "answered")."""
 
 
 class Weather(Struct):
@@ -66,16 +66,16 @@ class Weather(Struct):
 
     base: float = 0.0003
     delay: float = 0.0
-    """On average, beyond the base."""
+    """The average delay beyond the base."""
     loss: float = 0.0
     twice: float = 0.0
-    """The part of the messages that arrive a second time, some seconds later maybe."""
+    """The fraction of messages that arrive twice, the second time up to some seconds later."""
     deaf: bool = False
-    """No wake-up arrives."""
+    """If true, no notification arrives."""
 
 
 class _SimulatedTime(ServerTime):
-    """By the loop's steady clock instead of the system's."""
+    """Uses the loop's steady clock instead of the system's."""
 
     def __init__(self, loop: SimulatedLoop, wall: WallClock) -> None:
         super().__init__()
@@ -90,7 +90,7 @@ class _SimulatedTime(ServerTime):
 
 
 class _Asking:
-    """One call, until it is answered or given up."""
+    """One call until it is answered or given up."""
 
     __slots__ = ("answered", "sent", "value", "woken")
 
@@ -108,7 +108,7 @@ class _Asking:
 
 @dataclass(eq=False)
 class Link:
-    """A `Store`, with notifications, a registry of workers, and a clock unless it goes by its callers'."""
+    """A `Store` with notifications, a registry of workers, and a clock unless it uses its callers'."""
 
     server: Server
     process: Process
@@ -120,14 +120,14 @@ class Link:
     """True while there is no room for new work."""
     moment: Moment
     calls: int = 0
-    """Those of the process so far."""
+    """The number of the process's calls so far."""
 
     def __post_init__(self) -> None:
         self._loop = self.process.loop
         self._under_way: dict[tuple[str, int], asyncio.Lock] = defaultdict(asyncio.Lock)
-        """By operation and shard."""
+        """Locks, by operation and shard."""
         self._number: Counter[tuple[str, int]] = Counter()
-        """Of the last call, likewise."""
+        """The number of the last call, by operation and shard."""
         self._time = _SimulatedTime(self._loop, self.wall)
         self._subscriptions: list[Any] = []
 
@@ -136,7 +136,7 @@ class Link:
         return Features(wakes=self, workers=self, clock=self)
 
     async def open(self) -> None:
-        """Learn what time it is there, as far as it can be asked."""
+        """Ask each shard for the time."""
         await self._everywhere("time", _nothing)
 
     async def close(self) -> None:
@@ -173,18 +173,18 @@ class Link:
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
         for outcome in outcomes:
-            (outcome.error or "").encode()  # what is sent is encoded
+            (outcome.error or "").encode()  # raises for text that a real store could not encode
         return await self._parted("settle", outcomes, lambda store, mine, there: store.settle(mine, now=there), now)
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
         return await self._parted("get", refs, lambda store, mine, there: store.get(mine), None)
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
-        """Shard by shard, beginning anywhere, as far as there is room."""
+        """Lease from shard after shard, starting at a random one, until there is no room left."""
         room, taken, wakes = dict(wants), [], []
         failed: StoreError | None = None
         first, number = int(self.chance.random() * len(self.server.shards)), len(self.server.shards)
-        clock = 0  # the latest that any of them told: the clock may be set between two
+        clock = 0  # the latest of the shards' times: the clock may be set between two answers
         for step in range(number):
             place = (first + step) % number
             asked = dict(room)
@@ -204,7 +204,7 @@ class Link:
         return Leased(taken, min(wakes, default=None), clock, None if failed is None else clock + _AGAIN)
 
     async def find(self, where: Filter, page: Page) -> Found:
-        """Shard after shard; the cursor says which, and where in it."""
+        """List shard after shard; the cursor names the shard and the position in it."""
         place, inner = (int(page.cursor.split("|")[0]), page.cursor.split("|")[1]) if page.cursor else (0, "")
         found = await self._told(
             "find", place, lambda s, _: s.find(where, Page(limit=page.limit, cursor=inner or None))
@@ -256,7 +256,7 @@ class Link:
         work: Callable[[MemoryStore, Sequence[Asked], Millis], Coroutine[Any, Any, Any]],
         now: Millis | None,
     ) -> list[Any]:
-        """Each shard its own part, all at once; each may fail for itself."""
+        """Send each shard its part, all at once; each may fail separately."""
         places: dict[int, list[int]] = {}
         for place, one in enumerate(asked):
             places.setdefault(self.server.shard_of(one.topic, one.key), []).append(place)
@@ -286,11 +286,11 @@ class Link:
         return reply
 
     async def _ask(self, kind: str, place: int, work: Work, now: Millis | None) -> Any:
-        """The answer, or the StoreError that it comes to. `now`: None for what changes nothing."""
+        """Make a call; return the answer, or the StoreError. `now` is None for calls that change nothing."""
         if self.by_caller and now is not None:
             done = work
             caller_now = now
-            work = lambda store, _: done(store, caller_now)  # noqa: E731 - the same at another time
+            work = lambda store, _: done(store, caller_now)  # noqa: E731 - the same work at the caller's time
         async with self._under_way[kind, place]:
             self._number[kind, place] += 1
             self.calls += 1
@@ -321,14 +321,14 @@ class Link:
                 return StoreUnavailable(f"{where}: it cannot be reached")
 
     def _send(self, kind: str, shard: Shard, number: int | None, work: Work, asking: _Asking) -> None:
-        """Put one message on its way; maybe twice, maybe never."""
+        """Send one message, which may arrive twice or never."""
         if not self.process.alive:
             return
         weather, chance, loop = self.weather, self.chance, self._loop
         sent_at, life, caller = loop.time(), shard.life, f"{self.process.who} {kind}"
         fresh = not (asking.sent and number)
         asking.sent = True
-        # by lot first, so that what is killed at this moment has drawn as many as what is not
+        # draw all random numbers first: a process that is killed here must have drawn as many as one that is not
         lost, twice, there = chance.random() < weather.loss, chance.random() < weather.twice, self._delay()
         lost_back, back, late = chance.random() < weather.loss, self._delay(), chance.random() * _LATE
 
@@ -366,7 +366,7 @@ class Link:
 
 
 class PartedLink(Link):
-    """A store whose shards are on servers of their own: calls to each go apart."""
+    """A store whose shards are on separate servers: calls to each are sent separately."""
 
     @property
     def features(self) -> Features:
@@ -385,4 +385,4 @@ def _lease(wants: Mapping[Topic, int], now: Millis, until: Millis, holder: str, 
 
 
 async def _nothing(store: MemoryStore, there: Millis) -> None:
-    """Asked only for the time."""
+    """Do nothing: the call only asks for the time."""

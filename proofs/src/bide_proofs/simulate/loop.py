@@ -1,9 +1,9 @@
-"""An event loop for several processes at once, none of them real: time is virtual, and who goes first is drawn by lot.
+"""An event loop for several simulated processes: time is virtual, and a seeded random choice decides their order.
 
-Every callback belongs to the process in whose context it was made. Within a process they run in the order in which they
-became ready, as asyncio promises; between processes no order is promised, and here a seeded chance decides anew in
-every turn. A process can be stopped at any await, and go on later (SIGSTOP, a swapped-out machine), or be killed there:
-it never takes another step, and none of its clean-up runs.
+Every callback belongs to the process in whose context it was created. Within a process, callbacks run in the order in
+which they became ready, as asyncio promises. Between processes no order is promised, and here it is random in every
+turn. A process can be stopped at any await and continue later (like SIGSTOP, or a suspended machine), or be killed
+there: it never takes another step, and none of its clean-up runs.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from typing import Any, TypeVar
 R = TypeVar("R")
 _MOST_CANCELLED = 100
 _NOT_MISSED = "_log_destroy_pending"
-"""Of a task: whether asyncio complains if its end is never seen. No stub knows it."""
+"""A task's attribute: true if asyncio warns when the task is destroyed while pending. It is in no type stub."""
 
 
 class Process:
-    """A process: it can be stopped and killed as one. `who` names it in the history."""
+    """A simulated process, which can be stopped and killed as a whole. `who` names it in the history."""
 
     def __init__(self, loop: SimulatedLoop, who: str) -> None:
         self.loop = loop
@@ -34,13 +34,13 @@ class Process:
         self.held: list[Any] = []
         """Callbacks that became ready while it was stopped."""
         self.tasks: list[tuple[asyncio.Task[Any], Context]] = []
-        """All that it ever began, each with the context in which it runs."""
+        """All tasks that it ever started, each with its context."""
         self.context: Context = copy_context()
         self.context.run(_process.set, self)
         loop.processes.append(self)
 
     def start(self, work: Coroutine[Any, Any, R]) -> asyncio.Task[R]:
-        """A task of this process."""
+        """Start a task of this process."""
         return self.loop.create_task(work, context=self.context.copy())
 
     def stop(self) -> None:
@@ -53,7 +53,7 @@ class Process:
         self.held = []
 
     def kill(self) -> None:
-        """It takes no further step."""
+        """Kill the process: it takes no further step."""
         self.alive = False
         self.held = []
 
@@ -62,19 +62,19 @@ _process: ContextVar[Process | None] = ContextVar("process", default=None)
 
 
 class SimulatedLoop(asyncio.BaseEventLoop):
-    """`time()` starts at 0 and goes on only when nothing is left to do. No sockets, no threads, no signals."""
+    """A loop whose `time()` starts at 0 and advances only when nothing is left to do. No sockets, threads, signals."""
 
     def __init__(self, chance: Random) -> None:
         super().__init__()
         self._chance = chance
         self._now = 0.0
-        # a base loop's own, as `run_forever` and `call_at` know them: handles whose fields no stub tells of
+        # attributes of the base loop, as `run_forever` and `call_at` use them; they are in no type stub
         self._ready: deque[Any]
         self._scheduled: list[Any]
         self._stopping: bool
         self._timer_cancelled_count: int
         self.processes: list[Process] = []
-        """All that ever were."""
+        """All processes that were ever started."""
         self.set_task_factory(self._new_task)
 
     def time(self) -> float:
@@ -92,7 +92,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return task
 
     def _run_once(self) -> None:
-        """One turn: let time pass if nothing is ready, then run what is, each process in its own order."""
+        """Run one turn: let time pass if nothing is ready, then run all ready callbacks, each process in its order."""
         ready, scheduled = self._ready, self._scheduled
         if self._timer_cancelled_count > _MOST_CANCELLED and 2 * self._timer_cancelled_count > len(scheduled):
             for handle in scheduled:
@@ -125,7 +125,7 @@ class SimulatedLoop(asyncio.BaseEventLoop):
                     process.held.append(handle)
 
     def _drawn(self) -> list[Any]:
-        """The ready callbacks, in an order that could be."""
+        """The ready callbacks, in a random order that keeps the order within each process."""
         handles = list(self._ready)
         self._ready.clear()
         if len(handles) < 2:
@@ -149,20 +149,20 @@ class SimulatedLoop(asyncio.BaseEventLoop):
         return drawn
 
     def _process_events(self, event_list: Any) -> None:
-        """There are none."""
+        """Do nothing: there are no I/O events."""
 
     def _write_to_self(self) -> None:
-        """No other thread calls."""
+        """Do nothing: no other thread calls."""
 
 
 def run_simulated(chance: Random, main: Callable[[SimulatedLoop], Coroutine[Any, Any, R]]) -> R:
-    """Run `main(loop)` to its end; what is left of the processes then is thrown away."""
+    """Run `main(loop)` to its end, then discard the processes."""
     loop = SimulatedLoop(chance)
     try:
         return loop.run_until_complete(main(loop))
     finally:
         asyncio.set_event_loop(None)
-        loop.set_exception_handler(lambda loop, context: None)  # what is torn down now may well complain
+        loop.set_exception_handler(lambda loop, context: None)  # coroutines that are closed now may raise errors
         for process in loop.processes:
             process.kill()
             _throw_away(process.tasks)
@@ -170,8 +170,8 @@ def run_simulated(chance: Random, main: Callable[[SimulatedLoop], Coroutine[Any,
 
 
 def _throw_away(tasks: list[tuple[asyncio.Task[Any], Context]]) -> None:
-    """Close the coroutines that will never go on. What their clean-up would still ask of anybody is not done."""
-    for task, context in tasks:  # clean-up may begin tasks: they come to the end of this list
+    """Close the coroutines that will never continue. Calls that their clean-up makes have no effect."""
+    for task, context in tasks:  # clean-up may start tasks, which are appended to this list
         if not task.done():
             setattr(task, _NOT_MISSED, False)
             work = task.get_coro()

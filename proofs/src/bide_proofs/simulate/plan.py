@@ -1,6 +1,6 @@
-"""The plan of a simulation, drawn from its seed before it begins: who asks for what when, and what breaks.
+"""The plan of a simulation, drawn from its seed before it begins: all calls and all faults, with their times.
 
-A plan is data: it can be written down, cut down to the few steps that matter, and played again.
+A plan is data: it can be saved, reduced to the few steps that matter, and played again.
 """
 
 from __future__ import annotations
@@ -16,24 +16,24 @@ from bide.core.instants import Millis
 from bide_proofs.misuse import WAYS
 
 TOPICS = ("work", "flaky", "slow", "beat")
-"""With a handler in every worker; `slow` has room for one delivery at a time."""
+"""Topics with a handler in every worker; `slow` has room for one delivery at a time."""
 ALONE = "slow"
 UNHANDLED = "orphan"
-"""No worker handles it until the end."""
+"""A topic that no worker handles until the end."""
 MINUTE: Millis = 60_000
 _CALM = 0.75
-"""The part of the time after which nothing breaks any more."""
+"""The fraction of the time after which nothing breaks any more."""
 _DEAF = 0.25
-"""The part of the plans in whose calm no wake-up arrives: which may cost the longest sleep, and nothing else."""
+"""The fraction of plans in whose calm no notification arrives: this may only cost the longest sleep."""
 _LAST_ASK = 0.88
-"""The part after which nothing is asked for any more."""
+"""The fraction of the time after which no client makes a call."""
 
 
 class Setup(Struct, frozen=True):
     """The parts of the simulated world."""
 
     by_caller: bool
-    """True: the store goes by its callers' clocks, as one in a file does; False: by its own."""
+    """True: the store uses its callers' clocks, like one in a file; False: its own."""
     parted: bool
     shards: int
     clients: int
@@ -43,14 +43,14 @@ class Setup(Struct, frozen=True):
     skews: list[float]
     """Seconds by which the processes' clocks are wrong, in turn."""
     drift: float
-    """By how much the server's clock is too fast."""
+    """The fraction by which the server's clock is too fast."""
     length: Millis
     calm: Millis
-    """When the last fault is mended."""
+    """The time at which the last fault is repaired."""
 
 
 class Ask(Struct, frozen=True, tag="ask", omit_defaults=True):
-    """A client asks. `keys` has several for the plural verbs."""
+    """A client makes a call. `keys` has several for the plural verbs."""
 
     at: Millis
     client: int
@@ -61,16 +61,16 @@ class Ask(Struct, frozen=True, tag="ask", omit_defaults=True):
     conflict: str = "replace"
     group: str | None = None
     does: list[str] = msgspec.field(default_factory=list)
-    """The handler's acts at each attempt, the last one again and again."""
+    """The handler's act in each delivery; the last one repeats."""
     deadline: Millis | None = None
     known: bool = False
-    """True if it names the token that this client saw last."""
+    """True if the call names the token that this client saw last."""
     patience: Millis | None = None
-    """After so long the caller that waits for the answer is cancelled."""
+    """The time after which the waiting caller is cancelled."""
 
 
 class Kill(Struct, frozen=True, tag="kill", omit_defaults=True):
-    """A process dies, and comes back after a while. With `operation`: at the next of its messages of that kind."""
+    """A process dies and is restarted after a while. With `operation`, it dies at its next message of that kind."""
 
     at: Millis
     who: str
@@ -88,7 +88,7 @@ class Stop(Struct, frozen=True, tag="stop"):
 
 
 class Drain(Struct, frozen=True, tag="drain"):
-    """A worker is asked to end in order, and comes back."""
+    """A worker is asked to end in order, and is restarted."""
 
     at: Millis
     who: str
@@ -96,7 +96,10 @@ class Drain(Struct, frozen=True, tag="drain"):
 
 
 class Storm(Struct, frozen=True, tag="storm", omit_defaults=True):
-    """Messages of a process (of all, if it is "") are late, lost or doubled for a while. Seconds, and parts of one."""
+    """Messages of a process (of all, if it is "") are late, lost or duplicated for a while.
+
+    `delay` is in seconds; `loss` and `twice` are fractions of one.
+    """
 
     at: Millis
     lasts: Millis
@@ -116,14 +119,14 @@ class Down(Struct, frozen=True, tag="down"):
 
 
 class Full(Struct, frozen=True, tag="full"):
-    """There is no room for new work for a while."""
+    """The store has no room for new work for a while."""
 
     at: Millis
     lasts: Millis
 
 
 class Jump(Struct, frozen=True, tag="jump"):
-    """The store's clock is set, by so many seconds."""
+    """The store's clock jumps by `by` seconds."""
 
     at: Millis
     by: float
@@ -133,7 +136,7 @@ Step: TypeAlias = Ask | Kill | Stop | Drain | Storm | Down | Full | Jump
 
 
 class Plan(Struct, frozen=True):
-    """All of it. The seed still decides how messages fare, and who goes first."""
+    """A whole plan. The seed still decides the fate of messages and the order of processes."""
 
     seed: int
     setup: Setup
@@ -144,17 +147,17 @@ class Plan(Struct, frozen=True):
 
 
 def room_of(topic: str) -> int:
-    """How many deliveries of a topic a worker has room for at once."""
+    """The number of deliveries of a topic that a worker has room for at once."""
     return 1 if topic == ALONE else 20
 
 
 def plan_from(text: str | bytes) -> Plan:
-    """The reverse of `Plan.text`. Raises msgspec.ValidationError, msgspec.DecodeError."""
+    """Decode `Plan.text`. Raises msgspec.ValidationError, msgspec.DecodeError."""
     return msgspec.json.decode(text, type=Plan)
 
 
 def plan_of(seed: int, minutes: float = 6) -> Plan:
-    """The plan of this seed."""
+    """Draw the plan of this seed."""
     chance = Random(f"plan {seed}")
     length = int(minutes * MINUTE)
     by_caller = chance.random() < 0.2
@@ -176,7 +179,7 @@ def plan_of(seed: int, minutes: float = 6) -> Plan:
     steps: list[Step] = [*(step for some in asks for step in some), *faults, *_misuse(seed, setup, minutes)]
     if chance.random() < _DEAF:
         steps.append(Storm(setup.calm + 1_000, length - setup.calm, deaf=True))
-    steps.extend(  # a server is slow before it goes, so that much is on its way then
+    steps.extend(  # a server is slow before it goes down, so that many messages are in transit then
         Storm(fault.at - 700, 750, delay=chance.choice((0.1, 0.3)))
         for fault in faults
         if isinstance(fault, Down) and chance.random() < 0.5
@@ -198,11 +201,11 @@ _CONFLICTS = ("replace", "replace", "replace", "keep", "keep", "earliest", "late
 
 
 _MISUSED = 0.5
-"""The part of the plans in which callers are cancelled and handlers raise or return anything."""
+"""The fraction of plans in which callers are cancelled and handlers raise or return anything."""
 
 
 def _misuse(seed: int, setup: Setup, minutes: float) -> list[Step]:
-    """Misuse by users; drawn by a chance of its own, so that the rest of the plan is as it was."""
+    """Draw misuse by users, from a separate random generator so that the rest of the plan stays the same."""
     chance = Random(f"misuse {seed}")
     if chance.random() >= _MISUSED:
         return []
@@ -225,7 +228,7 @@ def _misuse(seed: int, setup: Setup, minutes: float) -> list[Step]:
 
 
 def _regrouped(chance: Random, setup: Setup, ask: Ask) -> list[Step]:
-    """A task of one group is scheduled into another one at about the time at which its old group is changed."""
+    """Draw calls that schedule a task of one group into another at about the time of a change of its old group."""
     mine, other = chance.sample(range(3), 2)
     new = replace(ask, verb="schedule", keys=[f"{ask.keys[0]}g"], delay=20_000, conflict="replace", deadline=None)
     verb, by = chance.choice((("shift", 4_000), ("cancel_group", 0)))
@@ -237,7 +240,7 @@ def _regrouped(chance: Random, setup: Setup, ask: Ask) -> list[Step]:
 
 
 def _ask(chance: Random, setup: Setup, last: Millis) -> list[Step]:
-    """One question; now and then several about one task within moments of each other."""
+    """Draw one call, or sometimes several about one task within moments of each other."""
     at = chance.randrange(1_000, last)
     topic = UNHANDLED if chance.random() < 0.04 else chance.choice(TOPICS)
     key = f"k{chance.randrange(6)}"
@@ -266,7 +269,7 @@ def _about(chance: Random, setup: Setup, at: Millis, topic: str, key: str) -> As
 
 
 def _fault(chance: Random, setup: Setup) -> Step:
-    """One thing that breaks; it is mended before the calm."""
+    """Draw one fault, which is repaired before the calm."""
     lasts = int(chance.choice((200, 1_000, 4_000, 12_000)) * chance.uniform(0.5, 1.5))
     at = chance.randrange(2_000, max(setup.calm - lasts - 2_000, 3_000))
     worker = f"worker-{chance.randrange(setup.workers)}"

@@ -1,9 +1,9 @@
 """The server of a simulated store: shards in memory, a clock of its own, and a journal of answers.
 
-What rests here is `bide.stores.memory`, one for each shard, and so the lifecycle's own functions decide. What a server
-has beyond that is made after what the networked stores promise at their seam: each call carries its caller and a number
-that only rises, the last answer of each caller is kept and repeated, and an older call that arrives late is refused. It
-is durable: what it has answered survives its restart.
+Each shard is a `bide.stores.memory`, so the lifecycle's own functions decide. In addition the server behaves as the
+networked stores promise: each call carries its caller and a number that only rises, the last answer to each caller is
+kept and repeated, and an older call that arrives late is refused. The server is durable: answered changes survive its
+restart.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from bide_proofs.simulate.loop import SimulatedLoop
 
 R = TypeVar("R")
 Work = Callable[[MemoryStore, Millis], Coroutine[Any, Any, Any]]
-"""The effect of a call on a shard, at the time that it is there."""
+"""The effect of a call on a shard, at the server's time."""
 
 
 class WallClock:
-    """Goes a little too fast or too slow, and is set forward and back at times."""
+    """A clock that runs slightly too fast or too slow, and that can jump forward and back."""
 
     grain: Millis = 1
 
@@ -50,14 +50,14 @@ class WallClock:
 
 
 class Reply(NamedTuple):
-    """A reply: the server's time in microseconds, and what it says."""
+    """A reply: the server's time in microseconds, and the answer."""
 
     micros: int
     value: Any
 
 
 class Old(Exception):
-    """A call that arrives after a later one of the same caller: it is not done."""
+    """A call that arrives after a later one of the same caller; it has no effect."""
 
 
 class _Kept(NamedTuple):
@@ -66,13 +66,13 @@ class _Kept(NamedTuple):
 
 
 class Shard:
-    """A part of the store, on a machine of its own."""
+    """A part of the store, on a separate machine."""
 
     def __init__(self) -> None:
         self.store = MemoryStore()
         self.up = True
         self.life = 1
-        """Rises with each restart: what was sent to an earlier one is gone."""
+        """Rises with each restart: messages to an earlier life are lost."""
         self.kept: dict[str, _Kept] = {}
 
     def stop(self) -> None:
@@ -96,7 +96,7 @@ class Server:
         return sum(f"{topic}/{key}".encode()) % len(self.shards)
 
     def handle(self, shard: Shard, caller: str, number: int, work: Work) -> Reply:
-        """Do it, once: a call that was answered before gets the same answer. Raises Old."""
+        """Carry out a call once; a call that was answered before gets the same answer. Raises Old."""
         last = shard.kept.get(caller)
         if last is not None and number <= last.number:
             if number < last.number:
@@ -107,7 +107,7 @@ class Server:
         return reply
 
     def read(self, shard: Shard, work: Work) -> Reply:
-        """Do what changes nothing, or may be done twice."""
+        """Carry out a call that changes nothing or may be repeated."""
         micros = int(self.clock.seconds() * 1e6)
         try:
             value = at_once(work(shard.store, self.clock.now()))
@@ -116,13 +116,13 @@ class Server:
         return Reply(micros, value)
 
     def records(self) -> list[Record]:
-        """All that is there."""
+        """All records in the store."""
         page = Page(limit=10**9)
         return [record for shard in self.shards for record in at_once(shard.store.find(Filter(), page)).tasks]
 
 
 def _as_still_held(shard: Shard, value: Any) -> Any:
-    """A repeated answer without what has changed hands since."""
+    """A repeated answer without the tasks that have changed hands since."""
     if not isinstance(value, Leased):
         return value
     now = at_once(shard.store.get([task.ref for task in value.tasks]))

@@ -1,7 +1,7 @@
-"""Plays a plan: processes, each with a real client or a real worker of bide, on a store that breaks and is mended.
+"""Play a plan: processes, each with a real client or worker of bide, on a store that breaks and is repaired.
 
-The `World` takes the steps of the plan; a `Slot` is the place of one process in it: one that dies is followed by
-another.
+The `World` takes the steps of the plan. A `Slot` is the place of one process in it: when the process dies, another
+takes its place.
 """
 
 from __future__ import annotations
@@ -54,17 +54,17 @@ from bide_proofs.simulate.server import Server, WallClock
 LOSSES = 10
 TIMEOUT: Millis = 3_000
 _MOST_AGAIN = 3
-"""So many times a task of one key starts its next life by itself."""
+"""The number of times that the tasks of one key start their next life themselves."""
 _AGAIN = 0.2
-"""Seconds after which a program that could not reach its store is started again."""
+"""Seconds after which a program that could not reach its store is restarted."""
 _BACK: Millis = 300
 _world = copy_context()
-"""The context of the world: a fate of a process is not its own doing."""
+"""The world's context, for callbacks that act on a process but do not belong to it."""
 _DRAIN = 90.0
-"""Seconds after the end within which everything has to be over."""
+"""Seconds after the end within which all tasks must have ended."""
 _POLL_EVERY = 1.0
 _PLACE = re.compile(r" at /\S+:\d+")
-"""Where asyncio says that a callback stands: on this machine, and not what went wrong."""
+"""A callback's location in asyncio's messages, which depends on the machine."""
 
 
 @dataclass
@@ -73,14 +73,14 @@ class Played:
 
     history: list[Event] = field(default_factory=list)
     calls: dict[str, int] = field(default_factory=dict)
-    """Of each process that lived through the calm: calls to the store in it."""
+    """The number of calls to the store during the calm, for each process that lived through it."""
     defects: list[str] = field(default_factory=list)
     """Errors that should never be raised."""
 
 
 def play(plan: Plan) -> Played:
-    """The whole of it. Costs about a tenth of a second for each virtual minute."""
-    random.seed(plan.seed)  # what the engine itself draws by lot
+    """Play the whole plan. Takes about a tenth of a second for each virtual minute."""
+    random.seed(plan.seed)  # for the engine's own random choices
     played = Played()
     run_simulated(Random(f"turns {plan.seed}"), lambda loop: World(loop, plan, played).run())
     return played
@@ -99,7 +99,7 @@ class World:
         self.down = [0] * setup.shards
         self.again: dict[tuple[str, str], int] = defaultdict(int)
         self.delivered: dict[str, int] = defaultdict(int)
-        """Deliveries that began, by life: what a handler does goes by it, so that none defers without end."""
+        """The number of deliveries begun, by life. A handler's act depends on it, so that no task defers endlessly."""
         self.calls = count(1)
         self.slots = {
             name: Slot(self, name, number)
@@ -138,13 +138,13 @@ class World:
             if not any(record.state.live for record in self.server.records()):
                 break
             await asyncio.sleep(_POLL_EVERY)
-        await asyncio.sleep(_POLL_EVERY)  # answers are noted by their callers
+        await asyncio.sleep(_POLL_EVERY)  # let the callers record their answers
         for record in self.server.records():
             self.say(ev.Left(self.time_ns(), self.clock.now(), record.topic, record.key, seen(record)))
         self.say(ev.End(self.time_ns(), self.clock.now(), True))
 
     def _next(self, place: int) -> None:
-        """Take the steps whose time has come, from this one on; then wait for the next."""
+        """Take all due steps from this one on; then wait for the next."""
         steps = self.plan.steps
         while place < len(steps) and steps[place].at / 1000 <= self.loop.time():
             self._take(steps[place])
@@ -194,7 +194,7 @@ class World:
         self.full -= 1
 
     def _weather(self) -> None:
-        """Set the effect of all storms together on each process; the worst of each kind counts."""
+        """Apply all current storms to each process; the worst of each kind counts."""
         for name, slot in self.slots.items():
             mine = [storm for storm in self.storms if storm.who in ("", name)]
             slot.weather.delay = max((storm.delay for storm in mine), default=0.0)
@@ -203,7 +203,7 @@ class World:
             slot.weather.deaf = any(storm.deaf for storm in mine)
 
     def _mend(self) -> None:
-        """From here on nothing is broken."""
+        """Repair everything: from here on nothing is broken."""
         self.fault("all is mended")
         self.storms.clear()
         self._weather()
@@ -218,7 +218,7 @@ class World:
 
 
 class Slot:
-    """The place of a process: one that dies here is followed by another."""
+    """The place of a process: when it dies, another takes its place."""
 
     def __init__(self, world: World, name: str, number: int, topics: tuple[str, ...] = TOPICS) -> None:
         setup = world.plan.setup
@@ -290,7 +290,7 @@ class Slot:
             process.go_on()
 
     def drain(self, back: Millis) -> None:
-        """In order; and come back."""
+        """Ask the process to end in order, and start another later."""
         ends, process = self._ends, self._process
         if ends is None or ends.done() or not process.alive:
             return
@@ -299,8 +299,8 @@ class Slot:
 
         def start() -> None:
             if self._process is not process or not process.alive:
-                return  # it was killed on the way, and is followed by another already
-            if self._client is not None:  # it has not come to its end yet
+                return  # it was killed meanwhile, and another has taken its place
+            if self._client is not None:  # it has not ended yet
                 self.world.loop.call_later(0.1, start, context=_world)
                 return
             process.kill()
@@ -337,7 +337,7 @@ class Slot:
         return app
 
     async def _open(self, app: Bide) -> None:
-        """As long as it takes: a program that cannot reach its store is started again by its supervisor."""
+        """Open the app, with retries: a supervisor restarts a program that cannot reach its store."""
         while True:
             try:
                 await app.open()
@@ -346,7 +346,7 @@ class Slot:
                 await asyncio.sleep(_AGAIN)
 
     async def _serve(self) -> None:
-        """A client: open until it dies."""
+        """Run a client, which stays open until it dies."""
         app = self._app()
         client, self._client = self._client, None
         await self._open(app)
@@ -375,7 +375,7 @@ class Slot:
         self._client = None
 
     async def _handle(self, task: Task[Any]) -> Any:
-        """Do what the payload says for this delivery of the life: a word, and maybe milliseconds."""
+        """Act as the payload says for this delivery of the life: a word, perhaps with milliseconds."""
         world, client = self.world, self._client
         assert client is not None
         world.delivered[task.id] += 1
@@ -408,7 +408,7 @@ class Slot:
             if self._before_calm(0):
                 self._die(_BACK, "killed by its handler")
                 await world.loop.create_future()
-        elif word == "block":  # who blocks the event loop stops the whole process
+        elif word == "block":  # a handler that blocks the event loop stops the whole process
             if self._before_calm(lease + lease // 2):
                 self.stop(lease + lease // 2)
             await asyncio.sleep(0)
@@ -432,11 +432,11 @@ class Slot:
         return None
 
     def _before_calm(self, lasts: Millis) -> bool:
-        """True if what takes so long is over before the calm, in which no process dies or stands still."""
+        """True if an act that lasts this long ends before the calm, in which no process may die or stand still."""
         return self.world.loop.time() * 1000 + lasts < self.world.plan.setup.calm
 
     def ask(self, step: Ask) -> None:
-        """Let the client ask this, if it is there."""
+        """Let the client make this call, if it is running."""
         if self._client is not None and self._process.alive:
             asking = self._process.start(self._ask(self._client, step))
             if step.patience is not None:
@@ -451,7 +451,7 @@ class Slot:
                     self._tokens[answer.record.topic, answer.record.key] = answer.record.token
 
     def _of_its_group(self, step: Ask, answer: Answer) -> None:
-        """A verb over a group changes what is of that group, and nothing else."""
+        """Check that a verb over a group changes only tasks of that group."""
         record, changed = answer.record, (Result.MOVED, Result.CANCELLED, Result.CANCELLED_WHILE_LEASED)
         if step.verb not in ("shift", "cancel_group") or record is None or answer.result not in changed:
             return
@@ -461,13 +461,13 @@ class Slot:
 
 
 async def _answers(client: RecordedClient, step: Ask, token: Token | None) -> Sequence[Answer]:
-    """Ask what `step` says. Raises StoreError."""
+    """Make the call of `step`. Raises StoreError."""
     topic, key, delay = step.topic, step.keys[0], timedelta(milliseconds=step.delay)
     if step.verb in ("schedule", "many"):
         deadline = None if step.deadline is None else timedelta(milliseconds=max(step.deadline, step.delay + 2))
         how: dict[str, Any] = {"group": step.group, "on_conflict": step.conflict, "deadline": deadline}
         new = [
-            # of several each is due before the one ahead of it
+            # if there are several, each is due before the previous one
             client.new(topic, {"does": step.does}, key=one, delay=delay // place, **how)
             for place, one in enumerate(step.keys, 1)
         ]

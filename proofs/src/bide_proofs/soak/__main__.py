@@ -1,4 +1,4 @@
-"""Works a store for a long time, and measures whether anything grows: see the package."""
+"""Run a store for a long time, and check that nothing grows: see the package."""
 
 from __future__ import annotations
 
@@ -49,17 +49,18 @@ from bide_proofs.soak.measure import EVENTS, GROWS, LEAST, judged, remains, too_
 from bide_proofs.soak.worker import FAILING, KEPT, ON_PURPOSE, Ids
 
 ALLOCATOR = {"MALLOC_ARENA_MAX": "1", "MALLOC_MMAP_THRESHOLD_": "131072"}
-"""Set for all processes, as deploy/ sets it: without it glibc lets resident memory creep up though what is in use stays
-the same. It gives threads heaps of their own, and a block that moves between threads takes new pages from one after the
-other: a megabyte a minute with 32 threads. And it learns to put large blocks into the heap, between small ones; every
-read from a socket asks for one of 256 KiB and gives nearly all of it back: 0.2 MB a minute at 6,000 tasks a second."""
+"""Variables for all processes, as in deploy/: without them glibc's resident memory grows slowly while the memory in use
+stays the same. By default glibc gives threads separate heaps, and a block that moves between threads takes new pages
+from each in turn: a megabyte a minute with 32 threads. It also starts to place large blocks in the heap, between small
+ones; every read from a socket allocates 256 KiB and returns nearly all of it: 0.2 MB a minute at 6,000 tasks a
+second."""
 SERVICE, WORKER = "service", "worker"
 _UNDER_WAY = 2_000
-"""Tasks at once while the maximum is measured: enough that no part waits for the others."""
+"""Concurrent tasks while the maximum is measured: enough that no part waits for the others."""
 
 
 class Soak:
-    """Of one place."""
+    """The soak of one store."""
 
     def __init__(self, given: argparse.Namespace, place: Target, folder: Path) -> None:
         self.wrong: dict[str, list[str]] = {kind: [] for kind in ("lost", "early", "left", "failed", "grows")}
@@ -69,7 +70,7 @@ class Soak:
         self._long = self._seconds >= LEAST
         self._keep = min(20.0, max(1.0, self._seconds / 10))
         self._samples = folder / "samples.jsonl"
-        """Not in memory, which is what is measured."""
+        """Samples are kept in a file, since the memory of this process is measured."""
         self._before: tuple[float, int] | None = None
         self._service = ServiceProcess(folder / SERVICE, port=free_port()) if given.service else None
         self._url = place.url if self._service is None else self._service.url
@@ -84,7 +85,7 @@ class Soak:
         return ChildSpec(module="bide_proofs.soak.worker", spec=spec)
 
     async def go(self) -> dict[str, Any]:
-        """The report. Raises ChildFailed, ServerFailed."""
+        """Run the soak; return the report. Raises ChildFailed, ServerFailed."""
         given, place, group, service, begun = self._given, self._place, self._group, self._service, datetime.now(UTC)
         async with Bide(place.url, settings=Settings(keep_done=0, keep_cancelled=0)) as app:
             await _fill_events(app)
@@ -114,7 +115,7 @@ class Soak:
         }  # fmt: skip
 
     async def _soak(self) -> dict[str, Any]:
-        """All of it that needs the store open; what it came to."""
+        """Run the part that needs the store open; return its report."""
         given, load = self._given, self._load
         most = await self._maximum()
         rate = given.rate or max(1.0, rounded(most / 2))
@@ -146,11 +147,11 @@ class Soak:
         }  # fmt: skip
 
     async def _ask_all(self) -> list[dict[str, Any]]:
-        """Ask each worker for its counts. Raises ChildFailed where one has ended."""
+        """Ask each worker for its counts. Raises ChildFailed if one has ended."""
         return list(await asyncio.gather(*(child.ask("counts") for child in self._group.of(WORKER))))
 
     async def _maximum(self) -> float:
-        """Lives that are ended a second; the first third is not counted."""
+        """Measure the maximum: ended lives a second, without the first third of the time."""
         load, seconds = self._load, self._given.measure
 
         def ended() -> int:
@@ -163,8 +164,8 @@ class Soak:
         return (ended() - before) / (time.monotonic() - began)
 
     async def _run(self, rate: float) -> float:
-        """Tasks a second that were asked for."""
-        await self._ask_all()  # whose lateness is of the flood
+        """Run the load at `rate`, and take samples; return the tasks scheduled a second."""
+        await self._ask_all()  # discards the lateness of the flood
         running = asyncio.create_task(self._load.run(self._seconds, rate))
         began = due = time.monotonic()
         with self._samples.open("wb") as file:
@@ -202,7 +203,7 @@ class Soak:
         return sample
 
     async def _drain(self) -> float:
-        """Until nothing is alive any more; how long that took."""
+        """Wait until no task is live; return the seconds."""
         began = time.monotonic()
         await self._load.finish()
         while alive := await live_tasks(self._app):
@@ -213,7 +214,7 @@ class Soak:
         return time.monotonic() - began
 
     async def _forget(self) -> float:
-        """Until what has ended is forgotten: in a long run by the sweepers; how long that took."""
+        """Wait until ended tasks are forgotten, in a long run by the workers' purge; return the seconds."""
         app, began = self._app, time.monotonic()
         until = began + self._keep + (PURGE_EVERY if self._long else 0.0) + PATIENCE
         while kept := (await app.tally()).number() - await live_tasks(app):
@@ -226,7 +227,7 @@ class Soak:
         return time.monotonic() - began
 
     def _balance(self, counted: Sequence[Mapping[str, Any]]) -> int:
-        """Compare the lives that were begun with those that ended; how many are missing."""
+        """Compare the lives that began with those that ended; return the number missing."""
         load, ended = self._load, self._load.cancelled
         for one in counted:
             ended += msgspec.convert(one["ended"], Ids)
@@ -241,9 +242,9 @@ class Soak:
 
 
 async def _fill_events(app: Bide) -> None:
-    """The log of events to its cap, with such as handlers will cause, so that it does not grow any more."""
+    """Fill the event log to its cap, with events like those of the handlers, so that it does not grow any more."""
     if (log := app.store.features.events) is not None:
-        who = f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"  # as a worker is called
+        who = f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"  # like the name of a worker
         for _ in range(EVENTS // 500):
             now = app.clock.now()
             new = (
@@ -257,7 +258,7 @@ async def _fill_events(app: Bide) -> None:
 
 
 async def run(given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
-    """One run on the store that is given; the report, and what was wrong."""
+    """Run once on the given store; return the report and the failures."""
     async with own_place(given.url) as place:
         one = Soak(given, place, folder)
         return await one.go(), one.wrong
@@ -282,6 +283,6 @@ def main() -> int:
 
 
 if __name__ == "__main__":
-    if not ALLOCATOR.keys() <= os.environ.keys():  # it counts from the start of a process alone
+    if not ALLOCATOR.keys() <= os.environ.keys():  # glibc reads the variables only when a process starts
         os.execve(sys.executable, [sys.executable, *sys.orig_argv[1:]], {**ALLOCATOR, **os.environ})
     sys.exit(main())

@@ -1,10 +1,10 @@
-"""The client: one process that schedules at a rate, moves, fires, cancels, shifts and redrives, and counts what it did.
+"""The client: one process that schedules at a rate, moves, fires, cancels, shifts and redrives, and counts its calls.
 
-Of a hundred tasks sixty are due within seconds, some of them in a thread, thirty in an hour or two, and ten belong
-to a group. Of those due soon one in six is moved, fired or cancelled at a moment of its own, which may be just when it
-is leased; each of those far off is moved to within seconds, fired or cancelled some seconds later, so that always the
-same number waits; of the groups most are shifted or cancelled as a whole; and of the dead some are redriven, the others
-left to be forgotten. It holds what waits to be changed, and nothing of what is over.
+Of 100 tasks, 60 are due within seconds (some of them run in a thread), 30 in an hour or two, and 10 belong to a group.
+Of the tasks due soon, one in six is moved, fired or cancelled at a random moment, which may be just when it is leased.
+Each far-off task is moved to within seconds, fired or cancelled some seconds later, so that the number of waiting tasks
+stays the same. Most groups are shifted or cancelled as a whole. Some dead tasks are redriven; the others are left to be
+forgotten. The client holds only planned changes, and nothing about ended tasks.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ _SOONEST = 100
 _HOUR = 3_600_000
 _TICK = 0.05
 _MOST = 2_000
-"""Tasks of one tick: what could not be done in time is made up for, but not all at once."""
+"""The most tasks of one tick: a client that fell behind catches up, but not all at once."""
 _KINDS, _KIND_WEIGHTS = ("soon", "group", "far"), (60, 1, 30)
 _CHANGED = 1 / 6
 _GROUP = 10
 _FAR_SECONDS = 10.0
-"""After so long what is far off is changed."""
+"""Seconds after which a far-off task is changed."""
 _REDRIVEN = 0.004
-"""Of the rate: fewer than die, so that some are left to be forgotten."""
+"""Redrives, as a fraction of the rate: fewer than tasks die, so that some are left to be forgotten."""
 _TOPICS, _WEIGHTS = (PLAIN, KEPT, FAILING, THREADED), (70, 5, 20, 5)
 _ENDS = (Result.CANCELLED, Result.CANCELLED_WHILE_LEASED)
 _BEGINS = (Result.CREATED, Result.REDRIVEN)
@@ -53,34 +53,34 @@ class _Change(NamedTuple):
 
 
 class Load:
-    """The calls to `app`, and its answers."""
+    """The client's calls to `app`, and counts of the answers."""
 
     def __init__(self, app: Bide, seed: int, soon: int) -> None:
-        """`soon`: milliseconds within which most are due."""
+        """Most tasks are due within `soon` milliseconds."""
         self.begun = Ids()
-        """Lives that an answer said had begun."""
+        """Lives that began, according to answers."""
         self.cancelled = Ids()
-        """Those that an answer said are cancelled."""
+        """Lives that were cancelled, according to answers."""
         self.answers: dict[str, Counter[str]] = defaultdict(Counter)
-        """By verb."""
+        """The number of answers, by verb and result."""
         self.failed = 0
-        """Calls for a task that raised: none may, since nothing is broken here."""
+        """Calls that raised, counted by task: none may, since nothing is broken here."""
         self.errors: list[str] = []
         self.far = 0
-        """Tasks that are far off."""
+        """The number of far-off tasks."""
         self.asked = 0
-        """Tasks that were asked for."""
+        """The number of tasks scheduled so far."""
         self._app = app
         self._chance = random.Random(seed)
         self._changes: list[_Change] = []
-        """A heap of those to come."""
+        """A heap of the planned changes."""
         self._redriven = time.monotonic()
         self._soon = self._soon_asked = soon
 
-    # --- how fast
+    # --- rates
 
     async def run(self, seconds: float, rate: float) -> float:
-        """At the rate, for so long; how many tasks a second that came to. What is then missing is asked for."""
+        """Schedule tasks at `rate` for `seconds`, then those still missing; return the tasks a second."""
         began, before = time.monotonic(), self.asked
         while (passed := time.monotonic() - began) < seconds or self.asked - before < int(seconds * rate):
             await self._tick(min(_MOST, int(min(passed, seconds) * rate) - (self.asked - before)))
@@ -91,7 +91,7 @@ class Load:
         return (self.asked - before) / (time.monotonic() - began)
 
     async def flood(self, seconds: float, under_way: Callable[[], int], most: int) -> None:
-        """As many as can be done, for so long: more only while fewer than `most` are under way. All due at once."""
+        """Schedule as many tasks as possible for `seconds`, due almost at once, with at most `most` under way."""
         self._soon = 2 * _SOONEST
         until = time.monotonic() + seconds
         while time.monotonic() < until:
@@ -102,12 +102,12 @@ class Load:
         self._soon = self._soon_asked
 
     async def finish(self) -> None:
-        """Change at once what is still to be changed."""
+        """Make all planned changes at once."""
         while self._changes:
             some, self._changes = self._changes[:1000], self._changes[1000:]
             await asyncio.gather(*self._changed(some))
 
-    # --- a moment
+    # --- one tick
 
     async def _tick(self, count: int) -> None:
         now, due = time.monotonic(), []
@@ -119,7 +119,7 @@ class Load:
         await asyncio.gather(*work)
 
     async def _begin(self, count: int, now: float) -> None:
-        """Schedule so many tasks, or a few more, and note what is to become of them."""
+        """Schedule `count` tasks, or a few more, and plan their changes."""
         chance, tasks, changes = self._chance, list[NewTask](), list[_Change]()
         while len(tasks) < count:
             [kind] = chance.choices(_KINDS, _KIND_WEIGHTS)
@@ -145,20 +145,20 @@ class Load:
                 changes.append(_Change(now + _FAR_SECONDS, verb, PLAIN, tasks[-1].key, far=True))
         self.asked += len(tasks)
         await self._schedule(tasks)
-        # now that they are there: what is changed before would not be found, and stay for an hour
+        # only now that the tasks exist: an earlier change would not find its task, which would stay for an hour
         for change in changes:
             self.far += change.far
             heapq.heappush(self._changes, change)
 
     async def _schedule(self, tasks: Sequence[NewTask]) -> None:
-        """Half of the time in one call, else one by one at once, as many coroutines do it."""
+        """Schedule the tasks, half of the time in one call, else in concurrent single calls."""
         if self._chance.random() < 0.5:
             await self._ask("schedule", self._app.schedule_many(tasks), len(tasks))
         else:
             await asyncio.gather(*(self._ask("schedule", self._app.schedule_new(task)) for task in tasks))
 
     def _changed(self, changes: Iterable[_Change]) -> list[Awaitable[None]]:
-        """Those of what is far off in one call for each verb, all others one by one."""
+        """Start the changes: those of far-off tasks in one call for each verb, all others one by one."""
         app, work = self._app, list[Awaitable[None]]()
         together: dict[str, list[Ref]] = defaultdict(list)
         for _, verb, topic, key, far in changes:
@@ -189,7 +189,7 @@ class Load:
         return f"{self._chance.randint(_SOONEST, self._soon)}ms"
 
     async def _redrive(self, most: int) -> None:
-        """Some of what is dead."""
+        """Redrive up to `most` dead tasks."""
         try:
             found = []
             async for task in self._app.find(topic=FAILING, state="dead", page=most):
@@ -201,10 +201,10 @@ class Load:
             return
         await self._ask("redrive", self._app.redrive_many(found, delay="1s"), len(found))
 
-    # --- what was answered
+    # --- answers
 
     async def _ask(self, verb: str, call: Awaitable[Answer | list[Answer]], number: int = 1) -> None:
-        """Wait for one answer, or for `number` of them, and count what they say."""
+        """Wait for one answer, or for `number` of them, and count them."""
         try:
             found = await call
             answers: Iterable[object] = found if isinstance(found, list) else [found]

@@ -1,26 +1,26 @@
-"""The figures of a soak: what processes and stores hold, whether a figure grows, and what is left in the end.
+"""The figures of a soak: the resources of processes and stores, their growth, and the remains in the end.
 
-Memory, files and rows are as the system and the server show them; a figure that cannot be seen from here is left out.
+Memory, files and rows are as the system and the server report them; a figure that is not visible from here is omitted.
 
-A figure that is sampled again and again is judged by a robust slope, its interval, and the rise allowed. The slope is
-Theil and Sen's: the median of the slopes of all pairs of samples (H. Theil 1950, P. K. Sen 1968), which up to 29 % of
-wild samples do not move. Its interval is Sen's own, from the spread of Kendall's rank statistic: the pairs' slopes in
-order, and as many left out at either end as chance would put there in one of a hundred series that do not grow. Both
-come from the samples alone, without a random number.
+A figure that is sampled repeatedly is judged by a robust slope, its interval, and the allowed rise. The slope is Theil
+and Sen's: the median of the slopes of all pairs of samples (H. Theil 1950, P. K. Sen 1968), which tolerates up to 29 %
+of outliers. The interval is Sen's, from the spread of Kendall's rank statistic: of the sorted slopes of all pairs, as
+many are left out at either end as chance would put there in one of a hundred series that do not grow. Both are computed
+from the samples alone, without random numbers.
 
-What a process holds is not noise around a line: it rises in steps while caches fill and arenas are opened, and then it
-stays. So a figure *grows* only if three things are true of it after the warm-up:
+The memory of a process is not noise around a line: it rises in steps while caches fill and arenas are opened, and then
+stays. So a figure *grows* only if three conditions hold after the warm-up:
 
 - it rises, and not by chance: the whole interval lies above zero;
 - it rises by more than is allowed, over the time that is judged;
 - it goes on rising: over the second half alone by more than half of what is allowed.
 
-If the third is missing it has `settled`. A leak of one object for each task passes all three; see `BYTES`.
+If only the third fails, the figure has `settled`. A leak of one object for each task meets all three; see `BYTES`.
 
-In the end rows and keys that are left are counted, by table or kind, and held against how many may be. Each bide
-process that was there may leave a row of history for each minute (kept for a day), one for each handler that it told
-of, the last answers of its calls, and its presence until that ends by itself. The event log is capped, and the record
-of the namespace stays. Nothing else may be there: no body, index entry, group, or line of what is to be forgotten.
+In the end the remaining rows and keys are counted, by table or kind, and compared with limits. Each bide process of the
+run may leave a row of history for each minute (kept for a day), one for each handler that it announced, the last
+answers to its calls, and its presence until that expires. The event log is capped, and the record of the namespace
+stays. Nothing else may be left: no body, index entry, group, or entry of a task that should be forgotten.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ _PROC = Path("/proc")
 
 
 def process(pid: int) -> dict[str, float]:
-    """Resident bytes, open files and threads of a process; nothing where the system does not show them."""
+    """Resident bytes, open files and threads of a process; empty if the system does not show them."""
     place = _PROC / str(pid)
     try:
         status = _fields(place / "status")
@@ -99,7 +99,7 @@ def _of_server(place: Path | None) -> dict[str, float]:
 
 
 async def _mysql(server: MysqlServer) -> dict[str, float]:
-    """Its process, without the pages that it has read: these stay until the pool is full, as it was told to do."""
+    """The server's process, with the buffer pool apart: as configured, pages stay there until the pool is full."""
     found = _of_server(server.process)
     if "server_resident" in found:
         [[_, pool]] = await server.rows("SHOW GLOBAL STATUS LIKE 'Innodb_buffer_pool_bytes_data'")
@@ -108,7 +108,7 @@ async def _mysql(server: MysqlServer) -> dict[str, float]:
 
 
 def _postgres(postmaster: Path | None) -> dict[str, float]:
-    """All its processes together: what each has for itself, and apart what they share, which is filled up once."""
+    """The sums over all its processes: private memory, and apart the shared memory, which fills up once."""
     if postmaster is None:
         return {}
     private = shared = number = 0
@@ -123,46 +123,46 @@ def _postgres(postmaster: Path | None) -> dict[str, float]:
 
 FLAT, SETTLED, GROWS = "flat", "settled", "grows"
 WARM_UP = 0.2
-"""The part of the time that is not judged."""
+"""The fraction of the time that is not judged."""
 _SURE = 2.576
-"""Standard deviations on either side that hold 99 % of chance."""
+"""Standard deviations on either side of a 99 % interval."""
 _MOST = 120
-"""Points that are compared with each other: more are put together first, each group by its median."""
+"""The most points that are compared with each other: more are first grouped, each group by its median."""
 _FEWEST = 4
 MEBIBYTE = 1 << 20
 LEAST = 300.0
-"""Seconds of a run whose slopes count."""
+"""The fewest seconds of a run whose slopes count."""
 
 
 class Allowed(NamedTuple):
-    """By how much a figure may rise over the time that is judged: by a part of what it is, at least by so much."""
+    """The allowed rise of a figure over the time that is judged: a fraction of its mean, and at least `least`."""
 
     part: float
     least: float
 
     def of(self, mean: float) -> float:
-        """In the unit of the figure."""
+        """The allowed rise, in the unit of the figure."""
         return max(self.least, mean * self.part)
 
 
 BYTES = Allowed(1 / 50, float(MEBIBYTE))
-"""Memory; a mebibyte is what an allocator takes at a time. The smallest leak that a Python program can have for each
-task is an object and the place that holds it, 24 bytes. At 500 tasks a second that is more than 8 MB in the twelve
-minutes of a quarter of an hour that are judged."""
+"""Memory; an allocator takes a mebibyte at a time. The smallest leak that a Python program can have for each task is an
+object and the reference to it, 24 bytes. At 500 tasks a second that is more than 8 MB in the 12 minutes that are judged
+of a quarter of an hour."""
 BLOCKS = Allowed(1 / 50, 5_000.0)
-"""Objects of Python's own allocator: what is under way varies; one for each task would be hundreds of thousands."""
+"""Objects of Python's allocator: the number in use varies; one for each task would be hundreds of thousands."""
 FILES = Allowed(1 / 10, 2.0 * MEBIBYTE)
-"""Bytes on disk: they come and go by the megabyte, when the store tidies up."""
+"""Bytes on disk: they vary by megabytes when the store cleans up."""
 FEW = Allowed(1 / 20, 2.0)
-"""Threads, open files: connections come and go with load, a leak goes on."""
+"""Threads and open files: connections vary with the load, a leak goes on."""
 MANY = Allowed(1 / 4, 100.0)
-"""Tasks that wait, are remembered, dead rows."""
+"""Waiting tasks, retained tasks, dead rows."""
 LATENESS = Allowed(1 / 2, 2.0)
 """Milliseconds."""
 
 
 class Figure(NamedTuple):
-    """A figure that may not grow: its name for people, its unit, and the rise that is allowed."""
+    """A figure that must not grow: its name for people, its unit, and the allowed rise."""
 
     words: str
     unit: str
@@ -190,11 +190,11 @@ _FIGURES: Mapping[str, Figure] = {
     "late_p50_ms": Figure("lateness p50", "ms", LATENESS),
     "late_p99_ms": Figure("lateness p99", "ms", LATENESS),
 }
-"""By the end of its name. All other figures are only written down."""
+"""Figures by the end of their names. All others are only recorded."""
 
 
 def figure_of(name: str) -> tuple[str, Figure] | None:
-    """The owner of a figure, and what it is, by the longest end of its name that fits; None: it may grow.
+    """The owner of a figure and its `Figure`, by the longest matching end of its name; None: it may grow.
 
     >>> whose, figure = figure_of("worker-1_resident")
     >>> whose, figure.words
@@ -205,7 +205,7 @@ def figure_of(name: str) -> tuple[str, Figure] | None:
 
 
 class Slope(Struct, frozen=True, kw_only=True):
-    """How one figure went; in its own unit."""
+    """The course of one figure, in its own unit."""
 
     mean: float
     first: float
@@ -215,15 +215,15 @@ class Slope(Struct, frozen=True, kw_only=True):
     per_minute: float
     low: float
     high: float
-    """Where the slope lies, per minute, with 99 % certainty."""
+    """The 99 % interval of the slope per minute, from `low` to `high`."""
     percent_per_hour: float
-    """Of the mean; 0 where that is 0."""
+    """The slope as a percentage of the mean; 0 if the mean is 0."""
     allowed: float
-    """Over the time that is judged."""
+    """The allowed rise over the time that is judged."""
     verdict: str
 
     def rounded(self) -> dict[str, Any]:
-        """As it is written down."""
+        """The fields, rounded for the report."""
         return {part: rounded(value) if isinstance(value, float) else value for part, value in asdict(self).items()}
 
     def __str__(self) -> str:
@@ -231,10 +231,10 @@ class Slope(Struct, frozen=True, kw_only=True):
 
 
 def judge(points: Sequence[tuple[float, float]], allowed: float, *, period: float = 0.0) -> Slope | None:
-    """Of samples (seconds, value) in the order of time, the first fifth left out. None: too few to say anything.
+    """Judge samples (seconds, value) in the order of time, without the first fifth. None: too few for a verdict.
 
-    `allowed`: by how much it may rise from the end of the warm-up to the last sample. Of a figure that goes up and down
-    within a `period` (seconds), the median of each whole one is taken. O(min(n, 120)^2).
+    `allowed` is the allowed rise from the end of the warm-up to the last sample. For a figure that goes up and down
+    within a `period` (seconds), the median of each whole period is taken. O(min(n, 120)^2).
     """
     if not points:
         return None
@@ -259,7 +259,7 @@ def judge(points: Sequence[tuple[float, float]], allowed: float, *, period: floa
 
 
 def interval(points: Sequence[tuple[float, float]]) -> tuple[float, float, float]:
-    """The lower end, the slope, and the upper end. With one point: nothing is known, the slope is 0. O(n^2 log n).
+    """The lower end of the interval, the slope, and the upper end. One point gives an infinite interval. O(n^2 log n).
 
     >>> interval([(0, 1.0), (1, 2.0), (2, 3.0)])
     (1.0, 1.0, 1.0)
@@ -275,7 +275,7 @@ def interval(points: Sequence[tuple[float, float]]) -> tuple[float, float, float
 
 
 def _medians(points: Sequence[tuple[float, float]], period: float) -> Sequence[tuple[float, float]]:
-    """One point for each whole period, counted from the end, and no more than `_MOST`; all if there is no period."""
+    """One point for each whole period, counted from the end, and at most `_MOST`; all points if there is no period."""
     span = points[-1][0] - points[0][0]
     length = max(period, span / _MOST) if period or len(points) > _MOST else 0.0
     if not length:
@@ -291,7 +291,7 @@ def _medians(points: Sequence[tuple[float, float]], period: float) -> Sequence[t
 
 
 def judged(samples: Sequence[Mapping[str, Any]]) -> dict[str, Slope]:
-    """The slope of every figure of the samples that may not grow, by its name."""
+    """The slope of every figure of the samples that must not grow, by its name."""
     found: dict[str, Slope] = {}
     long = bool(samples) and samples[-1]["at"] - samples[0]["at"] >= LEAST * 0.9
     for name in dict.fromkeys(name for sample in samples for name in sample):
@@ -299,7 +299,7 @@ def judged(samples: Sequence[Mapping[str, Any]]) -> dict[str, Slope]:
             continue
         points = [(float(one["at"]), float(one[name])) for one in samples if name in one]
         allowed = known[1].allowed.of(fmean(value for _, value in points))
-        # what has ended is forgotten once a minute, and databases tidy up as often
+        # ended tasks are forgotten once a minute, and databases clean up as often
         period = PURGE_EVERY if name.startswith(("store_", "server_", "remembered")) and long else 0.0
         slope = judge(points, allowed, period=period)
         if slope is not None:
@@ -308,7 +308,7 @@ def judged(samples: Sequence[Mapping[str, Any]]) -> dict[str, Slope]:
 
 
 EVENTS = 10_000
-"""Lines of the event log, which is cut back when it is a tenth over."""
+"""The cap of the event log, which is trimmed when it is a tenth over."""
 _HIDDEN = "hidden tasks"
 _TASKS = "tasks"
 _BY_KIND = re.compile(r"\{[^}]*\}:(layout|workers|events|event-refs)$|\{[^}]*:[0-9]+\}:([a-z])(?::(.*))?$", re.DOTALL)
@@ -317,7 +317,7 @@ _Ask: TypeAlias = Callable[[str], Awaitable[Sequence[Any]]]
 
 
 async def remains(place: Target) -> dict[str, int]:
-    """How many of what; the store is not open in this process any more. O(everything that is in the store)."""
+    """Count the remains by kind; the store is no longer open in this process. O(everything in the store)."""
     if isinstance(place, RedisServer):
         return await asyncio.to_thread(_redis_remains, place)
     if isinstance(place, PostgresServer):
@@ -339,7 +339,7 @@ async def remains(place: Target) -> dict[str, int]:
 
 
 async def _rows(ask: _Ask, tables: str, named: str, topic: str = "topic") -> dict[str, int]:
-    """Rows by table; of tasks, and of members of groups, those of bide's own topics apart."""
+    """Count rows by table; tasks and members of groups of bide's own topics are counted separately."""
     found: dict[str, int] = {}
     for [table] in await ask(tables):
         name, short = named.format(table), str(table).removeprefix("bide_")
@@ -354,9 +354,9 @@ async def _rows(ask: _Ask, tables: str, named: str, topic: str = "topic") -> dic
 
 
 def too_much(found: Mapping[str, int], *, minutes: float, processes: int) -> list[str]:
-    """List all that may not be there, or not so much of it."""
+    """List the kinds of which more are left than allowed."""
     hidden = processes * (int(minutes) + 3) + 8
-    calls = 12 * processes  # kinds of call; on Redis for each shard
+    calls = 12 * processes  # 12 kinds of call; on Redis for each shard
     allowed = {
         _HIDDEN: hidden, "event": EVENTS * 11 // 10, "events": 1, "event-refs": 1, "caller": calls + 1,
         "answers": 16 * calls, "layout": 1, "workers": 1, "worker": processes, "token": 1, "meta": 8,
@@ -371,7 +371,7 @@ def too_much(found: Mapping[str, int], *, minutes: float, processes: int) -> lis
 
 
 def _redis_remains(server: RedisServer) -> dict[str, int]:
-    """Keys by kind. Of hidden tasks the bodies are counted; of other topics every key is one too many."""
+    """Count keys by kind. For hidden tasks the bodies are counted; for other topics no key should be left."""
     found: Counter[str] = Counter({_TASKS: 0, _HIDDEN: 0})
     for client in server.masters():
         for key in client.scan_iter(match=f"{{{server.namespace}[:}}]*", count=1000):

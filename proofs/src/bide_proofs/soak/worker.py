@@ -1,4 +1,4 @@
-"""A worker process of a soak: what its handlers do, and what they count."""
+"""A worker process of a soak: its handlers and their counts."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
 
     url: str
     keep: float
-    """Seconds for which ended tasks of two topics are remembered."""
+    """The retention, in seconds, of ended tasks of two topics."""
     leak: int = 0
-    """Bytes that a handler keeps of each task to the end: how the soak itself is tried out."""
+    """Bytes of each task that a handler keeps to the end, to test the soak itself."""
 
 
 class Ids(msgspec.Struct):
-    """Which ids were counted, in two numbers: two sets that agree in both are the same, but for one chance in 2^32."""
+    """A set of ids as two numbers: sets that agree in both are equal, except with a probability of 1 in 2^32."""
 
     number: int = 0
     total: int = 0
@@ -51,7 +51,7 @@ class Ids(msgspec.Struct):
 
 
 class Counted(Log):
-    """Counts of the handlers of one process: numbers alone, so that counting holds no more memory as time passes."""
+    """Counts of the handlers of one process: only numbers, so that counting needs no more memory as time passes."""
 
     def __init__(self, leak: int) -> None:
         super().__init__()
@@ -63,10 +63,10 @@ class Counted(Log):
         self._leak = leak
         self._leaked: list[bytes] = []
         self._lock = Lock()
-        """A plain function is called in a thread."""
+        """Needed because plain functions run in threads."""
 
     def began(self, record: Record) -> int:
-        """The first line of every handler; a number that says what becomes of this life."""
+        """Count a delivery, as the first line of every handler; return a number that decides the life's fate."""
         late = time.time_ns() / 1_000_000 - record.planned_at
         with self._lock:
             self._begun += 1
@@ -85,11 +85,11 @@ class Counted(Log):
 
     @property
     def number(self) -> int:
-        """Lives that are over."""
+        """The number of lives that have ended."""
         return self._ended.number
 
     def counts(self) -> dict[str, Any]:
-        """Since the beginning; percentiles of lateness, in milliseconds, since they were last asked for."""
+        """Counts since the beginning, and percentiles of lateness, in milliseconds, since the last call."""
         with self._lock:
             late, self._late = self._late, []
         parts = percentiles(late)
@@ -127,7 +127,7 @@ async def _work(spec: Spec) -> None:
     @app.handler(THREADED)
     def threaded(task: Task[bytes]) -> None:
         counted.began(task.record)
-        time.sleep(0.005)  # so that all threads of its pool are needed while the maximum is measured, and no more later
+        time.sleep(0.005)  # so that measuring the maximum starts all threads of the pool, and no more start later
 
     async with app, app.worker(observe=Reporter(counted).observe):
         ready()

@@ -1,7 +1,7 @@
-"""A process of a run: a client or a worker on one app, until it is told to end, or worse.
+"""A process of a run: a client or a worker on one app, until it is asked to end, or is killed.
 
-A worker has the handlers of all topics, one for each way in which a delivery can go. A client has several callers, who
-ask random verbs at a given rate, over keys that are used again and again.
+A worker has the handlers of all topics, one for each course that a delivery can take. A client has several callers,
+which make random calls at a given rate, on keys that are used repeatedly.
 """
 
 from __future__ import annotations
@@ -39,37 +39,37 @@ STEADY, FAILING, SLOW, HANGING, DEFERRING, DYING, AGAIN, THREADED, MISBEHAVING =
     "steady", "failing", "slow", "hanging", "deferring", "dying", "again", "threaded", "misbehaving",
 )  # fmt: skip
 WEIGHTS = (40, 12, 6, 4, 10, 8, 12, 8, 6)
-"""How often a client chooses each."""
+"""The weights with which a client chooses the topics."""
 LEASE = 2.5
-"""Seconds. What a dead worker held comes back after this; slow handlers run for longer."""
+"""Seconds. A dead worker's tasks are due again after this; slow handlers run for longer."""
 CAP = 1.0
 LOSSES = 10
 KEPT = 5.0
-"""Seconds for which what ended is remembered, whatever its end; of `again` nothing is."""
+"""The retention in seconds of all ended tasks, except those of `again`, which are not kept."""
 LONGEST_WORK = 6.0
 KEYS = 40
-"""Keys of each topic that are used again."""
+"""The number of keys of each topic that are used repeatedly."""
 GROUPS = 12
 CALLERS = 6
-"""Coroutines of one client process, each of which asks one thing at a time."""
+"""The number of coroutines of one client process, each of which makes one call at a time."""
 NEAR = 5.0
-"""Seconds: most delays are at most this, and none is longer than what a client is told."""
+"""Seconds: most delays are at most this, and none is longer than the client's `farthest`."""
 _VERBS: Mapping[str, int] = {
     "schedule": 42, "schedule_many": 4, "reschedule": 10, "fire_now": 8, "cancel": 9, "redrive": 8, "get": 8,
     "shift": 2, "cancel_group": 1,
 }  # fmt: skip
-"""The verbs of a client, and how often each is asked."""
+"""The verbs of a client, with their weights."""
 _CONFLICTS = ("replace", "replace", "replace", "keep", "earliest", "latest", "refuse")
 _HASTY, _HASTE = 0.06, 0.02
-"""The part of the verbs whose caller is cancelled, and the most seconds after which."""
+"""The fraction of calls whose caller is cancelled, and the most seconds until then."""
 _FRESH = 0.4
-"""The part of the schedules that are of a key not used before."""
+"""The fraction of schedules with a new key."""
 _AGAIN = 0.2
-"""Seconds after which a store is opened again that is away."""
+"""Seconds after which a process tries again to open a store that is away."""
 
 
 def app_on(url: str) -> Bide:
-    """An app as every process of a run opens it; the environment gives no more than a token."""
+    """The app of every process of a run; the environment only supplies a token."""
     kept = f"{KEPT:g}s"
     settings = Settings.from_env(
         lease=f"{LEASE:g}s", max_sleep=f"{CAP:g}s", losses=LOSSES, keep_done=kept, keep_cancelled=kept, keep_dead=kept,
@@ -124,7 +124,7 @@ def handle(app: Bide, chance: random.Random) -> None:
 
 
 class Caller:
-    """One coroutine of a client."""
+    """One coroutine of a client, which makes one call at a time."""
 
     def __init__(self, client: RecordedClient, clock: SharedClock, chance: random.Random, farthest: float) -> None:
         self._client = client
@@ -134,17 +134,17 @@ class Caller:
         self._tokens: dict[tuple[str, str], Token] = {}
 
     async def run(self, rate: float, over: asyncio.Task[None]) -> None:
-        """Ask so many times a second, less what the store makes it wait, until it is over."""
+        """Make `rate` calls a second, fewer if the store is slow, until it is over."""
         while not (await asyncio.wait([over], timeout=self._chance.expovariate(rate)))[0]:
             [verb] = self._chance.choices(list(_VERBS), list(_VERBS.values()))
             patience = self._chance.uniform(0, _HASTE) if self._chance.random() < _HASTY else None
-            # it is in the history, and the next one is asked all the same, as by people
+            # an error is in the history, and the next call follows, as it would from people
             with suppress(StoreError, TimeoutError):
                 async with asyncio.timeout(patience):
                     self._remember(await self._ask(verb))
 
     async def _ask(self, verb: str) -> Sequence[Any]:
-        """One question, about anything; its answers. Raises StoreError."""
+        """Make one random call; return its answers. Raises StoreError."""
         client, chance = self._client, self._chance
         match verb:
             case "schedule":
@@ -170,7 +170,7 @@ class Caller:
             options |= self._when(self._delay(), 0.3)
         return [await getattr(client, verb)(topic, key, **options)]
 
-    # what they are about
+    # arguments of calls
 
     def _new(self) -> NewTask:
         chance = self._chance
@@ -184,7 +184,7 @@ class Caller:
         )  # fmt: skip
 
     def _when(self, delay: timedelta, at: float) -> dict[str, Any]:
-        """Such a delay, in the part `at` of the cases as an instant."""
+        """The delay as an option, in the fraction `at` of the cases as an instant."""
         return {"at": self._at(delay)} if self._chance.random() < at else {"delay": delay}
 
     def _delay(self) -> timedelta:
@@ -197,7 +197,7 @@ class Caller:
         )
 
     def _at(self, delay: timedelta) -> datetime:
-        """So far from now by the store's clock: this process's own may be wrong."""
+        """The instant `delay` from now by the store's clock: this process's own may be wrong."""
         return datetime.fromtimestamp(self._clock.now() / 1000, UTC) + delay
 
     def _pair(self, topic: str | None = None, *, fresh: float = 0.0) -> tuple[str, str]:
@@ -210,14 +210,14 @@ class Caller:
         return f"g{self._chance.randrange(GROUPS)}"
 
     def _aim(self) -> tuple[tuple[str, str], dict[str, Any]]:
-        """At any key; or at one that an answer has shown, and then also with its token, which may be an old one."""
+        """Choose any key; or a key from an earlier answer, perhaps with its token, which may be old."""
         if not self._tokens or self._chance.random() < 0.5:
             return self._pair(), {}
         pair, token = self._chance.choice(list(self._tokens.items()))
         return pair, {"if_token": token} if self._chance.random() < 0.3 else {}
 
     def _remember(self, answers: Sequence[Any]) -> None:
-        """The newest tokens of fifty tasks; an answer may be an error, or nothing."""
+        """Keep the newest tokens of 50 tasks; an answer may be an error or None."""
         for answer in answers:
             record = getattr(answer, "record", None)
             if record is not None:
@@ -227,7 +227,7 @@ class Caller:
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True):
-    """The first line of its standard input."""
+    """The spec of a process: the first line of its standard input."""
 
     url: str
     name: str
@@ -236,15 +236,15 @@ class Spec(msgspec.Struct, frozen=True, kw_only=True):
     first_call: int
     seed: str
     rate: float = 0.0
-    """Of a client: verbs a second. A worker asks nothing."""
+    """For a client, the calls a second; 0 for a worker."""
     farthest: float = 0.0
-    """Of a client: the longest delay that it asks for, in seconds."""
+    """For a client, the longest delay that it asks for, in seconds."""
     shares_clock: bool = False
-    """True if its time of day is the store's, as with a file, which has no clock but that of its callers."""
+    """True if its time of day is the store's, as with a file, which only has its callers' clocks."""
 
 
 class Actor:
-    """One process, with an app on the store that writes down what it does."""
+    """One process, with an app on the store that records its calls and deliveries."""
 
     def __init__(self, spec: Spec) -> None:
         self.spec = spec
@@ -259,7 +259,7 @@ class Actor:
         self.app.instruments.append(Recording(self.journal, spec.name))
 
     async def until_open(self, open_: Callable[[], Awaitable[object]], over: asyncio.Task[None]) -> bool:
-        """Open the store, again while it is away; True if it is open before all is over."""
+        """Open the store, with retries while it is away; return True if it is open before all is over."""
         while not over.done():
             try:
                 await open_()
@@ -300,10 +300,10 @@ async def _work(actor: Actor, over: asyncio.Task[None]) -> None:
 
 
 def main(act: Callable[[Actor, asyncio.Task[None]], Awaitable[None]]) -> None:
-    """Read the spec, and act until the parent says that it is over."""
+    """Read the spec, and act until the parent asks this process to end."""
     spec = spec_of(Spec)
     if CLOCK_FILE in os.environ:
-        # libfaketime refuses what time.sleep asks for, which is a sleep by the monotonic clock until an instant
+        # libfaketime refuses the system call of time.sleep, a sleep until an instant of the monotonic clock
         time.sleep = _sleep
     logging.basicConfig(level=logging.ERROR, format="%(name)s: %(message)s")
     logging.getLogger().handlers[0].addFilter(_is_a_defect)
@@ -319,7 +319,7 @@ def _sleep(seconds: SupportsIndex | float, /) -> None:
 
 
 def _is_a_defect(record: logging.LogRecord) -> bool:
-    """That a task is dead, or could not be settled while the store was away, is what is to be expected here."""
+    """True unless the line reports a dead task, or a failed settle while the store was away: both are expected."""
     return record.exc_info is not None or record.name not in ("bide.worker", "bide.settler")
 
 

@@ -1,4 +1,4 @@
-"""Faults of a run: several lanes at once, one fault after another in each, all chosen by one seed."""
+"""Faults of a run: several lanes at once, with one fault after another in each, all chosen from one seed."""
 
 from __future__ import annotations
 
@@ -31,23 +31,23 @@ _JUMPS = (0.4, 3.0, 60.0, 3_600.0, 86_400.0)
 
 
 Lane = Callable[[Collection[str], random.Random], Awaitable[None]]
-"""Causes one fault, of one of the kinds that are given."""
+"""Causes one fault of one of the given kinds."""
 
 
 class Faults:
-    """Lanes on one server, its proxies, the processes, and the `wrong` clock that some of them have.
+    """Lanes on one server, its proxies, the processes, and the `wrong` clock that some processes have.
 
-    Of the options `pace` divides the pauses between faults; with `only` no other kinds are caused; those of `without`
-    are not; `spare` processes of a kind are always left at work by kills. Raises BadInput where no kind is left.
+    The option `pace` divides the pauses between faults; `only` and `without` select the kinds of faults; kills leave
+    at least `spare` processes of a kind at work. Raises BadInput if no kind is left.
     """
 
     def __init__(
         self, server: Server, group: ProcessGroup, journal: Journal, plan: argparse.Namespace, wrong: ServerClock | None
     ) -> None:
         self.counts: Counter[str] = Counter()
-        """How many were caused, by kind."""
+        """The number of faults caused, by kind."""
         self.spans: list[Span] = []
-        """Those that are over, in that order."""
+        """The faults that are over, in order of their end."""
         self._server = server
         self._group = group
         self._journal = journal
@@ -78,18 +78,18 @@ class Faults:
             raise BadInput("--only", ", ".join(plan.only), f"some of: {', '.join(known)}")
 
     async def __aenter__(self) -> None:
-        """Begin; each lane goes on by itself."""
+        """Start all lanes, each in a task of its own."""
         for name, lane, pauses, kinds in self._lanes:
             chance = random.Random(f"{self._plan.seed}/{name}")
             self._tasks.append(asyncio.create_task(self._go(lane, kinds, chance, pauses), name=name))
 
     async def __aexit__(self, *failure: object) -> None:
-        """No faults from now on, and all is mended. Raises what a lane failed with."""
+        """Stop all faults and repair everything. Raises the error with which a lane failed."""
         self._over = True
         while running := [task for task in self._tasks if not task.done()]:
             for task in running:
                 task.cancel()
-            await asyncio.wait(running, timeout=60)  # a driver may lose a cancellation; what is mended has its time
+            await asyncio.wait(running, timeout=60)  # a driver may lose a cancellation; repairs take time
         ended = await asyncio.gather(*self._tasks, return_exceptions=True)
         if self._killing is not None:
             await self._killing
@@ -97,23 +97,23 @@ class Faults:
             self._wrong.shift(0)
         for proxy in self._server.proxies:
             await proxy.heal()
-            proxy.cut()  # what is still held knows nothing of being mended
+            proxy.cut()  # held connections stay held after `heal`
         for error in ended:
             if not isinstance(error, asyncio.CancelledError) and error is not None:
                 raise error
 
     async def go_on(self, seconds: float) -> None:
-        """For so long, or until a lane has failed, and the run is worth nothing."""
+        """Wait for `seconds`, or until a lane has failed, which makes the run worthless."""
         await asyncio.wait(self._tasks, timeout=seconds, return_when=asyncio.FIRST_COMPLETED)
 
     async def _go(self, lane: Lane, kinds: Collection[str], chance: random.Random, pauses: tuple[float, float]) -> None:
-        while not self._over:  # a cancellation may get lost in a driver that is asked something just then
+        while not self._over:  # a driver may lose a cancellation during a call
             await asyncio.sleep(chance.uniform(*pauses) / self._plan.pace)
             await lane(kinds, chance)
 
     @asynccontextmanager
     async def _during(self, kind: str, what: str) -> AsyncIterator[None]:
-        """Around one fault. One that the end of all faults cuts short has been one all the same."""
+        """Record one fault within this context. A fault that the end of the run cuts short counts too."""
         begun = time.monotonic_ns()
         self._journal.say(Fault(begun, what))
         self.counts[kind] += 1
@@ -128,7 +128,7 @@ class Faults:
         child = self._victim(KILL, kinds, chance)
         if child is not None:
             async with self._during(f"{KILL} {child.kind}", f"kill -9 of {child.name}"):
-                # another takes its place, also where the end of all faults comes in between
+                # shielded, so that another process takes its place even if the faults end now
                 self._killing = asyncio.ensure_future(self._group.kill(child))
                 await asyncio.shield(self._killing)
 
@@ -181,7 +181,7 @@ RESET, HALF_OPEN, DELAY, THROTTLE, LOST_REPLY, REFUSED, CUT_REQUEST = _BEFALLS =
 
 
 async def _befall(proxy: FaultProxy, kind: str, seconds: float, chance: random.Random) -> None:
-    """One fault of connections, for as long as it lasts."""
+    """Cause one fault of connections, and wait until it is over."""
     if kind == RESET:
         proxy.cut()
         return

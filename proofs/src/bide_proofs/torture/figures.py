@@ -1,14 +1,13 @@
-"""Sums of the events of a run: load, lateness, recovery; and the leases that a crash of the server may have undone.
+"""Figures of a run (load, lateness, recovery), and the leases that a crash of the server may have undone.
 
-`bide.testing.history` decides what is broken, and what a store says that it does not keep is no broken promise.
-PostgreSQL commits leases without waiting for the disk or for a standby, and Redis answers before its replicas have
-heard (docs/sql.md and docs/redis.md, "What survives what"). After a crash, or a failover, such a task is as it was
-before its newest lease, or the extension of one. To the checker, which knows of no such thing, that looks like two live
-leases, or like something shown that was over.
+`bide.testing.history` decides which promises are broken. A store's documented limits are not broken promises:
+PostgreSQL commits leases without waiting for the disk or for a standby, and Redis answers before its replicas have the
+data (docs/sql.md and docs/redis.md, "What survives what"). After a crash or a failover, such a task is as it was before
+its newest lease or extension. The checker does not know this; it sees two live leases, or an old version shown again.
 
-So a breach of what a lease stands for is put aside if the same task was leased, or its lease extended, within ten
-seconds before such a trouble, or during it. That is all: what is lost, early or left behind, and tokens that do not
-rise, are put aside for no trouble. Of the counting of attempts only that is which a lease alone would explain.
+So a violation that concerns a lease is put aside if the same task was leased, or its lease extended, during such a
+trouble or within ten seconds before it. Nothing else is put aside: not lost or early tasks, nor tasks left behind, nor
+tokens that do not rise. A wrong count of attempts is put aside only if an undone lease alone explains it.
 """
 
 from __future__ import annotations
@@ -30,16 +29,16 @@ UNDONE_BY: Mapping[str, Collection[str]] = {
     "redis-sentinel": ("kill -9 of the server", "SIGSTOP of the server", "hand-over", "failover"),
     "redis-cluster": ("kill -9 of the server", "SIGSTOP of the server", "hand-over", "failover"),
 }
-"""By name of a server: the troubles after which its newest leases may be gone."""
+"""By name of a server, the troubles after which its newest leases may be lost."""
 _PROMISES = ("P3", "P4", "P5")
 _UNCOUNTED = "leased as attempt "
-"""How a breach of P12 begins where a lease that was undone is not counted in the next."""
+"""The beginning of a P12 violation for an undone lease that the next lease does not count."""
 _BEFORE = 10_000_000_000
-"""Nanoseconds: of what is committed without waiting, more than this is not under way. A quiet machine writes it within
-half a second; on a busy one who writes gets its turn seconds later."""
+"""Nanoseconds that a commit without waiting may take to reach the disk. A quiet machine writes it within half a second;
+on a busy one the writing process may get its turn seconds later."""
 
 Span = tuple[str, int, int]
-"""A trouble, and from when to when it lasted, in nanoseconds of the monotonic clock."""
+"""A trouble with its start and end, in nanoseconds of the monotonic clock."""
 
 
 class Figures:
@@ -49,14 +48,14 @@ class Figures:
         self.verbs: dict[str, Counter[str]] = defaultdict(Counter)
         self.settled: Counter[str] = Counter()
         self.scheduled = self.deliveries = self.again = 0
-        """`again`: deliveries after a lease that had ended without an outcome."""
+        """`again`: deliveries after a lease that ended without an outcome."""
         self.lateness: list[float] = []
-        """Milliseconds from the wake to the first line of the handler, by the store's clock; without those deliveries
-        that follow a lost lease."""
+        """Milliseconds from the wake time to the handler's first line, by the store's clock, except for deliveries
+        after a lost lease."""
         self.moments: list[int] = []
-        """When deliveries began."""
+        """The times at which deliveries began."""
         self.failed: list[ev.Failed] = []
-        """Calls of clients that the store, or the way to it, has failed."""
+        """Calls of clients that failed because of the store or the connection to it."""
         self._asked: dict[int, ev.Asked] = {}
         self._settling: dict[int, ev.Settling] = {}
         self._after_loss: set[tuple[str, str, Token]] = set()
@@ -64,7 +63,7 @@ class Figures:
             self._take(event)
 
     def recovery(self, spans: Sequence[Span]) -> dict[str, dict[str, float]]:
-        """Of each kind of fault: seconds from its end to the next delivery."""
+        """For each kind of fault, the percentiles of the seconds from its end to the next delivery."""
         lengths: dict[str, list[float]] = defaultdict(list)
         for kind, _, over in spans:
             place = bisect_left(self.moments, over)
@@ -111,7 +110,7 @@ class Figures:
         if asked is None:
             return
         self.verbs[asked.asks]["unknown" if event.unknown else "failed"] += 1
-        if not event.error.startswith("CancelledError"):  # by its own caller
+        if not event.error.startswith("CancelledError"):  # cancelled by its own caller
             self.failed.append(event)
 
 
@@ -121,7 +120,7 @@ class Figures:
 def undone(
     name: str, violations: Sequence[Violation], events: Iterable[Event], spans: Sequence[Span]
 ) -> list[Violation]:
-    """Those of `violations` that leases undone by a crash of the server called `name` account for."""
+    """The `violations` that are explained by leases undone in a crash of the server called `name`."""
     kinds = UNDONE_BY.get(name, ())
     windows = [(begun - _BEFORE, over) for kind, begun, over in spans if kind in kinds]
     if not windows:
@@ -137,17 +136,17 @@ def undone(
 
 
 def _of_a_lease(violation: Violation) -> bool:
-    """True if a lease that was undone can look like this."""
+    """True if an undone lease can cause this violation."""
     return violation.promise in _PROMISES or (violation.promise == "P12" and violation.what.startswith(_UNCOUNTED))
 
 
 def _goes_on(violation: Violation, at: int) -> bool:
-    """True if one of its events came after that instant."""
+    """True if one of its events is later than `at`."""
     return any(event.at > at for event in violation.events)
 
 
 def _held(events: Iterable[Event], suspects: Collection[tuple[str, str]]) -> dict[tuple[str, str], list[int]]:
-    """When each of these was said to be leased, or its lease to be extended."""
+    """The times at which each of these tasks was leased, or its lease extended, according to the answers."""
     held: dict[tuple[str, str], list[int]] = defaultdict(list)
     extending: dict[int, tuple[str, str]] = {}
     for event in events:

@@ -1,4 +1,4 @@
-"""Stores that need no server of ours: a file of SQLite, and a server that runs already."""
+"""Stores that need no server of ours: a SQLite file, and a server that runs already."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from bide_proofs.servers.disk import ROOM, Disk
 from bide_proofs.torture.server import FARTHEST, Common, Server, Trouble, Wait, for_a_while
 
 _SIZE = 48 * 1024 * 1024
-"""Bytes of the filesystem that is filled."""
+"""The size in bytes of the filesystem that is filled."""
 _BELOW_RESERVE = 6 * 1024 * 1024
-"""Bytes left free when it is nearly full: fewer than the 16 MiB that are kept for what is there."""
+"""Bytes left free when it is nearly full: fewer than the 16 MiB that are reserved for existing tasks."""
 _PORTS = {"redis": 6379, "postgresql": 5432, "postgres": 5432, "mysql": 3306, "mariadb": 3306, "http": 8420}
 _HOLDS_LOCK = """
 import sqlite3, sys
@@ -31,15 +31,15 @@ connection.execute("BEGIN IMMEDIATE")
 print("held", flush=True)
 sys.stdin.read()
 """
-"""A program of its own: two connections of one process would be no trouble to others, or too much."""
+"""A separate program: two connections of one process would disturb the others not at all, or too much."""
 _NO_SERVER = "there is no server: the processes open the file themselves"
 _THROUGH_PROXIES = ("connections reset", "half-open")
 
 
 class SqliteFile(Server):
-    """A file, on a small filesystem of its own where that may be mounted, so that it can be full.
+    """A file, on its own small filesystem if one may be mounted, so that it can be full.
 
-    The clock of its callers, all of them together, is the store's, and can be set.
+    Its callers share one clock, which is the store's and can be set.
     """
 
     name = "sqlite"
@@ -84,7 +84,7 @@ class SqliteFile(Server):
         }
 
     def _full(self, left: int, chance: random.Random, wait: Wait) -> str:
-        """Leave the disk so few bytes for a while."""
+        """Leave only `left` bytes free on the disk for a while."""
         seconds = chance.uniform(0.5, 4)
         used, _ = for_a_while(partial(self._disk.fill, left), self._disk.free, seconds, wait)
         return f"the disk was full for {seconds:.1f} s but for {left} bytes, with {used} on it"
@@ -111,7 +111,7 @@ class SqliteFile(Server):
 
 
 class RunningServer(Server):
-    """A server that runs already, with a proxy before it; it is not stopped, filled or told another time."""
+    """A server that runs already, behind a proxy. It is never stopped, filled up or given another time."""
 
     def __init__(self, url: str) -> None:
         super().__init__(url)
@@ -123,7 +123,7 @@ class RunningServer(Server):
         self._entered = AsyncExitStack()
 
     async def start(self) -> None:
-        if self.name != "http":  # whose instance has a store of its own
+        if self.name != "http":  # an instance of the service has its own store
             self.direct = (await self._entered.enter_async_context(own_place(self.direct, made=True))).url
         url = self.direct
         parts = urlsplit(url)
@@ -133,7 +133,7 @@ class RunningServer(Server):
             self.cannot = {**self.cannot, **dict.fromkeys(_THROUGH_PROXIES, why)}
             self.urls = (url,)
         else:
-            # two ways to it, so that one can be cut off while the other is not
+            # two proxies, so that one can be cut off while the other is not
             self.proxies = [
                 await self._entered.enter_async_context(FaultProxy(parts.hostname, port)) for _ in range(2)
             ]  # fmt: skip
@@ -147,7 +147,7 @@ class RunningServer(Server):
 
 
 def _through(url: str, port: int) -> str:
-    """`url`, by way of a port of this machine."""
+    """`url` through a port of this machine."""
     parts = urlsplit(url)
     who, at, _ = parts.netloc.rpartition("@")
     return urlunsplit(parts._replace(netloc=f"{who}{at}127.0.0.1:{port}"))

@@ -1,4 +1,4 @@
-"""One run: a server, clients and workers, faults for a while, then peace until all is done; and what it comes to."""
+"""One run: a server, clients and workers; faults for a while, then peace until all is done; and the report."""
 
 from __future__ import annotations
 
@@ -38,36 +38,36 @@ PROMISES = ("P1", "P2", "P3", "P4", "P5", "P7", "P10", "P12")
 """The promises that the checker decides."""
 CHILD = "bide_proofs.torture.child"
 _CALLS = 10_000_000
-"""Numbers of calls that each process has for itself."""
+"""The number of call numbers reserved for each process."""
 _WRONG = "wrong"
-"""The folder of the clock that every second process goes by."""
+"""The folder of the wrong clock that every second process has."""
 _BEGAN = b'{"type":"began",'
-"""How the line of a delivery begins."""
+"""The beginning of a delivery's line."""
 
 
 def add_options(parser: argparse.ArgumentParser, *, seconds: float, rate: float) -> None:
-    """Add the options of every run with these defaults, and the values of those that not every command has."""
+    """Add the options of every run with these defaults, and set defaults for options that some commands lack."""
     parser.add_argument("--seconds", type=float, default=seconds, help="how long faults go on")
     parser.add_argument("--least", type=int, default=0, help="clients go on until so many deliveries have begun")
     parser.add_argument("--rate", type=float, default=rate, help="verbs a second, of all clients together")
     parser.add_argument("--farthest", type=float, default=12, help="the longest delay, in seconds")
     parser.add_argument("--pace", type=float, default=1, help="2 for twice as many faults in the same time")
     add_seed(parser)
-    # worker: the module that a worker process runs; spare: a kill is left out that would leave fewer of a kind at work
+    # worker: the module that a worker process runs; spare: the fewest processes of a kind that a kill leaves at work
     parser.set_defaults(clients=2, without=[], only=[], worker=CHILD, spare=0)
 
 
 async def tortured(server: Server, given: argparse.Namespace, folder: Path) -> tuple[dict[str, Any], WrongByKind]:
-    """Run it in `folder`, as the options of `add_options` say; the report, and what was wrong.
+    """Run in `folder` with the options of `add_options`; return the report and the failures.
 
-    Raises what the server, or a fault, failed with.
+    Raises the error with which the server or a fault failed.
     """
     async with AsyncExitStack() as entered:
         return await _Run(server, given, folder, entered).go()
 
 
 class _Run:
-    """A server and its clients and workers, with what was done to them."""
+    """A server with its clients and workers, and the faults they suffer."""
 
     def __init__(self, server: Server, given: argparse.Namespace, folder: Path, entered: AsyncExitStack) -> None:
         self._server = server
@@ -79,16 +79,16 @@ class _Run:
         self._journal = Journal(log.say, time_ns=time.monotonic_ns, clock=self._clock.now)
         self._group = ProcessGroup(folder, self._spec_of, journal=self._journal)
         self._numbers = count()
-        """Of the processes."""
+        """The numbers of the processes."""
         self._wrong_clock: ServerClock | None = None
-        """That of every second process."""
+        """The clock of every second process."""
         self._why_not: Mapping[str, str] = {}
-        """Faults that cannot be caused, beside the server's own."""
+        """Faults that cannot be caused, in addition to the server's own, with the reason."""
         for end in (log.close, self._clock.close):
             entered.callback(end)
 
     async def go(self) -> tuple[dict[str, Any], WrongByKind]:
-        """The report, and what was wrong."""
+        """Run; return the report and the failures."""
         server, given, group = self._server, self._given, self._group
         self._entered.push_async_callback(server.stop)
         await self._prepare()
@@ -127,7 +127,7 @@ class _Run:
         return report, wrong
 
     async def _prepare(self) -> None:
-        """Start the server, see that its store is empty, and let the clock and the history begin."""
+        """Start the server, check that its store is empty, and start the clock and the history."""
         server, journal, clock = self._server, self._journal, self._clock
         await server.start()
         if self._is_file:
@@ -151,10 +151,10 @@ class _Run:
         journal.say(Header(server.name, slack, cap, LOSSES, time.monotonic_ns(), gives_back=server.gives_back))
 
     async def _suffer(self) -> tuple[Faults, float, float, float | None]:
-        """Start the processes, cause faults, and let all of it come to an end.
+        """Start the processes, cause faults, and let everything end.
 
-        Returns the faults, the seconds for which they went on, those for which clients asked, and those until nothing
-        was live any more; None: something still was. The journals tell the rest.
+        Returns the faults, the seconds that they lasted, the seconds for which clients made calls, and the seconds
+        until no task was live any more (None: some still were). The journals contain the rest.
         """
         given, group = self._given, self._group
         faults = Faults(self._server, group, self._journal, given, self._wrong_clock)
@@ -164,7 +164,7 @@ class _Run:
         async with faults:
             await faults.go_on(given.seconds)
         mended = time.monotonic()
-        # in peace: on a machine that is busy enough a worker may be killed before it has begun, each time
+        # without faults: on a very busy machine each worker may be killed before it has begun a delivery
         while _deliveries(self._folder) < given.least and time.monotonic() < mended + PATIENCE:  # noqa: ASYNC110 - files tell
             await asyncio.sleep(POLL_EVERY)
         asked = time.monotonic() - began
@@ -174,7 +174,7 @@ class _Run:
         return faults, mended - began, asked, seconds
 
     def _spec_of(self, kind: str, slot: int, name: str) -> ChildSpec:
-        """The spec of a process: the ways to the store in turn, and a wrong clock for every second one."""
+        """The spec of a process: the URLs of the store in turn, and a wrong clock for every second process."""
         server, given, folder, number = self._server, self._given, self._folder, next(self._numbers)
         url = server.urls[number % len(server.urls)]
         if kind == WORKER and server.worker_url is not None:
@@ -185,7 +185,7 @@ class _Run:
             rate=given.rate / given.clients if kind == CLIENT else 0.0, farthest=given.farthest,
             shares_clock=self._is_file,
         )  # fmt: skip
-        # every second one, so that those with a wrong clock and those with a right one meet in every store
+        # every second one, so that processes with wrong and with right clocks share every store
         wrong_clock = self._wrong_clock if slot % 2 else None
         wrong = {} if wrong_clock is None else wrong_clock.environment(folder / _WRONG)
         module = CHILD if kind == CLIENT else given.worker
@@ -193,11 +193,11 @@ class _Run:
 
     @property
     def _is_file(self) -> bool:
-        """True if the store's clock is that of its callers."""
+        """True if the store uses its callers' clocks."""
         return urlsplit(self._server.direct).scheme == "sqlite"
 
     async def _record_left(self, *, drained: bool) -> None:
-        """Write down what is left once what is kept for a while has been kept for so long, and purged."""
+        """Record the tasks that are left when retention is over and ended tasks were purged."""
         journal = self._journal
         async with app_on(self._server.direct) as app:
             kept = time.monotonic() + KEPT + 1
@@ -211,19 +211,19 @@ class _Run:
 
 
 def _deliveries(folder: Path) -> int:
-    """How many have begun so far."""
+    """The number of deliveries begun so far."""
     return sum(path.read_bytes().count(_BEGAN) for path in folder.glob(f"{WORKER}-*.jsonl"))
 
 
 def journals(folder: Path) -> list[Path]:
-    """One of the frame, and one of each process that ever lived."""
+    """The journals of the run itself and of each process that was ever started."""
     return sorted(folder.glob("*.jsonl"))
 
 
 def judged(
     folder: Path, name: str, spans: Sequence[Span]
 ) -> tuple[Figures, Report, list[Violation], dict[str, list[object]]]:
-    """Figures of the journals there, the report of the checker, violations put aside, and all that is wrong."""
+    """The figures of the journals, the checker's report, the violations put aside, and the failures."""
     figures = Figures(read_all(journals(folder)))
     checked = check(read_all(journals(folder)))
     wrong: dict[str, list[object]] = {promise: [] for promise in PROMISES}

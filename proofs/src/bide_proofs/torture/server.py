@@ -1,7 +1,7 @@
-"""The store under torture: where it is, the ways to it that can be disturbed, and the troubles that it has itself.
+"""The store under torture: its URLs, the connections that can be disturbed, and the server's own troubles.
 
-`Server` is the seam to a run. The private ones, which may be broken in any way, are `PrivateServer`s, each with what
-only its kind has (`servers/`); the troubles that all kinds can have are functions here.
+`Server` is the interface to a run. Private servers, which may be broken in any way, are `PrivateServer`s. Troubles that
+all kinds can have are functions here; those of one kind are in `servers/`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,14 @@ from bide_proofs.servers.server import Running, ServerClock, ServerProcess, stop
 B = TypeVar("B")
 T = TypeVar("T")
 Wait: TypeAlias = Callable[[float], bool]
-"""Waits so many seconds, or until the run is over; whether it is."""
+"""Waits for some seconds, or until the run is over; returns True if it is."""
 Trouble: TypeAlias = Callable[[random.Random, Wait], str]
-"""Causes one trouble, waits as long as it lasts (a choice of the random numbers), mends it, and returns in words what
-it did. It blocks, and so runs on a thread beside the event loop of the proxies. What it raises ends the run: it is a
-mistake of the harness."""
+"""Causes one trouble, waits for a random time, repairs it, and returns a description. It blocks, so it runs in a thread
+and not in the event loop of the proxies. An error that it raises is a mistake of the harness, and ends the run."""
 
 
 class Common(StrEnum):
-    """Troubles that more than one kind of store has."""
+    """Troubles that more than one kind of store can have."""
 
     KILL = "kill -9 of the server"
     RESTART = "server restart"
@@ -50,13 +49,13 @@ class Common(StrEnum):
 
 
 FARTHEST = 2.0
-"""Seconds by which a store's clock is set wrong at most, either way."""
+"""The most seconds by which a store's clock is set wrong, in either direction."""
 _KILLED_FOR_MEMORY = "the kernel's killer sends the process SIGKILL, as 'kill -9 of the server' does"
-"""Why servers of one process have no trouble OOM beside Common.KILL."""
+"""The reason why servers of one process have Common.KILL but no OOM."""
 CONNECTIONS = 150
-"""As many as each server takes that can be crowded."""
+"""The limit of connections of each server that can be crowded."""
 LONGEST_AWAY = 2.0
-"""Seconds that a dead server is left dead."""
+"""The most seconds until a dead server is started again."""
 _CROWDED_FOR = (0.5, 2.0)
 FULL_FOR = (1.0, 4.0)
 _STILL = (0.2, 5.0)
@@ -65,54 +64,54 @@ _JUMPED = (1.0, 4.0)
 
 
 class Server:
-    """One store under torture, and what is true of most. It is started, asked and stopped on one event loop."""
+    """One store under torture, with defaults for most. It is started, queried and stopped on one event loop."""
 
     name: str
-    """Of the report: "redis", "postgres"."""
+    """The name in the report: "redis", "postgres"."""
     gives_back = False
-    """True if the store itself ends leases that its callers were never told of (`history.events.Header`)."""
+    """True if the store itself ends leases that it reported to no caller (`history.events.Header`)."""
     ahead = 0.0
-    """Seconds by which the store's clock is ahead of this machine's at this moment; 0 unless a trouble has set it. The
-    run reads it twenty times a second, so that histories tell the store's clock."""
+    """Seconds by which the store's clock is ahead of this machine's now; 0 unless a trouble has set it. The run reads
+    it 20 times a second, so that histories contain the store's clock."""
     farthest = 0.0
-    """The greatest `ahead`, either way, that a trouble may set; 0 where the clock cannot be set. What a history shows
-    of times is judged with twice so much tolerance, what the store tells of its own leases with none."""
+    """The greatest `ahead`, in either direction, that a trouble may set; 0 if the clock cannot be set. Recorded times
+    are judged with a tolerance of twice that, times in the store's own answers to leases with none."""
 
     def __init__(self, direct: str = "") -> None:
         self.direct = direct
-        """The store without a proxy between, for the questions before and after a run."""
+        """The URL of the store without a proxy, for queries before and after a run."""
         self.urls: Sequence[str] = ()
-        """The URLs for clients and workers, one each in turn; through `proxies` where that is possible. Known once it
-        is started, and the same until it is stopped."""
+        """The URLs for clients and workers, used in turn, through `proxies` if possible. Set when the server starts,
+        and fixed until it is stopped."""
         self.worker_url: str | None = None
-        """The URL for workers instead, where they are the way by which clients reach the store."""
+        """The URL for workers instead, if clients reach the store through the workers."""
         self.proxies: Sequence[FaultProxy] = ()
-        """Their connections may be reset, held, delayed, throttled and robbed of replies. Empty where nothing goes over
-        TCP."""
+        """Proxies that may reset, hold, delay and throttle connections, and drop replies. Empty if the store does not
+        use TCP."""
         self.cannot: dict[str, str] = {}
         """Troubles that the server cannot have here, with the reason, for the report."""
         self.environment: Mapping[str, str] = {}
-        """Of clients and workers, besides the run's own."""
+        """Variables for clients and workers, in addition to the run's own."""
 
     async def start(self) -> None:
-        """Ready for clients, with an empty store. Raises ServerMissing of servers/, or an OSError; then too it is to be
-        stopped."""
+        """Start the server, ready for clients and with an empty store. Raises ServerMissing of servers/, or an OSError;
+        the caller must stop it then, too."""
         raise NotImplementedError
 
     def troubles(self) -> Mapping[str, Trouble]:
-        """The troubles that it can have beyond those of its connections, by name. One at a time is caused."""
+        """The troubles that it can have besides those of its connections, by name. The run causes one at a time."""
         return {}
 
     async def stop(self) -> None:
-        """Nothing of it is left: no process, no proxy, no file outside its folder."""
+        """Stop it and leave nothing: no process, no proxy, no file outside its folder."""
 
     def about(self) -> dict[str, Any]:
-        """For the report: version, durability, how it is set up. Known once it is started."""
+        """Its version, durability and set-up for the report, available once it is started."""
         raise NotImplementedError
 
 
 async def in_thread(call: Callable[..., T], *given: Any, over: threading.Event | None = None) -> T:
-    """Run `call` on a thread. When cancelled, set `over` and wait for its end."""
+    """Run `call` in a thread. When cancelled, set `over` and wait for its end."""
     running = asyncio.ensure_future(asyncio.to_thread(call, *given))
     try:
         return await asyncio.shield(running)
@@ -128,17 +127,17 @@ async def in_thread(call: Callable[..., T], *given: Any, over: threading.Event |
 
 
 class PrivateServer(Server):
-    """Servers of our own, whose clock can be set where libfaketime is installed.
+    """Servers of our own, whose clock can be set if libfaketime is installed.
 
-    They start, suffer and end on threads, so that their proxies, which live on the event loop, never stand still.
+    Threads start them, cause their troubles and end them, so that their proxies on the event loop are never blocked.
     """
 
     server: Running
-    """All of them together, where their kind needs no more to start and to stop."""
+    """All servers together, for kinds that are started and stopped as one."""
     durability: ClassVar[str]
     set_up: ClassVar[str]
     lacks: ClassVar[Mapping[str, str]] = {}
-    """Troubles that no server of the kind can have, with the reason."""
+    """Troubles that no server of this kind can have, with the reason."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__()
@@ -167,7 +166,7 @@ class PrivateServer(Server):
         self.cannot = {name: reason for name, reason in found.items() if reason}
 
     def run(self) -> None:
-        """Start all servers, and set `version`; on a thread."""
+        """Start all servers, and set `version`; in a thread."""
         self.server.start()
 
     async def open(self) -> None:
@@ -175,11 +174,11 @@ class PrivateServer(Server):
         raise NotImplementedError
 
     def end(self) -> None:
-        """End all servers; on a thread."""
+        """End all servers; in a thread."""
         self.server.stop()
 
     async def proxy(self, port: int, *, host: str = HOST, at: int = 0) -> FaultProxy:
-        """Open one more of `proxies` before that port, at port `at` if given."""
+        """Open one more of `proxies` in front of that port, at port `at` if given."""
         proxy = FaultProxy(host, port)
         proxy.port = at
         await proxy.accept()
@@ -199,18 +198,18 @@ class PrivateServer(Server):
         return {name: trouble for name, trouble in there.items() if name not in self.cannot}
 
     def victim(self, chance: random.Random) -> Any:
-        """The server that suffers what all kinds can suffer."""
+        """The server that suffers the troubles of all kinds."""
         raise NotImplementedError
 
     def further_troubles(self) -> Mapping[str, Trouble]:
-        """The troubles that only its kind has, by name, also those that it `cannot` have here."""
+        """The troubles of this kind only, by name, including those that it `cannot` have here."""
         return {}
 
     def about(self) -> dict[str, Any]:
         return {"version": self.version, "durability": self.durability, "set-up": self.set_up}
 
     def _clock_set(self, chance: random.Random, wait: Wait) -> str:
-        """Set the servers' clock ahead or back, and right again some seconds later."""
+        """Set the servers' clock ahead or back, and correct it some seconds later."""
         assert self.clock is not None
         jump, lasts = chance.uniform(-FARTHEST, FARTHEST), chance.uniform(*_JUMPED)
         for_a_while(partial(self.clock.shift, jump), partial(self.clock.shift, 0), lasts, wait)
@@ -219,16 +218,16 @@ class PrivateServer(Server):
 
 
 Happening: TypeAlias = Callable[[Any, random.Random, Wait], str]
-"""Something that a server suffers: does it, mends it, and returns in words what it did."""
+"""Causes a fault of a server, repairs it, and returns a description."""
 
 
 def fault_on(pick: Callable[[random.Random], Any], what: Happening) -> Trouble:
-    """The trouble in which `what`, such as `killed`, happens to the server that is picked."""
+    """The trouble in which `what`, such as `killed`, happens to the picked server."""
     return lambda chance, wait: what(pick(chance), chance, wait)
 
 
 def for_a_while(begin: Callable[[], B], end: Callable[[], T], seconds: float, wait: Wait) -> tuple[B, T]:
-    """Call `begin` and, so long afterwards, `end`, whatever happens meanwhile; what both have returned."""
+    """Call `begin`, wait, and always call `end`; return both results."""
     try:
         began = begin()
         wait(seconds)
@@ -238,30 +237,30 @@ def for_a_while(begin: Callable[[], B], end: Callable[[], T], seconds: float, wa
 
 
 def killed(node: ServerProcess, chance: random.Random, wait: Wait) -> str:
-    """Kill it by SIGKILL, and start it again on the same data."""
+    """Kill the server by SIGKILL, and start it again on the same data."""
     away = chance.uniform(0, LONGEST_AWAY)
     _, took = for_a_while(node.kill, node.mend, away, wait)
     return f"killed {node.name}, started it again after {away:.1f} s; it answered {took:.1f} s later"
 
 
 def restarted(node: ServerProcess, chance: random.Random, wait: Wait) -> str:
-    """End it in order, and start it again."""
+    """End the server in order, and start it again."""
     _, took = for_a_while(node.halt, node.mend, 0, wait)
     return f"restarted {node.name}; it answered {took:.1f} s after it had ended"
 
 
 def stood_still(node: ServerProcess, chance: random.Random, wait: Wait) -> str:
-    """Stop it by SIGSTOP, until SIGCONT."""
+    """Stop the server by SIGSTOP, and continue it by SIGCONT."""
     lasts = chance.uniform(*_STILL)
     for_a_while(node.pause, node.resume, lasts, wait)
     return f"let {node.name} stand still for {lasts:.1f} s"
 
 
 def crowded(node: Any, chance: random.Random, wait: Wait) -> str:
-    """Throw all clients out, and let strangers take every connection.
+    """Disconnect all clients, and let strangers take every connection.
 
-    `node.stranger()` opens a connection, and raises OSError where there is none left; `node.throw_out(stranger)` ends
-    those of clients by way of it.
+    `node.stranger()` opens a connection, and raises OSError if none is left; `node.throw_out(stranger)` uses it to end
+    the connections of clients.
     """
     lasts, strangers, ends = chance.uniform(*_CROWDED_FOR), 0, 0.0
     with ExitStack() as open_to_us:
@@ -271,7 +270,7 @@ def crowded(node: Any, chance: random.Random, wait: Wait) -> str:
                 open_to_us.enter_context(node.stranger())
                 strangers += 1
             except OSError:
-                # full, of them and of clients: whose places the next ones are quicker to take, or not
+                # no connection is left: end the clients' connections; strangers and clients race for them
                 node.throw_out(first)
                 ends = ends or time.monotonic() + lasts
                 if wait(0.02):
@@ -280,7 +279,7 @@ def crowded(node: Any, chance: random.Random, wait: Wait) -> str:
 
 
 def disk_full(node: OnDisk, chance: random.Random, wait: Wait) -> str:
-    """Fill its disk for a while. If it ended over this, start it again, as a person would."""
+    """Fill the server's disk for a while. If this ended the server, start it again, as an operator would."""
     lasts, used, ended = chance.uniform(*FULL_FOR), 0, False
     try:
         used = node.disk.fill()
@@ -299,25 +298,25 @@ _OF_ALL: Mapping[str, Happening] = {
     Common.KILL: killed, Common.RESTART: restarted, Common.STILL: stood_still, Common.CROWDED: crowded,
     Common.DISK: disk_full,
 }  # fmt: skip
-"""By the name of the trouble."""
+"""The troubles of all kinds, by name."""
 
 
 class TorturedPair(PrivateServer):
-    """A primary, and one that has every commit before it is answered, so that a failover loses none. Both are behind
-    proxies; they replicate past them."""
+    """A primary and a follower that has every commit before it is answered, so that a failover loses none. Both are
+    behind proxies; replication bypasses them."""
 
     node: ClassVar[Any]
-    """The kind of server, of which one may follow the other: it is `OnDisk`, has `follows` and `promote` as a server of
-    its kind has, a `discard` that lets its next start be its first, and an `await_follower(other)`, from whose end on
-    the other has every commit that is answered, and all that was before."""
+    """The kind of server, which can follow another. It is `OnDisk` and has `follows` and `promote`. `discard` makes its
+    next start its first. After `await_follower(other)`, the other has all earlier commits, and every later commit
+    before it is answered."""
     follower: ClassVar[str]
     """The word for the server that follows."""
     options: ClassVar[Mapping[str, str]]
-    """Of both servers."""
+    """The options of both servers."""
     query: ClassVar[str] = ""
-    """The query of a URL of both, by which clients find the one that may be written to."""
+    """The query of a URL with both servers, by which clients find the writable one."""
     asks_version: ClassVar[str]
-    """The statement that asks for the version."""
+    """The SQL statement for the version."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
@@ -329,7 +328,7 @@ class TorturedPair(PrivateServer):
         self.standby.follows = self.primary
 
     def url(self, *ports: int) -> str:
-        """The URL of the one that may be written to, by way of these ports."""
+        """The URL of the writable server, through these ports."""
         own = urlsplit(self.primary.url)
         hosts = ",".join(f"{HOST}:{port}" for port in ports)
         url: str = own._replace(netloc=f"{own.username}@{hosts}", query=self.query).geturl()
@@ -348,7 +347,7 @@ class TorturedPair(PrivateServer):
         self.urls = (self.url(*[(await self.proxy(port)).port for port in ports]),)
 
     def end(self) -> None:
-        # the standby first: a primary that ends in order waits for it
+        # the standby first: a primary that ends in order waits for its standby
         stop_all((self.standby, self.primary))
 
     def victim(self, chance: random.Random) -> Any:
@@ -361,9 +360,9 @@ class TorturedPair(PrivateServer):
         }
 
     def _failover(self, chance: random.Random, wait: Wait) -> str:
-        """Kill the primary for good, promote the other, and make a new one in the old one's place."""
+        """Kill the primary for good, promote the follower, and make a new follower in the old one's place."""
         old, new, away = self.primary, self.standby, chance.uniform(0, LONGEST_AWAY / 2)
-        # one that was killed has forgotten what it had heard and not done, and asks for it again
+        # a follower that was killed has lost received changes that it had not applied, and fetches them again
         old.await_follower(new)
         try:
             old.kill()

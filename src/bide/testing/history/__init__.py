@@ -2,6 +2,6 @@
 
     python -m bide.testing.history FILE...
 
-reads the journals of the processes that worked on one store, says which promise was broken by which events, and exits 1
-if any was.
+reads the journals of the processes that worked on one store. It prints each broken promise with the events that show
+it, and exits 1 if there is any.
 """

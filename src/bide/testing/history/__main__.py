@@ -3,7 +3,7 @@
     python -m bide.testing.history FILE...
 
 The files are merged by time. Each broken promise is printed with the events that show it, then the numbers as one JSON
-object. Exits 1 if a promise was broken, 2 if some task could not be decided.
+object. The exit code is 1 if a promise was broken, and 2 if the check could not decide some task.
 """
 
 from __future__ import annotations

@@ -1,17 +1,15 @@
 """The check of a history: did bide keep promises 1 to 5, 7, 10 and 12, task by task?
 
-`check` takes the history apart by task (`gathered`), looks for an order in which everything that was done to a task is
-right (`search`, by the rules of `moves`), and looks at the deliveries (`deliveries`). What it says is the first breach
-of each task, named after what it means (`breach`).
+`check` splits the history by task (`gathered`). For each task it searches for an order in which every operation is
+right (`search`, by the rules of `moves`), and it checks the deliveries (`deliveries`). It reports the first breach of
+each task: `breach` turns the point where a search stopped into a promise, the events that show it, and one sentence.
 
-**What it can be sure of.** It accuses nobody wrongly: what was asked and never answered may have been done at any time
-since, or never; clocks are compared with `Header.slack` and may jump; what has an end of its keeping may be forgotten
-at any time after that. So it may miss what a lost answer could explain, and it does not see what was not written down:
-a client that is not recorded, or an outcome that a handler's own transaction settled.
+**Limits.** It reports no false violation. A call without an answer may have taken effect at any later time, or never;
+clocks are compared within `Header.slack` and may jump; a task whose retention is over may be forgotten at any later
+time. So the check misses a violation that a lost answer could explain. It does not see what was not recorded: calls of
+a client without a recording, and an outcome that a handler's own transaction settled.
 
-**What it costs**: O(n log n) in the events, about 7 microseconds each, and some hundred bytes beside each.
-
-From where a search stopped to what is to be said of it: which promise, which events, one sentence.
+**Cost**: O(n log n) in the events, about 7 microseconds and some hundred bytes for each event.
 """
 
 from __future__ import annotations
@@ -46,7 +44,7 @@ from bide.testing.history.report import Late, Report, Violation, lateness_of
 from bide.testing.history.search import Search, Stuck, Undecided
 
 _BEFORE = 3
-"""So many operations before the one that is wrong are told with it."""
+"""The number of operations before the wrong one that are reported with it."""
 
 
 def breach(search: Search, stuck: Stuck, moves: Moves) -> Violation:
@@ -58,8 +56,8 @@ def breach(search: Search, stuck: Stuck, moves: Moves) -> Violation:
         wrong = _older(search, stuck, culprit, stuck.wrong)
     else:
         wrong = _wrong(search, stuck, culprit, moves)
-    told = search.told
-    return Violation(wrong[0], told.topic, told.key, sentence(wrong), _events(search, stuck, culprit))
+    history = search.told
+    return Violation(wrong[0], history.topic, history.key, sentence(wrong), _events(search, stuck, culprit))
 
 
 def _wrong(search: Search, stuck: Stuck, op: Op, moves: Moves) -> tuple[Any, ...]:
@@ -116,7 +114,7 @@ def _shown(search: Search, stuck: Stuck, op: Op, moves: Moves) -> tuple[Any, ...
 
 
 def _older(search: Search, stuck: Stuck, op: Op, wrong: tuple[Any, ...]) -> tuple[Any, ...]:
-    """Tell a lease of the version before a change, which promise 5 forbids, from a version that never was."""
+    """Distinguish a lease of the version before a change, which P5 forbids, from a version that never existed."""
     task, seen = stuck.task, op.seen
     if op.kind != LEASED or task is None or seen is None:
         return wrong
@@ -135,7 +133,7 @@ def _older(search: Search, stuck: Stuck, op: Op, wrong: tuple[Any, ...]) -> tupl
 
 
 def _lived(search: Search, op: Op) -> dict[str, set[int]]:
-    """The lives before an operation, with the times at which they were to wake."""
+    """The lives before an operation, by id, each with its wake times."""
     lived: dict[str, set[int]] = {}
     for one in search.ops:
         if one.kind <= LAST_WRITE and one.token < op.token and one.seen is not None:
@@ -159,32 +157,32 @@ def _verb(op: Op) -> str:
 
 
 PURGED_AFTER: Millis = 61_000
-"""Workers purge once a minute: so long may an ended task outstay the time that it is kept."""
+"""The time that an ended task may remain after its retention: workers purge once a minute."""
 
 __all__ = ["PURGED_AFTER", "Late", "Report", "Violation", "check"]
 
 
 def check(events: Iterable[Event], *, late_over: Millis | None = None) -> Report:
-    """The promises that a history, in the order of `at`, breaks, and its numbers.
+    """Find the promises that a history, in the order of `at`, breaks, and count its events.
 
-    With `late_over`, first deliveries that began more than so many milliseconds after their planned instant are listed
-    in `Report.late`. Raises ValueError for a history in which a question is missing that is answered.
+    `Report.late` lists the first deliveries that began more than `late_over` milliseconds after their planned instant.
+    Raises ValueError for a history with an answer to a call that is not in it.
     """
     got = gather(events)
     rules = Deliveries(got)
     violations: list[Violation] = []
     report = Report(violations=violations)
     moves = Moves(got.header, got.clocks)
-    for told in got.tasks.values():
-        search = Search(told, moves, got.leasings_of(told.topic), got.exact)
+    for history in got.tasks.values():
+        search = Search(history, moves, got.leasings_of(history.topic), got.exact)
         try:
             stuck = search.run()
         except Undecided:
-            report.undecided.append((told.topic, told.key))
+            report.undecided.append((history.topic, history.key))
         else:
             if stuck is not None:
                 violations.append(breach(search, stuck, moves))
-        violations += rules.wrong(told)
+        violations += rules.wrong(history)
     violations += rules.twice()
     report.most_held, wrong = rules.too_many()
     violations += wrong
@@ -195,7 +193,7 @@ def check(events: Iterable[Event], *, late_over: Millis | None = None) -> Report
 
 
 def _once(violations: list[Violation]) -> list[Violation]:
-    """The first of each task: what follows from a breach is often one more."""
+    """The first violation of each task: one breach often causes more."""
     first: dict[tuple[str, str], Violation] = {}
     for violation in violations:
         first.setdefault((violation.topic, violation.key), violation)
@@ -204,17 +202,17 @@ def _once(violations: list[Violation]) -> list[Violation]:
 
 def _count(got: Gathered, report: Report, late_over: Millis | None) -> None:
     lateness: list[Millis] = []
-    for told in got.tasks.values():
-        report.deliveries += len(told.began)
-        report.leases += len(told.leases)
-        for _, one in told.began:
+    for history in got.tasks.values():
+        report.deliveries += len(history.began)
+        report.leases += len(history.leases)
+        for _, one in history.began:
             if one.attempt > 1:
                 report.redelivered += 1
                 continue
             late = one.clock - one.planned_at
             lateness.append(late)
             if late_over is not None and late > late_over:
-                report.late.append(Late(told.topic, told.key, one.planned_at, late))
+                report.late.append(Late(history.topic, history.key, one.planned_at, late))
     lateness.sort()
     report.lateness_p50 = lateness_of(lateness, 0.50)
     report.lateness_p99 = lateness_of(lateness, 0.99)

@@ -1,11 +1,11 @@
-"""The rules of deliveries beside the lifecycle: each of one lease, in time, not after a cancel, not too many.
+"""The rules of deliveries that go beyond the lifecycle: one per lease, on time, not after a cancel, not too many.
 
-P7, *a worker holds only what it runs*, is read off its own questions. A worker asks for as many as it has room for, and
-begins with nothing in its hands; so it never has more at once, of all topics together, than the sum over topics of the
-most that it ever asked for. With `Header.room` that is the bound instead. A delivery counts from the answer that leased
-it to its last line, or where nobody told of that, to its settle; what was given back without being begun does not
-count, and no answer may hold more than was asked for. For holders that ask for more while they wait for what they hold
-(a consumer without a worker), it does not apply.
+P7, *a worker holds only what it runs*, is derived from the worker's own calls. A worker asks for as many tasks as it
+has room for, and starts with none. So over all topics together it never holds more at once than the sum, over topics,
+of the most that it ever asked for. If `Header.room` is set, that is the bound instead. A delivery counts from the
+answer that leased it to the handler's last line, or if that is not recorded, to its settle. A task that is returned
+without a delivery does not count. No answer may hold more tasks than were asked for. P7 does not apply to holders that
+ask for more while they wait for the tasks they hold (a consumer without a worker).
 """
 
 from __future__ import annotations
@@ -29,29 +29,29 @@ class Deliveries:
         self.got = got
         self.slack = got.header.slack
 
-    def wrong(self, told: TaskHistory) -> Iterator[Violation]:
+    def wrong(self, history: TaskHistory) -> Iterator[Violation]:
         """The violations among the deliveries of one task."""
         cancels: dict[str, Op] = {}
-        """Of each life, the cancel that found it waiting."""
-        for op in told.ops:
+        """By the id of a life, the cancel that found it waiting."""
+        for op in history.ops:
             if op.kind == CANCELLED and op.seen is not None and op.answer.result is Result.CANCELLED:  # type: ignore[union-attr]
                 cancels[op.seen.id] = op
-        settles = [op for op in told.ops if op.kind == SETTLED]
+        settles = [op for op in history.ops if op.kind == SETTLED]
         began: dict[int, tuple[int, ev.Began]] = {}
-        for place, one in told.began:
-            lease = told.leases.get(one.token)
+        for place, one in history.began:
+            lease = history.leases.get(one.token)
             if lease is None:
-                yield _violation("P3", told, f"a delivery began with token {one.token}, which no lease gave", [one])
+                yield _violation("P3", history, f"a delivery began with token {one.token}, which no lease gave", [one])
                 continue
             if one.token in began:
                 what = f"two deliveries of the lease with token {one.token}"
-                yield _violation("P3", told, what, [began[one.token][1], one])
+                yield _violation("P3", history, what, [began[one.token][1], one])
                 continue
             began[one.token] = place, one
-            if (wrong := self._not_its(told, one, lease) or self._early(told, one, lease)) is not None:
+            if (wrong := self._not_its(history, one, lease) or self._early(history, one, lease)) is not None:
                 yield wrong
-            # an earlier life that was leased when it was replaced is no longer the task that is cancelled: its delivery
-            # is under way, whether it has reached its handler or not, and its settle is refused
+            # a life that was replaced while leased is no longer the task that is cancelled: its delivery is under way,
+            # even if the handler has not begun, and its settle is refused
             cancel = cancels.get(one.id)
             if cancel is not None and cancel.token > one.token and cancel.answered < place:
                 after = (one.at - cancel.answer.at) / 1e6
@@ -59,29 +59,29 @@ class Deliveries:
                     f"a delivery with token {one.token} began {after:.3f} ms after the answer `cancelled`, which has "
                     f"token {cancel.token}"
                 )
-                yield _violation("P4", told, what, [lease.ask, lease.answer, cancel.ask, cancel.answer, one])
+                yield _violation("P4", history, what, [lease.ask, lease.answer, cancel.ask, cancel.answer, one])
         for settle in settles:
-            if (wrong := self._unbegun(told, settle, began)) is not None:
+            if (wrong := self._unbegun(history, settle, began)) is not None:
                 yield wrong
 
-    def _not_its(self, told: TaskHistory, one: ev.Began, lease: Op) -> Violation | None:
+    def _not_its(self, history: TaskHistory, one: ev.Began, lease: Op) -> Violation | None:
         seen = lease.seen
         assert seen is not None
         for name, promise in (("id", "P12"), ("attempt", "P12"), ("planned_at", "P1")):
             told_of, given = getattr(one, name), getattr(seen, name)
             if told_of != given:
                 what = f"delivered with {name} {told_of}, but its lease, with token {one.token}, has {given}"
-                return _violation(promise, told, what, [lease.ask, lease.answer, one])
+                return _violation(promise, history, what, [lease.ask, lease.answer, one])
         return None
 
-    def _early(self, told: TaskHistory, one: ev.Began, lease: Op) -> Violation | None:
+    def _early(self, history: TaskHistory, one: ev.Began, lease: Op) -> Violation | None:
         seen, ask, answer = lease.seen, lease.ask, lease.answer
         assert seen is not None
         assert type(ask) is ev.Leasing
         assert type(answer) is ev.Leased
-        if one.clock + self.slack >= seen.planned_at or seen.losses:  # one that was lost is leased for its lease's end
+        if one.clock + self.slack >= seen.planned_at or seen.losses:  # after a lost lease the lease's end counts
             return None
-        # a clock that went back since it was leased, rightly, makes nothing early
+        # a delivery is not early if the lease was on time and the clock went back since
         went_back = ask.clock + (one.at - ask.at) * 99 // 100_000_000 - one.clock
         if answer.clock >= seen.planned_at and went_back > self.slack + 5:
             return None
@@ -89,9 +89,9 @@ class Deliveries:
             f"a delivery with token {one.token} began at {one.clock}, {seen.planned_at - one.clock} ms before its wake "
             f"at {seen.planned_at}"
         )
-        return _violation("P1", told, what, [ask, answer, one])
+        return _violation("P1", history, what, [ask, answer, one])
 
-    def _unbegun(self, told: TaskHistory, settle: Op, began: dict[int, tuple[int, ev.Began]]) -> Violation | None:
+    def _unbegun(self, history: TaskHistory, settle: Op, began: dict[int, tuple[int, ev.Began]]) -> Violation | None:
         """A violation if the task ended as done or dead and never ran."""
         ask = settle.ask
         assert type(ask) is ev.Settling
@@ -99,14 +99,14 @@ class Deliveries:
         if ask.verdict is OutcomeKind.DONE:
             if delivery is None:
                 what = f"the lease with token {ask.token} was settled as done, and no delivery of it ever began"
-                return _violation("P2", told, what, [ask, settle.answer])
+                return _violation("P2", history, what, [ask, settle.answer])
             if delivery[0] > settle.asked:
                 what = f"the lease with token {ask.token} was settled as done before its delivery began"
-                return _violation("P2", told, what, [ask, settle.answer, delivery[1]])
+                return _violation("P2", history, what, [ask, settle.answer, delivery[1]])
             return None
         if ask.verdict is not OutcomeKind.DEAD or delivery is not None:
             return None
-        lease = told.leases.get(ask.token)
+        lease = history.leases.get(ask.token)
         if lease is None or lease.seen is None:
             return None
         seen, error = lease.seen, ask.error or ""
@@ -125,25 +125,25 @@ class Deliveries:
             )
         else:
             what = f"dead, with the error {ask.error!r}, and it never ran"
-        return _violation("P2", told, what, [lease.ask, lease.answer, ask, settle.answer])
+        return _violation("P2", history, what, [lease.ask, lease.answer, ask, settle.answer])
 
     # --- over all tasks
 
     def twice(self) -> Iterator[Violation]:
-        """An id that two tasks have."""
+        """Find ids that two tasks share."""
         owners: dict[str, tuple[TaskHistory, Op]] = {}
-        for told in self.got.tasks.values():
-            for op in told.ops:
+        for history in self.got.tasks.values():
+            for op in history.ops:
                 if op.kind <= LAST_WRITE and op.seen is not None:
-                    known = owners.setdefault(op.seen.id, (told, op))
-                    if known[0] is not told:
+                    known = owners.setdefault(op.seen.id, (history, op))
+                    if known[0] is not history:
                         other, first = known
                         what = f"its life has the id {op.seen.id}, which is that of {other.topic}/{other.key}"
-                        yield _violation("P12", told, what, [first.ask, first.answer, op.ask, op.answer])
+                        yield _violation("P12", history, what, [first.ask, first.answer, op.ask, op.answer])
                         break
 
     def too_many(self) -> tuple[int, list[Violation]]:
-        """Violations of the room that each holder had; and the most that any of them held at once."""
+        """The most tasks that any holder held at once, and the violations of each holder's room."""
         got, wrong = self.got, []
         changes: dict[str, list[tuple[int, int, ev.Leased, Topic, str]]] = {}
         asked: dict[str, dict[Topic, int]] = {}
@@ -184,32 +184,32 @@ class Deliveries:
         return worst, wrong
 
     def left(self, purged_after: Millis) -> Iterator[Violation]:
-        """Tasks that are in the store at the end and should not be."""
+        """Find tasks that are in the store at the end and should not be."""
         got, end = self.got, self.got.end
         if end is None:
             return
         for _, left in got.left:
             task = left.task
-            told = got.tasks.get((left.topic, left.key))
-            if told is None:
+            history = got.tasks.get((left.topic, left.key))
+            if history is None:
                 what = f"the store holds a task that is {task.state}, with id {task.id}, and nobody ever asked for it"
                 yield Violation("P10", left.topic, left.key, what, [left])
             elif task.state.live:
                 if end.drained:
                     what = f"it is left as {task.state}, to wake at {task.wake_at}, at the end, {end.clock}"
-                    yield Violation("P10", left.topic, left.key, what, [*_last(told), left])
+                    yield Violation("P10", left.topic, left.key, what, [*_last(history), left])
             elif (task.keep_until or 0) <= end.clock - purged_after - self.slack:
                 what = (
                     f"it is left as {task.state}, was kept until {task.keep_until}, and is there still at {end.clock}"
                 )
-                yield Violation("P10", left.topic, left.key, what, [*_last(told), left])
+                yield Violation("P10", left.topic, left.key, what, [*_last(history), left])
 
 
-def _last(told: TaskHistory) -> list[Event]:
-    """The last things that were done, before the look at what was left."""
-    done = [op for op in told.ops if type(op.ask) is not ev.Left]
+def _last(history: TaskHistory) -> list[Event]:
+    """The events of the last two operations before the final read."""
+    done = [op for op in history.ops if type(op.ask) is not ev.Left]
     return [event for op in done[-2:] for event in (op.ask, op.answer)]
 
 
-def _violation(promise: str, told: TaskHistory, what: str, events: list[Event]) -> Violation:
-    return Violation(promise, told.topic, told.key, what, sorted(events, key=lambda event: event.at))
+def _violation(promise: str, history: TaskHistory, what: str, events: list[Event]) -> Violation:
+    return Violation(promise, history.topic, history.key, what, sorted(events, key=lambda event: event.at))

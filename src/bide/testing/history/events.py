@@ -1,14 +1,15 @@
-"""The events of a history: questions, answers and deliveries, as lines that any program can write.
+"""The events of a history: calls, answers and deliveries, as lines that any program can write.
 
-One JSON object a line, its kind under `type`. A history may come in several files, one of each process: they are merged
-by `at`, nanoseconds of one clock that all of them see and that never jumps (CLOCK_MONOTONIC of one machine; the loop's
-time of a simulation). `clock` is the store's clock in milliseconds, as well as the writer knows it: see `Header.slack`.
+Each line is one JSON object with its kind under `type`. A history may consist of several files, one for each process.
+They are merged by `at`: nanoseconds of one clock that all processes share and that never jumps (CLOCK_MONOTONIC of one
+machine; the loop's time in a simulation). `clock` is the store's clock in milliseconds, as accurately as the writer
+knows it: see `Header.slack`.
 
-A caller records a question *before* it asks, and the answer *after* it came: what was really done lies between the two.
-A question without an answer (`Failed` with `unknown`, or its process died) may have been done at any time after it was
-asked, once, or never. A question with `Failed` and not `unknown` was not done.
+A caller records a call *before* it sends it, and the answer *after* it arrives: the call took effect between the two.
+A call without an answer (`Failed` with `unknown`, or its process died) may have taken effect once, at any later time,
+or never. A call with `Failed` and not `unknown` had no effect.
 
-`who` names a process, or a part of one: "worker-1.3/x" belongs to the process "worker-1.3". A process that comes back
+`who` names a process, or a part of one: "worker-1.3/x" belongs to the process "worker-1.3". A process that is restarted
 after it died has another name.
 """
 
@@ -25,7 +26,7 @@ from bide.core.records import OnConflict, OutcomeKind, Record, Result, State, To
 
 
 class Seen(Struct, frozen=True, gc=False, omit_defaults=True):
-    """A task as a caller was shown it: the fields of a record that the promises speak of."""
+    """A task as the store showed it to a caller: the fields of a record that the promises concern."""
 
     id: str
     state: State
@@ -45,7 +46,7 @@ class Seen(Struct, frozen=True, gc=False, omit_defaults=True):
 
 
 def seen(record: Record) -> Seen:
-    """`record`, without what it carries."""
+    """`record` without its payload and other contents."""
     return Seen(
         record.id, record.state, record.due_at, record.wake_at, record.planned_at, record.attempt, record.failures,
         record.losses, record.token, record.created_at, record.group, record.deadline, record.finished_at,
@@ -65,26 +66,26 @@ class Asks(StrEnum):
 
 
 class Header(Struct, frozen=True, tag="header", gc=False, omit_defaults=True):
-    """Of a whole history; it may be left out."""
+    """The properties of a whole history. It is optional."""
 
     store: str = ""
     slack: Millis = 0
-    """By how much `clock` may differ from the store's own, either way."""
+    """The most that `clock` may differ from the store's clock, in either direction."""
     cap: Millis | None = None
     """The longest sleep of the workers."""
     losses: int = 10
     """Leases in a row that may end unsettled before a task is dead."""
     at: int = 0
     room: int | None = None
-    """How many deliveries a worker may have at once; None: as many as it ever asked for."""
+    """The number of deliveries that a worker may have at once; None: as many as it ever asked for."""
     own_clock: bool | None = None
-    """True if the store goes by a clock of its own and counts leases from that; None: judged by the leases' ends."""
+    """True if the store counts leases from a clock of its own; None: the check infers it from the ends of leases."""
     gives_back: bool = False
-    """True if the store itself may end a lease that no worker was told of: the task is due again at once."""
+    """True if the store may itself end a lease that it reported to no worker: the task is due again at once."""
 
 
 class Asked(Struct, frozen=True, tag="asked", gc=False, omit_defaults=True):
-    """A client is about to ask. `call` is a number of its own in the whole history."""
+    """A client is about to make a call. `call` is a number that is unique in the whole history."""
 
     call: int
     who: str
@@ -96,18 +97,18 @@ class Asked(Struct, frozen=True, tag="asked", gc=False, omit_defaults=True):
     id: str = ""
     """The life that a schedule or redrive would begin."""
     due: Due | None = None
-    """Of a schedule, move or redrive: when; `In` counts by the store's clock, `grain` may be in it already."""
+    """The due time of a schedule, move or redrive. `In` counts by the store's clock and may include `grain`."""
     grain: Millis = 0
-    """An `In` may be resolved to so much later: what the caller's clock rounds off."""
+    """The rounding of the caller's clock: an `In` may be resolved to at most this much later."""
     on_conflict: OnConflict = OnConflict.REPLACE
     deadline: Millis | None = None
     if_token: Token | None = None
     keeps: bool | None = None
-    """Of a cancel: whether the cancelled task is kept for a while; None: not known."""
+    """For a cancel, true if the cancelled task is kept for a while; None: not known."""
 
 
 class Answered(Struct, frozen=True, tag="answered", gc=False, omit_defaults=True):
-    """The answer, with the task as it was then. A get answers without `result`; without `task`: there was none."""
+    """The answer, with the task as it was then. A get has no `result`. Without `task` there was no task."""
 
     call: int
     at: int
@@ -118,17 +119,17 @@ class Answered(Struct, frozen=True, tag="answered", gc=False, omit_defaults=True
 
 
 class Failed(Struct, frozen=True, tag="failed", gc=False, omit_defaults=True):
-    """The question was not answered."""
+    """The call failed."""
 
     call: int
     at: int
     unknown: bool
-    """True if it may have been done, or may still be done later."""
+    """True if the call may have taken effect, or may still do so."""
     error: str = ""
 
 
 class Leasing(Struct, frozen=True, tag="leasing", gc=False):
-    """A worker is about to ask for so many tasks of each topic."""
+    """A worker is about to ask for tasks: the number of each topic is in `wants`."""
 
     call: int
     who: str
@@ -139,7 +140,7 @@ class Leasing(Struct, frozen=True, tag="leasing", gc=False):
 
 
 class Held(Struct, frozen=True, gc=False):
-    """One of the tasks that were leased."""
+    """One leased task."""
 
     topic: Topic
     key: str
@@ -147,7 +148,7 @@ class Held(Struct, frozen=True, gc=False):
 
 
 class Leased(Struct, frozen=True, tag="leased", gc=False):
-    """The tasks that the worker was given. `clock` is the time by which the store leased them, as it told it."""
+    """The tasks that the worker was given. `clock` is the time at which the store says it leased them."""
 
     call: int
     at: int
@@ -172,7 +173,7 @@ class Extending(Struct, frozen=True, tag="extending", gc=False, omit_defaults=Tr
 
 
 class Settling(Struct, frozen=True, tag="settling", gc=False, omit_defaults=True):
-    """A holder is about to say how a delivery ended."""
+    """A holder is about to report how a delivery ended."""
 
     call: int
     who: str
@@ -189,7 +190,7 @@ class Settling(Struct, frozen=True, tag="settling", gc=False, omit_defaults=True
 
 
 class Told(Struct, frozen=True, tag="told", gc=False):
-    """The answer to an `Extending` or a `Settling`: whether it was accepted."""
+    """The answer to an `Extending` or a `Settling`; `ok` if it was accepted."""
 
     call: int
     at: int
@@ -223,23 +224,23 @@ class Ended(Struct, frozen=True, tag="ended", gc=False):
 
 
 class Died(Struct, frozen=True, tag="died", gc=False):
-    """This process is no more: what it had asked and not heard may have been done, and it asks nothing further."""
+    """The process died: its open calls may have taken effect, and it makes no further call."""
 
     who: str
     at: int
 
 
 class Fault(Struct, frozen=True, tag="fault", gc=False, omit_defaults=True):
-    """Something was broken, or mended, here. It excuses nothing; it is told with what went wrong."""
+    """Something was broken or repaired here. It excuses no violation; it is reported with the violations."""
 
     at: int
     what: str
     clock: Millis | None = None
-    """Where the store's clock is set: what it was before. What it had done by then may be seen after it."""
+    """If the store's clock was set, its time before that. Effects of that time may be seen only afterwards."""
 
 
 class Left(Struct, frozen=True, tag="left", gc=False):
-    """At the end this was still in the store."""
+    """A task that was still in the store at the end."""
 
     at: int
     clock: Millis
@@ -249,7 +250,7 @@ class Left(Struct, frozen=True, tag="left", gc=False):
 
 
 class End(Struct, frozen=True, tag="end", gc=False):
-    """The last line. `drained`: everything had time to be done, and what was left was looked for and told."""
+    """The last line. `drained`: every task had time to run, and each task left in the store is recorded as `Left`."""
 
     at: int
     clock: Millis
@@ -266,11 +267,11 @@ _decoder = msgspec.json.Decoder(Event)
 
 
 def encode(event: Event) -> bytes:
-    """One line, its end included."""
+    """Encode an event as one line, including the line end."""
     return _encoder.encode(event) + b"\n"
 
 
 def decode(line: bytes) -> Event:
-    """The reverse of `encode`. Raises msgspec.ValidationError, msgspec.DecodeError."""
+    """Decode a line of `encode`. Raises msgspec.ValidationError, msgspec.DecodeError."""
     event: Event = _decoder.decode(line)
     return event

@@ -1,10 +1,11 @@
-"""A history taken apart: what was done to each task, between which instants, and what may have been done unseen.
+"""A history split by task: the operations on each, the range of instants for each operation, and the lost calls.
 
-One pass, O(events). `Op` is one thing that was done, or seen, at one instant between its `asked` and its `answered`.
-These are places in the history, and no times: much may happen at one time, and the order of events is known.
+One pass, O(events). An `Op` is one change or read that took effect at one instant between its `asked` and its
+`answered`. These are places in the history and not times: several events may have the same time, but their order is
+known.
 
-A task that a caller was shown is a `Seen`. One that no caller was shown is an `Unsure`, as far as it can be known: an
-unknown field is `ANY`, or a range (earliest, latest).
+A task that the store showed to a caller is a `Seen`. A task that no caller saw is an `Unsure`, with as much of it as
+can be known: an unknown field is `ANY`, or a range (earliest, latest).
 """
 
 from __future__ import annotations
@@ -20,9 +21,9 @@ from bide.testing.history import events as ev
 from bide.testing.history.events import Asks, Event, Seen
 
 NEVER = 1 << 100
-"""Later than any instant, or place: when a question was answered that never was."""
+"""Later than any instant or place: stands for the answer to a call that was never answered."""
 
-# What an operation is. A *write* makes a new version of the task and tells its token; a *read* shows one.
+# Kinds of operations. A *write* makes a new version of the task and reports its token; a *read* shows a version.
 SCHEDULED, MOVED, CANCELLED, REDRIVEN, LEASED = 0, 1, 2, 3, 4
 LAST_WRITE = LEASED
 SHOWN = 5
@@ -31,7 +32,7 @@ ABSENT = 6
 """There was no task."""
 EXTENDED, SETTLED = 7, 8
 REFUSED = 9
-"""An extend or settle that was told false."""
+"""An extend or settle that was answered with false."""
 
 _MADE = {
     Result.CREATED: SCHEDULED,
@@ -47,7 +48,7 @@ _NO_QUESTION = (0, None)
 
 
 class Op:
-    """One thing that was done to a task, or seen of it."""
+    """One change or read of a task."""
 
     __slots__ = ("answer", "answered", "ask", "asked", "kind", "seen", "token")
 
@@ -60,12 +61,12 @@ class Op:
         self.asked = asked
         self.answered = answered
         self.token = token
-        """Of the version that it made or showed; of an extend or settle, that which it named; 0: none."""
+        """The token of the version that it made or showed; for an extend or settle, the token it named; 0: none."""
         self.seen = seen
 
 
 class TaskHistory:
-    """All that is told of one task."""
+    """The part of a history that concerns one task."""
 
     __slots__ = ("began", "key", "leases", "left", "lost", "ops", "topic")
 
@@ -74,14 +75,14 @@ class TaskHistory:
         self.key = key
         self.ops: list[Op] = []
         self.lost: list[tuple[int, Lost]] = []
-        """Questions of which nobody knows whether they were done, with their places, in that order."""
+        """Calls that may or may not have taken effect, with their places, in order of place."""
         self.began: list[tuple[int, ev.Began]] = []
         self.leases: dict[Token, Op] = {}
         self.left = False
 
 
 class Leasings:
-    """Questions for tasks of one topic, with their places, ordered by the end of the leases asked for."""
+    """Lease calls for one topic, with their places, ordered by the end of the leases asked for."""
 
     __slots__ = ("by_until", "in_order")
 
@@ -93,16 +94,16 @@ class Leasings:
 
 
 class Clocks:
-    """The store's clock as it was told, in the order of events: for the few questions that need more than one event."""
+    """The recorded times of the store's clock, in the order of events, for rules that need more than one event."""
 
     __slots__ = ("_highest", "_places", "fallback")
 
     def __init__(self) -> None:
         self._places: list[int] = []
         self._highest: list[Millis] = []
-        """The latest time that had been shown at each place."""
+        """For each place, the latest time recorded up to it."""
         self.fallback: Millis = 0
-        """How far it ever went back."""
+        """The most that the clock ever went back."""
 
     def add(self, place: int, clock: Millis) -> None:
         highest = self._highest[-1] if self._highest else 0
@@ -114,39 +115,39 @@ class Clocks:
         self._highest.append(highest)
 
     def highest(self, place: int) -> Millis:
-        """The latest time that it had shown until that place in the history."""
+        """The latest time recorded up to that place in the history."""
         count = bisect_right(self._places, place)
         return self._highest[count - 1] if count else 0
 
 
 class Gathered:
-    """A history, by task and by holder."""
+    """A history split by task and by holder."""
 
     def __init__(self) -> None:
         self.header = ev.Header()
         self.tasks: dict[tuple[Topic, str], TaskHistory] = {}
         self.leasings: dict[Topic, list[tuple[int, ev.Leasing]]] = {}
-        """Questions for leases, by topic, in the order of time."""
+        """Lease calls, by topic, in the order of time."""
         self.lost_leasings: set[int] = set()
-        """The calls of those that were never answered."""
+        """The numbers of the lease calls that were never answered."""
         self._by_topic: dict[Topic, tuple[Leasings, Leasings]] = {}
         self.leased: list[tuple[int, ev.Leasing, ev.Leased]] = []
-        """Leases that gave something, with their place in the history."""
+        """Lease calls whose answer held a task, with their place in the history."""
         self.ended: dict[tuple[str, Topic, str, Token], int] = {}
         self.began_at: dict[tuple[Topic, str, Token], int] = {}
-        """The place in the history at which each delivery began, and ended."""
+        """The place in the history at which each delivery began; `ended`, at which it ended."""
         self.settling: dict[tuple[Topic, str, Token], int] = {}
-        """And at which its outcome was first told."""
+        """The place at which each delivery's outcome was first sent to the store."""
         self.left: list[tuple[int, ev.Left]] = []
         self.end: ev.End | None = None
         self.clocks = Clocks()
         self.exact = True
-        """True if leases end when their holders ask them to: stores with a clock of their own count from that."""
+        """True if leases end exactly when their holders ask; a store with a clock of its own counts from that clock."""
         self.unknown = self.events = self.calls = self.answered = self.failed = self.deaths = self.faults = 0
         self.settled = self.refused = 0
 
     def leasings_of(self, topic: Topic) -> tuple[Leasings, Leasings]:
-        """Questions for tasks of a topic: those that were never answered, and the others."""
+        """The lease calls for a topic: those that were never answered, and the others."""
         known = self._by_topic.get(topic)
         if known is None:
             lost: list[tuple[int, ev.Leasing]] = []
@@ -158,7 +159,7 @@ class Gathered:
 
 
 def gather(events: Iterable[Event]) -> Gathered:
-    """Take a history apart. Raises ValueError for an answer without its question."""
+    """Split a history by task. Raises ValueError for an answer without its call."""
     gathering = _Gathering()
     number = 0
     for number, event in enumerate(events, 1):
@@ -172,11 +173,11 @@ class _Gathering:
     def __init__(self) -> None:
         self._got = Gathered()
         self._open: dict[int, tuple[int, Question]] = {}
-        """Questions that are not answered yet, with their places, by call."""
+        """Calls that are not answered yet, with their places, by number."""
         self._unsure: list[tuple[int, Question]] = []
-        """Those that failed and may have been done."""
+        """Calls that failed and may have taken effect."""
         self._maybe: list[tuple[int, Question]] = []
-        """Extends that were refused and may have been done before."""
+        """Extends that were refused and may have taken effect before."""
 
     def asked(self, place: int, event: ev.Asked | ev.Settling | ev.Extending) -> None:
         self._open[event.call] = place, event
@@ -208,7 +209,7 @@ class _Gathering:
         if not event.ok:
             kind = REFUSED
             self._got.refused += 1
-            if type(ask) is ev.Extending:  # sent twice, it may have been done at first, and then be refused
+            if type(ask) is ev.Extending:  # if it was sent twice, the first may have been accepted, the second refused
                 self._maybe.append((asked, ask))
         elif type(ask) is ev.Settling:
             kind = SETTLED
@@ -234,7 +235,7 @@ class _Gathering:
         for held in event.tasks:
             task = held.task
             since = asked
-            made_at = task.token // 1000 - got.header.slack  # at the earliest, by the clock of the questions
+            made_at = task.token // 1000 - got.header.slack  # at the earliest, by the callers' clock
             if made_at < ask.clock:
                 since = _made_since(got.leasings.get(held.topic, ()), ask.who, made_at, asked)
             op = Op(LEASED, ask, event, since, place, task.token, task)
@@ -281,10 +282,10 @@ class _Gathering:
         self._got.header = event
 
     def end(self, events: int) -> Gathered:
-        """The whole: there are so many events."""
+        """Finish a history of this many events."""
         got = self._got
         got.events = events
-        self._unsure += self._open.values()  # nobody answered, or it died before it could say so
+        self._unsure += self._open.values()  # no answer came, or the caller died before it could record one
         got.unknown = len(self._unsure)
         for place, lost in sorted(self._unsure + self._maybe, key=itemgetter(0)):
             if isinstance(lost, ev.Leasing):
@@ -311,11 +312,11 @@ _STEPS: Mapping[type[Event], Callable[[_Gathering, int, Any], None]] = {
 
 
 def _made_since(asked: Sequence[tuple[int, ev.Leasing]], who: str, clock: Millis, place: int) -> int:
-    """The place of the question, before the one at `place`, that a lease made at that time was the answer to.
+    """The place of the lease call, at or before `place`, that caused a lease made at time `clock`.
 
-    A store of several servers does not wait long for one of them; what that one leased all the same comes with the
-    answer to a later question of the same holder. A lease's token is the store's clock, so it tells when it was made.
-    O(the questions since then).
+    A store of several servers does not wait long for one of them. Tasks that this server leased nevertheless come with
+    the answer to a later call of the same holder. A lease's token is the store's clock, so it shows when the lease was
+    made. O(calls since then).
     """
     for number, one in reversed(asked):
         if one.who == who:
@@ -326,10 +327,10 @@ def _made_since(asked: Sequence[tuple[int, ev.Leasing]], who: str, clock: Millis
 
 
 def _end(got: Gathered) -> None:
-    """Add a last look at each task: at what was left, and where nothing was left, at nothing.
+    """Add a final read of each task: the version left in the store, or ABSENT if none was left.
 
-    A task that is kept no longer is answered as absent, and lies in the store until the next purge: of one that was
-    absent before, such a last look says nothing.
+    A task whose retention is over is answered as absent but stays in the store until the next purge. If such a task was
+    absent before, no final read is added: it would prove nothing.
     """
     end = got.end
     for place, left in got.left:
@@ -359,7 +360,7 @@ def _unasked(event: ev.Answered | ev.Told | ev.Leased | ev.Failed, what: str) ->
 
 _WAITING, _LEASED = State.WAITING, State.LEASED
 Wrong: TypeAlias = tuple[Any, ...] | None
-"""A promise, a text, and its values; None: all is right."""
+"""A promise, a text and its values; None: all is right."""
 
 
 class _Any:
@@ -372,7 +373,7 @@ _NAMES = Seen.__struct_fields__
 
 
 class Unsure:
-    """A task as it must be, as far as it can be known; the fields of `Seen`."""
+    """A task as it must be, as far as it can be known, with the fields of `Seen`."""
 
     __slots__ = _NAMES
 
@@ -398,7 +399,7 @@ class Unsure:
 
     @property
     def known(self) -> tuple[Any, ...]:
-        """All its fields: what tells it from another."""
+        """All fields, which distinguish it from another."""
         return tuple(getattr(self, name) for name in _NAMES)
 
     def __repr__(self) -> str:
@@ -410,14 +411,14 @@ NOBODY = Seen("", _WAITING, 0, 0, 0, 0, 0, 0, 0, 0)
 
 
 def same(known: Any, told: Any) -> bool:
-    """True if a field may have the value that was told."""
+    """True if a field may have the reported value."""
     if known == told or known is ANY:
         return True
     return type(known) is tuple and told is not None and bool(known[0] <= told <= known[1])
 
 
 def earliest(known: Any) -> Millis:
-    """The least that a time may be."""
+    """The earliest value that a time may have."""
     least: Millis = 0 if known is ANY or known is None else known[0] if type(known) is tuple else known
     return least
 
@@ -428,7 +429,7 @@ def latest(known: Any) -> Millis:
 
 
 def sentence(wrong: tuple[Any, ...]) -> str:
-    """The violation, in words."""
+    """Format the violation as a sentence."""
     text: str = wrong[1] % tuple(map(_shown, wrong[2:]))
     return text
 
@@ -446,7 +447,7 @@ def _shown(value: Any) -> Any:
 
 
 def differs(task: Task, seen: Seen) -> str | None:
-    """The first field in which a task cannot be what was shown. O(1)."""
+    """The first field of `seen` that the task cannot have; None: it can be this version. O(1)."""
     if task is seen or task == seen:
         return None
     for name in _NAMES:

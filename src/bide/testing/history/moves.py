@@ -1,8 +1,8 @@
-"""The effect of each move on a task: the lifecycle's table once more, as conditions on before and after.
+"""The effect of each move on a task: the lifecycle's table again, as conditions on the states before and after.
 
-Written apart from `bide.core.lifecycle`, so that what is broken there is found here. Every function takes the task as
-it was (None: there was none) and an operation with what was answered, and says None if that is right, else which
-promise it breaks and how: a text for `%` with its values, which is put together only if it is read.
+It is independent of `bide.core.lifecycle`, so that it finds errors there. Every function takes the task before the move
+(None: there was none) and an operation with its answer. It returns None if the answer is right, else the promise that
+it breaks and how: a text for `%` with its values, which is formatted only if it is read.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ _LIVE = (_WAITING, _LEASED)
 
 
 _UNNOTICED: Millis = 100
-"""How far a clock may seem to go back where several processes read it."""
+"""The most that a clock may seem to go back because several processes read it."""
 
 
 class Moves:
-    """The rules, with what they need of the whole history."""
+    """The rules, with the facts they need about the whole history."""
 
     def __init__(self, header: ev.Header, clocks: Clocks) -> None:
         self.slack = header.slack
@@ -54,30 +54,30 @@ class Moves:
     # --- the store's clock
 
     def during(self, ask: Any, answer: Any) -> tuple[Millis, Millis]:
-        """Between which times the store's clock was while it did this. It may jump meanwhile, once."""
+        """The range of the store's clock during this call, in which the clock may jump once."""
         gap = (answer.at - ask.at) // 1_000_000 + 1
         before, after = ask.clock, answer.clock
         return min(before, after - gap) - self.slack, max(after, before + gap) + self.slack
 
     def after(self, ask: Any) -> tuple[Millis, Millis]:
-        """The same of something that may be done at any time from then on."""
+        """The range of the store's clock for a call that may take effect at any later time."""
         return ask.clock - self.slack - self.clocks.fallback, NEVER
 
     def may_be_purged(self, task: Task, by: int) -> bool:
-        """True if an ended task may have been forgotten by then."""
+        """True if the task has ended and may have been forgotten by this place in the history."""
         if task.state in _LIVE:
             return False
         keep = task.keep_until
         return keep is ANY or keep is None or earliest(keep) <= self.clocks.highest(by) + self.slack
 
     def may_come_again(self, task: Task, by: int) -> bool:
-        """After the clock was set back, a task past its retention may be answered as absent, and appear again."""
+        """True if an absent task may appear again: its retention was over, and the clock was set back since."""
         return self.clocks.fallback > _UNNOTICED and self.may_be_purged(task, by)
 
     # --- clients' verbs
 
     def scheduled(self, task: Task | None, op: Op) -> Wrong:
-        """A new life."""
+        """Check a schedule that began a new life."""
         ask: ev.Asked = op.ask  # type: ignore[assignment]
         answer: ev.Answered = op.answer  # type: ignore[assignment]
         seen: Seen = op.seen  # type: ignore[assignment]
@@ -136,7 +136,7 @@ class Moves:
         wake = task.wake_at if due is _WAITING else _started(task, (seen.finished_at, seen.finished_at))
         wrong = _kept(task, seen, "a cancel", _CANCELLED, wake, task.error)
         if wrong is None and ask.keeps is not None:
-            # how long counts from when the caller asked: of a call that was on its way for longer nothing is kept
+            # the retention counts from the caller's call: a task is not kept if the call takes longer than that
             kept = seen.keep_until or 0
             if (kept == 0) if ask.keeps else kept > seen.finished_at:
                 wrong = ("P4", "a cancel %s keep the task, but it ended at %d and is kept until %s",
@@ -151,7 +151,7 @@ class Moves:
         wrong = _if_token(task, op)
         if wrong is not None:
             return wrong
-        if ask.id and seen.id != ask.id:  # a caller who lets the app make the id does not know it
+        if ask.id and seen.id != ask.id:  # the id is empty if the app makes it: the caller does not know it
             return "P12", "redrive asked for a life with id %s and began one with id %s", ask.id, seen.id
         if seen.id == task.id:
             return "P12", "a redrive began a new life with the id of the old one, %s", seen.id
@@ -160,7 +160,7 @@ class Moves:
         return _fresh(seen) or self._times(op, ask.due, ask.grain, seen.created_at)
 
     def _times(self, op: Op, due: Due | None, grain: Millis, now: Millis | None) -> Wrong:
-        """Compare `due_at` and `wake_at` with the question; `now`: when it was done, if that is told."""
+        """Compare `due_at` and `wake_at` with the call; `now`: the time at which it took effect, if known."""
         ask, seen = op.ask, op.seen
         assert seen is not None
         low, high = self.during(ask, op.answer)
@@ -181,7 +181,7 @@ class Moves:
             return "P4", "due at %d, and to wake at %d, which is neither that nor now", seen.due_at, seen.wake_at
         return None
 
-    # --- what changes nothing
+    # --- operations that change nothing
 
     def read(self, task: Task | None, op: Op) -> Wrong:
         """Compare a shown task with the version that it names."""
@@ -201,7 +201,7 @@ class Moves:
                 seen.state, seen.due_at, seen.token)  # fmt: skip
 
     def _word_fits(self, ask: ev.Asked, answer: ev.Answered, seen: Seen) -> bool:
-        """The cells of the table in which nothing changes."""
+        """True if the lifecycle's table has this answer, without a change, for the task that was shown."""
         word, state, asks = answer.result, seen.state, ask.asks
         low, high = self.during(ask, answer)
         if asks is Asks.SCHEDULE:
@@ -251,7 +251,7 @@ class Moves:
         if not same(planned, seen.planned_at):
             early = seen.planned_at < earliest(planned)
             return "P1" if early else "P4", "leased for %d, but it was to wake at %s", seen.planned_at, planned
-        if seen.planned_at > by and not lost:  # what was lost is leased for the end of that lease, and keeps its plan
+        if seen.planned_at > by and not lost:  # after a lost lease, its end counts, and `planned_at` stays as it was
             return "P1", "leased at %d, %d ms before its wake at %d", by, seen.planned_at - by, seen.planned_at
         if not same(task.attempt if task.attempt is ANY else task.attempt + 1, seen.attempt):
             return "P12", "leased as attempt %d after attempt %s", seen.attempt, task.attempt
@@ -300,12 +300,12 @@ class Moves:
 
 
 def given_back(leased: Task, woken: tuple[Millis, Millis]) -> Task:
-    """The end of a lease that counts for nothing; `woken`: when the task may be due again."""
+    """The task after a lease that does not count as an attempt; `woken`: when it may be due again."""
     return Unsure(leased, state=_WAITING, wake_at=woken, planned_at=0, token=ANY, losses=0, attempt=leased.attempt - 1)
 
 
 def due_between(due: Due | None, grain: Millis, low: Millis, high: Millis) -> tuple[Millis, Millis]:
-    """The instants that `due` may mean if the store's clock is from `low` to `high`."""
+    """The first and last instant that `due` may mean if the store's clock is from `low` to `high`."""
     assert due is not None
     if type(due) is In:
         return _clamp(low + due.millis), _clamp(high + due.millis + (grain if due.millis else 0))
@@ -318,7 +318,7 @@ def _clamp(at: Millis) -> Millis:
 
 
 def _started(task: Task, now: tuple[Millis, Millis]) -> Any:
-    """Of what ended while it was held: when that began, in the place of its wake."""
+    """The `wake_at` of a task that ended while it was leased: the instant at which that lease began."""
     token = task.token
     if token is ANY:
         return ANY
@@ -339,7 +339,7 @@ def _may_replace(task: Task, ask: ev.Asked, seen: Seen) -> Wrong:
 
 
 def _was(task: Task, answer: Event) -> Wrong:
-    """Compare the wake that the answer calls the one before with the wake that was."""
+    """Compare the previous wake time in the answer with the task's."""
     assert type(answer) is ev.Answered
     if answer.was is None or (task.state in _LIVE and same(task.wake_at, answer.was)):
         return None
@@ -365,7 +365,7 @@ def _fresh(seen: Seen) -> Wrong:
 
 
 def _kept(task: Task, seen: Seen, what: str, state: State, wake: Any, error: Any) -> Wrong:
-    """Compare an ended task with what it was, apart from its end."""
+    """Check that a task that ended is otherwise unchanged."""
     for name, due in (
         ("id", task.id), ("state", state), ("due_at", task.due_at), ("wake_at", wake), ("planned_at", task.planned_at),
         ("attempt", task.attempt), ("failures", task.failures), ("losses", task.losses), ("group", task.group),

@@ -1,9 +1,9 @@
-"""Writes the history down while it happens: of a client's verbs, of a worker's calls to its store, of handlers.
+"""Record a history as it happens: a client's verbs, a worker's calls to its store, and handlers.
 
-`app.instruments.append(Recording(journal, who))` before the app is opened writes down what its workers lease, extend
-and settle, and every delivery; `RecordedClient(app, journal, who)` what is asked through it.
+`app.instruments.append(Recording(journal, who))`, before the app is opened, records what its workers lease, extend and
+settle, and every delivery. `RecordedClient(app, journal, who)` records the calls made through it.
 
-Where the lines of a history go: a list, or a file that outlives who wrote it.
+A `Journal` writes to a list, for example, or to a `Log`, a file that outlives its process.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ from bide.testing.history.events import Asks, Event, decode, encode, seen
 
 
 class Journal:
-    """Takes events; knows what time it is, by the clock that orders them and by the store's.
+    """Takes events, and reads both the clock that orders them and the store's clock.
 
-    `calls` gives the numbers of calls: those of several processes have to be kept apart.
+    `calls` yields the numbers of calls. Those of several processes must be distinct.
     """
 
     def __init__(
@@ -54,12 +54,12 @@ class Journal:
         self._calls = count(1) if calls is None else calls
 
     def call(self) -> int:
-        """A number that no other call has."""
+        """The number of a new call."""
         return next(self._calls)
 
 
 class Log:
-    """A file of events: one unbuffered append each, so that what was said outlives a kill."""
+    """A file of events: one unbuffered append for each, so that written events survive a kill."""
 
     def __init__(self, path: Path) -> None:
         self._file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
@@ -72,7 +72,7 @@ class Log:
 
 
 def read(path: Path) -> Iterator[Event]:
-    """The events of a file, in order. A last line that a kill cut off does not count."""
+    """Read the events of a file, in order. A last line that a kill cut off is ignored."""
     with path.open("rb") as file:
         for line in file:
             if line.endswith(b"\n"):
@@ -80,19 +80,19 @@ def read(path: Path) -> Iterator[Event]:
 
 
 def read_all(paths: Iterable[Path]) -> Iterator[Event]:
-    """The events of all of these files, in the order of time."""
+    """Read the events of several files, in the order of time."""
     return merge(*(read(path) for path in paths), key=lambda event: event.at)
 
 
 Answers = TypeVar("Answers", bound=Sequence[object])
 _of_a_group: ContextVar[RecordedClient | None] = ContextVar("of_a_group", default=None)
-"""The client whose verb over a group is under way: its single tasks are seen only where it asks the store."""
+"""The client whose verb over a group is running: only its calls to the store show the single tasks."""
 
 
 class Recording(Instrument):
-    """Of one process, `who`: what is leased, extended and settled at its store, and its handlers' first and last lines.
+    """Records the leases, extends and settles of one process, `who`, and the first and last lines of its handlers.
 
-    What a verb over a group changes at the store is told as its client's.
+    Changes that a verb over a group makes at the store are recorded as calls of its client.
     """
 
     def __init__(self, journal: Journal, who: str) -> None:
@@ -107,7 +107,7 @@ class Recording(Instrument):
 
 
 class _RecordedStore(StoreFacade):
-    """A store, with what is leased, extended, settled and changed there in the history."""
+    """A store that records its leases, extends, settles and changes."""
 
     def __init__(self, inner: Store, journal: Journal, who: str) -> None:
         super().__init__(inner)
@@ -124,7 +124,7 @@ class _RecordedStore(StoreFacade):
         try:
             leased = await super().lease(wants, now=now, until=until, holder=holder)
         except BaseException as error:
-            # what was leased all the same comes back when its lease ends
+            # tasks that were leased nevertheless are due again when their leases end
             _tell(journal, call, error)
             raise
         held = [ev.Held(task.topic, task.key, seen(task)) for task in leased.tasks]
@@ -142,7 +142,7 @@ class _RecordedStore(StoreFacade):
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> Sequence[bool | Pending[bool]]:
         journal = self._journal
         calls = [journal.call() for _ in outcomes]
-        # a store with the caller's clock settles at `now`, which was read before this, however long ago
+        # a store that uses the caller's clock settles at `now`, which may have been read long before
         at, clock = journal.time_ns(), min(journal.clock(), now)
         for call, out in zip(calls, outcomes, strict=True):
             told = ev.Settling(
@@ -158,7 +158,7 @@ class _RecordedStore(StoreFacade):
 
 
 class _Recorded:
-    """A sink, with the first and the last line of each delivery in the history."""
+    """A sink that records the first and the last line of each delivery."""
 
     def __init__(self, sink: Sink, journal: Journal, who: str) -> None:
         self._sink = sink
@@ -186,7 +186,7 @@ class _Recorded:
 
 
 class RecordedClient:
-    """The verbs of an app; what is asked and answered goes into the history. A StoreError is told and raised again."""
+    """The verbs of an app, with calls and answers recorded. A StoreError is recorded and raised again."""
 
     def __init__(self, app: Bide, journal: Journal, who: str) -> None:
         self.app = app
@@ -194,16 +194,16 @@ class RecordedClient:
         self._who = who
 
     def new(self, topic: Topic, payload: object = None, **options: Any) -> NewTask:
-        """As `Bide.new`."""
+        """Like `Bide.new`."""
         return self.app.new(topic, payload, **options)
 
     async def schedule(self, task: NewTask) -> Answer:
-        """Schedule what `new` made."""
+        """Schedule a task made by `new`."""
         [call] = self._asks_schedule([task])
         return await self._answered(call, self.app.schedule_new(task))
 
     async def schedule_many(self, tasks: Sequence[NewTask]) -> list[Answer]:
-        """In one call of the app."""
+        """Schedule tasks in one call of the app."""
         return await self.told(self._asks_schedule(tasks), self.app.schedule_many(tasks))
 
     async def reschedule(
@@ -229,7 +229,7 @@ class RecordedClient:
         return await self._answered(call, self.app.redrive(topic, key, delay=delay, if_token=if_token))
 
     async def change_many(self, changes: Sequence[Change]) -> list[Answer]:
-        """Moves, cancels and redrives in one call of the app."""
+        """Make moves, cancels and redrives in one call of the app."""
         return await self.told(self.asks(changes), self.app.change_many(changes))
 
     async def get(self, topic: Topic, key: str) -> Task[Any] | None:
@@ -245,17 +245,17 @@ class RecordedClient:
         return task
 
     async def shift(self, group: str, by: timedelta, *, topic: Topic | None = None) -> list[Answer]:
-        """As `Bide.shift`; each change that it asks for is told."""
+        """Like `Bide.shift`; each change that it makes is recorded."""
         with self._over_a_group():
             return await self.app.shift(group, by, topic=topic)
 
     async def cancel_group(self, group: str, *, topic: Topic | None = None) -> list[Answer]:
-        """As `shift`."""
+        """Like `Bide.cancel_group`; each change that it makes is recorded."""
         with self._over_a_group():
             return await self.app.cancel_group(group, topic=topic)
 
     def asks(self, changes: Sequence[Change], now: Millis | None = None) -> list[int]:
-        """Tells that these are about to be asked for, of a store `now` if that is known; their calls."""
+        """Record that these changes are about to be made, with the time `now` if known; return their calls."""
         return [
             self._asks(
                 Asks.MOVE if isinstance(one, Move) else Asks.CANCEL if isinstance(one, Cancel) else Asks.REDRIVE,
@@ -274,7 +274,7 @@ class RecordedClient:
         """Await `asked`; record each call's answer, and return all of them."""
         return await _told(self._journal, calls, asked)
 
-    # within
+    # internals
 
     def _asks(self, asks: Asks, topic: Topic, key: str, *, now: Millis | None = None, **details: Any) -> int:
         journal = self._journal
@@ -307,7 +307,7 @@ class RecordedClient:
 
     @contextmanager
     def _over_a_group(self) -> Iterator[None]:
-        """Within this, `Recording` tells what the app asks its store to change."""
+        """Within this context, `Recording` records the app's changes at its store."""
         before = _of_a_group.set(self)
         try:
             yield
@@ -316,7 +316,7 @@ class RecordedClient:
 
 
 async def _told(journal: Journal, calls: Sequence[int], asked: Awaitable[Answers]) -> Answers:
-    """Await `asked`; record each call's own answer, or the error that befell it."""
+    """Await `asked`; record each call's own answer or error."""
     try:
         answers = await asked
     except BaseException as error:
@@ -343,7 +343,7 @@ def _tell(journal: Journal, call: int, answer: object) -> None:
 
 
 def _unknown(error: BaseException) -> bool:
-    """True if a call that failed with this may have been done. Only a StoreError can exclude it."""
+    """True if a call that failed with this error may have taken effect. Only a StoreError can exclude that."""
     return not isinstance(error, StoreError) or isinstance(error, (OutcomeUnknown, PartlyFailed))
 
 

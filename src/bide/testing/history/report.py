@@ -17,7 +17,7 @@ class Violation(Struct, frozen=True):
     """One promise that was broken, for one task where `topic` names one."""
 
     promise: str
-    """P1 to P12, as the README lists them; "defect" for what should never happen, whatever is promised."""
+    """P1 to P12, as the README lists them; "defect" for a failure that no promise covers."""
     topic: Topic
     key: str
     what: str
@@ -27,7 +27,7 @@ class Violation(Struct, frozen=True):
 
     @property
     def headline(self) -> str:
-        """All but the events, in one line."""
+        """The violation without its events, in one line."""
         where = f" {self.topic}/{self.key}" if self.topic else ""
         return f"{self.promise}{where}: {self.what}"
 
@@ -38,14 +38,14 @@ class Violation(Struct, frozen=True):
         return "\n".join(lines)
 
     def _of_it(self, event: Event) -> Event:
-        """Of a lease of many tasks, only this one."""
+        """Reduce the answer to a lease of many tasks to this task."""
         if not isinstance(event, Leased) or len(event.tasks) < 2:
             return event
         return replace(event, tasks=[held for held in event.tasks if (held.topic, held.key) == (self.topic, self.key)])
 
 
 class Late(Struct, frozen=True):
-    """A first delivery that began later than was allowed."""
+    """A first delivery that began later than allowed."""
 
     topic: Topic
     key: str
@@ -54,21 +54,21 @@ class Late(Struct, frozen=True):
 
 
 class Report(Struct, kw_only=True):
-    """The result of a check. Times in milliseconds by the store's clock."""
+    """The result of a check. Times are in milliseconds of the store's clock."""
 
     violations: list[Violation] = []
     undecided: list[tuple[Topic, str]] = []
-    """Tasks for which so many orders are possible that the search was given up: neither right nor wrong."""
+    """Tasks with so many possible orders that the search gave up: neither right nor wrong."""
     late: list[Late] = []
     """First deliveries later than the bound that `check` was given."""
     events: int = 0
     calls: int = 0
-    """Questions of clients."""
+    """Calls of clients."""
     answered: int = 0
     failed: int = 0
-    """Questions, of clients and workers, that failed and were certainly not done."""
+    """Calls of clients and workers that failed and certainly had no effect."""
     unknown: int = 0
-    """Questions, of clients and workers, of which nobody knows whether they were done."""
+    """Calls of clients and workers that may or may not have taken effect."""
     keys: int = 0
     leases: int = 0
     deliveries: int = 0
@@ -80,19 +80,19 @@ class Report(Struct, kw_only=True):
     deaths: int = 0
     faults: int = 0
     most_held: int = 0
-    """The greatest number of deliveries that one holder had at once: leased, and not ended."""
+    """The greatest number of deliveries that one holder had at once: leased and not ended."""
     lateness_p50: Millis | None = None
     lateness_p99: Millis | None = None
     lateness_worst: Millis | None = None
-    """From the planned instant to the first line of the handler, of first deliveries; None: there were none."""
+    """Lateness of first deliveries, from the planned instant to the handler's first line; None if there are none."""
 
     @property
     def ok(self) -> bool:
-        """Nothing was broken, and everything could be decided."""
+        """True if no promise was broken and every task could be decided."""
         return not self.violations and not self.undecided
 
     def summary(self) -> dict[str, object]:
-        """The counts; of what was broken, how often which promise."""
+        """The counts, with the number of violations of each promise."""
         counts: dict[str, object] = msgspec.to_builtins(self)
         broken: dict[str, int] = {}
         for violation in self.violations:
@@ -104,14 +104,14 @@ class Report(Struct, kw_only=True):
 
 
 def lateness_of(sorted_lateness: Sequence[Millis], part: float) -> Millis | None:
-    """The value that `part` of all do not exceed."""
+    """The value that the fraction `part` of all values does not exceed."""
     if not sorted_lateness:
         return None
     return sorted_lateness[min(len(sorted_lateness) - 1, int(len(sorted_lateness) * part))]
 
 
 def words(event: Event, first: int = 0) -> str:
-    """An event in one line; its time in milliseconds after `first`, which is one of `at`."""
+    """Format an event as one line, with its time in milliseconds after `first`, the `at` of another event."""
     fields = msgspec.to_builtins(event)
     kind = fields.pop("type")
     fields.pop("at", None)

@@ -1,21 +1,17 @@
-"""A search for an order in which everything that was done to one task is right.
+"""A search for an order in which all operations on one task are right.
 
-Each operation took effect at one instant between question and answer. An order is right if each came before all that
-were asked after its answer, and each did what the table says to what the one before it left. That is
-linearizability; the search is Wing and Gong's ("Testing and verifying concurrent objects", 1993) with Lowe's memory of
-what has been tried. Two things make it linear in practice:
+Each operation took effect at one instant between its call and its answer. An order is right if each operation precedes
+all those that were called after its answer, and if each has the effect that the lifecycle's table gives for the state
+before it. This is linearizability. The algorithm is Wing and Gong's ("Testing and verifying concurrent objects", 1993)
+with Lowe's cache of visited states. Two facts make it linear in practice:
 
-- **Tokens rise**, so the order of all that made a version, or was shown one, is known. What is left to choose is when
-  something happened that nobody saw.
-- What changes nothing can be taken as soon as it is right: that never makes anything else impossible.
+- **Tokens rise**, so the order of all operations that made or showed a version is known. The search only has to choose
+  when unseen changes happened.
+- An operation that changes nothing is taken as soon as it is right: this rules out no other order.
 
-What was asked and never answered may have been done at any time since, once. It is thought of only where there is no
-other way on: the search is there, so to speak, only for lost answers. Each such choice can be taken back.
-
-Changes of a task that nobody was told of: by questions that were never answered, and by the purge.
-
-Each may have been done at any time since it was asked, once, or never. A search thinks of it only where there is no
-other way on, and here only of what could lead to what was shown next.
+*Unseen changes* are made by calls that were never answered, and by the purge. Such a call may have taken effect once,
+at any time after it was made, or never. The search tries unseen changes only where no other step is possible, and only
+those that could lead to the version shown next (`Unseen`). It can undo each such choice.
 """
 
 from __future__ import annotations
@@ -54,7 +50,7 @@ from bide.testing.history.moves import EXPLAIN, Moves, due_between, given_back
 
 _LEASED = State.LEASED
 _PATIENCE = 20_000
-"""Steps that are tried beyond the operations there are, before a task is called undecided."""
+"""Steps beyond eight for each operation, after which the task is undecided."""
 
 
 class Undecided(Exception):
@@ -62,7 +58,7 @@ class Undecided(Exception):
 
 
 class Stuck(NamedTuple):
-    """The farthest that any order came."""
+    """The state in which the longest order stopped."""
 
     done: int
     task: Task | None
@@ -73,40 +69,40 @@ class Stuck(NamedTuple):
 
 
 class Search:
-    """For one task. `run` says None if there is an order, else where the longest one stops."""
+    """The search for one task. `run` returns None if there is an order, else where the longest one stops."""
 
-    def __init__(self, told: TaskHistory, moves: Moves, leasings: tuple[Leasings, Leasings], exact: bool) -> None:
-        self.told = told
+    def __init__(self, history: TaskHistory, moves: Moves, leasings: tuple[Leasings, Leasings], exact: bool) -> None:
+        self.told = history
         self.moves = moves
-        self.unseen = Unseen(told, moves, leasings, exact)
-        self.ops = sorted(told.ops, key=attrgetter("asked"))
+        self.unseen = Unseen(history, moves, leasings, exact)
+        self.ops = sorted(history.ops, key=attrgetter("asked"))
         tokens: dict[int, int] = {}
         self.written: set[int] = set()
-        """The versions that an answer reported as made: an operation that is shown one of them comes after."""
+        """The versions that an answer reported as made: an operation that shows such a version comes after it."""
         for op in self.ops:
             if op.kind <= SHOWN:
                 tokens[op.token] = tokens.get(op.token, 0) + 1
                 if op.kind <= LAST_WRITE:
                     self.written.add(op.token)
         self.groups = sorted(tokens.items())
-        """The versions that operations were shown, in their order, and by how many operations."""
+        """The versions that operations made or showed, in order, each with the number of these operations."""
         self.stuck: Stuck | None = None
-        # where an order stands
+        # the state of the current order
         self.task: Task | None = None
         self.last = 0
         """The highest token so far."""
         self.next = 0
         self.active: list[Op] = []
         self.soonest = NEVER
-        """The earliest answer among what is active: nothing asked later can come before it."""
+        """The earliest answer among the active operations: no operation called later can come before it."""
         self.group = 0
         self.left = self.groups[0][1] if self.groups else 0
         self.used: frozenset[int] = frozenset()
         self.in_a_row = 0
-        """How many unseen things were done since the last that was seen."""
+        """The number of unseen changes since the last operation."""
         self.done = 0
         self.choices: list[tuple[int, int, int, Any, Way | Op]] = []
-        """Other ways to go on, those first that come after most that was seen, and then after the fewest unseen."""
+        """Choices to return to: first those after the most operations, then those after the fewest unseen changes."""
         self.ways = count()
 
     def run(self) -> Stuck | None:
@@ -127,7 +123,8 @@ class Search:
                 raise Undecided
             if self._step():
                 continue
-            # stuck: something unseen, or an earlier choice was wrong. What failed before with less used up fails again
+            # stuck: an unseen change is missing, or an earlier choice was wrong. A state that failed before with fewer
+            # lost calls used fails again
             state = (
                 self.next, self.group, self.left, tuple(map(id, active)),
                 self.task.known if type(self.task) is Unsure else id(self.task),
@@ -142,7 +139,7 @@ class Search:
     # --- one step
 
     def _step(self) -> bool:
-        """Take what can be taken; False: nothing can."""
+        """Take one operation; False if none can be taken."""
         task, active = self.task, self.active
         now = self.groups[self.group][0] if self.group < len(self.groups) else NEVER
         settle: Op | None = None
@@ -199,7 +196,7 @@ class Search:
         return self._write(write, blocked)
 
     def _write(self, write: Op, blocked: bool) -> bool:
-        """Take a write if it is right; else it is where this order stops."""
+        """Take a write if it is right; else this order stops here."""
         wrong: Wrong = None
         if write.token <= self.last:
             wrong = ("P12", "token %d was given twice", write.token)
@@ -233,7 +230,7 @@ class Search:
                     self.left = self.groups[self.group][1]
 
     def _extend(self, extends: list[Op]) -> bool:
-        """One of several that came at once, of which any may have been first; or one whose answer was lost."""
+        """Take one of several concurrent extends, any of which may have been first; a lost extend may precede it."""
         assert self.task is not None
         if len(extends) > 1 or self.unseen.any:
             shown = {
@@ -252,7 +249,7 @@ class Search:
         self.task = Unsure(self.task, wake_at=self.unseen.until(op.ask, op.answer))
         self._take(op)
 
-    # --- what nobody saw
+    # --- unseen changes, and choices
 
     def _stop(self, write: Op | None, wrong: Wrong) -> None:
         if self.stuck is None or self.done > self.stuck.done:
@@ -272,28 +269,28 @@ class Search:
         self.active = list(active)
 
     def _may_turn(self, blocked: bool) -> None:
-        """Before a write that is right: something that is not could be so before it, if something unseen were done."""
+        """Before a right write, keep the unseen changes as choices: one of them may make a blocked operation right."""
         if blocked and (self.unseen.any or self._may_be_gone()):
             self._push()
 
     def _may_be_gone(self) -> bool:
-        """True if an ended task could have been forgotten by now."""
+        """True if the task has ended and may have been forgotten by now."""
         task = self.task
         return task is not None and not task.state.live and self.moves.may_be_purged(task, self.soonest)
 
     def _push(self) -> None:
-        """Keep each thing that may have been done unseen here as a choice, for when the search comes back."""
+        """Keep each possible unseen change at this point as a choice to return to."""
         self._choose(self.unseen.ways(self))
 
     def _choose(self, ways: Sequence[Way | Op]) -> None:
-        """Keep these for when the search comes back."""
+        """Keep these as choices to return to."""
         if ways:
             snapshot = self._snapshot()
             for way in ways:
                 heappush(self.choices, (-self.done, self.in_a_row, next(self.ways), snapshot, way))
 
     def _back(self) -> bool:
-        """Go the best of the ways that are left."""
+        """Return to the best remaining choice; False if none is left."""
         if not self.choices:
             return False
         *_, snapshot, way = heappop(self.choices)
@@ -311,35 +308,35 @@ class Search:
 _WAITING, _LEASED, _DONE, _DEAD = State.WAITING, State.LEASED, State.DONE, State.DEAD
 _NONE: frozenset[int] = frozenset()
 Way: TypeAlias = tuple[int, Task | None]
-"""The number of a call (0: the purge), and what it makes of the task."""
+"""The number of a call (0: no call, as for the purge) and the task after it."""
 
 
 class Unseen:
-    """Of one task."""
+    """The possible unseen changes of one task."""
 
-    def __init__(self, told: TaskHistory, moves: Moves, leasings: tuple[Leasings, Leasings], exact: bool) -> None:
-        self._lost = told.lost
+    def __init__(self, history: TaskHistory, moves: Moves, leasings: tuple[Leasings, Leasings], exact: bool) -> None:
+        self._lost = history.lost
         self._moves = moves
         self._leasings = leasings
         self._exact = exact
         self._versions: dict[int, list[Op]] = {}
-        for op in told.ops:
+        for op in history.ops:
             if op.kind <= SHOWN:
                 self._versions.setdefault(op.token, []).append(op)
         self._begun: dict[str, set[int]] = {}
-        """By the id of a life, the lost questions that would begin it; with "", those that leave the id to others."""
-        for _, lost in told.lost:
+        """By the id of a life, the lost calls that would begin it; under "", redrives whose id the app makes."""
+        for _, lost in history.lost:
             life = lost.id if type(lost) is ev.Asked else lost.next_id if type(lost) is ev.Settling else None
             if life is not None and (life or (type(lost) is ev.Asked and lost.asks is Asks.REDRIVE)):
                 self._begun.setdefault(life, set()).add(lost.call)
-        self._told = frozenset(told.leases)
+        self._told = frozenset(history.leases)
         """The tokens of the leases that an answer reported."""
-        self._gave = {op.ask.call for op in told.leases.values()}  # type: ignore[union-attr]
-        self.any = bool(told.lost or leasings[0].in_order)
-        """True if any question was lost."""
+        self._gave = {op.ask.call for op in history.leases.values()}  # type: ignore[union-attr]
+        self.any = bool(history.lost or leasings[0].in_order)
+        """True if any call was lost."""
 
     def until(self, ask: Event, answer: Event | None) -> Any:
-        """The end of an extended lease. A store with a clock of its own counts from that, and not from a worker's."""
+        """The end of an extended lease. A store with its own clock counts from that, and not from the worker's."""
         assert type(ask) is ev.Extending
         if self._exact:
             return ask.until
@@ -350,10 +347,10 @@ class Unseen:
         return min(first + lasts, ask.until), max(last + lasts, ask.until)
 
     def ways(self, at: Search) -> list[Way]:
-        """The changes that are possible where the search stands; the likeliest first."""
+        """The possible unseen changes in the current state of the search, the likeliest first."""
         task, moves, ways = at.task, self._moves, []
         token = at.groups[at.group][0] if at.group < len(at.groups) else NEVER
-        still = task is not None and task.token == token  # it will be shown again, as it is
+        still = task is not None and task.token == token  # the same version is shown again
         for place, ask in self._lost:
             if place > at.soonest:
                 break
@@ -373,7 +370,7 @@ class Unseen:
         return ways
 
     def _leads_on(self, made: Task | None, call: int, token: int, used: frozenset[int]) -> bool:
-        """True if the life that is shown next can come of this."""
+        """True if the life that is shown next can follow from this change."""
         shown = self._versions.get(token)
         if shown is None or any(op.kind == SCHEDULED or op.kind == REDRIVEN for op in shown):
             return True
@@ -385,7 +382,7 @@ class Unseen:
         return any(one != call and one not in used for one in begun)
 
     def _is_unlikely(self, made: Task | None, token: int, active: list[Op]) -> bool:
-        """True if the next operation would still be wrong after this."""
+        """True if the next operation would still be wrong after this change."""
         for op in active:
             if op.kind <= LAST_WRITE and op.token == token:
                 return EXPLAIN[op.kind](self._moves, made, op) is not None
@@ -397,10 +394,10 @@ class Unseen:
                 return False
         return True
 
-    # --- by clients, and by holders
+    # --- changes by clients and holders
 
     def _made(self, task: Task | None, ask: Any, now: tuple[int, int]) -> Task | None:
-        """The task after a lost question is done; NOBODY: it would change nothing."""
+        """The task after a lost call takes effect; NOBODY: the call would change nothing."""
         if type(ask) is ev.Settling or type(ask) is ev.Extending:
             if task is None or task.state is not _LEASED or task.token != ask.token:
                 return NOBODY
@@ -437,13 +434,13 @@ class Unseen:
             return NOBODY
         return Unsure(NOBODY, id=ask.id or ANY, group=task.group, due_at=due, wake_at=wake, token=ANY, created_at=now)
 
-    # --- by workers
+    # --- changes by workers
 
     def _taken(self, task: Task, token: int, at: Search) -> list[Way]:
-        """Leases that nobody was told of, where what comes next looks like it.
+        """Leases that no answer reported, if the next version suggests one.
 
-        Their answers were lost, or came in part: when a call is sent again, and when one part of a store is away, what
-        has changed hands since is left out.
+        Their answers were lost or incomplete. An answer is incomplete when a call is sent again or a part of the store
+        is away: it omits the tasks that have changed hands since.
         """
         if earliest(task.wake_at) > token // 1000 or not self._looks_taken(task, token, at):
             return []
@@ -458,8 +455,8 @@ class Unseen:
         again = task.state is _LEASED and task.token is ANY
         taken: list[Way] = []
         for leasings in self._leasings:
-            # whatever it explains, one that ends later does no better, unless just that was shown; and a second one
-            # after one that nobody was told of is thought of for that alone, or where attempts were counted
+            # only the lease that ends first is tried: a later end explains no more, unless exactly that end was shown.
+            # A second unreported lease in a row is tried only for such an end, or where attempts were counted
             if not again or self._counted(task, token):
                 taken += islice(self._held(task, leasings.in_order, at), 1)
             for until in shown:
@@ -477,13 +474,13 @@ class Unseen:
             yield leasing.call, held
 
     def _untold(self, leasings: Iterable[tuple[int, ev.Leasing]], at: Search) -> Iterator[ev.Leasing]:
-        """Questions that may have leased this task though no answer says so, by where the search stands."""
+        """Lease calls that may have leased this task without an answer that reports it, up to the current state."""
         for place, leasing in leasings:
             if place <= at.soonest and leasing.call not in at.used and leasing.call not in self._gave:
                 yield leasing
 
     def _returned(self, task: Task, token: int, at: Search) -> list[Way]:
-        """Leases that nobody was told of and the store has ended, where what comes next looks like it."""
+        """Unreported leases that the store itself has ended, if the next version suggests one."""
         if not self._looks_returned(task, token):
             return []
         if task.state is _LEASED and task.token is not ANY and task.token not in self._told:
@@ -497,7 +494,7 @@ class Unseen:
         return []
 
     def _looks_returned(self, task: Task, token: int) -> bool:
-        """True if the version that is shown next is of this life, and shows it released or due at another time."""
+        """True if the next version is of this life and shows it released or due at another time."""
         held = task.state is _LEASED
         plan = task.planned_at if held else task.wake_at
         for op in self._versions.get(token, ()):
@@ -517,7 +514,7 @@ class Unseen:
         return False
 
     def _counted(self, task: Task, token: int) -> bool:
-        """True if the next version is of this life, with more attempts than there were."""
+        """True if the next version is of this life and has more attempts."""
         for op in self._versions.get(token, ()):
             assert op.seen is not None
             if same(task.id, op.seen.id) and op.seen.attempt - (op.kind == LEASED) > task.attempt:
@@ -525,7 +522,7 @@ class Unseen:
         return False
 
     def _looks_taken(self, task: Task, token: int, at: Search) -> bool:
-        """True if the next version tells of a lease between."""
+        """True if the next version suggests an unseen lease before it."""
         if self._counted(task, token):
             return True
         taken = task.state is _LEASED and task.token is ANY
@@ -545,7 +542,7 @@ class Unseen:
             if place > at.soonest:
                 break
             if type(lost) is ev.Asked and lost.call not in at.used:
-                # a version that no answer here reported, and a caller knew; and a change that only a lease lets through
+                # a caller knew a version that no answer reported; or the change is possible only after a lease
                 if lost.if_token is not None and at.last < lost.if_token < token:
                     return True
                 if lost.on_conflict is OnConflict.LATEST and task.state is _WAITING:

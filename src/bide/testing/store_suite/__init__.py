@@ -1,4 +1,4 @@
-"""The contract of a store, as tests: an object that passes them all is a store.
+"""The contract of a store, as tests: an object that passes all of them is a store.
 
 Bind it to a store of your own (with pytest and pytest-asyncio installed):
 
@@ -8,9 +8,8 @@ Bind it to a store of your own (with pytest and pytest-asyncio installed):
         async def make_store(self, tmp_path):
             return MyStore(tmp_path / "tasks")
 
-Each test's name is a rule; the class it is in says which promise (P1 to P12 of docs/correctness.md) the rule serves.
-Optional capabilities are tested where the store has them and skipped elsewhere. Nothing here sleeps: time is an
-argument of every call.
+The name of each test is a rule; its class names the promise (P1 to P12 of docs/correctness.md) that the rule serves.
+Tests of optional capabilities are skipped for stores without them. No test sleeps: time is an argument of every call.
 """
 
 from __future__ import annotations
@@ -46,4 +45,4 @@ class StoreSuite(
     Announcing,
     Remembering,
 ):
-    """Every rule that a store keeps."""
+    """All rules that a store must keep."""

@@ -1,6 +1,6 @@
-"""The properties that a binding of the suite declares of its store, and the fixtures that the tests get.
+"""The suite's base class, with the flags that a binding sets for its store and the fixtures of the tests.
 
-The acts that the store tests are told in: put a task, take it, bring it into a state, read a whole listing.
+It also has the steps that the tests consist of: put a task, take it, bring it into a state, read a whole listing.
 
 Time is always an argument. Everything happens near `NOW`, a fixed instant, so that no test sleeps and every answer can
 be compared exactly.
@@ -47,11 +47,11 @@ MINUTE: Millis = 60 * SECOND
 HOUR: Millis = 60 * MINUTE
 DAY: Millis = 24 * HOUR
 LEASE: Millis = 10 * SECOND
-"""How long a lease lasts in these tests unless they say otherwise."""
+"""The default length of a lease in these tests."""
 KEPT: Millis = NOW + 30 * DAY
 """A `keep_until` that no test reaches by accident."""
 Notices: TypeAlias = list[tuple[Topic, Millis]]
-"""Topics, each with the wake that a listener was notified of."""
+"""Notifications: topics, each with its wake time."""
 
 
 def new(
@@ -65,40 +65,40 @@ def new(
     deadline: Millis | None = None,
     on_conflict: OnConflict = OnConflict.REPLACE,
 ) -> NewTask:
-    """A task to add, due at `NOW` unless told otherwise, with an id of its own."""
+    """A task to add, with a new id, due at `NOW` by default."""
     return NewTask(
         topic, key, new_id(), At(NOW) if due is None else due, payload, group, options, deadline, on_conflict
     )
 
 
 async def add_all(store: Verbs, tasks: Sequence[NewTask], *, now: Millis = NOW) -> list[Answer]:
-    """Add the tasks in one batch; the answers."""
+    """Add the tasks in one batch; return the answers."""
     return await all_answers(await store.add(tasks, now=now))
 
 
 async def change_all(store: Verbs, changes: Sequence[Change], *, now: Millis = NOW) -> list[Answer]:
-    """Make the changes in one batch; the answers."""
+    """Make the changes in one batch; return the answers."""
     return await all_answers(await store.change(changes, now=now))
 
 
 async def settle_all(store: Verbs, outcomes: Sequence[Settlement], *, now: Millis = NOW) -> list[bool]:
-    """Settle in one batch; which were accepted."""
+    """Settle in one batch; return for each outcome if it was accepted."""
     return await all_answers(await store.settle(outcomes, now=now))
 
 
 async def put(store: Verbs, *tasks: NewTask, now: Millis = NOW) -> list[Record]:
-    """Add the tasks; their records. All must be free keys, or be replaced."""
+    """Add the tasks; return their records. Each key must be free, or its task replaceable."""
     return [record_of(answer) for answer in await add_all(store, tasks, now=now)]
 
 
 async def put_one(store: Verbs, task: NewTask | None = None, *, now: Millis = NOW) -> Record:
-    """Add one task (by default a plain one, due at `NOW`); its record."""
+    """Add one task (by default a plain one, due at `NOW`); return its record."""
     [record] = await put(store, new() if task is None else task, now=now)
     return record
 
 
 def record_of(answer: Answer) -> Record:
-    """The record that an answer carries; fails if it has none."""
+    """The record in an answer; fails if there is none."""
     assert answer.record is not None, f"{answer.result} carries no task"
     return answer.record
 
@@ -120,44 +120,44 @@ async def take(
 
 
 async def put_and_take(store: Store, task: NewTask | None = None) -> Record:
-    """Add one task (by default a plain one), and lease it at once; its record as leased."""
+    """Add one task (by default a plain one) and lease it at once; return its record as leased."""
     record = await put_one(store, task)
     return await take(store, topic=record.topic)
 
 
 async def look(store: Verbs, which: Record | Ref) -> Record | None:
-    """The task as it now is."""
+    """The current version of the task; None if it is gone."""
     [record] = await store.get([Ref(which.topic, which.key)])
     return record
 
 
 async def see(store: Verbs, which: Record | Ref) -> Record:
-    """The task as it now is; fails if it is gone."""
+    """The current version of the task; fails if it is gone."""
     record = await look(store, which)
     assert record is not None, f"{which.topic}/{which.key} should be there"
     return record
 
 
 async def do(store: Verbs, change: Change, *, now: Millis = NOW) -> Answer:
-    """One change; its answer."""
+    """Make one change; return its answer."""
     [answer] = await change_all(store, [change], now=now)
     return answer
 
 
 async def settle(store: Verbs, outcome: Settlement, *, now: Millis = NOW) -> bool:
-    """One outcome; whether it was accepted."""
+    """Settle one outcome; return True if it was accepted."""
     [accepted] = await settle_all(store, [outcome], now=now)
     return accepted
 
 
 async def extend(store: Store, held: Record, *, until: Millis, now: Millis = NOW) -> bool:
-    """Extend one lease; whether it was accepted."""
+    """Extend one lease; return True if it was accepted."""
     [accepted] = await store.extend([hold(held)], now=now, until=until)
     return accepted
 
 
 def hold(held: Record) -> Lease:
-    """The lease that a leased record stands for."""
+    """The lease of a leased record."""
     return Lease(held.topic, held.key, held.token)
 
 
@@ -191,9 +191,9 @@ async def bring(
     keep_until: Millis = KEPT,
     deadline: Millis | None = None,
 ) -> Record | None:
-    """Put a task and bring it into `state` at `NOW` (None: leave the key free); its record.
+    """Put a task and bring it into `state` at `NOW` (None: leave the key free); return its record.
 
-    Nothing else of the topic may be due at `NOW`.
+    No other task of the topic may be due at `NOW`.
     """
     if state is None:
         return None
@@ -211,7 +211,7 @@ async def bring(
 
 
 async def pages(store: Verbs, where: Filter, limit: int) -> AsyncIterator[list[Record]]:
-    """The pages of a listing; checks that each keeps to its limit."""
+    """The pages of a listing; checks that none exceeds the limit."""
     page = Page(limit=limit)
     while True:
         found = await store.find(where, page)
@@ -223,12 +223,12 @@ async def pages(store: Verbs, where: Filter, limit: int) -> AsyncIterator[list[R
 
 
 async def listed(store: Verbs, where: Filter, *, limit: int = 1_000) -> list[Record]:
-    """Everything that a listing shows, page by page."""
+    """All tasks of a listing, read page by page."""
     return [record async for page in pages(store, where, limit) for record in page]
 
 
 def place(record: Record, where: Filter) -> tuple[str, str | Millis]:
-    """Where a record stands in the listing of `where`, as far as `Verbs.find` promises it."""
+    """The position of a record in the listing of `where`, as far as `Verbs.find` promises it."""
     timed = where.state is not None or where.wake_from is not None or where.wake_before is not None
     if where.group is not None:
         return record.topic, record.key
@@ -238,7 +238,7 @@ def place(record: Record, where: Filter) -> tuple[str, str | Millis]:
 
 
 def matches(record: Record, where: Filter) -> bool:
-    """The meaning of a filter, written a second time."""
+    """True if the filter matches: an independent implementation."""
     if where.wake_from is not None or where.wake_before is not None:
         wakes = record.state.live
         wakes = wakes and (where.wake_from is None or record.wake_at >= where.wake_from)
@@ -253,13 +253,13 @@ def matches(record: Record, where: Filter) -> bool:
 
 
 def counted(tally: Tally, topic: Topic, state: State) -> Count:
-    """The count of one topic and state; one that is not listed is zero."""
+    """The count of one topic and state; zero if it is not listed."""
     return tally.counts.get((topic, state), Count(0))
 
 
 @asynccontextmanager
 async def notified(store: Store, topics: Collection[str]) -> AsyncIterator[Notices]:
-    """The notifications of earlier wakes that a listener to these topics gets. Skips a store that sends none."""
+    """Collect the notifications of earlier wakes for these topics. Skips a store that sends none."""
     if (wakes := store.features.wakes) is None:
         pytest.skip("this store tells of nothing")
     heard: Notices = []
@@ -291,45 +291,45 @@ class SuiteBase:
     durable: ClassVar[bool] = False
     """True if another store made for the same directory sees the same tasks, at once and after a close."""
     many: ClassVar[int] = 10_000
-    """How many tasks the large batches have."""
+    """The number of tasks in large batches."""
     races: ClassVar[int] = 1_000
-    """How often each race is run."""
+    """The number of runs of each race."""
     exact_wakes: ClassVar[bool] = True
-    """True if `next_wake` is exactly the earliest wake; else it may be earlier, but still ahead of now."""
+    """True if `next_wake` is exactly the earliest wake time; else it may be earlier, but still later than now."""
 
     exact_ends: ClassVar[bool] = True
-    """True if `next_wake` follows a lease that is extended or over; else it may be the end that it would have had."""
+    """True if `next_wake` changes when a lease is extended or ends early; else it may be the lease's original end."""
 
     exact_order: ClassVar[bool] = True
-    """True if a lease with a limit takes the very oldest of all; else the oldest of some shards."""
+    """True if a lease with a limit takes the oldest of all tasks; else the oldest of some shards."""
 
     hears_commits: ClassVar[bool] = True
-    """True if a listener is notified of a caller's own transaction; else its tasks are found by polling."""
+    """True if a commit of a caller's own transaction notifies listeners; else workers find its tasks by polling."""
 
     async def make_store(self, tmp_path: Path) -> Store:
-        """A store that is not open yet, keeping what it keeps under `tmp_path` (or in a namespace named after it).
+        """Make a store that is not open yet, with its data under `tmp_path` (or in a namespace named after it).
 
-        A store with a clock of its own is made to go by the caller's.
+        A store with a clock of its own must be configured to use the caller's.
         """
         raise NotImplementedError
 
     def callers_transaction(self, tmp_path: Path) -> AbstractAsyncContextManager[Any]:
-        """A connection that the caller opened to the store's database, in a transaction.
+        """A caller's own connection to the store's database, in a transaction.
 
-        Committed on leaving without an error, else rolled back. For stores with `features.transactions`.
+        It commits on leaving without an error, else it rolls back. For stores with `features.transactions`.
         """
         pytest.skip("this binding knows no connection of the caller's")
 
     async def write_text(self, connection: Any, text: str) -> None:
-        """Write a row of the caller's own, in the transaction that `connection` is in."""
+        """Write a row of the caller's own in the current transaction of `connection`."""
         pytest.skip("this binding writes no rows of the caller's")
 
     async def texts(self, tmp_path: Path) -> list[str]:
-        """Every committed row that `write_text` wrote."""
+        """The committed rows of `write_text`."""
         raise NotImplementedError
 
     async def damage(self, tmp_path: Path, ref: Ref) -> None:
-        """Make the stored task unreadable, by the back door, as a fault of the disk or of another program would."""
+        """Make the stored task unreadable behind the store's back, as a fault of the disk or another program would."""
         pytest.skip("this binding has no back door")
 
     @pytest_asyncio.fixture
@@ -344,7 +344,7 @@ class SuiteBase:
 
     @pytest_asyncio.fixture
     async def rival(self, store: Store, tmp_path: Path) -> AsyncIterator[Store]:
-        """Another client of the same tasks, open; the store itself where there can be no other."""
+        """Another open client of the same tasks; the store itself if there can be no other."""
         rival = await self.peer(store, tmp_path)
         try:
             yield rival
@@ -352,7 +352,7 @@ class SuiteBase:
             await rival.close()
 
     async def peer(self, store: Store, tmp_path: Path) -> Store:
-        """Another client of the same tasks, opened; the store itself where there can be no other. Close it."""
+        """Open another client of the same tasks, for the caller to close; the store itself if there can be no other."""
         if not self.durable:
             return store
         other = await self.make_store(tmp_path)
@@ -360,13 +360,13 @@ class SuiteBase:
         return other
 
     async def rests_until(self, store: Store, wake: Millis, *, topic: Topic = "t", now: Millis = NOW) -> None:
-        """Nothing of the topic is due, and the next wake that a lease tells is this one."""
+        """Check that no task of the topic is due and that a lease reports this next wake time."""
         asked = await lease(store, 5, topic=topic, now=now)
         assert asked.tasks == []
         assert self.wakes_at(asked.next_wake, wake, now)
 
     def wakes_at(self, told: Millis | None, earliest: Millis, now: Millis) -> bool:
-        """True if `told` is an honest `next_wake` for something that wakes at `earliest`."""
+        """True if `told` is a valid `next_wake` when the earliest wake time is `earliest`."""
         if told is None:
             return False
         if self.exact_wakes or earliest <= now:

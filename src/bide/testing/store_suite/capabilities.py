@@ -1,4 +1,4 @@
-"""Durability, retention, and the optional capabilities: notifications, presence, transactions, the log of events.
+"""Tests of durability, retention and the optional capabilities: notifications, presence, transactions, the event log.
 
 A test of a capability is skipped if the store does not have it.
 """
@@ -57,11 +57,11 @@ from bide.testing.store_suite.base import (
 
 
 class Listening(SuiteBase):
-    """P8: a wake-up cuts a sleep short and carries the time. Notifications may be late or double; here none is lost."""
+    """P8: a notification shortens a sleep and carries the wake time. It may be late or repeated; here none is lost."""
 
     @staticmethod
     async def _hears(heard: Notices, topic: str, wake: Millis) -> None:
-        """A notification of a wake at that time or of one before it, which makes the listener look."""
+        """Wait for a notification of this wake time or an earlier one, which makes the listener poll."""
         await until(lambda: any(t == topic and at <= wake for t, at in heard), f"notice of {topic} at {wake}")
         heard.clear()
 
@@ -146,7 +146,7 @@ class Listening(SuiteBase):
 
 
 class Announcing(SuiteBase):
-    """Workers and their topics: known to all, and forgotten when their time has passed."""
+    """Workers and their topics: visible to all, and forgotten when their time is over."""
 
     @pytest.fixture
     def workers(self, store: Store) -> WorkerRegistry:
@@ -189,7 +189,7 @@ Inside = TypeVar("Inside")
 
 @asynccontextmanager
 async def _failing(transaction: AbstractAsyncContextManager[Inside]) -> AsyncIterator[Inside]:
-    """The transaction, whose block ends with an error."""
+    """The transaction, with an error at the end of its block."""
     with suppress(ZeroDivisionError):
         async with transaction as one:
             yield one
@@ -197,7 +197,7 @@ async def _failing(transaction: AbstractAsyncContextManager[Inside]) -> AsyncIte
 
 
 class Joining(SuiteBase):
-    """P12: where data and tasks share a database, completion joins the caller's own transaction."""
+    """P12: if data and tasks share a database, completion joins the caller's own transaction."""
 
     @pytest.fixture
     def joins(self, store: Store) -> JoinsTransaction:
@@ -369,7 +369,7 @@ class Joining(SuiteBase):
 
 
 class Opening(SuiteBase):
-    """P2: what was acknowledged is there again, within the store's stated durability."""
+    """P2: acknowledged tasks survive, within the store's stated durability."""
 
     async def test_it_is_a_store(self, store: Store) -> None:
         assert isinstance(store, Store)
@@ -476,7 +476,7 @@ class Opening(SuiteBase):
             pytest.skip("this store has no clock of its own")
         began = time.monotonic()
         first, second = await clock.time(), await clock.time()
-        took = (time.monotonic() - began) * 1000  # each is an estimate, as good as its round trip
+        took = (time.monotonic() - began) * 1000  # each time is an estimate, with the error of its round trip
         assert 1_600_000_000_000 < first <= second + took + 1
 
 
@@ -484,7 +484,7 @@ ENDED = [State.DONE, State.CANCELLED, State.DEAD]
 
 
 class Retention(SuiteBase):
-    """P10: nothing is left behind, once a task has ended and its retention has passed."""
+    """P10: nothing is left of a task that has ended when its retention is over."""
 
     @pytest.mark.parametrize("keep_until", [0, NOW - 1, NOW])
     @pytest.mark.parametrize("state", ENDED, ids=str)
@@ -630,7 +630,7 @@ def _event(key: str, at: Millis, *, kind: EventKind = EventKind.RETRY, topic: st
 
 
 class Remembering(SuiteBase):
-    """A capped log of what was out of the ordinary, found by task."""
+    """A capped log of unusual events, which can be queried by task."""
 
     @pytest.fixture
     def log(self, store: Store) -> KeepsEvents:

@@ -1,4 +1,4 @@
-"""A delivery, from the lease (who gets which tasks when, and the next wake) to the outcome that a token settles."""
+"""Tests of a delivery, from the lease (which worker gets which tasks, and the next wake) to the settled outcome."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from bide.testing.store_suite.base import (
 
 
 class Leasing(SuiteBase):
-    """P1: never early. P2: again and again until it is settled. P3: one holder."""
+    """P1: never early. P2: redelivered until settled. P3: one holder."""
 
     async def test_exactly_at_its_time_and_not_a_millisecond_before(self, store: Store) -> None:
         await put_one(store, new(due=At(NOW + HOUR)))
@@ -142,7 +142,7 @@ class Leasing(SuiteBase):
 
 
 class Fairness(SuiteBase):
-    """P6: no head-of-line blocking. P8: what `lease` says about the next wake lets a worker sleep exactly."""
+    """P6: no head-of-line blocking. P8: the next wake that `lease` returns lets a worker sleep exactly."""
 
     async def test_next_wake_is_the_earliest_of_the_asked_topics(self, store: Store) -> None:
         await put(
@@ -424,7 +424,7 @@ class Settling(SuiteBase):
         assert (await lease(store, 1)).next_wake is None
 
     async def test_an_ended_task_tells_when_its_delivery_began(self, store: Store) -> None:
-        """`wake_at` has no other use then; it tells why something was late, long after it was."""
+        """`wake_at` has no other use then; it shows later why a task was late."""
         for number, end in enumerate((done, dead)):
             at = NOW + number * MINUTE
             await put_one(store, new(str(number)), now=at - SECOND)
@@ -446,11 +446,11 @@ class Settling(SuiteBase):
 
 
 FAR_OFF = 2**53 // 1_000 + SECOND
-"""An instant whose microseconds are more than a double counts one by one."""
+"""An instant whose microseconds exceed the exact integers of a double."""
 
 
 class Tokens(SuiteBase):
-    """P12: `token` only ever rises for a (topic, key), so that a receiver can refuse the old."""
+    """P12: the `token` of a (topic, key) only rises, so that a receiver can refuse an old one."""
 
     async def test_every_transition_raises_the_token(self, store: Store) -> None:
         seen = [(await put_one(store)).token]

@@ -1,4 +1,4 @@
-"""Finding and counting: every filter, in pages that neither skip nor repeat what stays put; counts and forecasts."""
+"""Tests of queries: every filter, in pages that neither skip nor repeat unchanged tasks; counts and forecasts."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ from bide.testing.store_suite.base import (
 FORGED: list[object] = [
     "", "a", "bb", "c", "g", "\0", "a\0a0", "bide:settings", -1, 0, NOW, 2**63 - 1, -(2**63), None, 0.5, [], b"a",
 ]  # fmt: skip
-"""Values that an attacker may put in the place of a cursor's parts."""
+"""Values that an attacker may substitute for parts of a cursor."""
 FROM, BEFORE = NOW + 3 * SECOND, NOW + 9 * SECOND
 FILTERS = [
     Filter(topic=topic, state=state, group=group, wake_from=wake_from, wake_before=wake_before)
@@ -64,7 +64,7 @@ def _encoded(parts: Sequence[object]) -> str:
 
 
 async def stock(store: Store) -> list[Record]:
-    """Ninety tasks over two topics, two groups and none, and all five states; their records."""
+    """Put 90 tasks in two topics, in two groups or none, and in all five states; return their records."""
     refs: list[Ref] = []
     for topic in ("a", "b"):
         for number in range(45):
@@ -92,7 +92,7 @@ async def stock(store: Store) -> list[Record]:
 
 
 class Finding(SuiteBase):
-    """P11: a page is served by an index. Tasks that stay put are neither skipped nor repeated."""
+    """P11: an index serves each page. Unchanged tasks are neither skipped nor repeated."""
 
     @pytest.mark.parametrize("limit", [1, 2, 7, 1_000])
     async def test_every_filter_shows_what_it_means_in_the_promised_order(self, store: Store, limit: int) -> None:
@@ -147,7 +147,7 @@ class Finding(SuiteBase):
             shown += keys(page)
             key = moving[turn % 30]
             if page and page[-1].key.startswith("move"):
-                key = page[-1].key  # even the one that the cursor stands on
+                key = page[-1].key  # even the task at the cursor's position
             if turn % 3 == 0:
                 await do(store, Cancel("t", key))
             elif turn % 3 == 1:
@@ -238,7 +238,7 @@ class Finding(SuiteBase):
             await store.find(Filter(topic="t"), Page(limit=1, cursor=by_wake))
 
     async def test_a_forged_cursor_shows_nothing_that_is_not_asked_for(self, store: Store) -> None:
-        """Whatever place it names: it is refused, or goes on within what its filter means."""
+        """A cursor with any position is refused, or shows only tasks that match the filter."""
         for number, topic in enumerate(("a", "b", "c")):
             await put(store, *(new(f"{topic}{one}", topic=topic, group="g", due=In(one + number)) for one in range(4)))
         wheres = [
@@ -282,13 +282,13 @@ class Finding(SuiteBase):
 
 
 async def forecast(store: Store, *edges: int, topic: str = "t") -> list[int]:
-    """The forecast of one topic; a topic that is not listed has nothing waiting in any interval."""
+    """The forecast of one topic; a topic that is not listed has no waiting task in any interval."""
     tally = await store.tally(edges)
     return [count.number for count in tally.forecast.get(topic, [Count(0)] * max(len(edges) - 1, 0))]
 
 
 class Counting(SuiteBase):
-    """P10 and P11: the counts are exact up to a limit, and go down again."""
+    """P10 and P11: the counts are exact up to a limit, and also decrease."""
 
     async def test_an_empty_store_counts_nothing(self, store: Store) -> None:
         tally = await store.tally()

@@ -1,4 +1,4 @@
-"""Races, of which exactly one caller wins, and batches of any size, names and payloads that have broken others."""
+"""Tests of races, which exactly one caller wins, and of batches, names and payloads that broke other systems."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Second = TypeVar("Second")
 async def both(
     number: int, first: Callable[[], Awaitable[First]], second: Callable[[], Awaitable[Second]]
 ) -> tuple[First, Second]:
-    """Start both at once; who is called first alternates."""
+    """Start both at once, alternating which is called first."""
     if number % 2:
         two, one = await asyncio.gather(_run(second), _run(first))
     else:
@@ -67,13 +67,13 @@ async def _run(act: Callable[[], Awaitable[First]]) -> First:
 
 
 async def in_batches(races: int, race: Callable[[int, str], Coroutine[Any, Any, None]]) -> None:
-    """Run the races, some at once: each has a number, and a topic of its own."""
+    """Run the races, several at once, each with its number and its own topic."""
     for start in range(0, races, AT_ONCE):
         await asyncio.gather(*(race(number, f"t{number}") for number in range(start, start + AT_ONCE)))
 
 
 class Racing(SuiteBase):
-    """P3: one holder. P4: a lost race is an answer. Where a store can have a second client, that one races."""
+    """P3: one holder. P4: a lost race is an answer. The rival is a second client if the store can have one."""
 
     async def test_fifty_workers_take_no_task_twice(self, store: Store, rival: Store) -> None:
         await put(store, *(new(str(number)) for number in range(1_500)))
@@ -265,7 +265,7 @@ FAR = [2**31 - 1, 2**31, 2**31 + 1, 2**32 - 1, 2**32, 2**32 + 1, 3 * 2**33, 1_00
 
 
 class Batches(SuiteBase):
-    """Plural everywhere: the answer has the length and order of the argument."""
+    """Every verb takes batches: the answers have the length and order of the argument."""
 
     async def test_an_empty_batch_is_answered_with_nothing(self, store: Store) -> None:
         assert await add_all(store, []) == []
@@ -322,7 +322,7 @@ class Batches(SuiteBase):
 
 
 class OddInput(SuiteBase):
-    """Everything that passes the checks of the core goes through unharmed."""
+    """Every value that passes the checks of the core is stored and returned unchanged."""
 
     async def test_names_of_every_kind_go_through_a_whole_life(self, store: Store) -> None:
         await put(store, *(new(name, topic=name, group=name) for name in NAMES))
@@ -410,7 +410,7 @@ class OddInput(SuiteBase):
         assert "sound" in keys(leased.tasks)
         outcomes = [done(record) for record in leased.tasks if record.key == "sound"]
         assert await settle_all(store, outcomes) == [True]
-        # it must neither be handed out for ever nor keep a worker from its sleep
+        # it must neither be leased endlessly nor keep a worker awake
         for _ in range(3):
             assert (await lease(store, 5)).tasks == []
         assert (await lease(store, 5)).next_wake in (None, NOW + LEASE)

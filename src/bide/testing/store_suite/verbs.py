@@ -1,4 +1,4 @@
-"""Clients' verbs: schedule, move, fire, cancel, redrive and batches of them; and every cell of the lifecycle table."""
+"""Tests of clients' verbs (schedule, move, fire, cancel, redrive, batches) and every cell of the lifecycle table."""
 
 from __future__ import annotations
 
@@ -377,7 +377,7 @@ SETTLES = {
 }
 STATES = (lifecycle.ABSENT, *State)
 LATER = NOW + SECOND
-"""When the second verb comes: a second after the task was brought into its state."""
+"""The time of the second verb: a second after the task was brought into its state."""
 
 
 def _name(value: object) -> str:
@@ -414,7 +414,7 @@ def _scheduled(verb: Verb, due_at: int) -> NewTask:
 
 
 async def _check(store: Store, verb: Verb, old: Record | None, answer: Answer, expected: Answer) -> None:
-    """The answer is exactly the computed one, the store holds exactly what it says, and the table agrees."""
+    """Check that the answer is the computed one, the store holds its record, and the lifecycle table agrees."""
     state = None if old is None else old.state
     assert answer == expected
     now_is = await look(store, Ref("t", "k"))
@@ -431,7 +431,7 @@ async def _check(store: Store, verb: Verb, old: Record | None, answer: Answer, e
 
 
 class EveryCell(SuiteBase):
-    """P4: every verb is one transition and answers what happened; the table says which, for every state."""
+    """P4: every verb is one transition and answers with its result, as the table defines it for every state."""
 
     async def test_the_table_has_every_verb_and_every_state(self) -> None:
         assert set(TABLE) == set(Verb)

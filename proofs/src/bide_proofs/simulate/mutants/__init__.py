@@ -1,12 +1,12 @@
-"""Builds of bide that are broken on purpose, each in one place: what the simulation has to catch.
+"""Mutants: versions of bide that are broken on purpose, each in one place, for the simulation to catch.
 
-A judge that finds nothing wrong has said something only if it does find what is wrong. So for every promise there are
-mutants that break it, and `python -m bide_proofs.simulate.mutants` plays seed after seed of each until one shows it.
+A judge that finds no violation proves something only if it does find violations when there are some. So for every
+promise there are mutants that break it, and `python -m bide_proofs.simulate.mutants` plays seed after seed of each
+until the judge catches it.
 
-A mutant is a few words of one function's source exchanged, in the running program, and put back afterwards: it *is* its
-change, and can be read as one in `catalogue.toml`. The source is compiled anew and its code object takes the place of
-the function's own, so that a module that has imported the function, or an object that holds a bound method of it, runs
-the mutant too.
+A mutant replaces a few words in the source of one function, in the running program, and restores them afterwards. The
+replacement is written in `catalogue.toml`. The changed source is compiled, and its code object replaces the function's
+own, so that modules that have imported the function, and objects that hold a bound method of it, run the mutant too.
 """
 
 from __future__ import annotations
@@ -37,20 +37,20 @@ class Mutant(Struct, frozen=True, forbid_unknown_fields=True):
 
     name: str
     promise: str
-    """The one that it breaks: "P1" to "P12"."""
+    """The promise that it breaks: "P1" to "P12"."""
     says: str
     """The change and its place, in one sentence."""
     where: str
     """The function: "bide.core.lifecycle:change"."""
     old: str
-    """In the source of that function, exactly once."""
+    """The text to replace, which is in the source of that function exactly once."""
     new: str
     minutes: float = 6
-    """Of virtual time that a play lasts: less for those that cost much of the real."""
+    """The virtual minutes of a play: fewer for mutants that take much real time."""
 
     @contextmanager
     def applied(self) -> Iterator[None]:
-        """The program with this change, as long as it lasts. Raises BadInput where `old` is not once in the source."""
+        """Apply the change within this context. Raises BadInput unless `old` is in the source exactly once."""
         code, function = self.code(), _function(self)
         before = function.__code__
         function.__code__ = code
@@ -60,7 +60,7 @@ class Mutant(Struct, frozen=True, forbid_unknown_fields=True):
             function.__code__ = before
 
     def code(self) -> CodeType:
-        """The replacement of the function: compiled once, so that a file may be edited while mutants are played."""
+        """The function's new code, compiled once, so that a file may be edited while mutants are played."""
         return _changed(self)
 
 
@@ -90,11 +90,11 @@ def _catalogue() -> Iterator[Mutant]:
 
 
 MUTANTS: Mapping[str, Mutant] = MappingProxyType({mutant.name: mutant for mutant in _catalogue()})
-"""All of them, by name."""
+"""All mutants, by name."""
 
 
 def applied(name: str) -> AbstractContextManager[None]:
-    """The program as this mutant of it, for as long as it lasts. Raises BadInput for a name that there is not."""
+    """Apply the mutant of this name within a context. Raises BadInput for an unknown name."""
     if name not in MUTANTS:
         raise BadInput("mutant", name, f"one of {', '.join(MUTANTS)}")
     return MUTANTS[name].applied()

@@ -1,4 +1,4 @@
-"""Plays mutants of bide, seed after seed, until the judge finds each of them out; and writes down which seed it was."""
+"""Play mutants of bide, seed after seed, until the judge catches each of them, and record the seed."""
 
 from __future__ import annotations
 

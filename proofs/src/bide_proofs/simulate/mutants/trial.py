@@ -1,4 +1,4 @@
-"""Plays a mutant, seed after seed, until the judge finds it out; and what is on record of that, a line for each."""
+"""Play a mutant, seed after seed, until the judge catches it. Read and write the record of catches, a line for each."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ from bide_proofs.simulate.plan import plan_of
 from bide_proofs.simulate.world import play
 
 FIRST = 20
-"""So many seeds are played of each mutant in any case: how many of them catch it says how easily it is caught."""
+"""The number of seeds always played of each mutant: the number that catch it shows how easily it is caught."""
 
 
 class Caught(Struct, frozen=True):
-    """How a mutant was found out."""
+    """The record of a caught mutant."""
 
     name: str
     seed: int
-    """The first that does."""
+    """The first seed that catches it."""
     by: str
-    """The promise that the judge called broken then."""
+    """The promise that the judge found broken with that seed."""
     what: str
-    """In the judge's words."""
+    """The judge's sentence."""
     first: int
-    """How many of the first so many seeds catch it."""
+    """The number of the first `of` seeds that catch it."""
     of: int
-    """So many."""
+    """The number of seeds that are always played."""
 
 
 def wrongs(name: str, seed: int, minutes: float = 6) -> list[Violation]:
-    """The judge's findings on this seed of this mutant, which knows how long it plays.
+    """The judge's findings on this seed of this mutant, which sets the length of its play.
 
-    With no name: of bide as it is, in so many virtual minutes.
+    With an empty name, bide itself is played, for `minutes` virtual minutes.
     """
     if not name:
         plan = plan_of(seed, minutes)
@@ -47,13 +47,13 @@ def wrongs(name: str, seed: int, minutes: float = 6) -> list[Violation]:
     with applied(name):
         try:
             played = play(plan)
-        except Exception as error:  # noqa: BLE001 - whatever it is, bide as it is does not raise it
+        except Exception as error:  # noqa: BLE001 - without the mutant, bide raises no error here
             return [Violation("defect", "", "", f"the play ended with {error!r}", [])]
     return judged(plan, played).wrong
 
 
 def trial(name: str, seeds: int, first: int = FIRST) -> Caught | None:
-    """How this mutant is caught; None: not within so many seeds. The `first` of them are played in any case."""
+    """Play up to `seeds` seeds of this mutant; None if none catches it. The `first` of them are always played."""
     seen: list[tuple[int, Violation]] = []
     for seed in range(1, seeds + 1):
         if seed > first and seen:
@@ -67,13 +67,13 @@ def trial(name: str, seeds: int, first: int = FIRST) -> Caught | None:
 
 
 def written(path: Path) -> dict[str, Caught]:
-    """The catches on record. Raises OSError, msgspec.ValidationError."""
+    """Read the recorded catches, by name. Raises OSError, msgspec.ValidationError."""
     lines = path.read_bytes().splitlines()
     return {one.name: one for one in (msgspec.json.decode(line, type=Caught) for line in lines)}
 
 
 def write(path: Path, caught: Mapping[str, Caught]) -> None:
-    """Put it on record, in the order of `MUTANTS`."""
+    """Record the catches, in the order of `MUTANTS`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(b"".join(msgspec.json.encode(caught[name]) + b"\n" for name in MUTANTS if name in caught))
 

@@ -1,6 +1,6 @@
 """Private servers to be tortured: those of `bide_proofs.servers`, behind proxies and with their faults.
 
-What they run is what bide's documents recommend. Nothing that was not started here is touched.
+They are configured as bide's documents recommend. No server that was not started here is touched.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _KINDS: Mapping[str, Callable[[Path], Server]] = {
 
 
 def server_of(name: str, folder: Path) -> Server:
-    """A server, not started, that keeps all it has below `folder`. Raises BadInput for a name of no kind."""
+    """Make a server with its data below `folder`, without starting it. Raises BadInput for an unknown name."""
     make = _KINDS.get(name)
     if make is None:
         raise BadInput("server", name, f"one of {', '.join(_KINDS)}")

@@ -1,4 +1,4 @@
-"""Two instances of `bide serve` on one private store, each behind a proxy, as are their own ways to the store."""
+"""Two instances of `bide serve` on one private store. Proxies stand before each instance and before the store."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from bide_proofs.torture.server import PrivateServer, Trouble, fault_on, killed,
 
 
 class TorturedService(PrivateServer):
-    """Over `store`, which is started, tortured and stopped with them."""
+    """Two instances over `store`, which is started, tortured and stopped with them."""
 
     name = "http"
 

@@ -1,4 +1,4 @@
-"""MariaDB: a primary and a replica that has every commit before it is answered, so that a failover loses none."""
+"""MariaDB: a primary, and a replica that has every commit before it is answered, so that a failover loses none."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from bide_proofs.servers.process import HOST, ServerFailed, program, until
 from bide_proofs.torture.server import CONNECTIONS, TorturedPair
 
 _WAIT = 3_000
-"""Milliseconds for which a commit waits for the replica; then none does until that is there again. Without an end
-MariaDB 10.11 can stand still without end: a replica that comes back while a commit waits for it is not let in before
-its old connection is gone, and that is not before the commit is."""
+"""Milliseconds for which a commit waits for the replica; after that no commit waits until the replica is back. Without
+this limit MariaDB 10.11 can hang forever: a replica that reconnects while a commit waits for it is not accepted before
+its old connection ends, which does not end before the commit does."""
 _OPTIONS = {
     **BINARY_LOG,
     "max-connections": str(CONNECTIONS),
@@ -31,12 +31,12 @@ _OPTIONS = {
 
 
 class MariaDbOnDisk(OnDisk, MariaDbServer):
-    """Its tables are on a disk of its own; its logs are not, since without room for those it waits for a minute, or
+    """A server with its tables on its own disk. Its logs are elsewhere: without room for them it waits for a minute, or
     ends, whatever a client does."""
 
     size = 256 << 20
     followed = False
-    """True once it had a replica, for which it waits from then on."""
+    """True once it has had a replica; from then on it waits for replicas."""
 
     @property
     def disk_place(self) -> Path:
@@ -53,7 +53,7 @@ class MariaDbOnDisk(OnDisk, MariaDbServer):
         with stranger.cursor() as cursor:
             cursor.execute(f"SELECT id FROM information_schema.processlist WHERE user = '{USER}'")
             for (client,) in cursor.fetchall():
-                with contextlib.suppress(Exception):  # it has gone by itself since
+                with contextlib.suppress(Exception):  # the client has disconnected since
                     cursor.execute(f"KILL {client}")
 
     def discard(self) -> None:
@@ -69,14 +69,14 @@ class MariaDbOnDisk(OnDisk, MariaDbServer):
         }
 
     def follow(self, primary: MariaDbServer) -> None:
-        """Load a copy of its data, then follow it from there."""
+        """Load a copy of the primary's data, then follow it from there."""
         copy = self.home / "copy.sql"
         there = ["--no-defaults", f"--host={HOST}", f"--user={ADMINISTRATOR}"]
         self.run(
             program("mariadb-dump", PACKAGES), *there, f"--port={primary.port}", "--single-transaction", "--gtid",
             "--master-data=1", f"--result-file={copy}", DATABASE,
         )  # fmt: skip
-        # the dump begins with where the primary's log stood, which is where this one goes on
+        # the dump begins with the position of the primary's log, from which this server continues
         self.run(
             program("mariadb", PACKAGES), *there, f"--port={self.port}",
             "--init-command=SET SESSION sql_log_bin = 0", DATABASE, feed=copy,
@@ -91,7 +91,7 @@ class MariaDbOnDisk(OnDisk, MariaDbServer):
             status = dict(self.ask("SHOW STATUS LIKE 'Rpl_semi_sync_master_%'"))
             if status["Rpl_semi_sync_master_clients"] == "0":
                 return False
-            if status["Rpl_semi_sync_master_status"] != "ON":  # it gave up, and comes to know better only by a commit
+            if status["Rpl_semi_sync_master_status"] != "ON":  # it gave up waiting, until the next commit
                 self.ask(
                     "SET GLOBAL rpl_semi_sync_master_enabled = 0", "SET GLOBAL rpl_semi_sync_master_enabled = 1"
                 )  # fmt: skip
@@ -102,7 +102,7 @@ class MariaDbOnDisk(OnDisk, MariaDbServer):
         _await_position(other, str(self.value("SELECT @@gtid_binlog_pos") or ""))
 
     def promote(self) -> None:
-        """Do first what it has heard from its primary and not done yet."""
+        """Apply all changes received from the primary first, then promote."""
         from pymysql.cursors import DictCursor
 
         self.ask("STOP SLAVE IO_THREAD")
@@ -115,7 +115,7 @@ class MariaDbOnDisk(OnDisk, MariaDbServer):
 
 
 def _await_position(server: MariaDbServer, position: str) -> None:
-    """Until it has done all up to this, a GTID. Raises ServerFailed."""
+    """Wait until the server has applied all changes up to `position`, a GTID. Raises ServerFailed."""
     if position and server.value(f"SELECT MASTER_GTID_WAIT('{position}', 50)") != 0:
         raise ServerFailed(f"{server.name} has not done all up to {position}")
 

@@ -1,4 +1,4 @@
-"""PostgreSQL: a primary and a standby that has every commit before it is answered, so that a failover loses none."""
+"""PostgreSQL: a primary, and a standby that has every commit before it is answered, so that a failover loses none."""
 
 from __future__ import annotations
 
@@ -36,14 +36,14 @@ _OPTIONS = {
     "min_wal_size": "2MB",
     "wal_keep_size": "64MB",
     "wal_retrieve_retry_interval": "200ms",
-    # its shared memory is a file of its data, which need not be tidied up after a kill
+    # its shared memory is a file in its data, which needs no clean-up after a kill
     "dynamic_shared_memory_type": "mmap",
 }
-"""Besides what PostgreSQL comes with: synchronous_commit is on."""
+"""In addition to PostgreSQL's defaults, in which synchronous_commit is on."""
 
 
 class PostgresOnDisk(OnDisk, PostgresServer):
-    """With all its data, also the log of changes, on a disk of its own."""
+    """A server with all its data, including the write-ahead log, on its own disk."""
 
     size = 768 << 20
     installs = ("--no-sync", "--wal-segsize=1")
@@ -54,20 +54,20 @@ class PostgresOnDisk(OnDisk, PostgresServer):
 
     def fill(self) -> None:
         super().fill()
-        # one that is promoted waits for no standby until it has one
+        # a promoted server must not wait for a standby until it has one
         settings = self.data / "postgresql.auto.conf"
         lines = settings.read_text(encoding="utf-8").splitlines(keepends=True)
         settings.write_text("".join(line for line in lines if _SYNCHRONOUS not in line), encoding="utf-8")
 
     def answers(self) -> bool:
-        """Ask it, too: its files say that it is ready while it recovers from the death of one of its processes."""
+        """Query it, too: its files say "ready" even while it recovers from the death of one of its processes."""
         return super().answers() and self.value("SELECT 1") == 1
 
     def need_room(self) -> None:
-        """Let the log of changes need another file, as it does every megabyte."""
+        """Make the write-ahead log need another file, as it does every megabyte."""
         import psycopg
 
-        with contextlib.suppress(OSError, psycopg.Error):  # it is to be refused, and may end the server
+        with contextlib.suppress(OSError, psycopg.Error):  # this should be refused, and may end the server
             self.ask("SELECT pg_switch_wal()", "CREATE TABLE one_more ()", "DROP TABLE one_more")
 
     def stranger(self) -> AbstractContextManager[psycopg.Connection]:
@@ -112,7 +112,7 @@ class TorturedPostgres(TorturedPair):
         return {**super().further_troubles(), Common.OOM: self._one_killed}
 
     def _one_killed(self, chance: random.Random, wait: Wait) -> str:
-        """Kill one of its processes, as the kernel does without memory. All others end, and it recovers."""
+        """Kill one of its processes, as the kernel does when memory runs out. All others end, and it recovers."""
         node = self.primary
         found = {int(row[0]) for row in node.ask(_BACKENDS)}
         there = sorted(found & set(node.family()[1:]))

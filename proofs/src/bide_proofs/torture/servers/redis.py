@@ -1,6 +1,6 @@
-"""Redis, alone, as a Cluster and under Sentinel: a failover loses nothing that was answered.
+"""Redis alone, as a Cluster and under Sentinel: a failover loses no answered change.
 
-Faults of the clients' connections reach neither replication nor the sentinels.
+Faults of the clients' connections affect neither replication nor the Sentinels.
 """
 
 from __future__ import annotations
@@ -40,24 +40,24 @@ MAXMEMORY = 1 << 30
 OPTIONS = {"maxmemory": str(MAXMEMORY), "maxmemory-policy": "noeviction"}
 DURABILITY = "appendonly yes, appendfsync everysec: what was answered outlives a kill of the process"
 _ROOM = (-200_000, 0, 20_000)
-"""Bytes of memory that are left to a server that is full, or will be in a moment; fewer than none, and nothing is taken
-until some of what is there is done."""
+"""Bytes of memory left to a server that is full or nearly full. With a negative number it takes no task until some of
+its tasks are done."""
 _WHOLE = (
     "replication not; a failover strikes a master whose writes are paused (CLIENT PAUSE) until its replicas have all "
     "that it has, since Redis promises nothing about what they lack"
 )
 _PAUSE = 120_000
-"""Milliseconds for which nothing may be written to a master at most."""
+"""The most milliseconds for which writes to a master are paused."""
 _NODE_TIMEOUT = 15_000
-"""Milliseconds of silence after which a node counts as failed: Redis's own default, so that none does that is only
-killed and started again, or stands still for a while."""
+"""Milliseconds of silence after which a node counts as failed: Redis's default. A node that is only killed and
+restarted, or stands still for a while, does not count as failed."""
 _DOWN_AFTER = 30_000
-"""Milliseconds of silence after which a master is taken for dead: Sentinel's own default, so that none is who is only
-killed and started again, or stands still for a while."""
+"""Milliseconds of silence after which a master counts as dead: Sentinel's default. A master that is only killed and
+restarted, or stands still for a while, does not count as dead."""
 
 
 class RedisOnDisk(OnDisk, RedisServer):
-    """With its append-only file on a disk of its own."""
+    """A server with its append-only file on its own disk."""
 
     size = 512 << 20
 
@@ -67,18 +67,18 @@ class RedisOnDisk(OnDisk, RedisServer):
 
     def stranger(self) -> Connection:
         connection = Connection(self.host, self.port)
-        connection.ask("PING")  # one too many is told so, and let in for that
+        connection.ask("PING")  # Redis accepts a connection beyond the limit only to send an error
         return connection
 
     def throw_out(self, stranger: Connection) -> None:
         for line in str(stranger.ask("CLIENT", "LIST")).splitlines():
             client = dict(part.partition("=")[::2] for part in line.split())
             if client["name"] == "bide":
-                with contextlib.suppress(Refused):  # it has gone by itself since
+                with contextlib.suppress(Refused):  # the client has disconnected since
                     stranger.ask("CLIENT", "KILL", "ID", client["id"])
 
     def has_room(self) -> None:
-        """The append-only file is written anew: one that a full disk cut short may be refused at the next start."""
+        """Rewrite the append-only file: the next start may refuse a file that a full disk truncated."""
         self.forget_history()
 
 
@@ -87,7 +87,7 @@ class TorturedOfRedis(PrivateServer):
 
     @property
     def masters(self) -> Sequence[RedisServer]:
-        """The servers that run and take writes."""
+        """The running servers that accept writes."""
         raise NotImplementedError
 
     def run(self) -> None:
@@ -101,7 +101,7 @@ class TorturedOfRedis(PrivateServer):
         return {Common.MEMORY: self._memory_full}
 
     def _memory_full(self, chance: random.Random, wait: Wait) -> str:
-        """Leave the masters hardly any memory for a while."""
+        """Leave the masters almost no memory for a while."""
         lasts, room, nodes = chance.uniform(*FULL_FOR), chance.choice(_ROOM), self.masters
         try:
             for node in nodes:
@@ -114,7 +114,7 @@ class TorturedOfRedis(PrivateServer):
 
 
 class TorturedRedis(TorturedOfRedis):
-    """Redis, alone."""
+    """A single Redis server."""
 
     name = "redis"
     server: RedisOnDisk
@@ -141,14 +141,14 @@ class TorturedRedis(TorturedOfRedis):
 
 
 class TorturedReplicas(TorturedOfRedis):
-    """Masters with replicas, each behind a proxy; they replicate past it.
+    """Masters with replicas, each behind a proxy; replication bypasses the proxies.
 
-    A failover strikes a master whose replicas have all that it has: Redis promises nothing about what they lack.
+    A failover only strikes a master whose replicas have all its data: Redis promises nothing about data that they lack.
     """
 
     durability = f"{DURABILITY}; a failover keeps what the replicas had"
     at_once: ClassVar[int]
-    """Milliseconds of silence after which a server is given up while a failover is wanted."""
+    """Milliseconds of silence after which a server counts as dead while a failover is wanted."""
     lacks: ClassVar[Mapping[str, str]] = {
         Common.CROWDED: "on one Redis server alone: here replicas and Sentinels are among the clients"
     }
@@ -171,7 +171,7 @@ class TorturedReplicas(TorturedOfRedis):
         }
 
     def failover(self, chance: random.Random, wait: Wait) -> str:
-        """Kill a master at a moment when its replicas have all that it has."""
+        """Kill a master when its replicas have all its data."""
         self.server.await_whole()
         old, away = chance.choice(self.server.masters), chance.uniform(0, LONGEST_AWAY)
         try:
@@ -185,22 +185,22 @@ class TorturedReplicas(TorturedOfRedis):
             if old.running:
                 old.ask("CLIENT", "UNPAUSE")
             old.mend()
-            self.server.await_whole()  # else one that is just back is still missed
+            self.server.await_whole()  # else a server that has just returned is not yet seen
             self.server.give_up_after(self.server.gives_up_after)
         return f"killed {old.name}, a master; {new.name} served in its place, and the old one followed it later"
 
     def prepare_return(self, old: RedisServer, new: RedisServer) -> None:
-        """Let `old`, which is dead, follow `new` from its next start on."""
+        """Configure `old`, which is dead, to follow `new` from its next start on."""
 
     def hand_over(self, chance: random.Random, wait: Wait) -> str:
-        """Let a master and its replica change places, both alive; nothing is lost."""
+        """Let a master and its replica change places while both are alive; no change is lost."""
         raise NotImplementedError
 
 
 def let_replicas_catch_up(master: RedisServer) -> None:
-    """Pause writes until CLIENT UNPAUSE, and wait until all linked replicas have everything.
+    """Pause writes until CLIENT UNPAUSE, and wait until all linked replicas have all data.
 
-    Raises ServerFailed when they do not come to have it, or there is none.
+    Raises ServerFailed if they do not get there, or if there is no replica.
     """
     master.ask("CLIENT", "PAUSE", _PAUSE, "WRITE")
 
@@ -218,7 +218,7 @@ def let_replicas_catch_up(master: RedisServer) -> None:
 
 
 class _Node(RedisOnDisk, ClusterNode):
-    """One node. Its second port, for the bus, has no proxy."""
+    """One node. Its second port, for the cluster bus, has no proxy."""
 
     host = "127.0.0.2"
 
@@ -233,13 +233,13 @@ class _Node(RedisOnDisk, ClusterNode):
 class TorturedCluster(TorturedReplicas):
     """A Redis Cluster: three masters, each with a replica, each behind a proxy.
 
-    The nodes are at another address of the loopback than their proxies, at the same ports. Clients are told of the
-    proxies' (as a "hostname", which is what a Cluster tells to clients alone), the other nodes of the nodes' own.
+    The nodes use another loopback address than their proxies, with the same ports. The Cluster announces the proxies'
+    address to clients (as a "hostname", which only clients get), and the nodes' own address to other nodes.
     """
 
     name = "redis-cluster"
     gives_back = True
-    """A slow node may lease for a caller that waits no more."""
+    """A slow node may lease for a caller that no longer waits."""
     at_once = 1_500
     set_up = f"three masters, each with a replica, each behind a proxy, {_WHOLE}"
     server: RedisCluster
@@ -250,14 +250,14 @@ class TorturedCluster(TorturedReplicas):
         self.nodes = [node for node in self.server.nodes if isinstance(node, _Node)]
 
     async def open(self) -> None:
-        # the nodes themselves, who name to clients the proxies of the others: those have to be healed before
+        # the nodes themselves; since they name the others' proxies to clients, the proxies must be healed first
         self.direct = self.server.url
         for node in self.nodes:
             await self.proxy(node.port, host=node.host, at=node.port)
         self.urls = ("redis+cluster://" + ",".join(f"{HOST}:{node.port}" for node in self.nodes),)
 
     def hand_over(self, chance: random.Random, wait: Wait) -> str:
-        """Change them by CLUSTER FAILOVER."""
+        """Hand over by CLUSTER FAILOVER."""
         self.server.await_whole()
         old = chance.choice(self.server.masters)
         self.server.replica_of(old).ask("CLUSTER", "FAILOVER")
@@ -270,18 +270,18 @@ class TorturedCluster(TorturedReplicas):
 
 
 class _Teller:
-    """Passes on what clients and Sentinels say to each other, with the ports of the servers' proxies for their own.
+    """Passes data between clients and Sentinels, and replaces the ports of servers by those of their proxies.
 
     Both have five digits, so that no length in an answer changes.
     """
 
     def __init__(self) -> None:
         self.told: dict[int, int] = {}
-        """The port of its proxy, by that of a server."""
+        """The port of each server's proxy, by the server's port."""
         self._listening: list[asyncio.Server] = []
 
     async def listen(self, port: int) -> int:
-        """Listen for clients of the Sentinel at `port`. Returns the port."""
+        """Listen for clients of the Sentinel at `port`; return the port to connect to."""
 
         async def serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
             with contextlib.suppress(OSError):
@@ -312,9 +312,9 @@ class _Teller:
 
 
 class TorturedSentinel(TorturedReplicas):
-    """A Redis master with two replicas, and three Sentinels who choose the master among them, each behind a proxy.
+    """A Redis master with two replicas, and three Sentinels that choose the master, each behind a proxy.
 
-    Between a Sentinel and its proxy stands a `_Teller`.
+    There is a `_Teller` between each Sentinel and its proxy.
     """
 
     name = "redis-sentinel"
@@ -346,10 +346,10 @@ class TorturedSentinel(TorturedReplicas):
         return {**super().further_troubles(), "kill -9 of a Sentinel": sentinel}
 
     def prepare_return(self, old: RedisServer, new: RedisServer) -> None:
-        """Configure it as a replica. It would take itself for the master otherwise, and lose what it answers.
+        """Configure `old` as a replica. Otherwise it would act as the master, and lose the writes that it accepts.
 
-        The Sentinels become patient again at once: a busy machine that stalls the new master for a second would have a
-        second failover otherwise, to a replica that lacks the newest writes.
+        The Sentinels get their normal patience back at once. Otherwise, if a busy machine stalled the new master for a
+        second, there would be a second failover, to a replica that lacks the newest writes.
         """
         self.server.give_up_after(self.server.gives_up_after)
         lines = old.configuration.read_text(encoding="utf-8").splitlines()
@@ -358,10 +358,10 @@ class TorturedSentinel(TorturedReplicas):
         old.configuration.write_text("\n".join([*kept, follows, ""]), encoding="utf-8")
 
     def hand_over(self, chance: random.Random, wait: Wait) -> str:
-        """Change master and replica as docs/redis.md does it for an upgrade.
+        """Exchange master and replica as docs/redis.md describes for an upgrade.
 
-        Nothing is written to the old one until it follows the new. It is told that by us, since the connection by which
-        a Sentinel would tell it waits in the same line: it has published something there.
+        The old master accepts no write until it follows the new one. The harness sends it REPLICAOF itself, since the
+        Sentinel's connection is blocked by the pause: the Sentinel has published something on it.
         """
         self.server.await_whole()
         old = self.server.master
