@@ -1,4 +1,4 @@
-"""The seams: what the engine asks of a store, a sink, a timer and a clock, and nothing more."""
+"""The ports: the interfaces of stores, sinks, timers and clocks that the engine needs, and nothing more."""
 
 from __future__ import annotations
 

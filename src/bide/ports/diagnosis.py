@@ -1,4 +1,4 @@
-"""The schema of a store, and what is found out about its health."""
+"""The schema of a store, and findings about its health."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from msgspec import Struct
 
 
 class HasSchema(Protocol):
-    """A schema that has versions."""
+    """A versioned schema."""
 
     async def schema_version(self) -> tuple[int, int]:
-        """The version found (0: nothing), and the one needed here. Works before `open` where that checks the schema."""
+        """The version found (0: none), and the one needed here. Works before `open` if `open` checks the schema."""
         ...
 
     async def plan(self) -> list[str] | None:
-        """The statements that `migrate` would run now; None: opening alone brings it up to date."""
+        """The statements that `migrate` would run now; None: opening the store brings it up to date."""
         ...
 
     async def migrate(self) -> None:
-        """Bring the schema to what this code wants; nothing to do is no error. Works before `open`."""
+        """Bring the schema to the version of this code. Does nothing if it is current. Works before `open`."""
         ...
 
 
 class Finding(Struct, frozen=True):
-    """One thing that `bide doctor` has examined."""
+    """The result of one check of `bide doctor`."""
 
     ok: bool
     what: str
     advice: str = ""
-    """The remedy, where it is not ok."""
+    """The remedy, if it is not ok."""
     severe: bool = False
-    """If not ok: tasks are lost or may be, else it is worth a warning."""
+    """If not ok, True: tasks are lost or may be; False: it deserves a warning."""
 
 
 class Diagnoses(Protocol):
