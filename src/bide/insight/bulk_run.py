@@ -61,7 +61,7 @@ _TRIES = 5
 _PATIENCE = 60.0
 """Seconds for which a store may be unavailable before a request is given up."""
 _SECOND: Token = 1_000_000
-"""The scale of tokens, which are microseconds of the clock or ahead of it."""
+"""A second in tokens, which are microseconds of the clock or ahead of it."""
 _SMOOTH = 10
 """Batches per second, if the pace allows that many."""
 AT_ONCE = 4

@@ -113,9 +113,7 @@ async def dead_letters(client: Client, *, most: int = MOST_LOOKED_AT) -> DeadLet
     until = asyncio.get_running_loop().time() + _PATIENCE
     left, room = most, _MOST_BYTES
     waiting = sorted(totals, key=lambda topic: (totals[topic].number, topic))
-    for place, topic in enumerate(
-        waiting
-    ):  # topics with few tasks first, so that the rest of their share goes to the others
+    for place, topic in enumerate(waiting):  # those with few first; the others get the rest
         share, bytes_share = left // (len(waiting) - place), room // (len(waiting) - place)
         number = size = 0
         async for page in _pages(client, topic, share):
