@@ -388,8 +388,7 @@ class ClientVerbs:
                 return
 
     async def find_page(self, where: Filter, page: Page) -> Found:
-        """One page of the tasks that match `where`. Raises StoreError, and BadInput for a cursor that is not of such a
-        page.
+        """One page of the tasks that match `where`. Raises StoreError, and BadInput for a foreign cursor.
 
         Tasks whose retention has just passed are left out, so a page may be shorter than `page.limit` without being the
         last. The last page has no cursor.

@@ -130,7 +130,7 @@ class Progress(Struct, kw_only=True):
     """The name of the caller who stopped it; None: the instance ended."""
     error: str | None = None
     identity: str = ""
-    """The caller's identity, where names are not unique."""
+    """The caller's identity, since names may not be unique."""
 
 
 def untouched_by(progress: Progress) -> Token | None:

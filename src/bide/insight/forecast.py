@@ -399,7 +399,7 @@ async def split(bar: Bar, count: Counting) -> tuple[Bar, list[Bar]]:
         parts[place : place + 1] = finer
         fullest = max(finer, key=lambda one: one.total.number)
         if not fullest.total.number:
-            break  # the tasks are gone meanwhile
+            break  # the tasks have been settled or moved meanwhile
         top = fullest
     return top, parts
 

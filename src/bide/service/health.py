@@ -29,7 +29,7 @@ from bide.service.requests import Reply, Request
 _log = logging.getLogger("bide.health")
 _PROBE = "bide.health"
 _PARTS = 4
-"""Most parts of a store that are probed."""
+"""The most parts of a store that are probed."""
 _SLACK = 0.1
 """Seconds beyond the patience for a check to report which part did not answer."""
 WARN_OF_SKEW = 1.0

@@ -247,11 +247,11 @@ def etag(answer: Answer) -> dict[str, str]:
 
 
 BODY_LIMIT = 16 * 2**20
-"""Most bytes of a body."""
+"""The most bytes of a body."""
 BODY_PATIENCE = 30.0
-"""Most seconds for a body to arrive."""
+"""The most seconds for a body to arrive."""
 OPEN_LIMIT = 16_384
-"""Most bytes of a body whose sender is not authenticated."""
+"""The most bytes of a body whose sender is not authenticated."""
 Ask = TypeVar("Ask")
 T = TypeVar("T")
 _HALF_ENCODED = re.compile(rb"%(?![0-9A-Fa-f]{2})")
@@ -287,7 +287,7 @@ class Request:
         self.proxies: Networks = ()
         """The proxies whose X-Forwarded-For is trusted."""
         self.limits = (BODY_LIMIT, BODY_PATIENCE)
-        """Most bytes of its body, and most seconds for it to arrive."""
+        """The most bytes of its body, and most seconds for it to arrive."""
         self.body = b""
         self.caller = _NOBODY
         self.segments: tuple[str, ...] = ()
@@ -465,9 +465,9 @@ def _check_percents(raw: bytes) -> None:
 
 
 HEAD_LIMIT = 65_536
-"""Most bytes of a request line and its headers."""
+"""The most bytes of a request line and its headers."""
 HEAD_PATIENCE = 30.0
-"""Most seconds for them to arrive, from the connection or from their first byte."""
+"""The most seconds for them to arrive, from the connection or from their first byte."""
 
 
 class BoundedHeads(HttpToolsProtocol):

@@ -47,7 +47,7 @@ from bide.service.verbs import ConsumerVerbs, Verbs
 
 _log = logging.getLogger("bide.service")
 _FAREWELL = 1.0
-"""Most seconds for sending the end of a stream."""
+"""The most seconds for sending the end of a stream."""
 _GONE = 499
 """The status counted for a caller who disconnects before the answer, as in nginx."""
 _EVENT_STREAM = "text/event-stream; charset=utf-8"

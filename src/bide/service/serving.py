@@ -130,7 +130,7 @@ class ServeConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     keep_most: Annotated[int, Meta(ge=0, le=10_000_000)] = MOST
     """The most done tasks, and the most cancelled tasks, of one topic that an instance keeps."""
     connections: Annotated[int, Meta(ge=1, le=1_000_000)] = MOST_CONNECTIONS
-    """Most connections of clients at once."""
+    """The most connections of clients at once."""
     proxies: list[str] = field(default_factory=list)
     """Addresses and networks of the proxies in front of this instance."""
     webhooks: WebhooksConfig = field(default_factory=WebhooksConfig)

@@ -90,7 +90,7 @@ class HashedWheel(Wheel[Item]):
         # ring
         self._hand = (start // tick + 1) * tick
         self._near = HeapTimer[Item]()
-        # 1 where the slot has a bucket
+        # 1 for each slot that has a bucket
         self._occupied = bytearray(slots)
         # no item on the ring is due before this; and True if no better bound can be found cheaply
         self._soonest: float = math.inf

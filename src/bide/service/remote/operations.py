@@ -35,7 +35,7 @@ _PRESENCE: Millis = 60_000
 """The most milliseconds for which a worker counts as alive after its announcement."""
 _MOST_HOLDERS = 10_000
 _PAGE_BYTES = 8 << 20
-"""Most bytes of payloads and errors in one page: a larger page is read again with a lower limit."""
+"""The most bytes of payloads and errors in one page: a larger page is read again with a lower limit."""
 _LEASE_AGAIN: Millis = 2_000
 """Milliseconds after which a client leases again if only paused topics have tasks."""
 

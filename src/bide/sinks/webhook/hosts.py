@@ -29,7 +29,7 @@ from collections import deque
 from collections.abc import Callable
 
 PATIENCE = 0.02
-"""Most seconds that a delivery waits for a slot of the host, while it holds one of its topic."""
+"""The most seconds that a delivery waits for a slot of the host, while it holds one of its topic."""
 FARTHEST = 600.0
 """The longest deferral in seconds, however many deliveries are deferred."""
 _CLOSEST, _WIDEST = 0.00025, 0.02

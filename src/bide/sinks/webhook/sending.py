@@ -129,7 +129,7 @@ def _named(status: int) -> str:
 
 
 MOST_READ = 65_536
-"""Most bytes read of an answer. If it ends within them, its connection can serve the next request."""
+"""The most bytes read of an answer. If it ends within them, its connection can serve the next request."""
 BODY_PATIENCE = 1.0
 """Seconds to wait for the body of an answer: its status has decided, the rest is for people to read."""
 _PLAIN = re.compile(r"[!-$&-~]+", re.ASCII)
@@ -148,7 +148,7 @@ _LONGEST_FIELD = 65_536
 _MOST_FIELDS = 1_000
 _STATUS = re.compile(rb"HTTP/1\.[01] ([2-5][0-9]{2})[ \r\n]")
 _LOOKUPS = 128
-"""Most threads for name lookups, started on demand."""
+"""The most threads for name lookups, started on demand."""
 _is_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 

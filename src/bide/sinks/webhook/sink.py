@@ -48,7 +48,7 @@ from bide.sinks.webhook.signing import Signer
 
 _log = logging.getLogger("bide.webhooks")
 URL_HEADER = "webhook"
-"""The header of a task that names its URL, where the route is per task."""
+"""The header of a task that names its URL, if the route is per task."""
 _SLOTS_PER_HOST = 5
 _NO_HEADERS: Mapping[str, str] = {}
 _LARGE = 2**20
