@@ -31,12 +31,12 @@ from bide.wiring import engine_config, store_maker, tables_at, tracer, without_s
 
 P = TypeVar("P")
 _THREADS = 32
-"""Threads of a plain-function handler unless it says how many."""
+"""The default number of threads of a plain-function handler."""
 _MOST_CONNECTIONS = 1_000
 
 
 class RouteOptions(TypedDict, total=False):
-    """The options of how a topic is worked on; `Bide.handler` explains each."""
+    """The delivery options of a topic; `Bide.handler` explains each."""
 
     retry: RetryPolicy | str | None
     timeout: Length | None
@@ -65,10 +65,10 @@ class Handler(Generic[P]):
         return self._app.new(self.topic, payload, **options)
 
     async def schedule(self, payload: P, **options: Unpack[TaskOptions]) -> Answer:
-        """Register a task of this handler's topic; its payload is checked by its type, here and by mypy.
+        """Schedule a task of this handler's topic. The type of its payload is checked here and by mypy.
 
-        The options, all keywords, are those of `Bide.schedule`: key, group, delay or at, on_conflict, retry, deadline,
-        headers. So are the answers and errors.
+        The keyword options, answers and errors are those of `Bide.schedule`. The options are key, group, delay or at,
+        on_conflict, retry, deadline, headers.
         """
         return await self._app.schedule(self.topic, payload, **options)
 
@@ -108,7 +108,7 @@ class Handler(Generic[P]):
         return await self._app.redrive(self.topic, key, delay=delay, if_token=if_token)
 
     async def get(self, key: str) -> Task[P] | None:
-        """See `Bide.get`; the payload is of the handler's type. Raises BadPayload where what is stored is not."""
+        """See `Bide.get`; the payload has the handler's type. Raises BadPayload if the stored payload has another."""
         task: Task[P] | None = await self._app.get(self.topic, key)
         if task is not None:
             self._sink.read(task)
@@ -116,12 +116,12 @@ class Handler(Generic[P]):
 
 
 class Bide(Client):
-    """Register something to happen at time T; until then fire it now, move it, or cancel it.
+    """An app that schedules tasks for time T; until then they can be fired at once, moved or cancelled.
 
-    `store` is a URL such as "sqlite:///shop.db" or "memory:", or any object that is a Store; without it BIDE_STORE's.
-    Each setting comes from a keyword (`Bide(url, lease="5s")`), else from the environment; or all of them from
-    `settings`. `clock` replaces the clock of this process and of the store, for tests. `actor` is named in the event
-    log for what this app changes. Raises BadInput, MissingExtra. Use it as `async with app:`, or `app.sync`.
+    `store` is a URL such as "sqlite:///shop.db" or "memory:", or a Store object; the default is BIDE_STORE. Each
+    setting comes from a keyword (`Bide(url, lease="5s")`), else from the environment; or `settings` gives all of them.
+    `clock` replaces the clock of this process and of the store, for tests. The event log records this app's changes
+    under the name `actor`. Raises BadInput, MissingExtra. Use it with `async with app:`, or use `app.sync`.
     """
 
     def __init__(
@@ -137,7 +137,7 @@ class Bide(Client):
             raise BadInput("settings", settings, f"either a Settings, or single ones: {', '.join(overrides)}; not both")
         self.settings = Settings.from_env(**overrides) if settings is None else settings
         self.url = self.settings.store if store is None else store if isinstance(store, str) else f"<{store!r}>"
-        """Where the tasks are, as it was given; it may hold a password."""
+        """The store as given by the caller; a URL may contain a password."""
         make_store: Callable[[], Store]
         if store is None or isinstance(store, str):
             make_store = store_maker(self.url, self.settings, own_clock=clock is None)
@@ -165,14 +165,14 @@ class Bide(Client):
         """Declare the function that handles `topic`. Raises BadInput, DuplicateHandler, SetupError.
 
         A coroutine function runs on the worker's loop, a plain one in a thread. It returns None or an `Outcome`, and
-        may raise one; any other error is a failure, which is retried.
+        may raise an `Outcome`; any other exception is a failure, which is retried.
 
-        - `concurrency`: deliveries of this topic at once in one process; without it the setting `topic_concurrency`,
-          or at most 32 threads for a plain function.
+        - `concurrency`: concurrent deliveries of this topic in one process. The default is the setting
+          `topic_concurrency`, but at most 32 threads for a plain function.
         - `retry`: a retry policy, or the name of a preset.
-        - `timeout`: a length after which a delivery has failed; None for no limit.
-        - `losses`: leases in a row that may end unsettled before the task is dead.
-        - `keep_done`, `keep_cancelled`, `keep_dead`: lengths for which ended tasks of this topic are remembered.
+        - `timeout`: a length after which a delivery fails; None for no limit.
+        - `losses`: the number of successive leases that may end unsettled before the task is dead.
+        - `keep_done`, `keep_cancelled`, `keep_dead`: lengths for which ended tasks of this topic are kept.
         """
         if callable(topic):
             raise SetupError(f'{topic!r}: write @app.handler("a.topic") above it, with the topic that it handles')
@@ -180,7 +180,7 @@ class Bide(Client):
         route = self._route_of(topic, concurrency, how, "app.handler")
 
         def register(function: Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]) -> Handler[P]:
-            if isinstance(function, Handler):  # one function for several topics: the decorators stand on each other
+            if isinstance(function, Handler):  # stacked decorators: one function for several topics
                 function = function.__wrapped__
             threads = concurrency or min(_THREADS, self.settings.topic_concurrency)
             sink = PythonHandler(function, threads=threads, names=names)
@@ -192,8 +192,8 @@ class Bide(Client):
         return register
 
     def route(self, topic: str, sink: Sink, *, concurrency: int | None = None, **how: Unpack[RouteOptions]) -> None:
-        """Send the deliveries of `topic` to `sink`, an object with `async deliver(task)`. Options and errors as
-        `handler`.
+        """Send the deliveries of `topic` to `sink`, an object with `async deliver(task)`. Options and errors are those
+        of `handler`.
         """
         route = self._route_of(topic, concurrency, how, "app.route")
         route(sink, concurrency or self.settings.topic_concurrency)
@@ -201,9 +201,7 @@ class Bide(Client):
     def retain(
         self, topic: str, *, done: Length | None = None, cancelled: Length | None = None, dead: Length | None = None
     ) -> None:
-        """Set the lengths for which ended tasks of `topic` are remembered; None: as the settings say. Raises
-        BadInput.
-        """
+        """Set the lengths for which ended tasks of `topic` are kept; None: as in the settings. Raises BadInput."""
         retentions = self.config.retentions.with_topic(
             check_topic(topic),
             done=None if done is None else duration(done, field="keep_done"),
@@ -213,7 +211,7 @@ class Bide(Client):
         self.config = msgspec.structs.replace(self.config, retentions=retentions)
 
     def _route_of(self, topic: str, concurrency: int | None, how: RouteOptions, by: str) -> Callable[[Sink, int], None]:
-        """A function that declares the route of `topic`, given its sink and slots; all else is checked now."""
+        """A function that declares the route of `topic` from its sink and slots; everything else is checked now."""
         known = RouteOptions.__annotations__
         refuse_unknown([name for name in how if name not in known], ["concurrency", *known], f"an option of {by}")
         check_topic(topic)
@@ -244,13 +242,13 @@ class Bide(Client):
         retry: RetryPolicy | str | None = None,
         timeout: Length | None = None,
     ) -> Watch:
-        """Watch a table of your own: each row that comes due gets the changes of `source`, once. Raises BadInput.
+        """Watch a table of your own: each due row gets the changes of `source` once. Raises BadInput.
 
-        `@watch.handler` adds a function that is called within the transaction of the changes, for `concurrency` rows at
-        once in one process (1 to 1,000), each on a connection of its own. `retry` says how long a row rests that the
-        function failed for, and `timeout`, a length, ends a coroutine function as failed. With a `topic` each row
-        becomes a task of that in the same transaction instead, under the row's id, with its columns for a payload: for
-        handlers that take long.
+        `@watch.handler` adds a function that is called inside the transaction of the changes, for up to `concurrency`
+        rows concurrently in one process (1 to 1,000), each on its own connection. `retry` decides how long a row rests
+        after a failure, and `timeout`, a length, ends a coroutine function as failed. With a `topic` each row becomes a
+        task of that topic in the same transaction instead, with the row's id as key and its columns as payload; use
+        this for slow handlers.
         """
         if not isinstance(source, TableSource):
             raise BadInput("source", source, "a TableSource")
@@ -273,7 +271,7 @@ class Bide(Client):
         return watch
 
     def table_loops(self) -> list[TableLoop]:
-        """Make the loops over the watched tables, not started; the app has to be open. Raises BadInput, SetupError."""
+        """Make the loops over the watched tables, not started; the app must be open. Raises BadInput, SetupError."""
         return [loop for watch in self.watches for loop in self.loops_of(watch)]
 
     def loops_of(self, watch: Watch) -> list[TableLoop]:
@@ -293,8 +291,8 @@ class Bide(Client):
     def on_dead(self, topic: str) -> Callable[[Callable[[Task[Any]], Any]], Callable[[Task[Any]], Any]]:
         """Declare a function (plain or coroutine) that is called with each task of `topic` that dies. Raises BadInput.
 
-        The worker that settled the task calls it once, after the store has the death. If that worker dies in between,
-        it is not called again: `find(state="dead")` has the task all the same.
+        The worker that settled the task calls it once, after the death is stored. If that worker dies first, the
+        function is not called; `find(state="dead")` still returns the task.
         """
         check_topic(topic)
 
@@ -305,7 +303,7 @@ class Bide(Client):
         return register
 
     def _typed(self, topic: str, hook: Callable[[Task[Any]], Any]) -> Callable[[Task[Any]], Any]:
-        """The hook, called with the payload in the handler's type also where no handler ran: past a deadline, say."""
+        """Wrap the hook so that the payload has the handler's type even if no handler ran, as after a deadline."""
 
         def typed(task: Task[Any]) -> Any:
             sink = self._sinks.get(topic)
@@ -319,11 +317,11 @@ class Bide(Client):
     def worker(
         self, *, topics: Collection[str] | None = None, observe: Observer | None = None, name: str | None = None
     ) -> AppWorker:
-        """Work on this app's handlers within `async with app.worker():`; `bide work` handles signals, this does not.
+        """Run this app's handlers within `async with app.worker():`. It handles no signals; `bide work` does.
 
-        With `topics`, on those alone; without, on all, and on the watched tables. `observe(record, settlement)` is
-        called for each outcome that the store has accepted. `name` is the holder of the leases; without it host,
-        process and a random part. Raises BadInput for a topic without a handler.
+        With `topics` it works only on those; otherwise on all topics and the watched tables. `observe(record,
+        settlement)` is called for each outcome that the store has accepted. `name` is the holder of the leases; the
+        default is made of host, process and a random part. Raises BadInput for a topic without a handler.
         """
         for topic in topics or ():
             if topic not in self.routes:
@@ -335,10 +333,10 @@ class Bide(Client):
         return AppWorker(self, chosen, tables=tables, observe=observe, name=name)
 
     def trace(self) -> None:
-        """Trace with OpenTelemetry what this app schedules and delivers from now on. Raises MissingExtra.
+        """Trace this app's schedules and deliveries with OpenTelemetry from now on. Raises MissingExtra.
 
-        Each schedule is a span, whose context the task carries; each delivery is a span that links to it. A worker must
-        not have been started yet. Without an OpenTelemetry SDK set up in the program, nothing is recorded.
+        Each schedule is a span whose context the task carries; each delivery is a span that links to it. Call it before
+        a worker starts. Nothing is recorded unless the program sets up an OpenTelemetry SDK.
         """
         if self.carrier is None:
             tracing = tracer()
@@ -346,7 +344,7 @@ class Bide(Client):
             self.instruments.append(tracing)
 
     def _check(self, topic: str, payload: object) -> None:
-        """Check a payload by the type that the topic's handler takes, where this app has it. Raises BadPayload."""
+        """Check a payload by the type that the topic's handler takes, if this app has it. Raises BadPayload."""
         sink = self._sinks.get(topic)
         if sink is not None:
             sink.check(payload)
@@ -355,7 +353,7 @@ class Bide(Client):
         return f"<Bide {without_secrets(self.url)}, {len(self.routes)} topics>"
 
     def _clone(self) -> Client:
-        """Make a client for `app.sync`, where the app is not open."""
+        """Make a client for `app.sync`, used if the app is not open."""
         clone = Client(
             self._make_store, config=self.config, clock=self._own_clock, actor=self.actor, check_payload=self._check
         )

@@ -1,11 +1,11 @@
-"""Every setting there is: one frozen record, and the one place where the environment is read.
+"""All settings, in one frozen record. This is the only module that reads the environment.
 
-A setting is found in this order: what the code gives (`Bide(lease="15s")`), the environment (`BIDE_LEASE=15s`), the
+The value of a setting comes from the code (`Bide(lease="15s")`), else the environment (`BIDE_LEASE=15s`), else the
 default. A secret may also come from a file (`BIDE_STORE_FILE=/run/secrets/store`). A `BIDE_*` name that is not a
-setting is refused, so that a typing error is not a default in disguise.
+setting is refused, so that a typo does not silently select a default.
 """
 
-# ruff: noqa: RUF009 - what `_setting` makes is a field, and no default
+# ruff: noqa: RUF009 - `_setting` makes a field, not a default
 
 from __future__ import annotations
 
@@ -27,30 +27,31 @@ PREFIX = "BIDE_"
 HOUR: Millis = 3_600_000
 DAY: Millis = 86_400_000
 
-# Kubernetes tells every container about every service: one named "bide" or "bide-redis" brings names like ours.
+# Kubernetes sets variables for every service in every container; those of a service named "bide" or "bide-redis" look
+# like settings.
 _OF_KUBERNETES = re.compile(
     r"BIDE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT(_\d+_(TCP|UDP|SCTP)(_(PROTO|PORT|ADDR))?)?)"
 )
 
 
 class Kind(ABC):
-    """The values that a setting takes."""
+    """The kind of values that a setting takes."""
 
     secret = False
-    """They must not be shown; and one may also be given as the name of a file that holds it."""
+    """True: values must not be shown, and a file may contain the value."""
 
     def __init__(self, accepted: str) -> None:
         self.accepted = accepted
 
     def read(self, value: object, name: str) -> Any:
-        """The stored form of a value that a person gave. Raises BadInput that names `name`."""
+        """The stored form of a value given by a person. Raises BadInput that names `name`."""
         stored = value.strip() if isinstance(value, str) else value
         self.check(stored, name)
         return stored
 
     @abstractmethod
     def check(self, value: object, name: str) -> None:
-        """Raises BadInput if `value` is not a stored form."""
+        """Raise BadInput if `value` is not a stored form."""
 
     def text(self, value: Any) -> str:
         """The text that `read` would read as `value`."""
@@ -68,7 +69,7 @@ class Duration(Kind):
         super().__init__(f'a duration {bounds}, such as "15s" or "1h30m"')
 
     def read(self, value: object, name: str) -> Millis:
-        millis = duration(value, field=name)  # type: ignore[arg-type]  # it refuses what is neither text nor timedelta
+        millis = duration(value, field=name)  # type: ignore[arg-type]  # it refuses anything but text and timedelta
         if not self._least <= millis <= self._most:
             raise BadInput(name, value, self.accepted)
         return millis
@@ -113,7 +114,7 @@ class OneOf(Kind):
 
 
 class Url(Kind):
-    """A store's URL. The wiring knows which ones there are."""
+    """A store's URL. The wiring knows the schemes."""
 
     secret = True  # it may hold a password
 
@@ -125,7 +126,7 @@ class Url(Kind):
 
 
 class Name(Kind):
-    """A short text, or nothing."""
+    """A short text; may be empty."""
 
     def read(self, value: object, name: str) -> str:
         return check_name(name, value)
@@ -136,7 +137,7 @@ class Name(Kind):
 
 
 class Secret(Kind):
-    """A text that is never shown, or nothing."""
+    """A text that is never shown; may be empty."""
 
     secret = True
 
@@ -147,7 +148,7 @@ class Secret(Kind):
 
 
 class Described(Struct, frozen=True):
-    """A setting as the documentation shows it."""
+    """The description of a setting, for the documentation."""
 
     name: str
     kind: Kind
@@ -160,7 +161,7 @@ class Described(Struct, frozen=True):
 
     @property
     def file_variable(self) -> str | None:
-        """Where a secret may be given as the name of a file that holds it."""
+        """For a secret, the variable that names a file with the value."""
         return f"{self.variable}_FILE" if self.kind.secret else None
 
     @property
@@ -179,7 +180,7 @@ _ANY_LENGTH = Duration(0, LONGEST)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Settings:
-    """How this process is set up. Durations are milliseconds. Raises BadInput for a value out of its bounds."""
+    """The settings of this process. Durations are in milliseconds. Raises BadInput for a value out of bounds."""
 
     store: str = _setting(
         "sqlite:///bide.db",
@@ -253,10 +254,10 @@ class Settings:
 
     @classmethod
     def from_env(cls, environ: Mapping[str, str] = os.environ, /, **given: Any) -> Settings:
-        """The settings of this process: `given` by the code first, then from `environ`, then the defaults.
+        """The settings of this process: from `given`, else from `environ`, else the defaults.
 
-        Durations are given as text or timedelta; None means not given. Raises BadInput that names the argument or the
-        variable, also for one that is not a setting (with the closest that is).
+        Durations are given as text or timedelta; None means not given. Raises BadInput that names the argument or
+        variable; for an unknown name it also names the closest setting.
         """
         known = {one.name: one for one in describe()}
         for name in given:
@@ -273,14 +274,14 @@ class Settings:
 
 
 def describe() -> list[Described]:
-    """All settings, in order: what the documentation is made from."""
+    """All settings in order, the source of the documentation."""
     return [
         Described(one.name, one.metadata["kind"], one.default, one.metadata["sentence"]) for one in fields(Settings)
     ]
 
 
 def _from_environment(one: Described, environ: Mapping[str, str]) -> tuple[str, str] | None:
-    """The variable that gives the setting and its text; an empty one is refused by the kind, not passed over."""
+    """The variable that sets the setting, and its text. An empty text is not skipped; the kind refuses it."""
     direct = environ.get(one.variable)
     path = environ.get(one.file_variable) if one.file_variable else None
     if one.file_variable is None or path is None:
@@ -299,12 +300,12 @@ def _refuse_unknown(environ: Mapping[str, str]) -> None:
     known = {variable for one in described for variable in (one.variable, one.file_variable)}
     for variable in environ:
         if variable.startswith(PREFIX) and variable not in known and not _OF_KUBERNETES.fullmatch(variable):
-            # without its value, which may be a secret
+            # the error leaves out the value, which may be a secret
             raise BadInput("environment", variable, _closest(variable, [one.variable for one in described]))
 
 
 def _closest(name: str, known: Sequence[str]) -> str:
-    from difflib import get_close_matches  # here, since it is needed only for what is wrong
+    from difflib import get_close_matches  # imported here, since only an error needs it
 
     closest = get_close_matches(name, known, n=1, cutoff=0.0)
     return f"a setting of bide's; the closest name is {closest[0]} (all are in docs/settings.md)"

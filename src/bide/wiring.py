@@ -1,4 +1,4 @@
-"""The only place that names concrete stores: from a URL to a store, importing drivers when they are needed."""
+"""Makes stores from URLs. This is the only module that names concrete stores; it imports drivers on demand."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _HTTP = ("http", "https")
 
 
 class _Extra:
-    """Around an import that needs an optional package: raises MissingExtra where one of `modules` is not installed."""
+    """A context for importing an optional package; raises MissingExtra if one of `modules` is not installed."""
 
     def __init__(self, extra: str, needed_for: str, *modules: str) -> None:
         self._missing = MissingExtra(extra, needed_for)
@@ -48,13 +48,13 @@ class _Extra:
 def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Callable[[], Store]:
     """A function that makes the store that `url` names (without opening it). Raises BadInput, MissingExtra.
 
-    `own_clock`: a store that has a clock goes by it; else by the caller's, which may run faster.
+    `own_clock`: True: a store with its own clock uses it; False: it uses the caller's clock, which may run faster.
     """
     parts = _parts(url, "store", _ACCEPTED)
     if parts.scheme == "memory" and not parts.netloc and not parts.path:
         from bide.stores.memory import MemoryStore
 
-        store = MemoryStore()  # one timeline for the app, however often it is opened
+        store = MemoryStore()  # one set of tasks for the app, however often it is opened
         return lambda: store
     if parts.scheme == "sqlite":
         from bide.stores.sqlite import SqliteStore
@@ -74,7 +74,8 @@ def store_maker(url: str, settings: Settings, *, own_clock: bool = True) -> Call
 
 
 def address_of(url: str) -> Any:
-    """The URL of a server as its store reads it, for a plain driver's connection. Raises BadInput, MissingExtra."""
+    """The address of a server, read from its URL as its store does, for a plain driver's connection. Raises BadInput,
+    MissingExtra."""
     scheme = _parts(url, "store", _ACCEPTED).scheme
     if scheme in _REDIS:
         with _Extra("redis", f"{scheme}:", "redis", "hiredis"):
@@ -95,7 +96,7 @@ def address_of(url: str) -> Any:
 def tables_at(
     url: str, source: TableSource, connections: int, settings: Settings, *, own_clock: bool = True
 ) -> Sequence[Table]:
-    """The tables of a source in the database that `url` names, which needs nothing of bide's. As `store_maker` else."""
+    """The tables of a source in the database at `url`, which needs no tables of bide. Otherwise like `store_maker`."""
     accepted = '"sqlite:///path.db", "postgresql://host:5432/database" or "mysql://host:3306/database"'
     scheme = _parts(url, "database", accepted).scheme
     if scheme == "sqlite":
@@ -118,7 +119,7 @@ def tables_at(
 
 
 def webhook_post(**options: Any) -> WebhookPost:
-    """Make the post of webhook routes; `options` are those of `WebhookPost`. Raises MissingExtra, BadInput."""
+    """Make the `WebhookPost` of webhook routes from its `options`. Raises MissingExtra, BadInput."""
     with _Extra("serve", "webhooks", "aiohttp"):
         from bide.sinks.webhook import WebhookPost
 
@@ -126,7 +127,8 @@ def webhook_post(**options: Any) -> WebhookPost:
 
 
 def sink_at(url: str, field: str) -> Sink:
-    """The sink of the distribution that has the scheme of `url` (`bide.extensions`). Raises BadInput, SetupError."""
+    """The sink from the distribution that provides the scheme of `url` (`bide.extensions`). Raises BadInput,
+    SetupError."""
     others = extensions.installed(extensions.SINKS)
     scheme = url.partition(":")[0]
     if scheme not in others:
@@ -137,7 +139,7 @@ def sink_at(url: str, field: str) -> Sink:
 
 
 def engine_config(settings: Settings) -> EngineConfig:
-    """The engine's configuration, with a limit on how many ended tasks are remembered."""
+    """The engine's configuration, with a limit on the number of kept ended tasks."""
     kept = Retention(done=settings.keep_done, cancelled=settings.keep_cancelled, dead=settings.keep_dead)
     return EngineConfig(
         lease=settings.lease,
@@ -161,7 +163,7 @@ def tracer() -> Tracing:
 
 
 def is_traced() -> bool:
-    """True if this program has set up an OpenTelemetry SDK, so that tracing it records anything."""
+    """True if this program has set up an OpenTelemetry SDK, so that tracing has an effect."""
     try:
         with _Extra("serve", "tracing", "opentelemetry"):
             from bide.sinks.traced import sdk_is_set_up
@@ -171,8 +173,8 @@ def is_traced() -> bool:
 
 
 def _parts(url: str, field: str, accepted: str) -> SplitResult:
-    """Raises BadInput for what is no URL, and for one in which a part of a password would be taken for something else,
-    and so be shown."""
+    """Split a URL. Raises BadInput for text that is not a URL, and for a URL in which part of a password would be read
+    as another part and so be shown."""
     parts = parts_of(url, accepted, field=field)
     behind = f"{parts.path}#{parts.fragment}&{parts.query}"
     if (
@@ -187,13 +189,13 @@ def _parts(url: str, field: str, accepted: str) -> SplitResult:
 
 
 def without_secrets(url: str) -> str:
-    """`url` as it may be shown: what stands before an @ could be a password."""
+    """`url` without the text before an @, which could be a password."""
     scheme, colon, rest = url.partition(":")
     return f"{scheme}{colon}...@{rest.rpartition('@')[2]}" if "@" in rest else url
 
 
 def _server_store(scheme: str, settings: Settings) -> Callable[..., Store]:
-    """The class of the stores on a server of this kind, with what the settings say of it. Raises MissingExtra."""
+    """The store class for a server of this kind, with its settings applied. Raises MissingExtra."""
     if scheme in _REDIS:
         with _Extra("redis", f"{scheme}:", "redis", "hiredis"):
             from bide.stores.redis import RedisStore
@@ -203,7 +205,7 @@ def _server_store(scheme: str, settings: Settings) -> Callable[..., Store]:
         with _Extra("postgres", f"{scheme}:", "asyncpg"):
             from bide.stores.postgres import PostgresStore
 
-        # a wake is notified up to a cap ahead: that of other workers, which may be set to sleep longer, as well as ours
+        # wakes are notified up to a cap ahead; other workers may be set to sleep longer than this one
         return partial(PostgresStore, cap=max(settings.max_sleep, 1_000))
     if scheme in _MYSQL:
         with _Extra("mysql", f"{scheme}:", "asyncmy"):
@@ -213,13 +215,13 @@ def _server_store(scheme: str, settings: Settings) -> Callable[..., Store]:
     with _Extra("http", f"{scheme}:", "aiohttp"):
         from bide.stores.http import HttpStore
 
-    # a service goes by its own clock, and refuses to go by another
+    # a service uses its own clock and refuses to use another
     return partial(HttpStore, token=settings.token)
 
 
 def check_there(url: str) -> None:
-    """Raises StoreUnavailable for a SQLite file that does not exist: opening it to read or change tasks would make
-    it.
+    """Raise StoreUnavailable for a SQLite file that does not exist, since opening it to read or change tasks would
+    create it.
     """
     if urlsplit(url).scheme == "sqlite" and not os.path.exists(path := _path_of(url, "store")):
         raise StoreUnavailable(

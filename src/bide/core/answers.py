@@ -1,4 +1,4 @@
-"""The answer of a verb: one word, and the task as it now is."""
+"""The answer of a verb: one word, and the current task."""
 
 from __future__ import annotations
 
@@ -21,24 +21,24 @@ _TIMED = frozenset({Result.CREATED, Result.REPLACED, Result.MOVED})
 class Answer(Struct, frozen=True, gc=False):
     """The answer for one task.
 
-    A lost race is an answer too, so look at `result` (a `Result`, equal to its text) or `ok`: an answer itself is
-    neither true nor false.
+    A lost race is an answer too, so check `result` (a `Result`, equal to its text) or `ok`. An answer itself has no
+    truth value.
     """
 
     result: Result
     record: Record | None = None
-    """The task as it now is; None when there is none (`not_found`)."""
+    """The current task; None if there is none (`not_found`)."""
     was: Millis | None = None
-    """For `moved`, and a schedule that replaced: the `wake_at` from before."""
+    """For `moved`, and for a schedule that replaced a task: the previous `wake_at`."""
 
     @property
     def task(self) -> Task[Any] | None:
-        """The task as it now is, as people see it."""
+        """The current task, in the public form."""
         return None if self.record is None else Task(self.record)
 
     @property
     def past(self) -> timedelta | None:
-        """How far in the past the requested time was, so that the task is due now; None: it was not in the past."""
+        """How far the requested time was in the past, so that the task is due now; None: it was not in the past."""
         record = self.record
         if record is None or self.result not in _TIMED or record.due_at >= record.wake_at:
             return None

@@ -1,20 +1,20 @@
-"""Every error that bide raises, shaped by what a caller wants to catch.
+"""All errors that bide raises, grouped by what a caller wants to catch.
 
     BideError
     ├── BadInput (ValueError)          an argument is not acceptable; nothing was done
-    │   └── BadPayload                 it cannot be encoded, is too large, or is not of the declared type
-    ├── SetupError                     the program is put together wrongly: fix the code
+    │   └── BadPayload                 a payload cannot be encoded, is too large, or is not of the declared type
+    ├── SetupError                     the program is set up incorrectly: fix the code
     │   ├── DuplicateHandler           a topic has two handlers
     │   ├── MissingExtra               an optional package is not installed
-    │   └── NotOpen                    the app is not open: `async with app:` around it
+    │   └── NotOpen                    the app is not open: wrap the call in `async with app:`
     ├── StoreError
-    │   ├── StoreUnavailable           not done: locked, closed or away; try again
-    │   ├── StoreFull                  not done: no room for new work; what is there still drains
+    │   ├── StoreUnavailable           not done: the store is locked, closed or unreachable; try again
+    │   ├── StoreFull                  not done: no room for new tasks; existing tasks still drain
     │   ├── StoreCorrupt               the data is damaged
-    │   ├── StoreMismatch              it is not a bide store, is of another version, or is opened with other settings
-    │   ├── OutcomeUnknown             it may or may not have been done, and cannot be known in time
-    │   └── PartlyFailed               of a batch: some were answered, some failed; `answers` says which
-    └── LeaseLost                      the task is no longer ours: another worker has it, or it was cancelled
+    │   ├── StoreMismatch              not a bide store, another version, or opened with other settings
+    │   ├── OutcomeUnknown             done once or not at all; which one cannot be known in time
+    │   └── PartlyFailed               part of a batch failed; `answers` says which part
+    └── LeaseLost                      another worker has leased the task, or it was cancelled
 
 A lost race is an *answer* (`under_way`, `stale_token`, ...), never one of these.
 """
@@ -25,11 +25,11 @@ from collections.abc import Sequence
 
 
 class BideError(Exception):
-    """The root of everything that bide raises on purpose."""
+    """The base class of all errors that bide raises on purpose."""
 
 
 class BadInput(BideError, ValueError):
-    """An argument that cannot be accepted: names the field, the value, and what would be."""
+    """An argument cannot be accepted; the message names the field, the value, and the accepted values."""
 
     def __init__(self, field: str, value: object, accepted: str) -> None:
         self.field = field
@@ -43,18 +43,18 @@ class BadInput(BideError, ValueError):
 
 
 class BadPayload(BadInput):
-    """A payload that cannot be encoded, is over the limit, or is not of the handler's declared type."""
+    """A payload cannot be encoded, is over the limit, or is not of the handler's declared type."""
 
 
 class SetupError(BideError):
-    """The program is put together wrongly; running it again will not help."""
+    """The program is set up incorrectly; running it again will not help."""
 
 
 HAS_TO_BE_AWAITED = (
     "app.sync works on synchronous connections only, and this one has to be awaited: use "
     "`await app.using(connection)...` in a coroutine"
 )
-"""Of a SetupError."""
+"""The message of a SetupError."""
 
 
 class DuplicateHandler(SetupError):
@@ -62,7 +62,7 @@ class DuplicateHandler(SetupError):
 
 
 class MissingExtra(SetupError):
-    """An optional package is needed and not installed; the message says how to install it."""
+    """A required optional package is not installed; the message says how to install it."""
 
     def __init__(self, extra: str, needed_for: str) -> None:
         self.extra = extra
@@ -78,7 +78,7 @@ class NotOpen(SetupError):
 
 
 class StoreError(BideError):
-    """The store could not do what was asked."""
+    """The store could not carry out the request."""
 
 
 class StoreUnavailable(StoreError):
@@ -86,7 +86,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreFull(StoreError):
-    """Nothing was done: there is no room for new work. Lease, settle and cancel still work."""
+    """Nothing was done: there is no room for new tasks. Lease, settle and cancel still work."""
 
 
 class StoreCorrupt(StoreError):
@@ -94,18 +94,18 @@ class StoreCorrupt(StoreError):
 
 
 class StoreMismatch(StoreError):
-    """Not a bide store, one of another version, or one that is open here with other settings."""
+    """This is not a bide store, has another version, or is open here with other settings."""
 
 
 class OutcomeUnknown(StoreError):
-    """The call was sent and its answer lost: it was done once or not at all, and which cannot be known in time."""
+    """The answer to a call was lost: it was done once or not at all, and which one cannot be known in time."""
 
 
 class PartlyFailed(StoreError):
-    """Of one batch some were answered and some failed, as when one server of several is away.
+    """Part of a batch failed, for example because one server of several is unavailable.
 
-    `answers` has the length and order of the batch: an answer for each that was done, a StoreError for each that was
-    not, or may not have been. Of a group verb: the answers so far, and the error that ended it.
+    `answers` has the length and order of the batch: an answer for each item that was done, a StoreError for each that
+    was not or may not have been. For a group verb: the answers so far, and the error that ended it.
     """
 
     def __init__(self, answers: Sequence[object]) -> None:
@@ -125,6 +125,6 @@ class LeaseLost(BideError):
 def _shorten(value: object, limit: int = 80) -> str:
     try:
         text = repr(value)
-    except Exception:  # noqa: BLE001 - what is too deep to show, or cannot show itself, is still not accepted
+    except Exception:  # noqa: BLE001 - a value whose repr fails (too deep, or a defect) is refused too
         text = f"a {type(value).__name__}"
     return text if len(text) <= limit else f"{text[: limit - 1]}…"

@@ -1,7 +1,7 @@
-"""Unusual events in a task's life, so that it can be found out later why something happened.
+"""Unusual events in a task's life, so that an operator can find out later why something happened.
 
 Recorded: failed deliveries, deaths, lost leases, and every change by a person or an API caller. Not recorded: the happy
-path. The log is capped, written in batches, and never on the way of a delivery.
+path. The log is capped, written in batches, and never in the path of a delivery.
 """
 
 from __future__ import annotations
@@ -34,6 +34,6 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
     what: str = ""
     """The verb and its answer, or the error."""
     was: Millis | None = None
-    """For a change: the wake_at from before. For a delivery: when it began."""
+    """For a change: the previous wake_at. For a delivery: when it began."""
     wake_at: Millis | None = None
-    """The wake_at after it, where there is one."""
+    """The wake_at after the event, if any."""

@@ -1,8 +1,8 @@
 """Instants, durations and due times: integer milliseconds inside, aware datetimes and text such as "15m" outside.
 
-An *instant* is milliseconds since the Unix epoch, UTC; a *duration* is milliseconds. Everything below the public
-API is one of these two integers. The public API accepts what a person would write, and refuses what could mean
-two things: a naive datetime (whose zone?) and a bare number (of what?).
+An *instant* is milliseconds since the Unix epoch, UTC; a *duration* is milliseconds. Below the public API, every time
+is one of these two integers. The public API accepts what a person would write, and refuses ambiguous values: a naive
+datetime (which zone?) and a bare number (which unit?).
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ When: TypeAlias = datetime | str
 Length: TypeAlias = timedelta | str
 """A duration in the public API: a timedelta, or text such as "15m", "1h30m", "1.5s", "PT15M"."""
 
-LAST_INSTANT: Millis = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z: the last that a datetime can hold
+LAST_INSTANT: Millis = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z, the last instant that a datetime can hold
 LONGEST: Millis = LAST_INSTANT
 LONGEST_TEXT = 80
-"""Characters that the text of a time may have; a longer one is neither parsed nor kept."""
+"""The most characters in the text of a time; longer text is neither parsed nor kept."""
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
 _LAST = _EPOCH + timedelta(milliseconds=LAST_INSTANT)
@@ -50,9 +50,9 @@ _INSTANT_ACCEPTED = 'an aware datetime, or ISO 8601 text with an offset such as 
 
 
 def duration(value: Length, *, field: str = "delay", negative: bool = False) -> Millis:
-    """The milliseconds that `value` stands for, rounded up to the next whole one so that nothing is early.
+    """The milliseconds of `value`, rounded up to whole ones so that nothing is early.
 
-    Raises BadInput for unknown units, bare numbers, anything beyond year 9999, and, unless `negative`, below zero.
+    Raises BadInput for unknown units, bare numbers, lengths beyond year 9999 and, unless `negative`, below zero.
     """
     if isinstance(value, timedelta):
         whole, rest = divmod(value, _MILLISECOND)
@@ -78,7 +78,7 @@ def instant(value: When, *, field: str = "at") -> Millis:
     moment = value
     if isinstance(moment, str):
         try:
-            if len(moment) > LONGEST_TEXT or not moment.isprintable():  # fromisoformat reads on past a NUL
+            if len(moment) > LONGEST_TEXT or not moment.isprintable():  # fromisoformat reads past a NUL
                 raise ValueError
             moment = datetime.fromisoformat(moment.strip())
         except ValueError:
@@ -95,16 +95,17 @@ def instant(value: When, *, field: str = "at") -> Millis:
 
 
 def check_instant(millis: Millis, *, field: str, value: object = None) -> Millis:
-    """`millis` itself, if it lies within 1970..9999; BadInput otherwise."""
+    """Return `millis` if it lies within 1970..9999; raise BadInput otherwise."""
     if 0 <= millis <= LAST_INSTANT:
         return millis
     raise BadInput(field, millis if value is None else value, "an instant within the years 1970 to 9999")
 
 
 def as_datetime(millis: Millis) -> datetime:
-    """The aware UTC datetime of an instant; exact, no float in between.
+    """The aware UTC datetime of an instant, computed exactly without floats.
 
-    An instant that only a damaged row has is shown as the nearest that a datetime can hold, so that it hides no other.
+    An out-of-range instant, which only a damaged row has, becomes the nearest datetime, so that the other rows can
+    still be shown.
     """
     try:
         return _EPOCH + timedelta(milliseconds=millis)
@@ -116,7 +117,7 @@ def as_datetime(millis: Millis) -> datetime:
 
 
 class At(Struct, frozen=True, gc=False, tag="at"):
-    """At an instant of the world's clock."""
+    """Due at an instant of UTC."""
 
     millis: Millis
 
@@ -125,7 +126,7 @@ class At(Struct, frozen=True, gc=False, tag="at"):
 
 
 class In(Struct, frozen=True, gc=False, tag="in"):
-    """A length after now, by the store's own clock."""
+    """Due a length from now, by the store's own clock."""
 
     millis: Millis
 
@@ -137,7 +138,7 @@ Due: TypeAlias = At | In
 
 
 def with_grain(due: Due, grain: Millis) -> Due:
-    """Add `grain`, by which a clock rounds down at most, to a length, so that rounding never shortens one. A length of
+    """Add `grain`, the most by which a clock rounds down, to a length, so that rounding never shortens it. A length of
     zero still means at once."""
     return In(due.millis + grain) if grain and type(due) is In and due.millis else due
 
@@ -145,7 +146,7 @@ def with_grain(due: Due, grain: Millis) -> Due:
 def one_due(
     at: When | None, delay: Length | None, *, grain: Millis = 0, at_field: str = "at", delay_field: str = "delay"
 ) -> Due:
-    """The due time by `at` or `delay`. Raises BadInput for both or neither, and for one that is no instant or length.
+    """The due time by `at` or `delay`. Raises BadInput for both, neither, or one that is not an instant or length.
 
     For `grain` see `with_grain`.
     """
@@ -162,7 +163,7 @@ def one_due(
 
 @functools.lru_cache(maxsize=512)
 def _due_after(delay: str, grain: Millis, field: str) -> Due:
-    """Cached, since programs use the same few lengths over and over."""
+    """Parse a delay. Cached, since programs use the same few lengths repeatedly."""
     return with_grain(In(duration(delay, field=field)), grain)
 
 
@@ -189,7 +190,7 @@ def instant_text(millis: Millis) -> str:
 
 @functools.lru_cache(maxsize=4096)
 def _seconds_text(seconds: int) -> str:
-    """Cached, since the times of many tasks lie in the same seconds."""
+    """Format whole seconds. Cached, since many tasks have times in the same seconds."""
     return as_datetime(1_000 * seconds).isoformat(timespec="seconds").removesuffix("+00:00")
 
 
@@ -207,10 +208,10 @@ def duration_text(millis: Millis) -> str:
 
 
 def rough_text(millis: Millis, units: Sequence[str] = ("d", "h", "m", "s"), between: str = " ") -> str:
-    """The two largest units of a length of a second or more, for a person: "14m 3s", "2d 4h", "4.2s"."""
+    """A length of a second or more in its two largest units, for a person: "14m 3s", "2d 4h", "4.2s"."""
     if millis < 10_000:
         return f"{millis // 100 / 10:g}{units[3]}"
-    rest = millis + 500  # to the nearest second: what was asked for in 15m is not "in 14m 59s"
+    rest = millis + 500  # to the nearest second: a task requested in 15m is not "in 14m 59s"
     parts: list[str] = []
     for unit, size in zip(units, ("d", "h", "m", "s"), strict=True):
         count, rest = divmod(rest, _UNITS[size])
@@ -221,7 +222,7 @@ def rough_text(millis: Millis, units: Sequence[str] = ("d", "h", "m", "s"), betw
 
 @functools.lru_cache(maxsize=512)
 def _duration_of_text(text: str) -> Millis:
-    """Cached, since programs use the same few durations over and over. Raises ValueError."""
+    """Parse a duration. Cached, since programs use the same few durations repeatedly. Raises ValueError."""
     stripped = text.strip()
     sign, body = (-1, stripped[1:]) if stripped.startswith("-") else (1, stripped.removeprefix("+"))
     if body.startswith("P"):
@@ -245,6 +246,6 @@ def _duration_of_text(text: str) -> Millis:
 
 
 def _scaled(number: str, unit: str) -> int | Fraction:
-    """`number` of `unit` in milliseconds, exactly: a float would make 0.1 s early."""
+    """Convert `number` of `unit` to milliseconds exactly: a float would make 0.1 s early."""
     scale = _UNITS[unit]
     return Fraction(number) * scale if "." in number else int(number) * scale

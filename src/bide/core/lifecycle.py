@@ -1,4 +1,4 @@
-"""The life of a task: one table, and the function that makes each move.
+"""The life of a task: one table, and a function for each transition.
 
                 schedule                    lease (wake_at <= now)
       (nothing) --------->  WAITING  ------------------------------>  LEASED
@@ -10,9 +10,9 @@
                                 +------------------------- redrive -----------------------------+
       LEASED with wake_at <= now (the holder died or hung) is leased again: same arrow, new token, next attempt.
 
-`TABLE` says, for every verb and every state, what is answered and where the task goes. The functions below it are the
-only code that computes a new record; a store that decides in Python calls them, a store that decides in SQL or Lua is
-held to them by the store suite. Each costs O(1), touches no clock and no I/O: `now` and `token` are arguments.
+`TABLE` gives the answer and the next state for every verb and state. The functions below it are the only code that
+computes a new record. A store that decides in Python calls them; the store suite checks that a store that decides in
+SQL or Lua matches them. Each costs O(1) and uses no clock and no I/O: `now` and `token` are arguments.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from bide.core.records import (
 
 
 class Verb(StrEnum):
-    """Every way to touch a task."""
+    """Every operation on a task."""
 
     REPLACE = "schedule replace"
     KEEP = "schedule keep"
@@ -63,7 +63,7 @@ class Verb(StrEnum):
 ABSENT = None
 _R, _S = Result, State
 _TAKEN = "taken"
-"""The verb applies; it has no word of its own (the worker's verbs answer with the task, or with true)."""
+"""The verb applies and has no `Result` of its own (a worker's verb answers with the task, or with true)."""
 _LEFT = "left alone"
 """The verb does not apply; nothing changes."""
 
@@ -83,7 +83,7 @@ _ENDED: Mapping[State | None, Cell] = {
 
 
 def _held(to: State) -> Mapping[State | None, Cell]:
-    """A worker's verb: it applies to what is leased (by this token), and to nothing else."""
+    """The row of a worker's verb, which applies only to a task leased with its token."""
     states = (ABSENT, *State)
     return {state: (_TAKEN, to) if state is _S.LEASED else (_LEFT, state) for state in states}
 
@@ -93,14 +93,14 @@ TABLE: Mapping[Verb, Mapping[State | None, Cell]] = {
     Verb.KEEP: {
         **_OVER, _S.WAITING: (_R.KEPT, _S.WAITING), _S.LEASED: (_R.KEPT, _S.LEASED), _S.DONE: (_R.KEPT, _S.DONE),
     },
-    # EARLIEST and LATEST on what waits: `kept` instead, when the time that is there wins
+    # EARLIEST and LATEST on a waiting task: `kept` instead if the existing time wins
     Verb.EARLIEST: {**_OVER, _S.WAITING: (_R.REPLACED, _S.WAITING), _S.LEASED: (_R.KEPT, _S.LEASED)},
     Verb.LATEST: {**_OVER, _S.WAITING: (_R.REPLACED, _S.WAITING), _S.LEASED: (_R.REPLACED, _S.WAITING)},
     Verb.REFUSE: {
         **_OVER, _S.WAITING: (_R.REFUSED, _S.WAITING), _S.LEASED: (_R.REFUSED, _S.LEASED),
         _S.DONE: (_R.REFUSED, _S.DONE),
     },
-    # MOVE on what waits: `refused` instead, when it would pass the deadline
+    # MOVE on a waiting task: `refused` instead if it would pass the deadline
     Verb.MOVE: {**_ENDED, _S.WAITING: (_R.MOVED, _S.WAITING), _S.LEASED: (_R.UNDER_WAY, _S.LEASED)},
     Verb.CANCEL: {
         **_ENDED, _S.WAITING: (_R.CANCELLED, _S.CANCELLED), _S.LEASED: (_R.CANCELLED_WHILE_LEASED, _S.CANCELLED),
@@ -109,7 +109,7 @@ TABLE: Mapping[Verb, Mapping[State | None, Cell]] = {
         **_ENDED, _S.WAITING: (_R.UNDER_WAY, _S.WAITING), _S.LEASED: (_R.UNDER_WAY, _S.LEASED),
         _S.DEAD: (_R.REDRIVEN, _S.WAITING),
     },
-    # LEASE applies when wake_at <= now: to what waits, and to what a lost holder left
+    # LEASE applies when wake_at <= now: to waiting tasks, and to those of a lost holder
     Verb.LEASE: {**_held(_S.LEASED), _S.WAITING: (_TAKEN, _S.LEASED)},
     Verb.EXTEND: _held(_S.LEASED),
     Verb.DONE: _held(_S.DONE),
@@ -122,25 +122,26 @@ TABLE: Mapping[Verb, Mapping[State | None, Cell]] = {
 _SCHEDULE = {choice: Verb(f"schedule {choice.value}") for choice in OnConflict}
 _SETTLE = {outcome: Verb(f"settle {outcome.value}") for outcome in OutcomeKind}
 _CREATED, _WAITING = Result.CREATED, State.WAITING
-"""Named once: looking up a member takes as long as making a record."""
+"""Bound once, because an enum member's lookup takes as long as making a record."""
 
 
 def next_token(last: Token, now: Millis) -> Token:
-    """The token after `last`: only ever rises, and stays ahead of one lost with a power cut, being a clock too."""
+    """The token after `last`. Tokens only rise; since they follow the clock, a new token also exceeds any token lost in
+    a power failure."""
     return max(last + 1, now * 1000)
 
 
 ADDED = frozenset({Result.CREATED, Result.REPLACED})
-"""Of `schedule`: the answer's record is to be stored, over what may be there."""
+"""Results of `schedule` after which the answer's record is stored, replacing any existing one."""
 
 
 def gone(old: Record, now: Millis) -> bool:
-    """True once its retention has passed: for every verb it is as if it were not there; a purge only sweeps."""
+    """True once the retention of `old` has passed. Every verb treats it as absent; a purge only frees the space."""
     return old.keep_until is not None and old.keep_until <= now
 
 
 def schedule(new: NewTask, old: Record | None, now: Millis, token: Token) -> Answer:
-    """Schedule `new` where `old` may be. The answer's record is the one to store if it carries `new.id`."""
+    """Schedule `new`, where `old` may exist. The answer's record is to be stored if it has `new.id`."""
     due_at = _clamp(new.due.resolve(now))
     if old is None or gone(old, now):
         return Answer(_CREATED, _born(new, due_at, now, token))
@@ -156,7 +157,7 @@ def schedule(new: NewTask, old: Record | None, now: Millis, token: Token) -> Ans
 
 
 def change(asked: Change, old: Record | None, now: Millis, token: Token) -> Answer:
-    """Move, cancel or redrive. The answer's record is the one to store if it carries `token`."""
+    """Move, cancel or redrive. The answer's record is to be stored if it has `token`."""
     verb = Verb.MOVE if type(asked) is Move else Verb.CANCEL if type(asked) is Cancel else Verb.REDRIVE
     if old is None or gone(old, now):
         return Answer(Result.NOT_FOUND)
@@ -182,12 +183,12 @@ def change(asked: Change, old: Record | None, now: Millis, token: Token) -> Answ
 
 
 def may_lease(old: Record, now: Millis) -> bool:
-    """True if `old` is due: P1 says never a millisecond before its `wake_at`."""
+    """True if `old` is due: never a millisecond before its `wake_at` (P1)."""
     return old.state.live and old.wake_at <= now
 
 
 def lease(old: Record, now: Millis, until: Millis, holder: str, token: Token) -> Record:
-    """`old` (which is due), held until `until`: the next attempt, and one more loss if it was held already."""
+    """Lease `old`, which is due, until `until`: the next attempt, and one more loss if it was already leased."""
     lost = old.state is State.LEASED
     return replace(
         old, state=State.LEASED, wake_at=until, planned_at=old.planned_at if lost else old.wake_at,
@@ -201,12 +202,12 @@ def holds(old: Record | None, token: Token) -> bool:
 
 
 def extend(old: Record, until: Millis) -> Record:
-    """`old` (held by the asker) kept longer. Not a transition: the token stays."""
+    """Extend the lease of `old`, which the caller holds. Not a transition: the token stays."""
     return replace(old, wake_at=until)
 
 
 def settle(asked: Settlement, old: Record, now: Millis, token: Token) -> Record:
-    """`old` (held by the asker) after its outcome. `keep_until <= now` on an ended one: forget it at once."""
+    """Settle `old`, which the caller holds. If it ends with `keep_until <= now`, delete it at once."""
     verb = Verb.AGAIN if asked.outcome is OutcomeKind.DONE and asked.next_at is not None else _SETTLE[asked.outcome]
     _, to = TABLE[verb][State.LEASED]
     if to is not State.WAITING:
@@ -248,7 +249,8 @@ def _born_again(old: Record, id: str, due_at: Millis, now: Millis, token: Token)
 def _ended(
     old: Record, to: State, token: Token, now: Millis, keep_until: Millis, error: str | None, failures: int
 ) -> Record:
-    """`wake_at` has no use any more: of what was held it becomes the time at which that began (see `started_at`)."""
+    """End `old`. Its `wake_at` is free for reuse: for a leased task it becomes the start of the delivery (see
+    `started_at`)."""
     wake_at = min(old.token // 1000, now) if old.state is State.LEASED else old.wake_at
     return replace(
         old, state=to, wake_at=wake_at, failures=failures, token=token, error=error, finished_at=now,

@@ -1,4 +1,4 @@
-"""Options of a task that no store need understand: its own retry policy, and headers (trace context)."""
+"""The options of a task that stores do not interpret: its own retry policy, and headers (trace context)."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from bide.core.errors import BadInput
 from bide.core.retry import RetryPolicy
 
 LONGEST_HEADERS = 4096
-"""Bytes that all headers of a task may take, encoded."""
+"""The most bytes of all headers of a task, encoded."""
 TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
 """W3C Trace Context and Baggage."""
 
 
 class Options(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
-    """Encoded as MessagePack; an empty one is no bytes at all. Fields from a newer version are passed over."""
+    """Options, encoded as MessagePack; empty options take no bytes. Fields from a newer version are ignored."""
 
     retry: RetryPolicy | None = None
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
@@ -33,8 +33,8 @@ def encode_options(
 ) -> bytes:
     """The bytes for `NewTask.options`. Raises BadInput for headers that are not short text.
 
-    `trace` is carried along; what the caller's own headers say goes before that. It never has a task refused: where
-    there is no room for it, it stays behind.
+    The trace headers in `trace` are added; the caller's own headers take precedence. If there is no room for the trace,
+    it is dropped and the task is still accepted.
     """
     if trace:
         with suppress(BadInput, TypeError):
@@ -65,7 +65,7 @@ def decode_options(options: bytes) -> Options:
 
 
 def carried_trace(options: bytes) -> Mapping[str, str]:
-    """The trace headers of a stored task; none where its options are damaged."""
+    """The trace headers of a stored task; empty if its options are damaged."""
     try:
         headers = decode_options(options).headers
     except msgspec.DecodeError:

@@ -1,4 +1,4 @@
-"""The outcomes of a delivery, which a handler returns, or raises from any depth below it."""
+"""The outcomes of a delivery; a handler returns one, or raises it from any depth."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from bide.core.names import error_text, text_of
 
 
 class Outcome(Exception):
-    """The root of the four outcomes. An exception, so that a handler can raise one from any depth."""
+    """The base class of the four outcomes. It is an exception so that a handler can raise it from any depth."""
 
 
 class Done(Outcome):
-    """It has happened. With `again_at` or `again_in` the task starts its next life then, under the same key."""
+    """The delivery succeeded. With `again_at` or `again_in` the task starts its next life then, under the same key."""
 
     def __init__(self, *, again_at: When | None = None, again_in: Length | None = None) -> None:
         self.again: Due | None = None
@@ -22,7 +22,7 @@ class Done(Outcome):
 
 
 class Retry(Outcome):
-    """It failed: try again when the policy says, or at the time given here; as often as the policy allows.
+    """The delivery failed: retry by the policy, or at the time given here, as often as the policy allows.
 
     `why` is kept as text, with its type if it is an error.
     """
@@ -34,7 +34,7 @@ class Retry(Outcome):
 
 
 class Defer(Outcome):
-    """Not yet: wait again, counting nothing."""
+    """The task must wait longer; this counts as neither a delivery nor a failure."""
 
     def __init__(self, delay: Length | None = None, *, at: When | None = None) -> None:
         if delay is None and at is None:
@@ -44,7 +44,7 @@ class Defer(Outcome):
 
 
 class Dead(Outcome):
-    """It will never work: stop trying, and keep the task as dead, with `why` as the text of its error."""
+    """The task can never succeed: stop trying, and keep it as dead, with `why` as the text of its error."""
 
     def __init__(self, why: object) -> None:
         self.why = _reason(why)

@@ -1,6 +1,6 @@
-"""Between a handler's data and a task's bytes: JSON, typed by the handler's declaration.
+"""The conversion between a handler's data and a task's bytes: JSON, typed by the handler's declaration.
 
-msgspec does dataclasses, structs, typed dicts and plain values; a pydantic model is recognised by its own two methods
+msgspec handles dataclasses, structs, typed dicts and plain values. A pydantic model is recognised by its two methods
 (`model_dump_json`, `model_validate_json`), so that pydantic is not required. Bytes pass through untouched.
 """
 
@@ -14,16 +14,16 @@ import msgspec
 from bide.core.errors import BadPayload
 
 PAYLOAD_LIMIT = 262_144
-"""Bytes that a payload may have unless the settings say otherwise: 256 KiB."""
+"""The most bytes of a payload by default: 256 KiB."""
 
 Decode: TypeAlias = Callable[[bytes], Any]
 
 _json = msgspec.json.Encoder()
-_BYTES = (bytes, bytearray, memoryview)  # made once: a union made at each call takes longer than the check
+_BYTES = (bytes, bytearray, memoryview)  # made once: making a union at each call takes longer than the check
 
 
 def encode_payload(value: object, limit: int = PAYLOAD_LIMIT) -> bytes:
-    """`value` as bytes. O(size). Raises BadPayload when it cannot be encoded or is over `limit`."""
+    """Encode `value` as bytes. O(size). Raises BadPayload if it cannot be encoded or is over `limit`."""
     encoded = value if type(value) is bytes else _encode(value)
     if len(encoded) > limit:
         raise BadPayload(
@@ -42,7 +42,7 @@ def _encode(value: object) -> bytes:
 
 
 def decoder_for(declared: Any) -> Decode:
-    """A function from bytes to `declared`; it raises BadPayload on bytes that are not one. Made once per handler."""
+    """A function that decodes bytes to `declared`, or raises BadPayload. Made once per handler."""
     if declared is bytes:
         return bytes
     if hasattr(declared, "model_validate_json"):
@@ -61,10 +61,10 @@ def decoder_for(declared: Any) -> Decode:
 
 
 def checker_for(declared: Any) -> Callable[[object], None]:
-    """A function that raises BadPayload for a value that is not a `declared`: a wrong payload fails in the caller.
+    """A function that raises BadPayload for a value that is not a `declared`, so a wrong payload fails in the caller.
 
-    It asks the only question that counts, whether the handler could read it: one encoding and decoding, O(size), which
-    costs less than a microsecond for a small payload.
+    It checks that the handler could read the payload, by encoding and decoding it once. O(size), less than a
+    microsecond for a small payload.
     """
     if declared is bytes or declared is Any:
         return _anything
@@ -77,7 +77,7 @@ def checker_for(declared: Any) -> Callable[[object], None]:
 
 
 def _anything(value: object) -> None:
-    """Nothing was declared, so nothing is checked."""
+    """Check nothing, since no type was declared."""
 
 
 decode_json: Decode = decoder_for(Any)

@@ -1,8 +1,8 @@
-"""The records that pass through the store seam: what a task is, what is asked of it, and what the store answers.
+"""The records that pass through the store interface: tasks, requests, and the store's answers.
 
-All are immutable. They are msgspec structs: here a record of nineteen fields is made in about a third of the time
-of a frozen, slotted dataclass, and `gc=False` keeps a million of them out of the collector's sight.
-Times are integer milliseconds since the epoch throughout.
+All are immutable msgspec structs. A record of nineteen fields is made in about a third of the time of a frozen, slotted
+dataclass, and `gc=False` saves the garbage collector from tracking a million of them. All times are integer
+milliseconds since the epoch.
 """
 
 from __future__ import annotations
@@ -31,12 +31,12 @@ class State(StrEnum):
 
     @property
     def live(self) -> bool:
-        """True while something is still to happen."""
+        """True while the task is waiting or leased."""
         return self is State.WAITING or self is State.LEASED
 
 
 class Ref(NamedTuple):
-    """Which task: the caller's name for it."""
+    """The caller's name for a task."""
 
     topic: Topic
     key: str
@@ -53,24 +53,24 @@ class OnConflict(StrEnum):
 
 
 class NewTask(Struct, frozen=True, gc=False):
-    """A task as `add` is given it."""
+    """A new task, as passed to `add`."""
 
     topic: Topic
     key: str
     id: str
-    """This life of the key, a UUIDv7 that the caller made: so a resent call is recognised."""
+    """The id of this life of the key, a UUIDv7 made by the caller, so that a resent call is recognised."""
     due: Due
     payload: bytes = b""
     group: str | None = None
     options: bytes = b""
-    """The part that no store need understand: retry policy, headers, trace context. See `core.options`."""
+    """Options that stores do not interpret: retry policy, headers, trace context. See `core.options`."""
     deadline: Millis | None = None
-    """Not after. The one option that a store does look at, so that a move past it is refused in one step."""
+    """The last instant for a delivery. The only option that stores interpret: they refuse a move past it atomically."""
     on_conflict: OnConflict = OnConflict.REPLACE
 
 
 class Record(Struct, frozen=True, gc=False):
-    """A task as it rests in a store. Field order is part of the seam: stores build it by position."""
+    """A stored task. Field order is part of the interface: stores build records by position."""
 
     topic: Topic
     key: str
@@ -80,10 +80,10 @@ class Record(Struct, frozen=True, gc=False):
     due_at: Millis
     """The instant that the caller asked for; may lie in the past."""
     wake_at: Millis
-    """The next instant at which the task needs attention: due time, retry time, or the end of its lease. Of an ended
-    task the last such instant, or if it was leased as it ended, when its last delivery began."""
+    """The next instant at which the task needs attention: due time, retry time, or the end of its lease. For an ended
+    task the last such instant or, if it was leased when it ended, the start of its last delivery."""
     planned_at: Millis
-    """While leased, the `wake_at` that it was leased for (lost leases: the first one); lateness counts from it."""
+    """While leased, the `wake_at` for which it was leased (after lost leases, the first). Lateness counts from it."""
     attempt: int
     failures: int
     losses: int
@@ -103,9 +103,9 @@ class Record(Struct, frozen=True, gc=False):
 
     @property
     def started_at(self) -> Millis | None:
-        """When the running delivery began, or the one in which the task ended; None: it is or was not leased then.
+        """When the current delivery began, or the one that ended the task; None: it is or was not leased then.
 
-        Costs no column: a lease's token is the store's clock in microseconds.
+        Needs no column: a lease's token is the store's clock in microseconds.
         """
         if self.holder is None:
             return None
@@ -120,13 +120,13 @@ class Move(Struct, frozen=True, gc=False, tag="move"):
     due: Due
     if_token: Token | None = None
     deadline: Millis | None = None
-    """A new deadline, too; None keeps the one that there is."""
+    """A new deadline; None keeps the existing one."""
     verb: Literal["reschedule", "fire_now", "shift"] = "reschedule"
-    """The caller's verb, for the logs: stores ignore it."""
+    """The caller's verb, for the logs; stores ignore it."""
 
 
 class Cancel(Struct, frozen=True, gc=False, tag="cancel"):
-    """The task is cancelled. Kept until `keep_until`; 0 forgets it at once."""
+    """Cancel a task. It is kept until `keep_until`; 0 deletes it at once."""
 
     topic: Topic
     key: str
@@ -165,7 +165,7 @@ class Result(StrEnum):
 
 
 class OutcomeKind(StrEnum):
-    """How a delivery ended, as it is settled."""
+    """The kind of a delivery's outcome, as it is settled."""
 
     DONE = "done"
     RETRY = "retry"
@@ -181,22 +181,22 @@ class Settlement(Struct, frozen=True, gc=False):
     token: Token
     outcome: OutcomeKind
     next_at: Due | None = None
-    """When to wake again: required for RETRY and DEFER; with DONE it starts the next life (with `next_id`)."""
+    """When to wake again. Required for RETRY and DEFER; with DONE it starts the next life (with `next_id`)."""
     keep_until: Millis = 0
-    """How long to remember a task that ends here; 0 forgets it in the same transition."""
+    """How long to keep a task that ends here; 0 deletes it in the same transition."""
     error: str | None = None
     next_id: str = ""
     failed: bool = False
-    """For DEAD: count a failure, since the last delivery failed. A task also dies without one, as by its deadline."""
+    """For DEAD: count a failure, since the last delivery failed. A task can die without one, as by its deadline."""
 
     @property
     def why(self) -> str:
-        """The text of the error, without a trace; empty where there is none."""
+        """The text of the error without its traceback; empty if there is none."""
         return error_parts(self.error)[0]
 
 
 class Lease(NamedTuple):
-    """One hold: the task and the token it was leased with."""
+    """A lease: the task, and the token it was leased with."""
 
     topic: Topic
     key: str
@@ -208,20 +208,20 @@ class Leased(Struct, frozen=True):
 
     tasks: list[Record]
     next_wake: Millis | None
-    """Not later than the earliest `wake_at` among the asked topics that still have room; None: nothing waits there."""
+    """Not later than the earliest `wake_at` of the requested topics that still have room; None: nothing waits there."""
     now: Millis
-    """The clock that the lease went by: the store's own where it has one."""
+    """The time of the lease, by the store's own clock if it has one."""
     again_by: Millis | None = None
-    """Where nothing notifies of what others schedule: lease again by then, whatever `next_wake` is."""
+    """If nothing notifies of other processes' schedules: lease again by then, whatever `next_wake` is."""
 
     @property
     def wake(self) -> Millis | None:
-        """When to lease again, at the latest; None: not before a notification."""
+        """When to lease again at the latest; None: not before a notification."""
         return min((one for one in (self.next_wake, self.again_by) if one is not None), default=None)
 
 
 class Filter(Struct, frozen=True, kw_only=True):
-    """The tasks that `find` and the group verbs mean; every field narrows it."""
+    """The selection of tasks for `find` and the group verbs; every field narrows it."""
 
     topic: Topic | None = None
     state: State | None = None
@@ -232,7 +232,7 @@ class Filter(Struct, frozen=True, kw_only=True):
     """Only live tasks with wake_at < this."""
 
     def admits(self, record: Record) -> bool:
-        """True if a task is among those that are asked for."""
+        """True if the task matches."""
         if (
             (self.topic is not None and record.topic != self.topic)
             or (self.group is not None and record.group != self.group)
@@ -249,7 +249,7 @@ class Filter(Struct, frozen=True, kw_only=True):
 
 
 class Page(Struct, frozen=True, kw_only=True):
-    """At most `limit` tasks after `cursor`, which is opaque and comes from the page before."""
+    """A request for at most `limit` tasks after `cursor`, which is opaque and comes from the previous page."""
 
     limit: int = 100
     cursor: str | None = None
@@ -263,14 +263,14 @@ class Found(Struct, frozen=True):
 
 
 class Count(NamedTuple):
-    """A number of tasks; `exact` is False when counting stopped at the limit (there are at least so many)."""
+    """A number of tasks. If counting stopped at the limit, `exact` is False and the number is a lower bound."""
 
     number: int
     exact: bool = True
 
 
 def summed(counts: Iterable[Count]) -> Count:
-    """All of them together: exact where each is."""
+    """The sum of `counts`; exact if all are."""
     number, exact = 0, True
     for count in counts:
         number += count.number
@@ -279,14 +279,14 @@ def summed(counts: Iterable[Count]) -> Count:
 
 
 class Tally(Struct, frozen=True):
-    """How many tasks there are."""
+    """The counts of tasks."""
 
     counts: Mapping[tuple[Topic, State], Count]
     forecast: Mapping[Topic, Sequence[Count]]
     """Waiting tasks with edges[i] <= wake_at < edges[i + 1], one count per interval; empty without edges."""
 
     def number(self, topic: Topic | None = None, state: State | None = None) -> int:
-        """How many of a topic, in a state, of both, or in all; at least so many where a count is not exact."""
+        """The number of tasks of a topic, in a state, of both, or in total; a lower bound if a count is not exact."""
         return sum(
             count.number
             for (one, its), count in self.counts.items()
@@ -295,7 +295,7 @@ class Tally(Struct, frozen=True):
 
 
 class Pause(Struct, frozen=True, kw_only=True):
-    """Since when a topic is paused, and by whom."""
+    """The start of a topic's pause, and who paused it."""
 
     topic: Topic
     since: Millis

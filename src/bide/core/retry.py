@@ -1,7 +1,7 @@
-"""When to try again after a failure: three policies, and the named presets.
+"""The delays of retries after failures: three policies, and the named presets.
 
-A policy is data, not code, so that it can travel with a task (`options.retry`) and be drawn in the console. It answers
-one question: after so many failures, how long until the next try, or None: give up.
+A policy is data, not code, so that it can travel with a task (`options.retry`) and be drawn in the console. Given the
+number of failures, it returns the delay until the next try, or None to give up.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from bide.core.errors import BadInput
 from bide.core.instants import LONGEST, Length, Millis, duration
 
 FOREVER: int = 2**31 - 1
-"""As `tries`: never give up."""
+"""The value of `tries` for never giving up."""
 
 Chance: TypeAlias = Callable[[], float]
-"""A number in [0, 1): `random.random`, or a seeded one in tests."""
+"""A function that returns a number in [0, 1): `random.random`, or a seeded one in tests."""
 
-# The bounds are kept by the makers below, and again where a policy is decoded: stored bytes may be damaged.
+# The functions below check the bounds, and decoding checks them again, since stored bytes may be damaged.
 Pause: TypeAlias = Annotated[Millis, Meta(ge=0, le=LONGEST)]
 Tries: TypeAlias = Annotated[int, Meta(ge=1, le=FOREVER)]
 
@@ -38,7 +38,7 @@ def _is_number(value: object) -> bool:
 
 
 class FixedPolicy(Struct, frozen=True, tag="fixed", tag_field="policy"):
-    """The same pause each time. Made by `Fixed(...)`."""
+    """The same delay each time. Made by `Fixed(...)`."""
 
     pause: Pause
     tries: Tries
@@ -49,7 +49,7 @@ class FixedPolicy(Struct, frozen=True, tag="fixed", tag_field="policy"):
 
 
 class ExponentialPolicy(Struct, frozen=True, tag="exponential", tag_field="policy"):
-    """Pauses that grow. Made by `Exponential(...)`."""
+    """Delays that grow. Made by `Exponential(...)`."""
 
     first: Pause
     factor: Annotated[float, Meta(ge=1, le=100)]
@@ -69,7 +69,7 @@ class ExponentialPolicy(Struct, frozen=True, tag="exponential", tag_field="polic
 
 
 class LadderPolicy(Struct, frozen=True, tag="ladder", tag_field="policy"):
-    """One pause per failure, written out; after the last rung it gives up. Made by `Ladder(...)`."""
+    """An explicit delay per failure; gives up after the last rung. Made by `Ladder(...)`."""
 
     rungs: Annotated[tuple[Pause, ...], Meta(min_length=1)]
 
@@ -82,16 +82,16 @@ RetryPolicy: TypeAlias = FixedPolicy | ExponentialPolicy | LadderPolicy
 
 
 def Fixed(pause: Length, *, tries: int) -> FixedPolicy:  # noqa: N802 - reads as the noun it makes, like the two below
-    """The same pause each time: `Fixed("30s", tries=5)` delivers at most five times."""
+    """The same delay each time: `Fixed("30s", tries=5)` delivers at most five times."""
     return FixedPolicy(duration(pause, field="pause"), _check_tries(tries))
 
 
 def Exponential(  # noqa: N802
     first: Length = "1s", *, factor: float = 2.0, longest: Length = "1h", tries: int = 12, jitter: float = 0.2
 ) -> ExponentialPolicy:
-    """Pauses that grow: first, first x factor, ... up to `longest`, each less a random part of at most `jitter`.
+    """Delays that grow: first, first x factor, ... up to `longest`, each less a random part of at most `jitter`.
 
-    Jitter only ever shortens, so `longest` is a bound; it keeps a crowd that failed together from returning together
+    Jitter only shortens a delay, so `longest` is a bound. It keeps tasks that failed together from retrying together
     (M. Brooker, "Exponential Backoff And Jitter", 2015).
     """
     if not _is_number(factor) or not 1.0 <= factor <= 100.0:
@@ -105,7 +105,7 @@ def Exponential(  # noqa: N802
 
 
 def Ladder(*rungs: Length) -> LadderPolicy:  # noqa: N802
-    """`Ladder("15s", "15s", "30s", "3m")`: at once, then after each of these pauses in turn, then dead."""
+    """`Ladder("15s", "15s", "30s", "3m")`: deliver at once, then after each of these delays in turn, then dead."""
     if not rungs:
         raise BadInput("rungs", rungs, 'at least one pause, such as Ladder("15s", "1m")')
     return LadderPolicy(tuple(duration(rung, field=f"rungs[{place}]") for place, rung in enumerate(rungs)))
@@ -120,11 +120,11 @@ PRESETS: Mapping[str, RetryPolicy] = MappingProxyType(
         "merchant-notify": Ladder("15s", "15s", "30s", "3m", "10m", "20m", "30m", "1h", "2h", "6h", "15h"),
     }
 )
-"""Policies with a name. `merchant-notify` is the ladder that payment systems publish: eleven rungs over 25 hours."""
+"""The named policies. `merchant-notify` is the ladder that payment systems publish: eleven rungs over 25 hours."""
 
 
 def policy(value: RetryPolicy | str | None) -> RetryPolicy:
-    """A policy from itself or from a preset's name; None is the default. Raises BadInput."""
+    """The policy given as itself or as a preset's name; None is the default. Raises BadInput."""
     if value is None:
         return PRESETS["default"]
     if isinstance(value, str):

@@ -1,7 +1,7 @@
-"""An application's own table whose rows become due: its name, when a row is due, and what changes then.
+"""An application's own table whose rows become due: its name, the due condition, and the changes when a row fires.
 
-The table stays as it is, and stays the truth: nothing is copied out of it. A row is due while `where` holds and the
-time in its `due` column has come; firing it makes the `changes`, after which it must be due no longer.
+The table remains the source of truth, and nothing is copied out of it. A row is due while `where` holds and the time in
+its `due` column has come. Firing a row makes the `changes`, after which it must no longer be due.
 """
 
 from __future__ import annotations
@@ -39,17 +39,17 @@ class DueIs(StrEnum):
     """The kinds of due columns."""
 
     TIMESTAMP = "timestamp"
-    """The database's own type for it, with a zone or without; in SQLite ISO 8601 text, all rows in one form."""
+    """The database's timestamp type, with or without a zone; in SQLite ISO 8601 text, in one form for all rows."""
     SECONDS = "seconds"
     MILLISECONDS = "milliseconds"
     """Since the epoch."""
 
 
 class Sql(Struct, frozen=True):
-    """An SQL expression, for a value that the database is to work out: `Sql("times + 1")`.
+    """An SQL expression for a value that the database computes: `Sql("times + 1")`.
 
-    `:now` in it is the instant of the firing, in the form of the due column. It is put into statements as it stands,
-    so it must be the program's own and never come from outside.
+    In it, `:now` is the instant of firing, in the form of the due column. The expression is inserted into statements
+    unchanged, so it must be part of the program and never come from outside.
     """
 
     text: str
@@ -58,7 +58,7 @@ class Sql(Struct, frozen=True):
         check_expression("Sql", self.text, now=True)
 
     def written(self, now: Callable[[], str]) -> str:
-        """With what `now` gives in each place of `:now`, but for quoted parts."""
+        """The expression with each `:now` outside quotes replaced by the result of `now`."""
         return "".join(
             part if place % 2 else _NOW.sub(lambda _: now(), part)
             for place, part in enumerate(_around_quotes(self.text))
@@ -66,27 +66,26 @@ class Sql(Struct, frozen=True):
 
 
 class TableSource(Struct, frozen=True, kw_only=True):
-    """A table to be watched. Raises BadInput for what makes no sense; a worker checks the table itself as it starts.
+    """A table to be watched. Raises BadInput for invalid arguments; a worker checks the table itself when it starts.
 
-    - `table`: its name, with its schema if need be ("blog.posts"); "order_{00..63}" names as many tables.
+    - `table`: its name, with its schema if needed ("blog.posts"); "order_{00..63}" names 64 tables.
     - `due`: the column with the time at which a row is due.
-    - `where`: a condition on the columns, in SQL, such as "status = 2"; only rows that fulfil it are due.
-    - `changes`: the new values of columns as a row fires, or `Sql(...)`. They must end what `where` asks for, or move
-      `due` ahead.
-    - `id`: a column that is unique, or several that are together.
-    - `columns`: further columns that a handler is given.
+    - `where`: a condition on the columns, in SQL, such as "status = 2"; only rows that meet it are due.
+    - `changes`: the new values of columns when a row fires, or `Sql(...)`. They must make `where` false, or move `due`
+      ahead.
+    - `id`: a unique column, or several that are unique together.
+    - `columns`: further columns that a handler gets.
     - `due_is`: how `due` holds a time: "timestamp", or "seconds" or "milliseconds" since the epoch.
     - `after`: how long after the time in `due` a row is due, such as "48h".
     - `zone`: the zone of times without one.
     - `page`: how many rows are taken at once.
-    - `look_every`: the longest time between two queries, since nothing notifies of what others write; at most an hour.
-    - `database`: the URL of the database, if it is not that of the app's store; bide then needs no tables of its own
-      there.
-    - `reads`: the URL of a replica, which is queried in place of the database.
+    - `look_every`: the longest time between two queries, at most an hour; other processes' writes send no notification.
+    - `database`: the URL of the database, if it is not the app's store; bide then needs no tables of its own there.
+    - `reads`: the URL of a replica to query instead of the database.
     - `channel`: in PostgreSQL, a channel to listen on; a notification there causes a query at once.
-    - `tries`: the failures after which a row is given up; None: never.
-    - `dead`: the new values of columns as a row is given up, such as {"status": 9}; they must end what `where` asks
-      for. Without it the row is left as it is, and this process leaves it alone.
+    - `tries`: the number of failures after which a row is given up; None: never.
+    - `dead`: the new values of columns when a row is given up, such as {"status": 9}; they must make `where` false.
+      Without it the row is unchanged, and this process leaves it out.
     """
 
     table: str
@@ -158,7 +157,7 @@ class TableSource(Struct, frozen=True, kw_only=True):
 
     @property
     def tables(self) -> Sequence[str]:
-        """The tables that `table` stands for."""
+        """The tables that `table` names."""
         parts = _PATTERN.split(self.table) if _is_text(self.table) else ()
         if len(parts) == 1:
             return parts
@@ -184,7 +183,7 @@ class TableSource(Struct, frozen=True, kw_only=True):
 
     @property
     def loaded(self) -> Sequence[str]:
-        """The columns that a row is given with: its id first, none twice."""
+        """The columns that are read of a row: its id first, each once."""
         return tuple(dict.fromkeys((*self.ids, *self.columns)))
 
     @property
@@ -194,7 +193,7 @@ class TableSource(Struct, frozen=True, kw_only=True):
 
     @property
     def named(self) -> Mapping[str, str]:
-        """Every column that is named, with the field that names it."""
+        """Every named column, with the field that names it."""
         fields = {**dict.fromkeys(self.ids, "id"), self.due: "due"}
         fields |= {column: "changes" for column in self.changes if column not in fields}
         fields |= {column: "dead" for column in self.dead or () if column not in fields}
@@ -202,9 +201,9 @@ class TableSource(Struct, frozen=True, kw_only=True):
 
 
 def check_expression(field: str, text: object, *, now: bool = False) -> None:
-    """Raises BadInput for a `text` that could not stand in brackets within a statement. O(length).
+    """Raise BadInput for a `text` that is not valid inside brackets in a statement. O(length).
 
-    Not a defence against its author, but against a slip: an open bracket would take bide's own conditions into it.
+    It guards against mistakes, not against its author: an open bracket would enclose bide's own conditions.
     """
     accepted = (
         'an expression in SQL on the columns, such as "status = 2": brackets and quotes that match, no comment, '
@@ -228,7 +227,7 @@ def check_expression(field: str, text: object, *, now: bool = False) -> None:
 
 
 def _around_quotes(text: str) -> list[str]:
-    """`text` in parts: those at odd places are quoted."""
+    """`text` split into parts; those at odd indexes are quoted."""
     parts, ended = [], 0
     for found in _QUOTED.finditer(text):
         parts += [text[ended : found.start()], found[0]]

@@ -1,4 +1,4 @@
-"""A task as people see it: a view of a record, with datetimes and a decoded payload."""
+"""The public form of a task: a view of a record, with datetimes and a decoded payload."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _ONLY_RUNNING = "only the task that a running handler was given can do this"
 
 
 class Task(Generic[P]):
-    """One thing to be done later, as it was when it was read. Read-only; `payload` is decoded when first used."""
+    """A task as it was when it was read. Read-only; `payload` is decoded on first use."""
 
     __slots__ = ("_payload", "record")
 
@@ -37,12 +37,12 @@ class Task(Generic[P]):
 
     @property
     def id(self) -> str:
-        """One life of the key: the same over retries, so a receiver can refuse the repeated."""
+        """The id of one life of the key. It stays the same across retries, so a receiver can reject duplicates."""
         return self.record.id
 
     @property
     def token(self) -> int:
-        """Only ever rises for a (topic, key), so a receiver can refuse the old."""
+        """A number that only rises for a (topic, key), so a receiver can reject stale deliveries."""
         return self.record.token
 
     @property
@@ -55,7 +55,7 @@ class Task(Generic[P]):
 
     @property
     def attempt(self) -> int:
-        """Deliveries of this life, less those deferred or released unstarted; 1 for the first."""
+        """The number of deliveries in this life, without deferred or unstarted ones; 1 for the first."""
         return self.record.attempt
 
     @property
@@ -76,7 +76,7 @@ class Task(Generic[P]):
 
     @property
     def payload(self) -> P:
-        """The data, of the handler's declared type; JSON values where no type was declared."""
+        """The data, in the handler's declared type; JSON values if no type was declared."""
         if self._payload is _UNREAD:
             self._payload = decode_json(self.record.payload)
         payload: P = self._payload
@@ -102,12 +102,12 @@ class Task(Generic[P]):
 
     @property
     def planned_at(self) -> datetime | None:
-        """While leased: the wake_at that it was leased for (with lost leases, the first one's). Else None."""
+        """While leased, the wake_at for which it was leased (after lost leases, the first one); else None."""
         return as_datetime(self.record.planned_at) if self.record.state is State.LEASED else None
 
     @property
     def started_at(self) -> datetime | None:
-        """When the running delivery began, or the one in which the task ended; None: it is or was not leased then."""
+        """When the current delivery began, or the one that ended the task; None: it is or was not leased then."""
         started = self.record.started_at
         return None if started is None else as_datetime(started)
 
@@ -124,35 +124,35 @@ class Task(Generic[P]):
         return None if self.record.finished_at is None else as_datetime(self.record.finished_at)
 
     def read_payload(self, decode: Decode) -> None:
-        """Decode the payload now, by `decode`. Raises BadPayload."""
+        """Decode the payload now, with `decode`. Raises BadPayload."""
         self._payload = decode(self.record.payload)
 
     def now_as(self, record: Record) -> Task[P]:
-        """The same task in a later record of it; a payload that was decoded is not decoded again."""
+        """The same task with a later record; a decoded payload is not decoded again."""
         return Task(record, self._payload)
 
     @property
     def lateness(self) -> timedelta:
-        """In a running handler: how long after the planned time its delivery began."""
+        """In a running handler: the time from the planned time to the start of the delivery."""
         raise RuntimeError(_ONLY_RUNNING)
 
     def transaction(
         self, *, again_at: When | None = None, again_in: Length | None = None
     ) -> AbstractAsyncContextManager[Any]:
-        """In a running handler: its own database transaction, in which this task completes: exactly-once.
+        """In a running handler: a database transaction in which this task completes exactly once.
 
-        `async with task.transaction() as conn:` gives a connection to the store's own database; leaving the block
-        without an error settles the task Done and commits both, or neither. Verbs awaited inside join it. With
-        `again_at` or `again_in` the task starts its next life then, under the same key; scheduling its own key inside
-        would replace the life that is to be completed. Raises LeaseLost (and rolls back) if the task is no longer ours,
-        SetupError on a store that shares no database with handlers.
+        `async with task.transaction() as conn:` gives a connection to the store's own database. Leaving the block
+        without an error settles the task Done and commits it with the handler's writes: both or neither. Verbs awaited
+        inside join the transaction. With `again_at` or `again_in` the task starts its next life then, under the same
+        key; do not schedule its own key inside, which would replace the life in progress. Raises LeaseLost (and rolls
+        back) if the lease was lost, SetupError on a store that shares no database with handlers.
         """
         raise RuntimeError(_ONLY_RUNNING)
 
     async def extend(self, by: Length) -> bool:
         """In a running handler: extend the lease to a length from now; False if it was lost.
 
-        Rarely needed: the worker extends it anyway. Raises BadInput, StoreError.
+        Rarely needed, since the worker extends leases itself. Raises BadInput, StoreError.
         """
         raise RuntimeError(_ONLY_RUNNING)
 

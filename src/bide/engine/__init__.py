@@ -1,1 +1,1 @@
-"""How tasks move: the verbs of a client, and in `delivery` the workers. Knows the ports only."""
+"""The verbs of a client and, in `delivery`, the workers. Depends on the ports only."""

@@ -1,4 +1,4 @@
-"""Work in the background: tasks that log their defects at once, work that repeats, and hooks."""
+"""Background work: tasks that log their defects at once, repeated work, and hooks."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _log = logging.getLogger("bide.worker")
 
 
 def log_defect(task: asyncio.Task[Any]) -> None:
-    """For `add_done_callback`: log a defect as it ends a task, and not when the task is garbage-collected."""
+    """Log a defect when it ends a task, not when the task is garbage-collected. For `add_done_callback`."""
     if not task.cancelled() and isinstance(error := task.exception(), Exception):
         _log.error("a defect has ended the task %r", task.get_name(), exc_info=error)
 
@@ -37,9 +37,9 @@ async def repeat(
     first_after: float = 0.0,
     after_error: float | None = None,
 ) -> None:
-    """Call `once` every `every` seconds until cancelled. Errors of the store and defects are logged and outlived.
+    """Call `once` every `every` seconds until cancelled. Store errors and defects are logged and do not end it.
 
-    `what` names the work in the log. `first_after` and `after_error` are seconds too.
+    `what` names the work in the log. `first_after` and `after_error` are in seconds too.
     """
     again = every if after_error is None else after_error
     if first_after:
@@ -58,20 +58,20 @@ async def repeat(
 
 
 class DeadHooks:
-    """Calls the `on_dead` functions in the background, so that the worker goes on meanwhile."""
+    """Calls the `on_dead` functions in the background, so that they do not hold up the worker."""
 
     def __init__(self) -> None:
         self._running: set[asyncio.Task[None]] = set()
 
     def call(self, hooks: Iterable[Callable[[Any], Any]], dead: Any) -> None:
-        """Start each with the task or row that died; an error of one is logged, and stops nothing."""
+        """Start each hook with the task or row that died. An error in a hook is logged and stops nothing."""
         for hook in hooks:
             running = asyncio.get_running_loop().create_task(_run(hook, dead), name="bide on_dead")
             self._running.add(running)
             running.add_done_callback(self._running.discard)
 
     async def ended(self) -> None:
-        """Wait for the hooks that run now."""
+        """Wait for the hooks that are running."""
         await asyncio.gather(*self._running, return_exceptions=True)
 
 
@@ -82,7 +82,7 @@ async def _run(hook: Callable[[Any], Any], dead: Any) -> None:
             await result
     except (asyncio.CancelledError, KeyboardInterrupt):
         raise
-    except BaseException:  # noqa: BLE001 - a hook must not stop the worker, by a sys.exit() neither
+    except BaseException:  # noqa: BLE001 - a hook must not stop the worker, not even by sys.exit()
         _log.exception(
             "on_dead hook for %s failed", f"{dead.topic}/{dead.key}" if isinstance(dead, Task) else text_of(dead)
         )

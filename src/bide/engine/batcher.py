@@ -1,10 +1,10 @@
 """Group commit: concurrent single calls become one plural call.
 
-While one batch is under way the next one gathers, so nobody waits for a timer: alone, a call goes out at once (at the
-end of this turn of the event loop); in a crowd of a thousand, all go together. The busier, the larger the batches and
-the cheaper each call: the classic group commit of databases, with coroutines for committers.
+While one batch is in flight, the next one gathers, so no call waits for a timer. A single call goes out at the end of
+the current turn of the event loop; a thousand concurrent calls go out together. As the load grows, batches get larger
+and each call gets cheaper. This is the group commit of databases, with coroutines as committers.
 
-`Coalescer` does the same for work that no caller waits for: many triggers become one run.
+`Coalescer` does the same for work whose result no caller awaits: many triggers become one run.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Got = TypeVar("Got")
 
 
 class Batcher(Generic[Asked, Got]):
-    """Folds `ask(x)` calls into `send([x, ...])`, whose answer has the same length and order. One batch in flight."""
+    """Combines `ask(x)` calls into `send([x, ...])`, which answers in the same order. One batch is in flight."""
 
     __slots__ = ("_asked", "_futures", "_limit", "_loop", "_send", "_task", "_waiting")
 
@@ -38,7 +38,7 @@ class Batcher(Generic[Asked, Got]):
         self._waiting: set[Pending[Any]] = set()
 
     def ask(self, asked: Asked) -> asyncio.Future[Got]:
-        """The answer to come. A caller that stops waiting does not stop the call: it may be done all the same."""
+        """Return a future for the answer. A caller that stops waiting does not stop the call: it may still be done."""
         future: asyncio.Future[Got] = self._loop.create_future()
         self._asked.append(asked)
         self._futures.append(future)
@@ -51,7 +51,7 @@ class Batcher(Generic[Asked, Got]):
         self._task.add_done_callback(self._ended)
 
     def _ended(self, task: asyncio.Task[None]) -> None:
-        """However it ended, also if it was cancelled before its first step: what came meanwhile goes now."""
+        """Send the calls that came meanwhile, however the batch ended (it may have been cancelled before it began)."""
         self._task = None
         if self._asked:
             self._start()
@@ -65,7 +65,7 @@ class Batcher(Generic[Asked, Got]):
                 raise RuntimeError(f"{len(got)} answers to {len(asked)} calls")
         except PartlyFailed as partly:
             self._tell(futures, partly.answers)
-        except Exception as error:  # noqa: BLE001 - every caller of the batch is told
+        except Exception as error:  # noqa: BLE001 - passed to every caller of the batch
             self._tell(futures, [error] * len(futures))
         except BaseException:
             for future in futures:
@@ -75,7 +75,7 @@ class Batcher(Generic[Asked, Got]):
             self._tell(futures, got)
 
     def _tell(self, futures: Sequence[asyncio.Future[Any]], answers: Sequence[object]) -> None:
-        """Each its own answer, or the error that befell it."""
+        """Give each future its own answer or error."""
         for future, answer in zip(futures, answers, strict=True):
             if future.done():
                 continue
@@ -87,7 +87,7 @@ class Batcher(Generic[Asked, Got]):
                 future.set_result(answer)
 
     def _later(self, future: asyncio.Future[Any], answer: Pending[Any]) -> None:
-        """Pass on an answer that is held up when it comes: the next batch does not wait for it."""
+        """Pass on a delayed answer when it arrives; the next batch does not wait for it."""
         self._waiting.add(answer)
 
         def told(answer: asyncio.Future[Any]) -> None:
@@ -108,7 +108,7 @@ class Batcher(Generic[Asked, Got]):
 
 
 class Coalescer:
-    """Runs `work` in the background `pause` seconds after the first `trigger`: one run for all that come meanwhile."""
+    """Runs `work` in the background `pause` seconds after the first `trigger`, once for all triggers until then."""
 
     def __init__(self, work: Callable[[], Coroutine[Any, Any, None]], pause: float, name: str) -> None:
         self._work = work
@@ -127,7 +127,7 @@ class Coalescer:
         self._task = begin(self._work(), self._name)
 
     async def close(self) -> None:
-        """Start no more runs, and wait for the one that is under way."""
+        """Start no more runs, and wait for the one in progress."""
         self._closed = True
         if self._due is not None:
             self._due.cancel()

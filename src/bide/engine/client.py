@@ -1,4 +1,4 @@
-"""The clients: `Client` opens a store; `JoinedClient` takes part in its caller's own transaction."""
+"""The clients: `Client` opens a store; `JoinedClient` joins its caller's own transaction."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from bide.ports import Clock, Instrument, Store, SystemClock, TracePropagator
 
 
 class Client(ClientVerbs):
-    """The verbs over a store that it opens. Use it as `async with`; while open it belongs to one event loop.
+    """The verbs on a store that this client opens. Use it with `async with`; while open it belongs to one event loop.
 
     `make_store` is called at each `open`. `check_payload(topic, payload)` raises BadPayload. For `actor` see
     `context.acting_as`.
@@ -44,12 +44,12 @@ class Client(ClientVerbs):
     # --- open and close
 
     async def open(self) -> Self:
-        """Open the store; it is open until `close` was called as often. Raises SetupError, StoreError."""
+        """Open the store. It stays open until `close` was called as often as `open`. Raises SetupError, StoreError."""
         await self._shared.enter()
         return self
 
     async def close(self) -> None:
-        """Wait for calls under way, then close the store. A caller that is cancelled does not stop it."""
+        """Wait for calls in progress, then close the store. Cancelling the caller does not stop this."""
         await self._shared.leave()
         if self._shared.session is None:
             self.clock = self._own_clock
@@ -64,7 +64,7 @@ class Client(ClientVerbs):
         return Session(store, self.clock, self.actor, history=self.config.history)
 
     def substitute(self, make_store: Callable[[], Store], clock: Clock) -> tuple[Callable[[], Store], Clock]:
-        """From the next `open` on, use another store and clock; returns the ones from before. For tests."""
+        """Use another store and clock from the next `open` on; return the previous ones. For tests."""
         if self._shared.entered:
             raise SetupError("the app is open: its store cannot be exchanged under it")
         before = self._make_store, self.clock
@@ -79,7 +79,7 @@ class Client(ClientVerbs):
 
     @property
     def open_in(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop in which this is open; None when it is not."""
+        """The event loop in which this client is open; None if it is closed."""
         return self._shared.loop
 
     @property
@@ -94,14 +94,15 @@ class Client(ClientVerbs):
         """The verbs in the caller's own transaction on `connection`; the caller commits.
 
         `await app.using(connection).schedule(...)`, or `async with app.using(connection):` around verbs of the app and
-        of its handlers. Raises BadInput for a connection that the store cannot join (also at the first verb: whether it
-        is to the store's own database is asked there), SetupError for a store that shares no database with anybody.
+        of its handlers. Raises BadInput for a connection that the store cannot join; so does the first verb, which
+        checks that the connection is to the store's own database. Raises SetupError for a store that cannot share a
+        database.
         """
         return JoinedClient(self, connection)
 
 
 class JoinedClient(ClientVerbs):
-    """Every verb of the app, in the transaction that the connection is in. The caller began it, and commits it.
+    """Every verb of the app, in the connection's current transaction. The caller began it and commits it.
 
     As `async with app.using(connection):` it applies to every verb of the app and of its handlers that is awaited
     within the block. It opens and closes nothing.
@@ -118,7 +119,7 @@ class JoinedClient(ClientVerbs):
         self._joined_session = client._session.within(self._joined)
 
     def enter(self, *, here: bool = False) -> None:
-        """From now on the verbs of this context take part, until `leave`. May be nested."""
+        """Make the verbs of this context join the transaction until `leave`. May be nested."""
         enter(self.store, self._joined, here=here)
 
     def leave(self) -> None:

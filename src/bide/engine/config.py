@@ -1,8 +1,8 @@
-"""The numbers that the engine goes by, and how long and how many ended tasks of a topic are remembered.
+"""The settings of the engine, and the retention of ended tasks: for how long and how many of each topic.
 
-Of each topic a limited number of done tasks is remembered, and as many cancelled ones; a task beyond the limit is
-deleted as it ends. Each process counts the tasks that it ended itself, so several processes together remember a
-multiple of the limit. A retention that a handler sets, such as `keep_done="1d"`, has no limit.
+Each topic keeps a limited number of done tasks, and as many cancelled ones; a task beyond the limit is deleted when it
+ends. Each process counts only the tasks that it ended itself, so several processes together keep a multiple of the
+limit. A retention that a handler sets, such as `keep_done="1d"`, has no limit.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from bide.core.records import State, Topic
 
 FOURTEEN_DAYS: Millis = 14 * 86_400_000
 MOST = 10_000
-"""Done, and as many cancelled, tasks of one topic."""
+"""The limit for the done tasks of one topic, and for its cancelled tasks."""
 _TOPICS = 10_000
-"""Topics whose ended tasks are counted. With one more, all counts begin anew."""
+"""Topics whose ended tasks are counted. One more topic resets all counts."""
 
 
 class Retention(Struct, frozen=True, kw_only=True):
-    """How long an ended task is remembered, in milliseconds; 0 forgets it as it ends."""
+    """How long an ended task is kept, in milliseconds; 0 deletes it as it ends."""
 
     done: Millis = 0
     cancelled: Millis = 0
@@ -42,12 +42,12 @@ _DEFAULT = Retention()
 
 
 class CappedRetention(Retention, frozen=True, kw_only=True):
-    """A retention that also limits how many tasks are remembered, except for dead ones. `keep_until` counts."""
+    """A retention that also limits how many tasks are kept, except dead ones. Each call of `keep_until` counts one."""
 
     kept: dict[State, deque[Millis]] = msgspec.field(
         default_factory=lambda: {State.DONE: deque(), State.CANCELLED: deque()}
     )
-    """Of the states that are limited, until when each task is remembered."""
+    """For each limited state, the instants until which its tasks are kept."""
     most: int = MOST
 
     def keep_until(self, state: State, now: Millis) -> Millis:
@@ -57,7 +57,7 @@ class CappedRetention(Retention, frozen=True, kw_only=True):
         try:
             while kept[0] <= now:
                 kept.popleft()
-        except IndexError:  # there is none left; another thread of the app may have taken the last
+        except IndexError:  # the deque is empty; another thread of the app may have taken the last instant
             pass
         if len(kept) >= self.most:
             return 0
@@ -68,7 +68,7 @@ class CappedRetention(Retention, frozen=True, kw_only=True):
 
 
 class Retentions:
-    """The retention of each topic: its own where it sets one, else the general one, limited to `most` if given."""
+    """The retention of each topic: its own if it sets one, else the general one, limited to `most` if given."""
 
     def __init__(
         self,
@@ -93,13 +93,13 @@ class Retentions:
         return found
 
     def at_most(self, most: int) -> Retentions:
-        """The same, with at most `most` ended tasks of each topic and state, also where topics set their own."""
+        """A copy with at most `most` ended tasks of each topic and state, even for topics that set their own."""
         return Retentions(self._general, {topic: _capped(one, most) for topic, one in self._own.items()}, most=most)
 
     def with_topic(
         self, topic: Topic, *, done: Millis | None, cancelled: Millis | None, dead: Millis | None
     ) -> Retentions:
-        """The same, with the lengths that `topic` sets itself, which have no limit. None: as of any topic."""
+        """A copy with the lengths that `topic` sets itself, which have no limit. None: the general length."""
         general = self._general
         one = CappedRetention(
             done=general.done if done is None else done,
@@ -118,19 +118,19 @@ class EngineConfig(Struct, frozen=True, kw_only=True):
     """The settings of an engine. All durations are in milliseconds."""
 
     lease: Millis = 10_000
-    """How long a task is held; kept alive while its handler runs. What a dead worker held comes back after this."""
+    """The length of a lease. It is extended while the handler runs; the tasks of a dead worker are free after this."""
     cap: Millis = 1_000
-    """The longest sleep: what a lost wake-up can cost in lateness, at most."""
+    """The longest sleep, and so the most lateness that a lost wake-up can cause."""
     concurrency: int = 1_000
-    """Deliveries at once in one worker, over all topics."""
+    """Concurrent deliveries in one worker, over all topics."""
     grace: Millis = 30_000
     """How long running handlers may go on when a worker stops."""
     max_past: Millis = LONGEST
-    """How far in the past a time may lie that is asked for."""
+    """How far in the past a requested time may lie."""
     payload_limit: int = PAYLOAD_LIMIT
     """The largest payload, in bytes."""
     history: bool = True
-    """Write down, minute by minute, what happened; see `engine.history`."""
+    """Record activity minute by minute; see `engine.history`."""
     traces: bool = True
-    """Keep the trace of the last failure with its task."""
+    """Keep the traceback of the last failure with its task."""
     retentions: Retentions = Retentions()

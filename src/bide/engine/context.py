@@ -1,14 +1,13 @@
-"""The context of a verb: its caller, the open transaction that it takes part in, and the delivery whose trace it
-carries on.
+"""The context of a verb: its caller, the open transaction it joins, and the delivery whose trace it continues.
 
-A service has one client and many callers. So the caller travels in the context: no verb needs a parameter for it, and
-every way to the store notes it.
+A service has one client and many callers, so the caller travels in the context. No verb needs a parameter for it, and
+every path to the store records it.
 
-A verb awaited inside `task.transaction()` or `app.using(connection)` must go through that very connection: through the
-store's own it would wait for a lock that its caller holds, for ever. So the open transaction travels in the context.
+A verb awaited inside `task.transaction()` or `app.using(connection)` must use that same connection. On the store's own
+connection it would deadlock on a lock that its caller holds. So the open transaction travels in the context too.
 
-A task made within such a block inherits its context, and may outlive the block. The connection is then in another
-transaction or in none, so the verbs of such a task are refused: a rollback of another transaction would undo them.
+An asyncio task created inside such a block inherits its context and may outlive the block. By then the connection is
+in another transaction or in none, so the verbs of that task are refused: a rollback elsewhere would undo them.
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ T = TypeVar("T")
 # --- the caller
 
 OnChange: TypeAlias = Callable[[str, Sequence[Answer], str], None]
-"""Called on the event loop with a verb, its answers and the caller's name, before these are returned. Must not
+"""Called on the event loop with a verb, its answers and the caller's name, before the answers are returned. Must not
 raise.
 """
 
@@ -45,17 +44,17 @@ _caller: ContextVar[Caller | None] = ContextVar("bide_acting", default=None)
 
 
 def current_caller() -> Caller | None:
-    """The caller that this coroutine acts for; None: the client's own actor."""
+    """The caller for which this coroutine acts; None: the client's own actor."""
     return _caller.get()
 
 
 @contextmanager
 def acting_as(who: str, on_change: OnChange | None = None) -> Iterator[None]:
-    """Within this block the verbs are `who`'s, in the event log and for `on_change`.
+    """Attribute the verbs in this block to `who`, in the event log and for `on_change`.
 
-    `on_change` is called with every answer of every verb that changes. Of schedules the event log notes only those that
-    replaced something: thousands of new tasks a second would push all else out of it. A verb that has been sent runs to
-    its end although its caller is cancelled, so that hanging up hides no change.
+    `on_change` is called with every answer of every verb that makes changes. The event log records a schedule only if
+    it replaced a task: thousands of new tasks a second would push everything else out of it. Once sent, a verb runs to
+    its end even if its caller is cancelled, so that a disconnect hides no change.
     """
     mark = _caller.set(Caller(who, on_change))
     try:
@@ -68,7 +67,7 @@ def acting_as(who: str, on_change: OnChange | None = None) -> Iterator[None]:
 
 
 class _Block:
-    """One block around verbs, on the connection of `joined`; `outer` is the block around this one."""
+    """One block of verbs on the connection of `joined`; `outer` is the enclosing block."""
 
     __slots__ = ("here", "joined", "outer", "over", "store")
 
@@ -84,13 +83,13 @@ set_running = _running.set
 
 
 def inherited_headers() -> Mapping[str, str] | None:
-    """The trace headers of the task whose delivery runs in this context; None: there are none."""
+    """The trace headers of the task delivered in this context; None if there are none."""
     record = _running.get()
     return None if record is None or not record.options else carried_trace(record.options) or None
 
 
 def _block_on(store: Store) -> _Block | None:
-    """The innermost block on `store` around this coroutine, or around the place where its task was made."""
+    """The innermost block on `store` around this coroutine, or around the creation of its asyncio task."""
     block = _innermost.get()
     while block is not None and block.store is not store:
         block = block.outer
@@ -98,7 +97,7 @@ def _block_on(store: Store) -> _Block | None:
 
 
 def joined_to(store: Store) -> Joined | None:
-    """The open transaction on `store` around this coroutine. Raises SetupError where it is over."""
+    """The open transaction on `store` around this coroutine. Raises SetupError if it has ended."""
     block = None if _innermost.get() is None else _block_on(store)
     if block is None:
         return None
@@ -111,18 +110,18 @@ def joined_to(store: Store) -> Joined | None:
 
 
 def on_this_thread(store: Store) -> bool:
-    """True if that transaction is on a connection which belongs to this thread, as synchronous ones do."""
+    """True if that transaction's connection belongs to this thread, as synchronous connections do."""
     block = _block_on(store)
     return block is not None and block.here and not block.over
 
 
 def enter(store: Store, joined: Joined, *, here: bool = False) -> None:
-    """From now on the verbs of this context take part in `joined`; `here`: its connection belongs to this thread."""
+    """Make the verbs of this context join `joined`; `here`: its connection belongs to this thread."""
     _innermost.set(_Block(store, joined, here, _innermost.get()))
 
 
 def leave(joined: Joined) -> None:
-    """End what `enter` began. Raises SetupError where `joined` is not what was entered last in this context."""
+    """End what `enter` began. Raises SetupError if `joined` was not entered last in this context."""
     block = _innermost.get()
     if block is None or block.joined is not joined:
         raise SetupError("a block of app.using(connection) is left in another context or order than it was entered")
@@ -132,7 +131,7 @@ def leave(joined: Joined) -> None:
 
 @contextmanager
 def joining(store: Store, joined: Joined) -> Iterator[None]:
-    """Within this block the verbs of this coroutine take part in `joined`."""
+    """Make the verbs of this coroutine join `joined` within this block."""
     enter(store, joined)
     try:
         yield
@@ -141,7 +140,7 @@ def joining(store: Store, joined: Joined) -> Iterator[None]:
 
 
 def run_on_this_thread(verb: Coroutine[Any, Any, T]) -> T:
-    """Run a verb on a synchronous connection to its end, without an event loop. Raises SetupError if it suspends."""
+    """Run a verb on a synchronous connection to its end without an event loop. Raises SetupError if it suspends."""
     try:
         verb.send(None)
     except StopIteration as ended:

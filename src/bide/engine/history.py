@@ -1,12 +1,12 @@
-"""The past, minute by minute: how much was planned, begun and ended, and how late it was.
+"""Activity minute by minute: how much was planned, begun and ended, and how late it was.
 
-Each process counts its own work and writes its row of the minute into the store every two seconds in which something
-happened; so a reader sees all processes together, also those that have gone, and nothing is written where nothing
-happens. A row is kept for a day. Losing one costs a picture, never a task: where the store is away or full, the counts
-wait for a later write.
+Each process counts its own work. Every two seconds, if there is something new, it writes its row of the current minute
+to the store. So a reader sees all processes, including those that have ended, and an idle process writes nothing. A row
+is kept for a day. A lost row leaves a gap in a chart and never costs a task: while the store is unavailable or full,
+the counts wait for a later write.
 
-Lateness is counted in buckets that grow with it, each an eighth of its octave wide (as HdrHistogram's are): 16 ms and
-18 ms can be told apart, 16 s and 16.5 s cannot, and a quantile is never further off than 12.5 %.
+Lateness is counted in buckets that grow with it, each an eighth of its octave wide (as in HdrHistogram). They separate
+16 ms from 18 ms, but not 16 s from 16.5 s; the error of a quantile is at most 12.5 %.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from bide.ports.remote import UNREADABLE
 _log = logging.getLogger("bide.history")
 MINUTE: Millis = 60_000
 KEPT: Millis = 25 * 60 * MINUTE
-"""How long a row is kept after its minute: a day, and an hour so that the last day is whole when it is read."""
+"""How long a row is kept after its minute: a day, and an hour more so that a reader gets the whole last day."""
 _EVERY = 2.0
 _MOST_TOPICS = 200
 OTHERS: Topic = ""
 """The name that stands for all topics beyond the first two hundred of a process."""
 _MOST_UNWRITTEN = 60
-"""Rows that wait for a store that is away."""
+"""The most rows that wait while the store is unavailable."""
 _PREFIX = "minute:"
 _OUTCOMES = (OutcomeKind.DONE, OutcomeKind.RETRY, OutcomeKind.DEFER, OutcomeKind.DEAD)
 
@@ -51,9 +51,9 @@ class DeliveryCounts(Struct, array_like=True, gc=False):
     deferred: int = 0
     dead: int = 0
     late: dict[int, int] = field(default_factory=dict)
-    """How many began how late, by bucket."""
+    """The number of deliveries that began, by bucket of lateness."""
     planned: dict[int, int] = field(default_factory=dict)
-    """How many of those that began were planned for which minute (of the epoch)."""
+    """The number of deliveries that began, by the minute (since the epoch) for which they were planned."""
 
     def add(self, other: DeliveryCounts) -> None:
         """Count `other` too."""
@@ -73,11 +73,11 @@ class DeliveryCounts(Struct, array_like=True, gc=False):
 
     @property
     def failed(self) -> int:
-        """Deliveries that did not do it: tried again later, or dead."""
+        """Deliveries that failed: the task is retried later, or dead."""
         return self.retried + self.dead
 
     def lateness(self, share: float) -> Millis | None:
-        """The lateness that this share of the deliveries did not pass (0.99: the 99th percentile)."""
+        """The lateness that this share of the deliveries did not exceed (0.99: the 99th percentile)."""
         left = share * sum(self.late.values())
         highest: Millis | None = None
         for bucket, number in sorted(self.late.items()):
@@ -92,7 +92,7 @@ class MinuteRow(Struct, array_like=True, gc=False):
     """Schedules and deliveries of one process in one minute."""
 
     scheduled: int = 0
-    """Calls for a task that were answered, of all topics."""
+    """Answered calls that scheduled a task, over all topics."""
     topics: dict[Topic, DeliveryCounts] = field(default_factory=dict)
 
     def add(self, other: MinuteRow) -> None:
@@ -108,7 +108,7 @@ _decode_minutes = msgspec.msgpack.Decoder(dict[int, MinuteRow]).decode
 
 
 def bucket_of(late: Millis) -> int:
-    """The bucket of a lateness: one each up to 15 ms, then eight to an octave."""
+    """The bucket of a lateness: one per millisecond up to 15 ms, then eight per octave."""
     if late < 16:
         return max(0, late)
     shift = late.bit_length() - 4
@@ -135,9 +135,9 @@ class _Unwritten:
 
 
 class History:
-    """Counts, and writes what was counted. Belongs to the event loop it was made in.
+    """Counts activity and writes the counts. Belongs to the event loop it was made in.
 
-    What is counted per delivery costs a quarter of a microsecond; all else is done once for a write.
+    Counting costs a quarter of a microsecond per delivery; everything else is done once per write.
     """
 
     def __init__(self, store: Store, clock: Clock, *, write: bool = True) -> None:
@@ -148,7 +148,7 @@ class History:
         self._fresh: dict[Topic, _Unwritten] = {}
         self._scheduled = 0
         self._rows: dict[int, MinuteRow] = {}
-        """By minute: that which is under way, and those that could not be written."""
+        """By minute: the current row, and those that could not be written."""
         self._unwritten: set[int] = set()
         self._writer = Coalescer(self.flush, _EVERY, "history")
         self._swept = -1
@@ -162,7 +162,7 @@ class History:
         self._write_soon()
 
     def began(self, topic: Topic, planned: Sequence[Millis], now: Millis) -> None:
-        """Count deliveries of a topic that were planned for these instants and begin at `now`."""
+        """Count deliveries of `topic` that were planned for these instants and begin at `now`."""
         fresh = self._of(topic)
         fresh.late.update([now - one for one in planned])
         minute = now // MINUTE
@@ -192,7 +192,7 @@ class History:
             self._writer.trigger()
 
     async def flush(self) -> None:
-        """Write the counts. Those that cannot be written now go with a later write."""
+        """Write the counts. Counts that cannot be written now go out with a later write."""
         if not self._writes:
             return
         self._gather(self._clock.now() // MINUTE)
@@ -235,16 +235,16 @@ class History:
         self._unwritten.add(minute)
 
     async def close(self) -> None:
-        """Write what is left; not for schedules alone, which would cost a short program one more call."""
+        """Write the remaining counts, unless they are of schedules alone: that would cost a short program a call."""
         await self._writer.close()
         if self._fresh or self._unwritten:
             await self.flush()
 
 
 async def rows_between(store: Store, clock: Clock, first: int, last: int) -> dict[int, MinuteRow]:
-    """The rows of all processes together, of the minutes from `first` to `last`; minutes without any are left out.
+    """The rows of the minutes from `first` to `last`, summed over all processes; minutes without rows are left out.
 
-    O(minutes x processes). Raises StoreError, and SetupError where a service refuses them.
+    O(minutes x processes). Raises StoreError, and SetupError if a service refuses the request.
     """
     if (remote := store.features.remote) is not None:
         minutes = await remote.minutes(first, last)
@@ -269,7 +269,7 @@ async def rows_between(store: Store, clock: Clock, first: int, last: int) -> dic
 
 
 def together(rows: Iterable[MinuteRow]) -> MinuteRow:
-    """Their sum."""
+    """The sum of `rows`."""
     found = MinuteRow()
     for row in rows:
         found.add(row)

@@ -1,9 +1,9 @@
-"""Paused topics: they take new tasks, and no task of them is leased until they are resumed.
+"""Paused topics: they accept new tasks, but their tasks are not leased until they are resumed.
 
-A pause is kept in the store, so it survives every restart and holds for all who lease: they read it before their first
-lease and every two seconds from then on, and at once in the process that pauses. So it takes effect within two seconds,
-and what runs goes on. Reading is one call, which costs as much as there is of bide's own settings. A notification by
-the store would save it, and cost every worker a subscription to one topic more.
+A pause is kept in the store, so it survives every restart and applies to every process that leases. Such a process
+reads the pauses before its first lease and every two seconds from then on, and at once after it changes one itself. So
+a pause takes effect within two seconds; running handlers go on. A read is one call, and its cost grows with the amount
+of bide's own settings. A notification by the store would save the reads, but cost every worker one more subscription.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from bide.ports import Clock, Store, Verbs
 
 _log = logging.getLogger("bide.pauses")
 EVERY = 2.0
-"""Seconds between two reads: how long a pause may take to be seen everywhere."""
+"""Seconds between two reads, and so the time until a pause applies everywhere."""
 _PREFIX = "paused:"
 
 _encode = msgspec.json.encode
@@ -33,7 +33,7 @@ _decode = msgspec.json.Decoder(Pause).decode
 
 
 class Pauses:
-    """The pauses in a store, or behind a service. `verbs`: an open transaction, in which they are read and written."""
+    """The pauses in a store or a service. `verbs`: an open transaction in which to read and write them."""
 
     def __init__(self, store: Store, clock: Clock, verbs: Verbs | None = None) -> None:
         self._remote = store.features.remote
@@ -41,7 +41,7 @@ class Pauses:
         self._clock = clock
 
     async def all(self) -> dict[Topic, Pause]:
-        """Every pause, by topic. One call. Raises StoreError."""
+        """All pauses, by topic. One call. Raises StoreError."""
         if self._remote is not None:
             return {pause.topic: pause for pause in await self._remote.paused()}
         found: dict[Topic, Pause] = {}
@@ -55,7 +55,7 @@ class Pauses:
         return found
 
     async def pause(self, topic: Topic, *, who: str | None = None) -> bool:
-        """Pause it; False if it was paused before. Durable once answered. Raises BadInput, StoreError."""
+        """Pause `topic`; False if it was already paused. Durable once answered. Raises BadInput, StoreError."""
         check_topic(topic)
         if self._remote is not None:
             return await self._remote.pause(topic, who)
@@ -63,7 +63,7 @@ class Pauses:
         return await self._kept.put_if_absent(_name(topic), _encode(pause))
 
     async def resume(self, topic: Topic, *, who: str | None = None) -> bool:
-        """Resume it; False if it was not paused. Durable once answered. Raises BadInput, StoreError."""
+        """Resume `topic`; False if it was not paused. Durable once answered. Raises BadInput, StoreError."""
         check_topic(topic)
         if self._remote is not None:
             return await self._remote.resume(topic, who)
@@ -71,9 +71,9 @@ class Pauses:
 
 
 class PauseGate:
-    """The pauses that a lease loop obeys: read before its first lease, then every two seconds.
+    """The pauses that a lease loop obeys; it reads them before its first lease, then every two seconds.
 
-    Calls `changed` when they are others than before; those of the topics `of` are logged.
+    Calls `changed` when the set of paused topics has changed; changes of the topics in `of` are logged.
     """
 
     def __init__(self, store: Store, clock: Clock, changed: Callable[[], None], *, of: Collection[Topic] = ()) -> None:
@@ -82,19 +82,19 @@ class PauseGate:
         self._changed = changed
         self._of = of
         self._served = store.features.remote is not None
-        """True: a service leaves out what is paused by itself."""
+        """True: the store is a service, which leaves out paused topics itself."""
         self._turn = asyncio.Lock()
-        """One read at a time: the answer to an earlier one must not come last."""
+        """Allows one read at a time, so that an older answer does not overwrite a newer one."""
         self._known = self._served
 
     async def first(self) -> None:
-        """Read the pauses unless they are known. Raises StoreError."""
+        """Read the pauses if they have not been read yet. Raises StoreError."""
         if not self._known:
             await self._read()
             self._known = True
 
     async def again(self) -> None:
-        """Read now, after a pause or a resume in this process. Where the store is away, the next read shows it."""
+        """Read now, after a pause or a resume in this process. If the store is unavailable, a later read catches up."""
         if self._served:
             return
         try:
@@ -122,5 +122,5 @@ class PauseGate:
 
 
 def _name(topic: Topic) -> str:
-    """A topic may be as long as a name, so it cannot be part of one."""
+    """Hash the topic: it may be as long as a name, so a name cannot contain it."""
     return _PREFIX + blake2b(topic.encode(), digest_size=16).hexdigest()

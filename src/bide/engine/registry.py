@@ -1,9 +1,9 @@
-"""The announcements of workers in the store, for people to see: the settings of their topics, and that they are alive.
+"""The announcements of workers in the store, for operators: the settings of their topics, and that they are alive.
 
-**Routes.** A worker announces its routes when it starts, in one store call, and every hour from then on; they are kept
-for a day. Equal ones of many workers are one row: its key is made of topic and handler, and the newest stays.
+**Routes.** A worker announces its routes when it starts, in one store call, and every hour from then on. A route is
+kept for a day. Equal routes of many workers share one row: its key is made of topic and handler, and the newest wins.
 
-**Workers.** Which workers live and what each holds, and how wake-ups arrive in this process.
+**Workers.** The live workers, the tasks each holds, and how notifications arrive in this process.
 """
 
 from __future__ import annotations
@@ -34,21 +34,21 @@ _log = logging.getLogger("bide.routes")
 EVERY = 3_600.0
 """Seconds between two announcements of a route."""
 _AGAIN = 60.0
-"""Seconds after which an announcement is tried again, where the store was away."""
+"""Seconds until an announcement is retried after the store was unavailable."""
 LASTS: Millis = 25 * 3_600_000
 MOST_PAUSES = 20
 _GROUP = "\x1eroutes"
-"""The group of all announced routes. Its control character keeps it apart from any group of a caller's."""
+"""The group of all announced routes. The control character distinguishes it from every caller's group."""
 
 MOST_HELD = 1_000
-"""Leased tasks that `Workers.holding` reads at most."""
+"""The most leased tasks that `Workers.holding` reads."""
 _FIRST_PAGE = 20
 _PAGE = 200
 _PAGE_BYTES = 1 << 20
-"""Pages are read with their payloads, and are as long as these allow."""
+"""The target size of a page. Pages include payloads, so large payloads make pages shorter."""
 _MOST_BYTES = 4 << 20
 _LATELY = 600.0
-"""Seconds for which a missed wake-up is worth a warning."""
+"""Seconds for which a missed notification deserves a warning."""
 
 
 @runtime_checkable
@@ -61,7 +61,7 @@ class Describes(Protocol):
 
 
 class RouteSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
-    """How one topic is worked on. All lengths are in milliseconds."""
+    """The delivery settings of one topic. All lengths are in milliseconds."""
 
     topic: Topic
     kind: str
@@ -69,14 +69,14 @@ class RouteSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
     what: str = ""
     """The function's module and name, the webhook's host."""
     concurrency: int | None = None
-    """Deliveries at once in one process; None: as each consumer likes."""
+    """Concurrent deliveries in one process; None: each consumer decides."""
     timeout: Millis | None = None
     pauses: list[Millis] = []
-    """The pauses before each new try, at most the first twenty; none for a task that is dead at its first failure."""
+    """The delays before each retry, at most the first twenty; empty if the first failure makes a task dead."""
     tries: int | None = None
-    """Deliveries in all, including the first; None: without end."""
+    """Deliveries in total, including the first; None: unlimited."""
     jitter: float = 0.0
-    """The part by which a pause may be shorter, at random."""
+    """The fraction by which a delay may be shortened at random."""
     losses: int = 0
     keep_done: Millis = 0
     keep_cancelled: Millis = 0
@@ -84,7 +84,7 @@ class RouteSettings(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
 
 class Announced(NamedTuple):
-    """A route, and when it was last announced."""
+    """A route, and the time of its last announcement."""
 
     route: RouteSettings
     at: Millis
@@ -95,7 +95,7 @@ _decode = msgspec.json.Decoder(RouteSettings).decode
 
 
 def ladder_of(policy: RetryPolicy) -> tuple[list[Millis], int | None]:
-    """The first pauses of a policy, without their jitter; and how many deliveries there are in all."""
+    """The first delays of a policy, without jitter, and the total number of deliveries."""
     pauses: list[Millis] = []
     for failures in range(1, MOST_PAUSES + 1):
         pause = policy.delay(failures, lambda: 0.0)
@@ -117,7 +117,7 @@ def settings_of(route: Route, config: EngineConfig) -> RouteSettings:
 
 
 def settings_of_consumers(topic: Topic, policy: Policy, config: EngineConfig) -> RouteSettings:
-    """The settings of a topic that is left to consumers over HTTP."""
+    """The settings of a topic that HTTP consumers work on."""
     retry, keep = policy.retry, config.retentions.of(topic)
     pauses, tries = ladder_of(retry)
     return RouteSettings(
@@ -128,21 +128,21 @@ def settings_of_consumers(topic: Topic, policy: Policy, config: EngineConfig) ->
 
 
 async def announce_for_ever(store: Store, clock: Clock, config: EngineConfig, routes: Sequence[RouteSettings]) -> None:
-    """Announce `routes` now and every hour; not where a service does so, or `history` is off."""
+    """Announce `routes` now and every hour, unless a service does so or `history` is off."""
     if routes and config.history and store.features.remote is None:
         once = partial(announce, store, clock, routes)
         await repeat("announcing the routes", once, EVERY, log=_log, after_error=_AGAIN)
 
 
 async def announce(store: Verbs, clock: Clock, routes: Sequence[RouteSettings]) -> None:
-    """Announce them in one store call. Raises StoreError."""
+    """Announce `routes` in one store call. Raises StoreError."""
     now = clock.now()
     rows = [NewTask(SHOWN_TOPIC, _name(one), new_id(), At(now + LASTS), _encode(one), _GROUP) for one in routes]
     await all_answers(await store.add(rows, now=now))
 
 
 async def announced_routes(store: Verbs, clock: Clock) -> list[Announced]:
-    """The routes that were announced within a day, by topic. O(routes). Raises StoreError."""
+    """The routes announced within the last day, by topic. O(routes). Raises StoreError."""
     found: list[Announced] = []
     where = Filter(topic=SHOWN_TOPIC, state=State.WAITING, group=_GROUP, wake_from=clock.now() + 1)
     for record in await SettingsStore(store, clock, SHOWN_TOPIC).records(where):
@@ -154,17 +154,17 @@ async def announced_routes(store: Verbs, clock: Clock) -> list[Announced]:
 
 
 def _name(route: RouteSettings) -> str:
-    """The key of an announcement; hashed, since a topic alone may be as long as a key."""
+    """The key of an announcement, hashed because a topic alone may be as long as a key."""
     named = "\0".join((route.topic, route.kind, route.what))
     return f"route:{blake2b(named.encode(), digest_size=16).hexdigest()}"
 
 
 class HeldCount(NamedTuple):
-    """The tasks of one topic that one holder has."""
+    """The leased tasks of one topic and one holder."""
 
     number: int
     lost: int
-    """How many of them have a lease that has run out: the holder has died, or hangs."""
+    """The number whose lease has expired: the holder has died or hangs."""
 
 
 class HeldTasks(Struct, frozen=True):
@@ -172,11 +172,11 @@ class HeldTasks(Struct, frozen=True):
 
     by: Mapping[tuple[str, Topic], HeldCount]
     whole: bool
-    """True if all leases were read; else only those that end first were."""
+    """True if all leases were read; else only those that end first."""
 
 
 class Channel(Struct, frozen=True):
-    """How this process is notified of earlier wakes."""
+    """The state of this process's notifications of earlier wakes."""
 
     notifies: bool
     """False: the store cannot notify, and loops poll."""
@@ -187,12 +187,12 @@ class Channel(Struct, frozen=True):
     heard_ago: float | None
     """Seconds since the last; None: none yet."""
     missed: int
-    """Notifications that are known to have been lost: each has cost lateness of one sleep at most."""
+    """Notifications known to have been lost. Each made tasks late by one sleep at most."""
     missed_lately: bool
 
 
 class WakeChannel(Instrument):
-    """Counts the notifications of the loops of one process: attach it to the app before that is opened."""
+    """Counts the notifications of one process's loops. Attach it to the app before the app is opened."""
 
     def __init__(self) -> None:
         self._wakes: list[Wakes] = []
@@ -203,7 +203,7 @@ class WakeChannel(Instrument):
         self._wakes.append(wakes)
 
     def look(self, *, notifies: bool) -> Channel:
-        """The counts now. `notifies`: True if the store can notify."""
+        """The current counts. `notifies`: True if the store can notify."""
         now = time.monotonic()
         missed = sum(one.missed for one in self._wakes)
         if missed > self._missed:
@@ -217,15 +217,15 @@ class WakeChannel(Instrument):
 
 
 class Workers:
-    """Reads from an open client's store which workers live and what they hold. Raises StoreError."""
+    """Reads the live workers and the tasks they hold from an open client's store. Raises StoreError."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._asker = f"looks on: {new_id()[-8:]}"
-        """`announce` needs a holder's name even for a read; no worker has one like this."""
+        """The holder's name that `announce` needs even for a read; no worker has such a name."""
 
     async def workers(self) -> Mapping[str, Sequence[Topic]] | None:
-        """The workers that announced themselves within the last seconds, with their topics; None: not to be known."""
+        """The workers that announced themselves in the last seconds, with their topics; None: unknown."""
         workers, now = self._client.store.features.workers, self._client.clock.now()
         if workers is None:
             return None
@@ -235,9 +235,9 @@ class Workers:
             return None
 
     async def holding(self, topics: Sequence[Topic], *, whole: bool) -> HeldTasks:
-        """The leases of these topics, some of each; at most `MOST_HELD` tasks are read, and some MB.
+        """The leases of these topics, some of each. Reads at most `MOST_HELD` tasks and some MB.
 
-        `whole`: True if nothing is leased of other topics.
+        `whole`: True if no tasks of other topics are leased.
         """
         by: dict[tuple[str, Topic], HeldCount] = {}
         read, number = 0, 0

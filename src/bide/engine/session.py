@@ -1,6 +1,6 @@
-"""An open client's way to its store: batched, or straight into the transaction that the caller is inside of.
+"""An open client's path to its store: batched, or directly in the caller's open transaction.
 
-Changes are noted in the event log, which is written in batches, and never on the way of a delivery.
+Changes are recorded in the event log. It is written in batches, and never in the path of a delivery.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ _ELSEWHERE = "this app is open in another event loop; give each loop an app of i
 _PAUSE = 0.05
 """Seconds for which events gather."""
 _MOST = 10_000
-"""Events that wait to be written; beyond that the oldest are dropped."""
+"""The most events that wait to be written; beyond that, the oldest are dropped."""
 
 running_loop = asyncio._get_running_loop
-"""The event loop that runs in this thread, or None; in a forked child its parent's does not."""
+"""The event loop that runs in this thread, or None; in a forked child, the parent's loop does not count."""
 T = TypeVar("T")
 Asked = TypeVar("Asked", Ref, NewTask, Change)
 Got = TypeVar("Got")
@@ -43,8 +43,8 @@ Answers = Sequence[Answer | Pending[Answer]]
 
 
 class Session:
-    """Belongs to the event loop it was made in. With an `actor`, or a caller of the context (`acting_as`), every change
-    that took place is noted as theirs."""
+    """The session of one event loop, the one it was made in. With an `actor`, or a caller from the context
+    (`acting_as`), every change that took place is recorded under that name."""
 
     def __init__(self, store: Store, clock: Clock, actor: str | None, *, history: bool = False) -> None:
         self.store = store
@@ -62,18 +62,18 @@ class Session:
         self.pause_gates: list[PauseGate] = []
 
     def within(self, joined: Joined) -> Session:
-        """The session for verbs that take part in `joined`, wherever they are called."""
+        """The session for verbs that join `joined`, wherever they are called."""
         session = copy(self)
         session._own = joined
         return session
 
     @property
     def verbs(self) -> Verbs:
-        """The open transaction on this store that the caller is inside of, else the store."""
+        """The caller's open transaction on this store, else the store."""
         return self.joined() or self.store
 
     def joined(self) -> Joined | None:
-        """The open transaction that the caller is inside of."""
+        """The caller's open transaction, if any."""
         return self._own or joined_to(self.store)
 
     async def get(self, ref: Ref) -> Record | None:
@@ -87,7 +87,7 @@ class Session:
         return await self._noted("schedule", self._batcher(self._adds, new, self._add).ask(new))
 
     async def add_many(self, tasks: Sequence[NewTask]) -> list[Answer]:
-        """One store call. Only what replaced something is noted: many new tasks would push all else out of the log."""
+        """Add tasks in one store call. Only replacements are recorded: new tasks would push all else out of the log."""
         answers = await self.plural("schedule", self.verbs.add(tasks, now=self._clock.now()))
         if not on_this_thread(self.store):
             self.history.scheduled(len(answers))
@@ -100,12 +100,12 @@ class Session:
         return await self._noted(verb_of(change), self._batcher(self._changes, change, self._change).ask(change))
 
     async def change_many(self, changes: Sequence[Change]) -> list[Answer]:
-        """Make all of these, which are of one verb, in one store call."""
+        """Make all `changes`, which are of one verb, in one store call."""
         verb = verb_of(changes[0]) if changes else ""
         return await self.plural(verb, self.verbs.change(changes, now=self._clock.now()))
 
     async def plural(self, verb: str, asked: Coroutine[Any, Any, Answers], *, bulk: bool = True) -> list[Answer]:
-        """The answers to a batch, noted; also those of a batch that partly failed."""
+        """Record and return the answers to a batch, also to one that partly failed."""
 
         async def noted() -> list[Answer]:
             try:
@@ -119,7 +119,7 @@ class Session:
         return await noted() if current_caller() is None or self.joined() else await run_to_end(noted())
 
     async def _noted(self, verb: str, asked: asyncio.Future[Answer]) -> Answer:
-        """The answer to come, noted; where the context has a caller, also if that stops waiting for it."""
+        """Await and record an answer. If the context has a caller, record it even if the caller stops waiting."""
         if current_caller() is None:
             answer = await asked
             if self._actor is not None:
@@ -134,7 +134,7 @@ class Session:
         return await asyncio.shield(asked)
 
     def note(self, verb: str, answers: Sequence[Answer], *, bulk: bool = False) -> None:
-        """Note the changes among `answers` as the caller's, else as the actor's; without either, nothing."""
+        """Record the changes among `answers` as the caller's, else as the actor's; with neither, record nothing."""
         caller = current_caller()
         who = self._actor if caller is None else caller.who
         if who is None:
@@ -151,7 +151,7 @@ class Session:
                     attempt=record.attempt, who=who, what=f"{verb}: {answer.result.value}", was=answer.was,
                     wake_at=record.wake_at if record.state.live else None,
                 )  # fmt: skip
-                if on_this_thread(self.store):  # in a thread that is not the loop's
+                if on_this_thread(self.store):  # this thread is not the loop's
                     self.loop.call_soon_threadsafe(self.recorder.note, event)
                 else:
                     self.recorder.note(event)
@@ -162,7 +162,7 @@ class Session:
         asked: Asked,
         send: Callable[[Sequence[Asked]], Awaitable[Sequence[Got | Pending[Got]]]],
     ) -> Batcher[Asked, Got]:
-        """The batcher of the store's part that `asked` belongs to, so that no call waits for a part that is away."""
+        """The batcher of the store's part that `asked` belongs to, so that no call waits for an unavailable part."""
         part = 0 if self._part_of is None else self._part_of(asked.topic, asked.key)
         batcher = batchers.get(part)
         if batcher is None:
@@ -178,7 +178,7 @@ class Session:
         return await self.store.change(batch, now=self._clock.now())
 
     async def close(self) -> None:
-        """Wait for calls under way, then close the store."""
+        """Wait for calls in progress, then close the store."""
         drains = [one.drain for one in self._adds.values()] + [one.drain for one in self._changes.values()]
         try:
             for drain in [*drains, *(one.drain for one in self._gets.values())]:
@@ -197,12 +197,12 @@ def verb_of(change: Change) -> str:
 
 
 async def run_to_end(verb: Coroutine[Any, Any, T]) -> T:
-    """Await `verb`, which runs to its end in this context although the caller is cancelled meanwhile."""
+    """Await `verb`. It runs to its end in this context even if the caller is cancelled."""
     return await asyncio.shield(asyncio.get_running_loop().create_task(verb))
 
 
 class Recorder:
-    """Gathers events for a moment and writes them together. Counts those that a full or unreachable store costs."""
+    """Gathers events briefly and writes them together. Counts the events lost to a full or unreachable store."""
 
     def __init__(self, store: Store) -> None:
         self._log = store.features.events
@@ -221,7 +221,7 @@ class Recorder:
         self._writer.trigger()
 
     async def flush(self) -> None:
-        """Return once everything noted until now is in the store, or was dropped."""
+        """Return once every event noted so far is in the store or was dropped."""
         if self._log is not None and (self._events or self._writing.locked()):
             await run_to_end(self._flush(self._log))
 
@@ -251,13 +251,13 @@ class SharedSession:
         self.entered = 0
         self._begin = begin
         self._opening: asyncio.Task[None] | None = None
-        """Done once it is open."""
+        """The task that opens it; done once it is open."""
         self._closing: asyncio.Task[None] | None = None
         self._process = os.getpid()
         self._inherited: list[object] = []
 
     async def enter(self) -> None:
-        """Raises SetupError in another loop than the one it is open in, and the errors of opening."""
+        """Open it if it is closed. Raises SetupError if it is open in another loop, and the errors of opening."""
         self._forget_the_parents()
         if self._opening is None:
             self._opening = asyncio.get_running_loop().create_task(self._open(self._closing), name="bide open")
@@ -271,7 +271,7 @@ class SharedSession:
             raise
 
     async def leave(self) -> None:
-        """Close it if this is the last; a caller that is cancelled does not stop that."""
+        """Close it if this is the last `leave`. Cancelling the caller does not stop that."""
         self._forget_the_parents()
         if self._opening is None:
             return
@@ -280,13 +280,13 @@ class SharedSession:
         self.entered -= 1
         if self.entered == 0:
             opening, self._opening = self._opening, None
-            opening.cancel()  # it is open, or no caller waits for it any more
+            opening.cancel()  # it has finished, or no caller waits for it any more
             self._closing = asyncio.get_running_loop().create_task(self._close(opening), name="bide close")
             await asyncio.shield(self._closing)
 
     async def _open(self, closing: asyncio.Task[None] | None) -> None:
         if closing is not None and closing.get_loop() is asyncio.get_running_loop():
-            await asyncio.wait([closing])  # it may be of the very store
+            await asyncio.wait([closing])  # it may be closing the same store
         self.session = await self._begin()
 
     async def _close(self, opening: asyncio.Task[None]) -> None:
@@ -297,12 +297,12 @@ class SharedSession:
 
     @property
     def loop(self) -> asyncio.AbstractEventLoop | None:
-        """The event loop in which it is open; None: it is not."""
+        """The event loop in which it is open; None if it is closed."""
         self._forget_the_parents()
         return None if self.session is None else self.session.loop
 
     def checked(self) -> Session:
-        """The session. Raises NotOpen, and SetupError in another loop than its own; in no loop it does not."""
+        """The session. Raises NotOpen, and SetupError if another event loop runs in this thread."""
         self._forget_the_parents()
         if self.session is None:
             raise NotOpen(
@@ -313,7 +313,8 @@ class SharedSession:
         return self.session
 
     def _forget_the_parents(self) -> None:
-        """In a forked child nothing is open: what the parent opened is left alone, and not garbage-collected either."""
+        """Reset the state in a forked child, where nothing is open. The parent's objects are kept, so that they are not
+        garbage-collected."""
         if self._process != os.getpid():
             self._process = os.getpid()
             self._inherited += (self._opening, self._closing, self.session)

@@ -1,8 +1,8 @@
-"""Data that must survive besides tasks, kept in the store itself: hidden tasks of a reserved topic, never leased.
+"""Durable data other than tasks, kept in the store as hidden tasks of a reserved topic, which are never leased.
 
-So every store keeps it, durably and atomically, without an operation of its own, and all who share the store share it.
-Callers can neither see nor touch those topics: the client's verbs refuse them and leave them out. The due time of such
-a task is the end of its keeping, so what has expired is found by the index that finds what is due.
+So every store keeps it durably and atomically without extra operations, and all processes on a store share it. Callers
+can neither see nor change those topics: the client's verbs refuse them and leave them out. The due time of such a task
+is the end of its retention, so the index of due tasks also finds expired data.
 """
 
 from __future__ import annotations
@@ -24,50 +24,50 @@ class SettingsStore:
         self._topic = topic
 
     async def put(self, name: str, value: bytes, *, until: Millis = LAST_INSTANT) -> None:
-        """Keep `value` under `name`, in place of what was there. Durable once this returns. One store call.
+        """Store `value` under `name`, replacing any earlier value. Durable once this returns. One store call.
 
-        After `until` it is still there, until `forget_past` removes it.
+        After `until` the value stays until `forget_past` removes it.
         """
         await self._add(name, value, OnConflict.REPLACE, until)
 
     async def put_if_absent(self, name: str, value: bytes, *, until: Millis = LAST_INSTANT) -> bool:
-        """Keep it unless there is one by that name; True if this call did. Of many at once exactly one does."""
+        """Store `value` unless the name exists; True if this call did. Exactly one of many concurrent calls does."""
         return await self._add(name, value, OnConflict.REFUSE, until) is Result.CREATED
 
     async def get(self, name: str) -> bytes | None:
-        """The value under `name`; None: there is none."""
+        """The value under `name`, or None."""
         [record] = await self._store.get([Ref(self._topic, check_name("name", name))])
         return None if record is None or not _is_kept(record) else record.payload
 
     async def all(self, prefix: str = "") -> dict[str, bytes]:
-        """Everything whose name begins with `prefix`, by name. O(all that is kept), some hundreds to a store call."""
+        """All values whose name begins with `prefix`, by name. O(all values), some hundreds per store call."""
         found = await self.records(Filter(topic=self._topic, state=State.WAITING))
         return dict(sorted((one.key, one.payload) for one in found if one.key.startswith(prefix)))
 
     async def ending(self, since: Millis, before: Millis) -> dict[str, bytes]:
-        """The values whose `until` is `since` or later, and before `before`; the soonest first. O(found)."""
+        """The values whose `until` is from `since` (inclusive) to `before` (exclusive), soonest first. O(found)."""
         where = Filter(topic=self._topic, state=State.WAITING, wake_from=since, wake_before=before)
         return {one.key: one.payload for one in await self.records(where)}
 
     async def remove(self, name: str) -> bool:
-        """Remove it without a trace; True if there was one."""
+        """Remove the value without a trace; True if there was one."""
         cancel = Cancel(self._topic, check_name("name", name))
         [answer] = await all_answers(await self._store.change([cancel], now=self._clock.now()))
         return answer.result is Result.CANCELLED
 
     async def forget_past(self) -> int:
-        """Remove some hundreds of those whose `until` has passed, the oldest first; how many they were."""
+        """Remove some hundreds of the values whose `until` has passed, oldest first. Returns their number."""
         now = self._clock.now()
         past = Filter(topic=self._topic, state=State.WAITING, wake_before=now)
         found = await self._store.find(past, Page(limit=_PAGE))
-        # by token: what was put anew meanwhile is not what was found
+        # by token, so that a value that was replaced meanwhile stays
         cancels = [Cancel(self._topic, one.key, if_token=one.token) for one in found.tasks]
         if cancels:
             await all_answers(await self._store.change(cancels, now=now))
         return len(cancels)
 
     async def records(self, where: Filter) -> list[Record]:
-        """The hidden tasks that match, some hundreds to a store call. O(found)."""
+        """The hidden tasks that match, some hundreds per store call. O(found)."""
         records: list[Record] = []
         cursor: str | None = None
         while True:

@@ -1,8 +1,8 @@
 """The verbs for synchronous code: Django, Flask, scripts, and plain-function handlers.
 
-Calls go to the event loop in which the app is open, if there is one in another thread (a plain handler inside a
-worker). Otherwise, at the first call, a loop is started in a background thread and the app's store opened there.
-Thread-safe; after a fork the child opens its own. A call that is made while another thread closes begins anew after it.
+If the app is open in an event loop of another thread (as for a plain handler inside a worker), calls go to that loop.
+Otherwise the first call starts a loop in a background thread and opens the app's store there. Thread-safe; after a fork
+the child opens its own. A call made while another thread closes waits, and opens the store again.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ from bide.engine.verbs import ClientVerbs, filter_of
 P = ParamSpec("P")
 R = TypeVar("R")
 _LOOK = 1.0
-"""Seconds after which a call that waits for its answer checks that the loop which is to give it still runs."""
+"""Seconds after which a waiting call checks that the loop it waits for still runs."""
 
 
 def _blocking(
     verb: Callable[Concatenate[ClientVerbs, P], Coroutine[Any, Any, R]],
 ) -> Callable[Concatenate[SyncVerbs, P], R]:
-    """The blocking form of a verb: same name, arguments, answer and errors."""
+    """The blocking form of a verb, with the same name, arguments, answer and errors."""
 
     @functools.wraps(verb)
     def call(self: SyncVerbs, /, *args: P.args, **kwargs: P.kwargs) -> R:
@@ -47,11 +47,11 @@ def _blocking(
 
 
 class SyncVerbs(ABC):
-    """The verbs, blocking: each has the arguments, answer and errors of the verb of the same name in `ClientVerbs`."""
+    """The blocking verbs, with the arguments, answers and errors of the verbs of the same name in `ClientVerbs`."""
 
     @abstractmethod
     def _run(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]]) -> R:
-        """Call `verb` with a client, and wait for its answer. Raises what it raises, SetupError in a running loop."""
+        """Call `verb` with a client and wait for its answer. Raises its errors, and SetupError in a running loop."""
 
     schedule = _blocking(ClientVerbs.schedule)
     schedule_new = _blocking(ClientVerbs.schedule_new)
@@ -83,7 +83,7 @@ class SyncVerbs(ABC):
         wake_before: When | None = None,
         page: int = 500,
     ) -> Iterator[Task[Any]]:
-        """Every task that matches; see `ClientVerbs.find`."""
+        """All matching tasks; see `ClientVerbs.find`."""
         where, cursor = filter_of(topic, state, group, wake_from, wake_before), None
         while True:
             found = self.find_page(where, Page(limit=page, cursor=cursor))
@@ -94,7 +94,7 @@ class SyncVerbs(ABC):
 
 
 def _run_on(loop: asyncio.AbstractEventLoop, verb: Coroutine[Any, Any, R]) -> R:
-    """Run `verb` on `loop` in a copy of this thread's context (an open transaction travels in it)."""
+    """Run `verb` on `loop` in a copy of this thread's context, which carries any open transaction."""
     context = contextvars.copy_context()
 
     async def within() -> R:
@@ -127,7 +127,7 @@ class _LoopThread:
 
     @contextmanager
     def call(self, clone: Callable[[], Client]) -> Iterator[tuple[Client, asyncio.AbstractEventLoop]]:
-        """The open client and its loop; opens it if need be, and keeps it open while this is entered."""
+        """The open client and its loop. Opens the client if needed, and keeps it open inside the `with` block."""
         with self._changed:
             self._changed.wait_for(lambda: not self._closing)
             if self._client is None:
@@ -155,8 +155,8 @@ class _LoopThread:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """Wait for calls under way, then close. Does nothing in a forked child, where its parent's `atexit` calls
-        it.
+        """Wait for calls in progress, then close. Does nothing in a forked child, where the `atexit` inherited from the
+        parent calls it.
         """
         if self._process != os.getpid():
             return
@@ -182,13 +182,13 @@ class _LoopThread:
 
 
 class SyncClient(SyncVerbs):
-    """`app.sync`: the verbs, blocking until the answer is there. Raises SetupError where an event loop runs."""
+    """`app.sync`: the verbs as blocking calls. Raises SetupError inside a running event loop."""
 
     def __init__(self, own: Client, clone: Callable[[], Client]) -> None:
         self._own = own
         self._clone = clone
         self._threads: dict[int, _LoopThread] = {}
-        """By process: a fork must not use its parent's, whose locks may be held for ever."""
+        """Keyed by process id. A forked child must not use its parent's, whose locks may never be released."""
 
     tally = _blocking(ClientVerbs.tally)
     events = _blocking(ClientVerbs.events)
@@ -209,16 +209,16 @@ class SyncClient(SyncVerbs):
             return SyncJoinedClient(client.using(connection))
 
     def close(self) -> None:
-        """Wait for calls under way, then close the background store and end its thread, if this process has one.
+        """Wait for calls in progress, then close the background store and end its thread, if this process has one.
 
-        The next call opens them again.
+        The next call opens both again.
         """
         thread = self._threads.get(os.getpid())
         if thread is not None:
             thread.close()
 
     def _call(self) -> AbstractContextManager[tuple[Client, asyncio.AbstractEventLoop]]:
-        """The client to call and the loop it lives in, for the time of a call."""
+        """The client to call and its loop, for the duration of a call."""
         if running_loop() is not None:
             raise SetupError("app.sync would block the event loop that runs here; await the verb instead")
         own_loop = self._own.open_in
@@ -229,7 +229,7 @@ class SyncClient(SyncVerbs):
 
 
 class SyncJoinedClient(SyncVerbs):
-    """The verbs on a synchronous connection of the caller's: each runs in the thread that calls it.
+    """The verbs on the caller's synchronous connection; each runs in the thread that calls it.
 
     As `with app.sync.using(connection):` it applies to every verb of `app.sync` within the block.
     """

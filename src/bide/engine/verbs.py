@@ -1,11 +1,11 @@
-"""Every verb of a caller, over any store.
+"""The verbs of a client, for every store.
 
-Single calls are batched (one batcher for adds, one for changes, one for gets), so that a thousand coroutines cost one
-store call. Inside a joined transaction they go straight to it. An answer comes back once the store has it, durably.
+Single calls are batched (one batcher each for adds, changes and gets), so a thousand coroutines cost one store call.
+Inside a joined transaction they go straight to it. An answer is returned once the change is durable in the store.
 
-A verb over a whole group is pages of `find`, then `change` with `if_token`; a task that was changed in between is read
-again. That is atomic per task, bounded per store call, and safe to repeat: each task is named with the token it was
-seen with, so none is changed twice by one call. A task that has left the group meanwhile is left alone.
+A verb on a whole group reads pages with `find`, then sends `change` with `if_token`; a task that changed in between is
+read again. That is atomic per task, bounded per store call, and safe to repeat: each change names the token with which
+the task was read, so one call changes no task twice. A task that has left the group meanwhile is left alone.
 """
 
 from __future__ import annotations
@@ -72,12 +72,12 @@ _TRIES = 5
 
 
 class ClientVerbs:
-    """The verbs of every client. Each calls the session that `_session` gives.
+    """The verbs of every client. Each uses the session from `_session`.
 
     Topics, keys and groups are text of 1 to 200 bytes. An instant is an aware datetime, or ISO 8601 text with an
     offset; a length is a timedelta, or text such as "15m" or "1h30m". Every verb that writes raises BadInput for an
-    argument that is none of these, NotOpen and SetupError where the app is not open here, and StoreUnavailable where
-    the store is away: then nothing was done. OutcomeUnknown means that it was done once, or not at all.
+    argument that is none of these, NotOpen and SetupError if the app is not open here, and StoreUnavailable if the
+    store is unavailable: then nothing was done. OutcomeUnknown means that the verb took effect once or not at all.
     """
 
     config: EngineConfig
@@ -86,21 +86,21 @@ class ClientVerbs:
     carrier: TracePropagator | None
     _shared: SharedSession
     _check_payload: Callable[[str, object], None]
-    """Raises BadPayload if it is known what this topic's handler takes, and the payload is not that."""
+    """Raises BadPayload if the type that the topic's handler takes is known and the payload does not match it."""
 
     @property
     def _session(self) -> Session:
-        """The open session. Raises NotOpen, SetupError. Compares the loop only: a forked child has another one too."""
+        """The open session. Raises NotOpen, SetupError. Comparing the loop also detects a forked child."""
         session = self._shared.session
         return session if session is not None and session.loop is running_loop() else self._shared.checked()
 
     @property
     def store(self) -> Store:
-        """The open store. Raises NotOpen where nothing is open, SetupError in another event loop."""
+        """The open store. Raises NotOpen if nothing is open, SetupError in another event loop."""
         return self._session.store
 
     def now(self) -> datetime:
-        """The time by this app's clock (aware, UTC): for handlers, so that tests can move it."""
+        """The time by this app's clock (aware, UTC). Handlers use it so that tests can move the time."""
         return as_datetime(self.clock.now())
 
     # --- schedule
@@ -127,7 +127,7 @@ class ClientVerbs:
         if unknown:
             refuse_unknown(unknown, sorted(TaskOptions.__annotations__), "an option of app.schedule")
         check_topic(topic)
-        if not isinstance(payload, bytes):  # bytes count as encoded already
+        if not isinstance(payload, bytes):  # bytes are taken as already encoded
             self._check_payload(topic, payload)
         due = one_due(at, delay, grain=self.clock.grain)
         if at is not None:
@@ -163,19 +163,19 @@ class ClientVerbs:
         headers: Mapping[str, str] | None = None,
         **unknown: Never,
     ) -> Answer:
-        """Register a task to happen after `delay` or at `at`: `created`, `replaced`, `kept` or `refused`.
+        """Schedule a task after `delay` or at `at`: `created`, `replaced`, `kept` or `refused`.
 
-        Once this has answered, the task survives any crash.
+        Once this has returned, the task survives any crash.
 
-        - `payload`: what JSON can hold, a dataclass, struct or pydantic model, or bytes; at most 256 KiB encoded.
-        - `key`: the name of the task, unique within the topic; a UUIDv7 if not given.
-        - `group`: its owner, such as "user-7": tasks of a group are found, shifted and cancelled together.
+        - `payload`: a JSON value, dataclass, struct, pydantic model, or bytes; at most 256 KiB encoded.
+        - `key`: the name of the task, unique within the topic; a UUIDv7 by default.
+        - `group`: its owner, such as "user-7". Tasks of a group can be found, shifted and cancelled together.
         - `delay` or `at`: exactly one of them. A time in the past is due at once.
-        - `on_conflict`: what to do if the key is taken. "replace" begins a new life, "keep" leaves what there is,
+        - `on_conflict`: what to do if the key is taken. "replace" begins a new life, "keep" leaves the existing task,
           "earliest" and "latest" compare the two times, "refuse" changes nothing.
-        - `retry`: a retry policy, or the name of a preset, in place of the handler's.
-        - `deadline`: an instant or a length from now, after which it must not be delivered any more.
-        - `headers`: short text that travels with the task; at most 4 KiB in all.
+        - `retry`: a retry policy, or the name of a preset, instead of the handler's.
+        - `deadline`: an instant or a length from now, after which the task must no longer be delivered.
+        - `headers`: short text that travels with the task; at most 4 KiB in total.
 
         Raises BadInput, BadPayload, StoreFull, StoreUnavailable, OutcomeUnknown. O(log n).
         """
@@ -194,7 +194,7 @@ class ClientVerbs:
             return answered(await self._session.add(task))
 
     async def schedule_new(self, task: NewTask) -> Answer:
-        """Schedule a task made by `new`; batched with concurrent calls. Raises as `schedule`."""
+        """Schedule a task made by `new`, batched with concurrent calls. Raises the same errors as `schedule`."""
         if task.topic in RESERVED_TOPICS:
             check_topic(task.topic)
         return await self._session.add(task)
@@ -202,7 +202,8 @@ class ClientVerbs:
     async def schedule_many(self, tasks: Iterable[NewTask]) -> list[Answer]:
         """Schedule all of `tasks` (made by `new`) in one store call; answers in order.
 
-        Raises as `schedule`, and PartlyFailed, with the answers that there are, where a part of the store is away.
+        Raises the same errors as `schedule`, and PartlyFailed with the available answers if a part of the store is
+        unavailable.
         """
         batch = tasks if isinstance(tasks, list) else list(tasks)
         for task in batch:
@@ -224,24 +225,24 @@ class ClientVerbs:
         deadline: When | Length | None = None,
         if_token: Token | None = None,
     ) -> Answer:
-        """Make a waiting task due after `delay` or at `at`: `moved`; `under_way` if it is leased, and nothing changed.
+        """Make a waiting task due after `delay` or at `at`: `moved`, or `under_way` if it is leased and unchanged.
 
-        Past the task's deadline it is `refused`, unless a new `deadline` is given as well. With `if_token` it is moved
-        only if its token is that one, else `stale_token`. O(log n).
+        A time past the task's deadline is `refused`, unless a new `deadline` is given as well. With `if_token` the task
+        is moved only if it has that token, else the answer is `stale_token`. O(log n).
         """
         move = new_move(topic, key, delay=delay, at=at, deadline=deadline, if_token=if_token, clock=self.clock)
         check_past(move.due, self.config.max_past, self.clock)
         return await self._session.change(move)
 
     async def fire_now(self, topic: str, key: str, *, if_token: Token | None = None) -> Answer:
-        """Make a waiting task due at once: `moved`; `under_way` if it is leased, and nothing changed. O(log n)."""
+        """Make a waiting task due at once: `moved`, or `under_way` if it is leased and unchanged. O(log n)."""
         return await self._session.change(new_fire(topic, key, if_token=if_token))
 
     async def cancel(self, topic: str, key: str, *, if_token: Token | None = None) -> Answer:
-        """Cancel a live task: `cancelled` means that no delivery starts afterwards.
+        """Cancel a live task. `cancelled` means that no delivery starts afterwards.
 
-        `cancelled_while_leased`: a delivery is running; its handler is cancelled when its lease is next extended, and
-        no other delivery follows. O(log n).
+        `cancelled_while_leased` means that a delivery is running: its handler is cancelled when the lease is next
+        extended, and no other delivery follows. O(log n).
         """
         return await self._session.change(self._cancel(topic, key, if_token))
 
@@ -250,21 +251,21 @@ class ClientVerbs:
         return await self._session.change(new_redrive(topic, key, delay=delay, if_token=if_token, clock=self.clock))
 
     async def reschedule_many(self, moves: Iterable[tuple[Ref | tuple[str, str], When | Length]]) -> list[Answer]:
-        """Move many, each `((topic, key), when)` with an instant or a length from now; answers in order.
+        """Move many tasks, each `((topic, key), when)` with an instant or a length from now; answers in order.
 
-        One store call. Raises PartlyFailed, with the answers that there are, where a part of the store is away; so do
-        `fire_many`, `cancel_many` and `redrive_many`.
+        One store call. Like `fire_many`, `cancel_many` and `redrive_many`, it raises PartlyFailed with the available
+        answers if a part of the store is unavailable.
         """
         most, clock = self.config.max_past, self.clock
         dues = ((ref_of(ref), check_past(due_of(when, grain=clock.grain), most, clock)) for ref, when in moves)
         return await self._session.change_many([Move(*ref, due) for ref, due in dues])
 
     async def fire_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
-        """Make many due at once, each a pair of topic and key; answers in order. One store call."""
+        """Make many tasks due at once, each a pair of topic and key; answers in order. One store call."""
         return await self._session.change_many([new_fire(*pair_of(ref), if_token=None) for ref in refs])
 
     async def cancel_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
-        """Cancel many, each a pair of topic and key; answers in order. One store call."""
+        """Cancel many tasks, each a pair of topic and key; answers in order. One store call."""
         return await self._session.change_many([self._cancel(*pair_of(ref), None) for ref in refs])
 
     async def redrive_many(self, refs: Iterable[Ref | tuple[str, str]], *, delay: Length = "0s") -> list[Answer]:
@@ -274,7 +275,7 @@ class ClientVerbs:
         )
 
     async def change_many(self, changes: Sequence[Change]) -> list[Answer]:
-        """Make changes (made by `new_cancel` and its like, all of one verb) in one store call; answers in order."""
+        """Make changes (from `new_cancel` and the like, all of one verb) in one store call; answers in order."""
         return await self._session.change_many(changes)
 
     # --- groups
@@ -282,9 +283,9 @@ class ClientVerbs:
     async def shift(self, group: str, by: Length, *, topic: str | None = None, deadlines: bool = False) -> list[Answer]:
         """Move every waiting task of `group` (in `topic` only, if given) by a length, which may be negative.
 
-        With `deadlines` theirs move along; else a move past one is `refused`. Returns an answer for each task that was
-        found live. Atomic per task, bounded per store call; O(tasks of the group). Raises PartlyFailed, with the
-        answers so far, if the store fails in between.
+        With `deadlines` their deadlines move too; else a move past a deadline is `refused`. Returns an answer for each
+        live task. Atomic per task, bounded per store call; O(tasks of the group). Raises PartlyFailed with the answers
+        so far if the store fails midway.
         """
         delta = duration(by, field="by", negative=True)
 
@@ -294,7 +295,7 @@ class ClientVerbs:
         return await self._over_group(group, topic, move)
 
     async def cancel_group(self, group: str, *, topic: str | None = None) -> list[Answer]:
-        """Cancel every live task of `group` (in `topic` only, if given); otherwise as `shift`."""
+        """Cancel every live task of `group` (in `topic` only, if given); otherwise like `shift`."""
 
         def cancel(record: Record) -> Change:
             return self._cancel(record.topic, record.key, record.token)
@@ -304,34 +305,34 @@ class ClientVerbs:
     # --- pauses
 
     async def pause(self, topic: str, *, who: str | None = None) -> bool:
-        """Hold the tasks of `topic` back until it is resumed: True, or False if it was paused already.
+        """Hold the tasks of `topic` back until it is resumed: True, or False if it was already paused.
 
-        New tasks are taken as ever, and what runs goes on. No worker, consumer or webhook gets a task of it any more:
-        in this process at once, elsewhere within two seconds. It survives every restart. `who` paused it is kept with
-        it: this client's actor unless given. Raises BadInput, StoreError.
+        New tasks are still accepted, and running deliveries go on. Workers, consumers and webhooks get no more of its
+        tasks: in this process at once, elsewhere within two seconds. A pause survives every restart. It is stored with
+        `who` made it, by default this client's actor. Raises BadInput, StoreError.
         """
         paused = await self._pauses.pause(topic, who=self._actor_or(who))
         await self._reread_pauses()
         return paused
 
     async def resume(self, topic: str, *, who: str | None = None) -> bool:
-        """Deliver the tasks of `topic` again, what is overdue at once: True, or False if it was not paused."""
+        """Deliver the tasks of `topic` again, overdue ones at once: True, or False if it was not paused."""
         resumed = await self._pauses.resume(topic, who=self._actor_or(who))
         await self._reread_pauses()
         return resumed
 
     async def paused(self) -> dict[Topic, Pause]:
-        """The topics that are paused now, each with since when (milliseconds since the epoch) and by whom. One call."""
+        """The paused topics, each with its start (milliseconds since the epoch) and who paused it. One call."""
         return dict(sorted((await self._pauses.all()).items()))
 
     @property
     def known_pauses(self) -> Mapping[Topic, Pause]:
-        """The pauses as the workers of this process know them: at most two seconds old; empty without one. No I/O."""
+        """The pauses as this process's workers know them: at most two seconds old; empty without a worker. No I/O."""
         return self.pause_gates[0].topics if self.pause_gates else {}
 
     @property
     def pause_gates(self) -> list[PauseGate]:
-        """One gate for each worker of this process; all of them are refreshed when this client changes a pause."""
+        """One gate for each worker of this process. This client refreshes them all when it changes a pause."""
         return self._session.pause_gates
 
     @property
@@ -344,21 +345,19 @@ class ClientVerbs:
         return who or (self.actor if caller is None else caller.who)
 
     async def _reread_pauses(self) -> None:
-        if self._session.joined() is None:  # else it is not yet committed
+        if self._session.joined() is None:  # otherwise the change is not committed yet
             for gate in list(self.pause_gates):
                 await gate.again()
 
     # --- read
 
     async def get(self, topic: str, key: str) -> Task[Any] | None:
-        """The task as it is; None if there never was one, or it is finished and forgotten. Raises BadInput,
-        StoreError.
-        """
+        """The task as it is now; None if it never existed, or ended and was deleted. Raises BadInput, StoreError."""
         record = await self._session.get(Ref(check_topic(topic), check_name("key", key)))
         return None if record is None or gone(record, self.clock.now()) else Task(record)
 
     async def get_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Task[Any] | None]:
-        """The tasks of many pairs of topic and key, in order, each as `get` gives it. One store call."""
+        """The tasks of many pairs of topic and key, in order, each as `get` returns it. One store call."""
         records = await self._session.verbs.get([ref_of(ref) for ref in refs])
         now = self.clock.now()
         return [None if record is None or gone(record, now) else Task(record) for record in records]
@@ -373,10 +372,10 @@ class ClientVerbs:
         wake_before: When | None = None,
         page: int = 500,
     ) -> AsyncIterator[Task[Any]]:
-        """Iterate over every task that matches all that is given; one that stays put is seen exactly once.
+        """Iterate over every task that matches all arguments; a task that does not change is returned exactly once.
 
         `state` is one word, such as "dead". With `wake_from` (inclusive) or `wake_before` (exclusive), two instants,
-        only live tasks match. Read by pages of `page` tasks from an index. Raises BadInput, StoreError.
+        only live tasks match. Reads pages of `page` tasks from an index. Raises BadInput, StoreError.
         """
         where = filter_of(topic, state, group, wake_from, wake_before)
         cursor: str | None = None
@@ -389,11 +388,10 @@ class ClientVerbs:
                 return
 
     async def find_page(self, where: Filter, page: Page) -> Found:
-        """One page of the tasks that match `where`. Raises BadInput for a cursor that is not of such a page,
-        StoreError.
+        """One page of the tasks that match `where`. Raises StoreError, and BadInput for a foreign cursor.
 
         Tasks whose retention has just passed are left out, so a page may be shorter than `page.limit` without being the
-        last: that one has no cursor.
+        last. The last page has no cursor.
         """
         if where.topic is not None:
             check_topic(where.topic)
@@ -409,10 +407,10 @@ class ClientVerbs:
         upto: int = COUNTED,
         topics: Collection[Topic] | None = None,
     ) -> Tally:
-        """Count tasks by (topic, state); with `edges` (lengths from now, or instants), also what waits between them.
+        """Count tasks by (topic, state); with `edges` (lengths from now, or instants), also the tasks due between them.
 
-        Each such interval is counted up to `upto` tasks where counting costs something (see `Store.tally`). With
-        `topics` only these are counted. Raises BadInput, StoreError.
+        If counting has a cost, each such interval is counted up to `upto` tasks (see `Store.tally`). With `topics` only
+        these are counted. Raises BadInput, StoreError.
         """
         now = self.clock.now()
         found = await self._session.store.tally(
@@ -423,9 +421,9 @@ class ClientVerbs:
         return Tally(counts, forecast)
 
     async def events(self, topic: str | None = None, key: str | None = None, *, limit: int = 100) -> list[Event]:
-        """The unusual events, newest first: at most `limit`, of one task, or of all if no topic and key are given.
+        """The unusual events, newest first, at most `limit`: of one task, or of all without a topic and key.
 
-        Empty for a store that keeps none. Raises BadInput, StoreError.
+        Empty for a store that keeps no events. Raises BadInput, StoreError.
         """
         if topic is not None:
             check_topic(topic)
@@ -437,8 +435,7 @@ class ClientVerbs:
     async def _over_group(self, group: str, topic: str | None, make: Callable[[Record], Change]) -> list[Answer]:
         """Change every live task of the group by `make(record)`; one answer each. O(tasks in the group).
 
-        Raises PartlyFailed, with the answers so far and the error behind them, when something was answered before an
-        error.
+        Raises PartlyFailed, with the answers so far and the underlying error, if there were answers before an error.
         """
         check_name("group", group)
         if topic is not None:
@@ -495,8 +492,8 @@ STATES = {state.value: state for state in State}
 
 
 def refuse_unknown(options: Iterable[str], known: Sequence[str], of: str) -> None:
-    """Raises BadInput for the first of `options`, with the closest that is known; `of`: "an option of app.handler"."""
-    from difflib import get_close_matches  # here, since it is needed only for what is wrong
+    """Raise BadInput for the first unknown option, with the closest known one; `of`: "an option of app.handler"."""
+    from difflib import get_close_matches  # imported here, since only an error needs it
 
     for name in options:
         closest = get_close_matches(name, known, n=1, cutoff=0.0)
@@ -526,14 +523,14 @@ def ref_of(ref: Ref | tuple[str, str]) -> Ref:
 
 
 def check_past(due: Due, most: Millis, clock: Clock) -> Due:
-    """Return `due`. Raises BadInput for an instant that lies further in the past than `most`."""
+    """Return `due`. Raises BadInput for an instant further in the past than `most`."""
     if most != LONGEST and type(due) is At and due.millis < clock.now() - most:
         raise BadInput("at", instant_text(due.millis), f"a time that is at most {duration_text(most)} ago (max_past)")
     return due
 
 
 def deadline_of(deadline: When | Length | None, due: Due, clock: Clock) -> Millis | None:
-    """The instant of a deadline. Raises BadInput where it is before the task is due."""
+    """The instant of a deadline. Raises BadInput if it is before the task is due."""
     if deadline is None:
         return None
     now = clock.now()
@@ -580,14 +577,14 @@ def new_fire(topic: str, key: str, *, if_token: Token | None) -> Move:
 
 
 def new_cancel(topic: str, key: str, *, if_token: Token | None, config: EngineConfig, clock: Clock) -> Cancel:
-    """Cancel a live task, and remember it for as long as the retention of its topic says."""
-    topic, key = check_topic(topic), check_name("key", key)  # before its retention, which may count
+    """Cancel a live task, and keep it as long as the retention of its topic says."""
+    topic, key = check_topic(topic), check_name("key", key)  # before the retention, which may count the task
     keep_until = config.retentions.of(topic).keep_until(State.CANCELLED, clock.now())
     return Cancel(topic, key, keep_until, if_token)
 
 
 def new_shift(record: Record, by: Millis, *, deadlines: bool, if_token: Token) -> Move:
-    """Move a waiting task by a length from its due time; with `deadlines` its deadline moves along."""
+    """Move a waiting task by a length from its due time; with `deadlines` its deadline moves too."""
     deadline = None
     if deadlines and record.deadline is not None:
         deadline = shifted(record.deadline, by)
@@ -595,7 +592,7 @@ def new_shift(record: Record, by: Millis, *, deadlines: bool, if_token: Token) -
 
 
 def shifted(at: Millis, by: Millis) -> Millis:
-    """An instant, moved by a length, within the bounds of instants."""
+    """Move an instant by a length, within the bounds of instants."""
     return min(max(0, at + by), LAST_INSTANT)
 
 

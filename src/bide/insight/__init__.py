@@ -1,1 +1,1 @@
-"""The read model of a console and an operator, and changes to many tasks at once."""
+"""The read model for consoles and operators, and changes to many tasks at once."""

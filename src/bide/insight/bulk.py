@@ -1,8 +1,8 @@
-"""One verb over many tasks: the request, which tasks it means, and the change of each of them.
+"""One verb on many tasks: the request, its scope, and the change of each task.
 
-Chosen tasks are changed as they were seen: by the token, so that no newer change is overridden. A filter means the
-tasks that matched when the request was made, and not what is scheduled later; so it comes to its end however much
-arrives meanwhile. `bulk_run` carries a request out.
+Chosen tasks are changed by the token with which they were seen, so that no newer change is overridden. A filter covers
+the tasks that matched when the request was made, not those scheduled later, so a request ends however many tasks arrive
+meanwhile. `bulk_run` carries out a request.
 """
 
 from __future__ import annotations
@@ -24,30 +24,30 @@ from bide.engine.verbs import new_cancel, new_fire, new_redrive, new_shift, shif
 from bide.insight.dead_letters import error_class
 
 PAGE = 500
-"""Tasks that are read, and changed, in one store call, at most."""
+"""The most tasks that are read or changed in one store call."""
 _FIRST_PAGE = 100
 _PAGE_BYTES = 4 * 2**20
-"""Bytes of payloads in a page, which are read too: it has fewer tasks where they are large."""
+"""The target bytes of payloads in a page, which are read too; large payloads make a page shorter."""
 MOST_PACE = 1_000_000
 _SLACK: Millis = 1_000
-"""How far this clock may be behind the one that a task was made by: tasks that were there are certainly meant."""
+"""How far this clock may be behind the clock that a task was made by, so that every earlier task is covered."""
 _WALKED = 10_000
-"""Tasks that are read one by one to be counted, at most, where no index counts them."""
+"""The most tasks that are read one by one for a count, if no index counts them."""
 _COUNTED = 1_000_000
-"""Tasks that an index counts for a preview, at most: a tenth of a second where it has to walk."""
+"""The most tasks that an index counts for a preview: a tenth of a second if it has to walk."""
 _LEASED = 1_000
-"""Leased tasks that are counted, at most."""
+"""The most leased tasks that are counted."""
 _SHOWN = 10
-"""Tasks that a preview shows."""
+"""The number of tasks that a preview shows."""
 _PATIENCE = 0.8
-"""Seconds that reading tasks one by one may take, for a page that a viewer waits for."""
+"""The most seconds for reading tasks one by one while a viewer waits for the page."""
 
 May: TypeAlias = Callable[[Topic], bool]
-"""Tells whether the caller may do this to tasks of a topic."""
+"""Returns True if the caller may make the change to tasks of a topic."""
 
 
 class BulkVerb(StrEnum):
-    """The change that is made to each."""
+    """The change to make to each task."""
 
     CANCEL = "cancel"
     MOVE = "move"
@@ -57,7 +57,7 @@ class BulkVerb(StrEnum):
 
 
 class Version(NamedTuple):
-    """One version of a task: the one that a viewer saw."""
+    """The version of a task that a viewer saw."""
 
     ref: Ref
     token: Token
@@ -72,15 +72,15 @@ class BulkRequest(Struct, frozen=True, kw_only=True):
     error: str | None = None
     """Only dead tasks whose error is of this class (see `dead_letters.error_class`)."""
     at: Millis | None = None
-    """The instant to move them to."""
+    """The instant to move the tasks to."""
     by: Millis | None = None
-    """The length to shift them by; may be negative."""
+    """The length to shift the tasks by; may be negative."""
     deadlines: bool = False
-    """True: their deadlines are shifted along."""
+    """True: their deadlines are shifted too."""
     pace: int | None = None
     """Tasks per second; None: as fast as possible."""
     untouched_since: Token | None = None
-    """Leave alone tasks with this token or a newer one: so an interrupted shift can go on without shifting one
+    """Skip tasks with this token or a newer one, so that an interrupted shift can continue without shifting a task
     twice.
     """
 
@@ -109,7 +109,7 @@ class BulkRequest(Struct, frozen=True, kw_only=True):
 
 
 class MissedTask(Struct, frozen=True, array_like=True):
-    """A task that was not changed as asked, and how it was then."""
+    """A task that was not changed as requested, and its state at that time."""
 
     topic: Topic
     key: str
@@ -120,22 +120,22 @@ class MissedTask(Struct, frozen=True, array_like=True):
     deadline: Millis | None = None
     holder: str | None = None
     seen: Token | None = None
-    """The token that it was chosen with, which tells when it was seen."""
+    """The token it was chosen with, which shows when it was seen."""
     now: Token | None = None
     who: str | None = None
-    """The caller that changed it last, where the event log has that."""
+    """The last caller to change it, if the event log has that change."""
     what: str = ""
-    """That change; or the error."""
+    """That change, or the error."""
 
 
 UNKNOWN = "unknown"
-"""The change was sent and its answer lost: it was done once or not at all."""
+"""The answer to the change was lost: it was done once or not at all."""
 FAILED = "unavailable"
-"""The store could not do it; nothing was done."""
+"""The store could not make the change; nothing was done."""
 
 
 def change_of(bulk: BulkRequest, record: Record, token: Token, client: Client) -> Change:
-    """The change of this task, on condition that it still has `token`."""
+    """The change of a task, on the condition that it still has `token`."""
     topic, key = record.ref
     match bulk.verb:
         case BulkVerb.CANCEL:
@@ -153,7 +153,7 @@ def change_of(bulk: BulkRequest, record: Record, token: Token, client: Client) -
 
 
 def wake_after(bulk: BulkRequest, record: Record, now: Millis) -> Millis | None:
-    """When the task would wake after the change; None: never."""
+    """The wake time of the task after the change; None: never."""
     match bulk.verb:
         case BulkVerb.CANCEL:
             return None
@@ -168,7 +168,7 @@ def wake_after(bulk: BulkRequest, record: Record, now: Millis) -> Millis | None:
 
 
 async def change_one(client: Client, bulk: BulkRequest) -> Answer:
-    """Change the one task that was chosen, by the verb for one task; its answer."""
+    """Change the single chosen task by the verb for one task. Returns its answer."""
     [((topic, key), token)] = bulk.chosen
     match bulk.verb:
         case BulkVerb.CANCEL:
@@ -192,7 +192,7 @@ async def change_one(client: Client, bulk: BulkRequest) -> Answer:
 
 
 class BulkScope(NamedTuple):
-    """The tasks of a request that was made at `asked_at`, in topics that the caller may change."""
+    """The tasks covered by a request made at `asked_at`, in topics that the caller may change."""
 
     client: Client
     bulk: BulkRequest
@@ -201,18 +201,18 @@ class BulkScope(NamedTuple):
 
     @property
     def where(self) -> Filter:
-        """The filter to read by, in an order that meets a task once if it stays put."""
+        """The filter for reading, in an order that returns an unchanged task once."""
         where = self.bulk.where
         assert where is not None
         if self.bulk.verb is BulkVerb.REDRIVE:
             return replace(where, state=State.DEAD)
         least = where.wake_from or 0
-        if self.bulk.verb is BulkVerb.FIRE:  # what is due already keeps its place in the line
+        if self.bulk.verb is BulkVerb.FIRE:  # tasks that are already due keep their order
             least = max(least, self.asked_at + 1)
         return replace(where, wake_from=least)
 
     def admits(self, record: Record) -> bool:
-        """True if the request means this task, found or read again."""
+        """True if the request covers this task, as found or read again."""
         bulk = self.bulk
         if not self.where.admits(record):
             return False
@@ -224,13 +224,13 @@ class BulkScope(NamedTuple):
         return self.began_before(record)
 
     def began_before(self, record: Record) -> bool:
-        """True if this life began before the request, as far as clocks can tell."""
+        """True if this life began before the request, within the precision of the clocks."""
         return record.created_at <= self.asked_at + _SLACK
 
     async def total(self, *, until: float | None = None) -> tuple[Count, frozenset[Topic]]:
-        """How many match, and of which topics; exact where an index counts them, else up to 10,000.
+        """The number of matching tasks, and their topics; exact if an index counts them, else up to 10,000.
 
-        `until` is the time of the loop at which reading them one by one ends.
+        Reading tasks one by one ends at `until`, by the loop's time.
         """
         client, bulk = self.client, self.bulk
         if until is None:
@@ -255,18 +255,18 @@ class BulkScope(NamedTuple):
         return summed([waiting, leased]), topics | more
 
     async def leased(self, *, until: float) -> tuple[Count, frozenset[Topic]]:
-        """The same for those that are leased now; up to 1,000."""
+        """The same for the currently leased tasks; up to 1,000."""
         leased = replace(self.bulk, where=replace(self.where, state=State.LEASED))
         return await self._replace(bulk=leased)._walked(_LEASED, until)
 
     def _of_topics(self, counts: Mapping[Topic, Count]) -> tuple[Count, frozenset[Topic]]:
-        """The sum of those in topics of the request; and the topics that have any."""
+        """The sum over the topics of the request, and those topics that have tasks."""
         only = self.where.topic
         some = [topic for topic, count in counts.items() if count.number and only in (None, topic) and self.may(topic)]
         return summed(counts[topic] for topic in some), frozenset(some)
 
     async def _walked(self, most: int, until: float) -> tuple[Count, frozenset[Topic]]:
-        """Count one by one, up to `most`, and until the time `until`."""
+        """Count one by one, up to `most` tasks and until the time `until`."""
         loop = asyncio.get_running_loop()
         number = 0
         topics: set[Topic] = set()
@@ -293,7 +293,7 @@ class Walk:
         self._cursor: str | None = None
 
     async def page(self) -> list[Record]:
-        """The next tasks; may be none. Raises StoreError."""
+        """The next tasks; may be empty. Raises StoreError."""
         found = await self._scope.client.find_page(self._where, Page(limit=self._limit, cursor=self._cursor))
         tasks = found.tasks
         self._cursor = found.cursor
@@ -305,25 +305,25 @@ class Walk:
         return [one for one in tasks if self._scope.may(one.topic) and self._scope.admits(one)]
 
 
-# --- before it is done
+# --- the preview
 
 
 class Preview(NamedTuple):
     """The consequences of a request."""
 
     meant: Count
-    """How many tasks are meant."""
+    """The number of tasks that the request covers."""
     leased: Count
-    """How many of them are being delivered now."""
+    """The number of them that are being delivered now."""
     sample: Sequence[Record]
     topics: frozenset[Topic]
-    """The topics of these, as far as known."""
+    """The known topics of these tasks."""
     gone: Sequence[Version] = ()
-    """The chosen tasks that are gone, or not as they were seen."""
+    """The chosen tasks that are gone, or have changed since they were seen."""
 
 
 async def preview(client: Client, bulk: BulkRequest, may: May) -> Preview:
-    """Count them and show some. Costs two pages of a list and a tally, or the reading of up to 10,000 tasks."""
+    """Count the tasks and show some. Costs two pages of a list and a tally, or a read of up to 10,000 tasks."""
     if bulk.chosen:
         return await _preview_chosen(client, bulk)
     scope = BulkScope(client, bulk, may, client.clock.now())

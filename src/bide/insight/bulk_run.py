@@ -1,13 +1,11 @@
-"""Carries out bulk requests in the background, and lets every instance show and stop them.
+"""Carries out bulk requests in the background; every instance can show and stop them.
 
-**One run.** It reads page by page, changes by the plural verbs, keeps to the pace, and counts the answers. No task is
-changed twice: the ids of those that a move puts ahead of the walk, which would be met again there, are remembered, some
-hundred bytes each. A task that others have changed since it was read is read again, and changed if the request still
-means it.
+**One run.** It reads pages, changes tasks by the plural verbs, limits its pace, and counts the answers. No task is
+changed twice: if a move puts a task ahead of the walk, the run remembers its id, some hundred bytes each. A task that
+another caller has changed since it was read is read again, and changed if the request still covers it.
 
-**Many instances.** The progress of a run is written into the store once a second. So any instance can show it and stop
-it, and after a crash it is known what was done until then. A run that has not been heard of for ten seconds has lost
-its instance.
+**Many instances.** A run writes its progress to the store once a second. So any instance can show and stop it, and the
+progress survives a crash. A run that has not written for ten seconds has lost its instance.
 """
 
 from __future__ import annotations
@@ -51,47 +49,47 @@ from bide.insight.bulk import (
 _log = logging.getLogger("bide.bulk")
 T = TypeVar("T")
 CheckAllowed: TypeAlias = Callable[[], Awaitable[object]]
-"""Raises BideError once the caller of the request may no longer make it."""
+"""Raises BideError once the caller of the request has lost the right to make it."""
 MOST_MISSED = 1_000
-"""Tasks that were not changed as asked and are kept one by one; further ones are only counted."""
+"""The most unchanged tasks that are listed one by one; further ones are only counted."""
 _MOST_EXPLAINED = 50
-"""Those of them whose last change is read from the event log."""
+"""The most listed tasks for which the last change is read from the event log."""
 MOST_NOTED = 5_000
-"""Changes of one request that are noted in the event log. It holds some ten thousand events, so a large request would
-push all else out of it, and then itself. The audit log has all of them."""
+"""The most changes of one request that are recorded in the event log. It holds some ten thousand events, so a large
+request would push everything else out of it, and then its own beginning. The audit log has all changes."""
 _TRIES = 5
 _PATIENCE = 60.0
-"""Seconds that a store may be away until a request is given up."""
+"""Seconds for which a store may be unavailable before a request is given up."""
 _SECOND: Token = 1_000_000
-"""Tokens are microseconds, or ahead of them."""
+"""A second in tokens, which are microseconds of the clock or ahead of it."""
 _SMOOTH = 10
-"""Batches per second, at a pace that allows as many."""
+"""Batches per second, if the pace allows that many."""
 AT_ONCE = 4
-"""Runs at once in one instance; others wait."""
+"""Concurrent runs in one instance; others wait."""
 LOST_AFTER: Millis = 10_000
-"""How long after its last write a run counts as lost."""
+"""The time after its last write at which a run counts as lost."""
 _EVERY = 1.0
 """Seconds between two writes of the progress."""
 _MISSED_EVERY = 5
-"""The list of missed tasks is written only with every fifth progress: it may be some hundred kB long."""
+"""The list of missed tasks is written only with every fifth progress, since it may have some hundred kB."""
 _DAY: Millis = 86_400_000
 KEPT: Millis = 9 * _DAY
-"""How long the end of a run is remembered."""
+"""How long the progress of an ended run is kept."""
 _MISSED_KEPT: Millis = _DAY
-"""How long the missed tasks are remembered. All else in this topic ends within two days: so what is kept longer is
-progress, and is listed without reading past the rest."""
+"""How long the missed tasks are kept. Everything else in this topic ends within two days, so entries that are kept
+longer are progress, and are listed without reading the rest."""
 _LISTED: Millis = 2 * _DAY
 _HEAD, _MISSED, _STOP = "change:", "missed:", "stop:"
-"""Prefixes of the names under which the progress of a run, its missed tasks and the request to stop it are kept."""
+"""Prefixes of the names of a run's progress, its missed tasks, and the request to stop it."""
 _CLOSING = 5.0
-"""Seconds that current batches may take when the instance ends."""
+"""Seconds that the current batches have when the instance ends."""
 
 
 class BulkState(StrEnum):
-    """How far a change is."""
+    """The state of a run."""
 
     QUEUED = "queued"
-    """It waits for others in this instance."""
+    """It waits for other runs in this instance."""
     RUNNING = "running"
     ENDED = "ended"
     STOPPED = "stopped"
@@ -103,42 +101,42 @@ class BulkState(StrEnum):
 
 
 class Progress(Struct, kw_only=True):
-    """The progress of a request. Times are of the store's clock."""
+    """The progress of a request. Times are by the store's clock."""
 
     id: str
     bulk: BulkRequest
-    """The request; of the chosen tasks only the first."""
+    """The request, with only the first of its chosen tasks."""
     chosen: int
-    """How many were chosen; 0: all that match."""
+    """The number of chosen tasks; 0: all that match."""
     who: str
     instance: str
     asked_at: Millis
     alive_at: Millis
-    """When the instance last wrote that it is at work on it."""
+    """When the instance last wrote the progress."""
     state: BulkState = BulkState.QUEUED
     started_at: Millis | None = None
     ended_at: Millis | None = None
     total: int | None = None
     total_exact: bool = True
     looked: int = 0
-    """Tasks that have an answer."""
+    """The number of tasks with an answer."""
     counts: dict[str, int] = field(default_factory=dict)
-    """How many had each answer: a `Result`, or UNKNOWN or FAILED."""
+    """The number of tasks by answer: a `Result`, or UNKNOWN or FAILED."""
     missed: int = 0
-    """Tasks that were not changed as asked."""
+    """The number of tasks that were not changed as requested."""
     first_token: Token | None = None
-    """Every task that it has changed has this token or a newer one; None: it has changed none, as far as known."""
+    """Every task changed by the run has this token or a newer one; None: no known change."""
     stopped_by: str | None = None
     """The name of the caller who stopped it; None: the instance ended."""
     error: str | None = None
     identity: str = ""
-    """The caller's identity, where names are not unique."""
+    """The caller's identity, since names may not be unique."""
 
 
 def untouched_by(progress: Progress) -> Token | None:
-    """The token below which the run has changed no task; None: it has changed none.
+    """The token below which the run has changed no task; None: it has changed no task.
 
-    For a run whose instance died it is a second lower: that may have had lower tokens from other servers since.
+    For a run whose instance died it is a second lower, since it may have got lower tokens from other servers later.
     """
     if progress.state.over:
         return progress.first_token
@@ -147,12 +145,12 @@ def untouched_by(progress: Progress) -> Token | None:
 
 
 def _earliest(progress: Progress) -> Token:
-    """The lowest token that the run can have given, as tokens follow the clock; less a second for unequal clocks."""
+    """The lowest token that the run can have got, since tokens follow the clock; less a second for clock skew."""
     return (progress.started_at or progress.asked_at) * 1000 - _SECOND
 
 
 class BulkRun:
-    """One request under way. It ends after the current batch at `stop`, or if `still`, which is called before each
+    """One request in progress. It ends after the current batch at `stop`, or if `still`, which is called before each
     batch, raises.
     """
 
@@ -173,13 +171,13 @@ class BulkRun:
         return self._stop.is_set()
 
     def stop(self, who: str | None) -> None:
-        """End after the current batch; `who` is the caller, or None where the instance ends."""
+        """End after the current batch; `who` is the caller, or None if the instance ends."""
         if not self.stopping:
             self.progress.stopped_by = who
             self._stop.set()
 
     async def go(self) -> None:
-        """Change all tasks of the request, unless it is stopped. Raises StoreError where the store stays away."""
+        """Change all tasks of the request, unless it is stopped. Raises StoreError if the store stays unavailable."""
         if self._bulk.chosen:
             await self._in_turn(self._bulk.chosen, self._change_chosen)
             return
@@ -194,12 +192,12 @@ class BulkRun:
 
     @property
     def _piece(self) -> int:
-        """Tasks of one batch."""
+        """The number of tasks in one batch."""
         pace = self._bulk.pace
         return PAGE if pace is None else max(1, min(PAGE, pace // _SMOOTH))
 
     async def _in_turn(self, tasks: Sequence[T], change: Callable[[Sequence[T]], Awaitable[None]]) -> None:
-        """Change these batch by batch, each as soon as the pace allows. Raises what `still` raises."""
+        """Change `tasks` batch by batch, each as soon as the pace allows. Raises the errors of `still`."""
         for place in range(0, len(tasks), self._piece):
             piece = tasks[place : place + self._piece]
             if self._bulk.pace is not None:
@@ -211,7 +209,7 @@ class BulkRun:
             await change(piece)
 
     async def _pause(self, seconds: float) -> None:
-        """Wait, but no longer than until it is stopped."""
+        """Wait until the time has passed or the run is stopped."""
         with suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, seconds)):
                 await self._stop.wait()
@@ -219,7 +217,7 @@ class BulkRun:
     # --- change
 
     async def _change_chosen(self, chosen: Sequence[Version]) -> None:
-        """Change each as it was seen, or not at all."""
+        """Change each task if it is still as it was seen."""
         refs = [seen.ref for seen in chosen]
         records = await self._patiently(lambda: self._client.store.get(refs))
         there: list[tuple[Record, Token]] = []
@@ -231,8 +229,8 @@ class BulkRun:
         await self._change(there)
 
     async def _change(self, left: Sequence[tuple[Record, Token]]) -> None:
-        """Change these, again while the store is away. With a filter, a task that others changed meanwhile is changed
-        as it is now. Raises StoreUnavailable where the store stays away for all.
+        """Change these tasks; retry while the store is unavailable. With a filter, a task that another caller changed
+        meanwhile is changed in its current version. Raises StoreUnavailable if the store stays unavailable for all.
         """
         tries, again, counted = _TRIES, self._patience(), False
         while left:
@@ -258,7 +256,7 @@ class BulkRun:
             left = stale + [(record, token) for record, token, _ in away]
 
     def _changed_meanwhile(self, answer: Answer | StoreError) -> Record | None:
-        """The task as others have changed it, if the filter still means it."""
+        """The current version of a task that another caller has changed, if the filter still covers it."""
         if self._bulk.where is None or not isinstance(answer, Answer) or answer.result is not Result.STALE_TOKEN:
             return None
         return answer.record if answer.record is not None and self.scope.admits(answer.record) else None
@@ -269,16 +267,16 @@ class BulkRun:
         if where is None or now is None:
             return
         if self._bulk.verb is BulkVerb.REDRIVE:
-            # it may die again while its old death would still have counted
+            # it may die again at a time at which its old death would still have matched
             ahead = self.scope.began_before(now)
-        else:  # within a group the order is that of keys, which stay
+        else:  # within a group the order is by keys, which do not change
             ahead = now.state.live and where.group is None and now.wake_at >= before.wake_at
             ahead = ahead and (where.wake_before is None or now.wake_at < where.wake_before)
         if ahead:
             self._ahead.add(_number(now.id))
 
     async def _count(self, ref: Ref, seen: Token, answer: Answer | StoreError) -> None:
-        """Count the answer; keep it if the task was not changed as asked."""
+        """Count the answer; list the task if it was not changed as requested."""
         progress = self.progress
         progress.looked += 1
         if isinstance(answer, StoreError):
@@ -309,7 +307,7 @@ class BulkRun:
             )
         changed = answer.result in (Result.STALE_TOKEN, Result.FINISHED, Result.NOT_FOUND)
         if changed and self._bulk.chosen and len(self.missed) < _MOST_EXPLAINED:
-            with suppress(StoreError):  # the answer stands without it
+            with suppress(StoreError):  # the answer is valid without the event
                 for event in await self._client.events(ref.topic, ref.key, limit=5):
                     if event.at * 1000 + 999 >= seen:
                         what = event.what if event.kind is EventKind.CHANGE else event.kind.value
@@ -319,14 +317,14 @@ class BulkRun:
     # --- the store
 
     async def _send(self, changes: Sequence[Change]) -> Sequence[Answer | StoreError]:
-        """An answer for each, or the error in its place."""
+        """An answer, or an error in its place, for each change."""
         caller = current_caller()
         changing = self._client.change_many(changes)
         answers: Sequence[object]
         try:
             if caller is None or self.progress.looked < MOST_NOTED:
                 return await changing
-            # beyond those that are noted: in a context without a caller
+            # beyond the recorded number, run in a context without a caller
             answers = await self._loop.create_task(changing, context=Context())
         except PartlyFailed as partly:
             answers = partly.answers
@@ -339,7 +337,7 @@ class BulkRun:
         return [one for one in answers if isinstance(one, Answer | StoreError)]
 
     async def _patiently(self, ask: Callable[[], Awaitable[T]]) -> T:
-        """Ask again while the store is away. Raises StoreUnavailable where it stays so."""
+        """Call `ask`, and retry while the store is unavailable. Raises StoreUnavailable if it stays so."""
         again = self._patience()
         while True:
             try:
@@ -349,7 +347,7 @@ class BulkRun:
                     raise
 
     def _patience(self) -> Callable[[], Awaitable[bool]]:
-        """A function that waits, longer each time, and returns True while there is time to try again."""
+        """A function that waits, longer each time, and returns True while there is time for another try."""
         until, delay = self._loop.time() + _PATIENCE, 0.1
 
         async def again() -> bool:
@@ -364,7 +362,7 @@ class BulkRun:
 
 
 def _number(id: str) -> int | str:
-    """An id in fewer bytes; as it is if it is no UUID."""
+    """An id in fewer bytes, or unchanged if it is not a UUID."""
     try:
         return int(id.replace("-", ""), 16)
     except ValueError:
@@ -377,7 +375,7 @@ _decode_missed = msgspec.msgpack.Decoder(list[MissedTask]).decode
 
 
 async def _always() -> None:
-    """Never raises: for callers whose rights do not end."""
+    """Never raise: for callers whose rights do not end."""
 
 
 class BulkRunner:
@@ -396,9 +394,10 @@ class BulkRunner:
     async def start(
         self, id: str, bulk: BulkRequest, may: May, *, who: str, identity: str = "", still: CheckAllowed = _always
     ) -> bool:
-        """Start a run in the background, in the context of its caller, until `still` raises.
+        """Start a run in the background, in the context of its caller; it ends if `still` raises.
 
-        False if one with this `id` was started before, here or elsewhere: a resent form starts nothing twice.
+        False if a run with this `id` was already started, here or in another instance, so that a resent form does not
+        start a second run.
         """
         if id in self._runs:
             return False
@@ -408,10 +407,10 @@ class BulkRunner:
             instance=self._instance, asked_at=now, alive_at=now, identity=identity,
         )  # fmt: skip
         run = BulkRun(BulkScope(self._client, bulk, may, now), progress, still)
-        self._runs[id] = run  # from here on: a second call finds it, while the store is asked
+        self._runs[id] = run  # set before the store call, so that a second call finds it
         try:
             begun = await self._store.put_if_absent(f"{_HEAD}{id}", _encode(progress), until=now + KEPT)
-        except StoreFull:  # a full store still drains: it goes on, and this instance alone knows of it
+        except StoreFull:  # a full store still drains, so the run goes on, known only to this instance
             begun = True
         except BaseException:
             del self._runs[id]
@@ -423,7 +422,7 @@ class BulkRunner:
         return True
 
     async def get(self, id: str) -> Progress | None:
-        """Its progress; None: never started, or forgotten. Raises StoreError."""
+        """The progress of a run; None: never started, or no longer kept. Raises StoreError."""
         run = self._runs.get(id)
         if run is not None:
             return run.progress
@@ -431,7 +430,7 @@ class BulkRunner:
         return None if value is None else _read(id, value)
 
     async def missed(self, id: str) -> list[MissedTask]:
-        """The first thousand tasks that were not changed as asked; none once they are forgotten."""
+        """The first thousand tasks that were not changed as requested; empty once they are no longer kept."""
         run = self._runs.get(id)
         if run is not None:
             return run.missed
@@ -439,7 +438,7 @@ class BulkRunner:
         return [] if value is None else _decode_missed(value)
 
     async def all(self) -> list[Progress]:
-        """The runs of the last days, the newest first. O(found)."""
+        """The runs of the last days, newest first. O(found)."""
         now = self._client.clock.now()
         kept = await self._store.ending(now + _LISTED, now + KEPT + _DAY)
         read = (_read(name, value) for name, value in kept.items() if name.startswith(_HEAD))
@@ -448,13 +447,13 @@ class BulkRunner:
         return sorted(found.values(), key=lambda one: one.asked_at, reverse=True)
 
     def is_lost(self, progress: Progress) -> bool:
-        """True if its instance has gone although it is not over."""
+        """True if the run is not over but its instance is gone."""
         if progress.state.over or progress.id in self._tasks:
             return False
         return progress.alive_at + self._client.clock.span(LOST_AFTER) < self._client.clock.now()
 
     async def stop(self, id: str, *, who: str) -> None:
-        """Let it end after the current batch, whichever instance is at work on it."""
+        """Let the run end after the current batch, whichever instance runs it."""
         run = self._runs.get(id)
         if run is not None:
             run.stop(who)
@@ -491,7 +490,7 @@ class BulkRunner:
         except BideError as error:
             ended = BulkState.FAILED
             progress.error = str(error)[:500]
-        except Exception as error:  # noqa: BLE001 - no caller waits for this task: the page and the log show it
+        except Exception as error:  # noqa: BLE001 - no caller awaits this task: the page and the log show the error
             ended = BulkState.FAILED
             progress.error = f"a defect of the service ({type(error).__name__}): its log says more"
             _log.exception("a defect in the change %s", progress.id)
@@ -502,10 +501,10 @@ class BulkRunner:
             progress.ended_at = progress.alive_at = self._client.clock.now()
             self._tasks.pop(progress.id, None)
             if await self._write(run, missed=True) and not self._closing:
-                self._runs.pop(progress.id, None)  # from now on the store tells
+                self._runs.pop(progress.id, None)  # from now on the progress is read from the store
 
     async def _count_total(self, run: BulkRun) -> None:
-        """Count the tasks, so that the progress can be shown as a part."""
+        """Count the tasks, so that the progress can be shown as a fraction."""
         progress = run.progress
         if progress.chosen:
             progress.total = progress.chosen
@@ -518,7 +517,7 @@ class BulkRunner:
             progress.total, progress.total_exact = count
 
     async def _attend(self, run: BulkRun) -> None:
-        """Write the progress again and again, and read whether the run is to stop."""
+        """Repeatedly write the progress, and read any request to stop."""
         written = 0
         turn = 0
         while True:
@@ -529,7 +528,7 @@ class BulkRunner:
                 written = len(run.missed)
 
     async def _write(self, run: BulkRun, *, missed: bool) -> bool:
-        """Write the progress; False if the store does not take it now."""
+        """Write the progress; False if the store does not accept it now."""
         progress, store, now = run.progress, self._store, self._client.clock.now()
         try:
             if not progress.state.over:

@@ -1,7 +1,7 @@
-"""A query whose answer many viewers share: it runs on demand, and not again before that is worth its cost.
+"""A query whose answer many viewers share: it runs on demand, at a limited rate.
 
-An expensive query may be needed by a page that is open all day, in many browsers. So it is asked at most every so
-often, and less often the more it costs: at most a small share of one processor goes into it, however many need it.
+A page that is open all day in many browsers may need an expensive query. So the query has a minimum interval, which
+grows with its cost: it takes at most a small share of one processor, however many viewers need it.
 """
 
 from __future__ import annotations
@@ -13,15 +13,15 @@ from typing import Generic, TypeVar
 
 T = TypeVar("T")
 SHARE = 0.003
-"""The part of one processor that a query may take while its answer is in constant demand."""
+"""The share of one processor that a query may take while its answer is in constant demand."""
 
 
 class CachedQuery(Generic[T]):
-    """`ask` is called at most every `every` seconds, and at most for `share` of the time. Belongs to one event loop.
+    """Calls `ask` at most every `every` seconds, and at most for `share` of the time. Belongs to one event loop.
 
-    The cheapest of the last `of` answers decides how soon the next query may run. With two, one slow query, or the
-    first with cold caches, does not keep numbers old for half a minute. Unless `lasting`, a query ends when the last
-    viewer stops waiting.
+    The cheapest of the last `of` answers decides how soon the next query may run. With two, a single slow query, such
+    as the first with cold caches, does not delay fresh numbers by half a minute. Unless `lasting`, a query is cancelled
+    when the last viewer stops waiting.
     """
 
     def __init__(
@@ -41,13 +41,13 @@ class CachedQuery(Generic[T]):
 
     @property
     def age(self) -> float:
-        """Seconds since the last answer was asked for; infinite before the first."""
+        """Seconds since the last answered query began; infinite before the first."""
         return self._loop.time() - self._asked_at
 
     async def get(self) -> T:
-        """The answer: a new one, or the last if it is too soon for another. Raises what `ask` raises.
+        """A new answer, or the last one if it is too soon for another query. Raises the errors of `ask`.
 
-        A caller that stops waiting does not stop the query for others that wait.
+        A caller that stops waiting does not stop the query for other waiting callers.
         """
         if self._loop.time() >= self._again_at:
             if self._running is None or self._running.done():
@@ -61,18 +61,18 @@ class CachedQuery(Generic[T]):
                 self._waiting -= 1
                 if not self._waiting and not self._lasting and not running.done():
                     running.cancel()
-                    self._running = None  # the next caller begins another
+                    self._running = None  # the next caller begins another query
         return self._value
 
     async def fresh(self) -> T:
-        """The answer as of now, for a caller that has just changed something."""
-        if self._running is not None:  # it may have begun before that
+        """An answer from a query that begins now, for a caller that has just made a change."""
+        if self._running is not None:  # this query may have begun before the change
             await asyncio.wait([self._running])
         self._again_at = float("-inf")
         return await self.get()
 
     async def close(self) -> None:
-        """End the query that runs."""
+        """End the running query."""
         if self._running is not None:
             self._running.cancel()
             await asyncio.wait([self._running])
@@ -88,4 +88,4 @@ class CachedQuery(Generic[T]):
         if self._running is running:
             self._running = None
         if not running.cancelled():
-            running.exception()  # those that waited have it
+            running.exception()  # the waiting callers have received it

@@ -1,7 +1,7 @@
-"""Dead tasks by topic and by the class of their error: errors that differ only in numbers, names and addresses are one.
+"""Dead tasks by topic and error class. Errors that differ only in numbers, names and addresses share a class.
 
-A class is the first line of an error without what changes from task to task. What tells errors apart for the engineers
-who fix them stays: the words, and numbers that are names (an HTTP status, an errno).
+A class is the first line of an error without the parts that vary from task to task. It keeps the parts by which
+engineers distinguish errors: the words, and numbers that are names (an HTTP status, an errno).
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from bide.core.records import Count, Filter, Found, Page, Record, State, Topic
 from bide.engine.client import Client
 
 MOST_LOOKED_AT = 5_000
-"""Dead tasks that one query reads, over all topics."""
+"""The most dead tasks that one query reads, over all topics."""
 _MOST_BYTES = 16 * 2**20
-"""Bytes of their payloads and errors, which are read too."""
+"""The target bytes of their payloads and errors, which are read too."""
 _PATIENCE = 0.8
-"""Seconds that one query may read."""
+"""Seconds for which one query may read."""
 NO_ERROR = "(no error text)"
 """The class of tasks that died without an error text."""
 _LONGEST = 160
@@ -70,40 +70,40 @@ def _replaced(found: re.Match[str]) -> str:
 
 
 class DeadGroup(NamedTuple):
-    """Dead tasks of one topic that died of one class of errors, as far as they were read."""
+    """The dead tasks of one topic and one error class, among those that were read."""
 
     topic: Topic
     error: str
     number: int
-    """How many, among those that were read."""
+    """Their number, among those that were read."""
     oldest: Millis
     """When the first of them died."""
     newest: Millis
     example: Record
-    """The one that died last, without its payload and trace."""
+    """The one that died last, without its payload and traceback."""
 
     @property
     def first_line(self) -> str:
-        """Of the example's error, as it stands."""
+        """The unchanged first line of the example's error."""
         return _first_line(self.example.error)
 
 
 class DeadLetters(NamedTuple):
-    """All that are dead, by topic and error."""
+    """All dead tasks, by topic and error."""
 
     groups: tuple[DeadGroup, ...]
-    """The largest first."""
+    """Largest first."""
     totals: Mapping[Topic, Count]
-    """How many there are of each topic, also where not all were read."""
+    """The number of dead tasks by topic, even if not all were read."""
     looked: int
     partly: frozenset[Topic]
-    """Topics of which only the oldest were read."""
+    """Topics whose oldest tasks alone were read."""
 
 
 async def dead_letters(client: Client, *, most: int = MOST_LOOKED_AT) -> DeadLetters:
-    """Read up to `most` dead tasks, of each topic the oldest, and group them. Raises StoreError.
+    """Read up to `most` dead tasks, the oldest of each topic, and group them. Raises StoreError.
 
-    Topics share: each may have as many as any other, and what one leaves over is for the rest. O(most).
+    Topics get equal shares, and the rest of a topic's share goes to the others. O(most).
     """
     tally = await client.tally()
     totals = {topic: count for (topic, state), count in tally.counts.items() if state is State.DEAD and count.number}
@@ -113,7 +113,7 @@ async def dead_letters(client: Client, *, most: int = MOST_LOOKED_AT) -> DeadLet
     until = asyncio.get_running_loop().time() + _PATIENCE
     left, room = most, _MOST_BYTES
     waiting = sorted(totals, key=lambda topic: (totals[topic].number, topic))
-    for place, topic in enumerate(waiting):  # those with few first: what they leave over is for the others
+    for place, topic in enumerate(waiting):  # those with few first; the others get the rest
         share, bytes_share = left // (len(waiting) - place), room // (len(waiting) - place)
         number = size = 0
         async for page in _pages(client, topic, share):
@@ -144,7 +144,7 @@ def _group(groups: dict[tuple[Topic, str], DeadGroup], record: Record) -> None:
 
 
 async def _pages(client: Client, topic: Topic, most: int) -> AsyncIterator[list[Record]]:
-    """Pages of dead tasks, small while it is not known how large they are."""
+    """Pages of dead tasks, small until their size is known."""
     where = Filter(topic=topic, state=State.DEAD)
     cursor: str | None = None
     limit = _PAGES[0]
@@ -162,10 +162,10 @@ async def _pages(client: Client, topic: Topic, most: int) -> AsyncIterator[list[
 async def tasks_of_group(
     client: Client, topic: Topic, error: str | None, cursor: str | None, *, limit: int = 100
 ) -> Found:
-    """Dead tasks of a topic whose errors are of this class, the oldest first; None: of any.
+    """The dead tasks of a topic with this error class, oldest first; None: any class.
 
-    Looks at up to 5,000 of the topic; a page may be short, or empty, and have a cursor. Raises BadInput for a cursor
-    that is not from here.
+    Reads up to 5,000 tasks of the topic; a page may be short or empty and still have a cursor. Raises BadInput for a
+    foreign cursor.
     """
     where = Filter(topic=topic, state=State.DEAD)
     until = asyncio.get_running_loop().time() + _PATIENCE

@@ -1,19 +1,18 @@
-"""How much comes due when: the intervals of a range, the waiting tasks in each, and the peaks to the second.
+"""A forecast of due tasks: the intervals of a range, the waiting tasks in each, and the peaks to the second.
 
-**Ranges.** A range is cut into steps as a viewer's calendar has them. Every edge lies on a multiple of the step in the
-viewer's zone: quarters of an hour at :00 and :15, days at midnight, weeks on Monday. Where the clocks change, steps of
-up to an hour keep their length, and longer ones keep their place on the clock: a day of 23 or 25 hours is one interval.
+**Ranges.** A range is split into steps of a viewer's calendar. Every edge lies on a multiple of the step in the
+viewer's zone: quarters of an hour at :00 and :15, days at midnight, weeks on Monday. At a change of the clocks, steps
+of up to an hour keep their length, and longer ones keep their wall clock time: a day of 23 or 25 hours is one interval.
 
-**Counting.** What waits is one index by time. Counting an interval costs O(log n) where the store can compute ranks
-(memory, Redis), and a walk along the index where it cannot (the SQL stores: some ten million entries a second). There
-it stops at `upto` for each topic and interval, which adapts to what a query has cost: so a query of any number of tasks
-stays within some tenths of a second, and the page shows where a count is "at least". Only the last answers are kept.
-Each topic has an index of its own. Of more than `MOST_TOPICS` topics the fullest are counted by interval, and what
-waits in the others is one number.
+**Counting.** Each topic has an index of its waiting tasks by time. Counting an interval costs O(log n) in a store that
+can compute ranks (memory, Redis), and a walk along the index in one that cannot (the SQL stores, some ten million
+entries a second). A walk stops at `upto` for each topic and interval. `upto` adapts to the cost of queries, so a query
+over any number of tasks takes at most some tenths of a second, and the page shows which counts are "at least". Only the
+last answers are kept. If there are more than `MOST_TOPICS` topics, the fullest are counted by interval, and the tasks
+of the others are one number.
 
-**Outlook.** Whether workers keep up is computed as with water and a drain: so much flows in, at most `rate` a second
-flows out, and the rest waits. What falls on one second is taken to come at its start, what falls on a longer interval
-to come evenly.
+**Outlook.** The outlook models the backlog as a tank with a drain: tasks flow in, at most `rate` a second flow out, and
+the rest waits. Tasks of a one-second interval are assumed to come at its start, those of a longer interval evenly.
 """
 
 from __future__ import annotations
@@ -45,32 +44,32 @@ STEPS: tuple[Millis, ...] = (
     *(number * DAY for number in (1, 7, 30)),
 )
 MOST = 120
-"""Intervals of a range that a viewer chose."""
+"""The most intervals of a range that a viewer chose."""
 SHORTEST: Millis = 10 * SECOND
 LONGEST: Millis = 3_500 * DAY
 BACK: Millis = DAY
-"""How far back a range may go: as far as the past is known."""
+"""How far back a range may go: as far as the history is kept."""
 _MINUTES: Millis = 5 * MINUTE
-"""A range that goes back further has no finer steps than those by which the past is known."""
+"""A range that goes back further has no finer steps than the kept history."""
 _LAST: Millis = LAST_INSTANT - 400 * DAY  # room for zones and for the last step
 MOST_TOPICS = 100
-"""Topics that are counted by interval: with the peaks, a query is some ten thousand counts at most."""
+"""The most topics that are counted by interval. With the peaks, a query makes at most some ten thousand counts."""
 UPTO = 100_000
 LEAST_UPTO, MOST_UPTO = 1_000, 1_000_000
 _TOO_LONG, _SHORT = 0.8, 0.3
-"""Seconds of a query after which the next counts half as far, and below which twice as far, if it has to."""
+"""Seconds of a query above which the next one counts half as far, and below which twice as far if needed."""
 _EVERY = 2.0
 _SHARE = 0.01
-"""Of one processor that queries of one range may take."""
+"""The share of one processor that queries of one range may take."""
 _PEAKS = 3
 _RANGES = 32
-"""Ranges that are remembered."""
+"""The number of ranges whose queries are kept."""
 _PARTS = 60
-"""Parts into which an interval is split at once."""
+"""The number of parts into which one step splits an interval."""
 
 
 class Span(StrEnum):
-    """The ranges with a name."""
+    """The named ranges."""
 
     MINUTE = "minute"
     HOUR = "hour"
@@ -79,7 +78,7 @@ class Span(StrEnum):
 
 
 class Range(NamedTuple):
-    """From `first` on, before `until`, in steps of `step`; not aligned yet."""
+    """A range from `first` (inclusive) to `until` (exclusive) in steps of `step`; not aligned yet."""
 
     first: Millis
     until: Millis
@@ -93,20 +92,20 @@ class Range(NamedTuple):
 _SPANS: dict[Span, tuple[Millis, Millis, Millis]] = {
     Span.MINUTE: (0, 2 * MINUTE, SECOND),
     Span.HOUR: (HOUR, HOUR, MINUTE),
-    Span.DAY: (12 * HOUR, 48 * HOUR, 30 * MINUTE),  # tomorrow evening is in it, whatever the hour
+    Span.DAY: (12 * HOUR, 48 * HOUR, 30 * MINUTE),  # includes tomorrow evening at any time of day
     Span.MONTH: (0, 30 * DAY, 6 * HOUR),
 }
-"""Of each span: how far back, how far ahead, by which step."""
+"""For each span: how far back, how far ahead, and the step."""
 
 
 def around(span: Span, now: Millis) -> Range:
-    """The range that a span means now."""
+    """The current range of a span."""
     back, ahead, step = _SPANS[span]
     return Range(now - back, now + ahead, step)
 
 
 def chosen(first: Millis, until: Millis, now: Millis) -> Range:
-    """The range that a viewer chose: from a day back at most, and at least ten seconds long. Raises BadInput."""
+    """A range chosen by a viewer: at most a day back, and at least ten seconds long. Raises BadInput."""
     if until <= first:
         raise BadInput("until", instant_text(max(0, until)), f"a time after {instant_text(max(0, first))}, the start")
     if until <= now - BACK:
@@ -124,21 +123,21 @@ def chosen(first: Millis, until: Millis, now: Millis) -> Range:
 
 
 def step_for(length: Millis) -> Millis:
-    """The smallest step that cuts a range of this length into at most `MOST` intervals, wherever it begins."""
+    """The smallest step that splits a range of this length into at most `MOST` intervals, wherever it begins."""
     for step in STEPS:
-        # alignment may add one at the end, and a day of 23 hours another
+        # alignment may add one interval at the end, and a day of 23 hours another
         if -(-length // step) + 2 <= MOST:
             return step
     raise BadInput("length", length, f"at most {LONGEST // DAY:,} days")
 
 
 def edges_of(asked: Range, zone: tzinfo) -> list[Millis]:
-    """The edges of its intervals: the first is not after its start, the last not before its end. O(intervals)."""
+    """The edges of the intervals. The first is not after the range's start, the last not before its end. O(edges)."""
     return _by_wall(asked, zone) if asked.step > HOUR else _by_clock(asked, zone)
 
 
 def _by_clock(asked: Range, zone: tzinfo) -> list[Millis]:
-    """Steps of up to an hour: of equal length, but where the clocks change by less than a step."""
+    """The edges for steps of up to an hour: of equal length, unless the clocks change by less than a step."""
     step = asked.step
     edge = asked.first - _beyond(asked.first, zone, step)
     edge -= _beyond(edge, zone, step)  # the clocks may have changed in between
@@ -153,13 +152,13 @@ def _by_clock(asked: Range, zone: tzinfo) -> list[Millis]:
 
 
 def _beyond(at: Millis, zone: tzinfo, step: Millis) -> Millis:
-    """How far the clock on the wall is beyond a multiple of the step."""
+    """How far the wall clock is beyond a multiple of the step."""
     offset = as_datetime(at).astimezone(zone).utcoffset() or timedelta()
     return (at + offset // timedelta(milliseconds=1)) % step
 
 
 def _by_wall(asked: Range, zone: tzinfo) -> list[Millis]:
-    """Longer steps: as the clock on the wall shows them, the first time where it shows one twice."""
+    """The edges for longer steps: by the wall clock, at the first time if it shows a time twice."""
     step = timedelta(milliseconds=asked.step)
     wall = as_datetime(asked.first).astimezone(zone).replace(minute=0, second=0, microsecond=0, tzinfo=None, fold=0)
     if asked.step < DAY:
@@ -172,7 +171,7 @@ def _by_wall(asked: Range, zone: tzinfo) -> list[Millis]:
     while edge < asked.until:
         wall += step
         edge = _instant(wall, zone)
-        if edge > edges[-1]:  # two times that the clocks skipped are the same instant
+        if edge > edges[-1]:  # two wall times that the clocks skipped are the same instant
             edges.append(edge)
     return edges
 
@@ -182,7 +181,7 @@ def _instant(wall: datetime, zone: tzinfo) -> Millis:
 
 
 class Bar(NamedTuple):
-    """The tasks with low <= wake_at < high that wait, by topic; topics without any are left out."""
+    """The waiting tasks with low <= wake_at < high, by topic; topics without any are left out."""
 
     low: Millis
     high: Millis
@@ -203,51 +202,51 @@ class Peak(NamedTuple):
     top: Bar
     low: Millis
     high: Millis
-    """Of the interval that it was found in, with those neighbours that belong to it."""
+    """The interval of the peak, with the neighbours that belong to it."""
 
 
 class Outlook(NamedTuple):
-    """How a bar goes out at a given rate."""
+    """The delivery of a bar at a given rate."""
 
     late: Millis
-    """How late the last of it begins."""
+    """The lateness of its last task."""
     clear_at: Millis | None
-    """When nothing waits any more; None: not within what is known."""
+    """When the backlog is empty; None: not within the range."""
 
 
 Counting = Callable[[Sequence[Millis]], Awaitable[list[Bar]]]
-"""The bars between these edges."""
+"""A function that counts the bars between given edges."""
 
 
 class ForecastQuery(NamedTuple):
-    """A request. Two that are equal share one query."""
+    """A request. Equal requests share one query."""
 
     range: Span | Range
-    """A span moves with the clock."""
+    """The range; a span moves with the clock."""
     zone: tzinfo
     only: Topic | None = None
     """One topic; None: all."""
     whose: Hashable = None
-    """The viewer: those who may see different topics must differ here."""
+    """A value for the viewer's access. It must differ for viewers who may see different topics."""
 
 
 class ForecastAnswer(NamedTuple):
     """The answer to a request."""
 
     edges: list[Millis]
-    """Of the whole range, also of what of it had passed."""
+    """The edges of the whole range, including the part that has passed."""
     bars: list[Bar]
-    """The waiting tasks from `counted_at` on (or the range's start, if that is later) to its end."""
+    """The waiting tasks from `counted_at` (or the range's start, if that is later) to the range's end."""
     due: Count | None
-    """How many were overdue; None where the range does not begin before `counted_at`."""
+    """The number of overdue tasks; None unless the range begins before `counted_at`."""
     peaks: list[Peak]
-    """In the order of time."""
+    """In order of time."""
     profile: list[Bar]
     """The bars again, in finer parts around the peaks."""
     topics: frozenset[Topic]
-    """All topics that the viewer may see."""
+    """All topics with waiting tasks that the viewer may see."""
     beyond: Count | None
-    """How many wait in topics beyond `MOST_TOPICS`, at whatever time; None: all are in `bars`."""
+    """The waiting tasks, at any time, in topics beyond `MOST_TOPICS`; None: all are in `bars`."""
     counted_at: Millis
     upto: int
     exact: bool
@@ -262,29 +261,29 @@ class Forecast:
 
     def __init__(self, client: Client) -> None:
         self.upto = UPTO
-        """How far each interval is counted, where counting walks."""
+        """The number at which the count of an interval stops, if counting walks an index."""
         self._client = client
         self._loop = asyncio.get_running_loop()
         self._queries: OrderedDict[ForecastQuery, CachedQuery[ForecastAnswer]] = OrderedDict()
         self._topics = CachedQuery(client.tally, every=_EVERY, share=_SHARE)
 
     async def get(self, query: ForecastQuery, admits: Callable[[Topic], bool]) -> ForecastAnswer:
-        """The forecast, not older than two seconds, or than a hundred times what the query took. Raises StoreError.
+        """The forecast, at most two seconds old, or a hundred times the duration of the query. Raises StoreError.
 
-        `admits` tells which topics the viewer may see. A query costs one count of all topics, O(intervals x topics)
-        counts, and up to a dozen smaller ones for the peaks, of `MOST_TOPICS` at most. It ends when its last viewer
-        stops waiting.
+        `admits` returns True for topics that the viewer may see. A query costs one count of all topics, O(intervals x
+        topics) counts for at most `MOST_TOPICS` topics, and up to a dozen smaller ones for the peaks. It is cancelled
+        when its last viewer stops waiting.
         """
         cached = self._queries.pop(query, None)
         if cached is None:
             cached = CachedQuery(partial(self._count, query, admits), every=_EVERY, share=_SHARE, lasting=False)
         self._queries[query] = cached
         while len(self._queries) > _RANGES:
-            self._queries.popitem(last=False)  # one that is under way ends by itself
+            self._queries.popitem(last=False)  # a running one ends by itself
         return await cached.get()
 
     async def close(self) -> None:
-        """End the queries that run."""
+        """End the running queries."""
         for query in self._queries.values():
             await query.close()
         await self._topics.close()
@@ -314,7 +313,7 @@ class Forecast:
             ]
 
         async def finer(at: Sequence[Millis]) -> list[Bar]:
-            # within one interval there is less to walk along
+            # within one interval there are fewer entries to walk
             quick = self._loop.time() - start < _TOO_LONG
             return await count(at, max(upto, UPTO) if quick else upto)
 
@@ -339,9 +338,9 @@ class Forecast:
 
 
 async def _with_peaks(bars: list[Bar], count: Counting) -> tuple[list[Peak], list[Bar]]:
-    """The peaks, in the order of time, and the bars in finer parts around them.
+    """The peaks in order of time, and the bars in finer parts around them.
 
-    A bar that was not counted to its end becomes what its parts are together.
+    A bar that was not fully counted is replaced by the sum of its parts.
     """
     peaks: list[Peak] = []
     profile = list(bars)
@@ -356,17 +355,17 @@ async def _with_peaks(bars: list[Bar], count: Counting) -> tuple[list[Peak], lis
 
 
 def together(bars: Sequence[Bar]) -> Bar:
-    """Bars that follow each other as one."""
+    """Merge consecutive bars into one."""
     topics = {topic for bar in bars for topic in bar.counts}
     counts = {topic: summed(bar.counts[topic] for bar in bars if topic in bar.counts) for topic in topics}
     return Bar(bars[0].low, bars[-1].high, counts)
 
 
 def highest(bars: Sequence[Bar], most: int) -> list[tuple[Bar, Millis, Millis]]:
-    """Up to `most` of the fullest bars, the fullest first, with the bounds of each and of its neighbours.
+    """Up to `most` of the fullest bars, fullest first, each with the bounds of its peak.
 
-    A bar beside one that was chosen is part of the same peak and only widens its bounds, if it is fuller than half of
-    it; and it is no peak of its own in any case.
+    A neighbour of a chosen bar is never a peak of its own. If it is more than half as full, it belongs to the same peak
+    and widens its bounds.
     """
     order = sorted(range(len(bars)), key=lambda place: -bars[place].total.number)
     found: list[int] = []
@@ -389,9 +388,9 @@ def _bounds(bars: Sequence[Bar], place: int) -> tuple[Millis, Millis]:
 
 
 async def split(bar: Bar, count: Counting) -> tuple[Bar, list[Bar]]:
-    """The fullest second of a bar, and the bar in parts that are the finer the nearer they are to it.
+    """The fullest second of a bar, and the bar in parts that get finer towards it.
 
-    One count for each sixtieth: 15 minutes take two, 30 days take four.
+    Each count splits into sixtieths: 15 minutes take two counts, 30 days take four.
     """
     parts, top = [bar], bar
     while top.high - top.low > SECOND:
@@ -400,22 +399,22 @@ async def split(bar: Bar, count: Counting) -> tuple[Bar, list[Bar]]:
         parts[place : place + 1] = finer
         fullest = max(finer, key=lambda one: one.total.number)
         if not fullest.total.number:
-            break  # the tasks have gone meanwhile
+            break  # the tasks have been settled or moved meanwhile
         top = fullest
     return top, parts
 
 
 def cuts(low: Millis, high: Millis) -> list[Millis]:
-    """The edges of at most some sixty parts of an interval, each of whole seconds but the first."""
+    """The edges of at most some sixty parts of an interval, each of whole seconds except the first."""
     step = -(-(high - low) // (_PARTS * SECOND)) * SECOND
     start = low - low % SECOND
     return [low, *range(start + step, high, step), high]
 
 
 def outlook(bars: Sequence[Bar], at: Millis, *, backlog: int, rate: float) -> Outlook | None:
-    """How the bar that begins at `at` goes out, if `backlog` tasks wait before the first; None: there is no such bar.
+    """The outlook of the bar that begins at `at`, with `backlog` tasks before the first bar; None: no such bar.
 
-    `rate`: tasks a second. `bars` follow each other without a gap. O(bars).
+    `rate`: tasks a second. `bars` must be consecutive, without a gap. O(bars).
     """
     waits = float(backlog)
     late: Millis | None = None

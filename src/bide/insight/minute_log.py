@@ -1,8 +1,8 @@
-"""The history by the minute, read once and kept: what went through within the last minute, hour and day.
+"""A cache of the history by minute: the throughput of the last minute, hour and day.
 
-The history (`engine.history`) has a row for each minute. That of the running minute is written again every two seconds;
-one that is over hardly changes any more. So a page that asks again and again reads only the last few rows, and all of
-them once in a while, for what was written late.
+The history (`engine.history`) has a row for each minute. The row of the current minute is rewritten every two seconds;
+older rows hardly change. So a page that polls reads only the last few rows, and from time to time all of them, to catch
+late writes.
 """
 
 from __future__ import annotations
@@ -22,42 +22,42 @@ from bide.insight.cached_query import CachedQuery
 from bide.ports import Clock, Store
 
 May = Callable[[Topic], bool]
-"""Tells whether a viewer may see a topic."""
+"""Returns True if a viewer may see a topic."""
 MINUTES = 60
-"""Minutes of the last hour."""
+"""The minutes of the last hour."""
 _AFRESH: Millis = 5 * MINUTE
-"""How often the whole hour is read again, for what was written late."""
+"""The interval at which the whole hour is read again, to catch late writes."""
 _NEARLY: Millis = 58_000
-"""A row that was read at least so long ago is where the last minute begins."""
+"""The last minute begins at a row that was read at least this long ago."""
 QUARTER: Millis = 15 * MINUTE
 QUARTERS = 96
-"""Quarters of an hour in a day."""
+"""The number of quarters of an hour in a day."""
 _IN_QUARTER = QUARTER // MINUTE
 _LATEST: Millis = 4 * MINUTE
-"""Rows so old may still be written."""
+"""The age up to which a row may still be written."""
 _EVERY = 5.0
 _SHARE = 0.01
 _WAITED = bucket_of(1_000)
-"""Deliveries that begin later than a second had to wait for their turn: the first bucket of those."""
+"""The first bucket of deliveries that began more than a second late, which means that they had to queue."""
 
 # --- the last minute, and the last hour
 
 
 class Flow(Struct, frozen=True):
-    """Deliveries and schedules within a length of time."""
+    """Deliveries and schedules within a period."""
 
     span: Millis
     deliveries: DeliveryCounts
     scheduled: int | None
-    """Answered calls that scheduled a task; None for a viewer who may not see all topics: it is counted over all."""
+    """Answered calls that scheduled a task, counted over all topics; None for a viewer who may not see them all."""
 
     def rate(self, number: int) -> float:
-        """A number within that time, per second."""
+        """`number` of this period, per second."""
         return number * 1000 / max(self.span, 1)
 
     @property
     def failed(self) -> int:
-        """Deliveries that failed: tried again later, or dead."""
+        """Deliveries that failed: the task is retried later, or dead."""
         return self.deliveries.failed
 
 
@@ -68,20 +68,20 @@ class Recent(Struct, frozen=True):
     minute: MinuteRow
     hour_span: Millis
     hour: MinuteRow
-    """The running minute included."""
+    """Includes the current minute."""
     rows: Sequence[MinuteRow]
-    """Of each minute of the hour, the newest last."""
+    """The minutes of the hour, newest last."""
 
     def last_minute(self, may: May | None = None) -> Flow:
-        """Of the topics that `may` admits; None: of all."""
+        """The last minute of the topics that `may` admits; None: of all."""
         return _flow(self.minute_span, self.minute, may)
 
     def last_hour(self, may: May | None = None) -> Flow:
-        """The same of the last hour."""
+        """The last hour of the topics that `may` admits; None: of all."""
         return _flow(self.hour_span, self.hour, may)
 
     def latest(self, may: May | None = None) -> Topic | None:
-        """The topic whose 99th percentile of lateness was the highest within the last minute. O(topics)."""
+        """The topic with the highest 99th percentile of lateness within the last minute. O(topics)."""
         late = [
             (counts.lateness(0.99) or 0, topic)
             for topic, counts in self.minute.topics.items()
@@ -90,14 +90,14 @@ class Recent(Struct, frozen=True):
         return max(late)[1] if late else None
 
     def by_minute(self, may: May | None = None) -> list[int]:
-        """Deliveries that began, minute by minute, the running one last."""
+        """Deliveries that began, by minute, the current one last."""
         return [
             sum(counts.begun for topic, counts in row.topics.items() if may is None or may(topic)) for row in self.rows
         ]
 
 
 class _Seen(NamedTuple):
-    """The row of a minute as it was then."""
+    """The row of a minute as it was at some time."""
 
     at: Millis
     minute: int
@@ -105,26 +105,26 @@ class _Seen(NamedTuple):
 
 
 class Throughput:
-    """Reads the last hour again and again. Belongs to one event loop; one `read` is under way at a time.
+    """Reads the last hour repeatedly. Belongs to one event loop; one `read` runs at a time.
 
-    The counts of a minute ago are subtracted, so that "the last minute" is not up to two. The first read has none of a
-    minute ago: it gives the minute before this one and this one so far, and `Flow.span` is as long as that.
+    It subtracts the counts of a minute ago, so that "the last minute" does not cover up to two. The first read has no
+    such counts: it returns the previous minute and the current one so far, and `Flow.span` is the length of both.
     """
 
     def __init__(self, store: Store, clock: Clock) -> None:
         self._store = store
         self._clock = clock
         self._rows: dict[int, MinuteRow] = {}
-        """By minute of the epoch; those in which nothing happened are left out."""
+        """The rows by minute of the epoch, without those in which nothing happened."""
         self._whole_at: Millis = 0
         self._seen: deque[_Seen] = deque()
         self._older = MinuteRow()
-        """The sum of the minutes before the last."""
+        """The sum of the minutes before the last one."""
 
     async def read(self) -> Recent:
-        """O(rows of two minutes); the first, and one every five minutes, reads the hour.
+        """Read the new rows. O(rows of two minutes); the first read, and one every five minutes, reads the hour.
 
-        Raises StoreError; SetupError where a service refuses it to a token that may not read every topic.
+        Raises StoreError; SetupError if a service refuses it, because the token may not read every topic.
         """
         now = self._clock.now()
         minute = now // MINUTE
@@ -165,7 +165,7 @@ def _flow(span: Millis, row: MinuteRow, may: May | None) -> Flow:
 
 
 def _less(row: MinuteRow, before: MinuteRow) -> MinuteRow:
-    """The part that came after `before`; a topic of which nothing came is left out."""
+    """The part of `row` that came after `before`, without topics to which nothing was added."""
     found = MinuteRow(max(row.scheduled - before.scheduled, 0))
     for topic, counts in row.topics.items():
         was = before.topics.get(topic)
@@ -184,7 +184,7 @@ def _less(row: MinuteRow, before: MinuteRow) -> MinuteRow:
 
 
 class Fastest(NamedTuple):
-    """A minute amid a backlog, in which more deliveries ended than in any other such."""
+    """The minute within a backlog in which the most deliveries ended."""
 
     rate: float
     """Tasks a second."""
@@ -195,9 +195,9 @@ class PastInterval(NamedTuple):
     """Deliveries of one interval."""
 
     planned: int
-    """Deliveries that began, by the time that they were planned for."""
+    """Deliveries that began, by their planned time."""
     done: int
-    """Deliveries that were done, by the time of that."""
+    """Deliveries that succeeded, by the time of their end."""
 
 
 class Quarter(NamedTuple):
@@ -208,15 +208,15 @@ class Quarter(NamedTuple):
 
 
 class _Minute(Struct, gc=False):
-    """Deliveries of one topic in one minute, in a tenth of the memory of its row."""
+    """Deliveries of one topic in one minute, in a tenth of the memory of their row."""
 
     begun: int
     done: int
     ended: int
     waited: int
-    """Deliveries that had to wait for their turn."""
+    """Deliveries that had to queue."""
     planned_from: int
-    """The earliest minute that one of them was planned for."""
+    """The earliest minute for which one of them was planned."""
 
 
 def _minute_of(minute: int, counts: DeliveryCounts) -> _Minute:
@@ -225,37 +225,37 @@ def _minute_of(minute: int, counts: DeliveryCounts) -> _Minute:
 
 
 class LastDay:
-    """The last day as it happened: what was planned, what was done, and how fast it can go.
+    """The last day: planned and completed deliveries, and the highest rate.
 
-    Of an open client's store; belongs to its event loop. Nothing is known before the first `refresh` has ended. Rows
-    are kept as their sums by the quarter of an hour, and of each minute a few numbers, which takes less than half of
-    what the rows would: of a day of ten busy topics some megabytes.
+    Reads the store of an open client and belongs to its event loop. Has no data before the first `refresh` has ended.
+    Keeps sums of rows by quarter of an hour, and a few numbers of each minute. This takes less than half the memory of
+    the rows: some megabytes for a day of ten busy topics.
     """
 
     def __init__(self, client: Client) -> None:
         self._client = client
         self._query: CachedQuery[None] = CachedQuery(self.read, every=_EVERY, share=_SHARE)
         self._quarters: dict[int, MinuteRow] = {}
-        """By quarter of an hour of the epoch."""
+        """The sums by quarter of an hour of the epoch."""
         self._minutes: dict[int, dict[Topic, _Minute]] = {}
         self._planned: dict[int, dict[Topic, int]] = {}
-        """Deliveries by the minute that they were planned for, whenever they began."""
+        """Deliveries by the minute for which they were planned, whenever they began."""
         self._fastest: dict[Hashable, Fastest | None] = {}
         self._read_at: Millis | None = None
         self._whole_at: Millis = 0
 
     @property
     def whole(self) -> bool:
-        """True once the day is known; before that, nothing of it is."""
+        """True once the day has been read; until then there is no data."""
         return self._read_at is not None
 
     async def refresh(self) -> None:
-        """Read what is new, unless it is too soon. O(what happened since; at first in a day). Raises StoreError."""
+        """Read new rows, unless it is too soon. O(new rows; at first, the rows of a day). Raises StoreError."""
         await self._query.get()
 
     async def read(self) -> None:
-        """Read the quarter that runs, and the one before it while that may still change; all at first and every quarter
-        of an hour, for what was written late."""
+        """Read the current quarter, and the previous one while it may still change; at first and every quarter of an
+        hour read all, to catch late writes."""
         now, before = self._client.clock.now(), self._read_at
         oldest, last = max(now // QUARTER - QUARTERS, 0), now // QUARTER
         whole = before is None or not 0 <= now - self._whole_at < QUARTER
@@ -280,11 +280,11 @@ class LastDay:
             self._whole_at = now
 
     async def close(self) -> None:
-        """End the query that runs."""
+        """End the running query."""
         await self._query.close()
 
     def between(self, edges: Sequence[Millis], admits: May) -> list[PastInterval]:
-        """The deliveries of each interval, of the topics that `admits` admits. Edges should be of whole minutes."""
+        """The deliveries of each interval, for the topics that `admits` admits. Edges should be whole minutes."""
         planned, done = [0] * (len(edges) - 1), [0] * (len(edges) - 1)
         for minute in range(edges[0] // MINUTE, -(-edges[-1] // MINUTE)):
             place = bisect_right(edges, minute * MINUTE) - 1
@@ -295,7 +295,7 @@ class LastDay:
         return [PastInterval(*both) for both in zip(planned, done, strict=True)]
 
     def quarters(self, topic: Topic) -> Sequence[Quarter]:
-        """A day of one topic by quarters of an hour, the oldest first, the running one last."""
+        """A day of one topic by quarters of an hour, oldest first, the current one last."""
         if self._read_at is None:
             return ()
         last = self._read_at // QUARTER
@@ -303,15 +303,15 @@ class LastDay:
         return [Quarter(one * QUARTER, row.topics.get(topic) or DeliveryCounts()) for one, row in rows]
 
     def topics(self) -> set[Topic]:
-        """The topics of which something happened."""
+        """The topics with any deliveries."""
         return {topic for row in self._quarters.values() for topic in row.topics}
 
     def fastest(self, whose: Hashable, admits: May) -> Fastest | None:
-        """The fastest minute throughout which tasks had to wait; None where there was no such minute.
+        """The fastest minute with a constant backlog; None if there was no such minute.
 
-        A burst that is worked off within seconds shows nothing of what a minute could do. So a minute counts only if a
-        backlog was carried into and out of it, and nine of ten of its deliveries waited for longer than a second.
-        `whose` stands for what `admits` admits: the answer is computed once for each.
+        A burst that is delivered within seconds does not show the possible rate of a whole minute. So a minute counts
+        only if it began and ended with a backlog, and nine of ten of its deliveries waited longer than a second.
+        `whose` identifies the topics that `admits` admits; the answer is computed once for each value.
         """
         if whose not in self._fastest:
             best: Fastest | None = None

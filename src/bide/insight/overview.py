@@ -1,15 +1,15 @@
-"""A store at a glance, and each of its topics: how much there is, how late it goes out, and which workers work on it.
+"""An overview of a store and its topics: the number of tasks, their lateness, and the workers on each topic.
 
-An overview may be open all day, in many browsers, over a store with millions of tasks. So it is made of four cached
-queries, each of which takes a small share of one processor, however many viewers there are:
+An overview may be open all day in many browsers, on a store with millions of tasks. So it is made of four cached
+queries. Each takes a small share of one processor, however many viewers there are:
 
 * the counts of each topic and state, which most stores stop at ten thousand;
-* where they stopped, an exact count of what is pending, as rarely as its cost demands: it shows how old it is;
-* the history of the last two minutes, the pauses, and the workers that live;
-* what is held by which worker, and since when the oldest task is due, in topics that have any.
+* if they stopped, an exact count of pending tasks, shown with its age and repeated only as often as its cost allows;
+* the history of the last two minutes, the pauses, and the live workers;
+* the leased tasks by worker, and the due time of the oldest task of each topic.
 
-Their answers are kept by topic, so that `Snapshot.overview` can show each viewer the topics that they may see. The page
-of one topic adds the announced settings of its workers and its last day, from cached queries too.
+Answers are kept by topic, so that `Snapshot.overview` can show each viewer the permitted topics. The page of one topic
+adds the announced settings of its workers and its last day, from cached queries too.
 """
 
 from __future__ import annotations
@@ -31,46 +31,46 @@ from bide.insight.cached_query import CachedQuery
 from bide.insight.minute_log import Flow, LastDay, May, Quarter, Recent, Throughput
 
 EVERY = 1.5
-"""Seconds between two queries of a kind at least; a page that asks every two seconds gets a new answer each time."""
+"""The least seconds between two queries of a kind. A page that polls every two seconds gets a new answer each time."""
 _MOST_OLDEST, _MOST_HELD = 50, 20
-"""The most topics whose oldest due task, and whose holders, are queried: those that have the most."""
+"""The most topics whose oldest due task and holders are queried: those with the most such tasks."""
 _EXACT_SHARE = 0.002
 _WORK_SHARE = 0.002
 _LIVE_SHARE = 0.02
-"""These calls cost little; most of their time is the way to the store."""
+"""The share for these calls. They cost little; most of their time is the network round trip to the store."""
 _TOO_LONG, _SHORT = 0.25, 0.1
-"""Seconds of an exact count after which the next goes less far, and below which further, if it has to."""
+"""Seconds of an exact count above which the next one stops earlier, and below which it goes further if needed."""
 _SOON = 0.15
-"""Seconds that a viewer waits for the first exact count; after that it is shown as soon as it is there."""
+"""Seconds that a viewer waits for the first exact count; a later answer appears in the next view."""
 _FIRST_LIMIT = 1_000_000
 _HIGHEST_LIMIT = 100_000_000
 _LEAST_LIMIT = 20_000
 _SETTLED: Millis = 5_000
-"""A task that has been due for less may still be leased, by a consumer that waits over HTTP."""
+"""A task that has been due for less time may still be leased by a consumer waiting over HTTP."""
 _ROUTES_EVERY, _ROUTES_SHARE = 10.0, 0.01
-"""Seconds between two queries for the announced routes, and the share of one processor that they may take."""
+"""Seconds between two queries of the announced routes, and the share of one processor that they may take."""
 _ENDED = (State.DONE, State.CANCELLED)
 
 
 class Figure(Struct, frozen=True):
-    """A count, and when it was made."""
+    """A count, and the time it was made."""
 
     count: Count
     at: Millis
 
 
 class TopicSeen(Struct, frozen=True, kw_only=True):
-    """One topic."""
+    """The state of one topic."""
 
     topic: Topic
     counts: Mapping[State, Count]
     pending: Figure
     due: Figure
-    """Of the pending, those whose time has come."""
+    """The pending tasks whose time has come."""
     oldest: Millis | None
-    """Since when the oldest of these is due; None: none is, or it was not queried."""
+    """The due time of the oldest due task; None: no task is due, or it was not queried."""
     hour: DeliveryCounts | None
-    """Its deliveries within the last hour; None: not to be known."""
+    """Its deliveries within the last hour; None: unknown."""
     hour_span: Millis
     workers: Sequence[str] | None
     """The live workers; None: the store does not know them."""
@@ -86,42 +86,42 @@ class TopicSeen(Struct, frozen=True, kw_only=True):
 
     @property
     def late(self) -> Millis | None:
-        """The lateness that 99 of 100 deliveries of the last hour did not pass."""
+        """The lateness that 99 of 100 deliveries of the last hour did not exceed."""
         return None if self.hour is None else self.hour.lateness(0.99)
 
     @property
     def failed(self) -> int:
-        """Deliveries of the last hour that failed: tried again later, or dead."""
+        """Deliveries of the last hour that failed: the task is retried later, or dead."""
         return 0 if self.hour is None else self.hour.failed
 
     def per_minute(self, number: int) -> float:
-        """A number of the last hour, by the minute."""
+        """`number` of the last hour, per minute."""
         return number * MINUTE / max(self.hour_span, 1)
 
     @property
     def abandoned(self) -> bool:
-        """True if no worker is alive for it, nothing of it is leased, and no delivery began within the hour."""
+        """True if the topic has no live worker, no leased task, and no delivery that began within the hour."""
         began = self.hour is not None and self.hour.begun > 0
         return self.workers is not None and not self.workers and not began and not self.leased.number
 
 
 class Holder(Struct, frozen=True, kw_only=True):
-    """A worker, or a consumer that holds something."""
+    """A worker, or a consumer that holds tasks."""
 
     name: str
     topics: tuple[Topic, ...]
-    """The topics that it announced; none for one that announces nothing, such as a consumer over HTTP."""
+    """The topics that it announced; empty for a holder without announcements, such as a consumer over HTTP."""
     announced: bool
     held: Mapping[Topic, HeldCount]
 
     @property
     def number(self) -> int:
-        """Tasks that it holds."""
+        """The number of tasks that it holds."""
         return sum(held.number for held in self.held.values())
 
     @property
     def lost(self) -> int:
-        """Those of them whose lease has run out."""
+        """The number of them whose lease has expired."""
         return sum(held.lost for held in self.held.values())
 
 
@@ -135,31 +135,31 @@ class Overview(Struct, frozen=True, kw_only=True):
     leased: Count
     dead: Count
     ended: int
-    """Done or cancelled, and still remembered; at least so many."""
+    """Done or cancelled tasks that are still kept; a lower bound."""
     oldest_due: tuple[Topic, Millis] | None
-    """The topic of the task that has been due for longest, as far as queried, and since when."""
+    """The topic and due time of the oldest due task, among the queried topics."""
     minute: Flow | None
-    """None here and below: a service is in between, and its token may not read every topic."""
+    """None here and below: the store is a service, and the token may not read every topic."""
     hour: Flow | None
     latest: Topic | None
-    """The topic that went out latest within the last minute, by the 99th percentile."""
+    """The topic with the greatest lateness within the last minute, by the 99th percentile."""
     by_minute: Sequence[int]
-    """Deliveries that began in each minute of the last hour, the running one last."""
+    """Deliveries that began in each minute of the last hour, the current one last."""
     topics: Sequence[TopicSeen]
-    """Those with most due first, then with most pending."""
+    """By most due tasks, then by most pending tasks."""
     holders: Sequence[Holder]
-    """Workers by name, then others that hold something."""
+    """Workers by name, then other holders."""
     holders_known: bool
-    """True if the store knows which workers live."""
+    """True if the store knows the live workers."""
     holding_whole: bool
     """True if all leases were read for `holders`."""
     unworked: Sequence[TopicSeen]
-    """Topics, not paused, with a task that has been due for seconds, on which no worker works, and of which nothing is
-    held or was delivered within the last minute."""
+    """Topics that are not paused, have a task due for some seconds and no live worker, and of which no task is leased
+    or was delivered within the last minute."""
 
     @property
     def empty(self) -> bool:
-        """True if there is no task at all."""
+        """True if there are no tasks."""
         return not (self.pending.count.number or self.leased.number or self.dead.number or self.ended)
 
     @property
@@ -169,7 +169,7 @@ class Overview(Struct, frozen=True, kw_only=True):
 
 
 class TopicCounts(NamedTuple):
-    """A tally whose first interval is what is due, and when it was taken."""
+    """A tally whose first interval contains the due tasks, and the time it was taken."""
 
     tally: Tally
     at: Millis
@@ -181,12 +181,12 @@ class TopicCounts(NamedTuple):
         return summed(self.tally.forecast.get(topic, ())[:1])
 
     def pending(self, topic: Topic) -> Count:
-        """Of an exact count: the sum of all intervals."""
+        """For an exact count: the sum of all intervals."""
         return summed(self.tally.forecast.get(topic, ()))
 
 
 class Snapshot(NamedTuple):
-    """The answers of the queries, of every topic."""
+    """The answers of the queries for all topics."""
 
     at: Millis
     counts: TopicCounts
@@ -195,9 +195,9 @@ class Snapshot(NamedTuple):
     """None: a service refuses it."""
     pauses: Mapping[Topic, Pause]
     workers: Mapping[str, Sequence[Topic]] | None
-    """The live workers and their topics; None: not to be known."""
+    """The live workers and their topics; None: unknown."""
     oldest: Mapping[Topic, Millis]
-    """Since when the oldest task of a topic is due."""
+    """The due time of the oldest due task, by topic."""
     holding: HeldTasks
 
     def names(self) -> set[Topic]:
@@ -205,7 +205,7 @@ class Snapshot(NamedTuple):
         return {topic for topic, _ in self.counts.tally.counts} | set(self.pauses)
 
     def topics(self, names: Iterable[Topic]) -> list[TopicSeen]:
-        """These topics, in the order given. O(topics + workers)."""
+        """The named topics, in the given order. O(topics + workers)."""
         counts, recent = self.counts, self.recent
         workers: defaultdict[Topic, list[str]] = defaultdict(list)
         for holder, its in sorted((self.workers or {}).items()):
@@ -252,7 +252,7 @@ class Snapshot(NamedTuple):
         )
 
     def _figure(self, topic: Topic, quick: Count, of: Callable[[TopicCounts, Topic], Count]) -> Figure:
-        """The quick count; where that stopped, the older exact one if it is larger."""
+        """The quick count; if that stopped at its limit, the older exact count if it is larger."""
         if not quick.exact and self.exact is not None:
             slow = of(self.exact, topic)
             if slow.number > quick.number:
@@ -282,7 +282,7 @@ class Snapshot(NamedTuple):
 
 
 def _together(figures: Iterable[Figure], at: Millis) -> Figure:
-    """Their sum, as old as the oldest of them."""
+    """The sum of `figures`, as old as the oldest of them."""
     known = list(figures)
     return Figure(summed(one.count for one in known), min((one.at for one in known), default=at))
 
@@ -303,23 +303,23 @@ class Overviews:
         self._work = CachedQuery(self._ask_work, every=EVERY, share=_WORK_SHARE, of=2)
 
     async def quick(self) -> Snapshot:
-        """The store as it is, each part as old as its query, without exact counts. Raises StoreError."""
+        """A snapshot of the store without exact counts; each part is as old as its query. Raises StoreError."""
         counts, live, work = await asyncio.gather(self._counts.get(), self._live.get(), self._work.get())
         return Snapshot(self._client.clock.now(), counts, None, *live, *work)
 
     async def get(self) -> Snapshot:
-        """The same, with an exact count where a quick one stopped. Raises StoreError."""
+        """The same, with exact counts in place of quick ones that stopped. Raises StoreError."""
         seen = await self.quick()
         if _stopped(seen.counts):
             try:
                 async with asyncio.timeout(_SOON if self._last_exact is None else 0):
                     self._last_exact = await self._exact.get()
             except TimeoutError:
-                pass  # it goes on for the next viewer; until then the last one has to do
+                pass  # the count goes on for the next viewer; this one gets the last result
         return seen._replace(at=self._client.clock.now(), exact=self._last_exact)
 
     async def changed(self) -> None:
-        """Query again after a pause or a schedule, so that the next view shows it. Raises StoreError."""
+        """Query again after a pause or a schedule, so that the next view shows the change. Raises StoreError."""
         await asyncio.gather(self._counts.fresh(), self._live.fresh())
 
     async def close(self) -> None:
@@ -334,7 +334,7 @@ class Overviews:
         return TopicCounts(await self._client.tally([as_datetime(0), as_datetime(now + 1)]), now)
 
     async def _count_exactly(self) -> TopicCounts:
-        """Count up to a limit: less far after a slow count, further after a fast one that stopped."""
+        """Count up to a limit, which falls after a slow count and rises after a fast one that stopped."""
         stopped = max(sum(not count.exact for count in (await self._counts.get()).tally.counts.values()), 1)
         limit = max(self._limit // stopped, _LEAST_LIMIT)
         now, began = self._client.clock.now(), self._loop.time()
@@ -354,7 +354,7 @@ class Overviews:
     async def _recent(self) -> Recent | None:
         try:
             return await self._throughput.read()
-        except SetupError:  # a service refuses it to a token that may not read every topic
+        except SetupError:  # a service refuses it if the token may not read every topic
             return None
 
     async def _ask_work(self) -> tuple[Mapping[Topic, Millis], HeldTasks]:
@@ -368,22 +368,22 @@ class Overviews:
 
 
 def _stopped(counts: TopicCounts) -> bool:
-    """True if more is pending than was counted."""
+    """True if more tasks are pending than were counted."""
     return any(not count.exact for (_, state), count in counts.tally.counts.items() if state is State.WAITING) or any(
         not count.exact for intervals in counts.tally.forecast.values() for count in intervals
     )
 
 
 def _most(counts: Mapping[Topic, Count], number: int) -> list[Topic]:
-    """The topics that have the most, of those that have any."""
+    """The topics with the most tasks, without empty ones."""
     some = [topic for topic, count in counts.items() if count.number]
     return sorted(some, key=lambda topic: (-counts[topic].number, topic))[:number]
 
 
 async def oldest_due(client: Client, topics: Collection[Topic], now: Millis) -> dict[Topic, Millis]:
-    """Since when the oldest due task of each topic is due; topics without a due task are left out.
+    """The due time of the oldest due task of each topic; topics without a due task are left out.
 
-    One page of one task for each topic. Raises StoreError.
+    Reads one page of one task for each topic. Raises StoreError.
     """
 
     async def of(topic: Topic) -> Millis | None:
@@ -401,15 +401,15 @@ class TopicDetails(Struct, frozen=True):
     seen: TopicSeen
     routes: Sequence[Announced]
     holders: Mapping[str, HeldCount]
-    """The holders of its tasks now, and how many each has, among some hundreds that were read."""
+    """The current holders of its tasks with their numbers, among some hundreds of tasks that were read."""
     day: Sequence[Quarter]
-    """The last day, the oldest first, the running quarter of an hour last; empty where it is not to be known."""
+    """The last day by quarters of an hour, oldest first, the current one last; empty if unknown."""
 
 
 class Topics:
     """Queries the topics of an open client's store. Belongs to its event loop; `close` it before the client.
 
-    `overviews` and `day` are of the same store, and are shared: they are not closed here. Raises StoreError.
+    `overviews` and `day` must be of the same store. They are shared, so `close` does not close them. Raises StoreError.
     """
 
     def __init__(self, client: Client, overviews: Overviews, day: LastDay) -> None:
@@ -422,7 +422,7 @@ class Topics:
         )
 
     async def all(self) -> list[TopicSeen]:
-        """Every topic that has tasks, is paused, is worked on, was announced, or was delivered within the hour."""
+        """All topics that have tasks or live workers, are paused, were announced, or had deliveries within the hour."""
         seen, routes = await asyncio.gather(self._overviews.quick(), self._routes.get())
         names = seen.names() | {*seen.counts.tally.forecast, *(one.route.topic for one in routes)}
         names.update(*(seen.workers or {}).values())
@@ -431,7 +431,7 @@ class Topics:
         return seen.topics(sorted(names))
 
     async def one(self, topic: Topic) -> TopicDetails:
-        """This topic, also if there is nothing of it."""
+        """The details of `topic`, even if it has no tasks."""
         seen, routes, _, holding, oldest = await asyncio.gather(
             self._overviews.quick(), self._routes.get(), self._day.refresh(),
             self._workers.holding([topic], whole=False), oldest_due(self._client, [topic], self._client.clock.now()),

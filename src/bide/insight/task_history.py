@@ -1,8 +1,8 @@
 """The known history of one task: its deliveries, its changes, and the other deliveries of its topic at that time.
 
-It is put together from three sources: the task's record as it is, the event log, and the history by the minute. The log
-is capped, and holds neither deliveries that went well nor those that were deferred; so a task's history may have gaps,
-and lists the deliveries that are missing.
+It combines three sources: the task's current record, the event log, and the history by minute. The log is capped, and
+contains neither successful nor deferred deliveries. So a task's history may have gaps, and it lists the missing
+deliveries.
 """
 
 from __future__ import annotations
@@ -27,47 +27,47 @@ from bide.ports import Clock, Store
 _MOST_EVENTS = 500
 _MOST_MINUTES = 60
 _SLACK: Millis = 1_000
-"""The log computes the time of the next delivery when an outcome is noted, a little after the store has: a delivery
-that seems to begin up to so long before its time began at its time.
+"""The log computes the time of the next delivery when it records an outcome, slightly after the store has. So a
+delivery that seems to begin early by up to this much began on time.
 """
 _MOVES = frozenset({"reschedule", "fire_now", "shift"})
 
 
 class Ended(StrEnum):
-    """How a delivery ended, or that it has not."""
+    """The end of a delivery, or that it has not ended."""
 
     RUNNING = "running"
     DONE = "done"
     RETRY = "retry"
     DEAD = "dead"
     LOST = "lost"
-    """The lease ended unsettled: its worker died or hung."""
+    """The lease expired unsettled: its worker died or hung."""
     CANCELLED = "cancelled"
 
 
 class Attempt(Struct, frozen=True, kw_only=True):
-    """One delivery. A field is None where the log does not have it."""
+    """One delivery. A field is None if the log does not have it."""
 
     number: int
     how: Ended
     planned: Millis | None = None
-    """The time that it was to begin at."""
+    """The time at which it was planned to begin."""
     began: Millis | None = None
     ended: Millis | None = None
     who: str | None = None
     """The worker."""
     error: str = ""
     again_at: Millis | None = None
-    """When the next one was to follow."""
+    """The planned time of the next delivery."""
 
     @property
     def undelivered(self) -> bool:
-        """True where a worker declared the task dead on leasing it: no handler was called."""
+        """True if a worker declared the task dead on leasing it, without calling a handler."""
         return self.how is Ended.DEAD and self.error.startswith(UNDELIVERED)
 
     @property
     def late(self) -> Millis | None:
-        """How long after its time it began."""
+        """How long after its planned time it began."""
         if self.undelivered:
             return None
         return None if self.planned is None or self.began is None else max(0, self.began - self.planned)
@@ -85,27 +85,27 @@ class Changed(Struct, frozen=True, kw_only=True):
     verb: str
     answer: str
     was: Millis | None
-    """When it was to wake before, and after it; None: it was over."""
+    """The wake time before and after the change; None: the task had ended."""
     wake_at: Millis | None
     earlier: bool
-    """It ended a life before this one."""
+    """True: it ended an earlier life."""
 
 
 class Cohort(Struct, frozen=True, kw_only=True):
-    """The other deliveries of the topic at that time, as the history by the minute has them."""
+    """The other deliveries of the topic at that time, from the history by minute."""
 
     planned_at: Millis
     """The minute for which the task was planned, and the one in which it began."""
     began_at: Millis
     planned: int
-    """Deliveries that were planned for the first minute and have begun, this one among them."""
+    """Deliveries that were planned for the first minute and have begun, including this one."""
     begun: int
     """Deliveries that began in the second."""
     half: Millis | None
-    """How late half of these were at most; and 99 of 100."""
+    """The lateness that half of these did not exceed, and the one that 99 of 100 did not exceed."""
     most: Millis | None
     idle: tuple[Millis, Millis] | None
-    """Between the two minutes: a time of two minutes or more in which no delivery of the topic began."""
+    """A period of two minutes or more between the two minutes in which no delivery of the topic began."""
 
 
 class TaskHistory(Struct, frozen=True, kw_only=True):
@@ -113,23 +113,23 @@ class TaskHistory(Struct, frozen=True, kw_only=True):
 
     record: Record
     attempts: Sequence[Attempt]
-    """Of this life, the oldest first."""
+    """The deliveries of this life, oldest first."""
     missing: Sequence[int]
-    """Numbers of the deliveries of this life of which nothing is known."""
+    """The numbers of the unknown deliveries of this life."""
     changes: Sequence[Changed]
-    """Of all lives that the log remembers, the newest first."""
+    """The changes of all lives in the log, newest first."""
     earlier: Sequence[Attempt]
-    """Failed deliveries of lives before this one."""
+    """The failed deliveries of earlier lives."""
     cohort: Cohort | None = None
 
     @property
     def last(self) -> Attempt | None:
-        """The delivery that runs, or the last that began."""
+        """The running delivery, or the last one."""
         return self.attempts[-1] if self.attempts else None
 
     @property
     def first_due(self) -> Millis:
-        """When it was first to be delivered, before it was moved."""
+        """The first planned time of delivery, before any move."""
         for change in reversed(self.changes):
             if not change.earlier and change.verb in _MOVES and change.was is not None:
                 return change.was
@@ -137,12 +137,12 @@ class TaskHistory(Struct, frozen=True, kw_only=True):
 
     @property
     def moved(self) -> int:
-        """How often it was moved in this life, as far as the log has it."""
+        """The number of moves in this life that the log has."""
         return sum(not change.earlier and change.verb in _MOVES for change in self.changes)
 
 
 async def task_history(client: Client, topic: str, key: str) -> TaskHistory | None:
-    """The history of a task; None: it was never there, or is over and forgotten. Three store calls at most.
+    """The history of a task; None: it never existed, or ended and was deleted. At most three store calls.
 
     Raises StoreError, BadInput.
     """
@@ -154,12 +154,12 @@ async def task_history(client: Client, topic: str, key: str) -> TaskHistory | No
     history = history_of(found.record, events)
     last = history.last
     if last is None or last.planned is None or last.began is None or client.store.features.remote is not None:
-        return history  # a service in between gives no history by the minute
+        return history  # the store is a service that refuses the history by minute
     return replace(history, cohort=await cohort_of(client.store, client.clock, topic, last.planned, last.began))
 
 
 def history_of(record: Record, events: Sequence[Event]) -> TaskHistory:
-    """The history from a record and its events (newest first). Pure; O(events)."""
+    """The history from a record and its events (newest first). Pure function; O(events)."""
     ours = [event for event in reversed(events) if event.id == record.id]
     attempts = _deliveries(ours, _first_plan(record, ours))
     last = _last_of(record, attempts)
@@ -184,7 +184,7 @@ def _change(event: Event, record: Record) -> Changed:
 
 
 def _first_plan(record: Record, events: Sequence[Event]) -> Millis | None:
-    """When the first delivery was planned for, if nothing but moves came before it; `events` are of this life."""
+    """The planned time of the first delivery, if only moves came before it; `events` are of this life."""
     changes = (event for event in events if event.kind is EventKind.CHANGE)
     moves = [event for event in changes if event.what.partition(": ")[0] in _MOVES]
     if not moves:
@@ -194,13 +194,13 @@ def _first_plan(record: Record, events: Sequence[Event]) -> Millis | None:
 
 
 def _deliveries(events: Iterable[Event], plan: Millis | None) -> list[Attempt]:
-    """The deliveries that the log knows of, the oldest first; the first is planned for `plan`."""
+    """The deliveries in the log, oldest first; the first is planned for `plan`."""
     found: list[Attempt] = []
     for event in events:
         if event.kind is EventKind.CHANGE:
             plan = event.wake_at if event.wake_at is not None else plan
         elif event.kind is EventKind.LOSS:
-            # it is noted by the holder of the next lease, with the attempt of that
+            # the holder of the next lease records it, with the attempt of that lease
             found.append(Attempt(number=max(1, event.attempt - 1), how=Ended.LOST, planned=plan, ended=event.at))
         else:
             how = Ended.RETRY if event.kind is EventKind.RETRY else Ended.DEAD
@@ -215,14 +215,14 @@ def _deliveries(events: Iterable[Event], plan: Millis | None) -> list[Attempt]:
 
 
 def _planned(plan: Millis | None, began: Millis | None) -> Millis | None:
-    """The time for which a delivery that began then was planned, as far as known."""
+    """The planned time of a delivery that began at `began`, if known."""
     if plan is None or began is None or plan > began + _SLACK:
         return None
     return min(plan, began)
 
 
 def _last_of(record: Record, attempts: Sequence[Attempt]) -> Attempt | None:
-    """The delivery that the record itself describes; None: it is or was not leased."""
+    """The delivery that the record itself describes; None: it is not and was not leased."""
     if record.holder is None:
         return None
     how = {
@@ -243,9 +243,9 @@ def _last_of(record: Record, attempts: Sequence[Attempt]) -> Attempt | None:
 
 
 async def cohort_of(store: Store, clock: Clock, topic: Topic, planned: Millis, began: Millis) -> Cohort | None:
-    """The cohort from `planned` to `began`, by the history by the minute; None: it has nothing of it.
+    """The cohort from `planned` to `began`, from the history by minute; None: it has no such deliveries.
 
-    Of more than an hour the first hour and the last minute are read. Raises StoreError.
+    If the period is longer than an hour, only its first hour and last minute are read. Raises StoreError.
     """
     first, last = planned // MINUTE, began // MINUTE
     upto = min(last, first + _MOST_MINUTES)
@@ -268,7 +268,7 @@ async def cohort_of(store: Store, clock: Clock, topic: Topic, planned: Millis, b
 
 
 def _idle(begun: Iterable[int], first: int, last: int) -> tuple[Millis, Millis] | None:
-    """The longest time without a delivery, in whole minutes, after `first` and before `last`; two minutes or more."""
+    """The longest period without a delivery, in whole minutes, between `first` and `last`; at least two minutes."""
     edges = sorted({first, last, *begun})
     gaps = [(after - before - 1, before + 1, after) for before, after in pairwise(edges)]
     length, start, end = max(gaps, default=(0, 0, 0))

@@ -1,10 +1,9 @@
-"""The seams: what the engine asks of a store, a sink, a timer and a clock, and nothing more."""
+"""The ports: the interfaces of stores, sinks, timers and clocks that the engine needs, and nothing more."""
 
 from __future__ import annotations
 
-from bide.ports.diagnosis import Diagnoses, Finding, HasSchema
 from bide.ports.facade import StoreFacade
-from bide.ports.instruments import Instrument, TableStats, TracePropagator, Wakes
+from bide.ports.instruments import Diagnoses, Finding, HasSchema, Instrument, TableStats, TracePropagator, Wakes
 from bide.ports.sinks import Policy, Route, Sink
 from bide.ports.store import (
     COUNTED,

@@ -1,4 +1,4 @@
-"""A facade for a store: where its calls are observed, timed, or disturbed."""
+"""A facade for a store, to observe, time or disturb its calls."""
 
 from __future__ import annotations
 
@@ -35,8 +35,8 @@ Feature = TypeVar("Feature")
 class StoreFacade:
     """A store that forwards each call to `inner`. Override `around` for all calls alike, or single operations.
 
-    The nine operations, the event log and the registry of workers go through here; the other features are those of the
-    inner store. It costs less than a microsecond a call, whatever the size of its batch.
+    The nine operations, the event log and the registry of workers go through it; the other features are those of the
+    inner store. It costs less than a microsecond per call, whatever the size of the batch.
     """
 
     def __init__(self, inner: Store) -> None:
@@ -53,7 +53,7 @@ class StoreFacade:
         )
 
     async def around(self, operation: str, call: Callable[[], Awaitable[Answered]]) -> Answered:
-        """Call `call`, which is this operation of the inner store; its answer."""
+        """Call `call`, the named operation of the inner store, and return its answer."""
         return await call()
 
     async def open(self) -> None:
@@ -109,6 +109,6 @@ class StoreFacade:
 
 
 def _present(feature: Feature | None) -> Feature:
-    """The inner store's feature, which there is where the facade has it."""
+    """The inner store's feature, which exists if the facade has it."""
     assert feature is not None
     return feature

@@ -1,4 +1,7 @@
-"""Hooks for metrics and traces: an instrument observes, and must not change anything."""
+"""Hooks for metrics and traces, and what a store tells of its schema and its health.
+
+An instrument observes and must not change anything.
+"""
 
 from __future__ import annotations
 
@@ -15,20 +18,20 @@ from bide.ports.store import Store
 
 
 class Wakes(Struct):
-    """Counts of how the sleeps of one loop ended. A sleep that was cut short for a free slot is in none."""
+    """Counts of how the sleeps of one loop ended. A sleep that a free slot cut short is not counted."""
 
     notifications: int = 0
-    """Wake-ups heard, also those that were no earlier than what was known."""
+    """Notifications received, including those that were no earlier than the known wake time."""
     heard_at: float | None = None
-    """When the last one was heard, by `time.monotonic()`; None: none yet."""
+    """When the last notification arrived, by `time.monotonic()`; None: none yet."""
     by_notification: int = 0
-    """Sleeps that ended at a time that a wake-up told."""
+    """Sleeps that ended at the time given by a notification."""
     by_alarm: int = 0
-    """Sleeps that ended at a time that the last lease told."""
+    """Sleeps that ended at the time given by the last lease."""
     by_cap: int = 0
-    """Sleeps that lasted as long as a sleep may."""
+    """Sleeps of the greatest length."""
     missed: int = 0
-    """Those of `by_cap` after which something was found that had been due for a while: its wake-up was lost."""
+    """Sleeps in `by_cap` after which a task was already overdue: its notification was lost."""
 
 
 class TableStats(Struct):
@@ -38,41 +41,75 @@ class TableStats(Struct):
     failed: int = 0
     looks: int = 0
     dead: int = 0
-    """Rows that were given up."""
+    """Given-up rows."""
 
 
 class Instrument:
-    """Attached to an app before it is opened (`app.instruments`). Nothing it is told of may be changed, or fail."""
+    """An observer, attached to an app before it is opened (`app.instruments`). Its methods must not raise or change
+    their arguments."""
 
     def store(self, store: Store) -> Store:
-        """The store for an app in place of `store`: the same, or a `StoreFacade` that observes its calls."""
+        """The store that the app uses for `store`: the same, or a `StoreFacade` that observes its calls."""
         return store
 
     def route(self, route: Route) -> Route:
-        """The route for a worker in place of `route`: the same, its sink observed."""
+        """The route that the worker uses for `route`: the same, or one with an observed sink."""
         return route
 
     def working(self, wakes: Wakes) -> None:
-        """A worker has started; `wakes` goes on counting."""
+        """Called when a worker starts; `wakes` goes on counting."""
 
     def watching(self, table: str, stats: TableStats) -> None:
-        """A worker watches this table; `stats` goes on counting."""
+        """Called when a worker starts to watch `table`; `stats` goes on counting."""
 
     def observe(self, record: Record, told: Settlement) -> None:
-        """A store has accepted this outcome of a delivery."""
+        """Called when a store has accepted the outcome of a delivery."""
 
 
 class TracePropagator(Protocol):
-    """Gives new tasks the trace that they are part of."""
+    """Adds the current trace to new tasks."""
 
     def scheduling(self, topic: Topic) -> AbstractContextManager[Callable[[Answer], Answer]]:
-        """Around one `schedule`; its answer is passed through what this gives."""
+        """A context for one `schedule`; its answer is passed through the function that the context yields."""
         ...
 
     def headers(self, topic: Topic) -> Mapping[str, str] | None:
-        """The headers for a task that is made now."""
+        """The headers for a task made now."""
         ...
 
     def received(self, headers: Mapping[str, str]) -> AbstractContextManager[None]:
-        """Around what is done for a request with these headers (names in lower case): its trace goes on."""
+        """A context for handling a request with these headers (names in lower case); it continues their trace."""
         ...
+
+
+class HasSchema(Protocol):
+    """A versioned schema."""
+
+    async def schema_version(self) -> tuple[int, int]:
+        """The version found (0: none), and the one needed here. Works before `open` if `open` checks the schema."""
+        ...
+
+    async def plan(self) -> list[str] | None:
+        """The statements that `migrate` would run now; None: opening the store brings it up to date."""
+        ...
+
+    async def migrate(self) -> None:
+        """Bring the schema to the version of this code. Does nothing if it is current. Works before `open`."""
+        ...
+
+
+class Finding(Struct, frozen=True):
+    """The result of one check of `bide doctor`."""
+
+    ok: bool
+    what: str
+    advice: str = ""
+    """The remedy, if it is not ok."""
+    severe: bool = False
+    """If not ok, True: tasks are lost or may be; False: it deserves a warning."""
+
+
+class Diagnoses(Protocol):
+    """An examination of the store and its surroundings."""
+
+    async def diagnose(self) -> list[Finding]: ...

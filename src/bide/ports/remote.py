@@ -1,11 +1,11 @@
-"""The operations of a remote store: one table that client and service both read.
+"""The operations of a remote store: one table that client and service share.
 
-Each row names the types of request and answer, the access that a caller needs, how every field is checked, and whether
-the operation is done once however often it is sent.
+Each row names the types of request and answer, the access that a caller needs, the checks of every field, and whether a
+resent operation is done only once.
 
-The library checks its callers at its public verbs and trusts the layers below. A service cannot: the owner of a token
-can send any record that MessagePack can hold. So every field is checked again before any of it reaches a store. The
-values of one field are checked together; the item that is wrong is searched for only when there is one.
+The library checks arguments at its public verbs and trusts the layers below. A service cannot do that: the owner of a
+token can send any record that MessagePack can hold. So the service checks every field again before a store sees it. The
+values of one field are checked together; only if that fails is the faulty item searched for.
 
 The messages between bide's own client and service, under `/v1/store/{operation}`: MessagePack over POST.
 
@@ -13,13 +13,14 @@ The messages between bide's own client and service, under `/v1/store/{operation}
     listen    Call  -> lines of JSON      ["topic", wake], or an empty line as a heartbeat
     any other Call  -> Success | Failure  a row of `ports.remote`
 
-Records travel by the names of their fields, so a field with a default can be added within a version. Anything that the
-other side would not understand needs another `WIRE`, which the two sides compare when a session begins. Other languages
-use the JSON API.
+Records are encoded with field names, so a field with a default can be added within a version. A change that the other
+side would not understand needs another `WIRE`; the two sides compare it when a session begins. Other languages use the
+JSON API.
 
 A call that writes carries the session and a number that only rises for its operation. The service keeps the last answer
-of each, so a call that is sent again is answered again, and done once. A session belongs to the instance that it began
-with: any other refuses it before anything is done, and the client asks again until a proxy leads it to the right one.
+of each operation, so a resent call gets the same answer and is done once. A session belongs to the instance it began
+with. Any other instance refuses it before doing anything, and the client retries until a proxy routes it to the right
+one.
 """
 
 from __future__ import annotations
@@ -74,18 +75,18 @@ from bide.core.records import (
 from bide.core.retry import FOREVER
 
 WIRE = 1
-"""The version of the messages. The answer to `open` says which one the service speaks."""
+"""The version of the messages. The answer to `open` contains the service's version."""
 SERVICE = "bide"
 CONTENT_TYPE = "application/vnd.bide.store+msgpack"
 STREAM_TYPE = "application/x-ndjson"
 MOST = 10_000
-"""Items in one call, and tasks that one lease may ask for."""
+"""The most items in one call, and the most tasks that one lease may request."""
 LONGEST_PAGE = 1_000
-"""Tasks in one page; a client that asks for more gets a shorter page and its cursor."""
+"""The most tasks in one page; a client that requests more gets a shorter page with a cursor."""
 HEARTBEAT = 5.0
-"""Seconds after which the service writes to a stream at the latest."""
+"""The most seconds between two writes of the service to a stream."""
 CALL_LASTS = 45.0
-"""Seconds for which a client may send a call again; the service keeps its answer for longer."""
+"""Seconds for which a client may resend a call; the service keeps its answer for longer."""
 
 Item = TypeVar("Item")
 
@@ -95,11 +96,11 @@ class Hello(Struct, frozen=True):
 
     wire: int
     clock: str
-    """The side whose time counts: "server", or in tests "caller"."""
+    """The side whose clock applies: "server", or in tests "caller"."""
 
 
 class Welcome(Struct, frozen=True, kw_only=True):
-    """The service that answers, and the session that begins."""
+    """The answering service and the new session."""
 
     service: str
     wire: int
@@ -109,11 +110,11 @@ class Welcome(Struct, frozen=True, kw_only=True):
     micros: int = 0
     most: int = MOST
     body_limit: int = 1 << 20
-    """Bytes of one call."""
+    """The most bytes of one call."""
 
 
 class Call(Struct, frozen=True, array_like=True):
-    """One operation. `now` counts only where the service goes by its callers' clocks."""
+    """One operation. `now` applies only if the service uses its callers' clocks."""
 
     session: str
     number: int
@@ -122,7 +123,7 @@ class Call(Struct, frozen=True, array_like=True):
 
 
 class Failure(Struct, frozen=True, omit_defaults=True):
-    """An error, as the other side raises it again."""
+    """An error, which the other side raises again."""
 
     kind: str
     text: str
@@ -132,7 +133,7 @@ class Failure(Struct, frozen=True, omit_defaults=True):
 
 
 class Success(Struct, frozen=True, array_like=True, omit_defaults=True):
-    """An answer, the service's time in microseconds, and by place the failures of items that have no answer."""
+    """An answer, the service's time in microseconds, and by index the failures of items without an answer."""
 
     micros: int
     answer: Raw
@@ -140,11 +141,11 @@ class Success(Struct, frozen=True, array_like=True, omit_defaults=True):
 
 
 class Batch(Struct, Generic[Item], frozen=True, array_like=True):
-    """Items that are answered one by one: one that is refused or fails takes no other along."""
+    """Items that are answered one by one: a refused or failed item does not affect the others."""
 
     items: list[Item]
     lasts: Millis = 0
-    """How long the leases are extended."""
+    """The length by which leases are extended."""
 
 
 class LeaseRequest(Struct, frozen=True, array_like=True):
@@ -177,11 +178,11 @@ class EventsRequest(Struct, frozen=True, array_like=True):
 class PauseRequest(Struct, frozen=True, array_like=True):
     topic: Topic
     who: str | None
-    """The person or program, as the client names them."""
+    """The person or program, as named by the client."""
 
 
 class FlatTally(Struct, frozen=True, array_like=True):
-    """A tally: MessagePack has no keys of two parts."""
+    """A tally in flat form, because MessagePack has no keys of two parts."""
 
     counts: list[tuple[Topic, State, int, bool]]
     forecast: dict[Topic, list[Count]]
@@ -208,18 +209,18 @@ encode_wake = msgspec.json.Encoder().encode
 read_wake = msgspec.json.Decoder(tuple[Topic, Millis]).decode
 
 UNREADABLE = (msgspec.DecodeError, UnicodeDecodeError, RecursionError)
-"""The exceptions of reading bytes that nobody on the other side wrote."""
+"""The exceptions raised for bytes that are not a valid message."""
 
 # --- errors
 
 SESSION = "session"
-"""The session began here and has ended, and nothing was done: begin another."""
+"""The session began here and has ended. Nothing was done: begin another."""
 ELSEWHERE = "elsewhere"
-"""The session began with another instance, or before a restart, and nothing was done: ask again, or begin another."""
+"""The session began with another instance, or before a restart. Nothing was done: retry, or begin another."""
 FORGOTTEN = "forgotten"
-"""This number was answered, or passed over, and the answer is no longer kept."""
+"""The call with this number was answered or skipped, and its answer is no longer kept."""
 DEFECT = "defect"
-"""A defect of the service; its log says where."""
+"""A defect of the service; see its log."""
 REFUSED = "refused"
 """The caller may not do this; nothing was done."""
 
@@ -234,7 +235,7 @@ _NAMES: Mapping[type[BideError], str] = {
     StoreError: "unavailable",
     SetupError: "setup",
 }
-"""Each error's name on the wire; of several the first that it is an instance of."""
+"""The name of each error in messages; the first matching class applies."""
 _STORE_ERRORS: Mapping[str, type[StoreError]] = {
     FORGOTTEN: OutcomeUnknown,
     **{name: kind for kind, name in _NAMES.items() if issubclass(kind, StoreError) and kind is not StoreError},
@@ -242,7 +243,7 @@ _STORE_ERRORS: Mapping[str, type[StoreError]] = {
 
 
 def failure_of(error: Exception) -> Failure:
-    """The message of an error to the other side."""
+    """The message that carries an error to the other side."""
     for kind, name in _NAMES.items():
         if isinstance(error, kind):
             if isinstance(error, BadInput):
@@ -254,7 +255,7 @@ def failure_of(error: Exception) -> Failure:
 
 
 def error_of(failure: Failure, where: str) -> BideError:
-    """The error that a failure was, for the caller. `where` is the service."""
+    """The error of a failure, to be raised for the caller. `where` is the service."""
     if failure.kind in ("bad_input", "bad_payload"):
         kind = BadPayload if failure.kind == "bad_payload" else BadInput
         return kind(failure.field, failure.value, failure.accepted)
@@ -269,9 +270,9 @@ LAST_TOKEN = 2**63 - 1
 SHORTEST_LEASE: Millis = 1_000
 LONGEST_LEASE: Millis = 86_400_000
 LONGEST_ERROR = 8_192
-"""Characters that the error of an outcome may have with its trace, or an event."""
+"""The most characters in the error of an outcome with its traceback, or in an event."""
 MOST_MINUTES = 60
-"""Of the history, in one call."""
+"""The most minutes of the history in one call."""
 _LONGEST_OPTIONS = 2 * LONGEST_HEADERS
 _LONGEST_CURSOR = 4_096
 _DIGITS = "[0-9a-f]"
@@ -283,7 +284,7 @@ _LENGTH = "milliseconds that end before the year 10000"
 Request = TypeVar("Request")
 Answered = TypeVar("Answered")
 Needs = Mapping[str, Collection[Topic] | None]
-"""The access that a request needs: by verb the topics. None: over all topics. No topic: the verb, wherever it be."""
+"""The access that a request needs: the topics by verb. None: all topics. No topics: the verb on any topic."""
 
 
 class Bounds(NamedTuple):
@@ -291,13 +292,13 @@ class Bounds(NamedTuple):
 
     payload: int
     trusting: bool = False
-    """For tests of the messages alone: options may be any bytes, and a lease may last as long as it likes."""
+    """For tests of the messages alone: options may be any bytes, and a lease may have any length."""
 
 
 Check = Callable[[str, Sequence[Any], Bounds], None]
 """Checks all values of a field. Raises BadInput that names it."""
 Fields = Mapping[str, Check]
-"""By name of the field; "" is the item itself."""
+"""The checks by field name; "" is the item itself."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -310,10 +311,10 @@ class Operation(Generic[Request, Answered]):
     needs: Callable[[Request], Needs]
     fields: Fields
     once: bool = False
-    """Numbered, and done once however often it is sent. One call of each is under way at a time."""
+    """True: the call is numbered, and done once even if resent. One call of each operation is in flight at a time."""
 
     def check(self, request: Request, bounds: Bounds) -> None:
-        """Raises BadInput."""
+        """Raise BadInput for an invalid request."""
         items: Sequence[Any] = [request]
         if isinstance(request, Batch):
             items = request.items
@@ -341,7 +342,7 @@ def check_count(field: str, items: Collection[Any]) -> None:
 
 
 def _each(fields: Fields, _: str, items: Sequence[Any], bounds: Bounds) -> None:
-    """A field that an item lacks, or that is None, is passed over."""
+    """Check each item's fields, skipping those that are missing or None."""
     for field, check in fields.items():
         values = [value for item in items if (value := getattr(item, field, None) if field else item) is not None]
         if values:
@@ -356,7 +357,7 @@ def _collections(check: Check, field: str, collections: Sequence[Collection[Any]
 
 
 def _topics(field: str, topics: Sequence[Topic], _: Bounds) -> None:
-    """Each distinct one once. Refuses the topics that hold bide's own settings, too."""
+    """Check each distinct topic once. Also refuses the topics that hold bide's own settings."""
     for topic in set(topics):
         check_topic(topic)
 
@@ -382,7 +383,7 @@ def _ids_if_any(field: str, ids: Sequence[str], bounds: Bounds) -> None:
 
 
 def _dues(field: str, dues: Sequence[Due], _: Bounds) -> None:
-    """A time before 1970 is due at once, and none lies beyond the last instant: the stores see to that."""
+    """Accept any time. Stores treat a time before 1970 as due at once, and cap the others at the last instant."""
     for due in dues:
         if not -LAST_INSTANT <= due.millis <= LAST_INSTANT:
             raise BadInput(field, due.millis, _LENGTH if isinstance(due, In) else _INSTANT)
@@ -401,7 +402,7 @@ def _lengths_of(longest: int, unit: str, field: str, values: Sequence[str | byte
 
 _instants = partial(_within, 0, LAST_INSTANT, _INSTANT)
 _edges = partial(_within, -LAST_INSTANT, LAST_INSTANT, _INSTANT)
-"""Instants that nothing has to lie at: also those before 1970."""
+"""The check of edges, which may lie before 1970, since no task has to be due at them."""
 _lengths = partial(_within, 0, LAST_INSTANT, _LENGTH)
 _tokens = partial(_within, 0, LAST_TOKEN, f"a token: a number from 0 to {LAST_TOKEN}")
 _attempts = partial(_within, 0, FOREVER, f"a number from 0 to {FOREVER}")
@@ -427,7 +428,7 @@ def _options(field: str, options: Sequence[bytes], bounds: Bounds) -> None:
 
 @lru_cache(maxsize=1024)
 def _check_options(options: bytes) -> None:
-    """Cached, since the tasks of a topic have mostly the same. Raises BadInput, which is not cached."""
+    """Check options. Cached, since tasks of a topic mostly have equal ones. Raises BadInput, which is not cached."""
     if len(options) > _LONGEST_OPTIONS:
         raise BadInput("options", f"{len(options)} bytes", f"at most {_LONGEST_OPTIONS} bytes")
     try:
@@ -496,17 +497,17 @@ _PAUSE: Fields = {"topic": _topics, "who": _persons}
 
 
 def _on(verb: str) -> Callable[[Any], Needs]:
-    """The verb, on the topic of each item."""
+    """Require the verb on the topic of each item."""
     return lambda request: {verb: {item.topic for item in (request.items if isinstance(request, Batch) else request)}}
 
 
 def _on_one(verb: str, topic: Topic | None) -> Needs:
-    """The verb, on this topic or over all."""
+    """Require the verb on this topic, or on all."""
     return {verb: None if topic is None else [topic]}
 
 
 def _for_change(batch: Batch[Change]) -> Needs:
-    """To move to another time is not to fire, whatever it says."""
+    """Require the verb of each change. A move to another time needs "reschedule", even if it claims to be a fire."""
     needs: dict[str, set[Topic]] = {}
     for change in batch.items:
         if isinstance(change, Move):
@@ -519,7 +520,7 @@ def _for_change(batch: Batch[Change]) -> Needs:
 
 
 def _nothing(_: object) -> Needs:
-    """Everybody may ask; the answer has only what the caller may see."""
+    """Require nothing: every caller may ask, and the answer contains only what that caller may see."""
     return {}
 
 
@@ -559,4 +560,4 @@ OPERATIONS: Mapping[str, Operation[Any, Any]] = {
     )
 }  # fmt: skip
 LISTEN = Operation("listen", list[Topic], NoneType, lambda topics: {"work": topics}, {"": _topics})
-"""Answered by a stream of wakes, and so no part of the table."""
+"""Answered by a stream of wakes, and therefore not in the table."""

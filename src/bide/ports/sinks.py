@@ -1,4 +1,4 @@
-"""Where deliveries go."""
+"""Sinks, the destinations of deliveries, and the routes to them."""
 
 from __future__ import annotations
 
@@ -15,25 +15,26 @@ from bide.core.tasks import Task
 
 
 class Sink(Protocol):
-    """Where a delivery goes. Whatever it raises is a failed delivery; an Outcome raised or returned is itself."""
+    """The destination of deliveries. An Outcome that it raises or returns counts as such; any other exception is a
+    failed delivery."""
 
     async def deliver(self, task: Task[Any]) -> Outcome | None: ...
 
 
 class Policy(Struct, frozen=True):
-    """How the failures of a topic's deliveries are judged."""
+    """The treatment of a topic's failed deliveries."""
 
     retry: RetryPolicy
     losses: int = 10
-    """Leases in a row that may end unsettled before the task is dead ("holder lost")."""
+    """The number of successive leases that may end unsettled before the task is dead ("holder lost")."""
 
 
 class Route(Policy, frozen=True, kw_only=True):
-    """How one topic is worked on."""
+    """The delivery of one topic: its sink and its policy."""
 
     topic: Topic
     sink: Sink
     concurrency: int
-    """Deliveries of this topic at once in one worker process."""
+    """Concurrent deliveries of this topic in one worker process."""
     timeout: Millis | None = None
     on_dead: Sequence[Callable[[Task[Any]], Any]] = ()

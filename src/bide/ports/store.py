@@ -1,9 +1,8 @@
-"""The store seam: the operations that the engine asks of a store.
+"""The store port: the operations that the engine needs of a store.
 
-A store has nine batch operations. All are plural; the answer has the length and order of the argument; none is
-optional, none knows about retry policies or handlers, and no driver's type appears here. An answer of `add`,
-`change` or `settle` may be pending, see `verbs.Pending`. `Store.features` holds the objects for what only some stores
-can do.
+A store has nine operations on batches; the answer has the length and order of the argument. None is optional, none
+knows about retry policies or handlers, and no driver's type appears here. An answer of `add`, `change` or `settle` may
+be pending, see `verbs.Pending`. `Store.features` holds the objects for abilities that only some stores have.
 """
 
 from __future__ import annotations
@@ -24,22 +23,22 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.ports.diagnosis import Diagnoses, HasSchema
+from bide.ports.instruments import Diagnoses, HasSchema
 from bide.ports.tables import WatchesTables
 from bide.ports.time import Clock
 from bide.ports.verbs import Joined, Verbs
 
 COUNTED = 10_000
-"""The default limit of a count: about a millisecond's worth of index entries."""
+"""The default limit of a count: the index entries that take about a millisecond to count."""
 
 
 @runtime_checkable
 class Store(Verbs, Protocol):
-    """Where tasks rest. Errors: StoreUnavailable, StoreFull (add only), StoreCorrupt; a lost race is an answer."""
+    """The storage of tasks. Raises StoreUnavailable, StoreFull (add only), StoreCorrupt; a lost race is an answer."""
 
     @property
     def features(self) -> Features:
-        """The abilities beyond the operations: the same whether it is open or closed."""
+        """The abilities beyond the operations; the same while the store is open or closed."""
         ...
 
     async def open(self) -> None:
@@ -47,55 +46,55 @@ class Store(Verbs, Protocol):
         ...
 
     async def close(self) -> None:
-        """Finish what was begun and let go of everything. A second close does nothing."""
+        """Finish calls in progress and release everything. A second close does nothing."""
         ...
 
     async def tally(
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
     ) -> Tally:
-        """Counts by (topic, state), each exact up to a limit; with `edges`, the forecast: waiting by interval.
+        """Count by (topic, state), each exact up to a limit; with `edges`, also the waiting tasks by interval.
 
-        `upto`: where the count of an interval may stop. A store that counts by walking an index reads that many entries
-        at most, some ten million a second; others are exact anyway, and a remote one may stop at `COUNTED`.
-        `topics`: the topics that are counted; None: all.
+        `upto`: the number at which the count of an interval may stop. A store that counts by walking an index reads at
+        most that many entries, some ten million a second. Other stores are always exact, and a remote one may stop at
+        `COUNTED`. `topics`: the topics to count; None: all.
         """
         ...
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
-        """Lease up to the wanted number of due tasks of each topic, oldest first within it, until `until`.
+        """Lease up to the wanted number of due tasks of each topic until `until`, oldest first within a topic.
 
-        A store of several shards may take a younger task of one shard before the oldest of another.
+        A store with several shards may take a younger task of one shard before the oldest of another.
 
-        `next_wake` is not later than the earliest wake of the topics that got fewer than they wanted and of those that
-        want 0 (which only ask); for these it may lie in the past. A full topic's backlog is left out, so that it cannot
-        spin the caller.
+        `next_wake` is not later than the earliest wake time of the topics that got fewer tasks than wanted and of those
+        with 0 wanted, which are only queried; for the latter it may lie in the past. The backlog of a topic that got
+        all it wanted is left out, so that the caller does not spin.
         """
         ...
 
     async def extend(self, leases: Sequence[Lease], *, now: Millis, until: Millis) -> list[bool]:
-        """Keep leases until `until`; false where the token is not that of the live lease."""
+        """Extend leases to `until`; False for a token that is not that of the live lease."""
         ...
 
     async def purge(self, *, now: Millis, limit: int) -> int:
-        """Forget up to `limit` ended tasks whose `keep_until` has passed; their number."""
+        """Delete up to `limit` ended tasks whose `keep_until` has passed. Returns their number."""
         ...
 
 
 OnWake = Callable[[Topic, Millis], None]
-"""Called on the event loop: a task of this topic now wakes at this time, maybe earlier than was known."""
+"""Called on the event loop when a task of this topic now wakes at this time, possibly earlier than known."""
 
 
 class Listening(Protocol):
-    """A subscription; closing it ends the calls."""
+    """A subscription; no more calls follow after `close`."""
 
     async def close(self) -> None: ...
 
 
 class Notifies(Protocol):
-    """Notifications of earlier wakes, however far off: the store cannot know how long a worker may sleep.
+    """Notifications of earlier wake times, however far ahead, since the store does not know how long a worker sleeps.
 
-    They may come late, twice, or not at all: every sleep is capped. A store for which each is expensive may leave out
-    those beyond the cap that it was opened with.
+    They may come late, twice, or not at all, because every sleep is capped. If notifications are expensive, a store may
+    leave out those beyond the cap that it was opened with.
     """
 
     async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listening: ...
@@ -107,29 +106,30 @@ class WorkerRegistry(Protocol):
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
     ) -> dict[str, list[Topic]]:
-        """Register that `holder` works on `topics` until then (none: it has left). Returns the live workers."""
+        """Register that `holder` works on `topics` until `until` (no topics: it has left). Returns the live workers."""
         ...
 
 
 class JoinsTransaction(Protocol):
-    """Transactions of a store whose tasks share a database with the caller's data."""
+    """Transactions of a store that shares a database with the caller's data."""
 
     def transaction(self) -> AbstractAsyncContextManager[Joined]:
-        """A new transaction on the store's database: committed on leaving without an error, else rolled back."""
+        """A new transaction on the store's database, committed on leaving without an error, else rolled back."""
         ...
 
     def using(self, connection: object) -> Joined:
-        """The verbs on the caller's connection; the caller commits. This, or they, raise BadInput for a foreign one."""
+        """The verbs on the caller's connection; the caller commits. This call or its verbs raise BadInput for a
+        connection to another database."""
         ...
 
 
 class KeepsEvents(Protocol):
-    """A capped log of what was out of the ordinary."""
+    """A capped log of unusual events."""
 
     async def record(self, events: Sequence[Event]) -> None: ...
 
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
-        """The newest first, of one task or of all."""
+        """The events of one task or of all, newest first."""
         ...
 
 
@@ -139,28 +139,27 @@ class HasClock(Protocol):
     async def time(self) -> Millis: ...
 
     def clock(self) -> Clock | None:
-        """The clock of the open store; None if it goes by its caller's."""
+        """The clock of the open store; None if it uses its caller's."""
         ...
 
 
 class Remote(Protocol):
-    """A service in front of a store. It holds back paused topics and writes the history for its clients, which ask it
-    about both."""
+    """A service in front of a store. It holds back paused topics and writes the history; its clients query both."""
 
     async def pause(self, topic: Topic, who: str | None) -> bool:
-        """Hold its tasks back; False if it was paused before. `who`: the person behind the authenticated caller."""
+        """Hold back the topic; False if it was already paused. `who`: the person behind the authenticated caller."""
         ...
 
     async def resume(self, topic: Topic, who: str | None) -> bool:
-        """Let them go out; False if it was not paused."""
+        """Deliver the topic's tasks again; False if it was not paused."""
         ...
 
     async def paused(self) -> list[Pause]:
-        """The paused topics among those that the caller has any access to."""
+        """The paused topics to which the caller has any access."""
         ...
 
     async def minutes(self, first: int, last: int) -> bytes:
-        """The rows of the history by minute, as `engine.history` reads them; an hour of them at most.
+        """The rows of the history by minute, in the form that `engine.history` reads; at most an hour of them.
 
         Raises SetupError unless the caller may read every topic.
         """
@@ -168,19 +167,19 @@ class Remote(Protocol):
 
 
 class Partitioned(Protocol):
-    """The parts of a store, each of which may be away, or busy, while the others work."""
+    """The parts of a store; each may be unavailable or busy while the others work."""
 
     def part_of(self, topic: Topic, key: str) -> int:
-        """The number of a task's part. Tasks of one part are sent in one batch; no others wait for them.
+        """The number of a task's part. Tasks of one part are sent in one batch, and no other tasks wait for them.
 
-        One batch of each part is under way at a time, so that with several parts the caller makes the next batch while
-        the store does the last.
+        One batch of each part is in flight at a time. So with several parts, the caller prepares one batch while the
+        store processes another.
         """
         ...
 
 
 class Features(Struct, frozen=True, kw_only=True):
-    """The objects for what only some stores can do; None where one cannot. Mostly each is the store itself."""
+    """The objects for abilities that only some stores have; None for a missing one. Most are the store itself."""
 
     wakes: Notifies | None = None
     workers: WorkerRegistry | None = None

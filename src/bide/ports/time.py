@@ -1,4 +1,4 @@
-"""Clocks, and timers: the time, and when something in one process is due."""
+"""Clocks, and timers for due items in one process."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ class Clock(Protocol):
 
     @property
     def grain(self) -> Millis:
-        """The most that `now` rounds off: it is added to relative delays, so that none is cut short."""
+        """The most that `now` rounds down. It is added to relative delays, so that rounding never shortens one."""
         ...
 
     def now(self) -> Millis:
@@ -24,16 +24,16 @@ class Clock(Protocol):
         ...
 
     def seconds_until(self, at: Millis) -> float:
-        """How long to sleep until `at`, not rounded; negative once it has passed."""
+        """The unrounded seconds until `at`; negative once it has passed."""
         ...
 
     def span(self, length: Millis) -> Millis:
-        """How far this clock goes while `length` of real time passes: `length`, unless it runs at a pace of its own."""
+        """How far this clock advances during `length` of real time: `length`, unless it runs at another speed."""
         ...
 
 
 class SystemClock:
-    """The wall clock in whole milliseconds, rounded down: so `wake_at <= now()` is never true too early."""
+    """The wall clock in whole milliseconds, rounded down so that `wake_at <= now()` is never true too early."""
 
     __slots__ = ()
     grain: Millis = 1
@@ -51,8 +51,8 @@ class SystemClock:
 class ScaledClock:
     """A clock that starts at the wall clock's time and runs `speed` times as fast: two days within a minute.
 
-    For demonstrations and examples on one machine: everything that shares a store must share its clock. Only the times
-    of tasks run faster; leases, timeouts and the longest sleep last as long as ever.
+    For demonstrations and examples on one machine, since all processes on a store must share the clock. Only the times
+    of tasks run faster; the real lengths of leases, timeouts and the longest sleep are unchanged.
     """
 
     __slots__ = ("_origin", "speed")
@@ -81,22 +81,22 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 class Timer(Protocol[Item]):
-    """When, in one process: a pure data structure. Never early; not later than its tick."""
+    """A pure data structure that holds items by their time. Never early, and late by at most its tick."""
 
     def add(self, item: Item, at: Millis) -> None:
-        """Remember `item` for `at`; one that is there already is moved."""
+        """Add `item` for `at`; an existing item is moved."""
         ...
 
     def cancel(self, item: Item) -> bool:
-        """Forget it; false: it was not there."""
+        """Remove `item`; False: it was absent."""
         ...
 
     def move(self, item: Item, at: Millis) -> bool:
-        """Another time for it; false: it was not there, and is not added."""
+        """Move `item` to another time; False: it was absent, and is not added."""
         ...
 
     def advance(self, now: Millis) -> list[Item]:
-        """Take out every item with `at <= now`, in order of `at`."""
+        """Remove and return all items with `at <= now`, in order of `at`."""
         ...
 
     def next_deadline(self) -> Millis | None:

@@ -1,4 +1,4 @@
-"""The operations of clients: on a store, or within an open transaction."""
+"""The operations of clients, on a store or in an open transaction."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ Got = TypeVar("Got")
 
 
 class Pending(asyncio.Future[Got]):
-    """An answer to come: another transaction keeps the task locked. Raises StoreError when it is awaited.
+    """A pending answer, because another transaction has locked the task. Awaiting it may raise StoreError.
 
-    Only a store that locks tasks gives one, in the place of the answer, so that the rest of a batch does not wait.
+    Only a store that locks tasks returns it in place of an answer, so that the rest of the batch does not wait.
     """
 
 
 async def all_answers(answers: Sequence[Got | Pending[Got]]) -> list[Got]:
-    """The answers of a batch, once none is pending. Raises PartlyFailed if one of those that were has failed."""
+    """The answers of a batch, once none is pending. Raises PartlyFailed if a pending answer has failed."""
     each: list[Any] = list(answers)
     if Pending in set(map(type, each)):
         await asyncio.wait([one for one in each if isinstance(one, Pending)])
@@ -33,39 +33,38 @@ async def all_answers(answers: Sequence[Got | Pending[Got]]) -> list[Got]:
 
 
 class Verbs(Protocol):
-    """The operations that clients use; also what a joined transaction offers."""
+    """The operations that clients use; a joined transaction has them too."""
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> Sequence[Answer | Pending[Answer]]:
-        """Schedule, each by its own `on_conflict`. Durable once answered. One key may come twice: in order."""
+        """Schedule each task by its own `on_conflict`. Durable once answered. A repeated key is applied in order."""
         ...
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> Sequence[Answer | Pending[Answer]]:
-        """Move, cancel or redrive: each one atomic transition, or an answer that says why not."""
+        """Move, cancel or redrive. Each is one atomic transition, or is answered with the reason why not."""
         ...
 
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
-        """The tasks as they are, also finished ones while they are kept."""
+        """The current tasks, including ended ones while they are kept."""
         ...
 
     async def find(self, where: Filter, page: Page) -> Found:
-        """One page of tasks, served by an index. Tasks that stay put are neither skipped nor repeated across pages.
+        """One page of tasks, read from an index. Unchanged tasks are neither skipped nor repeated across pages.
 
-        Without a topic or a group, what lies in bide's own topics (`core.names.RESERVED_TOPICS`) is passed over, and
-        costs next to nothing: there may be more of it than tasks.
+        Without a topic or a group, bide's own topics (`core.names.RESERVED_TOPICS`) are skipped at almost no cost,
+        since they may hold more entries than there are tasks.
 
         Order: with a group by (topic, key); with a state or a wake range by topic, then `wake_at` (live) or
-        `finished_at` (ended); otherwise by topic, and within it as the store likes. Raises BadInput for a cursor that
-        is not from here.
+        `finished_at` (ended); otherwise by topic, and within it in any order. Raises BadInput for a foreign cursor.
         """
         ...
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> Sequence[bool | Pending[bool]]:
-        """Record how leases ended; false where the token is not that of the live lease, and nothing changed."""
+        """Record the outcomes of leases; False, and no change, for a token that is not that of the live lease."""
         ...
 
 
 class Joined(Verbs, Protocol):
-    """The verbs on one open transaction: they take part in it, and end with it. No answer is pending."""
+    """The verbs in one open transaction; their effect commits or rolls back with it. No answer is pending."""
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> Sequence[Answer]: ...
 

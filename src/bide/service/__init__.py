@@ -1,1 +1,1 @@
-"""bide as a service: the timeline over HTTP, for any language. It talks to the engine's client, not to a store."""
+"""bide as an HTTP service for any language. It uses the engine's client, not a store."""

@@ -1,13 +1,13 @@
 """Authentication: a caller is identified by a token, and requests from pages of other sites are refused (CSRF).
 
-All tokens are read from the store at most once a second, whatever callers send: so guessing costs the store nothing,
-and this process 2 us a guess. Guesses are not throttled: at a million a second, the 2^256 secrets of one token outlast
-the universe. Only the log of refusals is limited: see `audit`.
+All tokens are read from the store at most once a second, whatever callers send. So a guess costs the store nothing and
+this process 2 us. Guesses are not throttled: at a million a second, the 2^256 secrets of one token outlast the
+universe. Only the log of refusals is limited, see `audit`.
 
 Cross-site requests are detected by headers that browsers set and pages cannot change, in the order of Go's
 `http.CrossOriginProtection`, which follows F. Valsorda's research ("Cross-Site Request Forgery", 2025): Sec-Fetch-Site
-if it is there, else Origin against Host, else the caller is no browser. Neither shows DNS rebinding, where the
-attacker's name resolves to this address, so that the browser sees one site. The name itself, in Host, gives that away.
+if present, else Origin against Host; a request with neither is not from a browser. These headers do not reveal DNS
+rebinding, where the attacker's name resolves to this address, so that the browser sees one site. The name in Host does.
 """
 
 from __future__ import annotations
@@ -39,9 +39,9 @@ _log = logging.getLogger("bide.access")
 AGE = 2.0
 """Seconds after which the known tokens are read again in the background."""
 SOON = 1.0
-"""Seconds after which they are read again for an unknown token, which may be new. Until then it is refused."""
+"""Seconds after which the tokens are read again for an unknown one, which may be new. Until then it is refused."""
 FRESH = 5.0
-"""Most seconds for which a revoked token still counts: no older reading of the tokens is used."""
+"""The most seconds for which a revoked token is still valid: no older reading of the tokens is used."""
 _NO_HASH = hash_of("")
 """Compared with the secret of an unknown id, so that the check takes as long as for a wrong secret."""
 Headers: TypeAlias = Mapping[bytes, bytes]
@@ -55,7 +55,7 @@ _PORTS = {"http": "80", "https": "443"}
 class Access:
     """Identifies the caller of a request, or refuses it. Belongs to the event loop in which `client` is open.
 
-    `anonymous`: accept callers without a token while the store holds no token (what `check_start` returns).
+    `anonymous`: accept callers without a token while the store has no token (the result of `check_start`).
     `any_name`: accept them under any host name, for a service that other machines reach with `--insecure`.
     """
 
@@ -64,7 +64,7 @@ class Access:
         self._anonymous = anonymous
         self._any_name = any_name
         self._known: dict[str, tuple[Token, Caller]] = {}
-        """By id."""
+        """The known tokens, by id."""
         self._any = True
         self._read_at = -math.inf
         """The start of the reading that filled `_known`, by the loop's clock."""
@@ -76,7 +76,7 @@ class Access:
         """Return the caller who sent this Authorization header. Raises Unauthorized, StoreUnavailable.
 
         No I/O while the known tokens are fresh. Without a header the caller is anonymous, if that is allowed and the
-        store holds no token; a token that is sent must be valid.
+        store has no token. A token that is sent must be valid.
         """
         if authorization is None:
             if await self.anonymous_now():
@@ -90,8 +90,8 @@ class Access:
     async def caller_of_request(self, headers: Headers) -> Caller:
         """Return the caller who sent these headers. Raises Unauthorized, ForeignOrigin, StoreUnavailable.
 
-        Like `caller_of`; but an anonymous request is refused if a page of another site made a browser send it, or if it
-        names another host: a page can reach loopback too.
+        Like `caller_of`, but refuses an anonymous request if a page of another site made a browser send it, or if it
+        names another host, since a page can reach loopback too.
         """
         caller = await self.caller_of(header(headers, b"authorization"))
         if caller.name == ANONYMOUS:
@@ -100,7 +100,7 @@ class Access:
         return caller
 
     def refuse_remote_anonymous(self, headers: Headers) -> None:
-        """Raises ForeignOrigin for an anonymous caller who uses a name that is not this machine's, or a proxy."""
+        """Raise ForeignOrigin for an anonymous caller who uses a name that is not this machine's, or a proxy."""
         if not self._any_name:
             refuse_foreign_name(header(headers, b"host"))
             refuse_proxied(headers)
@@ -137,11 +137,11 @@ class Access:
 
     @property
     def lasts(self) -> float:
-        """Seconds for which the last reading of the tokens still counts; then callers are checked again."""
+        """Seconds for which the last reading of the tokens is still valid; then callers are checked again."""
         return self._read_at + FRESH - asyncio.get_running_loop().time()
 
     async def anonymous_now(self) -> bool:
-        """Tell whether callers without a token are accepted now."""
+        """Return True if callers without a token are accepted now."""
         await self._refresh()
         return self._anonymous and not self._any
 
@@ -165,7 +165,7 @@ class Access:
             await asyncio.shield(self._begin())
 
     def _begin(self) -> asyncio.Task[None]:
-        """Return the reading under way, or start one: there is one at a time."""
+        """Return the reading in progress, or start one. Only one runs at a time."""
         if self._reading is None:
             self._reading = asyncio.get_running_loop().create_task(self._read(), name="bide tokens")
             self._reading.add_done_callback(self._done)
@@ -193,13 +193,13 @@ class Access:
         self._read_at = began
 
     async def close(self) -> None:
-        """Wait for the reading under way."""
+        """Wait for the reading in progress."""
         if self._reading is not None:
             await asyncio.wait([self._reading])
 
 
 def is_loopback(host: str) -> bool:
-    """Tell whether only this machine can reach a socket bound to `host`. The only name that counts is localhost."""
+    """Return True if only this machine can reach a socket bound to `host`. The only accepted name is localhost."""
     if host.startswith("/") or host == "localhost":
         return True
     try:
@@ -209,7 +209,7 @@ def is_loopback(host: str) -> bool:
 
 
 def check_start(host: str, *, tokens: bool, insecure: bool = False) -> bool:
-    """Tell whether a service bound to `host` may accept anonymous callers: `Access(anonymous=)`.
+    """Return True if a service bound to `host` may accept anonymous callers: `Access(anonymous=)`.
 
     Raises SetupError if it must not start: reachable from other machines, without a token, and without `--insecure`.
     """
@@ -234,10 +234,10 @@ def header(headers: Headers, name: bytes) -> str | None:
 
 
 def refuse_foreign_page(headers: Headers) -> None:
-    """Raises ForeignOrigin where a page of another origin sent this, by Host, Origin and Sec-Fetch-Site.
+    """Raise ForeignOrigin if Host, Origin and Sec-Fetch-Site show that a page of another origin sent this.
 
-    Call it for every change that is authenticated by a cookie, or not at all. A bearer token needs no such check: a
-    page of another site does not have it.
+    Call it for every change that is authenticated by a cookie or not at all. A bearer token needs no such check, since
+    a page of another site does not have it.
     """
     host, origin = header(headers, b"host"), header(headers, b"origin")
     site = header(headers, b"sec-fetch-site")
@@ -252,7 +252,7 @@ def refuse_foreign_page(headers: Headers) -> None:
 
 
 def refuse_foreign_name(host: str | None) -> None:
-    """Raises ForeignOrigin unless Host is a loopback address or localhost.
+    """Raise ForeignOrigin unless Host is a loopback address or localhost.
 
     For anonymous callers of a service on loopback. A request without Host does not come from a browser.
     """
@@ -263,16 +263,16 @@ def refuse_foreign_name(host: str | None) -> None:
 
 
 def refuse_proxied(headers: Headers) -> None:
-    """Raises ForeignOrigin if the headers show that a proxy passed this on.
+    """Raise ForeignOrigin if the headers show that a proxy passed this on.
 
-    For anonymous callers of a service on loopback: anybody may be calling the proxy, whatever Host says.
+    For anonymous callers of a service on loopback: any machine may be calling the proxy, whatever Host says.
     """
     if any(name in _PROXIED or name.startswith(b"x-forwarded-") for name in headers):
         raise ForeignOrigin("without a token this service is called directly, not through a proxy (bide token add)")
 
 
 def is_loopback_name(name: str) -> bool:
-    """Tell whether `name`, as a browser sends it, can only be this machine; `*.localhost` is, by RFC 6761."""
+    """Return True if `name`, as a browser sends it, can only be this machine; `*.localhost` is, by RFC 6761."""
     if name == "127.0.0.1":  # the common case: parsing an address is slow
         return True
     name = name.lower().removesuffix(".")
@@ -313,8 +313,8 @@ def networks_of(proxies: Iterable[str]) -> Networks:
 
 
 def peer_of(client: str, forwarded: str | None, proxies: Networks) -> str:
-    """Return the address of the caller: the client's, or, behind `proxies`, the last one in X-Forwarded-For that is not
-    a proxy's: the last that a trusted proxy wrote. Text that is no address is ignored."""
+    """Return the address of the caller: the client's or, behind `proxies`, the last one in X-Forwarded-For that is not
+    a proxy's. A trusted proxy wrote that one. Text that is not an address is ignored."""
     named = [] if forwarded is None else forwarded.split(",")
     while named and proxies and _is_of(client, proxies):
         try:

@@ -77,10 +77,10 @@ class Refusals:
     """
 
     OF_ONE = (10, 0.1)
-    """Burst, and lines a second after it: from one peer under one name."""
+    """The burst, and the lines a second after it, from one peer under one name."""
     IN_ALL = (100, 1.0)
     MOST_PEERS = 1_000
-    """Peers that are remembered; the one that has been quiet for longest is forgotten first."""
+    """The number of tracked peers; the one that has been quiet for longest is dropped first."""
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
@@ -135,7 +135,7 @@ class TokenBucket:
 
 
 class EventQuota:
-    """Limits how many events each caller may write: the event log holds some 10,000 in all."""
+    """Limits the number of events of each caller, since the event log holds some 10,000 in total."""
 
     MOST, A_SECOND = 2_000, 20.0
 
@@ -143,7 +143,7 @@ class EventQuota:
         self._all: dict[str, TokenBucket] = {}
 
     def take(self, who: str, wanted: int = 1) -> int:
-        """How many of the `wanted` events the caller may write now."""
+        """The number of the `wanted` events that the caller may write now."""
         now = time.monotonic()
         return self._all.setdefault(who, TokenBucket(self.MOST, self.A_SECOND, now)).take(now, wanted)
 
@@ -161,4 +161,4 @@ def network_of(peer: str) -> str:
 
 
 audit_refused = Refusals().note
-"""One for the process, as the logger is."""
+"""One for the process, like the logger."""

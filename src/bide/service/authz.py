@@ -1,13 +1,13 @@
 """Authorization: verbs, topic patterns, the two refusals, and the tokens that grant access.
 
-A pattern is a topic in which `*` stands for any characters, or none; every other character stands for itself: `?` and
+A pattern is a topic in which `*` stands for any characters, or none. Every other character stands for itself: `?` and
 `[` are not wildcards, case matters, and nothing is decoded or normalised, since stores compare topics byte by byte too.
 Matching never backtracks, so it costs at most (parts of the pattern) x (length of the topic).
 
-A token is `bide_<id>_<secret>`: the prefix lets scanners find leaked tokens, the id names it, the secret is 32 random
-bytes. Only its SHA-256 is kept. A fast hash is right here: a password hash is slow to make guessing from a short list
-expensive, but among 2^256 equally likely secrets there is no short list. A slow hash would only let callers without a
-token spend the service's time.
+A token is `bide_<id>_<secret>`: the prefix lets scanners find leaked tokens, the id names it, and the secret is 32
+random bytes, of which only the SHA-256 is kept. A fast hash is right here. A password hash is slow to make guessing
+from a short list expensive, but 2^256 equally likely secrets have no short list. A slow hash would only let callers
+without a token waste the service's time.
 """
 
 from __future__ import annotations
@@ -54,15 +54,15 @@ _MADE = frozenset({Result.CREATED, Result.REPLACED})
 
 
 class AccessRefused(BideError):
-    """The call is refused because of its caller, with the parts that RFC 9457 and RFC 6750 ask for.
+    """The call is refused because of its caller, with the fields that RFC 9457 and RFC 6750 require.
 
-    Nothing in it comes from the credentials that were sent.
+    Nothing in it comes from the sent credentials.
     """
 
     status = 403
     title = "Forbidden"
     code: str | None = None
-    """The error of RFC 6750 section 3.1; None when no credentials were sent, as the section asks."""
+    """The error of RFC 6750 section 3.1; None if no credentials were sent, as that section requires."""
 
     def __init__(self, detail: str) -> None:
         self.detail = detail
@@ -89,7 +89,7 @@ class Unauthorized(AccessRefused):
 
 
 class Forbidden(AccessRefused):
-    """The caller is known, and has no access to this."""
+    """The caller is authenticated, but has no access to this."""
 
     code = "insufficient_scope"
 
@@ -110,7 +110,7 @@ def _quotable(text: str) -> str:
 
 
 def matches(parts: Sequence[str], topic: str) -> bool:
-    """Tell whether a topic matches a pattern that was split at its `*`."""
+    """Return True if a topic matches a pattern that was split at its `*`."""
     first, *between = parts
     if not between:
         return topic == first
@@ -127,7 +127,7 @@ def matches(parts: Sequence[str], topic: str) -> bool:
 
 
 def check_pattern(value: object) -> str:
-    """`value`, if it can be a topic pattern. Raises BadInput."""
+    """Return `value` if it can be a topic pattern. Raises BadInput."""
     accepted = f'a topic, in which * stands for any characters, such as "order.*": 1 to {LONGEST_NAME} bytes of text'
     if not isinstance(value, str):
         raise BadInput("topic", value, accepted)
@@ -157,9 +157,10 @@ class Caller(Struct, frozen=True):
         force_setattr(self, "_everywhere", any(text.strip("*") == "" and text for text in self.topics))
 
     def may(self, verb: Verb, topic: str | None) -> bool:
-        """Tell whether they may do `verb` to tasks of `topic`; None: of all topics, which needs the pattern `*`.
+        """Return True if the caller may use `verb` on tasks of `topic`; None: of all topics, which needs the pattern
+        `*`.
 
-        O(patterns). Nobody has access to the topics reserved for bide.
+        O(patterns). No caller has access to the topics reserved for bide.
         """
         if verb not in self.verbs or topic in RESERVED_TOPICS:
             return False
@@ -168,15 +169,15 @@ class Caller(Struct, frozen=True):
         return topic is not None and any(matches(pattern, topic) for pattern in self._patterns)
 
     def visible(self, records: Iterable[Record], verb: Verb = Verb.READ) -> list[Record]:
-        """The records of topics that they may do `verb` to. Every list passes here before it is sent, so that nothing
-        else that a store found, or that a forged cursor led to, gets out."""
+        """The records of topics on which the caller may use `verb`. Every list passes here before it is sent, so that
+        no other record that a store found, or to which a forged cursor led, is sent."""
         return [record for record in records if self.may(verb, record.topic)]
 
     def seen(self, answer: Answer) -> Answer:
-        """The answer to a verb, as they may see it. Every answer passes here before it is sent.
+        """The part of an answer that the caller may see. Every answer passes here before it is sent.
 
-        Without `read` of the topic, a task lacks its payload, error and options, unless this answer created this life:
-        then they are what the caller sent.
+        Without `read` on the topic, a task lacks its payload, error and options, unless this answer created this life:
+        then they are the ones the caller sent.
         """
         record = answer.record
         if record is None or answer.result in _MADE or self.may(Verb.READ, record.topic):
@@ -184,17 +185,17 @@ class Caller(Struct, frozen=True):
         return replace(answer, record=replace(record, payload=b"", options=b"", error=None))
 
     def check(self, verb: Verb, topic: str | None) -> None:
-        """Raises Forbidden unless they may."""
+        """Raise Forbidden unless the caller may use `verb` on `topic`."""
         if not self.may(verb, topic):
             raise Forbidden(verb, topic, self.name)
 
     def check_somewhere(self, verb: Verb) -> None:
-        """Raises Forbidden if they may do `verb` to no topic at all. The topics are checked for each task."""
+        """Raise Forbidden if the caller may use `verb` on no topic at all. The topics are checked for each task."""
         if verb not in self.verbs or not self.topics:
             raise Forbidden(verb, None, self.name)
 
     def check_all(self, verb: Verb, topics: Iterable[str]) -> None:
-        """Raises Forbidden unless they may do `verb` to each topic of a batch; checks each distinct topic once."""
+        """Raise Forbidden unless the caller may use `verb` on each topic of a batch; check each distinct topic once."""
         if verb in self.verbs and self._everywhere:
             for topic in topics:
                 if topic in RESERVED_TOPICS:
@@ -206,7 +207,7 @@ class Caller(Struct, frozen=True):
 
 ANONYMOUS = "anonymous"
 ANONYMOUS_CALLER = Caller(ANONYMOUS, id=ANONYMOUS)
-"""A caller without a token, where that is allowed. They have access to everything."""
+"""A caller without a token, if that is allowed. This caller has access to everything."""
 
 
 PREFIX = "token:"
@@ -224,7 +225,7 @@ _TRIES = 8
 
 
 class Token(Struct, frozen=True, kw_only=True):
-    """A token as the store keeps it, in JSON: everything but the secret."""
+    """A token in the form that the store keeps, in JSON: everything but the secret."""
 
     id: str
     name: str
@@ -249,7 +250,7 @@ class TokenParts(NamedTuple):
 
 
 def parse(text: str) -> TokenParts | None:
-    """The parts of a token; None when `text` does not have the form of one. O(1)."""
+    """The parts of a token; None if `text` does not have the form of a token. O(1)."""
     if len(text) != LONGEST_TOKEN:
         return None
     found = _FORM.fullmatch(text)
@@ -262,7 +263,7 @@ def hash_of(secret: str) -> str:
 
 
 def check_id(value: str) -> str:
-    """`value`, if it can be the id of a token. Raises BadInput, which does not repeat a whole token."""
+    """Return `value` if it can be the id of a token. Raises BadInput, which does not repeat a whole token."""
     if _ID.fullmatch(value):
         return value
     shown = "a whole token" if parse(value) is not None else value
@@ -319,7 +320,7 @@ class Tokens:
         raise AssertionError(f"{_TRIES} ids in a row are taken, of {len(_ID_LETTERS)}^8")
 
     async def all(self, damaged: Callable[[str], None] | None = None) -> list[Token]:
-        """Every token, the oldest first, expired ones too. `damaged` is called with the id of each unreadable one."""
+        """All tokens, oldest first, including expired ones. `damaged` is called with the id of each unreadable one."""
         found: list[Token] = []
         for name, value in (await self._kept.all(PREFIX)).items():
             try:
@@ -330,5 +331,5 @@ class Tokens:
         return sorted(found, key=lambda token: (token.created_at, token.id))
 
     async def revoke(self, id: str) -> bool:
-        """Remove the token, and return True if there was one. Services refuse it within `access.FRESH` seconds."""
+        """Remove the token; return True if there was one. Services refuse it within `access.FRESH` seconds."""
         return await self._kept.remove(PREFIX + check_id(id))

@@ -1,9 +1,9 @@
 """Health and readiness of this process, and the pages about the service itself: /healthz, /readyz and /metrics.
 
-Ready means that requests may be sent here. So the checks cover what requests need: the store answers, its schema has
-the version that this code needs, and this machine's clock is plausible. A store of several parts is ready as long as
-one of them answers: callers of the others get an error, and turning all callers away would not help them. Any answer
-shows that the process is alive.
+Ready means that requests may be sent here. So the checks cover the needs of requests: the store answers, its schema has
+the version that this code needs, and this machine's clock is plausible. A store with several parts is ready while one
+of them answers: callers of the other parts get an error, and refusing all callers would not help them. Any answer shows
+that the process is alive.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from bide.service.requests import Reply, Request
 _log = logging.getLogger("bide.health")
 _PROBE = "bide.health"
 _PARTS = 4
-"""Most parts of a store that are probed."""
+"""The most parts of a store that are probed."""
 _SLACK = 0.1
-"""Seconds beyond the patience in which a check can itself report what did not answer."""
+"""Seconds beyond the patience for a check to report which part did not answer."""
 WARN_OF_SKEW = 1.0
 """Seconds of skew above which the check warns. bide corrects for it."""
 MOST_SKEW = 300.0
-"""Seconds of skew above which the check fails. Tasks are still on time, since they go by the store's clock; but the
-expiry of tokens and the times in logs go by this machine's."""
+"""Seconds of skew above which the check fails. Tasks are still on time by the store's clock, but the expiry of tokens
+and the times in logs use this machine's."""
 
 
 class Level(StrEnum):
@@ -51,13 +51,13 @@ class Check(Struct, frozen=True):
     name: str
     level: Level
     sentence: str
-    """In English, with its values in braces. Anybody may read it, so it has no address and no error text of a driver;
-    those are in the log."""
+    """A sentence in English, with its values in braces. It is public, so it contains no address and no driver's error
+    text; those are in the log."""
     values: Mapping[str, object] = {}
 
     @property
     def what(self) -> str:
-        """The sentence with its values."""
+        """The sentence with its values filled in."""
         return self.sentence.format(**self.values)
 
 
@@ -84,8 +84,8 @@ class Readiness(Struct, frozen=True):
 class Health:
     """Runs the checks when asked, at most once in `every` seconds. Belongs to the running loop.
 
-    `patience`: seconds that each check may take. A schema that was right is checked again after a minute, since on
-    PostgreSQL and MySQL that takes a connection of its own.
+    `patience`: the most seconds for each check. A valid schema is checked again after a minute, since on PostgreSQL and
+    MySQL that takes a separate connection.
     """
 
     def __init__(self, client: Client, *, every: float = 1.0, patience: float = 2.0, wall: Clock | None = None) -> None:
@@ -99,7 +99,7 @@ class Health:
         self._errors: dict[str, str] = {}
 
     async def ready(self) -> Readiness:
-        """The results, at most `every` seconds old. Never raises, nor takes much longer than the patience."""
+        """The results, at most `every` seconds old. Never raises, and never takes much longer than the patience."""
         return await self._look.get()
 
     async def _ask(self) -> Readiness:
@@ -127,7 +127,7 @@ class Health:
         except StoreError as error:
             self._errors[name] = str(error)
             return Check(name, Level.FAILED, "the store cannot be reached ({error})", {"error": type(error).__name__})
-        except Exception as error:  # noqa: BLE001 - a probe gets an answer, whatever is wrong
+        except Exception as error:  # noqa: BLE001 - a probe always gets an answer
             self._errors[name] = repr(error)
             return Check(name, Level.FAILED, "the check itself failed ({error})", {"error": type(error).__name__})
 
@@ -162,7 +162,7 @@ async def ready(client: Client, *, patience: float = 2.0, wall: Clock | None = N
 
 
 async def reach(store: Store, patience: float) -> Check:
-    """Probe the store by its cheapest call, a get of a task that does not exist; in several parts, if it has parts."""
+    """Probe the store by its cheapest call, a get of a task that does not exist; in several parts if it has any."""
     refs = [Ref(_PROBE, "probe")]
     if (parts := store.features.parts) is not None:
         by_part = {parts.part_of(_PROBE, f"probe-{number}"): f"probe-{number}" for number in range(4 * _PARTS)}
@@ -205,7 +205,7 @@ async def _compare_clocks(clock: HasClock, wall: Clock) -> Check:
 
 
 OPEN = frozenset({"/healthz", "/readyz"})
-"""Paths that need no authentication: they say nothing about tasks."""
+"""Paths that need no authentication, since they reveal nothing about tasks."""
 
 _encode = msgspec.json.encode
 

@@ -1,7 +1,7 @@
 """Logs on stderr, as JSON or as text, one line for each record. No text from outside can forge a line.
 
-Topics, keys and errors come from callers. In JSON everything beyond ASCII is escaped, so that a line has no line break
-but its own; in text, every unprintable character is escaped.
+Topics, keys and errors come from callers. In JSON all non-ASCII characters are escaped, so that a line contains no
+other line break; in text, every unprintable character is escaped.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ AUDIT = "bide.audit"
 """The logger of the audit log, which is written at every level."""
 
 _LONGEST = 8_192
-"""Most characters of one text: a line stays below the 16 KiB at which container runtimes split it."""
+"""The most characters of one text, so that a line stays below the 16 KiB at which container runtimes split it."""
 _MOST = 100
 _encode = json.JSONEncoder(ensure_ascii=True, allow_nan=False, separators=(",", ":")).encode
 _one_word = re.compile(r"[^\s\"'=]+").fullmatch
@@ -32,7 +32,7 @@ _OF_A_RECORD = frozenset(vars(logging.LogRecord("", 0, "", 0, "", (), None))) | 
 
 
 def setup(level: str = "info", *, json: bool = False, stream: TextIO | None = None) -> logging.Handler:
-    """Send all logs of the program to stderr (or `stream`), in place of what was set up before.
+    """Send all logs of the program to stderr (or `stream`), replacing any earlier configuration.
 
     `level` is one of LEVELS. Python's warnings are logged too.
     """

@@ -1,8 +1,8 @@
-"""The metrics of a service or a program, from one table of names, to which a test holds docs/metrics.md.
+"""The metrics of a service or a program, from one table of names; a test compares it with docs/metrics.md.
 
-Counters, gauges and histograms are cheap to count in: the client library's own take a lock and scan the buckets at
-every observation, some 2 µs; here store calls are counted by the hundred thousand, all on one event loop. So counting
-is a list and a bisection (0.2 µs), and the library only writes the exposition. Not for use from other threads.
+Counting is cheap. The client library's own metrics take a lock and scan the buckets at every observation, some 2 µs,
+but bide counts store calls by the hundred thousand, all on one event loop. So an observation here is a list and a
+bisection (0.2 µs), and the library only writes the exposition. Not for use from other threads.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from bide.service.store_sampler import StoreSampler
 
 OTHER = "other"
 _ABSENT = 3_600.0
-"""Seconds of absence after which a label loses its place."""
+"""Seconds of absence after which a label value is dropped."""
 Values: TypeAlias = tuple[str, ...]
 One = TypeVar("One")
 
@@ -54,7 +54,7 @@ class Family(Collector, Generic[One]):
         self.values: dict[Values, One] = {}
 
     def forget(self, topic: str) -> None:
-        """Drop the series of this topic, where it has any."""
+        """Drop the series of this topic, if it has any."""
         if self.labels[:1] == ("topic",):
             self.values = {values: one for values, one in self.values.items() if values[0] != topic}
 
@@ -75,7 +75,7 @@ class Numbers(Family[float]):
 
 
 class Series:
-    """One histogram: how many values fell into each interval."""
+    """One histogram: the number of values in each interval."""
 
     __slots__ = ("bounds", "counts", "total")
 
@@ -91,7 +91,7 @@ class Series:
 
 
 class Histogram(Family[Series]):
-    """How long something takes, in seconds; `bounds` rise."""
+    """A histogram of durations in seconds; `bounds` are increasing."""
 
     def __init__(self, bounds: Sequence[float], name: str, about: str, *labels: str) -> None:
         super().__init__("histogram", name, about, *labels)
@@ -105,7 +105,7 @@ class Histogram(Family[Series]):
 
     def collect(self) -> Iterator[Metric]:
         family = HistogramMetricFamily(self.name, self.about, labels=self.labels)
-        bounds = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]  # as Prometheus writes it: 1.0, 0.001
+        bounds = [*(repr(float(bound)) for bound in self.bounds), "+Inf"]  # in the form of Prometheus: 1.0, 0.001
         for values, series in self.values.items():
             family.add_metric(values, list(zip(bounds, accumulate(series.counts), strict=True)), series.total)
         yield family
@@ -155,13 +155,13 @@ R = TypeVar("R")
 OPERATIONS = ("add", "change", "get", "find", "tally", "lease", "extend", "settle", "purge")
 ERRORS = ("StoreUnavailable", "StoreFull", "StoreCorrupt", "StoreMismatch", "OutcomeUnknown", "PartlyFailed")
 DEFECT = "defect"
-"""Whatever else is raised: no store should."""
+"""The label of any other error; no store should raise one."""
 
 
 class TimedStore(StoreFacade):
-    """A store each of whose operations is observed: its name, how many seconds it took, and its error.
+    """A store that observes each of its operations: the name, the duration in seconds, and the error.
 
-    A call that is cancelled is not counted.
+    A cancelled call is not counted.
     """
 
     def __init__(self, inner: Store, observe: Callable[[str, float, Exception | None], None]) -> None:
@@ -201,8 +201,8 @@ _MOST_CALLS = 100
 
 
 def _families() -> list[Family[Any]]:
-    """Every metric, in the order of the exposition. Histograms and the counters that methods of `Metrics` count rise as
-    things happen; all others are read at each exposition."""
+    """All metrics, in the order of the exposition. Histograms and the counters that methods of `Metrics` increment are
+    updated at each event; all others are read at each exposition."""
     gauge, counter = partial(Numbers, "gauge"), partial(Numbers, "counter")
     return [
         gauge("bide_build_info", "Always 1; the versions of bide and Python.", "version", "python"),
@@ -270,11 +270,11 @@ class WebhookResult(Protocol):
 class Metrics(Instrument):
     """The metrics of one app. Make it before the app is opened: it attaches itself (`app.instruments`).
 
-    So it counts store calls, the lateness and outcomes of the app's own deliveries, and the wake-ups of its workers.
-    Owners report the rest by `started`, `settled`, `webhook` and `request`; `polls` and `streams` return how many are
-    open. `topics`: how many topics have series of their own: those with a route or `reserve`d first, then the fullest,
-    until they have been absent for an hour; all others share the label "other". The store is counted at most once in
-    `tally_every` seconds. Belongs to one event loop; no method raises.
+    It counts store calls, the lateness and outcomes of the app's own deliveries, and the wake-ups of its workers.
+    Owners report the rest by `started`, `settled`, `webhook` and `request`; `polls` and `streams` return the number of
+    open ones. `topics`: the number of topics with their own series. Topics with a route, or `reserve`d ones, come
+    first, then the fullest, until they have been absent for an hour; all others share the label "other". The store is
+    counted at most once in `tally_every` seconds. Belongs to one event loop; no method raises.
     """
 
     def __init__(self, client: Client, *, topics: int = 200, tally_every: float = 5.0, patience: float = 2.0) -> None:
@@ -317,7 +317,7 @@ class Metrics(Instrument):
     # --- called by the app
 
     def store(self, store: Store) -> Store:
-        """`store`, whose calls are timed."""
+        """Wrap `store` so that its calls are timed."""
         return TimedStore(store, self._called)
 
     def _called(self, operation: str, seconds: float, error: Exception | None) -> None:
@@ -332,7 +332,7 @@ class Metrics(Instrument):
         return replace(route, sink=_MeasuredSink(route.sink, self))
 
     def reserve(self, topic: Topic) -> None:
-        """Give this topic series of its own, however many topics there are."""
+        """Give this topic its own series, however many topics there are."""
         self._topics.reserve(topic)
 
     def working(self, wakes: Wakes) -> None:
@@ -363,7 +363,7 @@ class Metrics(Instrument):
         self._outcomes.add(self._topics.label(topic), verdict.value)
 
     def webhook(self, result: WebhookResult) -> None:
-        """A webhook has ended."""
+        """A webhook delivery has ended."""
         topic, status = self._topics.label(result.topic), result.status
         family = "none" if status is None else f"{status // 100}xx" if 100 <= status <= 599 else OTHER
         self._webhooks.add(topic, family, result.outcome if result.outcome in _OUTCOMES else OTHER)
@@ -378,7 +378,7 @@ class Metrics(Instrument):
     # --- exposition
 
     async def exposition(self) -> tuple[bytes, str]:
-        """All metrics now, and their content type. An unavailable store costs only its own counts."""
+        """The current metrics and their content type. If the store is unavailable, only its counts are missing."""
         found = {**await self._count(), **self._add_up()}
         for family in self.families:
             if family.name in found or family.kind == "gauge":

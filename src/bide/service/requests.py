@@ -1,12 +1,12 @@
 """Requests and replies of the service: bounded reading, routing by the raw path, and errors as problem documents.
 
-Whatever is read before the caller is known is limited in bytes and in time: bodies by `Request.read`, heads by
-`BoundedHeads`. The HTTP parser itself has no limit: it would keep a header that never ends. `BoundedHeads` counts bytes
-chunk by chunk; a chunk that holds the beginning of a head is at most one read of the socket, and is measured exactly
-only if it could be too much. So an ordinary request costs two comparisons. The same limit applies between the chunks of
-a chunked body, and after the last one. A client that was answered before its body had arrived gets a while to finish.
+All input from unauthenticated callers is limited in bytes and in time: bodies by `Request.read`, heads by
+`BoundedHeads`. The HTTP parser itself has no limit and would keep a header that never ends. `BoundedHeads` counts bytes
+by chunk. A chunk with the beginning of a head is at most one read of the socket, and is measured exactly only if it
+could exceed the limit. So an ordinary request costs two comparisons. The same limit applies between the chunks of a
+chunked body, and after the last one. A client that is answered before its body has arrived gets some time to finish.
 
-Errors are `application/problem+json` (RFC 9457); each names the field and what would be accepted.
+Errors are `application/problem+json` (RFC 9457); each names the field and the accepted values.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class ProblemShape(Struct, frozen=True, kw_only=True):
 
 
 class Problem(Exception):
-    """An error answer: what went wrong, and what would be accepted."""
+    """An error answer, with the problem and the accepted values."""
 
     def __init__(
         self,
@@ -88,7 +88,7 @@ def bad_input(error: BadInput, prefix: str = "") -> Problem:
 
 
 def shown_value(value: object) -> str | int | float | bool | None:
-    """A value as an answer may repeat it: as text, cut to 200 characters."""
+    """A value in the form in which an answer may repeat it: text cut to 200 characters."""
     if value is None or isinstance(value, bool | int | float):
         return value
     try:
@@ -202,7 +202,7 @@ STATUS: Mapping[Result, int] = {
     Result.FINISHED: 409,
     Result.STALE_TOKEN: 409,
 }
-"""200 for results that are not listed: done as asked."""
+"""The status by result; 200 for all others, which mean success."""
 
 encode = msgspec.json.Encoder().encode
 
@@ -229,14 +229,14 @@ def reply(shape: Any) -> Reply:
 def reply_to(
     answer: Answer, caller: Caller, *, condition: Container[Result] = (), paused: Container[Topic] = ()
 ) -> Reply:
-    """The reply to a verb, as the caller may see it. `condition`: the results that mean an unmet condition of the
-    headers. `paused`: see `answer_shape`."""
+    """The part of the reply to a verb that the caller may see. `condition`: the results that mean an unmet condition of
+    the headers. `paused`: see `answer_shape`."""
     status = 412 if answer.result in condition else STATUS.get(answer.result, 200)
     return Reply(status, encode(shape_for(caller, answer, paused)), headers=etag(answer))
 
 
 def shape_for(caller: Caller, answer: Answer, paused: Container[Topic]) -> AnswerShape:
-    """The answer to a verb, as the caller may see it."""
+    """The part of the answer to a verb that the caller may see."""
     seen = caller.seen(answer)
     return answer_shape(seen, paused=paused, withheld=seen is not answer)
 
@@ -247,11 +247,11 @@ def etag(answer: Answer) -> dict[str, str]:
 
 
 BODY_LIMIT = 16 * 2**20
-"""Most bytes of a body."""
+"""The most bytes of a body."""
 BODY_PATIENCE = 30.0
-"""Most seconds for a body to arrive."""
+"""The most seconds for a body to arrive."""
 OPEN_LIMIT = 16_384
-"""Most bytes of a body whose sender is not authenticated."""
+"""The most bytes of a body whose sender is not authenticated."""
 Ask = TypeVar("Ask")
 T = TypeVar("T")
 _HALF_ENCODED = re.compile(rb"%(?![0-9A-Fa-f]{2})")
@@ -265,7 +265,7 @@ Send = Callable[[Message], Awaitable[None]]
 
 
 class ClientDisconnected(Exception):
-    """The client has disconnected: there is nobody to answer."""
+    """The client has disconnected, so there is no one to answer."""
 
 
 class Request:
@@ -285,9 +285,9 @@ class Request:
         self.headers: dict[bytes, bytes] = dict(scope["headers"])
         self._scope = scope
         self.proxies: Networks = ()
-        """The proxies whose X-Forwarded-For counts."""
+        """The proxies whose X-Forwarded-For is trusted."""
         self.limits = (BODY_LIMIT, BODY_PATIENCE)
-        """Most bytes of its body, and most seconds for it to arrive."""
+        """The most bytes of its body, and most seconds for it to arrive."""
         self.body = b""
         self.caller = _NOBODY
         self.segments: tuple[str, ...] = ()
@@ -305,7 +305,7 @@ class Request:
         return peer_of(client[0] if client else "local", self.header(b"x-forwarded-for"), self.proxies)
 
     def check_host(self) -> None:
-        """Raises Problem if Host comes twice: it would be a guess which one counts (RFC 9112, 3.2)."""
+        """Raise Problem if Host comes twice, since it is ambiguous which one applies (RFC 9112, 3.2)."""
         sent = self._scope["headers"]
         if len(sent) != len(self.headers) and sum(name == b"host" for name, _ in sent) > 1:
             raise Problem(400, "bad-host", "Host comes twice", "send one Host header", field="host")
@@ -353,9 +353,9 @@ class Request:
     async def while_connected(self, work: Coroutine[Any, Any, T], undo: Callable[[T], object] = lambda _: None) -> T:
         """Return the result of `work`, however long it takes, while the caller is connected and has access.
 
-        Raises ClientDisconnected when the client goes, and what `reauthorize` raises when the caller loses access: that
-        is asked by the clock, and once more before the result is handed over. Then `work` is cancelled, and `undo` is
-        given what it has returned.
+        Raises ClientDisconnected if the client disconnects, and the error of `reauthorize` if the caller loses access;
+        that is checked periodically, and once more before the result is returned. In both cases `work` is cancelled,
+        and `undo` is called with any result it has returned.
         """
         working, leaving = asyncio.ensure_future(work), asyncio.ensure_future(self.gone())
         theirs = False
@@ -459,15 +459,15 @@ def segment(raw: bytes, field: str) -> str:
 
 
 def _check_percents(raw: bytes) -> None:
-    """Raises ValueError for a stray `%`: decoding would keep it, so that two paths would mean one key."""
+    """Raise ValueError for a stray `%`: decoding would keep it, so that two paths would mean one key."""
     if _HALF_ENCODED.search(raw):
         raise ValueError("a % that begins no encoded byte")
 
 
 HEAD_LIMIT = 65_536
-"""Most bytes of a request line and its headers."""
+"""The most bytes of a request line and its headers."""
 HEAD_PATIENCE = 30.0
-"""Most seconds for them to arrive, from the connection or from their first byte."""
+"""The most seconds for them to arrive, from the connection or from their first byte."""
 
 
 class BoundedHeads(HttpToolsProtocol):

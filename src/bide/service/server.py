@@ -47,9 +47,9 @@ from bide.service.verbs import ConsumerVerbs, Verbs
 
 _log = logging.getLogger("bide.service")
 _FAREWELL = 1.0
-"""Most seconds for sending the end of a stream."""
+"""The most seconds for sending the end of a stream."""
 _GONE = 499
-"""Counted, as nginx does, for a caller who disconnects before the answer."""
+"""The status counted for a caller who disconnects before the answer, as in nginx."""
 _EVENT_STREAM = "text/event-stream; charset=utf-8"
 
 
@@ -99,7 +99,7 @@ class Service:
         self._open = frozenset(path.encode() for path in {*OPEN, "/openapi.json"})
         self._written: bytes | None = None
         self._complaints = TokenBucket(1, 1.0, self._loop.time())
-        """At most one log line a second: while the store is unavailable, every request fails."""
+        """Limits the log to one line a second, since every request fails while the store is unavailable."""
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
@@ -115,7 +115,7 @@ class Service:
             if not known:
                 await self._authenticate(request)
                 await request.read()
-            elif name != "console":  # a page reads its body itself, once the viewer is known
+            elif name != "console":  # a page reads its body itself, after authenticating the viewer
                 await request.read(OPEN_LIMIT)
             with acting_as(request.caller.name, audit), self._traced(request):
                 reply = await page(request)
@@ -204,9 +204,9 @@ class Service:
             return
         except (AccessRefused, StoreError) as error:
             _log.info("the stream of %s was ended: %s", request.caller.name, error)
-        except Exception as error:  # noqa: BLE001 - the answer has begun: nothing else can be answered
+        except Exception as error:  # noqa: BLE001 - the answer has begun, so no other can be sent
             _log.error("a stream ended with an error", exc_info=error)
-        with suppress(TimeoutError):  # a client that does not read is not waited for
+        with suppress(TimeoutError):  # do not wait for a client that does not read
             async with asyncio.timeout(_FAREWELL):
                 await send({"type": "http.response.body", "body": b""})
 

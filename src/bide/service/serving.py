@@ -1,8 +1,8 @@
-"""An instance of the service: its settings, the parts that it is made of, and its run under uvicorn.
+"""An instance of the service: its settings, its parts, and its run under uvicorn.
 
-The settings file of `bide serve` is TOML: where the tasks of each topic go, and how they are delivered.
+The settings file of `bide serve` is TOML. It defines the destination and the delivery of the tasks of each topic.
 
-    keep_most = 10000                                # most finished tasks of a topic that are remembered
+    keep_most = 10000                                # the most finished tasks kept of a topic
     connections = 4096                               # open at once; further ones are answered 503
     proxies = ["10.0.0.5", "10.1.0.0/16"]            # proxies whose X-Forwarded-For is trusted; none by default
 
@@ -19,9 +19,9 @@ The settings file of `bide serve` is TOML: where the tasks of each topic go, and
     keep_done = "1h"
 
     [topics."report.send"]
-    sink = "slack://reports"                         # a sink that another distribution adds, by the scheme of its URL
+    sink = "slack://reports"                         # a sink from another distribution, by the scheme of its URL
 
-A topic with neither is for consumers over HTTP: its settings apply to what they lease.
+A topic with neither is for consumers over HTTP: its settings apply to the tasks that they lease.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class TopicConfig(Struct, forbid_unknown_fields=True, kw_only=True):
 
     webhook: str | None = None
     sink: str | None = None
-    """The URL of a sink that another distribution adds: see `bide.extensions`."""
+    """The URL of a sink from another distribution, see `bide.extensions`."""
     secrets_file: str | None = None
     headers: dict[str, str] = field(default_factory=dict)
     connect_timeout: str = "5s"
@@ -128,11 +128,11 @@ class ServeConfig(Struct, forbid_unknown_fields=True, kw_only=True):
     """The settings file as a whole."""
 
     keep_most: Annotated[int, Meta(ge=0, le=10_000_000)] = MOST
-    """Most done tasks, and most cancelled tasks, of one topic that an instance remembers."""
+    """The most done tasks, and the most cancelled tasks, of one topic that an instance keeps."""
     connections: Annotated[int, Meta(ge=1, le=1_000_000)] = MOST_CONNECTIONS
-    """Most connections of clients at once."""
+    """The most connections of clients at once."""
     proxies: list[str] = field(default_factory=list)
-    """Addresses and networks of the proxies before this instance."""
+    """Addresses and networks of the proxies in front of this instance."""
     webhooks: WebhooksConfig = field(default_factory=WebhooksConfig)
     topics: dict[str, TopicConfig] = field(default_factory=dict)
 
@@ -156,7 +156,7 @@ def read_config(path: str) -> ServeConfig:
 
 
 class ServiceInstance:
-    """One instance of the service. Use it as `async with`: then `service` is the ASGI application."""
+    """One instance of the service. Use it with `async with`; inside, `service` is the ASGI application."""
 
     def __init__(self, app: Bide, config: ServeConfig, *, host: str, insecure: bool = False) -> None:
         self.app = app
@@ -168,7 +168,7 @@ class ServiceInstance:
         self.service: Service
         self._proxies = networks_of(config.proxies)
         self.open_to_all = False
-        """True if callers without a token have access to everything, as long as there is no token."""
+        """True if callers without a token have access to everything while there is no token."""
         self._host = host
         self._insecure = insecure
         self._long_poll: LongPoll
@@ -265,7 +265,7 @@ class ServiceInstance:
         )  # fmt: skip
 
     def _consumer_routes(self) -> list[RouteSettings]:
-        """The settings of the topics that the file leaves to consumers, to be shown in consoles."""
+        """The settings of the topics for consumers, to be shown in consoles."""
         return [
             settings_of_consumers(topic, one, self.app.config)
             for topic, one in self._policies.items()
@@ -273,7 +273,7 @@ class ServiceInstance:
         ]
 
     async def drain(self) -> None:
-        """Prepare to stop: start no webhook, give running ones the grace, and answer all waiting callers."""
+        """Prepare to stop: start no more webhooks, give running ones the grace, and answer all waiting callers."""
         self._store_calls.drain()
         await asyncio.gather(self._long_poll.close(), self._feed.close(), self._worker.stop())
 
@@ -286,11 +286,11 @@ class ServiceInstance:
 _log = logging.getLogger("bide.serve")
 _BACKLOG = 2048
 _KEEP_ALIVE = 75
-"""Seconds that an idle connection is kept: longer than proxies keep theirs, so that the proxy closes it first."""
+"""Seconds for which an idle connection is kept: longer than proxies do, so that the proxy closes it first."""
 
 
 class Companion(Protocol):
-    """A program that runs in the same process, with handlers on the same app: the demo."""
+    """A program that runs in the same process, with handlers on the same app, such as the demo."""
 
     async def prepare(self) -> None:
         """Called before any task of the store is delivered. May raise BadInput, StoreError."""
@@ -305,7 +305,7 @@ async def serve(
     app: Bide, config: ServeConfig, *, host: str, port: int, insecure: bool, shown_store: str,
     begin: Callable[[Callable[[str], object], Millis], object], companion: Companion | None = None,
 ) -> None:  # fmt: skip
-    """Serve until stopped. `begin` gets the function that drains, and the grace, before any work starts.
+    """Serve until stopped. Before any work starts, `begin` is called with the function that drains and the grace.
 
     Raises BadInput, SetupError, StoreError.
     """
@@ -326,7 +326,7 @@ async def serve(
             await stack.enter_async_context(serving)
             shown, number = listening.getsockname()[:2]
             where = f"http://[{shown}]:{number}" if ":" in shown else f"http://{shown}:{number}"
-            listening.listen(_BACKLOG)  # before the address is logged: a reader may call at once
+            listening.listen(_BACKLOG)  # before the address is logged, since its reader may call at once
             _log.info("bide serve: %s from %s, pid %d", where, shown_store, os.getpid())
             if serving.open_to_all:
                 _log.warning("without a token, anybody who reaches %s may do anything (bide token add)", where)
@@ -341,7 +341,7 @@ async def serve(
 
 
 async def _run_server(serving: ServiceInstance, listening: socket.socket, stopping: asyncio.Event) -> None:
-    """Run the server. The grace for webhooks and for connections begins with the first signal."""
+    """Run the server. The grace period for webhooks and connections begins with the first signal."""
     loop = asyncio.get_running_loop()
     grace = serving.app.config.grace / 1000
     server = _Server(under_uvicorn(serving.service, grace, serving.config.connections))
@@ -377,14 +377,14 @@ def under_uvicorn(service: Service, grace: float, connections: int = MOST_CONNEC
 
 
 class _Server(uvicorn.Server):
-    """A server that leaves the signals to the command."""
+    """A server that leaves signals to the command."""
 
     @contextmanager
     def capture_signals(self) -> Iterator[None]:
         yield
 
     def cut(self) -> None:
-        """Abort the connections that are still open after the grace: their clients neither read nor send."""
+        """Abort the connections that are still open after the grace period; their clients neither read nor send."""
         connections = list(self.server_state.connections)
         if connections:
             _log.warning("%d connections were open after the grace and are aborted", len(connections))

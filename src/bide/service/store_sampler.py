@@ -22,9 +22,9 @@ from bide.service.health import reach, skew_of
 _log = logging.getLogger("bide.metrics")
 _LONG: Millis = 60_000
 _SHARE = 0.1
-"""Share of the time that counting may take: after a count of half a second, the next begins five seconds later."""
+"""The share of the time that counting may take: after a count of half a second, the next begins five seconds later."""
 _MOST_OLDEST = 50
-"""Topics whose oldest due task is looked up: those with tasks overdue by a minute first, then the fullest."""
+"""The most topics whose oldest due task is queried: those with tasks overdue by a minute first, then the fullest."""
 
 
 class StoreSample(Struct, frozen=True):
@@ -33,11 +33,11 @@ class StoreSample(Struct, frozen=True):
     tasks: Mapping[tuple[Topic, State], int]
     due: Mapping[Topic, int]
     oldest: Mapping[Topic, float]
-    """Seconds for which the oldest due task of each topic has been due; no entry if none is due."""
+    """Seconds for which the oldest due task of each topic has been due, without topics that have none."""
     at_limit: int
-    """How many counts stopped at the store's limit, and so are lower bounds."""
+    """The number of counts that stopped at the store's limit, and so are lower bounds."""
     skew: float | None
-    """Seconds by which this machine's clock is ahead of the store's; None: the store has none of its own."""
+    """Seconds by which this machine's clock is ahead of the store's; None: the store has no clock of its own."""
     paused: Collection[Topic]
 
 
@@ -53,11 +53,12 @@ class StoreSampler:
         self._every = every
         self._patience = patience
         self.latest: StoreSample | None = None
-        """The last sample that was complete."""
+        """The last complete sample."""
 
     @cached_property
     def _reaching(self) -> CachedQuery[object]:
-        """Made on first use, in the loop of the caller, as `_counting` is."""
+        """The query that checks whether the store answers. Like `_counting`, it is made on first use in the caller's
+        loop."""
         return CachedQuery(
             lambda: reach(self._client.store, self._patience), every=self._every, share=1.0, lasting=False
         )
@@ -68,17 +69,18 @@ class StoreSampler:
 
     @property
     def age(self) -> float:
-        """Seconds since the latest sample was begun."""
+        """Seconds since the latest sample began."""
         return self._counting.age
 
     async def sample(self) -> tuple[bool, bool]:
-        """Tell whether the store answered, and whether it was counted in time; if not, `latest` is older."""
+        """Take a sample. Returns whether the store answered, and whether it was counted in time; if not, `latest` is
+        older."""
         if not await self._answered("reached", self._reaching):
             return False, False
         return True, await self._answered("counted", self._counting)
 
     async def _answered(self, what: str, look: CachedQuery[Any]) -> bool:
-        """Run the query, and tell whether it answered in time."""
+        """Run the query. Returns True if it answered in time."""
         try:
             async with asyncio.timeout(self._patience):
                 await look.get()

@@ -25,9 +25,9 @@ _EVERY = 0.5
 _HEARTBEAT = 15.0
 _PAGE = 1_000
 _LOG = 10_000
-"""Lines that stores keep, and so the most that is read to find the last known event."""
+"""The number of lines that stores keep, and so the most that are read to find the last known event."""
 _MOST_KEPT = 2 * _LOG
-"""Most lines that a listener may fall behind before it gets a gap."""
+"""The most lines that a listener may fall behind before it gets a gap."""
 _GAP = b"event: gap\ndata: {}\n\n"
 
 _encode = msgspec.json.encode
@@ -42,7 +42,7 @@ class EventFeed:
         self._known: set[str] = set()
         """The ids of the last poll."""
         self._lines: deque[bytes | tuple[str, Event]] = deque(maxlen=_MOST_KEPT)
-        """The new events of each poll with their ids; a gap in the place of lost ones."""
+        """The new events of each poll with their ids, with a gap in place of lost ones."""
         self._end = 0
         """The number of the next line."""
         self._more = asyncio.Event()
@@ -52,7 +52,7 @@ class EventFeed:
     async def stream(self, last: str | None, admits: Callable[[Event], bool]) -> AsyncGenerator[bytes, None]:
         """Stream the admitted events after `last`, then the coming ones, with a comment every 15 s.
 
-        Every event that is written after this has returned is in the stream. Raises StoreError.
+        The stream has every event that is written after this has returned. Raises StoreError.
         """
         place = self._end  # before the log is read, so that no event falls in between
         self.listeners += 1
@@ -119,7 +119,7 @@ class EventFeed:
                 continue  # the heartbeat goes on, and so does the log once the store is back
             fresh: list[bytes | tuple[str, Event]] = [line for line in log if line[0] not in self._known]
             if self._known and len(fresh) == len(log) >= _LOG:
-                fresh.insert(0, _GAP)  # the log has lost what came before
+                fresh.insert(0, _GAP)  # the log has lost earlier events
             self._known = {id for id, _ in log}
             if fresh:
                 self._lines.extend(fresh)

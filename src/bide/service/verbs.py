@@ -86,7 +86,7 @@ _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
 }
 _TAG = re.compile(r'\s*(?:W/)?("?)([0-9]{1,19})\1\s*', re.ASCII)
 _NO_TOKEN = 0
-"""No task ever has it."""
+"""A token that no task ever has."""
 
 
 def asked(request: Request, call: str) -> Any:
@@ -95,7 +95,7 @@ def asked(request: Request, call: str) -> Any:
 
 
 class Verbs:
-    """Each method is a call of the contract. Raises Problem, AccessRefused, and what the engine raises."""
+    """Each method is a call of the contract. Raises Problem, AccessRefused, and the errors of the engine."""
 
     def __init__(self, client: Client) -> None:
         self._client = client
@@ -131,7 +131,7 @@ class Verbs:
         return await self._set_paused(request, paused=False)
 
     async def _set_paused(self, request: Request, *, paused: bool) -> Reply:
-        """A pause stops every user of the topic, so it takes the verb `admin`."""
+        """Pause or resume a topic. This affects every user of the topic, so it needs the verb `admin`."""
         [topic] = request.segments
         request.caller.check(Verb.ADMIN, topic)
         _refuse_body(request)
@@ -154,7 +154,7 @@ class Verbs:
         if only_new is not None:
             if only_new.strip() != "*":
                 raise bad_input(BadInput("if-none-match", only_new, "* alone: only if there is no such task"))
-            conflict_of(ask.on_conflict)  # checked, though the header decides
+            conflict_of(ask.on_conflict)  # checked, although the header decides
             ask = msgspec.structs.replace(ask, on_conflict="refuse")
             condition = (Result.REFUSED,)
         answer = await self._client.schedule_new(self._new(topic, key, ask))
@@ -266,8 +266,8 @@ class Verbs:
     async def _condition(self, request: Request, if_token: int | None) -> tuple[int | None, Container[Result]]:
         """Return the token that the task must have, and the results that mean a failed condition of the headers.
 
-        As in RFC 9110, 13.1.1, except that a weak tag counts as the strong one: proxies that compress make tags weak. A
-        tag that is not one of ours matches nothing.
+        As in RFC 9110, 13.1.1, except that a weak tag counts as the strong one, since compressing proxies make tags
+        weak. A tag of another form matches nothing.
         """
         given = request.header(b"if-match")
         if given is None:
@@ -311,7 +311,7 @@ def _payload(ask: schemas.Schedule) -> bytes:
 
 
 def _seen(given: str | None, tag: str) -> bool:
-    """Tell whether `If-None-Match` names this tag; a weak one counts too (RFC 9110, 13.1.2)."""
+    """Return True if `If-None-Match` names this tag; a weak one counts too (RFC 9110, 13.1.2)."""
     if given is None:
         return False
     return given.strip() == "*" or tag in [one.strip().removeprefix("W/") for one in given.split(",")]
@@ -325,13 +325,13 @@ def _item(caller: Caller, answer: object, paused: Container[Topic]) -> AnswerSha
 
 
 def _each(request: Request, batch: Sequence[Any], verb: Verb, make: Callable[[Any], Made]) -> list[Made]:
-    """Make each item, if the caller has access to the topics of all. An error names the place of its item, and then
+    """Make each item, if the caller has access to the topics of all items. An error names the index of its item, and
     nothing is done. Raises Forbidden, Problem."""
     request.caller.check_all(verb, [ask.topic for ask in batch])
     place = 0
     made: list[Made] = []
     try:
-        for place, ask in enumerate(batch):  # noqa: B007 - the place is for the error
+        for place, ask in enumerate(batch):  # noqa: B007 - the error uses the place
             made.append(make(ask))
     except BadInput as error:
         raise bad_input(error, f"[{place}].") from None
@@ -390,7 +390,7 @@ def _bounded(given: str, field: str, least: Millis, most: Millis) -> Millis:
 
 
 def _outcome(ask: schemas.Settle) -> Outcome:
-    """Raises BadInput."""
+    """The outcome of a request to settle. Raises BadInput."""
     at, delay = ask.at, ask.delay
     if ask.outcome == "done":
         return Done(again_at=at, again_in=delay)

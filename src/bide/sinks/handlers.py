@@ -21,10 +21,10 @@ Function = Callable[[Task[Any]], Any]
 
 
 class PythonHandler:
-    """Decodes the payload to the declared type, calls the function, and takes its outcome.
+    """Decodes the payload to the declared type, calls the function, and returns its outcome.
 
-    A payload that cannot be decoded is Dead at once, with the reason: a retry would not help, and it delays no other
-    task (P6). A return value counts only if it is an Outcome.
+    A payload that cannot be decoded is Dead at once, with the reason: a retry would not help, and other tasks are not
+    delayed (P6). A return value counts only if it is an Outcome.
     """
 
     __slots__ = ("_decode", "_function", "_name", "_pool", "_threads", "_warned", "asynchronous", "check", "declared")
@@ -36,13 +36,13 @@ class PythonHandler:
         self.declared = declared_payload(function, names)
         self._decode: Decode = decoder_for(self.declared)
         self.check = checker_for(self.declared)
-        """Raises BadPayload for a payload that is not of the declared type."""
+        """A function that raises BadPayload for a payload that is not of the declared type."""
         self.asynchronous = inspect.iscoroutinefunction(inspect.unwrap(function)) or inspect.iscoroutinefunction(
             getattr(function, "__call__", None)  # noqa: B004 - an object whose __call__ is a coroutine function
         )
         self._threads = threads
         self._pool: tuple[int, ThreadPoolExecutor] | None = None
-        """The threads of a plain function, and their process: a fork does not inherit them."""
+        """The threads of a plain function, and their process, since a fork does not inherit threads."""
 
     def described(self) -> tuple[str, str]:
         """The kind of sink and the name of its function, for consoles."""
@@ -64,7 +64,7 @@ class PythonHandler:
         return None
 
     def _check_result(self, result: object) -> None:
-        """Handle a result that is no outcome: raise for an outcome's class, else count it as done and warn once."""
+        """Handle a result that is not an outcome: raise for an outcome's class, else treat it as done and warn once."""
         if isinstance(result, type) and issubclass(result, Outcome):
             raise TypeError(f"the handler returned the class {result.__name__}; return {result.__name__}(...)")
         if not self._warned:
@@ -72,7 +72,7 @@ class PythonHandler:
             _log.warning("%s returned %s, which is not an outcome: counted as done", self._name, type(result).__name__)
 
     async def _in_thread(self, task: Task[Any]) -> Any:
-        """Run the function in a thread. A thread cannot be stopped, so a cancelled call still waits for its end."""
+        """Run the function in a thread. A thread cannot be stopped, so even a cancelled call waits for its end."""
         context, process = contextvars.copy_context(), os.getpid()
         if self._pool is None or self._pool[0] != process:
             self._pool = process, ThreadPoolExecutor(self._threads, f"bide {self._name}")
@@ -102,7 +102,7 @@ class PythonHandler:
 
 
 def declared_payload(function: Function, names: Mapping[str, Any] | None = None) -> Any:
-    """The `P` of the function's `Task[P]` parameter; Any where none is declared. Raises SetupError."""
+    """The `P` of the function's `Task[P]` parameter; Any if none is declared. Raises SetupError."""
     parameters = [
         parameter
         for parameter in inspect.signature(function).parameters.values()

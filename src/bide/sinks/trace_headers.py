@@ -11,9 +11,9 @@ from bide.core.tasks import Task
 
 
 def trace_headers(task: Task[Any]) -> Mapping[str, str]:
-    """The W3C trace headers for a request that delivers `task`; none where there is no trace.
+    """The W3C trace headers for a request that delivers `task`; empty without a trace.
 
-    The running delivery's span, where this program traces; else what the task carries, passed on as it is.
+    They name the running delivery's span if this program traces; else they are the task's own, unchanged.
     """
     traced = sys.modules.get("bide.sinks.traced")
     if traced is not None:

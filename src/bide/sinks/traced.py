@@ -1,11 +1,11 @@
-"""OpenTelemetry spans: one where a task is scheduled, one around each delivery, linked by the context that it carries.
+"""OpenTelemetry spans: one for each schedule and one for each delivery, linked by the context that the task carries.
 
-A delivery is a trace of its own with a *link* to the schedule, not a child of it: there may be days in between. A trace
-that stays open for days is truncated by collectors, is sampled before its end is known, and shows as one long bar. All
-attempts of a task link to the same schedule, as the semantic conventions for messaging ask for.
+A delivery is a separate trace with a *link* to the schedule, not a child of it, since days may lie in between.
+Collectors truncate a trace that stays open for days and sample it before its end is known, and it shows as one long
+bar. All attempts of a task link to the same schedule, as the semantic conventions for messaging require.
 
 The context travels in the task's headers as W3C Trace Context (`traceparent`, `tracestate`) and W3C Baggage, whatever
-propagator the program uses elsewhere: consumers in other languages read them there. Baggage reaches the handler.
+propagator the program uses elsewhere, so that consumers in other languages can read it. Baggage reaches the handler.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from bide.ports import Instrument, Route, Sink
 
 _W3C = CompositePropagator([TraceContextTextMapPropagator(), W3CBaggagePropagator()])
 _LONGEST_BAGGAGE = 1_024
-"""Bytes of baggage that a task carries; all its headers may have four times as much."""
+"""The most bytes of baggage that a task carries; all its headers may have four times as much."""
 _scheduling: ContextVar[bool] = ContextVar("bide_scheduling", default=False)
 
 
@@ -71,7 +71,7 @@ class Tracing(Instrument):
                 _scheduling.reset(mark)
 
     def headers(self, topic: Topic) -> Mapping[str, str] | None:
-        """The context of the span around the `schedule`; for a batch, of a span that is made here."""
+        """The context of the span around the `schedule`; for a batch, the context of a span made here."""
         if _scheduling.get():
             return current_headers()
         with self._producer(topic):

@@ -1,4 +1,4 @@
-"""Timers for one process: four pure data structures that answer "what is due now?", and a drive that runs them."""
+"""Timers for one process: four pure data structures that return the items due now, and a drive that runs them."""
 
 from bide.ports import SystemClock
 from bide.timers.drive import Drive, IdleDrive, SteadyClock, drive

@@ -1,24 +1,24 @@
 """A drive runs one timer, on an event loop or in a thread, and calls back for each item when it is due.
 
-**The idea.** A timer knows what is due and when to check again; it does not wake by itself. A drive does, in one loop
-that is the same everywhere:
+**The idea.** A timer knows which items are due and when to check again, but does not wake by itself. A drive does, in
+one loop:
 
-    read the clock -> take out what is due -> call back for each -> sleep until the next deadline -> read the clock ...
+    read the clock -> take out due items -> call back for each -> sleep until the next deadline -> read the clock ...
 
 **Never early, although sleeps are.** A sleep of 20 ms may end after 18.8 (uvloop rounds to its own cached time, and
-about every third short timer fires up to 1.2 ms early). So a wake-up proves nothing: the clock is read again, and if
-the time has not come, the drive sleeps once more.
+about every third short timer fires up to 1.2 ms early). So after a wake-up the drive reads the clock again, and sleeps
+once more if the time has not come.
 
-**Never asleep for too long.** An item that is added for an earlier time than the drive sleeps until wakes it. And no
-sleep is longer than `longest_sleep` (1 s), since clocks are set and machines are suspended; a wake-up for nothing costs
-some 30 microseconds, once a second 0.003 % of a core. With nothing to wait for, it does not wake at all.
+**Never asleep for too long.** Adding an item that is due before the end of the sleep wakes the drive. No sleep is
+longer than `longest_sleep` (1 s), since clocks are set and machines are suspended. A needless wake-up costs some 30
+microseconds, which once a second is 0.003 % of a core. While the timer is empty, the drive does not wake at all.
 
-**A clock that is set back** makes nothing early: nothing is called until it shows its latest time again. So for
+**A clock that is set back** makes nothing early: there are no callbacks until it shows its latest time again. So for
 time-outs, where only the duration matters, use `SteadyClock`, which is never set; an idle ring does so by default.
 
 The callback is a plain function and should be short: it runs on the event loop, or in the drive's thread, one at a
-time. Whatever has to wait belongs in a task or a pool that the callback starts. An exception of a callback is logged,
-and the next one is called.
+time. Slow work belongs in a task or a pool that the callback starts. An exception in a callback is logged, and the next
+callback is called.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from bide.timers.idle import IdleRing
 
 
 class SteadyClock(SystemClock):
-    """Milliseconds since some moment in the past, rounded down. Never set, so it measures durations, not dates."""
+    """A clock of milliseconds since an arbitrary moment, rounded down. It is never set, so it measures durations."""
 
     __slots__ = ()
 
@@ -53,16 +53,16 @@ class SteadyClock(SystemClock):
 Item = TypeVar("Item", bound=Hashable)
 
 LONGEST_SLEEP = 1.0
-"""Seconds of real time, at whatever pace the clock runs."""
+"""Seconds of real time, whatever the speed of the clock."""
 
 _SLICE = 256
-"""Callbacks in a row on an event loop, before other work gets a turn."""
+"""The number of successive callbacks on an event loop before other work gets a turn."""
 
 _SHORTEST_WAIT = 0.0001
-"""Seconds. The rest of a sleep that ended early is never 0, which means that something is due."""
+"""The least seconds of the rest of a sleep that ended early, since 0 means that an item is due."""
 
 _SHORTEST_LOOP_SLEEP = 0.001
-"""Seconds. Event loops round shorter sleeps to 0, and would spin."""
+"""The least seconds of a sleep. Event loops round shorter ones to 0, and would spin."""
 
 _logger = logging.getLogger(__name__)
 
@@ -79,7 +79,7 @@ class _LoopRunner(Generic[Item]):
         self._handle = self._loop.call_soon(self._turn)
 
     def wake(self) -> None:
-        """Wake, as something is due before the end of the sleep. The drive's lock is held."""
+        """Wake, since an item is due before the end of the sleep. The drive's lock is held."""
         self.close()
         self.start()
 
@@ -104,7 +104,7 @@ class _LoopRunner(Generic[Item]):
 
 
 class _ThreadRunner(Generic[Item]):
-    """A drive in a thread of its own."""
+    """A drive in its own thread."""
 
     def __init__(self, drive: _BaseDrive[Item]) -> None:
         self._drive = drive
@@ -159,16 +159,16 @@ class _BaseDrive(Generic[Item]):
         self._longest_sleep = longest_sleep
         self._lock = threading.Lock()
         self._runner: _LoopRunner[Item] | _ThreadRunner[Item] | None = None
-        # taken out of the timer and not called yet: can still be cancelled and moved
+        # items taken out of the timer and not called yet; they can still be cancelled and moved
         self._due: OrderedDict[Item, None] = OrderedDict()
-        # the time that the drive sleeps until; an item for an earlier time wakes it
+        # the time until which the drive sleeps; adding an earlier item wakes it
         self._sleeps_until: float = -math.inf
         self._latest: float = -math.inf
-        # added to due times that were computed from a reading of the clock, which rounds down
+        # added to due times computed from the clock, since it rounds down
         self._rounding: Millis = 0
 
     def now(self) -> Millis:
-        """The time on the drive's clock, by which the times of items count."""
+        """The time on the drive's clock, which the times of items refer to."""
         return self._clock.now()
 
     async def __aenter__(self) -> Self:
@@ -204,13 +204,13 @@ class _BaseDrive(Generic[Item]):
 
     def _wake_for(self, at: float) -> None:
         if at < self._sleeps_until:
-            # once is enough: until the drive has checked, nothing else need wake it
+            # one wake-up is enough until the drive has checked
             self._sleeps_until = -math.inf
             if self._runner is not None:
                 self._runner.wake()
 
     def _collect(self) -> float | None:
-        """Take out what is due. 0: something is due; None: the timer is empty; else the seconds to sleep."""
+        """Take out due items. Returns 0 if there are any, None if the timer is empty, else the seconds to sleep."""
         now = self._clock.now()
         if now >= self._latest:
             self._latest = now
@@ -228,7 +228,7 @@ class _BaseDrive(Generic[Item]):
         return min(max(seconds, _SHORTEST_WAIT), self._longest_sleep)
 
     def _call_next(self) -> bool:
-        """Call back for one due item; False: there is none, or the drive was closed."""
+        """Call back for one due item; False: there was none, or the drive was closed."""
         with self._lock:
             if not self._due or self._runner is None:
                 return False
@@ -262,23 +262,23 @@ class Drive(_BaseDrive[Item]):
         self._timer = timer
 
     def add(self, item: Item, at: Millis) -> None:
-        """Call back with `item` once the clock shows `at`; an item that is already there is moved."""
+        """Call back with `item` once the clock shows `at`; an existing item is moved."""
         with self._lock:
             self._due.pop(item, None)
             self._timer.add(item, at)
             self._wake_for(at)
 
     def after(self, item: Item, delay: Millis) -> None:
-        """Call back with `item` `delay` ms from now: never a fraction of a millisecond less, at most one more."""
+        """Call back with `item` `delay` ms from now; never earlier, and at most a millisecond later."""
         self.add(item, self._clock.now() + delay + self._clock.grain)
 
     def cancel(self, item: Item) -> bool:
-        """Forget `item`; False: it was not there, or its callback has begun."""
+        """Remove `item`; False: it was absent, or its callback has begun."""
         with self._lock:
             return self._timer.cancel(item) or self._withdraw(item)
 
     def move(self, item: Item, at: Millis) -> bool:
-        """Give `item` another time; False: it was not there, or its callback has begun, and it is not added."""
+        """Move `item` to another time; False: it was absent or its callback has begun, and it is not added."""
         with self._lock:
             if self._withdraw(item):
                 self._timer.add(item, at)
@@ -302,7 +302,7 @@ class IdleDrive(_BaseDrive[Item]):
     ) -> None:
         super().__init__(ring, callback, clock, longest_sleep)
         self._ring = ring
-        # a touch reads a clock that rounds down: without this, a time-out would end a moment early
+        # a touch reads a clock that rounds down; without this, a time-out would end slightly early
         self._rounding = clock.grain
 
     def touch(self, uid: Item) -> None:
@@ -310,12 +310,12 @@ class IdleDrive(_BaseDrive[Item]):
         with self._lock:
             self._due.pop(uid, None)
             self._ring.touch(uid, self._clock.now())
-            # a touch only adds at the end, so it wakes only the drive of an empty ring
+            # a touch only adds at the end, so only an empty ring's drive must be woken
             if self._sleeps_until == math.inf:
                 self._wake_for(-math.inf)
 
     def remove(self, uid: Item) -> bool:
-        """Forget `uid`; False: it was not there, or its callback has begun."""
+        """Remove `uid`; False: it was absent, or its callback has begun."""
         with self._lock:
             if uid in self._due:
                 del self._due[uid]
@@ -350,10 +350,10 @@ def drive(
     clock: Clock | None = None,
     longest_sleep: float = LONGEST_SLEEP,
 ) -> Drive[Item] | IdleDrive[Item]:
-    """Run a timer: `async with drive(...)` on the event loop, `with drive(...)` in a thread of its own.
+    """Run a timer: `async with drive(...)` on the event loop, `with drive(...)` in its own thread.
 
-    `clock` is the wall clock when not given, or `SteadyClock` for an idle ring; `longest_sleep` (seconds of real time)
-    bounds how late a change of the clock is noticed.
+    `clock` is the wall clock by default, or `SteadyClock` for an idle ring. `longest_sleep` (seconds of real time)
+    limits the delay until a change of the clock is noticed.
 
     Raises TypeError for a coroutine function as callback, ValueError for a `longest_sleep` that is not above 0.
     """

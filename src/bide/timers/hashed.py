@@ -1,8 +1,8 @@
-"""A hashed timing wheel: one ring of slots, round and round, for times that mostly lie within a lap.
+"""A hashed timing wheel: one ring of slots, for times that mostly lie within one lap.
 
 **The idea.** Take a ring of `slots` slots, each `tick` milliseconds wide, and a hand that goes round it. An item due
-at time T rests in slot `(T // tick) mod slots`. The hand comes by once a lap (`tick * slots` ms); at each slot it takes
-what belongs to this lap and leaves the rest.
+at time T rests in slot `(T // tick) mod slots`. The hand passes each slot once a lap (`tick * slots` ms); it takes the
+items of this lap and leaves the rest.
 
     tick 10 ms, 8 slots, the hand in slot 2 (20..29 ms):     slot   0    1    2    3    4    5    6    7
                                                                           ^hand
@@ -12,21 +12,21 @@ what belongs to this lap and leaves the rest.
     advance(53)    the heap gives "a"
 
 A task for 3,610 s on the classic ring of 3,600 one-second slots lands 10 slots on, with one lap to go. The classic
-ring stores that count of laps and lowers it at every visit; comparing the time itself needs no count that can go
-wrong, and is exact when `advance` comes late or jumps over laps. The classic ring also rounds to its tick; here what
-the hand meets in the slot of the present waits in a small heap for its very millisecond. So tick and slots change
-the cost, and never the answers.
+ring stores the number of laps and lowers it at every visit. This wheel compares the time itself: it needs no count that
+can go wrong, and is exact if `advance` comes late or skips laps. The classic ring also rounds to its tick; here the
+items of the current slot wait in a small heap for their exact millisecond. So tick and slots change only the cost,
+never the answers.
 
-**The cost.** `add`, `cancel`, `move`: O(1); less than a tick ahead O(log of how many are as near). `advance`: O(items
-in the slots entered), due or not, so that each of n items is visited once a lap. Of 1,000,000 items over an hour on the
-65 s ring of the defaults that is 15,000 a second: some 1 % of a core, all the time. This is the waste of the design; it
-is fine if a lap covers most of the delays (most items are then visited once), and the hierarchical wheel avoids it.
-Empty slots cost nothing: one byte each says whether a slot is in use, and `bytearray.find` searches many bytes a
-nanosecond. Nothing at all is visited before the earliest time known.
+**The cost.** `add`, `cancel`, `move`: O(1), or O(log of the items in the heap) for a time less than a tick ahead.
+`advance`: O(items in the slots entered), due or not, so that each of n items is visited once a lap. With 1,000,000
+items over an hour on the default ring of 65 s, that is 15,000 visits a second: constantly some 1 % of a core. This is
+the waste of the design. It is fine if a lap covers most of the delays (most items are then visited once), and the
+hierarchical wheel avoids it. Empty slots cost nothing: one byte marks each slot in use, and `bytearray.find` searches
+many bytes a nanosecond. No slot is visited before the earliest known time.
 
-**Why 512 slots of 128 ms**, and not 65,536 of 1 ms, which are as long a lap and as many visits: a million items would
-be spread over 65,536 lists, and nearly every `add` would miss the processor's caches (770 ns instead of 290).
-Fewer slots still are hardly faster, and make the work at each entered slot (2,000 items of a million, 1 ms) longer.
+**Why 512 slots of 128 ms**, and not 65,536 of 1 ms, which have the same lap and as many visits: a million items would
+be spread over 65,536 lists, and nearly every `add` would miss the processor's caches (770 ns instead of 290). Even
+fewer slots are hardly faster, and make the work at each entered slot (2,000 items of a million, 1 ms) longer.
 
 Source: G. Varghese and A. Lauck, "Hashed and Hierarchical Timing Wheels", SOSP 1987, scheme 6; Netty's
 `HashedWheelTimer` is the best known library form.
@@ -42,7 +42,7 @@ from bide.timers.heap import HeapTimer
 from bide.timers.wheel import SLACK, Item, Wheel
 
 _MOST_SCANNED = 1024
-"""Entries that are scanned for the earliest time; beyond them, a wake-up for nothing is cheaper."""
+"""The most entries that are scanned for the earliest time; beyond that, a needless wake-up is cheaper."""
 
 
 def passed(occupied: bytearray, first: int, last: int) -> Iterator[int]:
@@ -71,8 +71,8 @@ class HashedWheel(Wheel[Item]):
     >>> wheel.advance(10_000), wheel.advance(3_610_499), wheel.advance(3_610_500)
     ([], [], ['order 42'])
 
-    `tick` is how wide a slot is, in milliseconds; it changes the cost, not the answers. `start` is the present when
-    the wheel is made.
+    `tick` is the width of a slot in milliseconds; it changes the cost, not the answers. `start` is the time when the
+    wheel is made.
 
     Raises ValueError for a tick or slots below 1.
     """
@@ -86,18 +86,18 @@ class HashedWheel(Wheel[Item]):
         self._tick = tick
         self._slots = slots
         self._latest = start
-        # the end of the last slot that the hand has entered: everything due before it rests in the heap,
-        # everything else on the ring
+        # the end of the last slot that the hand has entered: items due before it are in the heap, all others on the
+        # ring
         self._hand = (start // tick + 1) * tick
         self._near = HeapTimer[Item]()
-        # 1 where the slot has a bucket
+        # 1 for each slot that has a bucket
         self._occupied = bytearray(slots)
-        # nothing on the ring is due before this; whether it is known to be the best bound that can be had cheaply
+        # no item on the ring is due before this; and True if no better bound can be found cheaply
         self._soonest: float = math.inf
         self._searched = True
 
     def add(self, item: Item, at: Millis) -> None:
-        """Remember `item` for `at`; one that is there already is moved. O(1)."""
+        """Add `item` for `at`; an existing item is moved. O(1)."""
         if at < self._hand:
             super().cancel(item)
             self._near.add(item, at)
@@ -119,7 +119,7 @@ class HashedWheel(Wheel[Item]):
             self._sweep()
 
     def cancel(self, item: Item) -> bool:
-        """Forget `item`; False: it was not there. O(1)."""
+        """Remove `item`; False: it was absent. O(1)."""
         if self._at.pop(item, None) is None:
             return self._near.cancel(item)
         if not self._at:
@@ -127,10 +127,10 @@ class HashedWheel(Wheel[Item]):
         return True
 
     def advance(self, now: Millis) -> list[Item]:
-        """Take out and return every item with `at <= now`, in order of `at`. O(items in the slots entered)."""
+        """Remove and return all items with `at <= now`, in order of `at`. O(items in the slots entered)."""
         self._latest = now = max(self._latest, now)
         due = self._near.advance(now)
-        # the hand may lag behind while nothing on the ring is due: it catches up when something is
+        # the hand may lag while no item on the ring is due, and catches up when one is
         if now < self._soonest:
             return due
         first, last = self._hand // self._tick, now // self._tick
@@ -159,8 +159,8 @@ class HashedWheel(Wheel[Item]):
     def next_deadline(self) -> Millis | None:
         """A time not later than the earliest `at`; None when empty.
 
-        The exact one, unless a search of 1,024 entries did not find it: then the slot that the search came to.
-        Remembered until the next `advance` that passes it.
+        It is exact unless a search of 1,024 entries did not find it; then it is the slot that the search reached. It is
+        cached until the next `advance` that passes it.
         """
         nearest = self._near.next_deadline()
         if nearest is not None or not self._at:

@@ -1,21 +1,21 @@
-"""A binary heap with lazy deletion: the plain timer that the others are measured against.
+"""A binary heap with lazy deletion: the simple timer, and the baseline for the others.
 
 **The idea.** A heap keeps the earliest item on top, and the rest in a partial order that is cheap to maintain. It
-cannot find an item in its middle, so a cancelled or moved item is not taken out. A dictionary has the entry of each
-item that counts; the others are dead, and are dropped when they come to the top.
+cannot find an item in its middle, so a cancelled or moved item is not taken out. A dictionary has the live entry of
+each item; all other entries are dead, and are dropped when they reach the top.
 
     add("a", 70), add("b", 80), move("a", 90)
     heap:   (70, 1, "a")  (80, 2, "b")  (90, 3, "a")          entries: {"b": (80, 2, "b"), "a": (90, 3, "a")}
-             dead: not the entry that counts
+             dead: not the entry in the dictionary
 
 **The cost.** `add`, `move`: O(log n). `cancel`: O(1). `advance`: O(log n) for each item returned. When three quarters
-of the heap are dead it is rebuilt at once, O(n): amortised over the cancels that led to it, O(1) each, but a pause of
-60 ms at a million items, where the wheels sweep bit by bit.
+of the heap are dead, it is rebuilt at once in O(n). Amortised over the preceding cancels that is O(1) each, but it is a
+pause of 60 ms at a million items, whereas the wheels sweep in small steps.
 
-**What is wasteful, and why that is fine.** Every entry is a tuple with a serial number, so that two items of the same
-time are never compared themselves (they need not have an order): 90 bytes more than a wheel needs. For up to some ten
-thousand items that is nothing, and everything here fits on one page; `heapq` is C, so that in CPython a heap of a
-million entries is only a few times slower than a wheel.
+**The waste, and why it is fine.** Every entry is a tuple with a serial number, so that two items of the same time are
+never compared (they need not have an order): 90 bytes more than in a wheel. For up to some ten thousand items that is
+negligible, and the code fits on one page. `heapq` is written in C, so in CPython a heap of a million entries is only a
+few times slower than a wheel.
 
 Sources: J. W. J. Williams, "Algorithm 232: Heapsort", 1964; the lazy deletion as in asyncio's event loop and in the
 "Priority Queue Implementation Notes" of Python's `heapq`.
@@ -33,7 +33,7 @@ from bide.core.instants import Millis
 Item = TypeVar("Item", bound=Hashable)
 
 _SLACK = 64
-"""Dead entries up to which the heap is not rebuilt."""
+"""The number of dead entries up to which the heap is not rebuilt."""
 
 
 class HeapTimer(Generic[Item]):
@@ -56,20 +56,20 @@ class HeapTimer(Generic[Item]):
         self._latest = start
         self._serial = count()
         self._heap: list[tuple[Millis, int, Item]] = []
-        # the entry of each item that counts
+        # the live entry of each item
         self._entries: dict[Item, tuple[Millis, int, Item]] = {}
 
     def add(self, item: Item, at: Millis) -> None:
-        """Add `item` for `at`; an item that is already there is moved. O(log n)."""
+        """Add `item` for `at`; an existing item is moved. O(log n)."""
         entry = (at, next(self._serial), item)
         self._entries[item] = entry
         heappush(self._heap, entry)
-        # only adding makes the heap grow, so adding pays for the cleaning
+        # only adding grows the heap, so adding pays for the cleaning
         if len(self._heap) > 4 * len(self._entries) + _SLACK:
             self._drop_dead_entries()
 
     def cancel(self, item: Item) -> bool:
-        """Forget `item`; False: it was not there. O(1)."""
+        """Remove `item`; False: it was absent. O(1)."""
         if self._entries.pop(item, None) is None:
             return False
         if not self._entries:
@@ -77,14 +77,14 @@ class HeapTimer(Generic[Item]):
         return True
 
     def move(self, item: Item, at: Millis) -> bool:
-        """Give `item` another time; False: it was not there, and is not added. O(log n)."""
+        """Move `item` to another time; False: it was absent, and is not added. O(log n)."""
         if item not in self._entries:
             return False
         self.add(item, at)
         return True
 
     def advance(self, now: Millis) -> list[Item]:
-        """Take out and return every item with `at <= now`, in order of `at`. O(log n) for each."""
+        """Remove and return all items with `at <= now`, in order of `at`. O(log n) for each."""
         self._latest = now = max(self._latest, now)
         heap, entries = self._heap, self._entries
         due: list[Item] = []

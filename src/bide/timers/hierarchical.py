@@ -1,11 +1,11 @@
 """A hierarchical timing wheel: near times in fine buckets, far times in coarse ones.
 
-**The idea.** A clock does not have 86,400 marks for the seconds of a day; it has three hands. Write a time as digits
-in base 256, as one writes a number in base 10. An item is filed under the *highest digit in which its time differs
-from the present*: a difference in the last digit only (less than 256 ms away) names the very millisecond; a difference
-in the next one names a stretch of 256 ms; then 65.5 s, 4.7 h, 50 days, 35 years. When the hand arrives at the start of
-a coarse stretch, its items are filed again, now by a lower digit. (In base 10, at time 1234: 1238 is filed on level 0
-under digit 8; 1290 on level 1 under digit 9; 2000 on level 3 under digit 2.)
+**The idea.** A clock does not have 86,400 marks for the seconds of a day; it has three hands. Write a time in digits of
+base 256. An item is filed under the *highest digit in which its time differs from the current time*. A difference in
+the last digit only (less than 256 ms away) selects an exact millisecond; a difference in the next digit selects a span
+of 256 ms; then 65.5 s, 4.7 h, 50 days, 35 years. When the hand reaches the start of a coarse span, its items are filed
+again, now by a lower digit. (In base 10, at time 1234: 1238 is filed on level 0 under digit 8; 1290 on level 1 under
+digit 9; 2000 on level 3 under digit 2.)
 
                  level 2 (65.5 s each)      level 1 (256 ms each)      level 0 (1 ms each)
     elapsed = 0  | 0 | 1 | 2 | ... |        | 0 | 1 | 2 | ... |        | 0 | 1 | 2 | ... |
@@ -15,19 +15,19 @@ under digit 8; 1290 on level 1 under digit 9; 2000 on level 3 under digit 2.)
     at 70,000                                                                   due
 
 **The cost.** `add`, `cancel`, `move`: O(1), however many items wait. An item is filed again at most once per level
-between it and the present: five times in 35 years, once or twice within an hour. All buckets in use are the bits of one
-integer, ordered such that the *lowest bit is the earliest bucket*: so finding the next one takes two operations on an
-integer of at most 1,500 bits, and neither idle time nor a jump over a year visits an empty bucket.
+between it and the current time: five times in 35 years, once or twice within an hour. The buckets in use are the bits
+of one integer, ordered so that the *lowest bit is the earliest bucket*. So finding the next one takes two operations on
+an integer of at most 1,500 bits, and neither idle time nor a jump over a year visits an empty bucket.
 
-**What is wasteful, and why that is fine.** Arriving at a coarse bucket files all of it again in one go: of 1,000,000
-items spread over an hour that is 18,000 items once in 65 s, and takes 20 ms. Linux gave this up in 4.8 and rounds
-far timers to their bucket, since kernel timers are nearly always cancelled; bide promises the millisecond.
+**The waste, and why it is fine.** When the hand reaches a coarse bucket, all its items are filed again at once: with
+1,000,000 items spread over an hour that is 18,000 items every 65 s, and takes 20 ms. Linux gave this up in 4.8 and
+rounds far timers to their bucket, since kernel timers are nearly always cancelled; bide promises the millisecond.
 
-**Base 256**, where tokio has 64: placing an item again is expensive in Python and a wide bit map is cheap, so fewer and
-wider levels are better here; still wider ones (1024) would file 290,000 items at once in the case above.
+**Base 256**, where tokio has 64: filing an item again is expensive in Python and a wide bit map is cheap, so fewer and
+wider levels are better here. Even wider ones (1024) would file 290,000 items at once in the case above.
 
 Sources: G. Varghese and A. Lauck, "Hashed and Hierarchical Timing Wheels", SOSP 1987, scheme 7; the bit map and the
-"highest differing digit" as in tokio's time driver; Kafka's purgatory keeps a heap of buckets to the same end.
+"highest differing digit" as in tokio's time driver; Kafka's purgatory keeps a heap of buckets for the same purpose.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ SLOTS_PER_LEVEL = 1 << DIGIT_BITS
 
 _LAST_DIGIT = SLOTS_PER_LEVEL - 1
 _MOST_SCANNED = 64
-"""Entries up to which a bucket is searched for its exact earliest time: cheaper than a wake-up for nothing."""
+"""The number of entries up to which a bucket is searched for its exact earliest time, instead of a needless wake-up."""
 
 
 def level_for(elapsed: Millis, at: Millis) -> int:
@@ -53,7 +53,7 @@ def level_for(elapsed: Millis, at: Millis) -> int:
 
 
 def slot_for(level: int, at: Millis) -> int:
-    """The digit of `at` on that level.
+    """The digit of `at` on `level`.
 
     >>> slot_for(2, 70_000), slot_for(1, 70_000), slot_for(0, 70_000)
     (1, 17, 112)
@@ -62,9 +62,10 @@ def slot_for(level: int, at: Millis) -> int:
 
 
 def bucket_for(elapsed: Millis, at: Millis) -> int:
-    """The number of the bucket of `at`: buckets of later times have higher numbers.
+    """The number of the bucket of `at`; buckets of later times have higher numbers.
 
-    A time that has passed belongs to the bucket of the present, which nothing else uses: the next `advance` opens it.
+    A time that has passed belongs to the bucket of the current time, which holds no other items; the next `advance`
+    opens it.
 
     >>> bucket_for(0, 70_000) == 2 * SLOTS_PER_LEVEL + 1
     True
@@ -75,7 +76,7 @@ def bucket_for(elapsed: Millis, at: Millis) -> int:
 
 
 def span_of(elapsed: Millis, bucket: int) -> range:
-    """The times that belong to a bucket, those that have passed left aside.
+    """The times that belong to a bucket, without those that have passed.
 
     >>> span_of(0, bucket_for(0, 70_000))
     range(65536, 131072)
@@ -87,7 +88,7 @@ def span_of(elapsed: Millis, bucket: int) -> range:
 
 
 class HierarchicalWheel(Wheel[Item]):
-    """A timer for any mix of near and far times, exact to the millisecond; the one to take when in doubt.
+    """A timer for any mix of near and far times, exact to the millisecond; the default choice.
 
     >>> wheel = HierarchicalWheel[str](start=1_700_000_000_000)
     >>> wheel.add("tea", 1_700_000_180_000)
@@ -97,8 +98,8 @@ class HierarchicalWheel(Wheel[Item]):
     >>> wheel.advance(1_700_000_200_000)
     ['toast', 'tea']
 
-    `start` is the present when the wheel is made. Without it everything that is added before the first `advance` lies
-    in one far bucket, which that `advance` files again: right, but not free.
+    `start` is the time when the wheel is made. Without it, all items added before the first `advance` are in one far
+    bucket, which that `advance` files again: correct, but not free.
 
     Raises ValueError for a negative `start`.
     """
@@ -110,15 +111,15 @@ class HierarchicalWheel(Wheel[Item]):
         if start < 0:
             raise ValueError(f"start must be 0 or later, not {start}")
         self._elapsed = start
-        # bit n is set when bucket n exists
+        # bit n is set if bucket n exists
         self._occupied = 0
 
     def add(self, item: Item, at: Millis) -> None:
-        """Add `item` for `at`; an item that is already there is moved. O(1)."""
+        """Add `item` for `at`; an existing item is moved. O(1)."""
         self._at[item] = at
         elapsed = self._elapsed
-        # bucket_for, written out: three calls would double the cost of an add. 255 is the last digit, and `<< 5` makes
-        # 256 slots of the 8 bits of a level; a named constant would cost a lookup
+        # bucket_for, inlined: three calls would double the cost of an add. 255 is the last digit, and `<< 5` makes 256
+        # slots of the 8 bits of a level; a named constant would cost a lookup
         if at > elapsed:
             shift = ((elapsed ^ at).bit_length() - 1) & -DIGIT_BITS
             index = (shift << 5) + (at >> shift & 255)
@@ -135,10 +136,10 @@ class HierarchicalWheel(Wheel[Item]):
             self._sweep()
 
     def advance(self, now: Millis) -> list[Item]:
-        """Take out and return every item with `at <= now`, in order of `at`. Costs what it returns or files again."""
+        """Remove and return all items with `at <= now`, in order of `at`. O(items returned or filed again)."""
         before = self._elapsed
         now = max(before, now)
-        # every bucket below the one in which `now` itself would be filed has passed; that one has begun
+        # all buckets below the one for `now` have passed; that one has begun
         last = bucket_for(before, now)
         ripe = self._occupied & ((2 << last) - 1)
         self._elapsed = now
@@ -163,19 +164,19 @@ class HierarchicalWheel(Wheel[Item]):
         return self._take(due)
 
     def _file_again(self, bucket: list[Item], stop: Millis) -> None:
-        """Spread what is not due yet of a bucket that has begun over finer ones."""
+        """Spread the items of a begun bucket that are not due yet over finer buckets."""
         get, elapsed = self._at.get, self._elapsed
         for item in dict.fromkeys(bucket):
             at = get(item)
-            # a later time than the bucket's: the item was moved, and has its entry elsewhere
+            # the time is later than the bucket's: the item was moved, and its live entry is elsewhere
             if at is not None and elapsed < at < stop:
                 self.add(item, at)
 
     def next_deadline(self) -> Millis | None:
         """A time not later than the earliest `at`; None when empty.
 
-        The exact one, unless the earliest bucket is a coarse one with many entries: then the start of that, for then
-        it has to be filed again anyway. O(1): at most 64 entries are looked at, or as many as have passed already.
+        It is exact unless the earliest bucket is a coarse one with many entries; then it is the start of that bucket,
+        which must be filed again then anyway. O(1): reads at most 64 entries, or those that have already passed.
         """
         while self._at:
             index = (self._occupied & -self._occupied).bit_length() - 1
@@ -193,7 +194,7 @@ class HierarchicalWheel(Wheel[Item]):
 
     def _sift(self, index: int, bucket: list[Item]) -> list[Item]:
         span = span_of(self._elapsed, index)
-        # the bucket of the present also holds what had passed when it was added
+        # the bucket of the current time also holds items whose time had passed when they were added
         start = span.start if span.start > self._elapsed else -1
         get, stop = self._at.get, span.stop
         if start >= 0:

@@ -1,28 +1,28 @@
-"""An idle ring finds those of very many connections that have been silent for a while.
+"""An idle ring finds the connections, among very many, that have been silent for a while.
 
-**The idea.** A delay whose reason may fall away: every packet pushes the time-out of its connection back. So the
-packet, which is frequent, must cost almost nothing, and the time-out, which is rare, may cost a little more. A ring has
-one slot per `tick`, as many as fit into `timeout`, and a map says in which slot each uid rests.
+**The idea.** Every packet restarts the time-out of its connection. Packets are frequent, so a packet must cost almost
+nothing; time-outs are rare and may cost slightly more. A ring has one slot per `tick`, as many as fit into `timeout`,
+and a map from each uid to its slot.
 
     timeout 30 s, tick 1 s.     touch("a", 0.4 s)    "a" rests in slot 31, the first boundary at or after 30.4 s
-                                touch("a", 12.0 s)   the slot only notes "last heard at 12.0 s"; "a" stays where it is
+                                touch("a", 12.0 s)   the slot only records "last touch 12.0 s"; "a" stays where it is
                                 advance(31 s)        the hand meets "a", sees 12.0, and puts it into slot 42
                                 advance(42 s)        nothing since 12.0 s: "a" is idle
 
 The published ring moves the uid to the slot behind the hand at every packet. Here a packet only overwrites one number,
 and the hand moves the uid when it gets there: once per `timeout` instead of once per packet.
 
-**The cost.** `touch`, `remove`: O(1), two dictionary operations. `advance`: O(uids in the slots passed), each at most
-once per `timeout` for as long as it is alive. One timer serves all. Against it: a timer per connection, cancelled and
-made anew by every packet; or a map of last times that is scanned whole every second, which for 100,000 connections
-looks at 100,000 entries to find the few that are idle, where the ring looks at the 3,300 of one slot.
+**The cost.** `touch`, `remove`: O(1), two dictionary operations. `advance`: O(uids in the slots passed), each live uid
+at most once per `timeout`. One timer serves all. The alternatives are a timer per connection, cancelled and remade by
+every packet, or a full scan of a map of last times every second. For 100,000 connections, that scan reads 100,000
+entries to find the few idle ones, while the ring reads the 3,300 of one slot.
 
-**What is wasteful, and why that is fine.** An idle uid is reported up to one tick late, never early. A coarser tick
-means fewer wake-ups, and it does not matter whether a dead connection is closed after 30 or 31 s. Slots are kept by
-number in a dictionary and their numbers in a heap, so that a ring of many slots takes memory only for those in use.
+**The waste, and why it is fine.** An idle uid is reported up to one tick late, never early. A coarser tick means fewer
+wake-ups, and it does not matter whether a dead connection is closed after 30 or 31 s. Slots are kept by number in a
+dictionary and their numbers in a heap, so that a ring of many slots takes memory only for those in use.
 
-Source: the same wheel as elsewhere (Varghese and Lauck, 1987) with all delays equal; the lazy move is how kernels keep
-TCP's keep-alive timers.
+Source: the same wheel as elsewhere (Varghese and Lauck, 1987) with all delays equal; kernels move TCP's keep-alive
+timers in the same lazy way.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def slot_after(at: Millis, tick: Millis) -> int:
 
 
 class IdleRing(Generic[Uid]):
-    """Finds the uids that have not been touched for `timeout` ms; each is reported once, then forgotten.
+    """Finds the uids that have not been touched for `timeout` ms; each is reported once, then removed.
 
     >>> ring = IdleRing[str](timeout=30_000, tick=1_000)
     >>> ring.touch("a", now=400)
@@ -59,8 +59,8 @@ class IdleRing(Generic[Uid]):
     >>> ring.advance(42_000)
     ['a']
 
-    A uid is never reported before `timeout` has passed since its last touch, and by the first `advance` that comes a
-    tick after that. A `now` smaller than one seen before counts as the latest seen.
+    A uid is never reported before `timeout` has passed since its last touch, and at the latest by the first `advance` a
+    tick after that. A `now` smaller than an earlier one counts as the latest one.
 
     Raises ValueError for a timeout or tick below 1.
     """
@@ -73,11 +73,11 @@ class IdleRing(Generic[Uid]):
         self._timeout = timeout
         self._tick = tick
         self._latest: Millis = 0
-        # slot number -> the uids resting there, with the time of the last touch
+        # slot number -> the uids in it, with the time of the last touch
         self._slots: dict[int, dict[Uid, Millis]] = {}
         # the numbers of these slots, as a heap
         self._waiting: list[int] = []
-        # uid -> the slot that it rests in
+        # uid -> its slot
         self._resting: dict[Uid, dict[Uid, Millis]] = {}
 
     def touch(self, uid: Uid, now: Millis) -> None:
@@ -93,7 +93,7 @@ class IdleRing(Generic[Uid]):
             slot[uid] = now
 
     def remove(self, uid: Uid) -> bool:
-        """Forget `uid`; False: it was not there. O(1)."""
+        """Remove `uid`; False: it was absent. O(1)."""
         slot = self._resting.pop(uid, None)
         if slot is None:
             return False
@@ -101,7 +101,7 @@ class IdleRing(Generic[Uid]):
         return True
 
     def advance(self, now: Millis) -> list[Uid]:
-        """Take out and return the uids that are idle, the longest silent first."""
+        """Remove and return the idle uids, longest silent first."""
         self._latest = now = max(self._latest, now)
         newest = now - self._timeout
         idle: dict[Uid, Millis] = {}

@@ -1,1 +1,1 @@
-"""How a due task is leased, delivered, extended and settled: workers, the long poll, and watched tables."""
+"""The leasing, delivery, extension and settlement of due tasks: workers, the long poll, and watched tables."""

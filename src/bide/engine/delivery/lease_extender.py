@@ -1,4 +1,4 @@
-"""The routine work of a worker: extend its leases, purge what has ended, and announce that it is alive."""
+"""The routine work of a worker: extend its leases, purge ended tasks, and announce that it is alive."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from bide.ports import Clock, Store
 _log = logging.getLogger("bide.lease_extender")
 _LOST = "the lease was refused: cancelled, replaced, or held by another worker now"
 PAGE = 1_000
-"""Tasks that one purge forgets at most."""
+"""The most tasks that one purge deletes."""
 PURGE_EVERY = 60.0
-"""Seconds between purges; the first comes after a random part of it, so that workers do not sweep in step."""
+"""Seconds between purges. The first one comes after a random part of this, so that workers do not purge in step."""
 ANNOUNCE_EVERY = 2.0
 """Seconds between two announcements."""
 PRESENCE: Millis = 6_000
-"""How long a worker counts as live after its last announcement."""
+"""The time for which a worker counts as live after its last announcement."""
 
 
 class LeaseExtender:
-    """Extends the deliveries of `held` three times within a lease, and calls `lost` for each that is refused.
+    """Extends the leases of the deliveries in `held` three times per lease, and calls `lost` for each refused one.
 
-    Purges once a minute. Announces the worker by the name `holder` every two seconds, where the store keeps that.
+    Purges once a minute. Announces the worker as `holder` every two seconds, if the store keeps announcements.
     """
 
     def __init__(
@@ -55,19 +55,19 @@ class LeaseExtender:
         self._due_at = 0.0
         """When leases are to be extended next."""
         self.blocked = 0
-        """How often the event loop was blocked for longer than a lease."""
+        """The number of times the event loop was blocked for longer than a lease."""
 
     async def catch_up(self, settler: Settler) -> None:
-        """Before a lease: settle what has ended and extend what is held, where a lease may have run out by now.
+        """Before leasing, settle ended and extend running deliveries whose leases may have expired.
 
-        Else a worker whose event loop stood still would lease its own tasks, and run them again. Costs nothing while
-        both happen in time by themselves.
+        Otherwise a worker whose event loop was blocked would lease its own tasks and run them again. Costs nothing
+        while settling and extending are on time.
         """
         now, third = asyncio.get_running_loop().time(), self._lease / 3000
         await self._settled(settler, third)
         if now - self._asked_at > 2 * third:
             await self.extend()
-            await self._settled(settler, third)  # while the store was away neither came through
+            await self._settled(settler, third)  # neither succeeded while the store was unavailable
 
     async def _settled(self, settler: Settler, soon: float) -> None:
         by = asyncio.get_running_loop().time() + soon
@@ -94,7 +94,7 @@ class LeaseExtender:
             self._due_at = loop.time() + third
 
     async def extend(self) -> None:
-        """Extend all that is held now, in one call; read what its handler has extended for longer, in another."""
+        """Extend all held leases in one call; in another, read those that a handler has extended for longer."""
         asked_at = asyncio.get_running_loop().time()
         expires = asked_at + self._lease / 1000
         held, longer = list[Delivery](), list[Delivery]()
@@ -129,7 +129,7 @@ class LeaseExtender:
                 self._lost(delivery, _LOST)
 
     async def _check(self, longer: list[Delivery]) -> None:
-        """Find out which of these were lost: an extension would make their leases shorter."""
+        """Find the lost leases among `longer` by a read, since an extension would shorten the others."""
         try:
             found = await self._store.get([delivery.record.ref for delivery in longer])
         except StoreError as error:
@@ -145,7 +145,7 @@ class LeaseExtender:
         await repeat("purging", self.purge, PURGE_EVERY, log=_log, first_after=PURGE_EVERY * random.random())
 
     async def purge(self) -> None:
-        """Forget the ended tasks whose retention has passed, a page at a time."""
+        """Delete the ended tasks whose retention has passed, a page at a time."""
         purged = PAGE
         while purged == PAGE:
             purged = await self._store.purge(now=self._clock.now(), limit=PAGE)
@@ -155,7 +155,7 @@ class LeaseExtender:
             await repeat("announcing this worker", self._announce, ANNOUNCE_EVERY, log=_log)
 
     async def leave(self) -> None:
-        """Announce that this worker has gone."""
+        """Announce that this worker has stopped."""
         try:
             await self._announce(gone=True)
         except StoreError as error:

@@ -1,18 +1,19 @@
-"""The loop of everything that leases: sleep until the next wake, lease what is due, and again.
+"""The loop of everything that leases: sleep until the next wake time, lease what is due, repeat.
 
-So that no wake-up is lost: subscribe first, then lease; the answer of a lease says how long to sleep; a notification
-since the lease was *sent* counts; it only ever shortens the sleep; every sleep is capped. `WakeLoop` is that loop,
-`Waker` its sleep. `LeaseLoop` adds what workers and consumers elsewhere share: it does not ask for what is paused, is
-not woken by it, and gives it back where the pause came while the lease was under way.
+These rules ensure that no wake-up is lost. Subscribe first, then lease. The answer to a lease says how long to sleep.
+A notification counts if it arrived after the lease was *sent*. It can only shorten the sleep. Every sleep is capped.
+`WakeLoop` is that loop, `Waker` its sleep. `LeaseLoop` adds the handling of pauses, which workers and the long poll
+share: it does not request tasks of paused topics, their notifications do not wake it, and it returns their tasks if the
+pause came while the lease was in flight.
 
-Timers ring early or late (uvloop's up to 1.2 ms early, and any may after a suspend), so an alarm is only a reason to
-read the clock: not there yet, arm again. Nothing is ever delivered because a timer fired, only because the clock says
-so. A lost notification costs lateness of at most the cap, never a task.
+Timers fire early or late (uvloop's up to 1.2 ms early, and any may after a suspend). So an alarm only makes the loop
+read the clock, and arm the alarm again if it is too early. The clock alone decides that a task is delivered, never a
+timer. A lost notification makes a task late by at most the cap, and never loses it.
 
-The alarm rings to the tenth of a millisecond where the system has a timer so fine. An event loop waits in whole
-milliseconds, rounded up (`EpollSelector.select` of asyncio, libuv under uvloop): half a millisecond of lateness for
-every task. On Linux a timer can be a file descriptor that becomes readable on time (timerfd_create(2)), and any loop
-waits for those without rounding. Setting it is one system call.
+If the system has a fine enough timer, the alarm is accurate to a tenth of a millisecond. An event loop waits in whole
+milliseconds, rounded up (`EpollSelector.select` of asyncio, libuv under uvloop), which would make every task half a
+millisecond late. On Linux a timer can be a file descriptor that becomes readable on time (timerfd_create(2)), and every
+loop waits for descriptors without rounding. Setting it is one system call.
 """
 
 from __future__ import annotations
@@ -39,12 +40,12 @@ from bide.engine.registry import RouteSettings, announce_for_ever
 from bide.ports import Clock, Policy, Wakes
 
 _UNNOTICED: Millis = 100
-"""Due for so long at the end of a sleep, something should have ended it."""
+"""A task that is due for this long when a capped sleep ends counts as a lost notification."""
 _MONOTONIC = 1
 _NONBLOCK, _CLOEXEC = os.O_NONBLOCK, getattr(os, "O_CLOEXEC", 0)
 _NANOSECONDS = 1_000_000_000
 _OWN_TIME = 1.0
-"""Seconds that a loop's time may differ from the system's before it is taken for a time of its own."""
+"""Seconds by which a loop's time may differ from the system's before it counts as simulated."""
 
 
 class Waker:
@@ -63,16 +64,16 @@ class Waker:
         self._asked_at: float | None = None
         self._by_notification = False
         self.capped = False
-        """True after a sleep that was as long as a sleep may be."""
+        """True after a sleep of the greatest length."""
         self.wakes = Wakes()
 
     def kick(self) -> None:
-        """End the sleep now: a slot is free, or the loop is to stop."""
+        """End the sleep now, because a slot is free or the loop is to stop."""
         self._kicked = True
         self._end()
 
     def notify(self, wake: Millis) -> None:
-        """Something wakes at `wake`: it only ever shortens the sleep, also one that has not begun."""
+        """Accept that a task wakes at `wake`. This only shortens the sleep, even one that has not begun."""
         self.wakes.notifications += 1
         self.wakes.heard_at = time.monotonic()
         if self._notified is None or wake < self._notified:
@@ -83,20 +84,20 @@ class Waker:
                 self._arm()
 
     def forget(self) -> None:
-        """Call just before a lease is sent: it will see for itself what was notified until here."""
+        """Drop the notifications so far. Call it just before a lease is sent, since that lease sees their tasks."""
         self._notified = None
         self._kicked = False
         self._asked_at = self._loop.time()
 
     async def sleep(self, wake: Millis | None) -> None:
-        """Sleep until `wake`, or what was notified since `forget`, at most the cap; or until kicked.
+        """Sleep until `wake`, an earlier time notified since `forget`, the cap, or a kick.
 
-        The cap counts from `forget`, and not from when the lease was answered: a store need not tell of what was added
-        in between and wakes later than the cap from then.
+        The cap counts from `forget`, not from the answer to the lease: a store need not notify of a task that was added
+        in between and wakes later than the cap from that moment.
         """
         self.capped = False
         asked_at, self._asked_at = self._asked_at, None
-        await asyncio.sleep(0)  # what was leased begins first: a handler that blocks would hold up the next lease
+        await asyncio.sleep(0)  # leased tasks begin first: a handler that blocks would hold up the next lease
         if self._kicked:
             return
         notified = self._notified
@@ -115,7 +116,7 @@ class Waker:
             self._count()
 
     def record_miss(self, planned: Millis, now: Millis) -> None:
-        """After a capped sleep the lease took a task that was planned for `planned`: count a lost notification."""
+        """Count a lost notification if, after a capped sleep, a task planned for `planned` was already overdue."""
         self.capped = False
         if now - planned >= _UNNOTICED:
             self.wakes.missed += 1
@@ -130,13 +131,13 @@ class Waker:
             self.wakes.by_alarm += 1
 
     def close(self) -> None:
-        """Release the alarm; nothing sleeps any more."""
+        """Release the alarm. Call it after the last sleep."""
         if self._alarm is not None:
             self._alarm.close()
             self._alarm = None
 
     def _arm(self) -> None:
-        """Set the alarm for the wake or the cap; when the time has come, end the sleep."""
+        """Set the alarm for the wake time or the cap; end the sleep if that time has come."""
         if self._sleeper is None:
             return
         left = self._latest - self._loop.time()
@@ -155,7 +156,7 @@ class Waker:
 
 
 class LoopAlarm:
-    """Rings once, the given seconds after it was last set, by the event loop's own timers."""
+    """Rings once, the given seconds after it was last set, using the event loop's own timers."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
@@ -176,7 +177,7 @@ class LoopAlarm:
 
 
 class DescriptorAlarm:
-    """The same by a timer of the system, for which the loop waits as for a socket. Raises OSError where there is
+    """Rings like `LoopAlarm`, using a system timer on which the loop waits as on a socket. Raises OSError if there is
     none.
     """
 
@@ -199,12 +200,12 @@ class DescriptorAlarm:
         self._checked(self._libc.timerfd_settime(self._descriptor, 0, self._spec, None))
 
     def cancel(self) -> None:
-        """Costs nothing: it may ring once more, and the callee reads the clock before it acts."""
+        """Do nothing. The alarm may ring once more, and the callback reads the clock before it acts."""
 
     def _readable(self) -> None:
         try:
             os.read(self._descriptor, 8)
-        except BlockingIOError:  # it was set anew in the meantime
+        except BlockingIOError:  # it was set again in the meantime
             return
         self._ring()
 
@@ -223,17 +224,17 @@ class DescriptorAlarm:
 
 
 def new_alarm(ring: Callable[[], None]) -> LoopAlarm | DescriptorAlarm:
-    """Make the finest alarm there is; in a loop that keeps a time of its own, as those of tests do, the loop's."""
+    """Make the finest alarm available; in a loop with simulated time, as in tests, a `LoopAlarm`."""
     if abs(asyncio.get_running_loop().time() - time.monotonic()) < _OWN_TIME:
         try:
             return DescriptorAlarm(ring)
-        except (OSError, NotImplementedError):  # another system, or a loop that waits for sockets alone
+        except (OSError, NotImplementedError):  # another system, or a loop that can only wait for sockets
             return LoopAlarm(ring)
     return LoopAlarm(ring)
 
 
 class WakeLoop(ABC):
-    """Repeats a turn as its next wake comes, as it is notified of an earlier one, or as it is kicked."""
+    """Repeats a turn at its next wake time, or earlier after a notification or a kick."""
 
     def __init__(self, clock: Clock, cap: Millis) -> None:
         self.clock = clock
@@ -241,16 +242,16 @@ class WakeLoop(ABC):
         self._stopping = False
 
     def _wants_turn(self) -> object:
-        """Something true while a turn could find anything to do."""
+        """A true value while a turn could find work."""
         return True
 
     @abstractmethod
     async def _turn(self) -> Millis | None:
-        """Do what is due; the next wake."""
+        """Do what is due. Returns the next wake time."""
 
     @abstractmethod
     async def _turn_failed(self, error: Exception) -> None:
-        """Report the error of a turn, and wait for as long as there is to be none."""
+        """Report the error of a turn, and wait until the next turn may begin."""
 
     async def _run(self) -> None:
         while not self._stopping:
@@ -260,7 +261,7 @@ class WakeLoop(ABC):
                 self._waker.forget()
                 try:
                     wake = await self._turn()
-                except Exception as error:  # noqa: BLE001 - the loop outlives its defects, loudly
+                except Exception as error:  # noqa: BLE001 - a defect is logged and does not end the loop
                     await self._turn_failed(error)
                     continue
             await self._waker.sleep(wake)
@@ -272,7 +273,7 @@ _PAUSE_AFTER_ERROR = 0.25
 
 
 class LeaseLoop(WakeLoop):
-    """A loop that leases from the store of an open client, which has to stay open."""
+    """A loop that leases from the store of an open client, which must stay open."""
 
     _log: logging.Logger
 
@@ -285,16 +286,16 @@ class LeaseLoop(WakeLoop):
         self._leasing: list[asyncio.Task[None]] = []
 
     def _start_leasing(self) -> None:
-        """Call it once the store is subscribed to."""
+        """Start the loop. Call it after subscribing to the store."""
         self._pause_gates.append(self.pause_gate)
         self._leasing += begin(self._run(), "leasing"), begin(self.pause_gate.refresh_for_ever(), "pauses")
 
     def _announce(self, routes: Sequence[RouteSettings]) -> None:
-        """Announce how the topics are worked on, as long as the loop runs."""
+        """Announce the settings of the topics for as long as the loop runs."""
         self._leasing.append(begin(announce_for_ever(self.store, self.clock, self.config, routes), "routes"))
 
     async def _stop_leasing(self) -> None:
-        """Lease no more, once the turn that is under way has ended."""
+        """Stop leasing after the turn in progress."""
         self._stopping = True
         self._waker.kick()
         if self.pause_gate in self._pause_gates:
@@ -322,8 +323,8 @@ class LeaseLoop(WakeLoop):
         return leased
 
     def _refusal(self, record: Record, policy: Policy, now: Millis, holder: str) -> Settlement | None:
-        """The settlement of a task that was leased and must not be delivered; None: deliver it. Notes a loss."""
-        if record.topic in self.pause_gate.topics:  # since the lease was sent
+        """The settlement of a leased task that must not be delivered; None: deliver it. Records a loss."""
+        if record.topic in self.pause_gate.topics:  # paused since the lease was sent
             return release(record)
         if record.losses:
             self._note(EventKind.LOSS, record, f"lease lost, {record.losses} in a row", holder)
@@ -333,7 +334,7 @@ class LeaseLoop(WakeLoop):
         return None if why is None else dead(record, why, self.config.retentions.of(record.topic), now)
 
     def _note(self, kind: EventKind, record: Record, what: str, holder: str, wake: Due | None = None) -> None:
-        """Write into the event log how a delivery of `record` ended; it wakes again at `wake`."""
+        """Record in the event log how a delivery of `record` ended; it wakes again at `wake`."""
         at, began = self.clock.now(), None if kind is EventKind.LOSS else record.started_at
         wake_at = None if wake is None else wake.resolve(at)
         event = Event(
@@ -343,6 +344,6 @@ class LeaseLoop(WakeLoop):
         self._recorder.note(event)
 
     def _on_wake(self, topic: Topic, wake: Millis) -> None:
-        """Take a notification of the store."""
+        """Handle a notification of the store."""
         if topic not in self.pause_gate.topics:
             self._waker.notify(wake)

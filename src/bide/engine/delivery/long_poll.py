@@ -1,8 +1,8 @@
-"""Leasing for consumers of other processes: each waits until something is due for it, and settles it.
+"""Leasing for consumers in other processes: each waits until a task is due for it, and settles the task.
 
-However many wait, there is one loop, the same as a worker's (`lease_loop`): it asks the store for all of them together,
-and hands out what it gets, first to those who have waited longest. So a thousand that wait cost as much as one worker.
-What is leased for a consumer that has gone meanwhile is released unstarted, which counts nothing.
+One loop, the same as a worker's (`lease_loop`), serves all waiting consumers. It leases for them together and hands out
+the tasks, first to the consumer that has waited longest. So a thousand waiting consumers cost as much as one worker. A
+task leased for a consumer that has disconnected is released unstarted, which does not count as a delivery.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from bide.ports import Listening, Policy, all_answers
 
 _log = logging.getLogger("bide.long_poll")
 _MOST = 10_000
-"""Tasks that one lease asks for at most."""
+"""The most tasks that one lease requests."""
 _FORGET_AFTER = 60.0
 """Seconds for which the subscription to a topic outlives the last request for it."""
 
 
 class _Request:
-    """One consumer's request, and what it has got so far."""
+    """One consumer's request, and its tasks so far."""
 
     __slots__ = ("future", "patient", "room", "taken")
 
@@ -41,7 +41,7 @@ class _Request:
         self.room = room
         self.future = future
         self.patient = patient
-        """True: it waits until something is due; else one lease answers it."""
+        """True: it waits until a task is due; else one lease answers it."""
         self.taken: list[Record] = []
 
 
@@ -54,8 +54,8 @@ class _RequestGroup:
         self.holder = holder
         self.lease_for = lease_for
         self.queues: dict[Topic, OrderedDict[_Request, None]] = {}
-        """By topic, the longest waiting first. One that ends is removed at once: where nothing comes due for days,
-        consumers that ask again and again would pile up."""
+        """By topic, the longest waiting first. A request that ends is removed at once: if no task comes due for days,
+        the requests of consumers that poll repeatedly would pile up."""
         self.wanted: Counter[Topic] = Counter()
         self.impatient: list[_Request] = []
 
@@ -67,7 +67,7 @@ class _RequestGroup:
             self.impatient.append(request)
 
     def remove(self, request: _Request) -> None:
-        """Remove it: it has its answer, or its caller has gone."""
+        """Remove a request that is answered, or whose caller has disconnected."""
         for topic, count in request.room.items():
             self._leave_queue(request, topic, count)
         request.room = {}
@@ -100,17 +100,17 @@ class _RequestGroup:
             del self.queues[topic], self.wanted[topic]
 
     def wants(self) -> dict[Topic, int]:
-        """The wants of one lease: some of every topic, so that none waits for another."""
+        """The number of tasks to lease by topic: some of every topic, so that none waits for another."""
         share = max(1, _MOST // max(1, len(self.wanted)))
         return {topic: min(count, share) for topic, count in self.wanted.items()}
 
 
 class LongPoll(LeaseLoop):
-    """`lease` waits for what is due, `extend` keeps it, and `settle` ends it by the policy of its topic.
+    """Leases due tasks to consumers, extends their leases, and settles them by the policy of their topic.
 
-    Make it in the running loop, `start` it, and `close` it before the client. It calls `started` for each lease that is
-    handed out, and `settled` for each outcome that was accepted. `may_note` says whether this caller may write one more
-    line into the event log, which all share.
+    Make it in the running loop, `start` it, and `close` it before the client. It calls `started` for each lease handed
+    out, and `settled` for each accepted outcome. `may_note` returns True if this caller may write one more line to the
+    shared event log.
     """
 
     _log = _log
@@ -133,19 +133,19 @@ class LongPoll(LeaseLoop):
         self._groups: dict[tuple[str, Millis], _RequestGroup] = {}
         self._listening: dict[Topic, asyncio.Task[Listening]] = {}
         self._unasked: dict[Topic, float] = {}
-        """Since when no request asks for a topic that is subscribed to, by the loop's time."""
+        """When the last request for each subscribed topic ended, by the loop's time."""
         self._unsubscribes_at = float("-inf")
         self._background: set[asyncio.Task[None]] = set()
         self.waiting = 0
-        """Requests that wait now."""
+        """The number of waiting requests."""
 
     async def start(self, routes: Sequence[RouteSettings] = ()) -> None:
-        """Begin to lease. `routes`, the settings of the topics that are left to consumers, are announced."""
+        """Begin to lease, and announce `routes`, the settings of the topics that consumers work on."""
         self._start_leasing()
         self._announce(routes)
 
     async def close(self) -> None:
-        """Lease no more; every request that waits is answered with nothing."""
+        """Stop leasing; every waiting request is answered with no tasks."""
         await self._stop_leasing()
         for group in self._groups.values():
             for request in group.requests():
@@ -155,11 +155,10 @@ class LongPoll(LeaseLoop):
         await self._unsubscribe(list(self._listening))
 
     async def lease(self, room: Mapping[Topic, int], *, holder: str, lease_for: Millis, wait: float) -> list[Record]:
-        """Lease due tasks, up to the number of each topic in `room`, as soon as there is one; none after `wait`
-        seconds.
+        """Wait at most `wait` seconds for due tasks; lease at most the number of each topic in `room`.
 
-        With `wait` 0 the store is asked once. If the caller is cancelled, nothing stays leased for it. Raises
-        StoreError where the store is away.
+        With `wait` 0 the store is queried once. If the caller is cancelled, nothing stays leased for it. Raises
+        StoreError if the store is unavailable.
         """
         if self._stopping:
             return []
@@ -186,20 +185,20 @@ class LongPoll(LeaseLoop):
                 del self._groups[holder, lease_for]
 
     def release(self, records: Sequence[Record]) -> None:
-        """Return leases that were not begun: due again at once, counting nothing."""
+        """Return leases that were not begun. Their tasks are due again at once, and no delivery is counted."""
         if records:
             self._settle_later([release(record) for record in records], "released")
 
     async def extend(self, leases: Sequence[Lease], length: Millis) -> list[bool]:
-        """Extend these to `length` milliseconds from now; False where the lease was gone. Raises StoreError."""
+        """Extend leases to `length` milliseconds from now; False for each lost lease. Raises StoreError."""
         now = self.clock.now()
         return await self.store.extend(leases, now=now, until=now + self.clock.span(length))
 
     async def settle(self, ended: Sequence[tuple[Lease, Outcome]], *, who: str) -> list[bool]:
-        """Record how these leases ended; False where the lease was gone, and nothing changed. Raises StoreError.
+        """Record the outcomes of leases; False for each lost lease, whose task is unchanged. Raises StoreError.
 
-        A plain Done needs nothing of the task. What the policy decides (when to try again, whether it is too late)
-        does, so the tasks of such outcomes are read first, all in one call.
+        A plain Done does not depend on the task. Outcomes that the policy decides (when to retry, whether it is too
+        late) do, so their tasks are read first, all in one call.
         """
         read = [place for place, (_, outcome) in enumerate(ended) if not _plain(outcome)]
         refs = [Ref(ended[place][0].topic, ended[place][0].key) for place in read]
@@ -238,27 +237,27 @@ class LongPoll(LeaseLoop):
     # --- the loop
 
     def _wants_turn(self) -> bool:
-        """True if any request waits. Now and then, end the subscriptions that none has asked for in a while."""
+        """True if any request waits. From time to time, this also ends unused subscriptions."""
         if self._loop.time() >= self._unsubscribes_at:
             self._unsubscribes_at = self._loop.time() + _FORGET_AFTER / 4
             self._later(self._unsubscribe_unasked())
         return bool(self._groups)
 
     async def _turn(self) -> Millis | None:
-        """Lease for every request that waits, and hand out what came; the next wake of what they still want."""
+        """Lease for every waiting request and hand out the tasks. Returns the next wake time of their topics."""
         await self.pause_gate.first()
         wakes: list[Millis] = []
         for group in list(self._groups.values()):
             asked = {topic: count for topic, count in group.wants().items() if topic not in self.pause_gate.topics}
             answered_now, group.impatient = group.impatient, []
-            if not asked:  # none is left, or all that is asked for is paused
+            if not asked:  # no request is left, or all requested topics are paused
                 for request in answered_now:
                     self._answer(group, request)
                 continue
             leased = await self._lease(asked, group.lease_for, group.holder)
             got = Counter(record.topic for record in leased.tasks)
             if any(got[topic] == count < group.wanted[topic] for topic, count in asked.items()):
-                self._waker.kick()  # it got all that one call asks for, and more is wanted
+                self._waker.kick()  # the lease was full, and more is wanted
             self._hand_out(group, leased.tasks, leased.now)
             for request in answered_now:
                 self._answer(group, request)
@@ -290,7 +289,7 @@ class LongPoll(LeaseLoop):
         self.release(left)
         if refusals:
             self._settle_later(refusals, "settled")
-            self._waker.kick()  # they left room, and there may be more
+            self._waker.kick()  # the refused tasks left room, and more may be due
 
     def _answer(self, group: _RequestGroup, request: _Request) -> None:
         if not request.future.done():
@@ -342,7 +341,7 @@ class LongPoll(LeaseLoop):
                 raise
 
     async def _unsubscribe_unasked(self) -> None:
-        """End the subscriptions that no request has asked for in a while."""
+        """End the subscriptions that no request has used for a while."""
         now = self._loop.time()
         asked = {topic for group in self._groups.values() for topic in group.wanted}
         for topic in self._listening.keys() - asked:
@@ -353,7 +352,7 @@ class LongPoll(LeaseLoop):
         await self._unsubscribe([topic for topic in over if topic not in asked])
 
     async def _unsubscribe(self, topics: Sequence[Topic]) -> None:
-        """End these, all at once: each may be a call to the store."""
+        """End the subscriptions concurrently, since each may be a call to the store."""
         ending = [self._listening.pop(topic) for topic in topics if topic in self._listening]
         if ending:
             await asyncio.wait(ending)

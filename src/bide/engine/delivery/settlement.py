@@ -1,6 +1,6 @@
-"""The policy that turns the end of a delivery into a settlement: retries, the deadline, the bound on losses.
+"""The policy that turns the end of a delivery into a settlement: retries, the deadline, the limit on losses.
 
-Pure functions; all policy that decides whether a task lives on is here, and none in a store.
+Pure functions. All policy that decides whether a task is delivered again is here, and none in a store.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from bide.ports import Clock, Policy
 
 _LOST, _OVER = "holder lost: ", "deadline: not after "
 UNDELIVERED = (_LOST, _OVER)
-"""Beginnings of the error of a task that died without a delivery."""
+"""Prefixes of the error of a task that died without a delivery."""
 
 
 def reject_reason(record: Record, route: Policy, now: Millis) -> str | None:
-    """Why a task that was just leased must not be delivered any more; None: deliver it."""
+    """The reason why a leased task must no longer be delivered; None: deliver it."""
     if record.losses >= route.losses:
         return f"{_LOST}{record.losses} leases in a row ended unsettled"
     if record.deadline is not None and now > record.deadline:
@@ -45,9 +45,9 @@ def settlement_for(
     *,
     traces: bool = False,
 ) -> Settlement:
-    """Decide the settlement. `ended`: None or Done, another Outcome, or the exception that the handler raised.
+    """Decide the settlement. `ended`: None or Done, another Outcome, or the handler's exception.
 
-    `traces`: keep the trace of that exception behind the text of the error.
+    `traces`: append the traceback of that exception to the text of the error.
     """
     if ended is None:
         return _done(record, keep, clock)
@@ -74,7 +74,7 @@ def settlement_for(
 
 
 def completion(record: Record, done: Done, keep: Retention, clock: Clock) -> Settlement:
-    """The end with success, or the start of the next life."""
+    """The settlement of a success: the task is done, or begins its next life."""
     if done.again is not None:
         again = with_grain(done.again, clock.grain)
         return Settlement(record.topic, record.key, record.token, OutcomeKind.DONE, again, next_id=new_id())
@@ -84,7 +84,7 @@ def completion(record: Record, done: Done, keep: Retention, clock: Clock) -> Set
 def dead(
     record: Record, why: str, keep: Retention, now: Millis, *, failed: bool = False, trace: str = ""
 ) -> Settlement:
-    """The end without success, remembered by the retention for dead tasks. `failed`: count a failed delivery."""
+    """The settlement of a dead task, kept by the retention for dead tasks. `failed`: count a failed delivery."""
     return Settlement(
         record.topic,
         record.key,
@@ -98,7 +98,7 @@ def dead(
 
 
 def release(record: Record) -> Settlement:
-    """Return a lease that was not begun: due again at once, counting nothing."""
+    """The settlement of a lease that was not begun: due again at once, and no delivery is counted."""
     return Settlement(record.topic, record.key, record.token, OutcomeKind.DEFER, In(0))
 
 
@@ -113,7 +113,7 @@ def _pause(record: Record, route: Policy) -> Millis | None:
         try:
             policy = decode_options(record.options).retry or policy
         except DecodeError:
-            policy = route.retry  # damaged options: the topic's own policy is the best that is known
+            policy = route.retry  # damaged options: fall back to the topic's own policy
     return policy.delay(record.failures + 1)
 
 
@@ -122,18 +122,18 @@ def _too_late(record: Record, at: Millis) -> bool:
 
 
 LONGEST_TRACE = 4_096
-"""Characters of a trace that are kept: the last ones."""
+"""The number of characters kept of a traceback, from its end."""
 _MOST_FRAMES, _MOST_CAUSES = 20, 4
 _ON_THE_WAY = ("bide.engine.", "bide.sinks.handlers", "bide.sinks.traced")
-"""Modules that call handlers: a trace begins behind them."""
+"""Modules that call handlers; a kept traceback begins after their frames."""
 
 
 def trace_of(error: BaseException) -> str:
-    """Where `error` arose, after what led to it, to be kept behind its text; empty if it was raised nowhere.
+    """The traceback of `error`, preceded by its causes, to be appended to its text; empty if it was never raised.
 
-    The lines of the source, and no values of variables: at most 4 causes, of a group the first error, with 20 frames
-    each. O(depth): 4 us for one frame, 20 us for ten with a cause. A file is read when it is first met, on the loop, as
-    it is for the log.
+    Contains lines of source and no values of variables: at most 4 causes with 20 frames each, and only the first error
+    of a group. O(depth): 4 us for one frame, 20 us for ten with a cause. A file is read on the loop at its first use,
+    as it is for the log.
     """
     links: list[str] = []
     at: BaseException | None = error
@@ -144,7 +144,7 @@ def trace_of(error: BaseException) -> str:
             links.append("".join([_place(frame, line) for frame, line in frames]) + said)
             cause = at.__cause__ if at.__suppress_context__ else at.__cause__ or at.__context__
             at = at.exceptions[0] if isinstance(at, BaseExceptionGroup) else cause
-    except Exception:  # noqa: BLE001 - an error with a will of its own, or a loader: the text of it must do
+    except Exception:  # noqa: BLE001 - a faulty exception class or loader: keep the error's text alone
         return ""
     text = storable("".join(reversed(links)))
     if len(text) > LONGEST_TRACE:
@@ -154,13 +154,13 @@ def trace_of(error: BaseException) -> str:
 
 def _place(frame: FrameType, line: int) -> str:
     code = frame.f_code
-    lazycache(code.co_filename, frame.f_globals)  # what stands in an archive is read by its loader
+    lazycache(code.co_filename, frame.f_globals)  # the loader reads source inside an archive
     return _written(code.co_filename, line, code.co_name)
 
 
 @lru_cache(maxsize=1_024)
 def _written(file: str, line: int, name: str) -> str:
-    """As it was when it was first met, which is nearer to the code that runs than a file that was changed since."""
+    """The line as it was at its first use, which matches the running code better than a file changed since."""
     source = getline(file, line).strip()[:400]
     return f'  File "{file}", line {line}, in {name}\n' + (f"    {source}\n" if source else "")
 

@@ -1,12 +1,12 @@
 """Sends the outcomes of this process's deliveries to the store, in batches.
 
-One batch is under way at a time (for each part of a store that has several, so that none waits for one that is away);
-what ends meanwhile goes with the next. As long as there is nothing else to do, an outcome goes out at the end of this
-turn of the event loop. While a backlog is worked off (`busy`), outcomes gather for some milliseconds: on SQLite a task
-settled among a thousand costs 9 µs, among a hundred 14 µs, since each commit writes every page of the index that it
-touched. An outcome that has not been sent when a process dies is delivered again. A store that is away is asked again
-and again: an outcome is given up only when the worker closes, and then the lease runs out and the task is delivered
-once more, as P2 allows.
+One batch is in flight at a time (one per part of a store with several parts, so that no part waits for an unavailable
+one); outcomes that come meanwhile go with the next. Without a backlog, an outcome goes out at the end of the current
+turn of the event loop. With a backlog (`busy`), outcomes gather for some milliseconds: on SQLite a task settled among a
+thousand costs 9 µs, among a hundred 14 µs, since each commit writes every index page that it touched. If a process dies
+before it sends an outcome, the task is delivered again. While the store is unavailable, the settler keeps retrying. It
+gives up an outcome only when the worker closes; then the lease expires and the task is delivered once more, as P2
+allows.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from bide.ports import Clock, Pending, Store
 _log = logging.getLogger("bide.settler")
 _LIMIT = 1_000
 _GATHER = 0.01
-"""Seconds that outcomes gather while a backlog is worked off."""
+"""Seconds for which outcomes gather while there is a backlog."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.05, 1.0
 _CATCHING_UP = 1.0
-"""Seconds that a lease waits at most for outcomes whose own leases have run out."""
+"""The most seconds that the next lease waits for outcomes whose own leases have expired."""
 
 OnSettled = Callable[[Delivery, Settlement, bool], None]
 
 
 class Settler:
-    """`put` an outcome; `on_settled` is called when the store has it, with True if it was accepted."""
+    """Takes outcomes by `put`, and calls `on_settled` when the store has answered, with True if it accepted."""
 
     def __init__(self, store: Store, clock: Clock, on_settled: OnSettled, busy: Callable[[], bool]) -> None:
         self._make = partial(_Outbox, store, clock, on_settled, busy)
@@ -51,8 +51,8 @@ class Settler:
         outbox.put(delivery, settlement)
 
     def behind(self, by: float) -> list[_Outbox]:
-        """The outboxes with outcomes whose leases end before `by` (else their own worker would lease the tasks, and run
-        them again, before they are settled); but none whose part of the store, among several, is away.
+        """The outboxes with outcomes whose leases end before `by`. If they are not sent first, their own worker may
+        lease those tasks and run them again. In a store with several parts, unavailable parts are left out.
         """
         return [
             outbox
@@ -61,7 +61,7 @@ class Settler:
         ]
 
     async def catch_up(self, by: float) -> None:
-        """Before a lease: send those outcomes first, as long as the store takes them."""
+        """Before a lease, send the outcomes of `behind`, as long as the store accepts them."""
         loop = asyncio.get_running_loop()
         ends = loop.time() + _CATCHING_UP
         while (late := self.behind(by)) and loop.time() < ends:
@@ -70,12 +70,12 @@ class Settler:
                 return
 
     async def drain(self) -> None:
-        """Wait until every outcome put so far is in the store, or was given up because that cannot be reached."""
+        """Wait until every outcome so far is in the store, or was given up because the store is unreachable."""
         await asyncio.gather(*(outbox.drain() for outbox in self._outboxes.values()))
 
 
 class _Outbox:
-    """The outcomes on their way to one part of the store."""
+    """The outcomes in transit to one part of the store."""
 
     def __init__(self, store: Store, clock: Clock, on_settled: OnSettled, busy: Callable[[], bool]) -> None:
         self._settle = store.settle
@@ -90,11 +90,11 @@ class _Outbox:
         self._timer: asyncio.TimerHandle | None = None
         self._closing = False
         self._earliest = self._sending = math.inf
-        """When the first lease ends of the outcomes that wait, and of those that are on their way."""
+        """When the first lease ends: among the waiting outcomes, and among those in flight."""
         self._answered: asyncio.Future[None] | None = None
         self._pausing: asyncio.Future[None] | None = None
         self.failing = False
-        """True after the store has not taken a batch, until it takes one."""
+        """True after the store has failed a batch, until it accepts one."""
 
     @property
     def earliest(self) -> float:
@@ -109,7 +109,7 @@ class _Outbox:
             self._later()
 
     def _later(self) -> None:
-        """Send at once; while more is to come, once there is enough of it or some time has passed."""
+        """Send at once, or with a backlog once enough outcomes have gathered or some time has passed."""
         if len(self._outbox) < _LIMIT and not self._closing and self._more_to_come():
             self._timer = self._loop.call_later(_GATHER, self._start)
         else:
@@ -126,7 +126,7 @@ class _Outbox:
         self._task.add_done_callback(self._sent)
 
     def _sent(self, task: asyncio.Task[None]) -> None:
-        """Go on however the sending ended: also if it was cancelled before its first step."""
+        """Go on however the sending ended, even if it was cancelled before its first step."""
         self._task, self._sending = None, math.inf
         self._answered_all(failing=False)
         if self._outbox:
@@ -135,7 +135,7 @@ class _Outbox:
             self._busy = False
 
     async def _send(self, batch: list[tuple[Delivery, Settlement]]) -> None:
-        """Send until the store has them all. Those whose part of the store is away are sent again alone."""
+        """Send until the store has all outcomes. Only those whose part of the store is unavailable are resent."""
         pause = _FIRST_PAUSE
         while True:
             left, why = list[tuple[Delivery, Settlement]](), None
@@ -161,7 +161,7 @@ class _Outbox:
             pause = min(pause * 2, _LONGEST_PAUSE)
 
     def hurry(self) -> asyncio.Future[None]:
-        """Send now what gathers. The future is done when the store has answered, whatever it said."""
+        """Send the gathering outcomes now. The future is done when the store has given any answer."""
         if self._timer is not None:
             self._timer.cancel()
             self._start()
@@ -178,7 +178,7 @@ class _Outbox:
             self._answered = None
 
     async def _ask(self, batch: list[tuple[Delivery, Settlement]]) -> Sequence[object]:
-        """The store's answers, with an error in the place of what failed. A defect fails only its own outcome."""
+        """The store's answers, with an error for each failed outcome. A defect fails only its own outcome."""
         try:
             accepted = await self._settle([one for _, one in batch], now=self._clock.now())
             if len(accepted) != len(batch):
@@ -187,7 +187,7 @@ class _Outbox:
             return partly.answers
         except StoreError as error:
             return [error] * len(batch)
-        except Exception as defect:  # noqa: BLE001 - whatever the store raises must not take the others along
+        except Exception as defect:  # noqa: BLE001 - an error of the store must not fail the other outcomes
             if len(batch) > 1:
                 return [answer for one in batch for answer in await self._ask([one])]
             _, settlement = batch[0]
@@ -199,11 +199,11 @@ class _Outbox:
     def _tell(self, delivery: Delivery, settlement: Settlement, accepted: bool) -> None:
         try:
             self._on_settled(delivery, settlement, accepted)
-        except Exception:  # noqa: BLE001 - an observer's defect must not stop the others
+        except Exception:  # noqa: BLE001 - an observer's defect must not stop other observers
             _log.exception("%s/%s is settled, and an observer of it failed", settlement.topic, settlement.key)
 
     def _answer_later(self, delivery: Delivery, settlement: Settlement, answer: Pending[bool]) -> None:
-        """Wait in the background for a task that an open transaction has locked: other outcomes do not wait for it."""
+        """Wait in the background for a task that an open transaction has locked; other outcomes do not wait."""
         self._late.add(answer)
 
         def answered(answer: Pending[bool]) -> None:

@@ -1,12 +1,12 @@
-"""The loop over one watched table: sleeps until its earliest row is due, takes what is due, and hands it on.
+"""The loop over one watched table: sleeps until its earliest row is due, then takes the due rows and fires them.
 
-The loop is that of workers (`lease_loop.WakeLoop`). There is no window: whatever is due by now is taken, however long
-ago it was due; the next time is read off the index, and every sleep is capped, since nothing notifies of what others
-write.
+The loop is that of workers (`lease_loop.WakeLoop`). There is no time window: it takes every due row, however late. It
+reads the next due time from the index, and caps every sleep, since the database does not notify of other processes'
+writes.
 
-**One rule for whatever goes wrong.** An error of the connection, and one of the server's that passes, is of the query,
-which is made again. Any other is of the rows that were asked for. They are taken one by one until the one to blame is
-known, and that one rests (see `watch.RestingRows`), while the others go on.
+**One rule for all errors.** A connection error, or a transient error of the server, concerns the query, which is
+repeated. Any other error concerns the rows of the query. They are taken one by one until the faulty row is found. That
+row rests (see `watch.RestingRows`), and the others go on.
 """
 
 from __future__ import annotations
@@ -30,22 +30,22 @@ from bide.ports import Clock, DueRow, Head, Raced, RowRefused, Store, Table, Tab
 _log = logging.getLogger("bide.table")
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.25, 5.0
 _LOCKED_PAUSE: Millis = 25
-"""How soon a row is tried again that another transaction has locked; doubled each time."""
+"""The delay before a locked row is tried again; doubled each time."""
 _APART = 0.01
-"""Seconds between two queries that the commits of others cause."""
+"""The least seconds between two queries that other processes' commits cause."""
 _RACES = 20
-"""How often in a row a transaction that met another may be undone by the server before the loop pauses."""
+"""The number of successive transactions that the server may roll back for conflicts before the loop pauses."""
 _ENDING = 10.0
-"""Seconds for a coroutine that was cancelled, and for the rollback of its row."""
+"""Seconds that a cancelled coroutine has to end, including the rollback of its row."""
 _STOPPED = "the worker has stopped, and what is due stays due"
 
 
 class _StillDead(Exception):
-    """The row was given up, and is still due at the same time: its handler is not called again."""
+    """The row was given up and its due time is unchanged, so its handler is not called again."""
 
 
 class TableLoop(WakeLoop):
-    """Watches one table for one worker. `start` and `stop` it; or `run_once`, for tests that move the clock."""
+    """Watches one table for one worker. `start` and `stop` it, or `run_once` in tests that move the clock."""
 
     def __init__(self, watch: Watch, table: Table, *, clock: Clock, store: Store) -> None:
         self._cap = watch.source.look_every_ms
@@ -57,9 +57,9 @@ class TableLoop(WakeLoop):
         self._loop = asyncio.get_running_loop()
         self._resting = RestingRows(watch, self.clock)
         self._running: dict[asyncio.Task[None], Any] = {}
-        """The handlers that run, each with the id of its row."""
+        """The running handlers, each with the id of its row."""
         self._one_by_one = 0
-        """How many rows are still to be taken singly, after a page that failed."""
+        """The number of rows still to be taken singly after a page failed."""
         self._locked_pause = _LOCKED_PAUSE
         self._hooks = DeadHooks()
         self._work: asyncio.Task[None] | None = None
@@ -68,7 +68,7 @@ class TableLoop(WakeLoop):
         self._opened = False
         self._stopped = asyncio.Event()
         self._pause, self._races, self._complaint = _FIRST_PAUSE, 0, ""
-        """Of the errors in a row: how long to wait after the next, how many were races, and what was logged last."""
+        """For successive errors: the pause after the next one, the number of races, and the last logged text."""
         self._emptied: list[asyncio.Future[None]] = []
 
     # --- start and stop
@@ -87,7 +87,7 @@ class TableLoop(WakeLoop):
         self._opened = True
 
     async def start(self) -> None:
-        """Open, and begin to watch. A database that is away is tried again meanwhile. Raises SetupError."""
+        """Open, and begin to watch. An unavailable database is retried in the background. Raises SetupError."""
         try:
             await self.open()
         except StoreError as error:
@@ -97,7 +97,7 @@ class TableLoop(WakeLoop):
         self._work = self._loop.create_task(self._run(), name=f"bide {self.watch.source.table}")
 
     async def stop(self, grace: float) -> None:
-        """Take no more; let handlers end, at most `grace` seconds, and then roll back what they were at."""
+        """Take no more rows, wait at most `grace` seconds for the handlers, then roll back the unfinished ones."""
         self._stopping = True
         self._stopped.set()
         self.watch.listeners.discard(self._kick_from_any_thread)
@@ -117,7 +117,7 @@ class TableLoop(WakeLoop):
         await asyncio.gather(self._hooks.ended(), self._table.close())
 
     async def until_empty(self) -> None:
-        """Wait until no row fulfils the condition with a time that will come, and none is being handled here."""
+        """Wait until no row that meets the condition has a due time, and none is being handled here."""
         if self._stopping:
             raise RuntimeError(_STOPPED)
         emptied = self._loop.create_future()
@@ -129,7 +129,7 @@ class TableLoop(WakeLoop):
             self._emptied.remove(emptied)
 
     async def run_once(self) -> tuple[int, Millis | None]:
-        """Take all that is due, and let it end; how many rows that was, and when the next is due."""
+        """Take all due rows and wait for their handlers. Returns the number of rows, and when the next is due."""
         before = self.stats.fired + self.stats.failed
         wake = await self._take_due()
         while self._running:
@@ -141,11 +141,11 @@ class TableLoop(WakeLoop):
     def _kick_from_any_thread(self) -> None:
         try:
             self._loop.call_soon_threadsafe(self._waker.kick)
-        except RuntimeError:  # its loop has been closed without stopping it
+        except RuntimeError:  # the loop was closed without stopping this watch
             self.watch.listeners.discard(self._kick_from_any_thread)
 
     def _others_wrote(self) -> None:
-        """At most every 10 ms: a file that others write to all the time would be queried all the time."""
+        """Kick the loop at most every 10 ms, so that a constantly written file is not queried constantly."""
         if not self._kicks_soon and not self._stopping:
             self._kicks_soon = True
             self._loop.call_later(_APART, self._kick_after_writes)
@@ -175,7 +175,7 @@ class TableLoop(WakeLoop):
         self._pause = min(self._pause * 2, _LONGEST_PAUSE)
 
     def _complain(self, error: Exception, pause: float) -> None:
-        """Log the error, once for as long as it is the same."""
+        """Log the error, once while it stays the same."""
         expected = isinstance(error, StoreError | SetupError | Raced)
         if said(error) != self._complaint:
             self._complaint = said(error)
@@ -186,7 +186,7 @@ class TableLoop(WakeLoop):
             )  # fmt: skip
 
     async def _take_due(self) -> Millis | None:
-        """Take what is due, as much as there is room for; when to take again."""
+        """Take due rows as far as there is room. Returns when to take again."""
         asking = list(self._emptied)
         while not self._stopping and self._free > 0:
             now = self.clock.now()
@@ -206,7 +206,7 @@ class TableLoop(WakeLoop):
                 self._locked_pause = _LOCKED_PAUSE
                 continue
             beyond = await self._head(now, skip, beyond=True)
-            # what is due is locked: by another worker, or by a person who is editing it
+            # the due rows are locked by another worker, or by a person editing them
             again = self.clock.now() + self.clock.span(self._locked_pause)
             self._locked_pause = min(self._locked_pause * 2, self._cap)
             return _earlier(_earlier(beyond.due, first), again)
@@ -221,7 +221,7 @@ class TableLoop(WakeLoop):
         return self.watch.concurrency - len(self._running)
 
     async def _take(self, now: Millis, skip: tuple[Any, ...], head: Head) -> bool:
-        """Take a row or a page; False: there was none. A handler goes on by itself."""
+        """Take a row or a page; False: there was none. A handler continues in the background."""
         limit = 1 if self.watch.handled or self._one_by_one else self.watch.source.page
         self._one_by_one = max(0, self._one_by_one - 1)
         try:
@@ -235,7 +235,7 @@ class TableLoop(WakeLoop):
             self._resting.check(error.rows[0])
             await self._failed(error.rows, error)
             return True
-        except Exception as error:  # noqa: BLE001 - of rows that cannot be read: the first is the one that was seen
+        except Exception as error:  # noqa: BLE001 - unreadable rows: blame the first one, whose id is known
             self._one_by_one = max(self._one_by_one, limit - 1)
             if limit == 1:
                 await self._failed([DueRow(head.id, head.due or 0, {})], error)
@@ -254,7 +254,7 @@ class TableLoop(WakeLoop):
         try:
             identities = await taken
         finally:
-            if not identities:  # it has no row that could be left out, and must not be asked about again
+            if not identities:  # without a row to skip, the next query must wait for it to end
                 await asyncio.wait([running])
         if running in self._running:
             self._running[running] = identities[0]
@@ -265,13 +265,13 @@ class TableLoop(WakeLoop):
             self._waker.kick()
 
     async def _handle_one(self, now: Millis, skip: tuple[Any, ...], identity: asyncio.Future[list[Any]]) -> None:
-        """One transaction with a handler; sets `identity` to the id of its row, or to none, before it is called."""
+        """Run one transaction with a handler. Sets `identity` to the row's id, or to none, before calling it."""
         row: DueRow | None = None
         handled = False
         try:
             async with self._table.take(now=now, limit=1, skip=skip) as taken:
                 row = next(iter(taken.rows), None)
-                if self._stopping:  # it has waited for its turn meanwhile
+                if self._stopping:  # the worker began to stop while this waited for its turn
                     row = None
                     raise Raced(_STOPPED)
                 if row is not None:
@@ -285,7 +285,7 @@ class TableLoop(WakeLoop):
                     if outcome is not None:
                         raise outcome
                     handled = True
-        except BaseException as error:  # of the database, of the table's rules, or of the handler
+        except BaseException as error:  # from the database, the table's constraints, or the handler
             ours = asyncio.current_task()
             if isinstance(error, KeyboardInterrupt | GeneratorExit) or (
                 isinstance(error, asyncio.CancelledError) and (ours is None or ours.cancelling())
@@ -313,7 +313,7 @@ class TableLoop(WakeLoop):
         self._resting.fired(identities)
 
     async def _not_fired(self, row: DueRow, error: BaseException, *, handled: bool) -> None:
-        """Handle the end of a handler whose row is as it was, though the handler may have succeeded."""
+        """Handle the end of a handler whose row is unchanged, although the handler may have succeeded."""
         now = self.clock.now()
         if isinstance(error, _StillDead):
             self._resting.bury(row)
@@ -321,7 +321,7 @@ class TableLoop(WakeLoop):
             self._resting.put(row, self._resolved(error.due))
         elif isinstance(error, Dead):
             await self._give_up(row, self._resting.dead(row, error.why))
-        elif handled and isinstance(error, StoreUnavailable):  # the connection broke: that is not the row's fault
+        elif handled and isinstance(error, StoreUnavailable):  # the connection broke, which is not the row's fault
             self._resting.put(row, now + self.clock.span(self._cap))
             _log.warning("%s: row %s was not committed, and is tried again: %s", self.watch, text_of(row.id), error)
         elif not (handled and isinstance(error, Raced)):
@@ -333,7 +333,7 @@ class TableLoop(WakeLoop):
         return now + self.clock.span(due.millis) if isinstance(due, In) else due.resolve(now)
 
     async def _failed(self, rows: Sequence[DueRow], error: BaseException, until: Millis | None = None) -> None:
-        """One of these rows cannot be fired."""
+        """Let the faulty one of `rows` rest; take several rows one by one to find it."""
         if len({row.id for row in rows}) > 1:
             self._one_by_one = len(rows)
             _log.info("%s: a page of %d failed, taking them one by one: %s", self.watch, len(rows), said(error))
@@ -348,18 +348,18 @@ class TableLoop(WakeLoop):
             await self._give_up(row, dead)
 
     async def _give_up(self, row: DueRow, dead: DeadRow) -> None:
-        """Give the row up for good, by the table's own columns where the source says how."""
+        """Give up the row permanently, by the source's `dead` changes to the table if it has any."""
         left = True
         if self.watch.source.dead is not None:
             try:
                 if not await self._table.bury(row.id, now=self.clock.now()):
-                    return  # another transaction has it now, or it is due no longer
+                    return  # another transaction has locked it, or it is no longer due
                 left = False
                 self._resting.fired([row.id])
             except (StoreUnavailable, Raced):
                 self._resting.put(row, self.clock.now() + self.clock.span(self._cap))
                 return
-            except Exception as error:  # noqa: BLE001 - then it is left as it is
+            except Exception as error:  # noqa: BLE001 - the row stays as it is
                 _log.error("%s: the changes of `dead` failed: %s", self.watch, said(error))
         self.stats.dead += 1
         if left:

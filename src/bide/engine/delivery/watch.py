@@ -1,12 +1,12 @@
-"""A watched table as its handler sees it: the row, the rows that rest or were given up, and how a handler is called.
+"""A watched table as its handler sees it: the row, resting and given-up rows, and the call of the handler.
 
-Rows that failed, and rows that their handler deferred, rest: they are left out of every query, so they delay no other.
-How often a row failed is known to this process alone: the table has no column for it, and after a crash the row is
-simply due. A row that was given up is left out too. Its due time may have changed since, so it is checked once an hour,
-and stays given up while it has the same.
+Rows that failed or were deferred by their handler rest: every query leaves them out, so they delay no other row. Only
+this process knows how often a row failed, because the table has no column for it; after a crash the row is simply due.
+Queries leave out given-up rows too. Since a row's due time may change, it is checked once an hour, and stays given up
+while the due time is the same.
 
-The log reports each thing once: that a row failed, that its policy has ended, that it was given up. Where many rows
-fail, it reports how many.
+The log reports each event once: a row failed, its policy has ended, it was given up. If many rows fail, the log reports
+their number.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ from bide.ports import Clock, DueRow, RowRefused
 
 _log = logging.getLogger("bide.table")
 LAST_PAUSE: Millis = 3_600_000
-"""How long a row rests whose policy has ended: it is due still, and nothing else would retry it."""
+"""How long a row rests after its policy has ended. It is still due, and nothing else would retry it."""
 _LOUD = 20
-"""Resting rows of which each is named in the log; beyond that, each power of ten is."""
+"""The number of resting rows that the log names one by one; beyond it, the log reports each power of ten."""
 
 HandlesRow = TypeVar("HandlesRow", bound=Callable[["Row"], Any])
 OnDead = TypeVar("OnDead", bound=Callable[["DeadRow"], Any])
 
 
 class DeadRow(Struct, frozen=True):
-    """A row that was given up: its handler returned `Dead`, or it failed as often as the source allows."""
+    """A given-up row: its handler returned `Dead`, or it failed as often as the source allows."""
 
     id: Any
     due: Millis
@@ -54,7 +54,7 @@ class DeadRow(Struct, frozen=True):
 
 
 class Row:
-    """A row that has come due, as it was before the changes. Its transaction is open while the handler runs."""
+    """A due row, as it was before the changes. Its transaction is open while the handler runs."""
 
     __slots__ = ("_now", "_row", "connection", "table")
 
@@ -64,7 +64,7 @@ class Row:
         self.table = table
         """The name of its table."""
         self.connection = connection
-        """The driver's connection, in the transaction that changes the row: writes on it are committed with that."""
+        """The driver's connection, in the transaction that changes the row. Writes on it commit with the change."""
 
     @property
     def id(self) -> Any:
@@ -77,7 +77,7 @@ class Row:
 
     @property
     def columns(self) -> dict[str, Any]:
-        """The columns that the source asks for, and the id."""
+        """The columns that the source selects, and the id."""
         return dict(self._row.columns)
 
     def __getitem__(self, column: str) -> Any:
@@ -85,7 +85,7 @@ class Row:
 
     @property
     def lateness(self) -> timedelta:
-        """How long after it was due it is now, by the database's clock."""
+        """The time since the row was due, by the database's clock."""
         return timedelta(milliseconds=self._now() - self._row.due)
 
     def __repr__(self) -> str:
@@ -93,8 +93,8 @@ class Row:
 
 
 class Watch:
-    """A watched table, or many of one pattern. By itself it only makes the changes of its source; `@watch.handler` adds
-    a function, and `topic` makes a task of each row.
+    """A watched table, or several that match one pattern. By itself it only makes the changes of its source;
+    `@watch.handler` adds a function, and `topic` makes a task of each row.
     """
 
     def __init__(
@@ -109,37 +109,37 @@ class Watch:
     ) -> None:
         self.source = source
         self.name = source.table
-        """The name of its table, or the pattern of many."""
+        """The name of its table, or the pattern of several."""
         self.concurrency = concurrency
         self.retry = retry
         self.timeout = timeout
         self.topic = topic
         self._new_task = new_task
         self.listeners: set[Callable[[], None]] = set()
-        """One function for each loop of this process that watches it, for `look`."""
+        """One function for each loop in this process that watches it; `look` calls them."""
         self.dead_hooks: list[Callable[[DeadRow], Any]] = []
         self._dead: dict[Any, DeadRow] = {}
         self._function: Callable[[Row], Any] | None = None
         self._threads: ThreadPoolExecutor | None = None
         self.parts = [self]
-        """One watch for each table; hooks and `look` are common to them."""
+        """One watch for each table; they share hooks and `look`."""
         if len(source.tables) > 1:
             self.parts = [copy.copy(self) for _ in source.tables]
             for part, one in zip(self.parts, source.each(), strict=True):
                 part.source, part.parts, part._dead = one, [part], {}
 
     def new_task(self, row: DueRow) -> NewTask:
-        """The task that a row becomes. Its key names the table where there are many, which may have the same ids."""
+        """The task for a row. With several tables its key names the table, since ids may repeat across tables."""
         table = self.source.table
         return self._new_task(row, str(row.id) if table == self.name else f"{table}/{row.id}")
 
     def handler(self, function: HandlesRow) -> HandlesRow:
-        """Call `function` with each `Row` that fires, within the transaction of its changes: both, or neither.
+        """Call `function` with each `Row` that fires, inside the transaction of its changes: both happen or neither.
 
-        A coroutine function runs on the worker's loop, a plain one in a thread. If it raises, the row is as it was, and
-        is tried again when the retry policy says; what else is due waits for it no longer. It may return or raise
-        `Retry`, `Defer` and `Dead`, as a task's handler; whatever else it returns but None counts as a failure. Raises
-        DuplicateHandler, SetupError.
+        A coroutine function runs on the worker's loop, a plain one in a thread. If it raises, the row is unchanged and
+        is retried by the retry policy; other due rows do not wait for it. Like a task's handler it may return or raise
+        `Retry`, `Defer` and `Dead`; any other result except None counts as a failure. Raises DuplicateHandler,
+        SetupError.
         """
         if self._function is not None:
             raise DuplicateHandler(f"{self} has a handler already")
@@ -163,34 +163,34 @@ class Watch:
 
     @property
     def dead(self) -> list[DeadRow]:
-        """The rows that this process has given up and left as they are: where the source has no `dead` changes."""
+        """The rows that this process has given up without a change, because the source has no `dead` changes."""
         return [row for part in self.parts for row in part._dead.values()]
 
     def redrive(self, identity: Any, *, table: str | None = None) -> bool:
-        """Try the given-up row of this id again; False: it was not given up. From any thread, as `look`.
+        """Try the given-up row with this id again; False: it was not given up. May be called from any thread.
 
-        `table` names one of many; without it, every table that has given up such a row.
+        `table` names one of several tables; without it, every given-up row with this id is tried again.
         """
         found = [part.forget(identity) for part in self.parts if table in (None, part.source.table)]
         self.look()
         return any(found)
 
     def bury(self, row: DeadRow) -> None:
-        """Remember that it was given up."""
+        """Remember that `row` was given up."""
         self._dead[row.id] = row
 
     def forget(self, identity: Any) -> bool:
-        """Treat it as any other row again; False: it was not given up."""
+        """Treat the row as any other row again; False: it was not given up."""
         return self._dead.pop(identity, None) is not None
 
     def is_dead(self, identity: Any, due: Millis | None = None) -> bool:
-        """True if it was given up; with `due`, as a row that was due then."""
+        """True if the row was given up; with `due`, if it was given up with that due time."""
         row = self._dead.get(identity)
         return row is not None and (due is None or row.due == due)
 
     @property
     def handled(self) -> bool:
-        """True if a function is called for each row; else they are taken by the page."""
+        """True if a function is called for each row; else rows are taken by the page."""
         return self._function is not None
 
     @property
@@ -199,16 +199,17 @@ class Watch:
         return self._threads is not None
 
     def look(self) -> None:
-        """Query the table now: this process has just written an earlier row, and committed. From any thread.
+        """Query the table now, after this process has committed an earlier row. May be called from any thread.
 
-        Costs nothing where no worker of this process watches it; without it the row is seen `look_every` later at most.
+        Does nothing if no worker of this process watches the table. Without this call, the row is found at most
+        `look_every` later.
         """
         for notify in tuple(self.listeners):
             notify()
 
     async def call(self, row: Row) -> Retry | Defer | Dead | None:
-        """Call the handler; None: the row is to fire. Raises what the handler raises but outcomes, which are returned,
-        and TypeError for any other result.
+        """Call the handler and return its outcome; None: the row fires. Outcomes that the handler raises are returned
+        too; its other exceptions are raised. Raises TypeError for any other result.
         """
         assert self._function is not None
         result: Any
@@ -232,7 +233,7 @@ class Watch:
         )
 
     async def _in_thread(self, threads: ThreadPoolExecutor, function: Callable[[Row], Any], row: Row) -> Any:
-        """Call it in a thread and wait for its end in any case: it cannot be stopped, and it uses the connection."""
+        """Call it in a thread, and always wait for its end: it cannot be stopped, and it uses the connection."""
         context = contextvars.copy_context()
         running = asyncio.get_running_loop().run_in_executor(threads, context.run, _called, function, row)
         cancelled: asyncio.CancelledError | None = None
@@ -253,7 +254,7 @@ class Watch:
 def _called(function: Callable[[Row], Any], row: Row) -> Any:
     try:
         return function(row)
-    except StopIteration as error:  # no future takes that one: its end would never be seen
+    except StopIteration as error:  # a future cannot hold this exception, so the caller would wait forever
         raise RuntimeError("the handler raised StopIteration") from error
 
 
@@ -266,7 +267,7 @@ class _RestingRow(Struct):
 
 
 class RestingRows:
-    """The rows of one loop that are left alone for now. Each call costs O(resting rows)."""
+    """The rows that one loop leaves out for now. Each call costs O(resting rows)."""
 
     def __init__(self, watch: Watch, clock: Clock) -> None:
         self.clock = clock
@@ -274,7 +275,7 @@ class RestingRows:
         self._rests: dict[Any, _RestingRow] = {}
 
     def at(self, now: Millis) -> tuple[list[Any], Millis | None]:
-        """The rows that rest at `now`, and when the first of them is tried again."""
+        """The rows resting at `now`, and when the first of them is tried again."""
         dead = self._watch.is_dead
         resting = [
             (rest.until, identity)
@@ -289,23 +290,23 @@ class RestingRows:
             self._watch.forget(identity)
 
     def forget(self, now: Millis) -> None:
-        """Nothing is due: rows whose rest is over were moved, called off, or fired elsewhere."""
+        """Forget rows whose rest is over. Called if nothing is due: they were moved, cancelled, or fired elsewhere."""
         self._rests = {one: rest for one, rest in self._rests.items() if rest.until > now}
 
     def check(self, row: DueRow) -> None:
-        """Raises SetupError for a row that the query should have left out."""
+        """Raise SetupError for a row that the query should have left out."""
         rest = self._rests.get(row.id)
         if rest is not None and rest.until > self.clock.now() and (not rest.dead or self._watch.is_dead(row.id)):
             raise SetupError(f"row {text_of(row.id)} cannot be left out: its id is not found by its value")
 
     def put(self, row: DueRow, until: Millis) -> None:
-        """Let the row rest, counting no failure."""
+        """Let the row rest without counting a failure."""
         before = self._rests.get(row.id)
         failures, pause = (0, 0) if before is None else (before.failures, before.pause)
         self._rests[row.id] = _RestingRow(row, failures, until, pause)
 
     def bury(self, row: DueRow) -> None:
-        """Leave the given-up row alone for as long as it is due at the same time."""
+        """Leave out the given-up row while its due time stays the same."""
         until = self.clock.now() + self.clock.span(LAST_PAUSE)
         self._rests[row.id] = _RestingRow(row, 0, until, LAST_PAUSE, dead=True)
 
@@ -315,7 +316,7 @@ class RestingRows:
         return DeadRow(row.id, row.due, failures, text_of(why), self._watch.source.table)
 
     def failed(self, row: DueRow, error: BaseException, until: Millis | None) -> DeadRow | None:
-        """Count a failure; the row rests until then, or as the policy says. Returns it as dead after the last try."""
+        """Count a failure; the row rests until `until`, or as the policy says. Returns it dead after the last try."""
         source, now = self._watch.source, self.clock.now()
         before = self._rests.get(row.id)
         failures = 1 if before is None or before.row.due != row.due else before.failures + 1

@@ -1,6 +1,6 @@
-"""A worker: sleeps until the smallest wake that concerns it, leases what is due, delivers it, settles it.
+"""A worker: sleeps until the earliest wake time of its topics, then leases, delivers and settles the due tasks.
 
-It asks for as much as it can start now, and holds nothing else (P7). For the loop see `lease_loop`.
+It leases only as many tasks as it can start now (P7). For the loop see `lease_loop`.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ from bide.ports import Listening, Route
 _log = logging.getLogger("bide.worker")
 _STOPPED = "the worker has stopped, and what waits goes on waiting"
 _FLOOD = 32
-"""Deliveries of a topic in one lease, with more to come, from which on it is a flood."""
+"""The deliveries of a topic in one lease from which it counts as a flood, if more are due."""
 
 Observer = Callable[[Record, Settlement], None]
-"""Called for every outcome that the store accepted."""
+"""Called for each outcome that the store accepted."""
 
 
 class Stats(Struct):
@@ -53,11 +53,11 @@ class Stats(Struct):
     deferred: int = 0
     dead: int = 0
     lost: int = 0
-    """Leases that were gone before their outcome: refused at settle or extend."""
+    """Leases lost before their outcome: the store refused to settle or extend them."""
 
 
 class Worker(LeaseLoop):
-    """Works on `routes` until stopped. Use it as `async with`, or `start` and `stop`."""
+    """Works on `routes` until stopped. Use it with `async with`, or call `start` and `stop`."""
 
     _log = _log
 
@@ -94,9 +94,9 @@ class Worker(LeaseLoop):
         self._emptied: list[asyncio.Future[None]] = []
         """One for each caller of `until_empty`."""
         self._short = False
-        """True where the worker's slots, not a topic's own, limit how much of what may be due is leased."""
+        """True if the worker's slots, not a topic's own, limit how many tasks are leased."""
         self._rotation = 0
-        """How many topics have had their turn to be asked for first."""
+        """The number of topics requested so far; it decides which topic comes first next."""
 
     # --- start and stop
 
@@ -127,9 +127,9 @@ class Worker(LeaseLoop):
                 instrument.watching(table.watch.name, table.stats)
 
     async def stop(self, *, grace: Millis | None = None) -> None:
-        """Drain: lease no more, give back what no handler has seen, let the running end, cancel them after `grace`.
+        """Drain: stop leasing, return unstarted tasks, let running handlers end, and cancel them after `grace`.
 
-        A handler that had to be cancelled counts nothing against its task.
+        A handler cancelled this way does not count against its task.
         """
         if self._stopping:
             return
@@ -152,10 +152,10 @@ class Worker(LeaseLoop):
         await self._lease_extender.leave()
 
     async def until_empty(self) -> None:
-        """Wait until nothing of this worker's topics and tables is waiting or leased any more, by any worker.
+        """Wait until this worker's topics and tables have nothing waiting, or leased by any worker.
 
-        The end of what another worker holds is seen at most the longest sleep later. Raises RuntimeError if the worker
-        stops before.
+        The end of another worker's delivery is noticed at most the longest sleep later. Raises RuntimeError if this
+        worker stops first.
         """
         fired = -1
         while fired != self._rows_fired:
@@ -181,7 +181,7 @@ class Worker(LeaseLoop):
             self._emptied.remove(emptied)
 
     async def _nothing_left(self, leased: Leased) -> bool:
-        """True if a lease that began while nothing ran here says that nothing waits or is leased, paused or not."""
+        """True if a lease sent while this worker was idle found nothing waiting or leased, including paused topics."""
         if leased.tasks or leased.next_wake is not None or not self._idle:
             return False
         paused, now = [topic for topic in self.pause_gate.topics if topic in self._executors], self.clock.now()
@@ -195,10 +195,10 @@ class Worker(LeaseLoop):
         return not any(executor.occupied for executor in self._executors.values())
 
     async def run_once(self) -> tuple[int, Millis | None]:
-        """Instead of `start`: lease, deliver and settle once; how many were leased, and the next wake.
+        """Lease, deliver and settle once. Returns the number of leased tasks and the next wake time.
 
-        For tests that move the clock themselves. The wake counts only when nothing was leased: a handler may have
-        scheduled something earlier.
+        Used instead of `start` in tests that move the clock. The wake time is valid only if nothing was leased: a
+        handler may have scheduled an earlier task.
         """
         await self.pause_gate.first()
         before = self.stats.leased
@@ -219,7 +219,7 @@ class Worker(LeaseLoop):
         return await self._deliver(self._free_slots())
 
     def _free_slots(self) -> dict[Topic, int]:
-        """How many of each topic can be started now. What is paused is not asked for: not even when it is due."""
+        """How many tasks of each topic can be started now. Paused topics are left out; not even their wake is read."""
         held = self.pause_gate.topics
         asked = {
             t: n
@@ -233,9 +233,9 @@ class Worker(LeaseLoop):
         return asked
 
     async def _deliver(self, asked: Mapping[Topic, int]) -> Millis | None:
-        """Lease and start what is due; the next wake of the topics that still have room."""
+        """Lease and start the due tasks. Returns the next wake time of the topics that still have room."""
         expires = asyncio.get_running_loop().time() + self.config.lease / 1000
-        # only a lease that was sent after the question, and while nothing ran here, can answer it
+        # `until_empty` needs a lease that was sent after its call, and while nothing ran here
         asking = list(self._emptied) if self._emptied and self._idle else ()
         leased = await self._lease(asked, self.config.lease, self.holder)
         self._rotation += sum(map(bool, asked.values()))
@@ -259,7 +259,7 @@ class Worker(LeaseLoop):
             else {}
         )
         if any(count and self._executors[topic].backlogged for topic, count in more.items()):
-            self._waker.kick()  # it got all that it was lent, or some were refused, and there may be more
+            self._waker.kick()  # the topic used all its slots, or tasks were refused, so more may be due
         elif asking and await self._nothing_left(leased):
             for emptied in asking:
                 if not emptied.done():
@@ -282,12 +282,12 @@ class Worker(LeaseLoop):
             executor.backlogged = True
 
     def _freed(self, executor: TopicExecutor) -> None:
-        """A slot is free: lease again if there may be something for it."""
+        """Lease again for a freed slot if there may be a task for it."""
         if executor.backlogged or self._short or self._emptied:
             self._waker.kick()
 
     def _has_backlog(self) -> bool:
-        """True while deliveries come by the dozen and more are due: then outcomes may gather for a moment."""
+        """True during a flood, when outcomes may gather briefly before they are sent."""
         return self._flood and not self._stopping
 
     def _held(self) -> list[Delivery]:
@@ -296,7 +296,7 @@ class Worker(LeaseLoop):
     # --- settle
 
     def _ended(self, delivery: Delivery, ended: Outcome | BaseException | None) -> None:
-        """A handler has ended, and its outcome still counts."""
+        """Settle the outcome of a handler whose delivery is not over yet."""
         record = delivery.record
         self.stats.delivered += 1
         if ended is not None:
@@ -311,7 +311,7 @@ class Worker(LeaseLoop):
         route, keep = self._executors[record.topic].route, self.config.retentions.of(record.topic)
         try:
             decided = settlement_for(record, ended, route, keep, self.clock, traces=self.config.traces)
-        except Exception as defect:  # noqa: BLE001 - an outcome of the handler's own making, without what ours have
+        except Exception as defect:  # noqa: BLE001 - the handler's own outcome class may lack attributes
             _log.warning("%s/%s: %r is no outcome that can be kept", record.topic, record.key, type(ended))
             decided = settlement_for(record, defect, route, keep, self.clock)
         self._settler.put(delivery, decided)
@@ -324,7 +324,7 @@ class Worker(LeaseLoop):
         self._settled(delivery, Settlement(record.topic, record.key, record.token, OutcomeKind.DONE), True)
 
     def _time_out(self, delivery: Delivery) -> None:
-        """Settle the failure now. What the handler still does is discarded; its slot is freed when it ends."""
+        """Settle the failure now. The handler's later outcome is discarded; its slot is freed when it ends."""
         if delivery.over or delivery.runner is None:
             return
         limit = (self._executors[delivery.topic].route.timeout or 0) / 1000
@@ -340,7 +340,7 @@ class Worker(LeaseLoop):
             delivery.runner.cancel()
 
     def _settled(self, delivery: Delivery, settlement: Settlement, accepted: bool) -> None:
-        """The store has the outcome, or has refused it."""
+        """Handle the store's answer to an outcome."""
         record, stats = delivery.record, self.stats
         if not accepted:
             stats.lost += 1
@@ -368,14 +368,14 @@ class Worker(LeaseLoop):
             self._waker.kick()
 
     def _release(self, deliveries: Iterable[Delivery]) -> None:
-        """No handler has seen them, so they count for nothing."""
+        """Return leases that no handler has begun, without counting a delivery."""
         for delivery in deliveries:
             delivery.over = True
             self._settler.put(delivery, release(delivery.record))
 
 
 class AppWorker:
-    """A worker with its client: opens that if it is not open, and lends itself as the running `Worker`."""
+    """A worker together with its client: opens the client if needed, and enters as the running `Worker`."""
 
     def __init__(
         self,
@@ -395,7 +395,7 @@ class AppWorker:
         async with AsyncExitStack() as entered:
             await entered.enter_async_context(self._client)
             worker = self._make(tables=self._tables())
-            entered.push_async_callback(worker.stop)  # also of what has started before something else could not
+            entered.push_async_callback(worker.stop)  # also stops the started parts if a later part fails to start
             await worker.start()
             self._entered = entered.pop_all()
         return worker

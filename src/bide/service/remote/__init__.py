@@ -1,2 +1,2 @@
-"""The store of bide's own clients: `calls` reads and answers their messages, `operations` does what each row of
-`ports.remote` says, and `idempotency` keeps the answers of calls that may be sent again."""
+"""The store of bide's own clients: `calls` reads and answers their messages and keeps the answers of calls that may be
+resent; `operations` carries out each row of `ports.remote`."""

@@ -5,14 +5,14 @@
     async for line in calls.listen(body, caller): ...       # POST /v1/store/listen
     await calls.close()                                     # before the client
 
-Nothing that comes in is trusted. The table in `ports.remote` says for each operation how its fields are checked and
-which access the caller needs; answers leave out what the caller may not see.
+No input is trusted. The table in `ports.remote` defines the checks of each operation's fields and the access that the
+caller needs. Answers leave out everything that the caller may not see.
 
-A client begins a session and numbers its writing calls in it, for each operation separately. The last answer of each
-operation is kept, so that a call whose answer was lost can be sent again and gets the same answer, or waits for the
-first one if that is still running. A lower number is refused: a call that was delayed on the network cannot undo a
+A client begins a session and numbers its writing calls, separately for each operation. The service keeps the last
+answer of each operation. So a call whose answer was lost can be resent, and gets the same answer, or waits for the
+first call if that is still running. A lower number is refused, so that a call delayed on the network cannot undo a
 later change. An unknown session is refused before anything is done, so that a call from before a restart, or from a
-session that was forgotten, changes nothing.
+forgotten session, changes nothing.
 """
 
 from __future__ import annotations
@@ -50,9 +50,9 @@ ANSWER_LASTS = CALL_LASTS + 15.0
 SESSION_LASTS = 600.0
 """Seconds without a call after which a session is forgotten."""
 MOST_SESSIONS = 10_000
-"""Beyond these, the oldest session of the caller with the most sessions is forgotten."""
+"""The most sessions; beyond it, the oldest session of the caller with the most sessions is forgotten."""
 MOST_BYTES = 64 << 20
-"""Of kept answers; beyond them the oldest answers of the caller with the most bytes are forgotten."""
+"""The most bytes of kept answers; beyond it, the oldest answers of the caller with the most bytes are forgotten."""
 
 
 Work = Callable[[], Coroutine[Any, Any, Reply]]
@@ -76,7 +76,7 @@ class ClientSession:
     def __init__(self, who: str) -> None:
         self.who = who
         self.sequences: defaultdict[str, _CallSequence] = defaultdict(_CallSequence)
-        """By operation."""
+        """The call sequences, by operation."""
 
 
 class _LruByOwner(Generic[Key]):
@@ -102,7 +102,7 @@ class _LruByOwner(Generic[Key]):
             del self._weights[who]
 
     def surplus(self, before: float, most: int) -> Iterator[Key]:
-        """Drop and yield the entries last used until `before`; then, while the rest weighs more than `most`, the oldest
+        """Drop and yield the entries last used up to `before`; then, while the rest weighs more than `most`, the oldest
         entry of the owner with the greatest weight."""
         while self._all:
             one, (_, _, used) = next(iter(self._all.items()))
@@ -147,7 +147,7 @@ class ClientSessions:
         return name
 
     def began(self, name: str) -> bool:
-        """Tell whether a session of this name began here."""
+        """Return True if a session of this name began here."""
         return name.startswith(self._prefix)
 
     def session(self, name: str, who: str) -> ClientSession | None:
@@ -177,7 +177,7 @@ class ClientSessions:
         return await asyncio.shield(sequence.work)
 
     async def _run(self, before: asyncio.Task[Reply] | None, work: Work) -> Reply:
-        """Run in the order of the numbers: the call before, given up by its caller, may still be running."""
+        """Run in the order of the numbers: the previous call may still run although its caller has given it up."""
         if before is not None and not before.done():
             await asyncio.wait([before])
         return await work()
@@ -206,9 +206,9 @@ _WRITING = ALL_VERBS - {Verb.READ, Verb.METRICS, Verb.EVENTS}
 class StoreCalls:
     """Answers the store calls. Belongs to the event loop in which `client` is open.
 
-    `held_back`: the paused topics, whose tasks are not leased. `body_limit`: the limit that clients are told.
-    `trusting` is only for tests of the messages: then the callers' clocks count, options may be any bytes, and only
-    callers write events.
+    `held_back`: the paused topics, whose tasks are not leased. `body_limit`: the limit that is sent to clients.
+    `trusting` is only for tests of the messages: the callers' clocks apply, options may be any bytes, and only callers
+    write events.
     """
 
     def __init__(
@@ -253,7 +253,7 @@ class StoreCalls:
             return _failed(409, Failure(remote.FORGOTTEN, "the answer to this call is no longer known"))
         except remote.UNREADABLE as error:
             return _failed(400, Failure("bad_input", "", "body", None, f"what a client of bide sends ({error})"))
-        except Exception as error:  # noqa: BLE001 - a defect is this call's alone
+        except Exception as error:  # noqa: BLE001 - a defect fails this call alone
             return self._refused(error, name)
 
     def listen(self, body: bytes, caller: Caller) -> AsyncGenerator[bytes, None]:
@@ -293,8 +293,8 @@ class StoreCalls:
         return Reply(200, remote.encode(welcome), remote.CONTENT_TYPE)
 
     def _checked(self, operation: Operation[Any, Any], raw: Raw, caller: Caller) -> tuple[Any, dict[int, Exception]]:
-        """Return the checked request, and the errors of refused items by their place in the batch: clients fold many
-        calls into one, so a bad item must not fail the others. Raises BadInput, AccessRefused if no item is left."""
+        """Return the checked request, and the errors of refused items by index: clients combine many calls into one, so
+        a bad item must not fail the others. Raises BadInput, AccessRefused if no item is left."""
         request = operation.read_request(raw)
         if not isinstance(request, Batch):
             self._check(operation, request, caller)
@@ -335,11 +335,11 @@ class StoreCalls:
                 answer, failed = _by_place(answer, refused, caller)
             body = remote.encode(remote.Success(self._micros(), Raw(remote.encode(answer)), failed))
             return Reply(200, body, remote.CONTENT_TYPE)
-        except Exception as error:  # noqa: BLE001 - the answer of a call that is sent again is an error as well
+        except Exception as error:  # noqa: BLE001 - a resent call gets the same error as its answer
             return self._refused(error, operation.name)
 
     def _micros(self) -> int:
-        """The time now, with the part that the clock's milliseconds leave out."""
+        """The current time in microseconds, more precise than the clock's milliseconds."""
         clock = self._client.clock
         now = clock.now()
         return now * 1000 + min(max(int(-clock.seconds_until(now) * 1e6), 0), 999)
@@ -384,7 +384,7 @@ class StoreCalls:
 
 
 def _permit(caller: Caller, needs: Needs) -> None:
-    """Raises Forbidden unless the caller has the needed access."""
+    """Raise Forbidden unless the caller has the needed access."""
     for name, topics in needs.items():
         verb = Verb(name)
         if topics:
@@ -396,7 +396,7 @@ def _permit(caller: Caller, needs: Needs) -> None:
 def _by_place(
     answers: Sequence[object], refused: Mapping[int, Exception], caller: Caller
 ) -> tuple[list[object], dict[int, Failure]]:
-    """The answers as the caller may see them, with None in place of each error, and the errors by place."""
+    """The parts of the answers that the caller may see, with None in place of each error, and the errors by index."""
     rest = iter(answers)
     all_ = [refused[at] if at in refused else next(rest) for at in range(len(answers) + len(refused))]
     failed = {at: _failure(one) for at, one in enumerate(all_) if isinstance(one, Exception)}

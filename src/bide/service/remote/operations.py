@@ -32,10 +32,10 @@ from bide.service.verbs import set_paused
 
 Got = TypeVar("Got")
 _PRESENCE: Millis = 60_000
-"""Most milliseconds for which a worker counts as alive after it announced itself."""
+"""The most milliseconds for which a worker counts as alive after its announcement."""
 _MOST_HOLDERS = 10_000
 _PAGE_BYTES = 8 << 20
-"""Most bytes of payloads and errors in one page: a larger page is read again with a lower limit."""
+"""The most bytes of payloads and errors in one page: a larger page is read again with a lower limit."""
 _LEASE_AGAIN: Millis = 2_000
 """Milliseconds after which a client leases again if only paused topics have tasks."""
 
@@ -49,9 +49,9 @@ class StoreOperations:
         self._trusting = trusting
         self._pause_gate = pause_gate
         self._session = Session(client.store, client.clock, None)
-        """Folds single calls of many clients into batches, and records who changed what."""
+        """Combines single calls of many clients into batches, and records changes with their callers."""
         self._holders: dict[str, Millis] = {}
-        """The workers that announced themselves here, and until when they count as alive."""
+        """The workers that announced themselves here, and the times until which they count as alive."""
         self._rates = EventQuota()
 
     async def close(self) -> None:
@@ -81,13 +81,13 @@ class StoreOperations:
         return answers
 
     async def get(self, refs: list[Ref], caller: Caller, now: Millis) -> list[Record | None]:
-        """As many tasks, from the first, as fit into one answer; the client asks again for the others."""
+        """The first tasks, as many as fit into one answer; the client requests the others again."""
         found = await self._store.get(refs[: remote.LONGEST_PAGE])
         records = [one if one is not None and caller.visible([one]) else None for one in found]
         return records[: _that_fit(records)]
 
     async def find(self, request: remote.FindRequest, caller: Caller, now: Millis) -> Found:
-        """A page that fits into one answer, perhaps with fewer tasks than its limit."""
+        """A page that fits into one answer, possibly with fewer tasks than its limit."""
         page = replace(request.page, limit=min(request.page.limit, remote.LONGEST_PAGE))
         while True:
             found = await self._store.find(request.where, page)
@@ -105,7 +105,7 @@ class StoreOperations:
     # --- workers
 
     async def lease(self, request: remote.LeaseRequest, caller: Caller, now: Millis) -> Leased:
-        """Lease from topics that are not paused. If only paused ones have tasks, the client is to lease again soon."""
+        """Lease from topics that are not paused. If only paused ones have tasks, the client must lease again soon."""
         wants: Mapping[Topic, int] = request.wants
         until, holder = self._until(now, request.lasts), self._holder(caller, request.holder)
         held: dict[Topic, int] = {}
@@ -118,7 +118,7 @@ class StoreOperations:
             leased = await self._store.lease(wants, now=now, until=until, holder=holder)
         if held and leased.next_wake is None:
             waits = await self._store.lease(held, now=now, until=until, holder=holder)
-            if waits.next_wake is not None:  # a client without a next wake would lease again and again
+            if waits.next_wake is not None:  # without a next wake, the client would lease continuously
                 leased = replace(leased, next_wake=max(waits.next_wake, waits.now + _LEASE_AGAIN))
         for topic, tasks in groupby(leased.tasks, attrgetter("topic")):
             self._client.history.began(topic, [task.planned_at for task in tasks], leased.now)
@@ -135,7 +135,7 @@ class StoreOperations:
         return accepted
 
     async def purge(self, limit: int, caller: Caller, now: Millis) -> int:
-        """Purge expired tasks; nothing for a caller who may not work on all topics."""
+        """Purge expired tasks; do nothing for a caller who may not work on all topics."""
         if not caller.may(Verb.WORK, None):
             return 0
         return await self._store.purge(now=now, limit=min(max(limit, 0), remote.MOST))
@@ -153,17 +153,17 @@ class StoreOperations:
         else:
             self._holders.pop(holder, None)
         for gone in [holder for holder, ends in self._holders.items() if ends <= now]:
-            del self._holders[gone]  # it died: the store, which takes it for a worker of this process, drops it
+            del self._holders[gone]  # it died: the store, which counts it as a worker of this process, drops it
             live = await workers.announce(gone, [], now, now=now)
         seen = {holder: [topic for topic in its if caller.may(Verb.WORK, topic)] for holder, its in live.items()}
         return {holder: its for holder, its in seen.items() if its}
 
     def _until(self, now: Millis, lasts: Millis) -> Millis:
-        """The end of a lease, which lasts at least a second, as in the calls for other languages."""
+        """The end of a lease. Its length is at least a second, as in the calls for other languages."""
         return min(now + (lasts if self._trusting else max(lasts, SHORTEST_LEASE)), LAST_INSTANT)
 
     def _holder(self, caller: Caller, holder: str) -> str:
-        """The name of a worker with the caller's name before it, so that it cannot pose as another caller's worker."""
+        """A worker's name prefixed with the caller's, so that it cannot pose as another caller's worker."""
         if self._trusting:
             return holder
         return f"{caller.name[:64]}@{holder}".encode()[:LONGEST_NAME].decode(errors="ignore")
@@ -177,7 +177,7 @@ class StoreOperations:
         return await set_paused(self._client, request.topic, _on_behalf(caller, request.who), paused=False)
 
     async def paused(self, request: None, caller: Caller, now: Millis) -> list[Pause]:
-        """The pauses of the topics that the caller has any access to."""
+        """The pauses of the topics to which the caller has any access."""
         found = await self._client.paused()
         return [one for one in found.values() if any(caller.may(verb, one.topic) for verb in caller.verbs)]
 
@@ -185,7 +185,7 @@ class StoreOperations:
         return await rows_between(self._store, self._client.clock, *minutes)
 
     async def record(self, events: list[Event], caller: Caller, now: Millis) -> None:
-        """Record events within a quota; not changes, which are recorded here as they are made."""
+        """Record events within a quota, except changes, which the service records itself."""
         if not self._trusting:
             fresh = [event for event in events if event.kind is not EventKind.CHANGE]
             most = self._rates.take(caller.id, len(fresh))
@@ -214,12 +214,12 @@ async def _each(verb: Awaitable[Sequence[Got | Pending[Got]]]) -> Sequence[objec
 
 
 def _on_behalf(caller: Caller, who: str | None) -> str:
-    """The name to record: the caller, and the name that they give."""
+    """The name to record: the caller, and the name given by the caller."""
     return caller.name if who is None else f"{caller.name}/{who}"
 
 
 def _that_fit(records: Iterable[Record | None]) -> int:
-    """How many records, from the first, fit into one answer: at least one."""
+    """The number of first records that fit into one answer; at least one."""
     room, count = _PAGE_BYTES, 0
     for record in records:
         if record is not None:

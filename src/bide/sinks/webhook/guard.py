@@ -8,13 +8,13 @@ An operator can allow a network ("10.1.0.0/16"), whose addresses may be called u
 ("receiver.internal:8080"), which is trusted whatever its name resolves to.
 
 Plain http is refused, unless the host or the address is allowed, or `plain_http` permits it everywhere. The signature
-would reveal a changed body, but not a read one; and the answer is not signed, so that anybody in between could answer
-"200 OK" for a receiver that was never reached.
+reveals a changed body but does not keep it secret. The answer is not signed, so an attacker on the network path could
+answer "200 OK" for a receiver that was never reached.
 
-A table of ours says which addresses are public (`blocked_reason`), since `ipaddress.is_global` changes between Python
-versions: the IANA registries of special-purpose addresses for IPv4 and IPv6 as of 2025; `is_global` is asked as well. A
-URL often comes from a customer, and bide stands inside its operator's network: without the table a customer could have
-it call the cloud's metadata service, a database, or bide itself (server-side request forgery).
+A table in this module defines the public addresses (`blocked_reason`): the IANA registries of special-purpose addresses
+for IPv4 and IPv6 as of 2025. `ipaddress.is_global`, which changes between Python versions, is checked as well. A URL
+often comes from a customer, and bide runs inside its operator's network. Without the table, a customer could make bide
+call the cloud's metadata service, a database, or bide itself (server-side request forgery).
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _URL = re.compile(
 """Stricter than the standards, so that no two parsers can see different hosts in one URL."""
 _HOST_AND_PORT = re.compile(rf"{_HOST}:(?P<port>[0-9]{{1,5}})", re.ASCII | re.IGNORECASE)
 _ENDS_IN_A_NUMBER = re.compile(r"(?:^|\.)(?:[0-9]+|0x[0-9a-f]*)\.?$", re.ASCII | re.IGNORECASE)
-"""Not a name but an IPv4 address, as the C library may read it: 2130706433, 0177.1, 0x7f.0.0.1. The rule is that of the
+"""Matches text that the C library may read as an IPv4 address: 2130706433, 0177.1, 0x7f.0.0.1. This is the rule of the
 URL standard (https://url.spec.whatwg.org/#ends-in-a-number-checker)."""
 _LONGEST_HOST = 253
 _NOT_IN_REST = frozenset('#\\"<>^`{|}')
@@ -90,7 +90,7 @@ _V6 = tuple(
 )
 _GLOBAL_V6 = IPv6Network("2000::/3")
 _NAT64 = IPv6Network("64:ff9b::/96")
-"""An IPv6-only network reaches IPv4 through these: the embedded address is what counts (RFC 6052)."""
+"""Prefixes through which an IPv6-only network reaches IPv4; the embedded address is checked (RFC 6052)."""
 
 
 class AddressRefused(OSError):
@@ -108,7 +108,7 @@ class Target(Struct, frozen=True):
 
 
 class Guard:
-    """Decides what may be called. `allow`: networks, and hosts with a port. Raises BadInput for any other entry."""
+    """Decides which URLs may be called. `allow`: networks, and hosts with a port. Raises BadInput for other entries."""
 
     def __init__(self, allow: Iterable[str] = (), *, plain_http: bool = False) -> None:
         self._plain_http = plain_http

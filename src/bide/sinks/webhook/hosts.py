@@ -1,24 +1,24 @@
 """Limits the concurrent deliveries to each host, so that a host that hangs does not use up the slots of others.
 
 A worker has a number of slots for a topic. A receiver that takes 30 seconds to answer would soon hold all of them, and
-every other receiver of the topic would wait. So each host (with its port) gets slots of its own, by default a fifth of
-the topic's. A delivery that finds none free is deferred, which counts no attempt and frees the topic's slot.
+every other receiver of the topic would wait. So each host (with its port) gets its own slots, by default a fifth of the
+topic's. A delivery that finds no free slot is deferred, which counts no attempt and frees the topic's slot.
 
 Three numbers are kept per host:
 
-- `allowed`: its slots. Halved, down to one, by each delivery without any answer (no connection, or a timeout), doubled
-  by each with an answer, whatever its status: a host that is down costs one slot instead of twenty, and after its
-  recovery it has all of them back within five answers.
-- `typical`: how long a delivery holds a slot, a moving average. If the oldest delivery under way is older than that,
-  its age is used to estimate when a slot becomes free: so a host that begins to hang is noticed before a timeout.
+- `allowed`: its slots. Each delivery without any answer (no connection, or a timeout) halves it, down to one; each with
+  an answer of any status doubles it. So a host that is down costs one slot instead of twenty, and has all its slots
+  back within five answers after its recovery.
+- `typical`: the moving average of the time for which a delivery holds a slot. If the oldest running delivery is older,
+  its age is used to estimate when a slot becomes free. So a hanging host is noticed before a timeout.
 - `ahead`: the estimated number of deferred deliveries that are not back yet.
 
 `typical / allowed` is the interval at which slots become free. A delivery whose turn comes within 20 ms waits for it,
-since a deferral costs two calls of the store. Any other is deferred until its own estimated turn, behind all that were
-deferred before: N deliveries to a hanging host come back one by one, not all at once, again and again. The interval is
-at most 20 ms, so that a thousand of them are back 20 seconds after the host's recovery. And none comes back before it
-has waited for as long as the host has been silent: so a delivery is deferred again only as the silence doubles, and a
-host that stalled for half a second has its whole backlog back about as soon.
+since a deferral costs two store calls. Other deliveries are deferred until their own estimated turn, behind those
+deferred earlier. So N deliveries to a hanging host come back one by one, not all at once every time. The interval is at
+most 20 ms, so that a thousand of them are back 20 seconds after the host's recovery. A delivery waits for at least as
+long as the host has been silent. So it is deferred again only when the silence doubles, and a host that stalled for
+half a second gets its whole backlog back after about another half second.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ from collections import deque
 from collections.abc import Callable
 
 PATIENCE = 0.02
-"""Most seconds that a delivery waits for a slot of the host, while it holds one of its topic."""
+"""The most seconds that a delivery waits for a slot of the host, while it holds one of its topic."""
 FARTHEST = 600.0
-"""Seconds: the longest deferral, however many deliveries are deferred."""
+"""The longest deferral in seconds, however many deliveries are deferred."""
 _CLOSEST, _WIDEST = 0.00025, 0.02
-"""Least and most seconds between two that come back: deferrals are no load, and few come back late."""
+"""The least and most seconds between two returns, so that deferrals cause little load and few come back late."""
 _FIRST_GUESS = 0.05
 _WEIGHT = 0.2
 """Weight of the newest delivery in the moving average."""
 _MOST_HOSTS = 4_096
-"""Hosts that are remembered; beyond them, those without a delivery under way are forgotten."""
+"""The number of tracked hosts; beyond it, those without a running delivery are dropped."""
 
 
 class _Host:
@@ -50,15 +50,15 @@ class _Host:
         self.ahead = 0.0
         self.counted_at = 0.0
         self.started: dict[HostSlot, float] = {}
-        """The start of each delivery under way, the oldest first."""
+        """The start of each running delivery, oldest first."""
         self.waiting: deque[asyncio.Future[HostSlot | None]] = deque()
 
     def oldest(self, now: float) -> float:
-        """Seconds since the oldest delivery under way began."""
+        """Seconds since the oldest running delivery began."""
         return now - next(iter(self.started.values())) if self.started else 0.0
 
     def spacing(self, now: float) -> float:
-        """Estimated seconds between two slots that become free."""
+        """The estimated seconds between the release of two slots."""
         return max(self.typical, self.oldest(now)) / self.allowed
 
 
@@ -72,7 +72,7 @@ class HostSlot:
         self._host = host
 
     def leave(self, answered: bool | None) -> None:
-        """Free the slot. `answered`: whether the host sent an answer; None: the delivery was cancelled."""
+        """Free the slot. `answered`: True if the host sent an answer; None if the delivery was cancelled."""
         self._hosts._left(self, self._host, answered)
 
 
@@ -97,7 +97,7 @@ class HostLimits:
         return self._take(host)
 
     async def wait(self, name: str) -> HostSlot | None:
-        """Wait for a slot, if one should become free within `PATIENCE`. Call it after `enter` returned None."""
+        """Wait for a slot if one is expected to become free within `PATIENCE`. Call it after `enter` returned None."""
         host = self._hosts[name]
         if (len(host.waiting) + 1) * host.spacing(self._now()) > PATIENCE:
             return None
@@ -129,12 +129,12 @@ class HostLimits:
         return max(host.ahead * spacing, host.oldest(now), PATIENCE) * (1.0 + 0.25 * self._chance())
 
     def allowed(self, name: str) -> int:
-        """How many concurrent deliveries the host may have now."""
+        """The number of concurrent deliveries that the host may have now."""
         host = self._hosts.get(name)
         return self._most if host is None else host.allowed
 
     def busy(self, name: str) -> int:
-        """How many deliveries to the host are under way."""
+        """The number of running deliveries to the host."""
         host = self._hosts.get(name)
         return 0 if host is None else len(host.started)
 

@@ -1,4 +1,4 @@
-"""The HTTP side of a webhook: name lookups, connections, request headers, and the outcome that an answer means."""
+"""The HTTP side of a webhook: name lookups, connections, request headers, and the outcome of an answer."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ _GONE = 410
 
 
 class WebhookResult(Struct, frozen=True, kw_only=True, gc=False):
-    """How one delivery ended, for metrics and the console. A cancelled delivery has no outcome, and so no result."""
+    """The end of one delivery, for metrics and the console. A cancelled delivery has no outcome, and so no result."""
 
     topic: str
     key: str
@@ -82,9 +82,9 @@ def outcome_of(
 
 
 def pause_asked_for(retry_after: str | None, now: float, date: str | None = None) -> timedelta | None:
-    """The wait that a Retry-After header asks for, in whole seconds or by a date; None if it makes no sense.
+    """The wait requested by a Retry-After header, in whole seconds or as a date; None if it is invalid.
 
-    A date is read by the receiver's clock, if the `date` header tells it, else by ours: `now`, seconds since 1970. At
+    A date is compared with the receiver's clock if there is a `date` header, else with `now`, in seconds since 1970. At
     most a day. Zero, or a date in the past, leaves the decision to the retry policy.
     """
     if retry_after is None:
@@ -112,9 +112,9 @@ def _moment(text: str | None) -> datetime | None:
 
 
 def inert(answered: bytes | str) -> str:
-    """The first bytes of an answer as harmless text: without line breaks, control characters and bidi marks.
+    """The first bytes of an answer as harmless text, without line breaks, control characters and bidi marks.
 
-    It is not escaped for HTML: templates do that.
+    It is not escaped for HTML; templates do that.
     """
     if isinstance(answered, str):  # a header: bytes that are not UTF-8 are lone surrogates
         answered = answered.encode(errors="surrogateescape")
@@ -129,7 +129,7 @@ def _named(status: int) -> str:
 
 
 MOST_READ = 65_536
-"""Most bytes read of an answer. If it ends within them, its connection can serve the next request."""
+"""The most bytes read of an answer. If it ends within them, its connection can serve the next request."""
 BODY_PATIENCE = 1.0
 """Seconds to wait for the body of an answer: its status has decided, the rest is for people to read."""
 _PLAIN = re.compile(r"[!-$&-~]+", re.ASCII)
@@ -148,7 +148,7 @@ _LONGEST_FIELD = 65_536
 _MOST_FIELDS = 1_000
 _STATUS = re.compile(rb"HTTP/1\.[01] ([2-5][0-9]{2})[ \r\n]")
 _LOOKUPS = 128
-"""Most threads for name lookups, started on demand."""
+"""The most threads for name lookups, started on demand."""
 _is_json = msgspec.json.Decoder(msgspec.Raw).decode
 
 
@@ -216,7 +216,7 @@ class Connector(aiohttp.TCPConnector):
 
 
 class ThreadedResolver(AbstractResolver):
-    """Resolves names by the system's `getaddrinfo`, in threads of its own. The guard checks the addresses later.
+    """Resolves names by the system's `getaddrinfo`, in its own threads. The guard checks the addresses later.
 
     asyncio resolves names in the loop's default threads, a handful that the whole program shares. A few names whose
     servers do not answer would block all of them for many seconds, and with them the lookups of every other receiver.
@@ -264,7 +264,7 @@ def header_text(name: str) -> str:
 
 
 topic_text = lru_cache(1024)(header_text)
-"""Cached, since there are few topics."""
+"""`header_text` with a cache, since there are few topics."""
 
 
 def content_type(payload: bytes) -> str:

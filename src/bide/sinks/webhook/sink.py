@@ -48,25 +48,25 @@ from bide.sinks.webhook.signing import Signer
 
 _log = logging.getLogger("bide.webhooks")
 URL_HEADER = "webhook"
-"""The header of a task that names its URL, where the route is per task."""
+"""The header of a task that names its URL, if the route is per task."""
 _SLOTS_PER_HOST = 5
 _NO_HEADERS: Mapping[str, str] = {}
 _LARGE = 2**20
 """Bytes. aiohttp takes larger bodies as a file, to send them in parts."""
 _KEEP_ALIVE = 4.0
-"""Seconds that an idle connection is kept: less than the five of common servers, which then rarely close a connection
-just as a request is sent on it, a failed delivery."""
+"""Seconds for which an idle connection is kept. Common servers keep it for five. A shorter time here makes it rare that
+a server closes a connection just as a request is sent, which fails the delivery."""
 _NAMES_KNOWN = 10
-"""Seconds that the addresses of a name are cached."""
+"""Seconds for which the addresses of a name are cached."""
 
 
 class WebhookPost:
     """Makes the sinks of webhook routes, and holds their connections and limits. Open it before its sinks are used.
 
     `allow`: networks, and hosts with a port, that may be called although they are not public. `plain_http`: also allow
-    http:// to public hosts. `per_host`: deliveries to one host at once. `connections`: open at once, over all hosts.
-    `tls`: instead of the default context, for an authority of your own. `observe` is called once for each outcome.
-    `resolver`: looks names up instead of the system. `now`: seconds since 1970.
+    http:// to public hosts. `per_host`: concurrent deliveries to one host. `connections`: concurrent connections to all
+    hosts. `tls`: replaces the default context, for your own certificate authority. `observe` is called once for each
+    outcome. `resolver`: resolves names instead of the system. `now`: returns seconds since 1970.
     """
 
     def __init__(
@@ -109,10 +109,11 @@ class WebhookPost:
         total: Length = "30s",
         headers: Mapping[str, str] | None = None,
     ) -> WebhookSink:
-        """The sink of a route: to `url`, or, with `per_task`, to the URL in each task's header `webhook`.
+        """The sink of a route to `url` or, with `per_task`, to the URL in each task's header `webhook`.
 
-        `secrets` sign (the new one first), `connect` and `total` bound a delivery, `headers` are sent along, such as
-        `authorization`. Raises BadInput for what is not acceptable, also for a URL that must not be called.
+        `secrets` sign the requests (the new one first), `connect` and `total` limit the time of a delivery, and
+        `headers`, such as `authorization`, are sent with it. Raises BadInput for invalid arguments, including a URL
+        that must not be called.
         """
         return WebhookSink(
             self, url, per_task=per_task, secrets=secrets, connect=connect, total=total, headers=headers or {}
@@ -155,7 +156,7 @@ class WebhookPost:
             self._unguarded = self._new_session(resolver, guarded=False)
 
     async def close(self) -> None:
-        """Close all connections; deliveries under way fail. Closing twice is allowed."""
+        """Close all connections; running deliveries fail. Closing twice is allowed."""
         sessions = [session for session in (self._guarded, self._unguarded) if session is not None]
         self._hosts = self._guarded = self._unguarded = None
         await asyncio.gather(*(session.close() for session in sessions))
@@ -183,7 +184,7 @@ class WebhookPost:
 
 
 class _Ended(NamedTuple):
-    """How one delivery ended."""
+    """The end of one delivery."""
 
     target: Target | None
     outcome: Outcome | None
@@ -195,8 +196,8 @@ class _Ended(NamedTuple):
 class WebhookSink:
     """Posts the payload to a URL. Made by `WebhookPost.sink`.
 
-    2xx is Done and 410 Dead; any other answer, or none, is Retry, after the time that a 429 or 503 asks for. A URL that
-    must not be called is Dead. A task for a host without a free slot is deferred.
+    2xx is Done and 410 is Dead; any other answer, or none, is Retry, after the wait requested by a 429 or 503. A URL
+    that must not be called is Dead. A task for a host without a free slot is deferred.
     """
 
     __slots__ = ("_connect", "_per_task", "_post", "_signer", "_static", "_target", "_timeout", "_total")
@@ -289,8 +290,8 @@ class WebhookSink:
         return self._post.target(url, field)
 
     async def _send(self, task: Task[Any], target: Target, exchange: Exchange) -> aiohttp.ClientResponse:
-        """Send the request; and once more on a new connection, if a reused one broke without an answer: the receiver
-        had closed it. A receiver that gets it twice sees the same `webhook-id`."""
+        """Send the request. If a reused connection breaks without an answer, the receiver had closed it: send once more
+        on a new connection. A receiver that gets the request twice sees the same `webhook-id`."""
         began = time.perf_counter()
         headers = self._headers(task)
         try:
