@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from bide.ports.diagnosis import Diagnoses, Finding, HasSchema
 from bide.ports.facade import StoreFacade
-from bide.ports.instruments import Diagnoses, Finding, HasSchema, Instrument, TableStats, TracePropagator, Wakes
+from bide.ports.instruments import Instrument, TableStats, TracePropagator, Wakes
 from bide.ports.sinks import Policy, Route, Sink
 from bide.ports.store import (
     COUNTED,

@@ -1,7 +1,4 @@
-"""Hooks for metrics and traces, and what a store tells of its schema and its health.
-
-An instrument observes and must not change anything.
-"""
+"""Hooks for metrics and traces. An instrument observes and must not change anything."""
 
 from __future__ import annotations
 
@@ -80,36 +77,3 @@ class TracePropagator(Protocol):
     def received(self, headers: Mapping[str, str]) -> AbstractContextManager[None]:
         """A context for handling a request with these headers (names in lower case); it continues their trace."""
         ...
-
-
-class HasSchema(Protocol):
-    """A versioned schema."""
-
-    async def schema_version(self) -> tuple[int, int]:
-        """The version found (0: none), and the one needed here. Works before `open` if `open` checks the schema."""
-        ...
-
-    async def plan(self) -> list[str] | None:
-        """The statements that `migrate` would run now; None: opening the store brings it up to date."""
-        ...
-
-    async def migrate(self) -> None:
-        """Bring the schema to the version of this code. Does nothing if it is current. Works before `open`."""
-        ...
-
-
-class Finding(Struct, frozen=True):
-    """The result of one check of `bide doctor`."""
-
-    ok: bool
-    what: str
-    advice: str = ""
-    """The remedy, if it is not ok."""
-    severe: bool = False
-    """If not ok, True: tasks are lost or may be; False: it deserves a warning."""
-
-
-class Diagnoses(Protocol):
-    """An examination of the store and its surroundings."""
-
-    async def diagnose(self) -> list[Finding]: ...

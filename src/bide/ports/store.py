@@ -23,7 +23,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.ports.instruments import Diagnoses, HasSchema
+from bide.ports.diagnosis import Diagnoses, HasSchema
 from bide.ports.tables import WatchesTables
 from bide.ports.time import Clock
 from bide.ports.verbs import Joined, Verbs

@@ -11,7 +11,7 @@ from msgspec import Struct
 from bide.core.instants import Millis
 from bide.core.records import NewTask
 from bide.core.table_source import TableSource
-from bide.ports.instruments import Finding
+from bide.ports.diagnosis import Finding
 from bide.ports.time import Clock
 from bide.ports.verbs import Joined
 
