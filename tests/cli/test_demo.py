@@ -23,7 +23,8 @@ from tests.waiting import elapse, wait_until
 from bide import Bide, StoreUnavailable
 from bide.cli.demo.ahead import AUDIENCE, GUESTS, SUMMER
 from bide.cli.demo.orders import SALE, is_paid
-from bide.cli.demo.town import DemoState, Town, uneventful
+from bide.cli.demo.story import DemoState
+from bide.cli.demo.town import Town, uneventful
 from bide.cli.exits import Exit
 from bide.core.records import State
 from bide.stores.memory import MemoryStore

@@ -9,7 +9,7 @@ from functools import partial
 import msgspec
 
 from bide.app import Bide
-from bide.cli.demo.town import Story, millis_of
+from bide.cli.demo.story import Story, millis_of
 from bide.core.instants import as_datetime
 from bide.core.outcomes import Done
 from bide.core.records import NewTask

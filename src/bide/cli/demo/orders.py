@@ -20,7 +20,7 @@ from random import Random
 import msgspec
 
 from bide.app import Bide
-from bide.cli.demo.town import DemoState, Story
+from bide.cli.demo.story import DemoState, Story
 from bide.core.instants import Millis, as_datetime
 from bide.core.outcomes import Retry
 from bide.core.records import NewTask, Page
