@@ -21,8 +21,7 @@ _TIMED = frozenset({Result.CREATED, Result.REPLACED, Result.MOVED})
 class Answer(Struct, frozen=True, gc=False):
     """The answer for one task.
 
-    A lost race is an answer too, so check `result` (a `Result`, equal to its text) or `ok`. An answer itself has no
-    truth value.
+    A lost race is an answer too: check `result` (a `Result`, equal to its text) or `ok`. It has no truth value.
     """
 
     result: Result

@@ -202,8 +202,7 @@ class ClientVerbs:
     async def schedule_many(self, tasks: Iterable[NewTask]) -> list[Answer]:
         """Schedule all of `tasks` (made by `new`) in one store call; answers in order.
 
-        Raises the same errors as `schedule`, and PartlyFailed with the available answers if a part of the store is
-        unavailable.
+        Raises the errors of `schedule`, and PartlyFailed with the answers there are if a part of the store is away.
         """
         batch = tasks if isinstance(tasks, list) else list(tasks)
         for task in batch:

@@ -80,8 +80,7 @@ class BulkRequest(Struct, frozen=True, kw_only=True):
     pace: int | None = None
     """Tasks per second; None: as fast as possible."""
     untouched_since: Token | None = None
-    """Skip tasks with this token or a newer one, so that an interrupted shift can continue without shifting a task
-    twice.
+    """Skip tasks with this token or a newer one, so that an interrupted shift can go on and shift no task twice.
     """
 
     def __post_init__(self) -> None:

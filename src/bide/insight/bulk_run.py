@@ -150,9 +150,7 @@ def _earliest(progress: Progress) -> Token:
 
 
 class BulkRun:
-    """One request in progress. It ends after the current batch at `stop`, or if `still`, which is called before each
-    batch, raises.
-    """
+    """One request in progress. It ends after the current batch at `stop`, or if `still`, called before each, raises."""
 
     def __init__(self, meant: BulkScope, progress: Progress, still: CheckAllowed) -> None:
         self.scope = meant

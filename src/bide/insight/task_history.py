@@ -1,8 +1,7 @@
 """The known history of one task: its deliveries, its changes, and the other deliveries of its topic at that time.
 
 It combines three sources: the task's current record, the event log, and the history by minute. The log is capped, and
-contains neither successful nor deferred deliveries. So a task's history may have gaps, and it lists the missing
-deliveries.
+contains neither successful nor deferred deliveries. So a history may have gaps, and it lists the missing deliveries.
 """
 
 from __future__ import annotations

@@ -14,8 +14,7 @@ The messages between bide's own client and service, under `/v1/store/{operation}
     any other Call  -> Success | Failure  a row of `ports.remote`
 
 Records are encoded with field names, so a field with a default can be added within a version. A change that the other
-side would not understand needs another `WIRE`; the two sides compare it when a session begins. Other languages use the
-JSON API.
+side would not understand needs another `WIRE`, compared when a session begins. Other languages use the JSON API.
 
 A call that writes carries the session and a number that only rises for its operation. The service keeps the last answer
 of each operation, so a resent call gets the same answer and is done once. A session belongs to the instance it began

@@ -157,8 +157,7 @@ class Caller(Struct, frozen=True):
         force_setattr(self, "_everywhere", any(text.strip("*") == "" and text for text in self.topics))
 
     def may(self, verb: Verb, topic: str | None) -> bool:
-        """Return True if the caller may use `verb` on tasks of `topic`; None: of all topics, which needs the pattern
-        `*`.
+        """Return True if the caller may use `verb` on tasks of `topic`; None: of all, which needs the pattern `*`.
 
         O(patterns). No caller has access to the topics reserved for bide.
         """

@@ -64,8 +64,7 @@ def slot_for(level: int, at: Millis) -> int:
 def bucket_for(elapsed: Millis, at: Millis) -> int:
     """The number of the bucket of `at`; buckets of later times have higher numbers.
 
-    A time that has passed belongs to the bucket of the current time, which holds no other items; the next `advance`
-    opens it.
+    A time in the past belongs to the bucket of the current time, which the next `advance` opens.
 
     >>> bucket_for(0, 70_000) == 2 * SLOTS_PER_LEVEL + 1
     True

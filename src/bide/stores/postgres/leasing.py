@@ -1,7 +1,6 @@
 """Leasing: one statement leases the due tasks of each topic, and returns when to lease again.
 
-`PostgresLeasing._take` runs the query `lease` of `queries.sql`. The rest of this module determines where a scan may
-begin.
+`PostgresLeasing._take` runs the query `lease` of `queries.sql`. The rest is about where a scan may begin.
 
 While an old transaction blocks vacuum, a full index scan visits every dead entry and its row: 0.3 us each. After a
 minute of 4,000 tasks a second that is a quarter of a second, in which nothing else is leased. So thorough scans then

@@ -157,8 +157,7 @@ def create_private(path: str) -> None:
 def patiently(connection: sqlite3.Connection, statement: str, *, patience: float = PATIENCE) -> Any:
     """Run `statement`, retrying while another connection holds the lock; return the first row of its answer.
 
-    Sleeps 0.2 to 5 ms between tries, with jitter. SQLite's busy handler sleeps up to 100 ms, which would make a worker
-    as late.
+    Sleeps 0.2 to 5 ms between tries, with jitter. SQLite's busy handler sleeps up to 100 ms, too late for a worker.
     """
     deadline = 0.0
     sleep = _FIRST_SLEEP
