@@ -177,7 +177,7 @@ class LoopAlarm:
 
 
 class DescriptorAlarm:
-    """Rings like `LoopAlarm`, by a system timer that the loop waits for like a socket. Raises OSError if there is none."""
+    """Rings like `LoopAlarm`, by a system timer that the loop waits for like a socket. OSError: there is none."""
 
     def __init__(self, ring: Callable[[], None]) -> None:
         self._ring = ring
