@@ -11,6 +11,7 @@ from enum import StrEnum
 from msgspec import Struct
 
 from bide.core.instants import Millis
+from bide.core.records import Record
 
 
 class EventKind(StrEnum):
@@ -37,3 +38,13 @@ class Event(Struct, frozen=True, kw_only=True, gc=False):
     """For a change: the previous wake_at. For a delivery: when it began."""
     wake_at: Millis | None = None
     """The wake_at after the event, if any."""
+
+
+def event_of(
+    record: Record, kind: EventKind, at: Millis, who: str, what: str, *, was: Millis | None, wake_at: Millis | None
+) -> Event:
+    """The event of this task."""
+    return Event(
+        at=at, topic=record.topic, key=record.key, id=record.id, kind=kind, attempt=record.attempt, who=who, what=what,
+        was=was, wake_at=wake_at,
+    )  # fmt: skip

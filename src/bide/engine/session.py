@@ -15,7 +15,7 @@ from typing import Any, TypeVar
 
 from bide.core.answers import Answer
 from bide.core.errors import NotOpen, PartlyFailed, SetupError, StoreError
-from bide.core.events import Event, EventKind
+from bide.core.events import Event, EventKind, event_of
 from bide.core.records import Cancel, Change, Move, NewTask, Record, Ref, Result
 from bide.engine.batcher import Batcher, Coalescer
 from bide.engine.context import current_caller, joined_to, on_this_thread
@@ -146,11 +146,8 @@ class Session:
         for answer in answers:
             record = answer.record
             if record is not None and answer.result in _CHANGED and (new_too or answer.result is not Result.CREATED):
-                event = Event(
-                    at=now, topic=record.topic, key=record.key, id=record.id, kind=EventKind.CHANGE,
-                    attempt=record.attempt, who=who, what=f"{verb}: {answer.result.value}", was=answer.was,
-                    wake_at=record.wake_at if record.state.live else None,
-                )  # fmt: skip
+                what, wake_at = f"{verb}: {answer.result.value}", record.wake_at if record.state.live else None
+                event = event_of(record, EventKind.CHANGE, now, who, what, was=answer.was, wake_at=wake_at)
                 if on_this_thread(self.store):  # this thread is not the loop's
                     self.loop.call_soon_threadsafe(self.recorder.note, event)
                 else:

@@ -15,6 +15,7 @@ from bide.core.errors import StoreError
 from bide.core.instants import Millis
 from bide.core.records import Filter, Leased, Page, Record
 from bide.stores.memory import MemoryStore
+from bide.stores.sql.reading import at_once
 from bide.testing.clock import FIRST_INSTANT
 from bide_proofs.simulate.loop import SimulatedLoop
 
@@ -128,13 +129,3 @@ def _as_still_held(shard: Shard, value: Any) -> Any:
     now = at_once(shard.store.get([task.ref for task in value.tasks]))
     held = [task for task, there in zip(value.tasks, now, strict=True) if there and there.token == task.token]
     return Leased(held, value.next_wake, value.now, value.again_by)
-
-
-def at_once(work: Coroutine[Any, Any, R]) -> R:
-    """The result of a coroutine that never waits."""
-    try:
-        work.send(None)
-    except StopIteration as stop:
-        value: R = stop.value
-        return value
-    raise RuntimeError("a store in memory waited for something")

@@ -28,7 +28,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
 from bide.core.errors import StoreError
-from bide.core.events import Event, EventKind
+from bide.core.events import EventKind, event_of
 from bide.core.instants import Due, Millis
 from bide.core.records import Leased, Record, Settlement, Topic
 from bide.engine.background import begin
@@ -335,11 +335,7 @@ class LeaseLoop(WakeLoop):
         """Record in the event log how a delivery of `record` ended; it wakes again at `wake`."""
         at, began = self.clock.now(), None if kind is EventKind.LOSS else record.started_at
         wake_at = None if wake is None else wake.resolve(at)
-        event = Event(
-            at=at, topic=record.topic, key=record.key, id=record.id, kind=kind, attempt=record.attempt, who=holder,
-            what=what, was=began, wake_at=wake_at,
-        )  # fmt: skip
-        self._recorder.note(event)
+        self._recorder.note(event_of(record, kind, at, holder, what, was=began, wake_at=wake_at))
 
     def _on_wake(self, topic: Topic, wake: Millis) -> None:
         """Handle a notification of the store."""

@@ -42,7 +42,6 @@ class TableConnections(Pool):
 
     def __init__(self, address: Any, source: TableSource, most: int) -> None:
         super().__init__(address, most)
-        self._is_open = False
         self.turn = asyncio.Lock()
         """Held while the polling connection is in use."""
         self.time = ServerTime()
@@ -57,14 +56,16 @@ class TableConnections(Pool):
     async def _begin(self, connection: Any) -> None:
         """Begin a transaction."""
 
+    @property
+    def _is_open(self) -> bool:
+        return bool(self._users)
+
     def open(self, user: object) -> None:
         self._users.add(user)
-        self._is_open = True
 
     async def close(self, user: object) -> None:
         self._users.discard(user)
-        self._is_open = bool(self._users)
-        if self._is_open:
+        if self._users:
             return
         left = [one for one in (self._polling, *self._take_all()) if one is not None]
         self._polling = None

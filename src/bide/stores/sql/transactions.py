@@ -379,9 +379,13 @@ class Pool(ABC):
         self._most = most
         self.slots = asyncio.Semaphore(most)
         """Held while a transaction is open."""
-        self._is_open = True
+        self._closed = False
         self._kept: list[tuple[float, Any]] = []
         self._sweep: asyncio.TimerHandle | None = None
+
+    @property
+    def _is_open(self) -> bool:
+        return not self._closed
 
     def _take(self) -> Any:
         """The most recently used connection; None: there is none. Raises StoreUnavailable."""
@@ -554,6 +558,6 @@ class OwnTransactions(Pool):
 
     async def close(self) -> None:
         """Close the unused connections. The connection of an open transaction is closed when its block ends."""
-        self._is_open = False
+        self._closed = True
         for connection in self._take_all():
             await connection.end(within=self._silence)

@@ -43,7 +43,7 @@ from bide.core.records import (
     Topic,
 )
 from bide.stores.sql.rows import AT, ROW, Row, record_of, values_of
-from bide.stores.sqlite.connection import lost_part
+from bide.stores.sqlite.connection import DiskReserve, lost_part
 from bide.stores.sqlite.rows import (
     FEW,
     QUERIES,
@@ -316,17 +316,21 @@ def purge(work: UnitOfWork, now: Millis, limit: int) -> int:
 class Verbs(ABC):
     """The verbs that a store and a transaction on its file have in common."""
 
+    @property
     @abstractmethod
-    async def _write(
-        self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: Sequence[NewTask] = ()
-    ) -> list[T]:
-        """Run a verb unless `asked` is empty. `adding`: new tasks, for which the disk must have room."""
+    def _reserve(self) -> DiskReserve: ...
+
+    @abstractmethod
+    async def _write(self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: bool = False) -> list[T]:
+        """Run a verb unless `asked` is empty."""
 
     @abstractmethod
     async def _read(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> T: ...
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        return await self._write(add, tasks, now, adding=tasks)
+        if tasks:
+            self._reserve.check(tasks)
+        return await self._write(add, tasks, now, adding=True)
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
         return await self._write(change, changes, now)

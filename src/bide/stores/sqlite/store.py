@@ -12,11 +12,12 @@ from typing import TypeVar, TypeVarTuple
 from bide.core.errors import StoreUnavailable
 from bide.core.events import Event
 from bide.core.instants import Millis
-from bide.core.records import Lease, Leased, NewTask, Ref, Tally, Topic
+from bide.core.records import Lease, Leased, Ref, Tally, Topic
 from bide.core.table_source import TableSource
 from bide.ports import COUNTED, Features, Finding
 from bide.stores.sqlite import database, operations
 from bide.stores.sqlite.commit_watch import Listener
+from bide.stores.sqlite.connection import DiskReserve
 from bide.stores.sqlite.database import VERSION, OpenFile, Settings, StoreFile, open_in_thread, version_of_file
 from bide.stores.sqlite.operations import Fault, Verbs, Write
 from bide.stores.sqlite.rows import tally_tasks
@@ -95,15 +96,13 @@ class SqliteStore(Verbs):
 
     # The nine operations of ports.Store, except those in `Verbs`
 
-    async def _write(
-        self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: Sequence[NewTask] = ()
-    ) -> list[T]:
-        database = self._open()
-        if not asked:
-            return []
-        if adding:
-            database.reserve.check(adding)
-        return await database.writer.submit(call, asked, now, adding=bool(adding))
+    @property
+    def _reserve(self) -> DiskReserve:
+        return self._open().reserve
+
+    async def _write(self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: bool = False) -> list[T]:
+        writer = self._open().writer
+        return await writer.submit(call, asked, now, adding=adding) if asked else []
 
     async def _read(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> T:
         return await self._open().reader.submit(call, *arguments)

@@ -23,7 +23,7 @@ from typing import Any, NoReturn, TypeVar, TypeVarTuple
 
 from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.instants import Millis
-from bide.core.records import NewTask, Topic
+from bide.core.records import Topic
 from bide.stores.batches import merge_earliest
 from bide.stores.driver_adapters import ConnectionSource, connection_source, pause
 from bide.stores.sql.transactions import to_its_end
@@ -58,14 +58,14 @@ class JoinedVerbs(Verbs):
         """The connection, for statements of your own."""
         return self._connection
 
-    async def _write(
-        self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: Sequence[NewTask] = ()
-    ) -> list[T]:
+    @property
+    def _reserve(self) -> DiskReserve:
+        return self._file.reserve
+
+    async def _write(self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: bool = False) -> list[T]:
         if not asked:
             return []
-        if adding:
-            self._file.reserve.check(adding)
-        return self._plainly(lambda cursor: self._in_savepoint(cursor, call, asked, now), adding=bool(adding))
+        return self._plainly(lambda cursor: self._in_savepoint(cursor, call, asked, now), adding=adding)
 
     async def _read(self, call: Callable[[sqlite3.Cursor, *Ts], T], *arguments: *Ts) -> T:
         return self._plainly(lambda cursor: call(cursor, *arguments))
@@ -329,9 +329,7 @@ class CallersConnection(JoinedVerbs):
         await self._find_connection()
         return await super()._read(call, *arguments)
 
-    async def _write(
-        self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: Sequence[NewTask] = ()
-    ) -> list[T]:
+    async def _write(self, call: Write[A, T], asked: Sequence[A], now: Millis, *, adding: bool = False) -> list[T]:
         connection = await self._find_connection()
         if connection.in_transaction or not asked:
             return await super()._write(call, asked, now, adding=adding)
@@ -339,7 +337,7 @@ class CallersConnection(JoinedVerbs):
         try:
             result = await super()._write(call, asked, now, adding=adding)
             if connection.isolation_level is None and getattr(connection, "autocommit", True) is not False:
-                self._plainly(lambda cursor: cursor.execute("COMMIT"), adding=bool(adding))
+                self._plainly(lambda cursor: cursor.execute("COMMIT"), adding=adding)
             return result
         except BaseException:
             if connection.in_transaction:
