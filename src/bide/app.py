@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import Any, Generic, TypedDict, TypeVar, Unpack
 
 import msgspec
@@ -15,6 +16,7 @@ from bide.core.instants import At, Length, Millis, When, duration
 from bide.core.names import check_topic
 from bide.core.outcomes import Outcome
 from bide.core.records import NewTask, Topic
+from bide.core.recurrence.rules import Cron, Every, Rule
 from bide.core.retry import RetryPolicy, policy
 from bide.core.table_source import TableSource
 from bide.core.tasks import Task
@@ -22,6 +24,7 @@ from bide.engine.client import Client
 from bide.engine.delivery.tables import TableLoop
 from bide.engine.delivery.watch import Watch
 from bide.engine.delivery.worker import AppWorker, Observer
+from bide.engine.recurring import RecurrenceOptions, RuleEnded, default_key
 from bide.engine.sync import SyncClient
 from bide.engine.verbs import TaskOptions, refuse_unknown
 from bide.ports import Clock, DueRow, Route, Sink, Store, SystemClock, Table
@@ -153,6 +156,8 @@ class Bide(Client):
         self._sinks: dict[Topic, PythonHandler] = {}
         self._dead_hooks: dict[Topic, list[Callable[[Task[Any]], Any]]] = {}
         self.watches: list[Watch] = []
+        self.declared: dict[tuple[Topic, str], Callable[[], NewTask]] = {}
+        """The recurring tasks that this program declares, by topic and key."""
         self.sync = SyncClient(self, self._clone)
 
     def handler(
@@ -197,6 +202,62 @@ class Bide(Client):
         """
         route = self._route_of(topic, concurrency, how, "app.route")
         route(sink, concurrency or self.settings.topic_concurrency)
+
+    def recurs(
+        self,
+        rule: Rule,
+        *,
+        topic: str | None = None,
+        payload: object = None,
+        **options: Unpack[RecurrenceOptions],
+    ) -> Callable[[Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]], Handler[P]]:
+        """Declare a function whose task recurs by `rule`. A worker of the topic adds the task when it starts.
+
+        Above a handler, or with the `topic` of a function that becomes one (by default the function's name). The
+        options are those of `app.recurring.add`. A deploy with an unchanged rule moves nothing, and a changed rule
+        moves the next occurrence. A task whose declaration was removed goes on until it is pruned, see `prune`.
+        Raises BadInput, DuplicateHandler.
+        """
+
+        def register(function: Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]) -> Handler[P]:
+            handled = function if isinstance(function, Handler) else None
+            if handled is None or topic not in (None, handled.topic):
+                handled = self.handler(topic or getattr(function, "__name__", ""))(function)
+            about: Topic = handled.topic
+            key = options.get("key") or default_key(about)
+            if (about, key) in self.declared:
+                raise DuplicateHandler(f"{about}/{key} recurs by another rule already; give this one another key=")
+            new = partial(self.recurring.new, about, rule, payload, declared=True, **options)
+            with suppress(RuleEnded):  # a program outlives its rules
+                new()
+            self.declared[about, key] = new
+            return handled
+
+        return register
+
+    def cron(
+        self, text: str, *, zone: str = "UTC", **how: Any
+    ) -> Callable[[Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]], Handler[P]]:
+        """`recurs` with `Cron(text, zone=zone)`: `@app.cron("0 8 * * mon-fri", zone="Asia/Shanghai")`."""
+        return self.recurs(Cron(text, zone=zone), **how)
+
+    def every(
+        self, length: Length, **how: Any
+    ) -> Callable[[Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]], Handler[P]]:
+        """`recurs` with `Every(length)`: `@app.every("15m")`."""
+        return self.recurs(Every(length), **how)
+
+    async def orphaned(self) -> list[Task[Any]]:
+        """The recurring tasks that a program declared and this one does not. O(the tasks of the store)."""
+        return [
+            task
+            async for task in self.recurring.list()
+            if task.recurrence is not None and task.recurrence.declared and (task.topic, task.key) not in self.declared
+        ]
+
+    async def prune(self) -> list[Answer]:
+        """End the tasks of `orphaned`. Call it once no other version of the program runs."""
+        return await self.cancel_many([(task.topic, task.key) for task in await self.orphaned()])
 
     def retain(
         self, topic: str, *, done: Length | None = None, cancelled: Length | None = None, dead: Length | None = None
@@ -330,7 +391,8 @@ class Bide(Client):
                 )
         chosen = self.routes if topics is None else {topic: self.routes[topic] for topic in topics}
         tables = self.table_loops if topics is None else list[TableLoop]
-        return AppWorker(self, chosen, tables=tables, observe=observe, name=name)
+        declared = [new for (topic, _), new in self.declared.items() if topic in chosen]
+        return AppWorker(self, chosen, tables=tables, declared=declared, observe=observe, name=name)
 
     def trace(self) -> None:
         """Trace this app's schedules and deliveries with OpenTelemetry from now on. Raises MissingExtra.

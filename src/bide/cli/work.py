@@ -109,9 +109,9 @@ async def _work(app: Bide, topics: tuple[str, ...], shutdown: Shutdown, pipe: so
 def _observe(record: Record, settlement: Settlement) -> None:
     """Log each task that died. The worker itself logs exceptions of handlers."""
     task, why = f"{record.topic}/{record.key}", settlement.why
-    if settlement.outcome is OutcomeKind.DEAD:
+    if settlement.kind is OutcomeKind.DEAD:
         _log.error("%s is dead after attempt %d: %s", task, record.attempt, why)
-    elif settlement.outcome is OutcomeKind.RETRY:
+    elif settlement.kind is OutcomeKind.RETRY:
         _log.debug("%s failed and will be retried: %s", task, why)
 
 

@@ -18,6 +18,8 @@ class EventKind(StrEnum):
     RETRY = "retry"
     DEAD = "dead"
     LOSS = "loss"
+    DROPPED = "dropped"
+    """Occurrences of a recurring task did not run."""
     CHANGE = "change"
 
 

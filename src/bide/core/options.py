@@ -1,17 +1,22 @@
-"""The options of a task that stores do not interpret: its own retry policy, and headers (trace context)."""
+"""The options of a task that stores do not interpret: retry policy, headers (trace context), recurrence."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from contextlib import suppress
+from functools import lru_cache
 
 import msgspec
 
 from bide.core.errors import BadInput
+from bide.core.instants import Millis
+from bide.core.recurrence.plan import Recurrence
 from bide.core.retry import RetryPolicy
 
 LONGEST_HEADERS = 4096
 """The most bytes of all headers of a task, encoded."""
+LONGEST_OPTIONS = 2 * LONGEST_HEADERS
+"""The most bytes of all options of a task, encoded."""
 TRACE_HEADERS = ("traceparent", "tracestate", "baggage")
 """W3C Trace Context and Baggage."""
 
@@ -21,6 +26,10 @@ class Options(msgspec.Struct, frozen=True, omit_defaults=True, gc=False):
 
     retry: RetryPolicy | None = None
     headers: Mapping[str, str] = msgspec.field(default_factory=dict)
+    recurrence: Recurrence | None = None
+    """The rule and the policies of a recurring task."""
+    occurrence: Millis | None = None
+    """For an occurrence that is a task of its own: its nominal instant."""
 
 
 NO_OPTIONS = Options()
@@ -62,6 +71,24 @@ def decode_options(options: bytes) -> Options:
         return _decoder.decode(options) if options else NO_OPTIONS
     except (UnicodeDecodeError, RecursionError) as error:
         raise msgspec.DecodeError(str(error)) from error
+
+
+@lru_cache(maxsize=1024)
+def known_options(options: bytes) -> Options:
+    """The options of a stored task, or none if they are damaged. Cached, since recurring tasks share theirs."""
+    try:
+        return decode_options(options)
+    except msgspec.DecodeError:
+        return NO_OPTIONS
+
+
+def with_recurrence(options: bytes, recurrence: Recurrence | None, occurrence: Millis | None = None) -> bytes:
+    """`options` with another recurrence; with an `occurrence` it is a task of its own. Raises BadInput if too large."""
+    changed = msgspec.structs.replace(decode_options(options), recurrence=recurrence, occurrence=occurrence)
+    encoded = b"" if changed == NO_OPTIONS else _encoder.encode(changed)
+    if len(encoded) > LONGEST_OPTIONS:
+        raise BadInput("except_on", f"{len(encoded)} bytes", f"a rule of at most {LONGEST_OPTIONS} bytes, encoded")
+    return encoded
 
 
 def carried_trace(options: bytes) -> Mapping[str, str]:

@@ -9,9 +9,10 @@ from typing import Any, Generic, TypeVar
 
 from bide.core.instants import Length, When, as_datetime
 from bide.core.names import error_parts
-from bide.core.options import decode_options
+from bide.core.options import decode_options, known_options
 from bide.core.payloads import Decode, decode_json
 from bide.core.records import Record, State
+from bide.core.recurrence.plan import Recurrence
 
 P = TypeVar("P")
 _UNREAD: Any = object()
@@ -89,6 +90,22 @@ class Task(Generic[P]):
     @property
     def headers(self) -> Mapping[str, str]:
         return decode_options(self.record.options).headers
+
+    @property
+    def recurrence(self) -> Recurrence | None:
+        """The rule and the policies of a recurring task; None for any other task."""
+        return known_options(self.record.options).recurrence
+
+    @property
+    def occurrence(self) -> datetime | None:
+        """The instant of the rule for which this delivery stands (aware, UTC); None: the task does not recur.
+
+        It is the due time without the jitter; for an occurrence that was moved, the time to which it was moved.
+        """
+        options = known_options(self.record.options)
+        if options.recurrence is not None:
+            return as_datetime(options.recurrence.rule.nominal(self.record.due_at, self.record.key))
+        return None if options.occurrence is None else as_datetime(options.occurrence)
 
     @property
     def due_at(self) -> datetime:

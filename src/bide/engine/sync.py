@@ -25,6 +25,7 @@ from bide.core.records import NewTask, Page
 from bide.core.tasks import Task
 from bide.engine.client import Client, JoinedClient
 from bide.engine.context import on_this_thread, run_on_this_thread
+from bide.engine.recurring import Recurring, is_recurring
 from bide.engine.session import running_loop
 from bide.engine.verbs import ClientVerbs, filter_of
 
@@ -46,12 +47,51 @@ def _blocking(
     return call
 
 
+def _blocking_recurring(
+    verb: Callable[Concatenate[Recurring, P], Coroutine[Any, Any, R]],
+) -> Callable[Concatenate[SyncRecurring, P], R]:
+    """The blocking form of a verb of recurring tasks."""
+
+    @functools.wraps(verb)
+    def call(self: SyncRecurring, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        return self._verbs._run(lambda client: verb(client.recurring, *args, **kwargs))
+
+    return call
+
+
+class SyncRecurring:
+    """The blocking verbs of recurring tasks, with the arguments, answers and errors of those in `Recurring`."""
+
+    def __init__(self, verbs: SyncVerbs) -> None:
+        self._verbs = verbs
+
+    add = _blocking_recurring(Recurring.add)
+    add_many = _blocking_recurring(Recurring.add_many)
+    pause = _blocking_recurring(Recurring.pause)
+    resume = _blocking_recurring(Recurring.resume)
+    skip_next = _blocking_recurring(Recurring.skip_next)
+    run_now = _blocking_recurring(Recurring.run_now)
+    backfill = _blocking_recurring(Recurring.backfill)
+    next = _blocking_recurring(Recurring.next)
+    remove = _blocking_recurring(Recurring.remove)
+    replan = _blocking_recurring(Recurring.replan)
+
+    def list(self, topic: str | None = None, *, group: str | None = None) -> Iterator[Task[Any]]:
+        """See `Recurring.list`."""
+        return filter(is_recurring, self._verbs.find(topic=topic, group=group))
+
+
 class SyncVerbs(ABC):
     """The blocking verbs, with the arguments, answers and errors of the verbs of the same name in `ClientVerbs`."""
 
     @abstractmethod
     def _run(self, verb: Callable[[ClientVerbs], Coroutine[Any, Any, R]]) -> R:
         """Call `verb` with a client and wait for its answer. Raises its errors, and SetupError in a running loop."""
+
+    @property
+    def recurring(self) -> SyncRecurring:
+        """The verbs of recurring tasks."""
+        return SyncRecurring(self)
 
     schedule = _blocking(ClientVerbs.schedule)
     schedule_new = _blocking(ClientVerbs.schedule_new)

@@ -64,6 +64,7 @@ from bide.core.tasks import Task
 from bide.engine.config import EngineConfig
 from bide.engine.context import current_caller, inherited_headers
 from bide.engine.pauses import PauseGate, Pauses
+from bide.engine.recurring import Recurring
 from bide.engine.session import Session, SharedSession, running_loop
 from bide.ports import COUNTED, Clock, Store, TracePropagator
 
@@ -98,6 +99,11 @@ class ClientVerbs:
     def store(self) -> Store:
         """The open store. Raises NotOpen if nothing is open, SetupError in another event loop."""
         return self._session.store
+
+    @property
+    def recurring(self) -> Recurring:
+        """The verbs of recurring tasks."""
+        return Recurring(self)
 
     def now(self) -> datetime:
         """The time by this app's clock (aware, UTC). Handlers use it so that tests can move the time."""

@@ -272,7 +272,7 @@ LONGEST_ERROR = 8_192
 """The most characters in the error of an outcome with its traceback, or in an event."""
 MOST_MINUTES = 60
 """The most minutes of the history in one call."""
-_LONGEST_OPTIONS = 2 * LONGEST_HEADERS
+
 _LONGEST_CURSOR = 4_096
 _DIGITS = "[0-9a-f]"
 _ID = re.compile(f"{_DIGITS}{{8}}-{_DIGITS}{{4}}-{_DIGITS}{{4}}-{_DIGITS}{{4}}-{_DIGITS}{{12}}")

@@ -344,7 +344,7 @@ class Metrics(Instrument):
         self._tables.append((table, stats))
 
     def observe(self, record: Record, settlement: Settlement) -> None:
-        self.settled(record.topic, settlement.outcome)
+        self.settled(record.topic, settlement.kind)
 
     # --- reported by its owner
 

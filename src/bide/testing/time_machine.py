@@ -138,4 +138,4 @@ class TimeMachine:
 
     def _saw(self, record: Record, settlement: Settlement) -> None:
         error = None if settlement.error is None else settlement.why
-        self._fired.append(Fired(record.topic, record.key, self.now, settlement.outcome, error, record.attempt, record))
+        self._fired.append(Fired(record.topic, record.key, self.now, settlement.kind, error, record.attempt, record))

@@ -35,12 +35,15 @@ from bide.core.tasks import Task
 from bide.engine.background import log_defect
 from bide.engine.config import EngineConfig
 from bide.engine.context import joining, set_running
+from bide.engine.delivery.occurrences import replaced_at
 from bide.engine.delivery.settlement import completion
 from bide.ports import Clock, Route, Store
 
 _log = logging.getLogger("bide.worker")
 _LONGEST_TURN = 0.005
 """Seconds for which a runner may call handlers without yielding to the event loop."""
+_AFTER = 0.002
+"""Seconds added to a time limit that ends at an instant, since a timer may fire early."""
 _LAST_WAIT = 5.0
 """Seconds that a handler has to end after its stopping worker cancelled it."""
 
@@ -78,6 +81,14 @@ class Delivery(Task[Any]):
     def lease(self) -> Lease:
         record = self.record
         return Lease(record.topic, record.key, record.token)
+
+    def limit(self, timeout: float | None) -> float | None:
+        """The seconds that the handler has: `timeout`, or less if the next occurrence cancels this one earlier."""
+        at = replaced_at(self.record)
+        if at is None:
+            return timeout
+        left = max(0.0, self._owner.clock.seconds_until(at)) + _AFTER
+        return left if timeout is None else min(timeout, left)
 
     @property
     def lateness(self) -> timedelta:
@@ -235,10 +246,12 @@ class TopicExecutor:
         delivery.runner = me
         self.running[delivery] = None
         traced = delivery.record.options
+        timeout = self._timeout
         if traced:
             set_running(delivery.record)
-        if self._timeout is not None:
-            delivery.timer = self._loop.call_later(self._timeout, self._timed_out, delivery)
+            timeout = delivery.limit(timeout)
+        if timeout is not None:
+            delivery.timer = self._loop.call_later(timeout, self._timed_out, delivery)
         ended: Outcome | BaseException | None
         try:
             ended = await self._deliver(delivery)

@@ -30,14 +30,15 @@ from functools import partial
 from bide.core.errors import StoreError
 from bide.core.events import EventKind, event_of
 from bide.core.instants import Due, Millis
-from bide.core.records import Leased, Record, Settlement, Topic
+from bide.core.records import Leased, NewTask, Record, Settlement, Topic
 from bide.engine.background import begin
 from bide.engine.client import Client
 from bide.engine.delivery.executor import lease_in_turn
+from bide.engine.delivery.occurrences import Refusal, continued, passed_over
 from bide.engine.delivery.settlement import dead, reject_reason, release
 from bide.engine.pauses import PauseGate
 from bide.engine.registry import RouteSettings, announce_for_ever
-from bide.ports import Clock, Policy, Wakes
+from bide.ports import Clock, Policy, Wakes, all_answers
 
 _UNNOTICED: Millis = 100
 """A task that is due for this long when a capped sleep ends counts as a lost notification."""
@@ -320,16 +321,33 @@ class LeaseLoop(WakeLoop):
             self._waker.record_miss(min(record.planned_at for record in leased.tasks), leased.now)
         return leased
 
-    def _refusal(self, record: Record, policy: Policy, now: Millis, holder: str) -> Settlement | None:
-        """The settlement of a leased task that must not be delivered; None: deliver it. Records a loss."""
+    def _refusal(self, record: Record, policy: Policy, now: Millis, holder: str) -> Refusal | None:
+        """The end of a leased task that must not be delivered; None: deliver it. Records a loss."""
         if record.topic in self.pause_gate.topics:  # paused since the lease was sent
-            return release(record)
+            return Refusal(release(record))
         if record.losses:
             self._note(EventKind.LOSS, record, f"lease lost, {record.losses} in a row", holder)
-        elif record.deadline is None:
+        elif record.deadline is None and not record.options:
             return None
+        keep = self.config.retentions.of(record.topic)
+        if record.options and (over := passed_over(record, keep, now)) is not None:
+            return over
         why = reject_reason(record, policy, now)
-        return None if why is None else dead(record, why, self.config.retentions.of(record.topic), now)
+        return None if why is None else Refusal(continued(dead(record, why, keep, now), record, now))
+
+    async def _start_own(self, own: NewTask) -> bool:
+        """Add an occurrence that is a task of its own. False: the store is unavailable; the lease ends by itself."""
+        try:
+            await all_answers(await self.store.add([own], now=self.clock.now()))
+        except StoreError as error:
+            self._log.warning("%s/%s could not be started: %s", own.topic, own.key, error)
+            return False
+        return True
+
+    def _note_dropped(self, record: Record, settlement: Settlement, holder: str) -> None:
+        """Record the occurrences that did not run before the next one."""
+        if settlement.dropped:
+            self._note(EventKind.DROPPED, record, settlement.why, holder, settlement.next_at)
 
     def _note(self, kind: EventKind, record: Record, what: str, holder: str, wake: Due | None = None) -> None:
         """Record in the event log how a delivery of `record` ended; it wakes again at `wake`."""

@@ -21,6 +21,7 @@ from bide.core.records import Lease, OutcomeKind, Record, Ref, Settlement, State
 from bide.engine.background import begin
 from bide.engine.client import Client
 from bide.engine.delivery.lease_loop import LeaseLoop
+from bide.engine.delivery.occurrences import Refusal
 from bide.engine.delivery.settlement import release, settlement_for
 from bide.engine.registry import RouteSettings
 from bide.ports import Listening, Policy, all_answers
@@ -28,6 +29,7 @@ from bide.ports import Listening, Policy, all_answers
 _log = logging.getLogger("bide.long_poll")
 _MOST = 10_000
 """The most tasks that one lease requests."""
+_MOST_BARE = 100_000
 _FORGET_AFTER = 60.0
 """Seconds for which the subscription to a topic outlives the last request for it."""
 
@@ -131,6 +133,8 @@ class LongPoll(LeaseLoop):
         self._may_note = may_note
         self._loop = asyncio.get_running_loop()
         self._groups: dict[tuple[str, Millis], _RequestGroup] = {}
+        self._bare: OrderedDict[Lease, bool] = OrderedDict()
+        """Leases handed out here of tasks without options, so that their plain Done needs no reading."""
         self._listening: dict[Topic, asyncio.Task[Listening]] = {}
         self._unasked: dict[Topic, float] = {}
         """When the last request for each subscribed topic ended, by the loop's time."""
@@ -187,7 +191,7 @@ class LongPoll(LeaseLoop):
     def release(self, records: Sequence[Record]) -> None:
         """Return leases that were not begun. Their tasks are due again at once, and no delivery is counted."""
         if records:
-            self._settle_later([release(record) for record in records], "released")
+            self._later(self._settle([release(record) for record in records], "released"))
 
     async def extend(self, leases: Sequence[Lease], length: Millis) -> list[bool]:
         """Extend leases to `length` milliseconds from now; False for each lost lease. Raises StoreError."""
@@ -197,16 +201,18 @@ class LongPoll(LeaseLoop):
     async def settle(self, ended: Sequence[tuple[Lease, Outcome]], *, who: str) -> list[bool]:
         """Record the outcomes of leases; False for each lost lease, whose task is unchanged. Raises StoreError.
 
-        A plain Done does not depend on the task. Outcomes that the policy decides (when to retry, whether it is too
-        late) do, so their tasks are read first, all in one call.
+        A plain Done of a task that was leased here without options does not depend on the task. All others do: the
+        policy decides when to retry or whether it is too late, and a rule when it recurs. So their tasks are read
+        first, all in one call.
         """
-        read = [place for place, (_, outcome) in enumerate(ended) if not _plain(outcome)]
+        plain = [_plain(outcome) and self._bare.pop(lease, False) for lease, outcome in ended]
+        read = [place for place, bare in enumerate(plain) if not bare]
         refs = [Ref(ended[place][0].topic, ended[place][0].key) for place in read]
         found = dict(zip(read, await self.store.get(refs), strict=True)) if refs else {}
         sent: list[tuple[int, Settlement, Record | None]] = []
         for place, (lease, outcome) in enumerate(ended):
             record, retention = found.get(place), self.config.retentions.of(lease.topic)
-            if _plain(outcome):
+            if plain[place]:
                 keep = retention.keep_until(State.DONE, self.clock.now())
                 sent.append((place, Settlement(*lease, OutcomeKind.DONE, None, keep), None))
             elif record is not None and record.token == lease.token and record.state is State.LEASED:
@@ -221,15 +227,17 @@ class LongPoll(LeaseLoop):
         for (place, settlement, record), ok in zip(sent, accepted, strict=True):
             settled[place] = ok
             if ok:
-                self._settled(settlement.topic, settlement.outcome)
-                self._history.ended(settlement.topic, settlement.outcome)
-                if record is not None and settlement.outcome in (OutcomeKind.RETRY, OutcomeKind.DEAD):
-                    self._note_failure(record, settlement, who)
+                self._settled(settlement.topic, settlement.kind)
+                self._history.ended(settlement.topic, settlement.kind)
+                if record is not None:
+                    self._note_dropped(record, settlement, who)
+                    if settlement.kind in (OutcomeKind.RETRY, OutcomeKind.DEAD):
+                        self._note_failure(record, settlement, who)
         return settled
 
     def _note_failure(self, record: Record, settlement: Settlement, who: str) -> None:
         if self._may_note(who):
-            kind = EventKind.RETRY if settlement.outcome is OutcomeKind.RETRY else EventKind.DEAD
+            kind = EventKind.RETRY if settlement.kind is OutcomeKind.RETRY else EventKind.DEAD
             self._note(kind, record, settlement.why, who, settlement.next_at)
         else:
             self._recorder.dropped += 1
@@ -267,14 +275,15 @@ class LongPoll(LeaseLoop):
 
     def _hand_out(self, group: _RequestGroup, tasks: Sequence[Record], now: Millis) -> None:
         got: dict[int, _Request] = {}
-        refusals: list[Settlement] = []
+        refusals: list[Refusal] = []
         left: list[Record] = []
         for record in tasks:
             refusal = self._refusal(record, self._policy_of(record.topic), now, group.holder)
             if refusal is not None:
                 refusals.append(refusal)
-                if refusal.outcome is OutcomeKind.DEAD:
-                    self._note(EventKind.DEAD, record, refusal.why, group.holder)
+                if refusal.settlement.kind is OutcomeKind.DEAD:
+                    self._note(EventKind.DEAD, record, refusal.settlement.why, group.holder)
+                self._note_dropped(record, refusal.settlement, group.holder)
                 continue
             request = group.next_for(record.topic)
             if request is None:
@@ -282,13 +291,17 @@ class LongPoll(LeaseLoop):
                 continue
             group.give(record, request)
             got[id(request)] = request
+            if not record.options:
+                self._bare[Lease(record.topic, record.key, record.token)] = True
+                if len(self._bare) > _MOST_BARE:
+                    self._bare.popitem(last=False)
             self._started(record, now)
             self._history.began(record.topic, (record.planned_at,), now)
         for request in got.values():
             self._answer(group, request)
         self.release(left)
         if refusals:
-            self._settle_later(refusals, "settled")
+            self._later(self._start_and_settle(refusals))
             self._waker.kick()  # the refused tasks left room, and more may be due
 
     def _answer(self, group: _RequestGroup, request: _Request) -> None:
@@ -305,14 +318,15 @@ class LongPoll(LeaseLoop):
             group.impatient.clear()
         await super()._turn_failed(error)
 
-    def _settle_later(self, settlements: list[Settlement], what: str) -> None:
-        async def settle() -> None:
-            try:
-                await all_answers(await self.store.settle(settlements, now=self.clock.now()))
-            except StoreError as error:
-                _log.warning("%d leases could not be %s, and run out by themselves: %s", len(settlements), what, error)
+    async def _start_and_settle(self, refusals: Sequence[Refusal]) -> None:
+        started = [one.own is None or await self._start_own(one.own) for one in refusals]
+        await self._settle([one.settlement for one, ok in zip(refusals, started, strict=True) if ok], "settled")
 
-        self._later(settle())
+    async def _settle(self, settlements: Sequence[Settlement], what: str) -> None:
+        try:
+            await all_answers(await self.store.settle(settlements, now=self.clock.now()))
+        except StoreError as error:
+            _log.warning("%d leases could not be %s, and run out by themselves: %s", len(settlements), what, error)
 
     def _later(self, work: Coroutine[Any, Any, None]) -> None:
         task = begin(work, "long poll")

@@ -11,15 +11,15 @@ from itertools import dropwhile
 from linecache import getline, lazycache
 from traceback import walk_tb
 from types import FrameType
-
 from msgspec import DecodeError
 
 from bide.core.instants import In, Millis, instant_text, with_grain
 from bide.core.names import LONGEST_TEXT, TRACE, error_text, new_id, storable
-from bide.core.options import decode_options
+from bide.core.options import decode_options, known_options
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import OutcomeKind, Record, Settlement, State
 from bide.engine.config import Retention
+from bide.engine.delivery.occurrences import REMEMBERED, continued, deadline_of
 from bide.ports import Clock, Policy
 
 _LOST, _OVER = "holder lost: ", "deadline: not after "
@@ -31,8 +31,9 @@ def reject_reason(record: Record, route: Policy, now: Millis) -> str | None:
     """The reason why a leased task must no longer be delivered; None: deliver it."""
     if record.losses >= route.losses:
         return f"{_LOST}{record.losses} leases in a row ended unsettled"
-    if record.deadline is not None and now > record.deadline:
-        return f"{_OVER}{instant_text(record.deadline)}"
+    deadline = deadline_of(record)
+    if deadline is not None and now > deadline:
+        return f"{_OVER}{instant_text(deadline)}"
     return None
 
 
@@ -49,10 +50,22 @@ def settlement_for(
 
     `traces`: append the traceback of that exception to the text of the error.
     """
+    decided = _decided(record, ended, route, keep, clock, traces)
+    return continued(decided, record, clock.now()) if record.options else decided
+
+
+def _decided(
+    record: Record,
+    ended: Outcome | BaseException | None,
+    route: Policy,
+    keep: Retention,
+    clock: Clock,
+    traces: bool,
+) -> Settlement:
     if ended is None:
         return _done(record, keep, clock)
     if isinstance(ended, Done):
-        return completion(record, ended, keep, clock)
+        return _completed(record, ended, keep, clock)
     now, grain = clock.now(), clock.grain
     if isinstance(ended, Dead):
         return dead(record, ended.why, keep, now, failed=True)
@@ -75,6 +88,10 @@ def settlement_for(
 
 def completion(record: Record, done: Done, keep: Retention, clock: Clock) -> Settlement:
     """The settlement of a success: the task is done, or begins its next life."""
+    return continued(_completed(record, done, keep, clock), record, clock.now())
+
+
+def _completed(record: Record, done: Done, keep: Retention, clock: Clock) -> Settlement:
     if done.again is not None:
         again = with_grain(done.again, clock.grain)
         return Settlement(record.topic, record.key, record.token, OutcomeKind.DONE, again, next_id=new_id())
@@ -104,6 +121,8 @@ def release(record: Record) -> Settlement:
 
 def _done(record: Record, keep: Retention, clock: Clock) -> Settlement:
     keep_until = keep.keep_until(State.DONE, clock.now()) if keep.done else 0
+    if record.options and known_options(record.options).occurrence is not None:
+        keep_until = max(keep_until, clock.now() + REMEMBERED)
     return Settlement(record.topic, record.key, record.token, OutcomeKind.DONE, None, keep_until)
 
 
@@ -118,7 +137,8 @@ def _pause(record: Record, route: Policy) -> Millis | None:
 
 
 def _too_late(record: Record, at: Millis) -> bool:
-    return record.deadline is not None and at > record.deadline
+    deadline = deadline_of(record)
+    return deadline is not None and at > deadline
 
 
 LONGEST_TRACE = 4_096

@@ -16,26 +16,32 @@ from functools import partial
 from typing import Self
 
 from msgspec import Struct
+from msgspec.structs import replace
 
 from bide.core import lifecycle
+from bide.core.errors import StoreError
 from bide.core.events import EventKind
 from bide.core.instants import Millis
 from bide.core.names import new_id
 from bide.core.outcomes import Outcome, Retry
-from bide.core.records import Leased, OutcomeKind, Record, Settlement, Topic
+from bide.core.records import Leased, NewTask, OutcomeKind, Record, Result, Settlement, Topic
 from bide.engine.background import DeadHooks, begin
 from bide.engine.client import Client
 from bide.engine.delivery.executor import Delivery, TopicExecutor, slots_to_lease
 from bide.engine.delivery.lease_extender import LeaseExtender
 from bide.engine.delivery.lease_loop import LeaseLoop
+from bide.engine.delivery.occurrences import replaced_by_next
 from bide.engine.delivery.settlement import release, settlement_for
 from bide.engine.delivery.settler import Settler
 from bide.engine.delivery.tables import TableLoop
+from bide.engine.recurring import RuleEnded
 from bide.engine.registry import settings_of
 from bide.ports import Listening, Route
 
 _log = logging.getLogger("bide.worker")
 _STOPPED = "the worker has stopped, and what waits goes on waiting"
+_DECLARE_AGAIN = 1.0
+"""Seconds between two attempts to declare a recurring task, as while an occurrence runs."""
 _FLOOD = 32
 """The deliveries of a topic in one lease from which it counts as a flood, if more are due."""
 
@@ -90,6 +96,8 @@ class Worker(LeaseLoop):
         self._listening: Listening | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._hooks = DeadHooks()
+        self._starting: set[asyncio.Task[None]] = set()
+        """Occurrences that are being added as tasks of their own."""
         self._flood = False
         self._emptied: list[asyncio.Future[None]] = []
         """One for each caller of `until_empty`."""
@@ -141,7 +149,7 @@ class Worker(LeaseLoop):
         ends = (self.config.grace if grace is None else grace) / 1000
         tables = (table.stop(ends) for table in self.tables)
         await asyncio.gather(*tables, *(executor.idle(ends) for executor in self._executors.values()))
-        await asyncio.gather(*(executor.close() for executor in self._executors.values()))
+        await asyncio.gather(*(executor.close() for executor in self._executors.values()), *self._starting)
         await self._settler.drain()
         for emptied in self._emptied:
             if not emptied.done():
@@ -203,7 +211,7 @@ class Worker(LeaseLoop):
         await self.pause_gate.first()
         before = self.stats.leased
         wake = await self._deliver(self._free_slots())
-        await asyncio.gather(*(executor.idle(None) for executor in self._executors.values()))
+        await asyncio.gather(*(executor.idle(None) for executor in self._executors.values()), *self._starting)
         await self._settler.drain()
         await self._hooks.ended()
         return self.stats.leased - before, wake
@@ -271,8 +279,18 @@ class Worker(LeaseLoop):
         if refused is None:
             return True
         delivery.over = True
-        self._settler.put(delivery, refused)
+        if refused.own is None:
+            self._settler.put(delivery, refused.settlement)
+        else:
+            self._starting.add(begin(self._start_and_settle(delivery, refused.own, refused.settlement), "occurrence"))
         return False
+
+    async def _start_and_settle(self, delivery: Delivery, own: NewTask, settlement: Settlement) -> None:
+        if await self._start_own(own):
+            self._settler.put(delivery, settlement)
+        current = asyncio.current_task()
+        assert current is not None
+        self._starting.discard(current)
 
     def _on_wake(self, topic: Topic, wake: Millis) -> None:
         executor = self._executors.get(topic)
@@ -327,8 +345,11 @@ class Worker(LeaseLoop):
         """Settle the failure now. The handler's later outcome is discarded; its slot is freed when it ends."""
         if delivery.over or delivery.runner is None:
             return
-        limit = (self._executors[delivery.topic].route.timeout or 0) / 1000
-        self._ended(delivery, TimeoutError(f"no outcome within {limit:g} s"))
+        if (replaced := replaced_by_next(delivery.record, self.clock.now())) is not None:
+            self._settler.put(delivery, replaced)
+        else:
+            limit = (self._executors[delivery.topic].route.timeout or 0) / 1000
+            self._ended(delivery, TimeoutError(f"no outcome within {limit:g} s"))
         delivery.over = True
         delivery.runner.cancel()
 
@@ -346,8 +367,9 @@ class Worker(LeaseLoop):
             stats.lost += 1
             _log.info("%s/%s: outcome refused, the lease was gone", record.topic, record.key)
             return
-        outcome = settlement.outcome
+        outcome = settlement.kind
         self._history.ended(record.topic, outcome)
+        self._note_dropped(record, settlement, self.holder)
         if outcome is OutcomeKind.DONE:
             stats.done += 1
         elif outcome is OutcomeKind.RETRY:
@@ -360,7 +382,8 @@ class Worker(LeaseLoop):
             stats.dead += 1
             _log.error("%s/%s, attempt %d, is dead: %s", record.topic, record.key, record.attempt, settlement.why)
             self._note(EventKind.DEAD, record, settlement.why, self.holder)
-            task = delivery.now_as(lifecycle.settle(settlement, record, self.clock.now(), record.token))
+            ended = replace(settlement, outcome=OutcomeKind.DEAD, next_at=None)
+            task = delivery.now_as(lifecycle.settle(ended, record, self.clock.now(), record.token))
             self._hooks.call(self._executors[record.topic].route.on_dead, task)
         for observe in self._observers:
             observe(record, settlement)
@@ -385,8 +408,10 @@ class AppWorker:
         tables: Callable[[], Sequence[TableLoop]],
         observe: Observer | None,
         name: str | None,
+        declared: Sequence[Callable[[], NewTask]] = (),
     ) -> None:
         self._client = client
+        self._declared = declared
         self._make = partial(Worker, client, dict(routes), observe=observe, name=name)
         self._tables = tables
         self._entered: AsyncExitStack
@@ -396,9 +421,38 @@ class AppWorker:
             await entered.enter_async_context(self._client)
             worker = self._make(tables=self._tables())
             entered.push_async_callback(worker.stop)  # also stops the started parts if a later part fails to start
+            if self._declared:
+                declaring = begin(self._declare(), "declared")
+                entered.push_async_callback(_cancelled, declaring)
             await worker.start()
             self._entered = entered.pop_all()
         return worker
 
+    async def _declare(self) -> None:
+        """Add the recurring tasks that the program declares. Those with a running occurrence are tried again."""
+        left = list(self._declared)
+        while left:
+            wanted: list[NewTask] = []
+            for new in list(left):
+                try:
+                    wanted.append(new())
+                except RuleEnded as ended:
+                    left.remove(new)
+                    _log.info("not declared: %s", ended)
+            try:
+                answers = await self._client.recurring.add_many(wanted)
+            except StoreError as error:
+                _log.warning("declaring %d recurring tasks failed, trying again: %s", len(left), error)
+            else:
+                pairs = zip(left, answers, strict=True)
+                left = [new for new, answer in pairs if answer.result is Result.UNDER_WAY]
+            if left:
+                await asyncio.sleep(_DECLARE_AGAIN)
+
     async def __aexit__(self, *exc_info: object) -> None:
         await self._entered.aclose()
+
+
+async def _cancelled(task: asyncio.Task[None]) -> None:
+    task.cancel()
+    await asyncio.wait([task])

@@ -131,7 +131,7 @@ class StoreOperations:
         accepted = await _each(self._store.settle(batch.items, now=now))
         for one, ok in zip(batch.items, accepted, strict=True):
             if ok is True:
-                self._client.history.ended(one.topic, one.outcome)
+                self._client.history.ended(one.topic, one.kind)
         return accepted
 
     async def purge(self, limit: int, caller: Caller, now: Millis) -> int:

@@ -1,0 +1,151 @@
+"""What a recurring task carries besides its payload: its rule and its policies. And the decisions that follow from them.
+
+A recurring task is an ordinary task. When an occurrence ends, the task begins its next life at the rule's next instant,
+computed from the *nominal* instant of the occurrence and never from the time at which it ran. The nominal instant is
+not stored: it is the due time less the jitter, and the instant after it is simply the first one after the due time,
+since jitter never reaches the next instant. So a moved occurrence, and one whose rule or jitter has changed meanwhile,
+go on correctly.
+
+Three decisions, each a pure function: when the first occurrence is due (`first`), what becomes of an occurrence that is
+leased (`on_lease`: it may be older than the policy allows), and when the next one is due after it ended (`on_end`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+from typing import NamedTuple
+
+from msgspec import Struct
+
+from bide.core.instants import Millis, instant_text
+from bide.core.recurrence.rules import Rule
+
+
+class CatchUp(StrEnum):
+    """What happens to occurrences that no worker could start in time, as after an outage."""
+
+    LATEST = "latest"
+    """The latest one runs, once."""
+    ALL = "all"
+    """Each runs, in order, at most the last `most` of them."""
+    NONE = "none"
+    """None runs."""
+
+
+class Overlap(StrEnum):
+    """What happens to an occurrence that comes while the one before it is still running."""
+
+    SKIP = "skip"
+    """It does not run."""
+    QUEUE = "queue"
+    """It runs as soon as the one before it has ended."""
+    ALLOW = "allow"
+    """It runs at once, as a task of its own."""
+    CANCEL_RUNNING = "cancel_running"
+    """It runs at once: the one before it is cancelled."""
+
+
+MOST = 100
+"""The default for the occurrences that are caught up or queued."""
+_PUNCTUAL: Millis = 60_000
+"""With `catch_up="none"`, how late an occurrence may start unless a window is set."""
+_COUNTED = 1_000
+"""Dropped occurrences are counted up to this number."""
+
+
+class Step(NamedTuple):
+    """When the task is due next, and which occurrences are left out before that."""
+
+    due_at: Millis | None
+    """None: the rule has ended."""
+    dropped: int = 0
+    why: str = ""
+
+    @property
+    def said(self) -> str | None:
+        """What was left out, for the event log; None: nothing."""
+        if not self.dropped:
+            return None
+        count = f"{self.dropped}" if self.dropped < _COUNTED else f"{_COUNTED:,} or more"
+        return f"{self.why}: {count} occurrence{'' if self.dropped == 1 else 's'} did not run"
+
+
+class Recurrence(Struct, frozen=True, omit_defaults=True):
+    """The rule and the policies of a recurring task; `app.recurring.add` explains each."""
+
+    rule: Rule
+    catch_up: CatchUp = CatchUp.LATEST
+    window: Millis | None = None
+    """The most by which an occurrence may be late and still run."""
+    most: int = MOST
+    overlap: Overlap = Overlap.SKIP
+    deadline: Millis | None = None
+    """The deadline of each occurrence, from its due time."""
+    end_when_dead: bool = False
+    declared: bool = False
+    """True if the program declares it, as by `@app.cron`; False if it was added by a verb."""
+    paused: bool = False
+
+    def first(self, now: Millis, key: str) -> Millis | None:
+        """When the first occurrence after `now` is due; None if there is none."""
+        nominal = self.rule.after(now)
+        return None if nominal is None else self.rule.fires_at(nominal, key)
+
+    def on_lease(self, due_at: Millis, key: str, born_at: Millis, now: Millis) -> Step | None:
+        """None: the occurrence may run. Otherwise it is too old, and the task is to wait for another one.
+
+        `born_at`: when this life of the task began. O(occurrences kept or counted), and one step of the rule if the
+        occurrence is punctual.
+        """
+        rule, window = self.rule, self.window
+        if window is None and self.catch_up is CatchUp.NONE:
+            window = _PUNCTUAL
+        later = rule.after(due_at)
+        if (later is None or later > now) and (window is None or now - due_at <= window):
+            return None
+        queued = self.overlap is Overlap.QUEUE and born_at > due_at
+        kept: Sequence[Millis] = ()
+        if queued or self.catch_up is CatchUp.ALL:
+            kept = last_instants(rule, due_at, now, self.most)
+        elif self.catch_up is CatchUp.LATEST:
+            kept = last_instants(rule, due_at, now, 1)
+        kept = [one for one in kept if window is None or now - one <= window]
+        if kept and rule.nominal(due_at, key) >= kept[0]:
+            return None
+        target = kept[0] if kept else rule.after(now)
+        dropped = 1 + len(rule.upto(due_at + 1, now if target is None else min(now, target - 1), _COUNTED - 1))
+        return Step(None if target is None else rule.fires_at(target, key), dropped, "late")
+
+    def on_end(self, due_at: Millis, key: str, began: Millis, now: Millis) -> Step:
+        """When the next occurrence is due, after the one of `due_at` began and ended."""
+        rule = self.rule
+        later = rule.after(due_at)
+        if later is None:
+            return Step(None)
+        waits = self.overlap is Overlap.QUEUE or self.overlap is Overlap.ALLOW or (
+            self.catch_up is CatchUp.ALL and later <= began
+        )
+        if later > now or waits:
+            return Step(rule.fires_at(later, key))
+        target = rule.after(now)
+        dropped = len(rule.upto(later, now, _COUNTED))
+        return Step(None if target is None else rule.fires_at(target, key), dropped, "overlap")
+
+
+def last_instants(rule: Rule, first: Millis, last: Millis, most: int) -> list[Millis]:
+    """The last `most` instants of `rule` in [first, last]. O(most) steps, however far `first` lies back."""
+    length = 1_000
+    while True:
+        start = max(first, last - length)
+        found = rule.upto(start, last, 4 * most + 64)
+        while found and (more := rule.upto(found[-1] + 1, last, 4 * most + 64)):
+            found = found[-most:] + more
+        if len(found) >= most or start == first:
+            return found[-most:]
+        length *= 4
+
+
+def occurrence_key(key: str, nominal: Millis) -> str:
+    """The key of an occurrence that is a task of its own."""
+    return f"{key}@{instant_text(nominal)}"

@@ -1,0 +1,109 @@
+"""What becomes of a recurring task when one of its occurrences is leased or ends.
+
+`core.recurrence.plan` decides; here its decisions become settlements. A recurring task that would end begins its next
+life instead, with the same payload and options, at the next instant of its rule. So it needs no operation of the store
+that other tasks do not need, and a crash between two steps repeats a step and loses none.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from msgspec.structs import replace
+
+from bide.core.instants import At, Millis
+from bide.core.names import new_id
+from bide.core.options import known_options, with_recurrence
+from bide.core.records import NewTask, OnConflict, OutcomeKind, Record, Settlement, State
+from bide.core.recurrence.plan import Overlap, occurrence_key
+from bide.engine.config import Retention
+
+REMEMBERED: Millis = 86_400_000
+"""How long an occurrence that is a task of its own is kept at least, so that a repeated start finds it."""
+
+
+def continued(decided: Settlement, record: Record, now: Millis) -> Settlement:
+    """The settlement of a recurring task that would end: it begins its next life instead, unless its rule has ended."""
+    if decided.next_at is not None or (recurrence := known_options(record.options).recurrence) is None:
+        return decided
+    died = decided.outcome is OutcomeKind.DEAD
+    if died and recurrence.end_when_dead:
+        return decided
+    step = recurrence.on_end(record.due_at, record.key, record.token // 1000, now)
+    if step.due_at is None:
+        return decided
+    return Settlement(
+        record.topic, record.key, record.token, OutcomeKind.DONE, At(step.due_at), next_id=new_id(),
+        error=decided.error if died else step.said, counts_as=OutcomeKind.DEAD if died else None, dropped=step.dropped,
+    )  # fmt: skip
+
+
+class Refusal(NamedTuple):
+    """Why a leased task is not delivered, as its settlement."""
+
+    settlement: Settlement
+    own: NewTask | None = None
+    """An occurrence that runs as a task of its own: to be added before the settlement is sent."""
+
+
+def passed_over(record: Record, keep: Retention, now: Millis) -> Refusal | None:
+    """What becomes of a leased occurrence that is too old to run, or runs as a task of its own; None: deliver it.
+
+    An occurrence that was begun before is delivered again, whatever its age.
+    """
+    recurrence = known_options(record.options).recurrence
+    if recurrence is None:
+        return None
+    rule, topic, key, due_at = recurrence.rule, record.topic, record.key, record.due_at
+    step = recurrence.on_lease(due_at, key, record.created_at, now) if record.attempt == 1 else None
+    own = None
+    if step is None:
+        if recurrence.overlap is not Overlap.ALLOW:
+            return None
+        own = own_task(record, rule.nominal(due_at, key), now, due_at=due_at)
+        step = recurrence.on_end(due_at, key, now, now)
+    lease = topic, key, record.token
+    if step.due_at is None:
+        ended = Settlement(*lease, OutcomeKind.DONE, None, keep.keep_until(State.DONE, now))
+    else:
+        ended = Settlement(*lease, OutcomeKind.DONE, At(step.due_at), next_id=new_id())
+    return Refusal(replace(ended, error=step.said, counts_as=OutcomeKind.DEFER, dropped=step.dropped), own)
+
+
+def replaced_at(record: Record) -> Millis | None:
+    """When the next occurrence cancels this one; None: never."""
+    recurrence = known_options(record.options).recurrence
+    if recurrence is None or recurrence.overlap is not Overlap.CANCEL_RUNNING:
+        return None
+    return recurrence.first(record.due_at, record.key)
+
+
+def replaced_by_next(record: Record, now: Millis) -> Settlement | None:
+    """The settlement of an occurrence that runs while the next one is due, and is cancelled by it; None: it goes on."""
+    at = replaced_at(record)
+    if at is None or at > now:
+        return None
+    return Settlement(
+        record.topic, record.key, record.token, OutcomeKind.DONE, At(at), next_id=new_id(), counts_as=OutcomeKind.DEFER,
+        error="overlap: the occurrence was cancelled by the next one", dropped=1,
+    )  # fmt: skip
+
+
+def own_task(record: Record, nominal: Millis, now: Millis, *, due_at: Millis) -> NewTask:
+    """The occurrence of `nominal` as a task of its own. It is added once, however often this is repeated."""
+    recurrence = known_options(record.options).recurrence
+    limit = None if recurrence is None else recurrence.deadline
+    return NewTask(
+        record.topic, occurrence_key(record.key, nominal), new_id(), At(due_at), record.payload, record.group,
+        with_recurrence(record.options, None, nominal), None if limit is None else max(due_at, now) + limit,
+        OnConflict.KEEP,
+    )  # fmt: skip
+
+
+def deadline_of(record: Record) -> Millis | None:
+    """The deadline of the task, or of this occurrence."""
+    if record.deadline is None and record.options:
+        recurrence = known_options(record.options).recurrence
+        if recurrence is not None and recurrence.deadline is not None:
+            return record.due_at + recurrence.deadline
+    return record.deadline

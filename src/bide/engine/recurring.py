@@ -1,0 +1,354 @@
+"""The verbs of recurring tasks. A recurring task is an ordinary task whose options hold a rule and its policies.
+
+So each verb here is a few calls of the ordinary ones. A change of a rule replaces the waiting task only if its token is
+still the one that was read. The token rises when an occurrence is leased, so no change ends a running occurrence, runs
+one twice, or loses one: while an occurrence runs, the change waits a moment, and then answers `under_way`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from msgspec.structs import replace
+
+from bide.core.answers import Answer
+from bide.core.errors import BadInput
+from bide.core.instants import LAST_INSTANT, At, Due, Length, Millis, When, as_datetime, duration, instant
+from bide.core.lifecycle import gone
+from bide.core.names import check_name, check_topic, new_id
+from bide.core.options import encode_options, known_options, with_recurrence
+from bide.core.payloads import encode_payload
+from bide.core.records import Move, NewTask, OnConflict, Record, Ref, Result, State
+from bide.core.recurrence.plan import MOST, CatchUp, Overlap, Recurrence
+from bide.core.recurrence.rules import Rule
+from bide.core.retry import RetryPolicy, policy
+from bide.core.tasks import Task
+from bide.engine.delivery.occurrences import own_task
+from bide.engine.session import running_loop
+
+if TYPE_CHECKING:
+    from bide.engine.verbs import ClientVerbs
+
+LONGEST_KEY = 175
+"""The most bytes of a recurring task's key: an occurrence of its own has `@` and its instant appended."""
+MOST_BACKFILLED = 10_000
+"""The most occurrences of one backfill."""
+_PAUSES = (0.0, 0.05, 0.1, 0.2, 0.4, 0.8)
+"""Seconds before each attempt to change a task whose occurrence is running."""
+_CATCH_UPS = {choice.value: choice for choice in CatchUp}
+_OVERLAPS = {choice.value: choice for choice in Overlap}
+
+
+class RuleEnded(BadInput):
+    """A rule has no instant that lies ahead."""
+
+    def __init__(self, rule: Rule) -> None:
+        super().__init__("rule", rule.words, "a rule with an instant that lies ahead")
+
+    def __reduce__(self) -> Any:
+        return BadInput, (self.field, self.value, self.accepted)
+
+
+class RecurrenceOptions(TypedDict, total=False):
+    """The options of a recurring task; `Recurring.add` explains each."""
+
+    key: str | None
+    group: str | None
+    catch_up: str
+    window: Length | None
+    most: int
+    overlap: str
+    deadline: Length | None
+    end_when_dead: bool
+    retry: RetryPolicy | str | None
+    headers: Mapping[str, str] | None
+
+
+class Recurring:
+    """The verbs of recurring tasks, as `app.recurring`. They raise the errors of `app.schedule`."""
+
+    def __init__(self, client: ClientVerbs) -> None:
+        self._client = client
+
+    def new(
+        self,
+        topic: str,
+        rule: Rule,
+        payload: object = None,
+        *,
+        key: str | None = None,
+        group: str | None = None,
+        catch_up: str = "latest",
+        window: Length | None = None,
+        most: int = MOST,
+        overlap: str = "skip",
+        deadline: Length | None = None,
+        end_when_dead: bool = False,
+        retry: RetryPolicy | str | None = None,
+        headers: Mapping[str, str] | None = None,
+        declared: bool = False,
+    ) -> NewTask:
+        """Make the task that `add` would add, for `add_many`. The arguments are those of `add`. No I/O."""
+        client = self._client
+        topic, key = check_topic(topic), check_name("key", key or default_key(topic))
+        if len(key.encode()) > LONGEST_KEY:
+            raise BadInput("key", key, f"at most {LONGEST_KEY} bytes, since an occurrence may append its instant")
+        if not isinstance(rule, Rule):
+            raise BadInput("rule", rule, "a rule: Cron(...), Every(...), RRule(...) or At(...)")
+        if catch_up not in _CATCH_UPS:
+            raise BadInput("catch_up", catch_up, f"one of {', '.join(_CATCH_UPS)}")
+        if overlap not in _OVERLAPS:
+            raise BadInput("overlap", overlap, f"one of {', '.join(_OVERLAPS)}")
+        if type(most) is not int or not 1 <= most <= MOST_BACKFILLED:
+            raise BadInput("most", most, f"a whole number from 1 to {MOST_BACKFILLED:,}")
+        recurrence = Recurrence(
+            rule=rule, catch_up=_CATCH_UPS[catch_up], overlap=_OVERLAPS[overlap], most=most,
+            window=None if window is None else duration(window, field="window"),
+            deadline=None if deadline is None else duration(deadline, field="deadline"),
+            end_when_dead=end_when_dead, declared=declared,
+        )  # fmt: skip
+        first = recurrence.first(client.clock.now(), key)
+        if first is None:
+            raise RuleEnded(rule)
+        if not isinstance(payload, bytes):
+            client._check_payload(topic, payload)
+        options = encode_options(None if retry is None else policy(retry), headers)
+        return NewTask(
+            topic, key, new_id(), At(first), encode_payload(payload, client.config.payload_limit),
+            None if group is None else check_name("group", group), with_recurrence(options, recurrence),
+            on_conflict=OnConflict.KEEP,
+        )  # fmt: skip
+
+    async def add(
+        self, topic: str, rule: Rule, payload: object = None, *, declared: bool = False, **options: Any
+    ) -> Answer:
+        """Let a task of `topic` recur by `rule`: `created`, `kept` if the same is there, `replaced` if it changed.
+
+        A change moves the next occurrence. One that is already due still runs, and one that is running goes on: then
+        the answer is `under_way`, nothing has changed, and the call is to be repeated.
+
+        - `key`: its name within the topic; by default the topic's name.
+        - `payload`, `group`, `retry`, `headers`: as in `app.schedule`, for each occurrence.
+        - `catch_up`: what happens to occurrences that could not start in time, as after an outage. "latest" runs the
+          latest one, "all" each of them, at most the last `most`, and "none" none.
+        - `window`: a length; an occurrence that is later than this does not run.
+        - `overlap`: what happens to an occurrence that comes while the one before it runs. "skip" leaves it out,
+          "queue" runs it afterwards, "allow" runs it as a task of its own (with the key `key@instant`), and
+          "cancel_running" cancels the one that runs.
+        - `deadline`: a length after which an occurrence must no longer be delivered.
+        - `end_when_dead`: end the rule with the first occurrence that dies; by default it goes on.
+        """
+        return (await self.add_many([self.new(topic, rule, payload, declared=declared, **options)]))[0]
+
+    async def add_many(self, tasks: Iterable[NewTask]) -> list[Answer]:
+        """Add many recurring tasks, made by `new`; answers in order. One store call if all are new."""
+        session, clock = self._client._session, self._client.clock
+        wanted = list(tasks)
+        answers: list[Answer] = await session.plural("recur", session.verbs.add(wanted, now=clock.now()))
+        open_ones = [place for place, answer in enumerate(answers) if answer.result is Result.KEPT]
+        for pause in _PAUSES:
+            changes: list[tuple[int, NewTask]] = []
+            running: list[int] = []
+            for place in open_ones:
+                old = answers[place].record
+                assert old is not None
+                if old.state is State.LEASED:
+                    running.append(place)
+                elif (changed := changed_task(wanted[place], old, clock.now())) is not None:
+                    changes.append((place, changed))
+                else:
+                    answers[place] = Answer(Result.KEPT, old)
+            if changes:
+                added = session.verbs.add([new for _, new in changes], now=clock.now())
+                for (place, _), answer in zip(changes, await session.plural("recur", added), strict=True):
+                    answers[place] = answer
+            stale = [place for place, _ in changes if answers[place].result is Result.STALE_TOKEN]
+            open_ones = sorted(stale + running)
+            if not open_ones:
+                return answers
+            if running:
+                if not await _waited(pause):
+                    break
+                refs = [Ref(wanted[place].topic, wanted[place].key) for place in running]
+                for place, record in zip(running, await session.verbs.get(refs), strict=True):
+                    if record is None:  # removed meanwhile
+                        answers[place] = Answer(Result.NOT_FOUND)
+                        open_ones.remove(place)
+                    else:
+                        answers[place] = Answer(Result.KEPT, record)
+        for place in open_ones:
+            answers[place] = Answer(Result.UNDER_WAY, answers[place].record)
+        return answers
+
+    async def pause(self, topic: str, key: str | None = None) -> Answer:
+        """Hold the occurrences of a recurring task back until `resume`; what would have run meanwhile does not run.
+
+        `replaced`, or `kept` if it was paused already; `under_way`: an occurrence is running, repeat the call.
+        """
+        return await self._change(topic, key, lambda old, now: _with_pause(old, now, paused=True))
+
+    async def resume(self, topic: str, key: str | None = None) -> Answer:
+        """Let a paused task recur again, from its next instant on: `replaced`, or `kept` if it was not paused."""
+        return await self._change(topic, key, lambda old, now: _with_pause(old, now, paused=False))
+
+    async def skip_next(self, topic: str, key: str | None = None) -> Answer:
+        """Leave out the next occurrence: `moved`. `under_way`: one is running now, and the next is not planned yet."""
+        record = await self._get(topic, key)
+        if record is None or (recurrence := _recurrence(record)) is None:
+            return Answer(Result.NOT_FOUND)
+        following = recurrence.first(record.due_at, record.key)
+        if following is None:
+            return await self._client.cancel(record.topic, record.key, if_token=record.token)
+        move = Move(record.topic, record.key, At(following), record.token)
+        return await self._client._session.change(move)
+
+    async def run_now(self, topic: str, key: str | None = None) -> Answer:
+        """Run it once now, as a task of its own and beside the plan: `created`; also while it is paused."""
+        now = self._client.clock.now()
+        return (await self._own_tasks(topic, key, [now]))[0]
+
+    async def backfill(self, topic: str, key: str | None = None, *, since: When, until: When) -> list[Answer]:
+        """Run the occurrences of the rule from `since` to `until`, both inclusive, as tasks of their own.
+
+        `kept`: that occurrence is there already. At most 10,000; raises BadInput for more.
+        """
+        record = await self._get(topic, key)
+        if record is None or (recurrence := _recurrence(record)) is None:
+            return [Answer(Result.NOT_FOUND)]
+        first, last = instant(since, field="since"), instant(until, field="until")
+        instants = recurrence.rule.upto(first, last, MOST_BACKFILLED + 1)
+        if len(instants) > MOST_BACKFILLED:
+            raise BadInput("until", until, f"a time by which the rule has at most {MOST_BACKFILLED:,} instants")
+        return await self._own_tasks(topic, key, instants)
+
+    async def next(self, topic: str, key: str | None = None, n: int = 5) -> list[datetime]:
+        """The next `n` instants of the rule, without jitter (aware, UTC), beginning with the planned occurrence."""
+        record = await self._get(topic, key)
+        return [] if record is None else [as_datetime(one) for one in planned(record, self._client.clock.now(), n)]
+
+    async def remove(self, topic: str, key: str | None = None) -> Answer:
+        """End it: no occurrence follows. The answers are those of `app.cancel`."""
+        return await self._client.cancel(topic, key or default_key(topic))
+
+    async def list(self, topic: str | None = None, *, group: str | None = None) -> AsyncIterator[Task[Any]]:
+        """Iterate over the recurring tasks of a topic, a group, or all. O(the tasks there)."""
+        async for task in self._client.find(topic=topic, group=group):
+            if is_recurring(task):
+                yield task
+
+    async def replan(self, topic: str, key: str | None = None) -> Answer:
+        """Compute the next occurrence anew, as after a change of the zone database: `moved`, or `kept`."""
+        record, now = await self._get(topic, key), self._client.clock.now()
+        if record is None or (recurrence := _recurrence(record)) is None:
+            return Answer(Result.NOT_FOUND)
+        due_at = recurrence.first(now, record.key)
+        if recurrence.paused or due_at is None or due_at == record.due_at or record.due_at <= now:
+            return Answer(Result.KEPT, record)
+        return await self._client._session.change(Move(record.topic, record.key, At(due_at), record.token))
+
+    async def _change(self, topic: str, key: str | None, make: Callable[[Record, Millis], NewTask | None]) -> Answer:
+        """Replace the task by `make(task, now)`; None: nothing is to change. While an occurrence runs, try again."""
+        session, clock = self._client._session, self._client.clock
+        record: Record | None = None
+        for pause in _PAUSES:
+            if not await _waited(pause):
+                break
+            record = await self._get(topic, key)
+            if record is None or _recurrence(record) is None:
+                return Answer(Result.NOT_FOUND)
+            if not record.state.live:
+                return Answer(Result.FINISHED, record)
+            if record.state is State.WAITING:
+                new = make(record, clock.now())
+                if new is None:
+                    return Answer(Result.KEPT, record)
+                answer = await session.add(new)
+                if answer.result is not Result.STALE_TOKEN:
+                    return answer
+        return Answer(Result.UNDER_WAY, record)
+
+    async def _own_tasks(self, topic: str, key: str | None, instants: Sequence[Millis]) -> list[Answer]:
+        record, now = await self._get(topic, key), self._client.clock.now()
+        if record is None or _recurrence(record) is None:
+            return [Answer(Result.NOT_FOUND)]
+        news = [own_task(record, one, now, due_at=min(one, now)) for one in instants]
+        return await self._client._session.add_many(news) if news else []
+
+    async def _get(self, topic: str, key: str | None) -> Record | None:
+        topic = check_topic(topic)
+        ref = Ref(topic, check_name("key", key or default_key(topic)))
+        [record] = await self._client._session.verbs.get([ref])
+        return None if record is None or gone(record, self._client.clock.now()) else record
+
+
+def default_key(topic: str) -> str:
+    """The key of a topic's only recurring task."""
+    return topic.encode()[:LONGEST_KEY].decode(errors="ignore")
+
+
+def is_recurring(task: Task[Any]) -> bool:
+    """True if occurrences of `task` are to come."""
+    return bool(task.record.options) and task.state.live and task.recurrence is not None
+
+
+def changed_task(wanted: NewTask, old: Record, now: Millis) -> NewTask | None:
+    """The task that replaces `old`, which is not leased; None if it is as wanted.
+
+    An occurrence that is due, or whose instant has passed and which waits for its jitter, keeps its time. A pause stays.
+    """
+    recurrence, before = known_options(wanted.options).recurrence, _recurrence(old)
+    assert recurrence is not None
+    options, due = wanted.options, wanted.due
+    if old.state is State.WAITING and before is not None:
+        if before.paused:
+            options, due = with_recurrence(options, replace(recurrence, paused=True)), At(LAST_INSTANT)
+        elif before.rule.nominal(old.due_at, old.key) <= now:
+            due = At(old.due_at)
+        if (options, wanted.payload, wanted.group) == (old.options, old.payload, old.group):
+            return None
+    return _replacing(old, options, due, payload=wanted.payload, group=wanted.group)
+
+
+def planned(record: Record, now: Millis, most: int) -> list[Millis]:
+    """The next `most` nominal instants of a recurring task, beginning with the occurrence that waits; if paused, none.
+
+    O(most) steps of the rule.
+    """
+    recurrence = _recurrence(record)
+    if recurrence is None or recurrence.paused or not record.state.live or most < 1:
+        return []
+    waits = record.state is State.WAITING and not record.attempt
+    found = [recurrence.rule.nominal(record.due_at, record.key)] if waits else []
+    return found + recurrence.rule.upto(max(record.due_at, 0 if waits else now) + 1, LAST_INSTANT, most - len(found))
+
+
+async def _waited(seconds: float) -> bool:
+    """Wait. False: no event loop runs here, as in a caller's transaction on a synchronous connection."""
+    if seconds:
+        if running_loop() is None:
+            return False
+        await asyncio.sleep(seconds)
+    return True
+
+
+def _with_pause(old: Record, now: Millis, *, paused: bool) -> NewTask | None:
+    recurrence = _recurrence(old)
+    assert recurrence is not None
+    if recurrence.paused is paused:
+        return None
+    due_at = LAST_INSTANT if paused else recurrence.first(now, old.key)
+    if due_at is None:
+        raise RuleEnded(recurrence.rule)
+    options = with_recurrence(old.options, replace(recurrence, paused=paused))
+    return _replacing(old, options, At(due_at), payload=old.payload, group=old.group)
+
+
+def _replacing(old: Record, options: bytes, due: Due, *, payload: bytes, group: str | None) -> NewTask:
+    return NewTask(old.topic, old.key, new_id(), due, payload, group, options, if_token=old.token)
+
+
+def _recurrence(record: Record) -> Recurrence | None:
+    return known_options(record.options).recurrence
