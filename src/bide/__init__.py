@@ -34,6 +34,7 @@ from bide.core.errors import (
 from bide.core.events import Event, EventKind
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import NewTask, OnConflict, Ref, Result, State
+from bide.core.recurrence.rules import At, Cron, Every, RRule
 from bide.core.retry import Exponential, Fixed, Ladder
 from bide.core.table_source import Sql, TableSource
 from bide.core.tasks import Task
@@ -44,10 +45,12 @@ from bide.settings import Settings
 
 __all__ = [
     "Answer",
+    "At",
     "BadInput",
     "BadPayload",
     "Bide",
     "BideError",
+    "Cron",
     "Dead",
     "DeadRow",
     "Defer",
@@ -55,6 +58,7 @@ __all__ = [
     "DuplicateHandler",
     "Event",
     "EventKind",
+    "Every",
     "Exponential",
     "Fixed",
     "Handler",
@@ -67,6 +71,7 @@ __all__ = [
     "Outcome",
     "OutcomeUnknown",
     "PartlyFailed",
+    "RRule",
     "Ref",
     "Result",
     "Retry",

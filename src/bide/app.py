@@ -220,10 +220,11 @@ class Bide(Client):
         """
 
         def register(function: Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]) -> Handler[P]:
-            handled = function if isinstance(function, Handler) else None
-            if handled is None or topic not in (None, handled.topic):
-                handled = self.handler(topic or getattr(function, "__name__", ""))(function)
-            about: Topic = handled.topic
+            if isinstance(function, Handler) and topic in (None, function.topic):
+                handled: Handler[P] = function
+            else:
+                handled = self.handler(topic or str(getattr(function, "__name__", "")))(function)
+            about = handled.topic
             key = options.get("key") or default_key(about)
             if (about, key) in self.declared:
                 raise DuplicateHandler(f"{about}/{key} recurs by another rule already; give this one another key=")
@@ -251,7 +252,7 @@ class Bide(Client):
         """The recurring tasks that a program declared and this one does not. O(the tasks of the store)."""
         return [
             task
-            async for task in self.recurring.list()
+            async for task in self.recurring.find()
             if task.recurrence is not None and task.recurrence.declared and (task.topic, task.key) not in self.declared
         ]
 

@@ -36,6 +36,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "cancel": ("bide.cli.change:cancel", "Cancel a live task, or a whole group."),
         "shift": ("bide.cli.change:shift", "Shift the waiting tasks of a group by the same duration."),
         "redrive": ("bide.cli.change:redrive", "Redrive dead tasks: send them again."),
+        "recurring": ("bide.cli.recurring:recurring", "List, add and steer recurring tasks."),
         "pause": ("bide.cli.change:pause", "Pause topics: hold their tasks back, accept new ones."),
         "resume": ("bide.cli.change:resume", "Resume paused topics."),
     },

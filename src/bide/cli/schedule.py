@@ -115,7 +115,7 @@ def schedule(
         raise BadInput("--from", first, "together with --many only")
     if topic is None:
         raise BadInput("TOPIC", None, "the kind of the task, such as order.close")
-    data = _read_payload(payload, raw=raw)
+    data = read_payload(payload, raw=raw)
 
     async def work(app: Bide) -> Exit:
         answer = await app.schedule(topic, data, on_conflict=on_conflict, **given)
@@ -126,7 +126,7 @@ def schedule(
     return context.open(work, make=True)
 
 
-def _read_payload(given: str | None, *, raw: bool) -> bytes:
+def read_payload(given: str | None, *, raw: bool) -> bytes:
     """The bytes of PAYLOAD; JSON is checked and made compact, with its numbers as written."""
     if given is None:
         return b"" if raw else b"null"

@@ -123,7 +123,7 @@ class Recurring:
         )  # fmt: skip
 
     async def add(
-        self, topic: str, rule: Rule, payload: object = None, *, declared: bool = False, **options: Any
+        self, /, topic: str, rule: Rule, payload: object = None, *, declared: bool = False, **options: Any
     ) -> Answer:
         """Let a task of `topic` recur by `rule`: `created`, `kept` if the same is there, `replaced` if it changed.
 
@@ -233,7 +233,7 @@ class Recurring:
         """End it: no occurrence follows. The answers are those of `app.cancel`."""
         return await self._client.cancel(topic, key or default_key(topic))
 
-    async def list(self, topic: str | None = None, *, group: str | None = None) -> AsyncIterator[Task[Any]]:
+    async def find(self, topic: str | None = None, *, group: str | None = None) -> AsyncIterator[Task[Any]]:
         """Iterate over the recurring tasks of a topic, a group, or all. O(the tasks there)."""
         async for task in self._client.find(topic=topic, group=group):
             if is_recurring(task):
@@ -297,7 +297,7 @@ def is_recurring(task: Task[Any]) -> bool:
 def changed_task(wanted: NewTask, old: Record, now: Millis) -> NewTask | None:
     """The task that replaces `old`, which is not leased; None if it is as wanted.
 
-    An occurrence that is due, or whose instant has passed and which waits for its jitter, keeps its time. A pause stays.
+    An occurrence that is due, or that waits for its jitter only, keeps its time. A pause stays.
     """
     recurrence, before = known_options(wanted.options).recurrence, _recurrence(old)
     assert recurrence is not None

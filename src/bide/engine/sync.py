@@ -76,8 +76,8 @@ class SyncRecurring:
     remove = _blocking_recurring(Recurring.remove)
     replan = _blocking_recurring(Recurring.replan)
 
-    def list(self, topic: str | None = None, *, group: str | None = None) -> Iterator[Task[Any]]:
-        """See `Recurring.list`."""
+    def find(self, topic: str | None = None, *, group: str | None = None) -> Iterator[Task[Any]]:
+        """See `Recurring.find`."""
         return filter(is_recurring, self._verbs.find(topic=topic, group=group))
 
 

@@ -50,7 +50,7 @@ from bide.core.errors import (
 from bide.core.events import Event
 from bide.core.instants import LAST_INSTANT, Due, In, Millis
 from bide.core.names import LONGEST_NAME, check_name, check_topic, text_of
-from bide.core.options import LONGEST_HEADERS, decode_options
+from bide.core.options import LONGEST_HEADERS, LONGEST_OPTIONS, decode_options
 from bide.core.records import (
     Cancel,
     Change,
@@ -428,8 +428,8 @@ def _options(field: str, options: Sequence[bytes], bounds: Bounds) -> None:
 @lru_cache(maxsize=1024)
 def _check_options(options: bytes) -> None:
     """Check options. Cached, since tasks of a topic mostly have equal ones. Raises BadInput, which is not cached."""
-    if len(options) > _LONGEST_OPTIONS:
-        raise BadInput("options", f"{len(options)} bytes", f"at most {_LONGEST_OPTIONS} bytes")
+    if len(options) > LONGEST_OPTIONS:
+        raise BadInput("options", f"{len(options)} bytes", f"at most {LONGEST_OPTIONS} bytes")
     try:
         read = decode_options(options)
     except msgspec.DecodeError as error:

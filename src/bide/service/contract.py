@@ -19,11 +19,13 @@ from bide.service.schemas import (
     AnswerShape,
     InstantText,
     OnlyTrue,
+    RecurringShape,
     TaskShape,
     TopicShape,
 )
 
 TASK_PATH = "/v1/topics/{topic}/tasks/{key}"
+RECURRING_PATH = "/v1/topics/{topic}/recurring/{key}"
 PAUSE_PATH = "/v1/topics/{topic}/pause"
 
 
@@ -40,6 +42,13 @@ class FoundShape(Struct, frozen=True):
     """A page of tasks; `cursor` leads to the next one."""
 
     tasks: list[TaskShape]
+    cursor: str | None
+
+
+class RecurringFoundShape(Struct, frozen=True):
+    """The recurring tasks among one page of tasks; `cursor` leads to the next page, also if this one has none."""
+
+    recurring: list[RecurringShape]
     cursor: str | None
 
 
@@ -110,6 +119,8 @@ _IF_MATCH = {"If-Match": "Change the task only if this is its current ETag; else
 _NAME = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": NAME_PATTERN}
 _INSTANT = {"type": "string", "format": "date-time", "pattern": INSTANT_PATTERN}
 
+_NEXT = {"n": ("How many instants; 5 by default", {"type": "integer", "minimum": 0, "maximum": 100})}
+
 CALLS: tuple[Call, ...] = (
     Call(
         name="schedule", method="PUT", path=TASK_PATH, summary="Schedule a task",
@@ -173,6 +184,34 @@ CALLS: tuple[Call, ...] = (
             "wake_before": ("Only live tasks that wake before this instant", _INSTANT),
             "cursor": ("The `cursor` of the previous page", {"type": "string"}),
             "limit": ("At most this many tasks; 100 by default", {"type": "integer", "minimum": 1, "maximum": 1000}),
+        },
+    ),
+    Call(
+        name="recur", method="PUT", path=RECURRING_PATH, summary="Let a task recur by a rule, or change the rule",
+        ask=schemas.Recur, accepted="a JSON object: rule, zone, start, until, times, jitter, except_on, on_gap, "
+        "on_repeat, payload or payload_base64, group, retry, headers, catch_up, window, most, overlap, deadline, "
+        "end_when_dead",
+        answers={201: ("A new recurring task was created", AnswerShape), **_ANSWERED, 409: _NOT_NOW},
+    ),
+    Call(
+        name="recurring", method="GET", path=RECURRING_PATH, summary="Get a recurring task and its next instants",
+        answers={200: ("The task with its rule", RecurringShape), 404: _NOT_FOUND}, query=_NEXT,
+    ),
+    Call(
+        name="steer", method="POST", path=RECURRING_PATH, ask=schemas.Steer,
+        summary="Pause, resume, skip the next occurrence, run one now, or backfill",
+        accepted="a JSON object: do (pause, resume, skip_next, run_now, backfill), since, until",
+        answers={200: ("One answer; for backfill one for each occurrence", list[ItemShape])},
+    ),
+    Call(
+        name="remove", method="DELETE", path=RECURRING_PATH, summary="End a recurring task", answers=_CHANGED,
+    ),
+    Call(
+        name="find_recurring", method="GET", path="/v1/recurring", summary="List recurring tasks, page by page",
+        answers={200: ("A page; if `cursor` is not null, more tasks follow", RecurringFoundShape)},
+        query={
+            "topic": ("Only tasks of this topic", _NAME), "group": ("Only tasks of this group", _NAME),
+            "cursor": ("The `cursor` of the previous page", {"type": "string"}), **_NEXT,
         },
     ),
     Call(

@@ -15,9 +15,12 @@ from bide.core.answers import Answer
 from bide.core.events import Event
 from bide.core.instants import Millis, instant_text
 from bide.core.names import error_parts, storable
-from bide.core.options import decode_options
+from bide.core.options import decode_options, known_options
 from bide.core.records import OnConflict, OutcomeKind, Pause, Record, Result, State, Topic
+from bide.core.recurrence.plan import MOST, CatchUp, Overlap
+from bide.core.recurrence.zones import OnGap, OnRepeat
 from bide.core.retry import FOREVER, PRESETS, Exponential, Fixed, Ladder, RetryPolicy, policy
+from bide.engine.recurring import planned
 
 MOST_AT_ONCE = 10_000
 """Most items of one batch."""
@@ -163,6 +166,39 @@ class Shift(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     deadlines: bool = False
 
 
+class Recur(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """A recurring task. `rule`: cron text such as "0 8 * * mon-fri", "@daily", "every 15m", or an RRULE."""
+
+    rule: Annotated[str, Meta(extra_json_schema={"minLength": 1, "maxLength": 1_000, "example": "0 8 * * mon-fri"})]
+    zone: Annotated[str, Meta(extra_json_schema={"maxLength": 100, "example": "Asia/Shanghai"})] = "UTC"
+    start: Instant | None = None
+    until: Instant | None = None
+    times: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    jitter: Span | None = None
+    except_on: Annotated[list[str], Meta(max_length=500, extra_json_schema={"example": ["2030-01-01"]})] | None = None
+    on_gap: OnGap | None = None
+    on_repeat: OnRepeat | None = None
+    payload: Raw | UnsetType = UNSET
+    payload_base64: Base64 | UnsetType = UNSET
+    group: Name | None = None
+    retry: Retries | None = None
+    headers: dict[HeaderText, HeaderText] | None = None
+    catch_up: Annotated[str, Meta(extra_json_schema={"enum": [*CatchUp]})] = "latest"
+    window: Span | None = None
+    most: Annotated[int, Meta(ge=1, le=10_000)] = MOST
+    overlap: Annotated[str, Meta(extra_json_schema={"enum": [*Overlap]})] = "skip"
+    deadline: Span | None = None
+    end_when_dead: bool = False
+
+
+class Steer(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
+    """What to do with a recurring task; `since` and `until` only with backfill."""
+
+    do: Annotated[str, Meta(extra_json_schema={"enum": ["pause", "resume", "skip_next", "run_now", "backfill"]})]
+    since: Instant | None = None
+    until: Instant | None = None
+
+
 LONGEST_WAIT = 60
 """Most seconds that a lease call may wait for a due task."""
 WaitSpan: TypeAlias = Annotated[str, Meta(extra_json_schema={"pattern": "^([0-9]|[1-5][0-9]|60)s$", "example": "5s"})]
@@ -266,6 +302,19 @@ class DetailShape(Struct, frozen=True):
     options_damaged: str | UnsetType = UNSET
 
 
+class RecurringShape(Struct, frozen=True):
+    """A recurring task: its rule as data and in words, its policies, and its next instants; none while it is paused."""
+
+    task: TaskShape
+    rule: dict[str, Any]
+    words: str
+    paused: bool
+    declared: bool
+    catch_up: str
+    overlap: str
+    next: list[InstantText]
+
+
 class AnswerShape(Struct, frozen=True, gc=False):
     """The answer to a verb: one word, and the task as it is now."""
 
@@ -349,6 +398,18 @@ def detail_shape(record: Record) -> DetailShape:
     except msgspec.MsgspecError as error:
         return msgspec.structs.replace(shape, options_damaged=str(error))
     return msgspec.structs.replace(shape, retry=options.retry, headers=dict(options.headers))
+
+
+def recurring_shape(record: Record, now: Millis, most: int, *, withheld: bool = False) -> RecurringShape | None:
+    """A recurring task as JSON, with its next instants, at most `most`; None: the task does not recur."""
+    recurrence = known_options(record.options).recurrence
+    if recurrence is None:
+        return None
+    return RecurringShape(
+        task_shape(record, withheld=withheld), msgspec.to_builtins(recurrence.rule), recurrence.rule.words,
+        recurrence.paused, recurrence.declared, recurrence.catch_up.value, recurrence.overlap.value,
+        [instant_text(one) for one in planned(record, now, most)],
+    )  # fmt: skip
 
 
 def answer_shape(answer: Answer, *, paused: Container[Topic] = (), withheld: bool = False) -> AnswerShape:

@@ -33,6 +33,7 @@ from bide.core.records import (
     State,
     Topic,
 )
+from bide.core.recurrence.rules import rule_of
 from bide.engine.client import Client
 from bide.engine.delivery.long_poll import LongPoll
 from bide.engine.verbs import conflict_of, filter_of, new_cancel, new_fire, new_move, new_redrive
@@ -47,6 +48,7 @@ from bide.service.contract import (
     ItemShape,
     LeasedShape,
     PauseShape,
+    RecurringFoundShape,
     SettledShape,
     TopicsShape,
 )
@@ -57,6 +59,7 @@ from bide.service.schemas import (
     CountShape,
     TopicShape,
     paused_shape,
+    recurring_shape,
     retries,
     task_shape,
 )
@@ -241,12 +244,69 @@ class Verbs:
     async def find(self, request: Request) -> Reply:
         given = request.query(tuple(_BY_NAME["find"].query))
         request.caller.check(Verb.READ, given.get("topic"))
-        limit = given.get("limit", "100")
-        if not (limit.isascii() and limit.isdigit() and len(limit) <= 4 and 1 <= int(limit) <= 1_000):
-            raise BadInput("limit", limit, "a whole number from 1 to 1000")
+        limit = _whole(given.get("limit", "100"), "limit", 1, 1_000)
         where = filter_of(*(given.get(name) for name in ("topic", "state", "group", "wake_from", "wake_before")))
-        found = await self._client.find_page(where, Page(limit=int(limit), cursor=given.get("cursor")))
+        found = await self._client.find_page(where, Page(limit=limit, cursor=given.get("cursor")))
         return reply(FoundShape([task_shape(record) for record in request.caller.visible(found.tasks)], found.cursor))
+
+    # --- recurring tasks
+
+    async def recur(self, request: Request) -> Reply:
+        topic, key = request.ref
+        request.caller.check(Verb.SCHEDULE, topic)
+        ask: schemas.Recur = asked(request, "recur")
+        rule = rule_of(
+            ask.rule, zone=ask.zone, start=ask.start, until=ask.until, times=ask.times, jitter=ask.jitter or "0s",
+            except_on=ask.except_on or (), on_gap=ask.on_gap, on_repeat=ask.on_repeat,
+        )  # fmt: skip
+        answer = await self._client.recurring.add(
+            topic, rule, _payload(ask), key=key, group=ask.group, retry=retries(ask.retry), headers=ask.headers,
+            catch_up=ask.catch_up, window=ask.window, most=ask.most, overlap=ask.overlap, deadline=ask.deadline,
+            end_when_dead=ask.end_when_dead,
+        )  # fmt: skip
+        return reply_to(answer, request.caller, paused=self._client.known_pauses)
+
+    async def recurring(self, request: Request) -> Reply:
+        topic, key = request.ref
+        request.caller.check(Verb.READ, topic)
+        most = _whole(request.query(("n",)).get("n", "5"), "n", 0, 100)
+        task = await self._client.get(topic, key)
+        shape = None if task is None else recurring_shape(task.record, self._client.clock.now(), most)
+        return Reply(404, encode(AnswerShape(Result.NOT_FOUND.value, None))) if shape is None else reply(shape)
+
+    async def steer(self, request: Request) -> Reply:
+        """Change what a recurring task does next. What starts occurrences needs the verb `schedule`."""
+        topic, key = request.ref
+        ask: schemas.Steer = asked(request, "steer")
+        request.caller.check(Verb.SCHEDULE if ask.do in ("run_now", "backfill") else Verb.RESCHEDULE, topic)
+        verbs = self._client.recurring
+        if ask.do == "backfill":
+            if ask.since is None or ask.until is None:
+                raise BadInput("since, until", (ask.since, ask.until), "both, with backfill")
+            return await self._answered(request, verbs.backfill(topic, key, since=ask.since, until=ask.until))
+        steers = {"pause": verbs.pause, "resume": verbs.resume, "skip_next": verbs.skip_next, "run_now": verbs.run_now}
+        if ask.do not in steers:
+            raise BadInput("do", ask.do, f"one of {', '.join(steers)}, backfill")
+        if ask.since is not None or ask.until is not None:
+            raise BadInput("since, until", (ask.since, ask.until), "neither of them, except with backfill")
+        return reply([_item(request.caller, await steers[ask.do](topic, key), self._client.known_pauses)])
+
+    async def remove(self, request: Request) -> Reply:
+        topic, key = request.ref
+        request.caller.check(Verb.CANCEL, topic)
+        _refuse_body(request)
+        return reply_to(await self._client.recurring.remove(topic, key), request.caller)
+
+    async def find_recurring(self, request: Request) -> Reply:
+        given = request.query(tuple(_BY_NAME["find_recurring"].query))
+        request.caller.check(Verb.READ, given.get("topic"))
+        most = _whole(given.get("n", "5"), "n", 0, 100)
+        where = filter_of(given.get("topic"), None, given.get("group"), None, None)
+        found = await self._client.find_page(where, Page(limit=1_000, cursor=given.get("cursor")))
+        now = self._client.clock.now()
+        live = [record for record in request.caller.visible(found.tasks) if record.options and record.state.live]
+        shapes = [shape for record in live if (shape := recurring_shape(record, now, most)) is not None]
+        return reply(RecurringFoundShape(shapes, found.cursor))
 
     # --- helpers
 
@@ -293,12 +353,18 @@ class Verbs:
         return reply([_item(request.caller, answer, paused) for answer in answers])
 
 
+def _whole(text: str, field: str, least: int, most: int) -> int:
+    if not (text.isascii() and text.isdigit() and len(text) <= 4 and least <= int(text) <= most):
+        raise BadInput(field, text, f"a whole number from {least} to {most}")
+    return int(text)
+
+
 def _refuse_body(request: Request) -> None:
     if request.body:
         raise bad_input(BadInput("body", f"{len(request.body)} bytes", "no body"))
 
 
-def _payload(ask: schemas.Schedule) -> bytes:
+def _payload(ask: schemas.Schedule | schemas.Recur) -> bytes:
     """The bytes of the payload; `null` if none is given. Raises BadInput."""
     if ask.payload_base64 is UNSET:
         return b"null" if ask.payload is UNSET else bytes(ask.payload)

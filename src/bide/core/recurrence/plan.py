@@ -1,4 +1,4 @@
-"""What a recurring task carries besides its payload: its rule and its policies. And the decisions that follow from them.
+"""What a recurring task carries besides its payload: its rule and its policies, and the decisions that follow from them.
 
 A recurring task is an ordinary task. When an occurrence ends, the task begins its next life at the rule's next instant,
 computed from the *nominal* instant of the occurrence and never from the time at which it ran. The nominal instant is
@@ -123,8 +123,10 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
         later = rule.after(due_at)
         if later is None:
             return Step(None)
-        waits = self.overlap is Overlap.QUEUE or self.overlap is Overlap.ALLOW or (
-            self.catch_up is CatchUp.ALL and later <= began
+        waits = (
+            self.overlap is Overlap.QUEUE
+            or self.overlap is Overlap.ALLOW
+            or (self.catch_up is CatchUp.ALL and later <= began)
         )
         if later > now or waits:
             return Step(rule.fires_at(later, key))

@@ -11,6 +11,7 @@ from itertools import dropwhile
 from linecache import getline, lazycache
 from traceback import walk_tb
 from types import FrameType
+
 from msgspec import DecodeError
 
 from bide.core.instants import In, Millis, instant_text, with_grain

@@ -1,0 +1,409 @@
+"""Recurring tasks: each occurrence once, whatever ends, overlaps, changes, or is away."""
+
+from __future__ import annotations
+
+from datetime import datetime, timedelta
+from typing import Any
+
+import pytest
+from tests.engine.conftest import World, virtual
+
+from bide import At, BadInput, Bide, Cron, Dead, DuplicateHandler, Every, Task
+from bide.core.instants import Millis, as_datetime
+from bide.core.outcomes import Done, Outcome
+from bide.core.records import Lease
+from bide.core.recurrence.plan import last_instants
+from bide.core.retry import policy
+from bide.engine.delivery.long_poll import LongPoll
+from bide.engine.delivery.occurrences import passed_over
+from bide.ports import Policy
+
+MINUTE = 60.0
+
+
+class Runs:
+    """The occurrences that a handler of `topic` was given, in minutes since the start of the world."""
+
+    def __init__(self, world: World, app: Bide, topic: str = "t", *, takes: float = 0.0) -> None:
+        self.world = world
+        self.tasks: list[Task[Any]] = []
+        self.started: list[Millis] = []
+        self.ended = 0
+        self.takes = takes
+        self.outcomes: dict[float, Outcome] = {}
+
+        @app.handler(topic, retry="never")
+        async def handle(task: Task[Any]) -> Outcome | None:
+            self.tasks.append(task)
+            self.started.append(world.elapsed)
+            await world.pause(self.takes)
+            self.ended += 1
+            return self.outcomes.get(self.minutes[-1])
+
+    @property
+    def minutes(self) -> list[float]:
+        found = []
+        for task in self.tasks:
+            assert task.occurrence is not None
+            found.append((task.occurrence - as_datetime(self.world.start)) / timedelta(minutes=1))
+        return found
+
+
+def app_of(world: World, **settings: Any) -> Bide:
+    return world.app(world.memory, **settings)
+
+
+def counted(events: list[Any], kind: str) -> list[str]:
+    return [event.what for event in reversed(events) if event.kind == kind]
+
+
+@virtual
+async def test_each_instant_runs_once_under_one_key_and_a_new_id(world: World) -> None:
+    app = app_of(world)
+    runs = Runs(world, app)
+    async with app, app.worker():
+        answer = await app.recurring.add("t", Every("1m"), {"n": 1}, key="k", group="g")
+        assert answer.result == "created"
+        await world.pause(5 * MINUTE + 1)
+        assert runs.minutes == [1, 2, 3, 4, 5]
+        assert runs.started == [60_000 * n for n in range(1, 6)], "on time"
+        assert len({task.id for task in runs.tasks}) == 5
+        assert {(task.key, task.group, task.payload["n"], task.attempt) for task in runs.tasks} == {("k", "g", 1, 1)}
+        [task] = [one async for one in app.recurring.find()]
+        assert task.recurrence is not None
+        assert task.recurrence.rule == Every("1m")
+        assert await app.recurring.next("t", "k", n=2) == [as_datetime(world.start + 60_000 * n) for n in (6, 7)]
+
+
+@virtual
+async def test_a_long_run_does_not_shift_the_next_instants(world: World) -> None:
+    app = app_of(world)
+    runs = Runs(world, app, takes=20)
+    async with app, app.worker():
+        await app.recurring.add("t", Every("1m"))
+        await world.pause(3.5 * MINUTE)
+    assert runs.started == [60_000, 120_000, 180_000]
+
+
+@pytest.mark.parametrize(
+    ("overlap", "expected", "starts"),
+    [
+        ("skip", [1, 4, 7], [1, 4, 7]),
+        ("queue", [1, 2, 3], [1, 3.5, 6]),
+        ("allow", [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8]),
+        ("cancel_running", [1, 2, 3, 4, 5, 6, 7, 8], [1, 2, 3, 4, 5, 6, 7, 8]),
+    ],
+)
+def test_what_comes_while_one_runs(overlap: str, expected: list[float], starts: list[float]) -> None:
+    @virtual
+    async def test(world: World) -> None:
+        app = app_of(world)
+        runs = Runs(world, app, takes=2.5 * MINUTE)
+        async with app, app.worker():
+            await app.recurring.add("t", Every("1m"), overlap=overlap)
+            await world.pause(8.4 * MINUTE)
+            assert runs.minutes == expected
+            assert [round(at / 60_000, 2) for at in runs.started] == starts
+            dropped = counted(await app.events(), "dropped")
+            assert len({task.id for task in runs.tasks}) == len(runs.tasks)
+            if overlap == "skip":
+                assert dropped == ["overlap: 2 occurrences did not run"] * 2
+            if overlap == "cancel_running":
+                assert dropped == ["overlap: the occurrence was cancelled by the next one"] * 7
+                assert runs.ended == 0
+            if overlap in ("queue", "allow"):
+                assert not dropped
+            if overlap == "allow":
+                assert {task.key for task in runs.tasks} == {f"t@{one}" for one in written(world, range(1, 9))}
+
+    test()
+
+
+def written(world: World, minutes: range) -> list[str]:
+    return [f"{as_datetime(world.start + 60_000 * n).isoformat(timespec='milliseconds')[:-6]}Z" for n in minutes]
+
+
+@pytest.mark.parametrize(
+    ("how", "ran", "dropped"),
+    [
+        ({"catch_up": "latest"}, [5, 190, 195], ["late: 36 occurrences did not run"]),
+        ({"catch_up": "none"}, [5, 195], ["late: 37 occurrences did not run"]),
+        ({"catch_up": "all"}, [5, *range(10, 200, 5)], []),
+        ({"catch_up": "all", "most": 3}, [5, 180, 185, 190, 195], ["late: 34 occurrences did not run"]),
+        ({"catch_up": "all", "window": "21m"}, [5, 175, 180, 185, 190, 195], ["late: 33 occurrences did not run"]),
+        ({"catch_up": "latest", "window": "1m"}, [5, 195], ["late: 37 occurrences did not run"]),
+        ({"catch_up": "latest", "overlap": "queue"}, [5, 190, 195], ["late: 36 occurrences did not run"]),
+        ({"catch_up": "latest", "overlap": "allow"}, [5, 190, 195], ["late: 36 occurrences did not run"]),
+        ({"catch_up": "latest", "deadline": "10m"}, [5, 190, 195], ["late: 36 occurrences did not run"]),
+    ],
+)
+def test_after_an_outage_of_three_hours(how: dict[str, Any], ran: list[float], dropped: list[str]) -> None:
+    @virtual
+    async def test(world: World) -> None:
+        app = app_of(world)
+        runs = Runs(world, app)
+        async with app:
+            async with app.worker():
+                await app.recurring.add("t", Every("5m"), **how)
+                await world.pause(7 * MINUTE)
+            await world.pause(184.5 * MINUTE)
+            async with app.worker():
+                await world.pause(4 * MINUTE)
+            assert runs.minutes == ran
+            assert counted(await app.events(), "dropped") == dropped
+
+    test()
+
+
+@virtual
+async def test_a_dead_occurrence_does_not_end_the_rule_unless_asked(world: World) -> None:
+    app = app_of(world)
+    dead: list[tuple[str, str | None]] = []
+    for topic in ("goes_on", "ends"):
+        runs = Runs(world, app, topic)
+        runs.outcomes = {2: Dead("broken")}
+
+        @app.on_dead(topic)
+        def died(task: Task[Any]) -> None:
+            dead.append((task.topic, task.error))
+
+    async with app, app.worker() as worker:
+        await app.recurring.add("goes_on", Every("1m"))
+        await app.recurring.add("ends", Every("1m"), end_when_dead=True)
+        await world.pause(4.5 * MINUTE)
+        assert worker.stats.done == 3 + 1
+        assert worker.stats.dead == 2
+        assert sorted(dead) == [("ends", "broken"), ("goes_on", "broken")]
+        assert [task.state async for task in app.find(topic="ends")] == ["dead"]
+        assert [task.state async for task in app.find(topic="goes_on")] == ["waiting"]
+        assert sorted(event.topic for event in await app.events() if event.kind == "dead") == ["ends", "goes_on"]
+
+
+@virtual
+async def test_a_rule_that_ends_leaves_a_done_task_or_nothing(world: World) -> None:
+    app = app_of(world, keep_done="1h")
+    runs = Runs(world, app)
+    async with app, app.worker():
+        times = [as_datetime(world.start + 60_000 * n) for n in (1, 3)]
+        await app.recurring.add("t", At(times))
+        await world.pause(5 * MINUTE)
+        assert runs.minutes == [1, 3]
+        [task] = [one async for one in app.find()]
+        assert task.state == "done"
+        with pytest.raises(BadInput, match="lies ahead"):
+            await app.recurring.add("t", At(times))
+
+
+@virtual
+async def test_a_change_moves_the_next_occurrence_and_the_same_again_moves_nothing(world: World) -> None:
+    app = app_of(world)
+    runs = Runs(world, app)
+    async with app, app.worker():
+        first = await app.recurring.add("t", Every("10m"), "a", group="g")
+        same = await app.recurring.add("t", Every("10m"), "a", group="g")
+        assert same.result == "kept"
+        assert (same.task and same.task.id) == (first.task and first.task.id)
+        changed = await app.recurring.add("t", Every("3m"), "b")
+        assert changed.result == "replaced"
+        await world.pause(7 * MINUTE)
+        assert runs.minutes == [3, 6]
+        assert [(task.payload, task.group) for task in runs.tasks] == [("b", None)] * 2
+
+
+@virtual
+async def test_a_change_at_the_instant_neither_loses_nor_doubles_the_occurrence(world: World) -> None:
+    """Due and waiting for its jitter, due without a worker, running: it runs once, and then the new rule holds."""
+    app = app_of(world)
+    async with app:
+        jittered = Every("10m", jitter="5m")
+        key = next(f"k{n}" for n in range(99) if jittered.fires_at(0, f"k{n}") > 240_000)
+        await app.recurring.add("t", jittered, key=key)
+        await app.recurring.add("t", Every("10m"), key="overdue")
+        changed = Every("7m", start=as_datetime(world.start))
+        await world.pause(12 * MINUTE)
+        for name in (key, "overdue"):
+            assert (await app.recurring.add("t", changed, "new", key=name)).result == "replaced"
+        runs = Runs(world, app, takes=30)
+        async with app.worker():
+            await world.until(lambda: len(runs.tasks) >= 1)
+            assert (await app.recurring.add("t", Every("3m"), key="overdue")).result == "under_way"
+            await world.pause(7 * MINUTE)
+        by_key = [(task.key, minutes) for task, minutes in zip(runs.tasks, runs.minutes, strict=True)]
+        late = 10 + jittered.fires_at(0, key) / 60_000
+        assert by_key == [("overdue", 10), ("overdue", 14), (key, late)]
+
+
+@virtual
+async def test_pause_resume_skip_run_now_backfill_and_remove(world: World) -> None:
+    app = app_of(world)
+    runs = Runs(world, app)
+    recurring = app.recurring
+    async with app, app.worker():
+        await recurring.add("t", Every("1m"), key="k")
+        assert (await recurring.pause("t", "k")).result == "replaced"
+        assert (await recurring.pause("t", "k")).result == "kept"
+        assert (await recurring.add("t", Every("2m"), key="k")).result == "replaced", "a deploy while it is paused"
+        await world.pause(3 * MINUTE + 1)
+        assert not runs.tasks
+        assert await recurring.next("t", "k") == []
+        assert (await recurring.run_now("t", "k")).result == "created"
+        await world.pause(1)
+        assert len(runs.tasks) == 1
+        assert (await recurring.resume("t", "k")).result == "replaced"
+        assert (await recurring.resume("t", "k")).result == "kept"
+        assert (await recurring.skip_next("t", "k")).result == "moved"
+        await world.pause(3 * MINUTE)
+        assert runs.minutes[1:] == [6]
+        since, until = (as_datetime(world.start + 60_000 * n) for n in (-4, 2))
+        again = [answer.result for answer in await recurring.backfill("t", "k", since=since, until=until)]
+        assert again == ["created"] * 4
+        assert {answer.result for answer in await recurring.backfill("t", "k", since=since, until=until)} == {"kept"}
+        await world.pause(1)
+        assert sorted(runs.minutes[2:]) == [-4, -2, 0, 2]
+        assert (await recurring.remove("t", "k")).result == "cancelled"
+        for verb in (recurring.pause, recurring.resume, recurring.run_now, recurring.skip_next, recurring.replan):
+            assert (await verb("t", "none")).result == "not_found"
+        await recurring.add("t", Every("1s"), key="s")
+        with pytest.raises(BadInput, match="until"):
+            await recurring.backfill("t", "s", since=since, until="2030-01-01T00:00:00Z")
+
+
+@virtual
+async def test_fire_now_brings_the_planned_occurrence_beside_another(world: World) -> None:
+    app = app_of(world)
+    runs = Runs(world, app)
+    async with app, app.worker():
+        await app.recurring.add("t", Every("10m"))
+        await world.pause(4 * MINUTE)
+        await app.fire_now("t", "t")
+        await world.pause(7 * MINUTE)
+        assert runs.minutes == [4, 10], "the plan goes on from the time to which the occurrence was moved"
+
+
+@virtual
+async def test_declared_rules_survive_deploys_side_by_side_and_orphans_are_pruned(world: World) -> None:
+    def version(length: str, *, also: bool) -> tuple[Bide, Runs]:
+        app = app_of(world)
+        runs = Runs(world, app)
+        app.recurs(Every(length), topic="t", payload=length)(handled(app, "t"))
+        if also:
+            app.every("1m", topic="gone", key="gone")(handled(app, "gone"))
+        return app, runs
+
+    def handled(app: Bide, topic: str) -> Any:
+        if topic not in app.routes:
+
+            @app.handler(topic)
+            async def nothing(task: Task[Any]) -> None: ...
+
+        return next_handler(app, topic)
+
+    old, old_runs = version("2m", also=True)
+    new, new_runs = version("3m", also=False)
+    async with old, old.worker():
+        await world.pause(2.5 * MINUTE)
+        assert old_runs.minutes == [2]
+        async with new, new.worker():
+            await world.pause(7 * MINUTE)
+            both = old_runs.minutes + new_runs.minutes
+            assert sorted(both) == [2, 3, 6, 9], "the version that started last decides, and runs nothing twice"
+            assert [task.key for task in await new.orphaned()] == ["gone"]
+            assert [answer.result for answer in await new.prune()] == ["cancelled"]
+            assert await new.orphaned() == []
+            assert await old.orphaned() == []
+
+
+def next_handler(app: Bide, topic: str) -> Any:
+    from bide.app import Handler
+
+    return Handler(app, topic, lambda task: None, app._sinks[topic])
+
+
+@virtual
+async def test_a_program_outlives_its_rules_and_one_key_has_one_rule(world: World) -> None:
+    app = app_of(world)
+
+    @app.recurs(Every("1m", until="2020-01-01T00:00:00Z"))
+    async def ended(task: Task[Any]) -> None:
+        raise AssertionError
+
+    @app.cron("0 8 * * *", key="a")
+    @app.cron("0 9 * * *", zone="Asia/Shanghai", key="b")
+    async def report(task: Task[Any]) -> None: ...
+
+    with pytest.raises(DuplicateHandler, match="recurs by another rule"):
+        app.cron("0 10 * * *", key="b")(report)
+    async with app, app.worker():
+        await world.pause(MINUTE)
+        found = {task.key: task.due_at.hour async for task in app.recurring.find()}
+        assert found == {"a": 8, "b": 1}
+
+
+@virtual
+async def test_a_consumer_over_the_long_poll_settles_a_recurring_task_plainly(world: World) -> None:
+    app = app_of(world)
+    async with app:
+        await app.recurring.add("t", Every("1m"), key="k")
+        polls = [LongPoll(app, policy_of=lambda _: Policy(policy(None))) for _ in range(2)]
+        for poll in polls:
+            await poll.start()
+        seen = []
+        for turn in range(3):
+            [record] = await polls[0].lease({"t": 1}, holder="c", wait=120, lease_for=10_000)
+            seen.append(record.due_at - world.start)
+            lease = Lease(record.topic, record.key, record.token)
+            assert await polls[turn % 2].settle([(lease, Done())], who="c") == [True], "also at another instance"
+        assert seen == [60_000, 120_000, 180_000]
+        for poll in polls:
+            await poll.close()
+
+
+@virtual
+async def test_a_start_of_an_own_occurrence_that_is_repeated_after_a_crash_finds_it(world: World) -> None:
+    """A process dies after it added the occurrence and before it settled; meanwhile the occurrence runs and ends."""
+    app = app_of(world, keep_done="0s")
+    runs = Runs(world, app)
+    async with app:
+        await app.recurring.add("t", Every("1m"), overlap="allow")
+        await world.pause(MINUTE)
+        now = world.clock.now()
+        leased = await world.memory.lease({"t": 1}, now=now, until=now + 5_000, holder="dying")
+        over = passed_over(leased.tasks[0], app.config.retentions.of("t"), now)
+        assert over is not None
+        assert over.own is not None
+        await world.memory.add([over.own], now=now)
+        async with app.worker():
+            await world.pause(1.5 * MINUTE)
+        assert runs.minutes == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("options", "field"),
+    [
+        ({"catch_up": "some"}, "catch_up"),
+        ({"overlap": "maybe"}, "overlap"),
+        ({"most": 0}, "most"),
+        ({"window": "soon"}, "window"),
+        ({"deadline": -1}, "deadline"),
+        ({"key": "k" * 176}, "key"),
+        ({"retry": "often"}, "retry"),
+    ],
+)
+def test_a_wrong_option_is_refused_by_its_name(options: dict[str, Any], field: str) -> None:
+    app = Bide("memory:")
+    with pytest.raises(BadInput) as refused:
+        app.recurring.new("t", Every("1m"), **options)
+    assert refused.value.field == field
+    with pytest.raises(BadInput, match="rule"):
+        app.recurring.new("t", "0 8 * * *")  # type: ignore[arg-type]
+
+
+def test_the_last_instants_are_found_in_few_steps_however_far_back_the_first_lies() -> None:
+    rule = Cron("*/5 9-17 * * mon-fri", zone="Europe/Rome")
+    last = int(datetime.fromisoformat("2031-03-31T12:01:00+02:00").timestamp() * 1000)
+    found = last_instants(rule, 0, last, 100)
+    assert found[-1] == last - 60_000
+    assert len(found) == 100
+    assert found == rule.upto(found[0], last, 1_000)
+    assert last_instants(rule, found[3], last, 200) == found[3:]
+    assert last_instants(rule, last + 1, last, 5) == []
