@@ -127,7 +127,7 @@ class Recurring:
     ) -> Answer:
         """Let a task of `topic` recur by `rule`: `created`, `kept` if the same is there, `replaced` if it changed.
 
-        A change moves the next occurrence. One that is already due still runs, and one that is running goes on: then
+        A change moves the next occurrence. One that is already due still runs, and one that has begun goes on: then
         the answer is `under_way`, nothing has changed, and the call is to be repeated.
 
         - `key`: its name within the topic; by default the topic's name.
@@ -155,8 +155,8 @@ class Recurring:
             for place in open_ones:
                 old = answers[place].record
                 assert old is not None
-                if old.state is State.LEASED:
-                    running.append(place)
+                if old.state is State.LEASED or (old.state is State.WAITING and old.attempt):
+                    running.append(place)  # it runs, or waits for its retry
                 elif (changed := changed_task(wanted[place], old, clock.now())) is not None:
                     changes.append((place, changed))
                 else:
@@ -244,7 +244,7 @@ class Recurring:
         record, now = await self._get(topic, key), self._client.clock.now()
         if record is None or (recurrence := _recurrence(record)) is None:
             return Answer(Result.NOT_FOUND)
-        due_at = recurrence.first(now, record.key)
+        due_at = recurrence.first(time_of(record, now), record.key)
         if recurrence.paused or due_at is None or due_at == record.due_at or record.due_at <= now:
             return Answer(Result.KEPT, record)
         return await self._client._session.change(Move(record.topic, record.key, At(due_at), record.token))
@@ -301,15 +301,29 @@ def changed_task(wanted: NewTask, old: Record, now: Millis) -> NewTask | None:
     """
     recurrence, before = known_options(wanted.options).recurrence, _recurrence(old)
     assert recurrence is not None
-    options, due = wanted.options, wanted.due
+    options, now = wanted.options, time_of(old, now)
+    first = recurrence.first(now, old.key)
+    due = wanted.due if first is None else At(first)
     if old.state is State.WAITING and before is not None:
         if before.paused:
             options, due = with_recurrence(options, replace(recurrence, paused=True)), At(LAST_INSTANT)
         elif before.rule.nominal(old.due_at, old.key) <= now:
-            due = At(old.due_at)
+            step = before.on_lease(old.due_at, old.key, old.created_at, now)
+            if step is None:
+                due = At(old.due_at)
+            elif step.due_at is not None:  # it is too old to run
+                due = At(step.due_at)
         if (options, wanted.payload, wanted.group) == (old.options, old.payload, old.group):
             return None
     return _replacing(old, options, due, payload=wanted.payload, group=wanted.group)
+
+
+def time_of(old: Record, now: Millis) -> Millis:
+    """`now`, but not before the last transition of `old`, whose token follows the store's clock.
+
+    A caller's clock may be behind it. An instant before that transition may have run already.
+    """
+    return max(now, old.token // 1000)
 
 
 def planned(record: Record, now: Millis, most: int) -> list[Millis]:
@@ -339,7 +353,7 @@ def _with_pause(old: Record, now: Millis, *, paused: bool) -> NewTask | None:
     assert recurrence is not None
     if recurrence.paused is paused:
         return None
-    due_at = LAST_INSTANT if paused else recurrence.first(now, old.key)
+    due_at = LAST_INSTANT if paused else recurrence.first(time_of(old, now), old.key)
     if due_at is None:
         raise RuleEnded(recurrence.rule)
     options = with_recurrence(old.options, replace(recurrence, paused=paused))

@@ -12,7 +12,6 @@ leased (`on_lease`: it may be older than the policy allows), and when the next o
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from enum import StrEnum
 from typing import NamedTuple
 
@@ -104,14 +103,14 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
         later = rule.after(due_at)
         if (later is None or later > now) and (window is None or now - due_at <= window):
             return None
+        nominal = rule.nominal(due_at, key)
         queued = self.overlap is Overlap.QUEUE and born_at > due_at
-        kept: Sequence[Millis] = ()
-        if queued or self.catch_up is CatchUp.ALL:
-            kept = last_instants(rule, due_at, now, self.most)
-        elif self.catch_up is CatchUp.LATEST:
-            kept = last_instants(rule, due_at, now, 1)
+        most = self.most if queued or self.catch_up is CatchUp.ALL else int(self.catch_up is CatchUp.LATEST)
+        kept = last_instants(rule, nominal, now, most) if most else []
+        if len(kept) < most and kept[:1] != [nominal]:
+            kept.insert(0, nominal)  # it was moved to a time that is none of the rule's
         kept = [one for one in kept if window is None or now - one <= window]
-        if kept and rule.nominal(due_at, key) >= kept[0]:
+        if kept and nominal >= kept[0]:
             return None
         target = kept[0] if kept else rule.after(now)
         dropped = 1 + len(rule.upto(due_at + 1, now if target is None else min(now, target - 1), _COUNTED - 1))
