@@ -1,0 +1,353 @@
+"""The rules of recurring tasks: frozen records that encode small, and pure functions of time.
+
+A *nominal* instant is one that the rule itself names; with jitter, each key fires at its own fixed distance after it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
+from datetime import date, datetime
+from functools import lru_cache
+from itertools import islice
+from typing import Annotated, Any, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack
+
+from msgspec import Meta, Struct, structs
+
+from bide.core.errors import BadInput
+from bide.core.instants import LAST_INSTANT, Length, Millis, When, duration, duration_text, instant, instant_text
+from bide.core.recurrence import zones
+from bide.core.recurrence.cron import cron_times, cron_words
+from bide.core.recurrence.ical import read_rrule, rrule_times
+from bide.core.recurrence.zones import DAY, OnGap, OnRepeat, Times
+
+R = TypeVar("R", bound="_Recurrence")
+_Instant: TypeAlias = Annotated[int, Meta(ge=0, le=LAST_INSTANT)]
+_MOST = 4_000
+"""The most dates in `except_on`, and the most instants of `At`."""
+
+
+class Bounds(TypedDict, total=False):
+    """The optional arguments of all rules besides `start`; the fields of a rule say what they mean."""
+
+    until: When | None
+    times: int | None
+    jitter: Length
+    except_on: Iterable[date | str]
+    on_gap: OnGap | None
+    on_repeat: OnRepeat | None
+
+
+class _Recurrence(Struct, frozen=True, omit_defaults=True, cache_hash=True, gc=False, kw_only=True):
+    """The fields and functions of every rule. `start` and `until` may be occurrences themselves."""
+
+    zone: str = "UTC"
+    start: _Instant | None = None
+    until: _Instant | None = None
+    times: Annotated[int, Meta(ge=1, le=100_000)] | None = None
+    """The number of occurrences from the start on."""
+    jitter: Annotated[int, Meta(ge=0, le=DAY)] = 0
+    except_on: tuple[int, ...] = ()
+    """Sorted local dates without occurrences, as days since 1970-01-01."""
+    on_gap: OnGap | None = None
+    """None, as in `on_repeat`: as is usual for the form of the rule."""
+    on_repeat: OnRepeat | None = None
+
+    def step(self, after: Millis) -> Millis | None:
+        """The next instant of the rule without its bounds."""
+        raise NotImplementedError
+
+    @property
+    def words(self) -> str:
+        """The rule in English."""
+        raise NotImplementedError
+
+    def between(self, start: When | None, until: When | None) -> Self:
+        """The same rule from `start` until `until`; None leaves a bound as it is. Raises BadInput."""
+        first, last = _instant(start, "start"), _instant(until, "until")
+        changed = structs.replace(
+            self, start=self.start if first is None else first, until=self.until if last is None else last
+        )
+        return _checked(changed, "start, until", (start, until))
+
+    def after(self, instant: Millis) -> Millis | None:
+        """The first nominal instant strictly later than `instant`; None if the rule has ended."""
+        return _after(self, instant)
+
+    def fires_at(self, nominal: Millis, key: str) -> Millis:
+        """The instant at which a nominal one fires for a key. It is earlier than the next nominal instant."""
+        if not self.jitter:
+            return nominal
+        noise = int.from_bytes(hashlib.blake2b(key.encode(errors="surrogatepass"), digest_size=8).digest())
+        late, following = noise % self.jitter, self.after(nominal)
+        if following is not None and nominal + late >= following:
+            late = noise % (following - nominal)
+        return min(nominal + late, LAST_INSTANT)
+
+    def nominal(self, due_at: Millis, key: str) -> Millis:
+        """The nominal instant that fires at `due_at` for a key; `due_at` itself if there is none."""
+        low, high, found = due_at - self.jitter, due_at, due_at
+        while low < high:  # bisect for the last nominal instant that is not later than `due_at`
+            middle = (low + high) // 2
+            following = _next(self, middle)
+            if following is not None and following <= due_at:
+                low = found = following
+            else:
+                high = middle
+        return found if self.fires_at(found, key) == due_at else due_at
+
+    def upto(self, first: Millis, last: Millis, most: int) -> list[Millis]:
+        """The nominal instants from `first` to `last`, both included: at most the first `most` of them."""
+        found, at = list[Millis](), _next(self, first - 1)
+        while at is not None and at <= last and len(found) < most:
+            found.append(at)
+            at = _next(self, at)
+        return found
+
+    def is_shifted(self, nominal: Millis) -> bool:
+        """Return whether the instant stands for a wall-clock time inside a gap."""
+        return False
+
+
+class _Excluding(NamedTuple):
+    """A stream of local times without those of some dates."""
+
+    times: Times
+    days: tuple[int, ...]
+
+    def first_at_or_after(self, local: Millis) -> Millis | None:
+        found = self.times.first_at_or_after(local)
+        while found is not None and _holds(self.days, found // DAY):
+            found = self.times.first_at_or_after((found // DAY + 1) * DAY)
+        return found
+
+
+class _WallClockRule(_Recurrence, frozen=True):
+    """A rule of wall-clock times in a zone. One that names times of day is *fixed*, other than one of intervals."""
+
+    def _stream(self) -> tuple[Times, bool]:
+        raise NotImplementedError
+
+    @property
+    def gap(self) -> OnGap:
+        """The treatment of a time inside a gap."""
+        return self.on_gap or ("run_after" if self._stream()[1] else "skip")
+
+    def step(self, after: Millis) -> Millis | None:
+        times, fixed = self._stream()
+        kept = _Excluding(times, self.except_on) if self.except_on else times
+        repeat: OnRepeat = self.on_repeat or ("first" if fixed else "both")
+        return zones.next_step(kept, self.zone, after, self.on_gap or ("run_after" if fixed else "skip"), repeat)
+
+    def is_shifted(self, nominal: Millis) -> bool:
+        held = zones.segment(self.zone, nominal)
+        kept = _Excluding(self._stream()[0], self.except_on)
+        return nominal == held.start and self.gap == "run_after" and zones.gap_time(kept, held) is not None
+
+
+class CronRule(_WallClockRule, frozen=True, tag="cron"):
+    """The times that match a cron expression."""
+
+    text: str
+
+    def _stream(self) -> tuple[Times, bool]:
+        times = cron_times(self.text)
+        return times, times.fixed
+
+    @property
+    def words(self) -> str:
+        words = cron_words(self.text)
+        return f'cron "{self.text}" in {self.zone}' if words is None else f"{words}, {self.zone}"
+
+
+class RRuleRule(_WallClockRule, frozen=True, tag="rrule"):
+    """The times of a recurrence rule of iCalendar, counted from the local time `begin`."""
+
+    text: str
+    begin: Annotated[int, Meta(ge=-2 * DAY, le=LAST_INSTANT)]
+
+    def _stream(self) -> tuple[Times, bool]:
+        times = rrule_times(self.text, self.begin)
+        return times, times.fixed
+
+    @property
+    def words(self) -> str:
+        return f'rrule "{self.text}" in {self.zone}'
+
+
+class EveryRule(_Recurrence, frozen=True, tag="every"):
+    """A fixed length of real time, from the start or the Unix epoch. The zone decides which dates are excluded."""
+
+    length: Annotated[int, Meta(ge=1_000)]
+
+    def step(self, after: Millis) -> Millis | None:
+        at = after + 1 + ((self.start or 0) - after - 1) % self.length
+        while self.except_on and at <= LAST_INSTANT:
+            held = zones.segment(self.zone, at)
+            if not _holds(self.except_on, (at + held.offset) // DAY):
+                break
+            left = min(held.end - at, DAY - (at + held.offset) % DAY)
+            at += -(-left // self.length) * self.length
+        return at if at <= LAST_INSTANT else None
+
+    @property
+    def words(self) -> str:
+        return f"every {duration_text(self.length)}"
+
+
+class AtRule(_Recurrence, frozen=True, tag="at"):
+    """A list of instants."""
+
+    instants: tuple[_Instant, ...]
+
+    def step(self, after: Millis) -> Millis | None:
+        ahead = self.instants[bisect_right(self.instants, after) :]
+        return next((at for at in ahead if not self.except_on or not _holds(self.except_on, at // DAY)), None)
+
+    @property
+    def words(self) -> str:
+        more = len(self.instants) - 1
+        return f"at {instant_text(self.instants[0])}" + (f" and {more} more" if more else "")
+
+
+Rule: TypeAlias = CronRule | EveryRule | RRuleRule | AtRule
+
+
+def Cron(text: str, *, zone: str = "UTC", start: When | None = None, **bounds: Unpack[Bounds]) -> CronRule:  # noqa: N802
+    """A rule of a cron expression such as "0 8 * * mon-fri". Raises BadInput that names the field at fault."""
+    cron_times(text)
+    return _checked(CronRule(text=text.strip(), zone=zone, **_bounds(start, **bounds)), "cron", text)
+
+
+def Every(length: Length, *, zone: str = "UTC", start: When | None = None, **bounds: Unpack[Bounds]) -> EveryRule:  # noqa: N802
+    """A rule of real time: each `length`, at least a second, from the start or the Unix epoch. Raises BadInput."""
+    if (millis := duration(length, field="every")) < 1_000:
+        raise BadInput("every", length, "a second or more")
+    return _checked(EveryRule(length=millis, zone=zone, **_bounds(start, **bounds)), "every", length)
+
+
+def RRule(text: str, *, start: When | None = None, zone: str = "UTC", **bounds: Unpack[Bounds]) -> RRuleRule:  # noqa: N802
+    """A rule of RFC 5545 such as "FREQ=MONTHLY;BYDAY=-1FR", from the start or a DTSTART. Raises BadInput.
+
+    Raises MissingExtra if python-dateutil is not installed.
+    """
+    rule, begin, named, until = read_rrule(text)
+    if named is not None and zone not in ("UTC", named):
+        raise BadInput("zone", zone, f"{named}, as DTSTART has it, or none")
+    zone, fields = named or zone, _bounds(start, **bounds)
+    zones.zone_info(zone)
+    if fields["start"] is not None:
+        local = -(-(fields["start"] + zones.segment(zone, fields["start"]).offset) // 1000) * 1000
+        if begin not in (None, local):
+            raise BadInput("start", start, "the same time as DTSTART, or only one of the two")
+        begin = local
+    if begin is None:
+        raise BadInput("start", None, "the instant from which the rule counts, or a DTSTART in its text")
+    fields["until"] = min((at for at in (fields["until"], until) if at is not None), default=None)
+    return _checked(RRuleRule(text=rule, begin=begin, zone=zone, **fields), "rrule", text)
+
+
+def At(*instants: When | Iterable[When], **bounds: Unpack[Bounds]) -> AtRule:  # noqa: N802
+    """A rule of up to 4,000 instants, which are given one by one or as a list. Raises BadInput."""
+    given = [
+        one for some in instants for one in ([some] if isinstance(some, str | datetime) else islice(some, _MOST + 1))
+    ]
+    if not 0 < len(given) <= _MOST:
+        raise BadInput("at", f"{len(given)} instants", f"1 to {_MOST:,} instants")
+    at = tuple(sorted({instant(one) for one in given}))
+    return _checked(AtRule(instants=at, **_bounds(None, **bounds)), "at", given)
+
+
+def rule_of(text: str, *, zone: str = "UTC", start: When | None = None, **bounds: Unpack[Bounds]) -> Rule:
+    """The rule of a text: "0 8 * * *", "@daily", "every 15m", "FREQ=DAILY". Raises BadInput."""
+    words = str(text).split(maxsplit=1)
+    if not words:
+        raise BadInput("rule", text, 'a cron expression, "every 15m", or a rule of RFC 5545 such as "FREQ=DAILY"')
+    if words[0].lower() == "every" and len(words) == 2:
+        return Every(words[1], zone=zone, start=start, **bounds)
+    make = RRule if words[0].upper().startswith(("FREQ=", "RRULE:", "DTSTART")) else Cron
+    return make(text, zone=zone, start=start, **bounds)
+
+
+def _bounds(
+    start: When | None, *, until: When | None = None, times: int | None = None, jitter: Length = "0s",
+    except_on: Iterable[date | str] = (), on_gap: OnGap | None = None, on_repeat: OnRepeat | None = None,
+) -> dict[str, Any]:  # fmt: skip
+    """The fields of the bounds, each checked by itself."""
+    days = [except_on] if isinstance(except_on, str | date) else list(islice(except_on, _MOST + 1))
+    late, accepted = duration(jitter, field="jitter"), (None, "run_after", "skip", "first", "second", "both")
+    for good, field, value, wanted in (
+        (times is None or (type(times) is int and 1 <= times <= 100_000), "times", times, "1 to 100,000"),
+        (late <= DAY, "jitter", jitter, "at most a day"),
+        (len(days) <= _MOST, "except_on", f"more than {_MOST:,} dates", f"at most {_MOST:,}"),
+        (on_gap in accepted[:3], "on_gap", on_gap, '"run_after" or "skip"'),
+        (on_repeat in (None, *accepted[3:]), "on_repeat", on_repeat, '"first", "second" or "both"'),
+    ):
+        if not good:
+            raise BadInput(field, value, wanted)
+    return {
+        "start": _instant(start, "start"), "until": _instant(until, "until"), "times": times, "jitter": late,
+        "except_on": tuple(sorted({_day(one) for one in days})), "on_gap": on_gap, "on_repeat": on_repeat,
+    }  # fmt: skip
+
+
+def _instant(value: When | None, field: str) -> Millis | None:
+    return None if value is None else instant(value, field=field)
+
+
+def _day(given: object) -> int:
+    try:
+        found = date.fromisoformat(given) if isinstance(given, str) else given
+        if not isinstance(found, date) or isinstance(found, datetime):
+            raise ValueError
+    except ValueError:
+        raise BadInput("except_on", given, 'dates, or ISO text such as "2030-12-25"') from None
+    return found.toordinal() - date(1970, 1, 1).toordinal()
+
+
+def _checked(rule: R, field: str, given: object) -> R:
+    """Return the rule. Raises BadInput for bounds that do not fit it, and for a rule that never fires."""
+    zones.zone_info(rule.zone)
+    if rule.times is not None and rule.start is None and isinstance(rule, CronRule | EveryRule):
+        raise BadInput("times", rule.times, "a start with it, from which the occurrences are counted")
+    if (rule.on_gap or rule.on_repeat) and isinstance(rule, EveryRule | AtRule):
+        raise BadInput("on_gap, on_repeat", (rule.on_gap, rule.on_repeat), "neither: this rule is one of real time")
+    if rule.until is not None and rule.start is not None and rule.until < rule.start:
+        raise BadInput("until", instant_text(rule.until), "an instant that is not before the start")
+    if _next(rule, -1) is None:
+        raise BadInput(field, given, "a rule that fires: within its bounds, this one never does")
+    return rule
+
+
+def _holds(days: tuple[int, ...], day: int) -> bool:
+    place = bisect_left(days, day)
+    return place < len(days) and days[place] == day
+
+
+def _next(rule: _Recurrence, at: Millis) -> Millis | None:
+    found = rule.step(at if rule.start is None else max(at, rule.start - 1))
+    last = rule.until if rule.times is None else _last(rule)
+    return None if found is None or (last is not None and found > last) else found
+
+
+@lru_cache(maxsize=1024)
+def _last(rule: _Recurrence) -> Millis:
+    """The last of the counted `times`, or the last that `until` lets pass."""
+    at = (rule.start or 0) - 1
+    for _ in range(rule.times or 0):
+        found = rule.step(at)
+        if found is None or (rule.until is not None and found > rule.until):
+            break
+        at = found
+    return at
+
+
+_after = lru_cache(maxsize=8192)(_next)
+
+
+def refresh_zones() -> None:
+    """Forget all cached zone data, so that a changed time zone database is read anew."""
+    zones.forget_zones()
+    _after.cache_clear()
+    _last.cache_clear()
