@@ -16,7 +16,7 @@ import os
 import random
 import sys
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import nullcontext, suppress
 from contextvars import copy_context
@@ -65,6 +65,8 @@ class Play:
         self.seen: dict[Millis, dict[str, float]] = defaultdict(dict)
         """For each occurrence the tasks that were delivered for it, by id, each with its first start."""
         self.early: list[str] = []
+        self.before = self.stopped_at = 0.0
+        """When the interruption ended, and when the process was stopped, in seconds."""
         self.processes = 0
         self.alive: list[Program] = []
 
@@ -188,16 +190,12 @@ class Program:
         rule = Every(timedelta(milliseconds=play.period), jitter=play.jitter)
         how: dict[str, Any] = {"overlap": play.overlap, "catch_up": play.catch_up, "most": _MOST}
         app.recurs(rule, topic="tick", payload=payload, **how)(self._handle)
-        for open_it in (app.open, app.worker(name=self.process.who).__aenter__):
-            while True:
-                try:
-                    entered = await open_it()
-                    break
-                except StoreError:
-                    await asyncio.sleep(0.2)
+        await _until_it_opens(app.open)
+        worker = app.worker(name=self.process.who)
+        await _until_it_opens(worker.__aenter__)
         await self._ends
         with suppress(StoreError):
-            await entered.stop()  # type: ignore[attr-defined]
+            await worker.__aexit__(None, None, None)
             await app.close()
         self.process.kill()
 
@@ -209,6 +207,16 @@ class Program:
             play.early.append(f"occurrence {at} was leased at {leased}")
         play.seen[at].setdefault(task.id, play.loop.time())
         await asyncio.sleep(play.takes)
+
+
+async def _until_it_opens(open_it: Callable[[], Awaitable[object]]) -> None:
+    """Try again, as a supervisor restarts a program that cannot reach its store."""
+    while True:
+        try:
+            await open_it()
+            return
+        except StoreError:
+            await asyncio.sleep(0.2)
 
 
 def wrongs(seed: int, mutant: str | None = None) -> list[str]:
