@@ -68,7 +68,7 @@ class Handler(Generic[P]):
         """Schedule a task of this handler's topic. The type of its payload is checked here and by mypy.
 
         The keyword options, answers and errors are those of `Bide.schedule`. The options are key, group, delay or at,
-        on_conflict, retry, deadline, headers.
+        on_conflict, retry, deadline, headers, if_token.
         """
         return await self._app.schedule(self.topic, payload, **options)
 

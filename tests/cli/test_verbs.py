@@ -78,6 +78,15 @@ def test_payloads_from_everywhere(line: CommandLine, write: Write) -> None:
     assert raw["payload_base64"] == "bm8gSlNPTg=="
 
 
+def test_schedule_over_what_was_seen(line: CommandLine) -> None:
+    args = ("schedule", "t", "--key", "k", "--delay", "2h", "--if-token")
+    token = line.one(*args, "1")["task"]["token"]
+    assert line.one(*args, "1", code=1)["answer"] == "stale_token"
+    lines = "".join(f'{{"key": "{key}", "delay": "3h", "if_token": {token}}}\n' for key in "kkj")
+    assert line.run("schedule", "t", "--many", "-", given=lines, code=1).stdout.startswith("3 tasks: ")
+    assert line.one(*args, str(token), code=1)["answer"] == "stale_token"
+
+
 def test_many_lines(line: CommandLine, write: Write) -> None:
     tasks = [{"key": str(number), "delay": "1h", "payload": number} for number in range(2_500)]
     write("tasks.jsonl", "\n".join(json.dumps(task) for task in tasks) + "\n\n")

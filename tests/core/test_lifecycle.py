@@ -44,8 +44,14 @@ SETTLES = {
 }
 
 
-def new_task(due: Due = In(1000), *, id: str = "new", how: OnConflict = OnConflict.REPLACE) -> NewTask:  # noqa: B008 - a frozen record
-    return NewTask("order.close", "42", id, due, b"new", on_conflict=how)
+def new_task(
+    due: Due = In(1000),  # noqa: B008 - a frozen record
+    *,
+    id: str = "new",
+    how: OnConflict = OnConflict.REPLACE,
+    if_token: int | None = None,
+) -> NewTask:
+    return NewTask("order.close", "42", id, due, b"new", on_conflict=how, if_token=if_token)
 
 
 def record_in(state: State, *, deadline: int | None = None, token: int = 7) -> Record:
@@ -187,8 +193,11 @@ def test_the_numbers_over_any_life(plan: list[tuple[Verb, int, int, bool]]) -> N
         old = task
         due = In(ahead)
         if verb in CONFLICTS:
-            answer = lifecycle.schedule(new_task(due, id=id, how=CONFLICTS[verb]), old, now, token)
+            asked_for = new_task(due, id=id, how=CONFLICTS[verb], if_token=old.token - 1 if old and stale else None)
+            answer = lifecycle.schedule(asked_for, old, now, token)
             task = answer.record
+            if stale and old is not None and not lifecycle.gone(old, now):
+                assert (answer.result, task) == (Result.STALE_TOKEN, old)
         elif verb in (Verb.MOVE, Verb.CANCEL, Verb.REDRIVE):
             if_token = None if old is None or not stale else old.token - 1
             asked: Change = (

@@ -55,13 +55,15 @@ async def test_every_verb_answers_in_one_word() -> None:
             await app.reschedule("t", "k", delay="5h"),
             await app.fire_now("t", "k"),
             await app.fire_now("t", "k", if_token=1),
+            await app.schedule("t", 5, key="k", delay="1h", if_token=1),
             await app.cancel("t", "k"),
             await app.cancel("t", "k"),
         ]
         assert [answer.result for answer in words] == [
-            "created", "replaced", "kept", "refused", "moved", "moved", "stale_token", "cancelled", "finished",
+            "created", "replaced", "kept", "refused", "moved", "moved", "stale_token", "stale_token", "cancelled",
+            "finished",
         ]  # fmt: skip
-        assert [answer.ok for answer in words] == [True, True, True, False, True, True, False, True, False]
+        assert [answer.ok for answer in words] == [True, True, True, False, True, True, False, False, True, False]
         assert words[2].task is not None
         assert words[2].task.payload == 2, "what was there is kept"
         with pytest.raises(TypeError, match=r"answer\.ok"):

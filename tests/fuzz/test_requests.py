@@ -54,7 +54,7 @@ TOKEN = 1_234_567_890_123_456
 REF, HELD, NOW = {"topic": "t", "key": "a"}, {"topic": "t", "key": "held", "token": TOKEN}, 1_800_000_000_000
 TASK: dict[str, Any] = {
     "payload": {"n": 1}, "delay": "15m", "group": "g", "on_conflict": "keep", "retry": ["1s", "5m"], "deadline": "2d",
-    "headers": {"a": "b"},
+    "headers": {"a": "b"}, "if_token": 5,
 }  # fmt: skip
 BODIES: dict[str, Any] = {
     "schedule": TASK, "reschedule": {"delay": "1h", "if_token": 5},

@@ -187,6 +187,20 @@ def test_the_token_may_stand_in_the_body(api: Api, topic: str) -> None:
     assert api("PATCH", at(topic, "42"), {"delay": "2h", "if_token": task["token"]}).answer == (200, "moved")
 
 
+def test_schedule_only_over_what_was_seen(api: Api, topic: str) -> None:
+    task = api.put(topic, "42")
+    for other in (0, task["token"] - 1, 2**63 - 1):
+        stale = api("PUT", at(topic, "42"), {"delay": "2h", "if_token": other})
+        assert stale.answer == (409, "stale_token")
+        assert stale.task == task == api.get(topic, "42")
+    assert api("PUT", at(topic, "42"), {"delay": "2h", "if_token": 2**63}).status == 422
+    over = api("PUT", at(topic, "42"), {"delay": "2h", "if_token": task["token"]})
+    assert over.answer == (200, "replaced")
+    items = [{"topic": topic, "key": key, "delay": "3h", "if_token": task["token"]} for key in ("42", "new")]
+    assert [one["answer"] for one in api("POST", "/v1/schedule", items).json] == ["stale_token", "created"]
+    assert api.get(topic, "42") == over.task
+
+
 @pytest.mark.parametrize("tag", ['"x"', 'W/"7"', '"7", "8"', '"99999999999999999999"', '"٣"', ""])
 def test_a_condition_that_names_no_tag_of_the_task_does_not_hold(plain: Api, topic: str, tag: str) -> None:
     task = plain.put(topic, "42")

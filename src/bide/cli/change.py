@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from bide.app import Bide
-from bide.cli.context import Context, WholeNumber, shared_options
+from bide.cli.context import Context, if_token_option, shared_options
 from bide.cli.exits import Exit, PartlyDone
 from bide.cli.output import (
     answer_words,
@@ -28,12 +28,6 @@ from bide.core.names import check_topic
 from bide.core.records import Pause, Ref, Result, State, Topic, summed
 from bide.service.schemas import answer_shape
 
-_if_token = click.option(
-    "--if-token",
-    metavar="TOKEN",
-    type=WholeNumber(0, 2**63 - 1),
-    help="Only if the task still has this token, as `bide show` prints it.",
-)
 _SHOWN = 20
 """Most lines printed for the answers of a whole group."""
 _PAGE = 500
@@ -44,7 +38,7 @@ _PAGE = 500
 @click.argument("key")
 @click.option("--delay", metavar="LENGTH", help='Duration from now: "15m", "1h30m", "2d".')
 @click.option("--at", metavar="INSTANT", help='Or an instant with its offset: "2030-01-31T08:00:00+01:00".')
-@_if_token
+@if_token_option
 @shared_options()
 @click.pass_obj
 def move(context: Context, topic: str, key: str, delay: str | None, at: str | None, if_token: int | None) -> Exit:
@@ -55,7 +49,7 @@ def move(context: Context, topic: str, key: str, delay: str | None, at: str | No
 @click.command()
 @click.argument("topic")
 @click.argument("key")
-@_if_token
+@if_token_option
 @shared_options()
 @click.pass_obj
 def fire(context: Context, topic: str, key: str, if_token: int | None) -> Exit:
@@ -84,7 +78,7 @@ def _single(topic: str | None, key: str | None, only: str | None, *, option: str
 @click.argument("key", required=False)
 @click.option("--group", help="Cancel every live task of this group instead.")
 @click.option("--topic", "only", metavar="TOPIC", help="With --group: only those of this topic.")
-@_if_token
+@if_token_option
 @shared_options()
 @click.pass_obj
 def cancel(
@@ -125,7 +119,7 @@ def shift(context: Context, group: str, topic: str | None, by: str) -> Exit:
 @click.option("--topic", "only", metavar="TOPIC", help="With --all-dead: only those of this topic.")
 @click.option("--delay", metavar="LENGTH", default="0s", show_default=True, help="Duration from now.")
 @click.option("--yes", is_flag=True, help="With --all-dead: do not ask.")
-@_if_token
+@if_token_option
 @shared_options()
 @click.pass_obj
 def redrive(

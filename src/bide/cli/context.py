@@ -149,3 +149,11 @@ class WholeNumber(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # g
             return number
         field = "number" if param is None else param.opts[0]
         raise BadInput(field, value, f"a whole number from {self.least:,} to {self.most:,}")
+
+
+if_token_option = click.option(
+    "--if-token",
+    metavar="TOKEN",
+    type=WholeNumber(0, 2**63 - 1),
+    help="Only if the task still has this token, as `bide show` prints it.",
+)

@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from bide.app import Bide
-from bide.cli.context import Context, WholeNumber, shared_options
+from bide.cli.context import Context, WholeNumber, if_token_option, shared_options
 from bide.cli.exits import Exit, PartlyDone
 from bide.cli.output import answer_words, pauses_about, print_json, progress_bar, totals_words
 from bide.core.answers import Answer
@@ -43,6 +43,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     retry: str | None = None
     deadline: str | None = None
     headers: dict[str, str] | None = None
+    if_token: int | None = None
 
 
 class _Listed(_Line, forbid_unknown_fields=True):
@@ -78,6 +79,7 @@ _decoder = msgspec.json.Decoder(_Listed)
 )
 @click.option("--retry", type=click.Choice(list(PRESETS)), help="The retry policy.")
 @click.option("--deadline", metavar="WHEN", help="Not after this instant, or this duration from now.")
+@if_token_option
 @click.option("--bytes", "raw", is_flag=True, help="Take the payload as bytes; it need not be JSON.")
 @click.option("--many", metavar="FILE", help="JSON lines, one task each; - for standard input. TOPIC is the default.")
 @click.option(
@@ -102,7 +104,7 @@ def schedule(
     answered, the task survives any crash.
 
     A line of a --many file is an object: {"topic", "key", "group", "delay" or "at", "payload" or "payload_base64",
-    "on_conflict", "retry", "deadline", "headers"}; 1,000 lines make one transaction.
+    "on_conflict", "retry", "deadline", "headers", "if_token"}; 1,000 lines make one transaction.
     """
     if many is not None:
         for option, value in {"payload": payload, **{f"--{name}": value for name, value in given.items()}}.items():
@@ -219,7 +221,7 @@ def _task(app: Bide, line: _Listed, topic: str | None) -> NewTask:
     at = line.wake_at if line.at is None and line.delay is None else line.at
     return app.new(
         name, given, key=line.key, group=line.group, delay=line.delay, at=at, on_conflict=line.on_conflict,
-        retry=line.retry, deadline=line.deadline, headers=line.headers,
+        retry=line.retry, deadline=line.deadline, headers=line.headers, if_token=line.if_token,
     )  # fmt: skip
 
 

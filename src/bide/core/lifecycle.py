@@ -93,6 +93,7 @@ TABLE: Mapping[Verb, Mapping[State | None, Cell]] = {
     Verb.KEEP: {
         **_OVER, _S.WAITING: (_R.KEPT, _S.WAITING), _S.LEASED: (_R.KEPT, _S.LEASED), _S.DONE: (_R.KEPT, _S.DONE),
     },
+    # every schedule with `if_token` on a task with another token: `stale_token` instead
     # EARLIEST and LATEST on a waiting task: `kept` instead if the existing time wins
     Verb.EARLIEST: {**_OVER, _S.WAITING: (_R.REPLACED, _S.WAITING), _S.LEASED: (_R.KEPT, _S.LEASED)},
     Verb.LATEST: {**_OVER, _S.WAITING: (_R.REPLACED, _S.WAITING), _S.LEASED: (_R.REPLACED, _S.WAITING)},
@@ -145,6 +146,8 @@ def schedule(new: NewTask, old: Record | None, now: Millis, token: Token) -> Ans
     due_at = _clamp(new.due.resolve(now))
     if old is None or gone(old, now):
         return Answer(_CREATED, _born(new, due_at, now, token))
+    if new.if_token is not None and new.if_token != old.token:
+        return Answer(Result.STALE_TOKEN, old)
     verb = _SCHEDULE[new.on_conflict]
     word, _ = TABLE[verb][old.state]
     if old.state is State.WAITING and (

@@ -67,6 +67,8 @@ class NewTask(Struct, frozen=True, gc=False):
     deadline: Millis | None = None
     """The last instant for a delivery. The only option that stores interpret: they refuse a move past it atomically."""
     on_conflict: OnConflict = OnConflict.REPLACE
+    if_token: Token | None = None
+    """Where a task exists under the key, it must have this token; a free key meets every condition."""
 
 
 class Record(Struct, frozen=True, gc=False):

@@ -118,6 +118,7 @@ class ClientVerbs:
         retry: RetryPolicy | str | None = None,
         deadline: When | Length | None = None,
         headers: Mapping[str, str] | None = None,
+        if_token: Token | None = None,
         **unknown: Never,
     ) -> NewTask:
         """Make the task that `schedule` would send, checked and encoded, for `schedule_many`.
@@ -145,6 +146,7 @@ class ClientVerbs:
             else b"",
             deadline_of(deadline, due, self.clock) if deadline is not None else None,
             conflict_of(on_conflict),
+            if_token,
         )
 
     async def schedule(
@@ -161,9 +163,10 @@ class ClientVerbs:
         retry: RetryPolicy | str | None = None,
         deadline: When | Length | None = None,
         headers: Mapping[str, str] | None = None,
+        if_token: Token | None = None,
         **unknown: Never,
     ) -> Answer:
-        """Schedule a task after `delay` or at `at`: `created`, `replaced`, `kept` or `refused`.
+        """Schedule a task after `delay` or at `at`: `created`, `replaced`, `kept`, `refused` or `stale_token`.
 
         Once this has returned, the task survives any crash.
 
@@ -176,6 +179,8 @@ class ClientVerbs:
         - `retry`: a retry policy, or the name of a preset, instead of the handler's.
         - `deadline`: an instant or a length from now, after which the task must no longer be delivered.
         - `headers`: short text that travels with the task; at most 4 KiB in total.
+        - `if_token`: the token that an existing task must have; with another it stays, and the answer is `stale_token`.
+          A lease raises the token, so what was read while it waited is replaced without ending a delivery.
 
         Raises BadInput, BadPayload, StoreFull, StoreUnavailable, OutcomeUnknown. O(log n).
         """
@@ -183,13 +188,13 @@ class ClientVerbs:
             return await self._session.add(
                 self.new(
                     topic, payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
-                    deadline=deadline, headers=headers, **unknown,
+                    deadline=deadline, headers=headers, if_token=if_token, **unknown,
                 )
             )  # fmt: skip
         with self.carrier.scheduling(topic) as answered:
             task = self.new(
                 topic, payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
-                deadline=deadline, headers=headers, **unknown,
+                deadline=deadline, headers=headers, if_token=if_token, **unknown,
             )  # fmt: skip
             return answered(await self._session.add(task))
 
@@ -484,6 +489,7 @@ class TaskOptions(TypedDict, total=False):
     retry: RetryPolicy | str | None
     deadline: When | Length | None
     headers: Mapping[str, str] | None
+    if_token: Token | None
 
 
 CONFLICTS = {choice.value: choice for choice in OnConflict}

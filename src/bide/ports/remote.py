@@ -475,7 +475,8 @@ def _minutes(_: str, ranges: Sequence[tuple[int, int]], bounds: Bounds) -> None:
 _REF: Fields = {"topic": _topics, "key": _names}
 _LEASE: Fields = {**_REF, "token": _tokens}
 _TASK: Fields = {
-    **_REF, "group": _names, "id": _ids, "due": _dues, "deadline": _instants, "payload": _payloads, "options": _options
+    **_REF, "group": _names, "id": _ids, "due": _dues, "deadline": _instants, "payload": _payloads, "options": _options,
+    "if_token": _tokens,
 }  # fmt: skip
 _CHANGE: Fields = {
     **_REF, "id": _ids, "due": _dues, "if_token": _tokens, "keep_until": _instants, "deadline": _instants

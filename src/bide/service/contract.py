@@ -114,7 +114,7 @@ CALLS: tuple[Call, ...] = (
     Call(
         name="schedule", method="PUT", path=TASK_PATH, summary="Schedule a task",
         ask=schemas.Schedule, accepted="a JSON object: payload or payload_base64, at or delay, group, on_conflict, "
-        "retry, deadline, headers",
+        "retry, deadline, headers, if_token",
         answers={201: ("A new task was created", AnswerShape), **_ANSWERED, 409: _NOT_NOW,
                  412: ("`If-None-Match: *` was sent, and the task exists", AnswerShape)},
         headers={"If-None-Match": "`*`: schedule only if there is no such task, as on_conflict=refuse does"},

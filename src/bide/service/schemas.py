@@ -107,6 +107,7 @@ class Schedule(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
     retry: Retries | None = None
     deadline: Instant | Span | None = None
     headers: dict[HeaderText, HeaderText] | None = None
+    if_token: TokenNumber | None = None
 
 
 class ScheduleItem(Schedule, kw_only=True):

@@ -255,7 +255,7 @@ class Verbs:
         return self._client.new(
             topic, _payload(ask), key=key, group=ask.group, delay=ask.delay, at=ask.at,
             on_conflict=ask.on_conflict, retry=retries(ask.retry), deadline=ask.deadline,
-            headers=ask.headers,
+            headers=ask.headers, if_token=ask.if_token,
         )  # fmt: skip
 
     async def _changed(self, request: Request, call: str, verb: Verb, make: Callable[[Any], Change]) -> Reply:

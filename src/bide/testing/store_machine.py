@@ -60,7 +60,7 @@ pasts = st.sampled_from([None, None, -1, -1, -1, -2, -3])
 """The choice of a task's token: none, the newest (-1) or an earlier one."""
 new_tasks = st.tuples(
     refs, dues, st.sampled_from(GROUPS), st.sampled_from([None, None, 5, 1_000]), st.sampled_from(OnConflict),
-    st.sampled_from([b"", b"\x00\xff", b"{}"]),
+    st.sampled_from([b"", b"\x00\xff", b"{}"]), pasts,
 )  # fmt: skip
 changes = st.tuples(st.sampled_from(["move", "move", "cancel", "redrive"]), refs, dues, keeps, pasts)
 verdicts = st.sampled_from(["done", "done", "again", "retry", "retry", "defer", "dead", "dead"])
@@ -73,7 +73,7 @@ filters = st.tuples(
 
 Offset = tuple[bool, Millis]
 """An offset from now; true: passed as a relative time."""
-AskedTask = tuple[Ref, Offset, str | None, Millis | None, OnConflict, bytes]
+AskedTask = tuple[Ref, Offset, str | None, Millis | None, OnConflict, bytes, int | None]
 AskedChange = tuple[str, Ref, Offset, Millis | None, int | None]
 AskedOutcome = tuple[int, str, Offset, Millis | None, str | None]
 AskedFilter = tuple[str | None, State | None, str | None, Millis | None, Millis | None]
@@ -135,23 +135,26 @@ class StoreMachine(RuleBasedStateMachine):
     @rule(asked=st.lists(new_tasks, min_size=1, max_size=4))
     def schedule(self, asked: list[AskedTask]) -> None:
         self.count()
-        tasks = [
-            NewTask(
+        batch: list[tuple[NewTask, NewTask]] = []
+        for ref, due, group, deadline, on_conflict, payload, past in asked:
+            token = self.token(ref, past)
+            task = NewTask(
                 ref.topic, ref.key, self.life(), self.due(due), payload, group, b"\x80" if payload else b"",
-                None if deadline is None else self.now + deadline, on_conflict,
-            )
-            for ref, due, group, deadline, on_conflict, payload in asked
-        ]  # fmt: skip
-        mine, theirs = self.both(lambda store: add_all(store, tasks, now=self.now))
-        self.same_answers([Ref(task.topic, task.key) for task in tasks], mine, theirs)
+                None if deadline is None else self.now + deadline, on_conflict, token and token.model,
+            )  # fmt: skip
+            batch.append((task, replace(task, if_token=token and token.subject)))
+        mine, theirs = self.each(
+            add_all(self.model, [task for task, _ in batch], now=self.now),
+            add_all(self.subject, [task for _, task in batch], now=self.now),
+        )
+        self.same_answers([ref for ref, *_ in asked], mine, theirs)
 
     @rule(asked=st.lists(changes, min_size=1, max_size=4))
     def change(self, asked: list[AskedChange]) -> None:
         self.count()
         batch: list[tuple[Change, Change]] = []
         for verb, ref, due, keep, past in asked:
-            seen = self.tokens.get(ref, [])
-            token = None if past is None or len(seen) < -past else seen[past]
+            token = self.token(ref, past)
             mine: Token | None = None if token is None else token.model
             change: Change
             if verb == "move":
@@ -304,6 +307,10 @@ class StoreMachine(RuleBasedStateMachine):
     def life(self) -> str:
         self.lives += 1
         return f"00000000-0000-7000-8000-{self.lives:012x}"
+
+    def token(self, ref: Ref, past: int | None) -> Tokens | None:
+        seen = self.tokens.get(ref, [])
+        return None if past is None or len(seen) < -past else seen[past]
 
     def due(self, asked: Offset) -> Due:
         return In(asked[1]) if asked[0] else At(self.now + asked[1])

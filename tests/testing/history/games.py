@@ -89,18 +89,26 @@ class Game:
     def due(self) -> Due:
         return In(self.chance.choice((0, 20, 500))) if self.chance.random() < 0.7 else At(self.now + 30)
 
+    async def known(self, key: str) -> int | None:
+        """The token of a task, sometimes that of an earlier version; mostly None."""
+        if self.chance.random() >= 0.3:
+            return None
+        [known] = await self.store.get([Ref(TOPIC, key)])
+        return None if known is None else known.token - (self.chance.random() < 0.3)
+
     async def schedule(self) -> None:
+        key = self.chance.choice(self.keys)
         new = NewTask(
-            TOPIC, self.chance.choice(self.keys), new_id(), self.due(), group=self.chance.choice((None, "g")),
+            TOPIC, key, new_id(), self.due(), group=self.chance.choice((None, "g")),
             on_conflict=self.chance.choice(list(OnConflict)),
-            deadline=self.now + 600 if self.chance.random() < 0.2 else None,
+            deadline=self.now + 600 if self.chance.random() < 0.2 else None, if_token=await self.known(key),
         )  # fmt: skip
-        call, asked, done = self.around()
+        call, asked, done = self.around(START if new.if_token is None else self.now)
         self.tell(
             asked,
             ev.Asked(
                 call, "client", asked * 1_000_000, asked, Asks.SCHEDULE, TOPIC, new.key, id=new.id, due=new.due,
-                on_conflict=new.on_conflict, deadline=new.deadline,
+                on_conflict=new.on_conflict, deadline=new.deadline, if_token=new.if_token,
             ),
         )  # fmt: skip
         [answer] = await self.store.add([new], now=self.now)
@@ -108,10 +116,7 @@ class Game:
 
     async def change(self) -> None:
         key, lot = self.chance.choice(self.keys), self.chance.random()
-        token: int | None = None
-        if self.chance.random() < 0.3:
-            [known] = await self.store.get([Ref(TOPIC, key)])
-            token = None if known is None else known.token - (self.chance.random() < 0.3)
+        token = await self.known(key)
         due, (call, asked, done) = self.due(), self.around(START if token is None else self.now)
         keep = self.now + self.chance.choice((-1, 300))
         change: Move | Cancel | Redrive

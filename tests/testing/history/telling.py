@@ -68,12 +68,13 @@ class Story:
     def schedule(
         self, life: str = "a", due: Due | None = None, *, over: Seen | None = None, key: str = KEY,
         on_conflict: OnConflict = OnConflict.REPLACE, result: Result | None = None, deadline: Millis | None = None,
-        grain: Millis = 0, **said: Any,
+        grain: Millis = 0, if_token: int | None = None, **said: Any,
     ) -> Seen:  # fmt: skip
         """Creates a task, or replaces `over`."""
         due = In(100) if due is None else due
         call = self.ask(
-            Asks.SCHEDULE, key, id=life, due=due, on_conflict=on_conflict, deadline=deadline, grain=grain
+            Asks.SCHEDULE, key, id=life, due=due, on_conflict=on_conflict, deadline=deadline, grain=grain,
+            if_token=if_token,
         )  # fmt: skip
         task = self.born(life, due, **{"deadline": deadline, **said})
         if result is None:
@@ -81,10 +82,14 @@ class Story:
         self.answer(call, result, task, over.wake_at if over is not None and over.state.live else None)
         return task
 
-    def kept(self, task: Seen, life: str = "b", due: Due | None = None, *, on_conflict: OnConflict) -> Seen:
+    def kept(
+        self, task: Seen, life: str = "b", due: Due | None = None, *, on_conflict: OnConflict,
+        if_token: int | None = None, result: Result | None = None,
+    ) -> Seen:  # fmt: skip
         """A schedule that changes nothing."""
-        call = self.ask(Asks.SCHEDULE, id=life, due=In(100) if due is None else due, on_conflict=on_conflict)
-        self.answer(call, Result.REFUSED if on_conflict is OnConflict.REFUSE else Result.KEPT, task)
+        due = In(100) if due is None else due
+        call = self.ask(Asks.SCHEDULE, id=life, due=due, on_conflict=on_conflict, if_token=if_token)
+        self.answer(call, result or (Result.REFUSED if on_conflict is OnConflict.REFUSE else Result.KEPT), task)
         return task
 
     def move(

@@ -326,6 +326,25 @@ def kept_what_was_to_be_replaced(story: Story, wrong: bool) -> None:
     story.kept(task, due=At(START + (200 if wrong else 900)), on_conflict=OnConflict.EARLIEST)
 
 
+@found("P4", "asked for the version with token", "and done to the one with token")
+def replaced_though_the_token_differs(story: Story, wrong: bool) -> None:
+    task = story.schedule()
+    story.schedule("b", over=task, if_token=task.token - wrong)
+
+
+@found("P4", "answered `stale_token`")
+def a_schedule_called_stale_that_was_not(story: Story, wrong: bool) -> None:
+    task = story.schedule()
+    stale = task.token if wrong else task.token - 1
+    story.kept(task, on_conflict=OnConflict.REPLACE, if_token=stale, result=Result.STALE_TOKEN)
+
+
+@found("P4", "answered `kept`")
+def kept_though_the_token_differs(story: Story, wrong: bool) -> None:
+    task = story.schedule()
+    story.kept(task, on_conflict=OnConflict.KEEP, if_token=task.token - wrong)
+
+
 @found("P4", "schedule was told that there was no such task", "kept until")
 def forgotten_too_early(story: Story, wrong: bool) -> None:
     held = story.run(story.schedule())

@@ -180,6 +180,7 @@ class Caller:
             topic, key, key=key, on_conflict=chance.choice(_CONFLICTS),
             group=self._group() if chance.random() < 0.3 else None,
             deadline=self._at(delay + timedelta(seconds=chance.uniform(5, 20))) if chance.random() < 0.1 else None,
+            if_token=self._tokens.get((topic, key)) if chance.random() < 0.1 else None,
             **self._when(delay, 0.2),
         )  # fmt: skip
 

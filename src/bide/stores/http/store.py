@@ -42,6 +42,7 @@ from bide.stores.http.wakes import Subscriber
 
 Request = TypeVar("Request")
 Answered = TypeVar("Answered")
+Conditional = TypeVar("Conditional", NewTask, Change)
 _log = logging.getLogger("bide.http")
 
 
@@ -114,15 +115,10 @@ class HttpStore:
     # --- clients
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        return await self._batch(remote.ADD, tasks, now)
+        return await self._batch(remote.ADD, _sendable(tasks), now)
 
     async def change(self, changes: Sequence[Change], *, now: Millis) -> list[Answer]:
-        """Apply changes. No task has a token that is too large for the wire, so 0 is sent in its place."""
-        said = [
-            one if one.if_token is None or 0 <= one.if_token <= remote.LAST_TOKEN else replace(one, if_token=0)
-            for one in changes
-        ]
-        return await self._batch(remote.CHANGE, said, now)
+        return await self._batch(remote.CHANGE, _sendable(changes), now)
 
     async def settle(self, outcomes: Sequence[Settlement], *, now: Millis) -> list[bool]:
         try:
@@ -298,3 +294,11 @@ class HttpStore:
         if refused:
             _log.error("%s: %s of %d was refused: %s", self._where, operation.name, len(refused), refused[0])
         return gathered([False if isinstance(one, BadInput) else one for one in answers])
+
+
+def _sendable(asked: Sequence[Conditional]) -> list[Conditional]:
+    """`asked`; no task has a token that is too large for the wire, so 0 is sent in its place."""
+    return [
+        one if one.if_token is None or 0 <= one.if_token <= remote.LAST_TOKEN else replace(one, if_token=0)
+        for one in asked
+    ]

@@ -31,7 +31,7 @@ _MOST = 1_000
 
 _MODES = {OnConflict.REPLACE: "r", OnConflict.KEEP: "k", OnConflict.EARLIEST: "e", OnConflict.LATEST: "l",
           OnConflict.REFUSE: "f"}  # fmt: skip
-_TAKEN = {b"k": Result.KEPT, b"f": Result.REFUSED}
+_TAKEN = {b"k": Result.KEPT, b"f": Result.REFUSED, b"s": Result.STALE_TOKEN}
 _CHANGED = {
     b"m": Result.MOVED, b"u": Result.UNDER_WAY, b"f": Result.FINISHED, b"s": Result.STALE_TOKEN,
     b"n": Result.NOT_FOUND, b"x": Result.REFUSED, b"c": Result.CANCELLED, b"w": Result.CANCELLED_WHILE_LEASED,
@@ -102,6 +102,8 @@ def new_writer() -> Callable[[NewTask], Arguments]:
         how = said.get(alike)
         if how is None:
             how = said[alike] = _MODES[new.on_conflict] + chr(flags) + when(due)
+        if new.if_token is not None:
+            how = f"{how[0].upper()}{how[1:]} {_condition(new.if_token)}"
         return [new.key, how, seed_of(new, flags)]
 
     return write

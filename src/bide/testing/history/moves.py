@@ -90,7 +90,7 @@ class Moves:
         elif task is None:
             return "P4", "schedule answered `replaced`, but there was no task to be replaced"
         else:
-            wrong = _may_replace(task, ask, seen) or _was(task, answer)
+            wrong = _if_token(task, op) or _may_replace(task, ask, seen) or _was(task, answer)
             if wrong is not None:
                 return wrong
         if seen.id != ask.id:
@@ -205,6 +205,8 @@ class Moves:
         word, state, asks = answer.result, seen.state, ask.asks
         low, high = self.during(ask, answer)
         if asks is Asks.SCHEDULE:
+            if ask.if_token is not None and (ask.if_token != seen.token or word is Result.STALE_TOKEN):
+                return ask.if_token != seen.token and word is Result.STALE_TOKEN
             how = ask.on_conflict
             first, last = due_between(ask.due, ask.grain, low, high)
             if word is Result.REFUSED:

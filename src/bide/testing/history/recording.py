@@ -291,7 +291,7 @@ class RecordedClient:
         return [
             self._asks(
                 Asks.SCHEDULE, task.topic, task.key, id=task.id, due=task.due, on_conflict=task.on_conflict,
-                deadline=task.deadline,
+                deadline=task.deadline, if_token=task.if_token,
             )
             for task in tasks
         ]  # fmt: skip

@@ -551,6 +551,8 @@ class Unseen:
 
 
 def _replaceable(task: Task, ask: ev.Asked, now: tuple[int, int]) -> bool:
+    if ask.if_token is not None and not same(task.token, ask.if_token):
+        return False
     how, state = ask.on_conflict, task.state
     if state is State.CANCELLED or state is _DEAD or how is OnConflict.REPLACE:
         return True

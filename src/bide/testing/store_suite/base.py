@@ -64,10 +64,20 @@ def new(
     options: bytes = b"",
     deadline: Millis | None = None,
     on_conflict: OnConflict = OnConflict.REPLACE,
+    if_token: int | None = None,
 ) -> NewTask:
     """A task to add, with a new id, due at `NOW` by default."""
     return NewTask(
-        topic, key, new_id(), At(NOW) if due is None else due, payload, group, options, deadline, on_conflict
+        topic,
+        key,
+        new_id(),
+        At(NOW) if due is None else due,
+        payload,
+        group,
+        options,
+        deadline,
+        on_conflict,
+        if_token,
     )
 
 

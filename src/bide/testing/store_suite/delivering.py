@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 from msgspec.structs import replace
 
+from bide.core.answers import Answer
 from bide.core.instants import At, In
 from bide.core.names import new_id
 from bide.core.records import Cancel, Filter, Move, OutcomeKind, Record, Redrive, Ref, Result, Settlement, State
@@ -18,6 +19,7 @@ from bide.testing.store_suite.base import (
     NOW,
     SECOND,
     SuiteBase,
+    add_all,
     again,
     bring,
     change_all,
@@ -567,4 +569,6 @@ class Identity(SuiteBase):
         ):
             [answer] = await change_all(store, [change])
             assert answer.result in (Result.STALE_TOKEN, Result.UNDER_WAY), change
+        [answer] = await add_all(store, [new(if_token=if_token)])
+        assert answer == Answer(Result.STALE_TOKEN, before)
         assert await see(store, Ref("t", "k")) == before

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from msgspec.structs import replace
 
 from bide.core import lifecycle
 from bide.core.answers import Answer
@@ -180,6 +181,66 @@ class Scheduling(SuiteBase):
         assert (now_is.payload, now_is.id) == (b"second", second.id)
         assert record_of(answers[0]).token < record_of(answers[1]).token == now_is.token
         assert answers[2].record == now_is
+
+    # if_token
+
+    @pytest.mark.parametrize("on_conflict", list(OnConflict), ids=str)
+    @pytest.mark.parametrize("state", list(State), ids=str)
+    async def test_with_another_token_nothing_changes(
+        self, store: Store, state: State, on_conflict: OnConflict
+    ) -> None:
+        old = await bring(store, state)
+        assert old is not None
+        task = new(due=At(NOW + HOUR), group="g", on_conflict=on_conflict, if_token=old.token - 1)
+        assert await add_all(store, [task]) == [Answer(Result.STALE_TOKEN, old)]
+        assert await see(store, old) == old
+        assert task.id not in [one.id for one in await listed(store, Filter())]
+
+    @pytest.mark.parametrize("on_conflict", list(OnConflict), ids=str)
+    @pytest.mark.parametrize("state", list(State), ids=str)
+    async def test_with_its_token_on_conflict_decides(
+        self, store: Store, state: State, on_conflict: OnConflict
+    ) -> None:
+        old = await bring(store, state)
+        assert old is not None
+        task = new(
+            due=At(NOW + HOUR), group="g", options=b"\x80", deadline=KEPT, on_conflict=on_conflict, if_token=old.token
+        )
+        [answer] = await add_all(store, [task])
+        assert answer == lifecycle.schedule(replace(task, if_token=None), old, NOW, record_of(answer).token)
+        assert await see(store, old) == answer.record
+
+    async def test_a_free_key_meets_every_condition(self, store: Store) -> None:
+        gone = await bring(store, State.DONE, keep_until=NOW + MINUTE)
+        assert gone is not None
+        over, free = new(if_token=gone.token - 1, group="g"), new("free", if_token=1, due=In(HOUR))
+        answers = await add_all(store, [over, free], now=NOW + MINUTE)
+        assert [answer.result for answer in answers] == [Result.CREATED, Result.CREATED]
+        assert [answer.record for answer in answers] == [await see(store, Ref("t", key)) for key in ("k", "free")]
+        assert record_of(answers[0]).token > gone.token
+
+    async def test_what_was_read_while_it_waited_replaces_no_delivery(self, store: Store) -> None:
+        waiting = await put_one(store)
+        held = await take(store)
+        stale = new(payload=b"new", if_token=waiting.token)
+        assert await add_all(store, [stale]) == [Answer(Result.STALE_TOKEN, held)]
+        assert await settle(store, done(held))
+        assert (await add_all(store, [stale]))[0].result is Result.CREATED
+
+    async def test_conditions_in_one_batch_go_in_order(self, store: Store) -> None:
+        old = await put_one(store)
+        plain = [new(str(number)) for number in range(5)]
+        first = new(payload=b"first", due=In(HOUR), if_token=old.token)
+        second, third = new(payload=b"second", due=In(HOUR), if_token=old.token), new(payload=b"third", due=In(HOUR))
+        made, twice = new("free", if_token=1), new("free", payload=b"second", if_token=1)
+        answers = await add_all(store, [first, *plain, made, second, twice, third])
+        created = [Result.CREATED] * 6
+        assert [answer.result for answer in answers] == [
+            Result.REPLACED, *created, Result.STALE_TOKEN, Result.STALE_TOKEN, Result.REPLACED
+        ]  # fmt: skip
+        assert (answers[7].record, answers[8].record) == (answers[0].record, answers[6].record)
+        assert (await see(store, old)).payload == b"third"
+        assert (await see(store, Ref("t", "free"))).payload == b"{}"
 
     async def test_one_key_in_two_topics_is_two_tasks(self, store: Store) -> None:
         await put(store, new("k", topic="a", payload=b"a"), new("k", topic="b", payload=b"b"))

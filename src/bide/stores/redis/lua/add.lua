@@ -1,12 +1,17 @@
 -- add: schedule tasks, each with its own on_conflict.
 -- asked: for each topic a count, then for each task
---   key, how ('r' replace, 'k' keep, 'e' earliest, 'l' latest, 'f' refuse; the body's flags; then an instant),
---   seed (the body without its head)
+--   key, how ('r' replace, 'k' keep, 'e' earliest, 'l' latest, 'f' refuse; the body's flags; then an instant; after a
+--   capital letter also a space and the token that a task under the key must have), seed (the body without its head)
 -- answers: {server's time in us, now, first token, then for each task that was not simply created
---   its place, the result ('p' replaced, 'k' kept, 'f' refused), the old body or '', the old wake or -1}
+--   its place, the result ('p' replaced, 'k' kept, 'f' refused, 's' stale_token), the old body or '', the old wake or
+--   -1}
 -- The task at place n (from 0) has the token `first + n`, whatever happened to the other tasks.
-local function taken(how, due, old)
-  local mode, flags = byte(how), byte(old)
+local function taken(how, known, old)
+  local mode, flags, due = byte(how), byte(old), known.due
+  if known.if_token then
+    if known.if_token ~= unpack_bytes('>I7', old, 2) then return false, 's' end
+    mode = mode + 32
+  end
   local state = has(flags, 7)
   if state == CANCELLED or state == DEAD or mode == 114 then return true end     -- 'r'
   if mode == 107 then return false, 'k' end                                       -- 'k': waiting, leased or done
@@ -23,19 +28,22 @@ end
 -- Most tasks of a batch have the same `how`, so each distinct one is decoded once.
 local meant = {}
 local function meaning(how)
-  local due = instant(sub(how, 3))
+  local text, if_token = sub(how, 3), nil
+  if byte(how) < 97 then text, if_token = string.match(text, '(%S+) (%d+)') end
+  local due = instant(text)
   local wake = max(due, now)
   local known = {due = due, wake = wake, flags = byte(how, 2), times = pack('>I6I6I6', now, due, wake)}
+  if if_token then known.if_token = tonumber(if_token) end  -- not above: a fifth field would double the table
   meant[how] = known
   return known
 end
 
 -- Handle a key that has a body. If the body's retention has passed, the answer is as if the key were free. Returns
 -- true if the new task takes the key, and the state of the old task.
-local function replace(topic, key, how, due, old, place, reply)
+local function replace(topic, key, how, known, old, place, reply)
   local state, over = has(byte(old), 7), gone(old)
   local put_it, word, was = true, nil, -1
-  if not over then put_it, word = taken(how, due, old) end
+  if not over then put_it, word = taken(how, known, old) end
   if put_it then
     if state <= LEASED then was = unpack_bytes('>I6', old, 21) end
     if has(byte(old), GROUP) ~= 0 then
@@ -72,7 +80,7 @@ for _, topic in ipairs(topics) do
       flush(topic)
       local old, state = (read(topic, key)), nil
       if old then
-        put_it, state = replace(topic, key, how, known.due, old, place, reply)
+        put_it, state = replace(topic, key, how, known, old, place, reply)
         if put_it then put(topic, key, state, WAITING, body, wake) end
       else
         set_aside(topic, key)
