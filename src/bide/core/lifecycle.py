@@ -219,12 +219,12 @@ def settle(asked: Settlement, old: Record, now: Millis, token: Token) -> Record:
         failures = old.failures + (verb is Verb.DEAD and asked.failed)
         return _ended(old, to, token, now, asked.keep_until, error, failures)
     assert asked.next_at is not None
-    wake_at = max(_clamp(asked.next_at.resolve(now)), now)
+    next_at = _clamp(asked.next_at.resolve(now))
     if verb is Verb.AGAIN:
-        return _born_again(old, asked.next_id, wake_at, now, token)
+        return _born_again(old, asked.next_id, next_at, now, token)
     deferred = verb is Verb.DEFER
     return replace(
-        old, state=State.WAITING, wake_at=wake_at, planned_at=0, attempt=old.attempt - deferred,
+        old, state=State.WAITING, wake_at=max(next_at, now), planned_at=0, attempt=old.attempt - deferred,
         failures=old.failures + (not deferred), losses=0, token=token, holder=None,
         error=old.error if deferred else asked.error,
     )  # fmt: skip

@@ -216,7 +216,7 @@ class Story:
             )  # fmt: skip
         at = max(wake.resolve(now), now)
         if verdict is OutcomeKind.DONE:
-            return Seen(details["next_id"], W, at, at, 0, 0, 0, 0, token, now)
+            return Seen(details["next_id"], W, wake.resolve(now), at, 0, 0, 0, 0, token, now)
         deferred = verdict is OutcomeKind.DEFER
         return replace(
             held, state=W, wake_at=at, planned_at=0, attempt=held.attempt - deferred, losses=0, token=token,

@@ -345,6 +345,14 @@ def kept_though_the_token_differs(story: Story, wrong: bool) -> None:
     story.kept(task, on_conflict=OnConflict.KEEP, if_token=task.token - wrong)
 
 
+@found("P5", "leased as due at")
+def a_next_life_due_at_another_time_than_was_asked(story: Story, wrong: bool) -> None:
+    held = story.run(story.schedule())
+    asked = At(START - 1_000)
+    following = story.settle(held, OutcomeKind.DONE, wake=asked, next_id="b")
+    story.lease(replace(following, due_at=following.wake_at) if wrong else following)
+
+
 @found("P4", "schedule was told that there was no such task", "kept until")
 def forgotten_too_early(story: Story, wrong: bool) -> None:
     held = story.run(story.schedule())

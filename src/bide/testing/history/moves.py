@@ -285,7 +285,7 @@ class Moves:
         woken = (max(first, low), max(last, high))
         if verdict == "done":
             return Unsure(
-                NOBODY, id=ask.next_id, group=task.group, due_at=woken, wake_at=woken, token=ANY, created_at=now
+                NOBODY, id=ask.next_id, group=task.group, due_at=(first, last), wake_at=woken, token=ANY, created_at=now
             )
         if verdict == "defer":
             return given_back(task, woken)

@@ -6,7 +6,7 @@ import pytest
 from msgspec.structs import replace
 
 from bide.core.answers import Answer
-from bide.core.instants import At, In
+from bide.core.instants import At, Due, In
 from bide.core.names import new_id
 from bide.core.records import Cancel, Filter, Move, OutcomeKind, Record, Redrive, Ref, Result, Settlement, State
 from bide.ports import Store
@@ -389,10 +389,13 @@ class Settling(SuiteBase):
         assert len(await listed(store, Filter(group="g"))) == 1
         assert (await take(store, now=NOW + HOUR)).attempt == 1
 
-    async def test_a_next_life_in_the_past_is_due_now(self, store: Store) -> None:
-        assert await settle(store, again(await put_and_take(store), At(NOW - DAY)))
+    @pytest.mark.parametrize("due", [At(NOW - DAY), At(0), In(-DAY), At(-5)], ids=str)
+    async def test_a_next_life_in_the_past_wakes_now_and_keeps_what_was_asked(self, store: Store, due: Due) -> None:
+        assert await settle(store, again(await put_and_take(store), due))
         following = await see(store, Ref("t", "k"))
-        assert (following.due_at, following.wake_at) == (NOW, NOW)
+        assert (following.due_at, following.wake_at) == (max(due.resolve(NOW), 0), NOW)
+        held = await take(store)
+        assert (held.due_at, held.planned_at) == (following.due_at, NOW)
 
     async def test_a_mixed_batch_keeps_its_order_though_some_are_refused(self, store: Store) -> None:
         await put(store, *(new(key) for key in "abcdef"))

@@ -31,11 +31,12 @@ local function settle(topic, key, asked, what)
     finish(topic, key, body, LEASED, to, ended, keep, place)
     return 1
   end
-  local new_wake = max(instant(when), now)
+  local new_due = instant(when)
+  local new_wake = max(new_due, now)
   local waiting
   if verdict == 1 then
     local _, group, tail = parts(body, place)
-    waiting = pack('>BI7I6I6I6', flags - has(flags, 7 + RAN + DEADLINE), new_token, now, new_wake, new_wake)
+    waiting = pack('>BI7I6I6I6', flags - has(flags, 7 + RAN + DEADLINE), new_token, now, new_due, new_wake)
     if group then waiting = waiting .. string.char(#group) .. group end
     waiting = waiting .. sub(what, id_at) .. after_id(body, tail)
   elseif verdict == 2 then
