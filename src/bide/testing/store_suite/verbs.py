@@ -232,7 +232,7 @@ class Scheduling(SuiteBase):
         plain = [new(str(number)) for number in range(5)]
         first = new(payload=b"first", due=In(HOUR), if_token=old.token)
         second, third = new(payload=b"second", due=In(HOUR), if_token=old.token), new(payload=b"third", due=In(HOUR))
-        made, twice = new("free", if_token=old.token), new("free", payload=b"second", if_token=old.token)
+        made, twice = new("free", if_token=1), new("free", payload=b"second", if_token=1)
         answers = await add_all(store, [first, *plain, made, second, twice, third])
         created = [Result.CREATED] * 6
         assert [answer.result for answer in answers] == [

@@ -1,9 +1,10 @@
 -- add: schedule tasks, each with its own on_conflict.
 -- asked: for each topic a count, then for each task
---   key, how ('r' replace, 'k' keep, 'e' earliest, 'l' latest, 'f' refuse; the body's flags; then an instant; if the
---   letter is a capital, then a space and the token that a task under the key must have), seed (the body without its head)
+--   key, how ('r' replace, 'k' keep, 'e' earliest, 'l' latest, 'f' refuse; the body's flags; then an instant; after a
+--   capital letter also a space and the token that a task under the key must have), seed (the body without its head)
 -- answers: {server's time in us, now, first token, then for each task that was not simply created
---   its place, the result ('p' replaced, 'k' kept, 'f' refused, 's' stale_token), the old body or '', the old wake or -1}
+--   its place, the result ('p' replaced, 'k' kept, 'f' refused, 's' stale_token), the old body or '', the old wake or
+--   -1}
 -- The task at place n (from 0) has the token `first + n`, whatever happened to the other tasks.
 local function taken(how, known, old)
   local mode, flags, due = byte(how), byte(old), known.due
@@ -31,8 +32,8 @@ local function meaning(how)
   if byte(how) < 97 then text, if_token = string.match(text, '(%S+) (%d+)') end
   local due = instant(text)
   local wake = max(due, now)
-  local known = {due = due, wake = wake, flags = byte(how, 2), times = pack('>I6I6I6', now, due, wake),
-                 if_token = if_token and tonumber(if_token)}
+  local known = {due = due, wake = wake, flags = byte(how, 2), times = pack('>I6I6I6', now, due, wake)}
+  if if_token then known.if_token = tonumber(if_token) end  -- not above: a fifth field would double the table
   meant[how] = known
   return known
 end
