@@ -33,9 +33,9 @@ from bide.core.tasks import Task
 from bide.settings import Settings
 from bide.testing.clock import FIRST_INSTANT
 from bide_proofs.harness.command import parser_of, whole
-from bide_proofs.simulate import mutants
 from bide_proofs.simulate.link import Link, Weather
 from bide_proofs.simulate.loop import Process, SimulatedLoop, run_simulated
+from bide_proofs.simulate.mutants import MUTANTS, applied
 from bide_proofs.simulate.server import Server, WallClock
 
 PERIOD: Millis = 30_000
@@ -151,9 +151,9 @@ class Play:
         )
         most = {"none": 0, "latest": 1, "all": _MOST}[self.catch_up]
         if len(old) > most:
-            return [f"{self.kind}, {self.catch_up}: {len(old)} old occurrences ran: {old}"]
+            return [f"{self.kind}, {self.catch_up}: {len(old)} old occurrences ran, the first {old[:3]}"]
         if self.catch_up == "all" and len(old) < _MOST - 2:
-            return [f"{self.kind}, all: only {len(old)} old occurrences ran: {old}"]
+            return [f"{self.kind}, all: only {len(old)} old occurrences ran: {old[:3]}"]
         return []
 
 
@@ -229,7 +229,7 @@ def wrongs(seed: int, mutant: str | None = None) -> list[str]:
         plays.append(Play(loop, seed))
         await plays[0].run()
 
-    with mutants.applied(mutant) if mutant else nullcontext():
+    with applied(mutant) if mutant else nullcontext():
         try:
             run_simulated(Random(f"turns {seed}"), main)
         except Exception as error:  # noqa: BLE001 - nothing may stop a play
@@ -241,7 +241,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = parser_of("bide_proofs.simulate.recurring", __doc__)
     parser.add_argument("--seed", type=int, default=1, help="the first seed")
     parser.add_argument("--seeds", type=whole, default=1_000, help="how many")
-    parser.add_argument("--mutant", choices=mutants.MUTANTS, help="break bide in this way first")
+    parser.add_argument("--mutant", choices=MUTANTS, help="break bide in this way first")
     parser.add_argument("--processes", type=whole, default=os.cpu_count() or 1)
     given = parser.parse_args(arguments)
     logging.disable()
@@ -250,7 +250,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         found = dict(zip(seeds, pool.map(partial(wrongs, mutant=given.mutant), seeds, chunksize=10), strict=True))
     wrong = {seed: said for seed, said in found.items() if said}
     for seed, said in wrong.items():
-        sys.stderr.write(f"seed {seed}: {said[0]}\n")
+        sys.stderr.write(f"seed {seed}: {said[0][:300]}\n")
     sys.stdout.write(json.dumps({"seeds": given.seeds, "wrong": len(wrong)}) + "\n")
     return 1 if wrong else 0
 

@@ -47,6 +47,8 @@ class Mutant(Struct, frozen=True, forbid_unknown_fields=True):
     new: str
     minutes: float = 6
     """The virtual minutes of a play: fewer for mutants that take much real time."""
+    recurring: bool = False
+    """True if the play of recurring tasks catches it (`simulate.recurring`)."""
 
     @contextmanager
     def applied(self) -> Iterator[None]:

@@ -10,6 +10,7 @@ from msgspec import Struct
 
 from bide.testing.history.report import Violation
 from bide_proofs.harness.command import markdown_table
+from bide_proofs.simulate import recurring
 from bide_proofs.simulate.judge import judged
 from bide_proofs.simulate.mutants import MUTANTS, applied
 from bide_proofs.simulate.plan import plan_of
@@ -43,6 +44,9 @@ def wrongs(name: str, seed: int, minutes: float = 6) -> list[Violation]:
     if not name:
         plan = plan_of(seed, minutes)
         return judged(plan, play(plan)).wrong
+    if MUTANTS[name].recurring:
+        promise = MUTANTS[name].promise
+        return [Violation(promise, "", "", what, []) for what in recurring.wrongs(seed, name)]
     plan = plan_of(seed, MUTANTS[name].minutes)
     with applied(name):
         try:
