@@ -34,7 +34,7 @@ from bide.core.records import Leased, NewTask, Record, Settlement, Topic
 from bide.engine.background import begin
 from bide.engine.client import Client
 from bide.engine.delivery.executor import lease_in_turn
-from bide.engine.delivery.occurrences import Refusal, continued, passed_over
+from bide.engine.delivery.occurrences import Refusal, next_life, passed_over
 from bide.engine.delivery.settlement import dead, reject_reason, release
 from bide.engine.pauses import PauseGate
 from bide.engine.registry import RouteSettings, announce_for_ever
@@ -333,7 +333,10 @@ class LeaseLoop(WakeLoop):
         if record.options and (over := passed_over(record, keep, now)) is not None:
             return over
         why = reject_reason(record, policy, now)
-        return None if why is None else Refusal(continued(dead(record, why, keep, now), record, now))
+        if why is None:
+            return None
+        died = dead(record, why, keep, now)
+        return Refusal(next_life(record, now, died) or died)
 
     async def _start_own(self, own: NewTask) -> bool:
         """Add an occurrence that is a task of its own. False: the store is unavailable; the lease ends by itself."""

@@ -22,20 +22,22 @@ REMEMBERED: Millis = 86_400_000
 """How long an occurrence that is a task of its own is kept at least, so that a repeated start finds it."""
 
 
-def continued(decided: Settlement, record: Record, now: Millis) -> Settlement:
-    """The settlement of a recurring task that would end: it begins its next life instead, unless its rule has ended."""
-    if decided.next_at is not None or (recurrence := known_options(record.options).recurrence) is None:
-        return decided
-    died = decided.outcome is OutcomeKind.DEAD
-    if died and recurrence.end_when_dead:
-        return decided
-    step = recurrence.on_end(record.due_at, record.key, record.token // 1000, now)
-    if step.due_at is None:
-        return decided
-    return Settlement(
-        record.topic, record.key, record.token, OutcomeKind.DONE, At(step.due_at), next_id=new_id(),
-        error=decided.error if died else step.said, counts_as=OutcomeKind.DEAD if died else None, dropped=step.dropped,
-    )  # fmt: skip
+def next_life(record: Record, now: Millis, died: Settlement | None = None) -> Settlement | None:
+    """The settlement of an occurrence that ended, or `died`: the next one is due. None: there is none.
+
+    There is none if the task does not recur, its rule has ended, or it is to end with the first death.
+    """
+    recurrence = known_options(record.options).recurrence
+    if recurrence is None or (died is not None and recurrence.end_when_dead):
+        return None
+    due_at, dropped, _ = step = recurrence.on_end(record.due_at, record.key, record.token // 1000, now)
+    if due_at is None:
+        return None
+    topic, key, token, again = record.topic, record.key, record.token, At(due_at)
+    if died is None and not dropped:
+        return Settlement(topic, key, token, OutcomeKind.DONE, again, next_id=new_id())
+    error, kind = (step.said, None) if died is None else (died.error, OutcomeKind.DEAD)
+    return Settlement(topic, key, token, OutcomeKind.DONE, again, 0, error, new_id(), counts_as=kind, dropped=dropped)
 
 
 class Refusal(NamedTuple):

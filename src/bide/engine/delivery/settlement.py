@@ -20,7 +20,7 @@ from bide.core.options import decode_options, known_options
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import OutcomeKind, Record, Settlement, State
 from bide.engine.config import Retention
-from bide.engine.delivery.occurrences import REMEMBERED, continued, deadline_of
+from bide.engine.delivery.occurrences import REMEMBERED, deadline_of, next_life
 from bide.ports import Clock, Policy
 
 _LOST, _OVER = "holder lost: ", "deadline: not after "
@@ -51,22 +51,17 @@ def settlement_for(
 
     `traces`: append the traceback of that exception to the text of the error.
     """
-    decided = _decided(record, ended, route, keep, clock, traces)
-    return continued(decided, record, clock.now()) if record.options else decided
+    if ended is None or isinstance(ended, Done):
+        return completion(record, ended, keep, clock)
+    decided = _failed_or_deferred(record, ended, route, keep, clock, traces)
+    if decided.outcome is OutcomeKind.DEAD and record.options:
+        return next_life(record, clock.now(), decided) or decided
+    return decided
 
 
-def _decided(
-    record: Record,
-    ended: Outcome | BaseException | None,
-    route: Policy,
-    keep: Retention,
-    clock: Clock,
-    traces: bool,
+def _failed_or_deferred(
+    record: Record, ended: Outcome | BaseException, route: Policy, keep: Retention, clock: Clock, traces: bool
 ) -> Settlement:
-    if ended is None:
-        return _done(record, keep, clock)
-    if isinstance(ended, Done):
-        return _completed(record, ended, keep, clock)
     now, grain = clock.now(), clock.grain
     if isinstance(ended, Dead):
         return dead(record, ended.why, keep, now, failed=True)
@@ -87,15 +82,13 @@ def _decided(
     return Settlement(record.topic, record.key, record.token, OutcomeKind.RETRY, due, error=error + trace)
 
 
-def completion(record: Record, done: Done, keep: Retention, clock: Clock) -> Settlement:
+def completion(record: Record, done: Done | None, keep: Retention, clock: Clock) -> Settlement:
     """The settlement of a success: the task is done, or begins its next life."""
-    return continued(_completed(record, done, keep, clock), record, clock.now())
-
-
-def _completed(record: Record, done: Done, keep: Retention, clock: Clock) -> Settlement:
-    if done.again is not None:
+    if done is not None and done.again is not None:
         again = with_grain(done.again, clock.grain)
         return Settlement(record.topic, record.key, record.token, OutcomeKind.DONE, again, next_id=new_id())
+    if record.options and (life := next_life(record, clock.now())) is not None:
+        return life
     return _done(record, keep, clock)
 
 
