@@ -90,13 +90,11 @@ STANDARD_IN_CORE = {
 ALONE_IN_CORE = {
     "bide.core.names": {"os", "time"},
     "bide.core.recurrence.zones": {"zoneinfo"},
-    "bide.core.recurrence.ical": {"dateutil"},
 }
 """What one module of core may import besides. An id is a time and noise, and says nothing about when anything happens.
-The time zone database is read as a table of constants. `dateutil`, an extra, expands rules of RFC 5545."""
+The time zone database is read as a table of constants."""
 
 OTHERS: dict[str, set[str]] = {
-    "core": {"msgspec", "dateutil"},
     "stores": {"msgspec", "aiohttp", "apsw", "redis", "hiredis", "asyncpg", "asyncmy"},
     "sinks": {"msgspec", "aiohttp", "opentelemetry"},
     "cli": {"msgspec", "click", "rich", "uvloop", "redis", "asyncpg", "asyncmy"},
@@ -105,7 +103,7 @@ OTHERS: dict[str, set[str]] = {
 """Other people's packages that a layer may import; msgspec alone where a layer is not listed."""
 
 HEAVY = (
-    "aiohttp", "apsw", "asyncmy", "asyncpg", "click", "dateutil", "hypothesis", "importlib.metadata", "multiprocessing",
+    "aiohttp", "apsw", "asyncmy", "asyncpg", "click", "hypothesis", "importlib.metadata", "multiprocessing",
     "opentelemetry", "prometheus_client", "pydantic", "pygments", "pytest", "rich", "sqlite3", "starlette", "unittest",
     "urllib.request", "uvicorn", "uvloop", "bide.cli", "bide.insight", "bide_lab", "bide.service", "bide.sinks.webhook",
     "bide.stores.http", "bide.stores.mysql", "bide.stores.postgres", "bide.stores.redis", "bide.stores.sqlite",

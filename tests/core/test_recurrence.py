@@ -252,9 +252,11 @@ def test_times_count_what_is_left_after_exceptions() -> None:
 
 
 def test_exceptions_are_dates_of_the_zone() -> None:
-    """And an interval goes past a date at once, however short it is, also where that date is 25 hours long."""
+    """And an interval goes past a date at once, however short it is, also one of 25 or 23 hours."""
     every = Every("1s", zone="Europe/Rome", except_on=["2024-10-27"])
     assert every.after(ms("2024-10-26T23:59:59+02:00")) == ms("2024-10-28T00:00+01:00")
+    every = Every("1s", zone="Europe/Rome", except_on=["2024-03-31"])
+    assert every.after(ms("2024-03-30T23:59:59+01:00")) == ms("2024-04-01T00:00+02:00")
     shifted = Cron("0 8 * * *", zone="Pacific/Apia", except_on=["2011-12-30"])
     assert shifted.after(ms("2011-12-30T00:00-10:00")) == ms("2011-12-31T08:00+14:00")
     assert Cron("30 2 * * *", zone="Europe/Rome").is_shifted(ms("2024-03-31T01:00"))
@@ -296,7 +298,7 @@ def test_recurrence_rules(text: str, start: str | None, zone: str, wanted: list[
         "FREQ=MONTHLY;INTERVAL=5;BYMONTHDAY=-1,31", "FREQ=MONTHLY;BYDAY=MO,TU,WE,TH,FR;BYSETPOS=1,-1;BYHOUR=7,21",
         "FREQ=WEEKLY;INTERVAL=3;BYDAY=SU,TH;WKST=SU", "FREQ=DAILY;INTERVAL=17", "FREQ=DAILY;BYMONTH=2;BYMONTHDAY=29",
         "FREQ=HOURLY;INTERVAL=7;BYDAY=MO", "FREQ=MINUTELY;INTERVAL=1001;BYMONTH=6", "FREQ=YEARLY;COUNT=40",
-        "FREQ=MONTHLY;BYHOUR=8;COUNT=300",
+        "FREQ=MONTHLY;BYHOUR=8;COUNT=300", "FREQ=SECONDLY;INTERVAL=40;BYMONTH=2;BYMONTHDAY=29;BYHOUR=3;BYMINUTE=0",
     ],
 )  # fmt: skip
 def test_windows_make_no_difference(text: str) -> None:

@@ -43,9 +43,8 @@ class Field(NamedTuple):
     names: tuple[str, ...] = ()
 
 
-_SECOND = Field("second", 0, 59)
 _FIELDS = (
-    Field("minute", 0, 59), Field("hour", 0, 23), Field("day of month", 1, 31),
+    Field("second", 0, 59), Field("minute", 0, 59), Field("hour", 0, 23), Field("day of month", 1, 31),
     Field("month", 1, 12, _MONTHS), Field("day of week", 0, 7, _WEEKDAYS),
 )  # fmt: skip
 _PART = re.compile(r"(?:\*|(?P<first>\w+)(?:-(?P<last>\w+))?)(?:/(?P<step>\d{1,4}))?", re.ASCII)
@@ -134,24 +133,24 @@ def cron_times(text: object) -> CronTimes:
     parts = _NAMED.get(plain, plain).split()
     if len(parts) not in (5, 6):
         raise BadInput("cron", text, _ACCEPTED)
-    seconds, second = (_values(_SECOND, parts[0])[0], parts.pop(0)) if len(parts) == 6 else (1, "0")
-    masks = [_values(field, part) for field, part in zip(_FIELDS, parts, strict=True)]
-    (minutes, _), (hours, _), (days, _), (months, _), (weekdays, special) = masks
-    star = [part.startswith("*") for part in (second, *parts)]
-    return CronTimes(seconds, minutes, hours, days, months, weekdays, special, star[3] or star[5], not any(star[:3]))
+    parts = ["0", *parts][-6:]
+    seconds, minutes, hours, days, months, weekdays = map(_bits, _FIELDS, parts)
+    special = filter(None, map(_SPECIAL_DAY.fullmatch, parts[5].split(",")))
+    numbered = tuple((_number(_FIELDS[5], one["day"], parts[5]) % 7, int(one["number"] or 0)) for one in special)
+    star = [part.startswith("*") for part in parts]
+    both, fixed = star[3] or star[5], not any(star[:3])
+    return CronTimes(seconds, minutes, hours, days, months, weekdays, numbered, both, fixed)
 
 
-def _values(field: Field, text: str) -> tuple[int, tuple[tuple[int, int], ...]]:
-    """The bits of a field, and the special weekdays in it."""
-    bits, special = 0, set[tuple[int, int]]()
+def _bits(field: Field, text: str) -> int:
+    """The bits of a field, but for special weekdays. Raises BadInput."""
+    bits = 0
     for part in text.split(","):
         if part == "l" and field.name == "day of month":
             bits |= 1
-        elif field.name == "day of week" and (found := _SPECIAL_DAY.fullmatch(part)):
-            special.add((_number(field, found["day"], text) % 7, int(found["number"] or 0)))
-        else:
+        elif field.name != "day of week" or not _SPECIAL_DAY.fullmatch(part):
             bits |= _range_bits(field, part, text)
-    return bits, tuple(sorted(special))
+    return bits
 
 
 def _range_bits(field: Field, part: str, text: str) -> int:

@@ -1,33 +1,34 @@
 """Recurrence rules of iCalendar (RFC 5545): the reader of their text, and the stream of local times.
 
-`dateutil` expands a rule from its beginning on, which takes ever longer. So the stream is cut into windows, each of
-which is expanded by itself. A window is a whole number of intervals, so that the rule stays in step.
+A rule is expanded period by period: the year, month, week or day of its frequency, or the unit above a shorter one.
+A period is found by division, so that the next time costs the same however long ago the rule began.
 """
 
 from __future__ import annotations
 
 import re
 from bisect import bisect_left
-from datetime import UTC, datetime
+from datetime import UTC, date, datetime
 from functools import lru_cache
+from itertools import product
 
-from bide.core.errors import BadInput, MissingExtra
+from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
 from bide.core.recurrence.zones import DAY
 
-_LONGEST = 1_000
-_LENGTHS = {"SECONDLY": 1_000, "MINUTELY": 60_000, "HOURLY": 3_600_000, "DAILY": DAY, "WEEKLY": 7 * DAY}
+_LONGEST, _MOST_A_DAY, _MOST_DAYS = 1_000, 96, 41 * 366
+"""The days that are searched for a next time: each date and weekday comes again within 40 years."""
+_UNITS = {"SECONDLY": 1, "MINUTELY": 60, "HOURLY": 3_600, "DAILY": 86_400, "WEEKLY": 7 * 86_400}
 _MONTHS = {"MONTHLY": 1, "YEARLY": 12}
-_PERIODS = {"DAILY": 32, "WEEKLY": 16, "MONTHLY": 12, "YEARLY": 8}
-"""The intervals in a window; 64 of the shorter ones."""
-_HORIZON: Millis = 400 * 366 * DAY  # after 400 years the calendar repeats itself
+_EPOCH_DAY = date(1970, 1, 1).toordinal()
 _BOUNDS = {
-    "INTERVAL": (1, 10_000), "COUNT": (1, 100_000), "BYSECOND": (0, 59), "BYMINUTE": (0, 59), "BYHOUR": (0, 23),
+    "INTERVAL": (1, 10_000), "COUNT": (1, 10_000), "BYSECOND": (0, 59), "BYMINUTE": (0, 59), "BYHOUR": (0, 23),
     "BYMONTH": (1, 12), "BYMONTHDAY": (-31, 31), "BYYEARDAY": (-366, 366), "BYWEEKNO": (-53, 53),
     "BYSETPOS": (-366, 366),
 }  # fmt: skip
 """The bounds of each numeric part. Where they begin below zero, zero itself is refused."""
-_DAYS = re.compile(r"([+-]?\d{1,2})?(MO|TU|WE|TH|FR|SA|SU)(,([+-]?\d{1,2})?(MO|TU|WE|TH|FR|SA|SU))*", re.ASCII)
+_WEEKDAYS = ("MO", "TU", "WE", "TH", "FR", "SA", "SU")
+_DAY = re.compile(rf"([+-]?\d{{1,2}})?({'|'.join(_WEEKDAYS)})", re.ASCII)
 _STAMP = re.compile(r"(\d{8})(?:T(\d{6})(Z?))?", re.ASCII)
 _START = re.compile(r"DTSTART(?:;VALUE=DATE(?:-TIME)?)?(?:;TZID=([^:;]+))?:(\S+)", re.IGNORECASE)
 
@@ -84,15 +85,23 @@ def _parts(rule: str, text: object) -> dict[str, str]:
             good = all(re.fullmatch(r"[+-]?\d{1,6}", one, re.ASCII) and low <= int(one) <= high for one in numbers)
             good = good and (low >= 0 or 0 not in map(int, numbers))
         elif name == "BYDAY":
-            numbered = parts.get("FREQ") in _MONTHS
-            good = _DAYS.fullmatch(value) is not None and (numbered or value.replace(",", "").isalpha())
+            days = [_DAY.fullmatch(day) for day in value.split(",")]
+            good = all(day and (day[1] is None or (int(day[1]) and parts.get("FREQ") in _MONTHS)) for day in days)
         else:
-            good = name in ("UNTIL", "WKST") or (name == "FREQ" and value in _LENGTHS.keys() | _MONTHS.keys())
+            good = (
+                name == "UNTIL"
+                or (name == "WKST" and value in _WEEKDAYS)
+                or (name == "FREQ" and value in _UNITS.keys() | _MONTHS.keys())
+            )
         if not good or name in parts:
             raise _refusal(text, f"{part!r} is not understood, comes twice or is out of bounds")
         parts[name] = value
     if not rule.startswith("FREQ=") or {"COUNT", "UNTIL"} <= set(parts):
         raise _refusal(text, "FREQ first, and COUNT or UNTIL but not both")
+    if ("BYSETPOS" in parts and _UNITS.get(parts["FREQ"], 86_400) < 86_400) or (
+        "BYWEEKNO" in parts and (parts["FREQ"] != "YEARLY" or parts.get("WKST", "MO") != "MO")
+    ):
+        raise _refusal(text, "BYSETPOS of days or more, BYWEEKNO of years whose weeks begin on Monday")
     return parts
 
 
@@ -100,72 +109,135 @@ class RRuleTimes:
     """The stream of local times of a rule that begins at the local time `begin`."""
 
     def __init__(self, text: str, begin: Millis) -> None:
-        parts = _parts(text, text)
-        frequency, interval = parts["FREQ"], int(parts.get("INTERVAL", 1))
-        periods = interval * _PERIODS.get(frequency, 64)
-        self.begin = begin
-        self.fixed = _LENGTHS.get(frequency, DAY) >= DAY
-        self._count = int(parts.pop("COUNT", 0))
-        self._until = _stamp(parts.pop("UNTIL"), text, ends=True)[0] if "UNTIL" in parts else LAST_INSTANT
-        self._months, self._width = _MONTHS.get(frequency, 0) * periods, _LENGTHS.get(frequency, 0) * periods
-        self._horizon = _HORIZON * (interval if frequency == "YEARLY" else 1)
-        if self._months:  # a window begins on the first of a month, so what the beginning implies has to be said
-            moment = as_datetime(begin)
-            if not {"BYWEEKNO", "BYYEARDAY", "BYMONTHDAY", "BYDAY"} & set(parts):
+        parts, moment = _parts(text, text), as_datetime(begin)
+        unit, self._months = _UNITS.get(parts["FREQ"], 86_400), _MONTHS.get(parts["FREQ"], 0)
+        self._interval, self._count, self._begin = (
+            int(parts.get("INTERVAL", 1)),
+            int(parts.get("COUNT", 0)),
+            begin // 1000,
+        )
+        self._until = _stamp(parts["UNTIL"], text, ends=True)[0] if "UNTIL" in parts else LAST_INSTANT
+        self.fixed, self._unit = unit >= 86_400, min(unit, 86_400)
+        self._size = unit // 86_400 if self.fixed else unit * (24 if unit == 3_600 else 60)  # days, or seconds
+        if not {"BYWEEKNO", "BYYEARDAY", "BYMONTHDAY", "BYDAY"} & set(parts):  # what the beginning implies
+            if self._months:
                 parts["BYMONTHDAY"] = str(moment.day)
-                if frequency == "YEARLY":
-                    parts.setdefault("BYMONTH", str(moment.month))
-            for name in ("hour", "minute", "second"):
-                parts.setdefault(f"BY{name.upper()}", str(getattr(moment, name)))
-        self._rule = _joined(parts)
+            elif parts["FREQ"] == "WEEKLY":
+                parts["BYDAY"] = _WEEKDAYS[moment.weekday()]
+            if self._months == 12:
+                parts.setdefault("BYMONTH", str(moment.month))
+        self._origin = begin // DAY
+        if self._months:
+            self._origin = moment.year * 12 + (moment.month - 1) * (self._months == 1)
+        elif parts["FREQ"] == "WEEKLY":
+            self._origin -= (moment.weekday() - _WEEKDAYS.index(parts.get("WKST", "MO"))) % 7
+        self._by = {name: {int(one) for one in parts[name].split(",")} for name in _BOUNDS if name in parts}
+        days = filter(None, map(_DAY.fullmatch, parts.get("BYDAY", "").split(",")))
+        self._weekdays = {(_WEEKDAYS.index(day[2]), int(day[1] or 0)) for day in days}
+        self._in_year = self._months == 12 and "BYMONTH" not in parts
+        fine, self._limits = list[list[int]](), list[tuple[int, int, set[int]]]()
+        for name, size, modulus in (("BYHOUR", 3_600, 24), ("BYMINUTE", 60, 60), ("BYSECOND", 1, 60)):
+            if size < self._unit:
+                fine.append([one * size for one in self._by.get(name, {self._begin // size % modulus})])
+            elif name in parts:
+                self._limits.append((size, modulus, self._by[name]))
+        self._offsets = sorted(map(sum, product(*fine)))
+        if len(self._offsets) > _MOST_A_DAY:
+            raise _refusal(text, f"at most {_MOST_A_DAY} combinations of BYHOUR, BYMINUTE and BYSECOND")
 
     def first_at_or_after(self, local: Millis) -> Millis | None:
-        found = _counted(self, self._count) if self._count else _window(self, self._index(max(local, self.begin)))
-        place = bisect_left(found, local)
-        return found[place] if place < len(found) and found[place] <= self._until else None
+        if self._count:
+            counted = _counted(self)
+            place = bisect_left(counted, local)
+            return counted[place] if place < len(counted) else None
+        found = self._next(local)
+        return found if found is not None and found <= self._until else None
 
-    def window(self, index: int) -> list[Millis]:
-        """The times of a window, and the first one after it. Empty if there are none up to the horizon."""
-        try:
-            from dateutil.rrule import rrulestr
-        except ImportError:
-            raise MissingExtra("rrule", "a recurrence rule of iCalendar") from None
-        first, end, found = self._edge(index), self._edge(index + 1), list[Millis]()
-        if first > self._until:
-            return found
-        horizon = as_datetime(min(end + self._horizon, LAST_INSTANT)).strftime("%Y%m%dT%H%M%S")
-        try:
-            for moment in rrulestr(f"{self._rule};UNTIL={horizon}", dtstart=as_datetime(first).replace(tzinfo=None)):
-                found.append(_local(moment))
-                if found[-1] >= end:
-                    break
-        except ValueError as error:
-            raise _refusal(self._rule, str(error)) from None
+    def counted(self) -> list[Millis]:
+        """All times of a rule with a COUNT."""
+        found, at = list[Millis](), self._next(self._begin * 1000)
+        while at is not None and len(found) < self._count:
+            found.append(at)
+            at = self._next(at + 1)
         return found
 
-    def counted(self, count: int) -> list[Millis]:
-        """The first `count` times."""
-        found, index = list[Millis](), 0
-        while len(found) < count and (more := self.window(index)):
-            found += [time for time in more if not found or time > found[-1]]
-            index = max(index + 1, self._index(found[-1]))
-        return found[:count]
+    def _next(self, local: Millis) -> Millis | None:
+        seconds = max(-(-local // 1000), self._begin)
+        index, seen = self._index(seconds), 0
+        try:
+            while seen < _MOST_DAYS:
+                times = _period(self, index)
+                if (place := bisect_left(times, seconds)) < len(times):
+                    return times[place] * 1000
+                day = self._days(index + 1).start
+                index = max(index + 1, self._index((day if self._matches(day) else self._closed_until(day)) * 86_400))
+                seen += self._months * 30 or 1
+        except (OverflowError, ValueError):  # after the year 9999
+            pass
+        return None
 
-    def _index(self, local: Millis) -> int:
-        if self._width:
-            return (local - self.begin) // self._width
-        return (_month(local) - _month(self.begin)) // self._months
+    def period(self, index: int) -> list[int]:
+        """The times of a period, in seconds."""
+        days = [day * 86_400 for day in self._days(index) if self._matches(day)]
+        if not self.fixed:
+            units = range(index * self._size, (index + 1) * self._size, self._unit) if days else ()
+            days = [
+                unit
+                for unit in units
+                if (unit // self._unit - self._begin // self._unit) % self._interval == 0
+                and all(unit // size % modulus in given for size, modulus, given in self._limits)
+            ]
+        times = [start + offset for start in days for offset in self._offsets]
+        if "BYSETPOS" in self._by:
+            chosen = {place - (place > 0) for place in self._by["BYSETPOS"] if abs(place) <= len(times)}
+            times = sorted({times[place] for place in chosen})
+        return [time for time in times if time >= self._begin]
 
-    def _edge(self, index: int) -> Millis:
-        if index == 0 or self._width:
-            return self.begin + index * self._width
-        year, month = divmod(_month(self.begin) + index * self._months, 12)
-        return LAST_INSTANT + 1 if year > 9999 else _local(datetime(year, month + 1, 1, tzinfo=UTC))
+    def _days(self, index: int) -> range:
+        """The days of a period, as days since 1970-01-01; the day around a period that is shorter."""
+        if self._months:
+            month = self._origin + index * self._interval * self._months
+            return range(_first_day(month), _first_day(month + self._months))
+        first = self._origin + index * self._interval * self._size if self.fixed else index * self._size // 86_400
+        return range(first, first + (self._size if self.fixed else 1))
+
+    def _index(self, seconds: int) -> int:
+        """The last period that does not begin after `seconds`."""
+        if not self.fixed:
+            return seconds // self._size
+        at, size = seconds // 86_400, self._months or self._size
+        if self._months:
+            when = date.fromordinal(at + _EPOCH_DAY)
+            at = when.year * 12 + when.month - 1
+        return (at - self._origin) // (self._interval * size)
+
+    def _closed_until(self, day: int) -> int:
+        """The first day after a day without times that may have some."""
+        when = date.fromordinal(day + _EPOCH_DAY)
+        closed = when.month not in self._by.get("BYMONTH", {when.month})
+        return _first_day(when.year * 12 + when.month) if closed else day + 1
+
+    def _matches(self, day: int) -> bool:
+        """Return whether a day has times, by the parts of the rule that name days."""
+        when, by = date.fromordinal(day + _EPOCH_DAY), self._by
+        if "BYMONTH" in by and when.month not in by["BYMONTH"]:
+            return False
+        month, year = when.year * 12 + when.month - 1, when.year * 12
+        places = {"BYMONTHDAY": (when.day, _first_day(month + 1) - _first_day(month))}
+        places["BYYEARDAY"] = (day - _first_day(year) + 1, _first_day(year + 12) - _first_day(year))
+        if "BYWEEKNO" in by:
+            iso = when.isocalendar()
+            places["BYWEEKNO"] = (iso.week, date(iso.year, 12, 28).isocalendar().week)
+        if any(by[name].isdisjoint((at, at - size - 1)) for name, (at, size) in places.items() if name in by):
+            return False
+        at, size = places["BYYEARDAY" if self._in_year else "BYMONTHDAY"]
+        numbers = (0, (at + 6) // 7, -((size - at) // 7 + 1))
+        return not self._weekdays or any((when.weekday(), number) in self._weekdays for number in numbers)
 
 
-def _month(local: Millis) -> int:
-    moment = as_datetime(local)
-    return moment.year * 12 + moment.month - 1
+def _first_day(month: int) -> int:
+    """The first day of a month, which is counted from the year 0."""
+    return date(month // 12, month % 12 + 1, 1).toordinal() - _EPOCH_DAY
 
 
 def _local(moment: datetime) -> Millis:
@@ -173,5 +245,5 @@ def _local(moment: datetime) -> Millis:
 
 
 rrule_times = lru_cache(maxsize=512)(RRuleTimes)
-_window = lru_cache(maxsize=2048)(RRuleTimes.window)
+_period = lru_cache(maxsize=256)(RRuleTimes.period)
 _counted = lru_cache(maxsize=64)(RRuleTimes.counted)

@@ -228,10 +228,7 @@ def Every(length: Length, *, zone: str = "UTC", start: When | None = None, **bou
 
 
 def RRule(text: str, *, start: When | None = None, zone: str = "UTC", **bounds: Unpack[Bounds]) -> RRuleRule:  # noqa: N802
-    """A rule of RFC 5545 such as "FREQ=MONTHLY;BYDAY=-1FR", from the start or a DTSTART. Raises BadInput.
-
-    Raises MissingExtra if python-dateutil is not installed.
-    """
+    """A rule of RFC 5545 such as "FREQ=MONTHLY;BYDAY=-1FR", from the start or a DTSTART. Raises BadInput."""
     rule, begin, named, until = read_rrule(text)
     if named is not None and zone not in ("UTC", named):
         raise BadInput("zone", zone, f"{named}, as DTSTART has it, or none")
@@ -348,6 +345,5 @@ _after = lru_cache(maxsize=8192)(_next)
 
 def refresh_zones() -> None:
     """Forget all cached zone data, so that a changed time zone database is read anew."""
-    zones.forget_zones()
-    _after.cache_clear()
-    _last.cache_clear()
+    for cached in (zones.zone_info, zones.chunk, _after, _last):
+        cached.cache_clear()

@@ -57,12 +57,12 @@ def segment(zone: str, at: Millis) -> Segment:
 
     Raises BadInput if the time zone database does not know the zone.
     """
-    starts, segments = _chunk(zone, at // _CHUNK)
+    starts, segments = chunk(zone, at // _CHUNK)
     return segments[bisect_right(starts, at) - 1]
 
 
 @lru_cache(maxsize=4096)
-def _chunk(zone: str, index: int) -> tuple[list[Millis], list[Segment]]:
+def chunk(zone: str, index: int) -> tuple[list[Millis], list[Segment]]:
     """All segments of a chunk, found by sampling offsets and bisecting each change to the second."""
     known = zone_info(zone)
     first, last = index * _CHUNK, (index + 1) * _CHUNK
@@ -78,21 +78,12 @@ def _chunk(zone: str, index: int) -> tuple[list[Millis], list[Segment]]:
             offsets.append(found)
     before = [_offset(known, max(first - 1000, 0)), *offsets]
     ends, following = [*starts[1:], last], [*offsets[1:], _offset(known, last)]
-    segments = list(map(Segment, starts, ends, offsets, before, following))
-    if starts[-1] == last:  # the next chunk begins with this change
-        starts, segments = starts[:-1], segments[:-1]
-    return starts, segments
+    return starts, list(map(Segment, starts, ends, offsets, before, following))
 
 
 def _offset(zone: ZoneInfo, at: Millis) -> Millis:
     offset = as_datetime(min(at, LAST_INSTANT - 2 * DAY)).astimezone(zone).utcoffset()
     return 0 if offset is None else (offset.days * 86_400 + offset.seconds) * 1000
-
-
-def forget_zones() -> None:
-    """Forget all zone data read so far."""
-    zone_info.cache_clear()
-    _chunk.cache_clear()
 
 
 def next_step(times: Times, zone: str, after: Millis, on_gap: OnGap, on_repeat: OnRepeat) -> Millis | None:
