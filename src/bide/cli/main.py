@@ -44,7 +44,7 @@ SECTIONS: Mapping[str, Mapping[str, tuple[str, str]]] = {
         "top": ("bide.cli.top:top", "Overview, kept fresh: pending, due, lateness, workers."),
         "ls": ("bide.cli.queries:ls", "List tasks."),
         "show": ("bide.cli.queries:show", "Show one task: its payload, its times, its events."),
-        "next": ("bide.cli.next:next_runs", "Show when a recurring rule runs next."),
+        "next": ("bide.cli.recurring:next_runs", "Show when a recurring rule runs next."),
         "tally": ("bide.cli.queries:tally", "Count tasks by topic and state; forecast what comes due."),
         "events": ("bide.cli.queries:events", "List unusual events: failures, deaths, changes by people."),
     },

@@ -1,24 +1,38 @@
-"""`bide recurring`: list, add and steer recurring tasks."""
+"""`bide recurring` lists, adds and steers recurring tasks; `bide next` shows when a rule runs."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import click
 
 from bide.app import Bide
 from bide.cli.context import Context, NamedCommands, WholeNumber, shared_options
 from bide.cli.exits import Exit
-from bide.cli.output import answer_words, local_words, print_json, printable, relative_words, totals_words
+from bide.cli.output import (
+    answer_words,
+    current_millis,
+    local_words,
+    print_json,
+    printable,
+    relative_words,
+    totals_words,
+)
 from bide.cli.schedule import read_payload
 from bide.core.answers import Answer
+from bide.core.instants import Millis, as_datetime, instant, instant_text
 from bide.core.records import Result
+from bide.core.recurrence import CronRule, RRuleRule, Rule, rule_of
 from bide.core.recurrence.plan import CatchUp, Overlap
-from bide.core.recurrence.rules import rule_of
 from bide.core.tasks import Task
 from bide.engine.recurring import default_key, planned
 from bide.service.schemas import answer_shape, recurring_shape
+
+_CATCH_UPS, _OVERLAPS = [one.value for one in CatchUp], [one.value for one in Overlap]
+_SKIPS = "note: times that do not exist, since the clocks are set forward over them, do not run"
 
 
 class _RecurringCommands(NamedCommands):
@@ -58,7 +72,6 @@ def ls(context: Context, topic: str | None, key: str | None, group: str | None, 
 def _print(found: list[tuple[Task[Any], list[int]]]) -> None:
     from rich.text import Text
 
-    from bide.cli.output import current_millis
     from bide.cli.tables import console, plain_table
 
     table, now = plain_table("topic", "key", "rule", "next", "local time"), current_millis()
@@ -82,8 +95,20 @@ def _print(found: list[tuple[Task[Any], list[int]]]) -> None:
 @click.option("--until", metavar="INSTANT", help="The last instant at which it may run.")
 @click.option("--jitter", metavar="LENGTH", help="Delay each key by its own fixed time, at most this long.")
 @click.option("--group", help="Tasks of one group are shifted and cancelled together.")
-@click.option("--catch-up", type=click.Choice([*CatchUp]), default="latest", show_default=True, help="After an outage.")
-@click.option("--overlap", type=click.Choice([*Overlap]), default="skip", show_default=True, help="While one runs.")
+@click.option(
+    "--catch-up",
+    type=click.Choice([one.value for one in CatchUp]),
+    default="latest",
+    show_default=True,
+    help="After an outage.",
+)
+@click.option(
+    "--overlap",
+    type=click.Choice([one.value for one in Overlap]),
+    default="skip",
+    show_default=True,
+    help="While one runs.",
+)
 @click.option("--deadline", metavar="LENGTH", help="Deliver no occurrence later than this after it was due.")
 @shared_options()
 @click.pass_obj
@@ -109,8 +134,8 @@ def add(
     return _one(context, topic, key, lambda app: app.recurring.add(topic, made, data, key=key, **options), make=True)
 
 
-def _verb(name: str, about: str) -> None:
-    """Add the command of a verb that takes nothing but the task."""
+def _verb(name: str, about: str, done: str | None = None) -> None:
+    """Add the command of a verb that takes nothing but the task; `done`: its answer in one word, if it took effect."""
 
     @recurring.command(name.replace("_", "-"), short_help=about, help=about)
     @click.argument("topic")
@@ -118,18 +143,15 @@ def _verb(name: str, about: str) -> None:
     @shared_options()
     @click.pass_obj
     def command(context: Context, topic: str, key: str | None) -> Exit:
-        return _one(context, topic, key, lambda app: getattr(app.recurring, name)(topic, key))
+        return _one(context, topic, key, lambda app: getattr(app.recurring, name)(topic, key), done=done)
 
 
-for _name, _about in (
-    ("pause", "Hold its occurrences back until it is resumed."),
-    ("resume", "Let it recur again, from its next instant on."),
-    ("skip_next", "Leave out the next occurrence."),
-    ("run_now", "Run it once now, beside the plan."),
-    ("replan", "Compute its next instant anew, as after a change of the zone database."),
-    ("remove", "End it: no occurrence follows."),
-):
-    _verb(_name, _about)
+_verb("pause", "Hold its occurrences back until it is resumed.", "paused")
+_verb("resume", "Let it recur again, from its next instant on.", "resumed")
+_verb("skip_next", "Leave out the next occurrence.")
+_verb("run_now", "Run it once now, beside the plan.")
+_verb("replan", "Compute its next instant anew, as after a change of the zone database.")
+_verb("remove", "End it: no occurrence follows.")
 
 
 @recurring.command(short_help="Run the occurrences of a past or future time.")
@@ -141,7 +163,6 @@ for _name, _about in (
 @click.pass_obj
 def backfill(context: Context, topic: str, key: str | None, since: str, until: str) -> Exit:
     """Run each occurrence of the rule from --since to --until once, as a task of its own."""
-    from collections import Counter
 
     async def work(app: Bide) -> list[Answer]:
         return await app.recurring.backfill(topic, key, since=since, until=until)
@@ -159,7 +180,57 @@ def _one(
     verb: Callable[[Bide], Coroutine[Any, Any, Answer]],
     *,
     make: bool = False,
+    done: str | None = None,
 ) -> Exit:
-    answer = context.open(verb, make=make)
-    context.say(answer_shape(answer), answer_words(answer, topic, key or default_key(topic)))
+    answer, key = context.open(verb, make=make), key or default_key(topic)
+    words = answer_words(answer, topic, key)
+    if done is not None and answer.ok:
+        words = f"{topic}/{key}: {done if answer.result is Result.REPLACED else f'{done} already'}"
+    context.say(answer_shape(answer), words)
     return Exit.DONE if answer.ok else Exit.NOT_DONE
+
+
+# --- next
+
+
+@click.command("next")
+@click.argument("rule", metavar="RULE")
+@click.option("--zone", default="UTC", metavar="ZONE", help="The time zone of the rule, such as Europe/Rome.")
+@click.option("-n", "count", default="5", metavar="N", type=WholeNumber(1, 10_000), help="How many; 5 by default.")
+@click.option("--after", metavar="INSTANT", help="Start after this instant, such as 2030-01-31T08:00Z; now by default.")
+@click.option("--start", metavar="INSTANT", help="The start of the rule, from which an RRULE counts.")
+@shared_options(store=False)
+@click.pass_obj
+def next_runs(context: Context, rule: str, zone: str, count: int, after: str | None, start: str | None) -> Exit:
+    """Show when a recurring rule runs next. RULE is "0 8 * * mon-fri", "@daily", "every 15m" or "FREQ=DAILY".
+
+    Exit code 1: it never runs again.
+    """
+    recurring = rule_of(rule, zone=zone, start=start)
+    first = current_millis() if after is None else instant(after, field="--after")
+    at = recurring.after(first)
+    if not context.json:
+        click.echo(recurring.words)
+    shown = 0
+    while at is not None and shown < count:
+        _show(context, recurring, at)
+        at, shown = recurring.after(at), shown + 1
+    if shown < count:
+        click.echo("bide: note: the rule ends here", err=True)
+    if not context.json and isinstance(recurring, CronRule | RRuleRule) and recurring.gap == "skip":
+        click.echo(_SKIPS)
+    return Exit.DONE if shown else Exit.NOT_DONE
+
+
+def _show(context: Context, rule: Rule, at: Millis) -> None:
+    """Print one line: the local time with its offset, and whether it replaces a time that does not exist."""
+    shifted = rule.is_shifted(at)
+    try:
+        local = as_datetime(at).astimezone(ZoneInfo(rule.zone))
+    except OverflowError:  # year 9999 east of Greenwich
+        local = as_datetime(at)
+    if context.json:
+        print_json({"at": instant_text(at), "local": local.isoformat(), "zone": rule.zone, "shifted": shifted})
+    else:
+        mark = "  shifted: the clocks are set forward over its time" if shifted else ""
+        click.echo(f"{local.strftime('%a %Y-%m-%d %H:%M:%S %z')}  {instant_text(at)}{mark}")

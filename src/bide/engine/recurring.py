@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import Any, Protocol, TypedDict
 
 from msgspec.structs import replace
 
@@ -21,16 +21,15 @@ from bide.core.lifecycle import gone
 from bide.core.names import check_name, check_topic, new_id
 from bide.core.options import encode_options, known_options, with_recurrence
 from bide.core.payloads import encode_payload
-from bide.core.records import Move, NewTask, OnConflict, Record, Ref, Result, State
+from bide.core.records import Move, NewTask, OnConflict, Record, Ref, Result, State, Token
 from bide.core.recurrence.plan import MOST, CatchUp, Overlap, Recurrence
 from bide.core.recurrence.rules import Rule
 from bide.core.retry import RetryPolicy, policy
 from bide.core.tasks import Task
+from bide.engine.config import EngineConfig
 from bide.engine.delivery.occurrences import own_task
-from bide.engine.session import running_loop
-
-if TYPE_CHECKING:
-    from bide.engine.verbs import ClientVerbs
+from bide.engine.session import Session, running_loop
+from bide.ports import Clock
 
 LONGEST_KEY = 175
 """The most bytes of a recurring task's key: an occurrence of its own has `@` and its instant appended."""
@@ -67,10 +66,25 @@ class RecurrenceOptions(TypedDict, total=False):
     headers: Mapping[str, str] | None
 
 
+class OrdinaryVerbs(Protocol):
+    """The client with the ordinary verbs, as far as these need it."""
+
+    config: EngineConfig
+    clock: Clock
+    _check_payload: Callable[[str, object], None]
+
+    @property
+    def _session(self) -> Session: ...
+
+    async def cancel(self, topic: str, key: str, *, if_token: Token | None = None) -> Answer: ...
+
+    def find(self, *, topic: str | None = None, group: str | None = None) -> AsyncIterator[Task[Any]]: ...
+
+
 class Recurring:
     """The verbs of recurring tasks, as `app.recurring`. They raise the errors of `app.schedule`."""
 
-    def __init__(self, client: ClientVerbs) -> None:
+    def __init__(self, client: OrdinaryVerbs) -> None:
         self._client = client
 
     def new(

@@ -432,7 +432,9 @@ def _check_options(options: bytes) -> None:
         raise BadInput("options", f"{len(options)} bytes", f"at most {LONGEST_OPTIONS} bytes")
     try:
         read = decode_options(options)
-    except msgspec.DecodeError as error:
+        if read.recurrence is not None:
+            read.recurrence.rule.after(0)
+    except (msgspec.DecodeError, BadInput) as error:
         raise BadInput("options", options[:60], f"what bide encodes ({error})") from None
     if sum(map(len, read.headers)) + sum(map(len, read.headers.values())) > LONGEST_HEADERS:
         raise BadInput("headers", f"{len(read.headers)} headers", f"at most {LONGEST_HEADERS} bytes in all")

@@ -192,7 +192,7 @@ class Recur(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
 
 
 class Steer(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """What to do with a recurring task; `since` and `until` only with backfill."""
+    """A step to take with a recurring task; `since` and `until` only with backfill."""
 
     do: Annotated[str, Meta(extra_json_schema={"enum": ["pause", "resume", "skip_next", "run_now", "backfill"]})]
     since: Instant | None = None

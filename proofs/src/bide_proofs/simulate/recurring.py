@@ -47,7 +47,7 @@ _world = copy_context()
 
 
 class Play:
-    """One seed: what strikes when, and which task each occurrence was given to."""
+    """One seed: the faults and their times, and which task each occurrence was given to."""
 
     def __init__(self, loop: SimulatedLoop, seed: int) -> None:
         chance = self.chance = Random(f"recurring {seed}")
@@ -130,7 +130,7 @@ class Play:
     # --- judging
 
     def wrongs(self) -> list[str]:
-        """What contradicts the promise: exactly one task for each instant, never early; old ones by the policy."""
+        """The contradictions to the promise: exactly one task for each instant, never early; old ones by the policy."""
         wrong = list(self.early)
         wrong += [f"occurrence {at}: {len(ids)} tasks" for at, ids in sorted(self.seen.items()) if len(ids) != 1]
         wrong += [f"occurrence {at} is none of the rule's" for at in self.seen if at % self.period]

@@ -22,7 +22,7 @@ from bide.core.recurrence.rules import Rule
 
 
 class CatchUp(StrEnum):
-    """What happens to occurrences that no worker could start in time, as after an outage."""
+    """The choice for occurrences that no worker could start in time, as after an outage."""
 
     LATEST = "latest"
     """The latest one runs, once."""
@@ -33,7 +33,7 @@ class CatchUp(StrEnum):
 
 
 class Overlap(StrEnum):
-    """What happens to an occurrence that comes while the one before it is still running."""
+    """The choice for an occurrence that comes while the one before it is still running."""
 
     SKIP = "skip"
     """It does not run."""
@@ -63,7 +63,7 @@ class Step(NamedTuple):
 
     @property
     def said(self) -> str | None:
-        """What was left out, for the event log; None: nothing."""
+        """The occurrences left out, in words for the event log; None: there are none."""
         if not self.dropped:
             return None
         count = f"{self.dropped}" if self.dropped < _COUNTED else f"{_COUNTED:,} or more"

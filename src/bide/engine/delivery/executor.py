@@ -29,8 +29,10 @@ from msgspec.structs import replace
 
 from bide.core.errors import LeaseLost, SetupError
 from bide.core.instants import Length, Millis, When, duration
+from bide.core.options import known_options
 from bide.core.outcomes import Done, Outcome
 from bide.core.records import Lease, Leased, Record, Topic
+from bide.core.recurrence.plan import Overlap
 from bide.core.tasks import Task
 from bide.engine.background import log_defect
 from bide.engine.config import EngineConfig
@@ -245,11 +247,14 @@ class TopicExecutor:
         """Deliver, and report the outcome unless it was decided meanwhile. Returns True if the runner may go on."""
         delivery.runner = me
         self.running[delivery] = None
-        traced = delivery.record.options
-        timeout = self._timeout
-        if traced:
-            set_running(delivery.record)
-            timeout = delivery.limit(timeout)
+        traced, timeout = False, self._timeout
+        if delivery.record.options:
+            options = known_options(delivery.record.options)
+            traced = bool(options.headers)
+            if traced:
+                set_running(delivery.record)
+            if options.recurrence is not None and options.recurrence.overlap is Overlap.CANCEL_RUNNING:
+                timeout = delivery.limit(timeout)
         if timeout is not None:
             delivery.timer = self._loop.call_later(timeout, self._timed_out, delivery)
         ended: Outcome | BaseException | None

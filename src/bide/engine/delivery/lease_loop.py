@@ -27,7 +27,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 
-from bide.core.errors import StoreError
+from bide.core.errors import BadInput, StoreError
 from bide.core.events import EventKind, event_of
 from bide.core.instants import Due, Millis
 from bide.core.records import Leased, NewTask, Record, Settlement, Topic
@@ -330,8 +330,11 @@ class LeaseLoop(WakeLoop):
         elif record.deadline is None and not record.options:
             return None
         keep = self.config.retentions.of(record.topic)
-        if record.options and (over := passed_over(record, keep, now)) is not None:
-            return over
+        try:
+            if record.options and (over := passed_over(record, keep, now)) is not None:
+                return over
+        except BadInput as error:  # a damaged rule, or a zone that this machine does not know
+            return Refusal(dead(record, f"rule: {error}", keep, now))
         why = reject_reason(record, policy, now)
         if why is None:
             return None

@@ -1,4 +1,4 @@
-"""What becomes of a recurring task when one of its occurrences is leased or ends.
+"""The settlement of a recurring task when one of its occurrences is leased or ends.
 
 `core.recurrence.plan` decides; here its decisions become settlements. A recurring task that would end begins its next
 life instead, with the same payload and options, at the next instant of its rule. So it needs no operation of the store
@@ -41,7 +41,7 @@ def next_life(record: Record, now: Millis, died: Settlement | None = None) -> Se
 
 
 class Refusal(NamedTuple):
-    """Why a leased task is not delivered, as its settlement."""
+    """The settlement of a leased task that is not delivered."""
 
     settlement: Settlement
     own: NewTask | None = None
@@ -49,7 +49,7 @@ class Refusal(NamedTuple):
 
 
 def passed_over(record: Record, keep: Retention, now: Millis) -> Refusal | None:
-    """What becomes of a leased occurrence that is too old to run, or runs as a task of its own; None: deliver it.
+    """The end of a leased occurrence that is too old to run, or runs as a task of its own; None: deliver it.
 
     An occurrence that was begun before is delivered again, whatever its age.
     """
