@@ -31,9 +31,10 @@ QUESTIONS = [["What"], ["Who"], ["Whether"], ["Whose"], ["Whom"]]
 """First words that make a docstring a riddle."""
 
 PUBLIC: tuple[str, ...] = (
-    "Answer", "BadInput", "BadPayload", "Bide", "BideError", "Dead", "DeadRow", "Defer", "Done", "DuplicateHandler",
-    "Event", "EventKind", "Exponential", "Fixed", "Handler", "Ladder", "LeaseLost", "MissingExtra", "NewTask",
-    "NotOpen", "OnConflict", "Outcome", "OutcomeUnknown", "PartlyFailed", "Ref", "Result", "Retry", "Row",
+    "Answer", "At", "BadInput", "BadPayload", "Bide", "BideError", "Cron", "Dead", "DeadRow", "Defer", "Done",
+    "DuplicateHandler", "Event", "EventKind", "Every", "Exponential", "Fixed", "Handler", "Ladder", "LeaseLost",
+    "MissingExtra", "NewTask", "NotOpen", "OnConflict", "Outcome", "OutcomeUnknown", "PartlyFailed", "RRule", "Ref",
+    "Result", "Retry", "Row",
     "ScaledClock", "Settings", "SetupError", "Sql", "State", "StoreCorrupt", "StoreError", "StoreFull",
     "StoreMismatch", "StoreUnavailable", "SystemClock", "TableSource", "Task", "Watch", "Worker",
 )  # fmt: skip

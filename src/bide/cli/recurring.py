@@ -31,7 +31,6 @@ from bide.core.tasks import Task
 from bide.engine.recurring import default_key, planned
 from bide.service.schemas import answer_shape, recurring_shape
 
-_CATCH_UPS, _OVERLAPS = [one.value for one in CatchUp], [one.value for one in Overlap]
 _SKIPS = "note: times that do not exist, since the clocks are set forward over them, do not run"
 
 
@@ -97,14 +96,14 @@ def _print(found: list[tuple[Task[Any], list[int]]]) -> None:
 @click.option("--group", help="Tasks of one group are shifted and cancelled together.")
 @click.option(
     "--catch-up",
-    type=click.Choice([one.value for one in CatchUp]),
+    type=click.Choice([*map(str, CatchUp)]),
     default="latest",
     show_default=True,
     help="After an outage.",
 )
 @click.option(
     "--overlap",
-    type=click.Choice([one.value for one in Overlap]),
+    type=click.Choice([*map(str, Overlap)]),
     default="skip",
     show_default=True,
     help="While one runs.",

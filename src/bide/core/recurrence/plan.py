@@ -1,4 +1,4 @@
-"""What a recurring task carries besides its payload: its rule, its policies, and the decisions that follow from them.
+"""The rule and the policies of a recurring task, and the decisions that follow from them.
 
 A recurring task is an ordinary task. When an occurrence ends, the task begins its next life at the rule's next instant,
 computed from the *nominal* instant of the occurrence and never from the time at which it ran. The nominal instant is
