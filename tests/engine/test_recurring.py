@@ -6,7 +6,8 @@ from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
-from tests.engine.conftest import World, virtual
+from tests.engine.conftest import World, stores, virtual
+from tests.waiting import until
 
 from bide import At, BadInput, Bide, Cron, Dead, DuplicateHandler, Every, Task
 from bide.core.instants import Millis, as_datetime
@@ -407,3 +408,38 @@ def test_the_last_instants_are_found_in_few_steps_however_far_back_the_first_lie
     assert found == rule.upto(found[0], last, 1_000)
     assert last_instants(rule, found[3], last, 200) == found[3:]
     assert last_instants(rule, last + 1, last, 5) == []
+
+
+@stores("memory", "sqlite", "redis", "postgres", "mysql")
+async def test_on_every_store_a_rule_runs_changes_pauses_and_ends(store_url: str) -> None:
+    """In real time, with the store's own clock; every wait is for a condition."""
+    app = Bide(store_url)
+    ran: list[Task[Any]] = []
+
+    @app.handler("t")
+    async def handle(task: Task[Any]) -> None:
+        ran.append(task)
+
+    async with app, app.worker():
+        await app.recurring.add("t", Every("1s"), "one", key="k", group="g")
+        await until(lambda: len(ran) >= 2, "two occurrences")
+        await until(lambda: steering(app.recurring.add("t", Every("1s"), "two", key="k", group="g")), "the change")
+        await until(lambda: ran[-1].payload == "two", "an occurrence of the new version")
+        await until(lambda: steering(app.recurring.pause("t", "k")), "a moment at which none runs")
+        assert await app.recurring.next("t", "k") == []
+        await app.recurring.run_now("t", "k")
+        await until(lambda: ran[-1].key != "k", "the run beside the plan")
+        assert (await app.recurring.backfill("t", "k", since=ran[0].due_at, until=ran[1].due_at))[0].ok
+        await until(lambda: sum(task.key != "k" for task in ran) == 3, "the backfill")
+        assert await until(lambda: steering(app.recurring.resume("t", "k")), "the resumption")
+        count = len(ran)
+        await until(lambda: len(ran) > count, "an occurrence after the pause")
+        assert (await app.recurring.remove("t", "k")).ok
+        assert [task async for task in app.recurring.find("t")] == []
+    planned = [task for task in ran if task.key == "k"]
+    assert len({task.id for task in planned}) == len({task.occurrence for task in planned}) == len(planned)
+    assert {task.group for task in planned} == {"g"}
+
+
+async def steering(verb: Any) -> bool:
+    return (await verb).result == "replaced"
