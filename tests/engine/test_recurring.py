@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Awaitable
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 from tests.engine.conftest import World, stores, virtual
 from tests.waiting import until
 
-from bide import At, BadInput, Bide, Cron, Dead, DuplicateHandler, Every, Task
+from bide import Answer, At, BadInput, Bide, Cron, Dead, DuplicateHandler, Every, Result, Task
 from bide.core.instants import Millis, as_datetime
 from bide.core.outcomes import Done, Outcome
 from bide.core.records import Lease
@@ -247,6 +248,7 @@ async def test_pause_resume_skip_run_now_backfill_and_remove(world: World) -> No
         await world.pause(3 * MINUTE + 1)
         assert not runs.tasks
         assert await recurring.next("t", "k") == []
+        assert (await recurring.skip_next("t", "k")).result == "refused"
         assert (await recurring.run_now("t", "k")).result == "created"
         await world.pause(1)
         assert len(runs.tasks) == 1
@@ -441,5 +443,5 @@ async def test_on_every_store_a_rule_runs_changes_pauses_and_ends(store_url: str
     assert {task.group for task in planned} == {"g"}
 
 
-async def steering(verb: Any) -> bool:
-    return (await verb).result == "replaced"
+async def steering(verb: Awaitable[Answer]) -> bool:
+    return (await verb).result is Result.REPLACED

@@ -12,7 +12,8 @@ WAITS = [f"{seconds}s" for seconds in range(61)]
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
-    """A deadline lies after the due time, and a cursor comes from a page; nobody waits for long.
+    """A deadline lies after the due time, a rule fires within its bounds, and a cursor comes from a page; nobody waits
+    for long.
 
     3.0 is sent as the whole number that it is.
     """
@@ -26,7 +27,12 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
         case.query.pop("cursor", None)
 
 
+BOUNDS = ("start", "until", "times", "except_on", "zone")
+
+
 def _said(body: Any) -> Any:
+    if isinstance(body, dict) and isinstance(body.get("rule"), str):
+        body = {name: value for name, value in body.items() if name not in BOUNDS} | {"rule": "@daily"}
     if isinstance(body, dict):
         kept = {name: value for name, value in body.items() if name != "deadline" or not isinstance(value, str | float)}
         return {name: _said(value) for name, value in kept.items()}

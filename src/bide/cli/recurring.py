@@ -128,7 +128,7 @@ def add(
 
     PAYLOAD is as in `bide schedule`. Once more with another rule, it changes the rule and moves the next occurrence.
     """
-    made = rule_of(rule, zone=zone, start=start, until=until, jitter=jitter or "0s")
+    made = rule_of(rule, zone=zone, start=start, until=until, jitter=jitter)
     data = read_payload(payload, raw=False)
     return _one(context, topic, key, lambda app: app.recurring.add(topic, made, data, key=key, **options), make=True)
 

@@ -107,9 +107,7 @@ class Recurring:
     ) -> NewTask:
         """Make the task that `add` would add, for `add_many`. The arguments are those of `add`. No I/O."""
         client = self._client
-        topic, key = check_topic(topic), check_name("key", key or default_key(topic))
-        if len(key.encode()) > LONGEST_KEY:
-            raise BadInput("key", key, f"at most {LONGEST_KEY} bytes, since an occurrence may append its instant")
+        topic, key = _ref(topic, key)
         if not isinstance(rule, Rule):
             raise BadInput("rule", rule, "a rule: Cron(...), Every(...), RRule(...) or At(...)")
         if catch_up not in _CATCH_UPS:
@@ -209,10 +207,15 @@ class Recurring:
         return await self._change(topic, key, lambda old, now: _with_pause(old, now, paused=False))
 
     async def skip_next(self, topic: str, key: str | None = None) -> Answer:
-        """Leave out the next occurrence: `moved`. `under_way`: one is running now, and the next is not planned yet."""
+        """Leave out the next occurrence: `moved`. `under_way`: one is running now, and the next is not planned yet.
+
+        `refused`: it is paused. The last occurrence is left out by ending the rule: `cancelled`.
+        """
         record = await self._get(topic, key)
         if record is None or (recurrence := _recurrence(record)) is None:
             return Answer(Result.NOT_FOUND)
+        if recurrence.paused or record.state is State.LEASED:
+            return Answer(Result.REFUSED if recurrence.paused else Result.UNDER_WAY, record)
         following = recurrence.first(record.due_at, record.key)
         if following is None:
             return await self._client.cancel(record.topic, record.key, if_token=record.token)
@@ -229,10 +232,10 @@ class Recurring:
 
         `kept`: that occurrence is there already. At most 10,000; raises BadInput for more.
         """
+        first, last = instant(since, field="since"), instant(until, field="until")
         record = await self._get(topic, key)
         if record is None or (recurrence := _recurrence(record)) is None:
             return [Answer(Result.NOT_FOUND)]
-        first, last = instant(since, field="since"), instant(until, field="until")
         instants = recurrence.rule.upto(first, last, MOST_BACKFILLED + 1)
         if len(instants) > MOST_BACKFILLED:
             raise BadInput("until", until, f"a time by which the rule has at most {MOST_BACKFILLED:,} instants")
@@ -245,7 +248,7 @@ class Recurring:
 
     async def remove(self, topic: str, key: str | None = None) -> Answer:
         """End it: no occurrence follows. The answers are those of `app.cancel`."""
-        return await self._client.cancel(topic, key or default_key(topic))
+        return await self._client.cancel(*_ref(topic, key))
 
     async def find(self, topic: str | None = None, *, group: str | None = None) -> AsyncIterator[Task[Any]]:
         """Iterate over the recurring tasks of a topic, a group, or all. O(the tasks there)."""
@@ -292,10 +295,17 @@ class Recurring:
         return await self._client._session.add_many(news) if news else []
 
     async def _get(self, topic: str, key: str | None) -> Record | None:
-        topic = check_topic(topic)
-        ref = Ref(topic, check_name("key", key or default_key(topic)))
-        [record] = await self._client._session.verbs.get([ref])
+        [record] = await self._client._session.verbs.get([_ref(topic, key)])
         return None if record is None or gone(record, self._client.clock.now()) else record
+
+
+def _ref(topic: str, key: str | None) -> Ref:
+    """The names of a recurring task, checked. Raises BadInput."""
+    topic = check_topic(topic)
+    key = check_name("key", key or default_key(topic))
+    if len(key.encode()) > LONGEST_KEY:
+        raise BadInput("key", key, f"at most {LONGEST_KEY} bytes, since an occurrence may append its instant")
+    return Ref(topic, key)
 
 
 def default_key(topic: str) -> str:

@@ -10,6 +10,7 @@ from msgspec import UNSET, Meta, Struct, UnsetType
 
 from bide._version import __version__
 from bide.core.records import State
+from bide.engine.recurring import LONGEST_KEY
 from bide.service import schemas
 from bide.service.requests import CONTENT_TYPE, ProblemShape
 from bide.service.schemas import (
@@ -119,6 +120,7 @@ _IF_MATCH = {"If-Match": "Change the task only if this is its current ETag; else
 _NAME = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": NAME_PATTERN}
 _INSTANT = {"type": "string", "format": "date-time", "pattern": INSTANT_PATTERN}
 
+_LENGTHS = {(RECURRING_PATH, "key"): {"maxLength": LONGEST_KEY}}
 _NEXT = {"n": ("How many instants; 5 by default", {"type": "integer", "minimum": 0, "maximum": 100})}
 
 CALLS: tuple[Call, ...] = (
@@ -189,7 +191,7 @@ CALLS: tuple[Call, ...] = (
     Call(
         name="recur", method="PUT", path=RECURRING_PATH, summary="Let a task recur by a rule, or change the rule",
         ask=schemas.Recur, accepted="a JSON object: rule, zone, start, until, times, jitter, except_on, on_gap, "
-        "on_repeat, payload or payload_base64, group, retry, headers, catch_up, window, most, overlap, deadline, "
+        "on_repeat, payload or payload_base64, group, retry, catch_up, window, most, overlap, deadline, "
         "end_when_dead",
         answers={201: ("A new recurring task was created", AnswerShape), **_ANSWERED, 409: _NOT_NOW},
     ),
@@ -284,6 +286,13 @@ _SETTLED = {
         {"properties": {"outcome": {"const": "dead"}, "at": _NO, "delay": _NO}},
     ]
 }
+_STEPS = {
+    "oneOf": [
+        {"properties": {"do": {"enum": ["pause", "resume", "skip_next", "run_now"]}, "since": _NO, "until": _NO}},
+        {"properties": {"do": {"const": "backfill"}, "since": {"type": "string"}, "until": {"type": "string"}},
+         "required": ["since", "until"]},
+    ]
+}  # fmt: skip
 _NOT_BOTH_PAYLOADS = {"not": {"required": ["payload", "payload_base64"]}}
 _EITHER = {"oneOf": [{"required": ["payload"]}, {"required": ["payload_base64"]}]}
 
@@ -327,6 +336,8 @@ def _refine(components: dict[str, Any]) -> None:
     for name in (schemas.Move.__name__, schemas.MoveItem.__name__):
         components[name] |= _ONE_DUE
     components[schemas.Settle.__name__] |= _SETTLED
+    components[schemas.Recur.__name__] |= _NOT_BOTH_PAYLOADS
+    components[schemas.Steer.__name__] |= _STEPS
     components[TaskShape.__name__] |= _EITHER
     components[ItemShape.__name__] |= {
         "oneOf": [{"required": ["answer", "task"]}, {"required": ["problem"]}],
@@ -340,7 +351,7 @@ def _refine(components: dict[str, Any]) -> None:
 def _operation(call: Call, by_type: dict[int, Any]) -> dict[str, Any]:
     operation: dict[str, Any] = {"operationId": call.name, "summary": call.summary, "responses": {}}
     parameters = [
-        {"name": name, "in": "path", "required": True, "schema": _NAME}
+        {"name": name, "in": "path", "required": True, "schema": _NAME | _LENGTHS.get((call.path, name), {})}
         for name in ("topic", "key")
         if f"{{{name}}}" in call.path
     ]

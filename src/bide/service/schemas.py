@@ -182,7 +182,6 @@ class Recur(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     payload_base64: Base64 | UnsetType = UNSET
     group: Name | None = None
     retry: Retries | None = None
-    headers: dict[HeaderText, HeaderText] | None = None
     catch_up: Annotated[str, Meta(extra_json_schema={"enum": [*CatchUp]})] = "latest"
     window: Span | None = None
     most: Annotated[int, Meta(ge=1, le=10_000)] = MOST

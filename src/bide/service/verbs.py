@@ -256,11 +256,11 @@ class Verbs:
         request.caller.check(Verb.SCHEDULE, topic)
         ask: schemas.Recur = asked(request, "recur")
         rule = rule_of(
-            ask.rule, zone=ask.zone, start=ask.start, until=ask.until, times=ask.times, jitter=ask.jitter or "0s",
+            ask.rule, zone=ask.zone, start=ask.start, until=ask.until, times=ask.times, jitter=ask.jitter,
             except_on=ask.except_on or (), on_gap=ask.on_gap, on_repeat=ask.on_repeat,
         )  # fmt: skip
         answer = await self._client.recurring.add(
-            topic, rule, _payload(ask), key=key, group=ask.group, retry=retries(ask.retry), headers=ask.headers,
+            topic, rule, _payload(ask), key=key, group=ask.group, retry=retries(ask.retry),
             catch_up=ask.catch_up, window=ask.window, most=ask.most, overlap=ask.overlap, deadline=ask.deadline,
             end_when_dead=ask.end_when_dead,
         )  # fmt: skip

@@ -33,7 +33,7 @@ class Bounds(TypedDict, total=False):
 
     until: When | None
     times: int | None
-    jitter: Length
+    jitter: Length | None
     except_on: Iterable[date | str]
     on_gap: OnGap | None
     on_repeat: OnRepeat | None
@@ -268,12 +268,15 @@ def rule_of(text: str, *, zone: str = "UTC", start: When | None = None, **bounds
 
 
 def _bounds(
-    start: When | None, *, until: When | None = None, times: int | None = None, jitter: Length = "0s",
+    start: When | None, *, until: When | None = None, times: int | None = None, jitter: Length | None = None,
     except_on: Iterable[date | str] = (), on_gap: OnGap | None = None, on_repeat: OnRepeat | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of the bounds, each checked by itself."""
     days = [except_on] if isinstance(except_on, str | date) else list(islice(except_on, _MOST + 1))
-    late, accepted = duration(jitter, field="jitter"), (None, "run_after", "skip", "first", "second", "both")
+    late, accepted = (
+        0 if jitter is None else duration(jitter, field="jitter"),
+        (None, "run_after", "skip", "first", "second", "both"),
+    )
     for good, field, value, wanted in (
         (times is None or (type(times) is int and 1 <= times <= 100_000), "times", times, "1 to 100,000"),
         (late <= DAY, "jitter", jitter, "at most a day"),
