@@ -117,15 +117,15 @@ async def test_the_search_is_bounded_and_small_topics_are_read_to_their_end(monk
         await app.recurring.add("runs", Every("1s"))
         await app.recurring.run_now("small")
         assert (await app.store.lease({"runs": 1}, now=START + 2_000, until=START + HOUR, holder="w")).tasks
-        found = await recurring_tasks(app)
-        assert [one.key for one in found.tasks] == ["many", "runs", "small", "paused"]
-        assert not found.whole
-        found = await recurring_tasks(app, {"small": Count(2)})
-        assert [one.key for one in found.tasks] == ["small"]
-        assert found.whole
-        found = await recurring_tasks(app, {"many": Count(42)})
-        assert [one.key for one in found.tasks] == ["many", "paused"]
-        assert not found.whole
+        found, whole = await recurring_tasks(app)
+        assert [one.key for one in found] == ["many", "runs", "small", "paused"]
+        assert not whole
+        found, whole = await recurring_tasks(app, {"small": Count(2)})
+        assert [one.key for one in found] == ["small"]
+        assert whole
+        found, whole = await recurring_tasks(app, {"many": Count(42)})
+        assert [one.key for one in found] == ["many", "paused"]
+        assert not whole
 
 
 async def test_coming_occurrences_are_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -134,7 +134,7 @@ async def test_coming_occurrences_are_bounded(monkeypatch: pytest.MonkeyPatch) -
     async with Bide("memory:", clock=ManualClock(START)) as app:
         for topic, rule in (("a", "1m"), ("b", "2m"), ("c", "3m")):
             await app.recurring.add(topic, Every(rule))
-        tasks = (await recurring_tasks(app)).tasks
+        tasks = (await recurring_tasks(app))[0]
         coming = await coming_of(tasks, START, START + DAY, START)
         due = {task.topic: task.due_at for task in tasks}
         assert coming.between("a", due["a"], due["a"] + 100 * MINUTE) == Count(99), "the waiting one is not among them"
@@ -177,14 +177,14 @@ async def test_coming_occurrences_at_a_change_of_the_clocks() -> None:
         clock = ManualClock(day - 2 * DAY)
         async with Bide("memory:", clock=clock) as app:
             await app.recurring.add("t", Cron("30 2 * * *", zone="Europe/Berlin"))
-            coming = await coming_of((await recurring_tasks(app)).tasks, day, day + 23 * HOUR, clock.now())
+            coming = await coming_of((await recurring_tasks(app))[0], day, day + 23 * HOUR, clock.now())
             assert coming.instants["t"] == expected
 
 
 async def test_a_rule_that_cannot_be_computed_here_is_left_out() -> None:
     async with Bide("memory:", clock=ManualClock(START)) as app:
         await app.recurring.add("t", Every("1h"))
-        [task] = (await recurring_tasks(app)).tasks
+        [task] = (await recurring_tasks(app))[0]
 
         def fails(*_: Millis) -> None:
             raise BadInput("zone", "X/Y", "a zone")

@@ -330,8 +330,8 @@ class Forecast:
         self.learn(self._loop.time() - start, all(bar.exact for bar in bars))
         due = bars.pop(0) if begun else None
         shown = {topic: waiting.get(topic, Count(0)) for topic in (waiting if named is None else named)}
-        rules = await recurring_tasks(self._client, shown)
-        mine = [one for one in rules.tasks if admits(one.topic) and (named is None or one.topic in named)]
+        rules, all_rules = await recurring_tasks(self._client, shown)
+        mine = [one for one in rules if admits(one.topic) and (named is None or one.topic in named)]
         coming = await coming_of(mine, ahead[0], ahead[-1] - 1, now)
         bars = with_coming(bars, coming)
         later = summed(coming.between(topic, ahead[0], ahead[-1]) for topic in coming.instants)
@@ -339,7 +339,7 @@ class Forecast:
         exact = all(bar.exact for bar in bars) and (due is None or due.exact)
         overdue = None if due is None else due.total
         return ForecastAnswer(
-            edges, bars, overdue, peaks, profile, frozenset(known), beyond, now, upto, exact, later, rules.whole
+            edges, bars, overdue, peaks, profile, frozenset(known), beyond, now, upto, exact, later, all_rules
         )
 
     def learn(self, took: float, exact: bool) -> None:

@@ -64,7 +64,7 @@ def past_of(record: Record, now: Millis, misses: Sequence[Miss], most: int) -> l
     rule = recurrence.rule
     past = last_instants(rule, rule.start or 0, now, most)
     told: dict[Millis, Miss] = {}
-    for miss in misses:
+    for miss in reversed(misses):  # of several the newest
         at, began, next_at = miss.event.at, miss.event.was, miss.event.wake_at
         if miss.event.kind is EventKind.DEAD:
             end, number = (at if began is None else began) + 1, 1
@@ -77,16 +77,11 @@ def past_of(record: Record, now: Millis, misses: Sequence[Miss], most: int) -> l
     return [(at, told.get(at)) for at in reversed(past)]
 
 
-class RecurringFound(NamedTuple):
-    """The recurring tasks of a search, those that are due soonest first."""
+async def recurring_tasks(client: Client, topics: Mapping[Topic, Count] | None = None) -> tuple[list[Record], bool]:
+    """The recurring tasks of some topics, given with their waiting tasks, or of all; those due soonest come first.
 
-    tasks: Sequence[Record]
-    whole: bool
-    """False: the search stopped, and there may be more."""
-
-
-async def recurring_tasks(client: Client, topics: Mapping[Topic, Count] | None = None) -> RecurringFound:
-    """The recurring tasks of some topics, given with their waiting tasks, or of all; a viewer may not read each."""
+    Second, whether these are all of them. The caller shows a viewer only those that they may read.
+    """
     if topics is None:
         counts = (await client.tally()).counts
         topics = {topic: count for (topic, state), count in counts.items() if state is State.WAITING}
@@ -101,7 +96,7 @@ async def recurring_tasks(client: Client, topics: Mapping[Topic, Count] | None =
     pages = await asyncio.gather(*(client.find_page(where, Page(limit=most)) for where, most in reads))
     found = {one.ref: one for page in pages for one in page.tasks if recurrence_of(one) is not None}
     whole = len(order) == len(topics) and all(page.cursor is None for page in pages)
-    return RecurringFound(sorted(found.values(), key=lambda one: (one.wake_at, one.ref)), whole)
+    return sorted(found.values(), key=lambda one: (one.wake_at, one.ref)), whole
 
 
 class Coming(NamedTuple):

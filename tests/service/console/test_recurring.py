@@ -77,7 +77,7 @@ def test_no_more_tasks_are_read_than_some_thousand(browser: Browser, one: Runnin
     page = browser.open("/recurring")
     assert "too many tasks to look at all of them" in page.words
     assert [row[0] for row in page.rows[1:]] == ["later"], "a small topic is read to its end"
-    assert "looked for only among" in browser.open("/timeline").words
+    assert "there may be more of these" in browser.open("/timeline").words
     page = browser.open("/recurring?topic=later")
     assert "too many" not in page.words
     assert len(page.rows) == 2
@@ -90,7 +90,7 @@ def test_ones_page_at_the_change_of_the_clocks(visit: Visit) -> None:
         add(one, "t", BERLIN, key="once")
         add(one, "t", Cron("*/30 * * * *", zone="Europe/Berlin"), key="both")
         page = one_of(browser, "t", "once")
-        walls = [row[1] for row in page.rows if len(row) == 3 and row[1].startswith("20")]
+        walls = [row[1] for row in page.rows if len(row) in (2, 3) and row[1].startswith("20")]
         assert walls[:3] == ["2026-10-25 02:30:00 +0200", "2026-10-26 02:30:00 +0100", "2026-10-27 02:30:00 +0100"]
         assert walls[10:12] == ["2026-10-24 02:30:00 +0200", "2026-10-23 02:30:00 +0200"]
         assert "20" not in {row[0][:2] for row in page.rows[:1]}
@@ -138,8 +138,8 @@ def test_what_did_not_run(browser: Browser, one: Running) -> None:
     one.run(note(EventKind.DROPPED, "late: 2 occurrences did not run", 3_600_000))
     one.run(note(EventKind.DEAD, HOSTILE))
     page = one_of(browser, "t", "k")
-    past = [row[-1] for row in page.rows if len(row) == 2][-10:]
-    assert past[:4] == [f"dead {inert_line(HOSTILE)}", *["2 did not run: too late"] * 2, ""]
+    past = [row[-1] for row in page.rows if len(row) == 2]
+    assert past[1:5] == [f"dead {inert_line(HOSTILE)}", *["did not run: too late"] * 2, ""]
     assert "Misses" in page.words
     assert browser.open("/recurring").rows[1][5].startswith(f"dead {inert_line(HOSTILE)}")
     assert "and 1 more" in browser.page.rows[1][5]

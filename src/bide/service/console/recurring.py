@@ -85,17 +85,17 @@ class RecurringPage(Page):
             request.caller.check(Verb.READ, check_topic(topic))
         request.caller.check_somewhere(Verb.READ)
         if topic:
-            found = await recurring_tasks(request.client, {topic: Count(MOST)})
+            found, whole = await recurring_tasks(request.client, {topic: Count(MOST)})
         else:
-            found = await (self._all.fresh() if said else self._all.get())
+            found, whole = await (self._all.fresh() if said else self._all.get())
         misses: dict[Ref, list[Miss]] = {}
         for miss in misses_of(await self._events.get()):
             misses.setdefault(Ref(miss.event.topic, miss.event.key), []).append(miss)
-        seen = request.caller.visible(found.tasks)
+        seen = request.caller.visible(found)
         rules = [(one, rule) for one in seen[:_SHOWN] if (rule := recurrence_of(one)) is not None]
         rows = [(one, rule, next_of(one, rule, now), misses.get(one.ref, ())) for one, rule in rules]
         return request.render(
-            "recurring.html", topic=topic, rows=rows, more=len(seen) - _SHOWN, whole=found.whole, most=MOST, said=said
+            "recurring.html", topic=topic, rows=rows, more=len(seen) - _SHOWN, whole=whole, most=MOST, said=said
         )
 
     async def _one(self, request: PageRequest) -> Reply:
