@@ -120,10 +120,10 @@ async def test_the_search_is_bounded_and_small_topics_are_read_to_their_end(monk
         found, whole = await recurring_tasks(app)
         assert [one.key for one in found] == ["many", "runs", "small", "paused"]
         assert not whole
-        found, whole = await recurring_tasks(app, {"small": Count(2)})
+        found, whole = await recurring_tasks(app, (await app.tally(topics=["small"])).counts)
         assert [one.key for one in found] == ["small"]
         assert whole
-        found, whole = await recurring_tasks(app, {"many": Count(42)})
+        found, whole = await recurring_tasks(app, (await app.tally(topics=["many"])).counts)
         assert [one.key for one in found] == ["many", "paused"]
         assert not whole
 

@@ -329,10 +329,9 @@ class Forecast:
         bars = await count(ahead, upto)
         self.learn(self._loop.time() - start, all(bar.exact for bar in bars))
         due = bars.pop(0) if begun else None
-        shown = {topic: waiting.get(topic, Count(0)) for topic in (waiting if named is None else named)}
+        shown = {of: counts[of] for of in counts if of[0] in known and (named is None or of[0] in named)}
         rules, all_rules = await recurring_tasks(self._client, shown)
-        mine = [one for one in rules if admits(one.topic) and (named is None or one.topic in named)]
-        coming = await coming_of(mine, ahead[0], ahead[-1] - 1, now)
+        coming = await coming_of(rules, ahead[0], ahead[-1] - 1, now)
         bars = with_coming(bars, coming)
         later = summed(coming.between(topic, ahead[0], ahead[-1]) for topic in coming.instants)
         peaks, profile = await _with_peaks(bars, finer)

@@ -1,7 +1,7 @@
 """Recurring tasks for a reader: a bounded search for them, occurrences that did not run, and those that are to come.
 
-No index knows which tasks recur. So a search reads tasks, of each topic those that are due soonest, and at most `MOST`
-in all: small topics are read to their end, and large ones share the rest. Running and paused ones are read besides.
+No index knows which tasks recur. So a search reads tasks, of each topic those that are due soonest, and some `MOST` in
+all: small topics are read to their end, and large ones share the rest. Of these, paused ones are read besides.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ from bide.core.recurrence.plan import Recurrence, last_instants
 from bide.engine.client import Client
 
 MOST = 4_000
-"""The most waiting tasks that a search reads."""
+"""The most tasks that a search reads in the order of time; and the most paused ones."""
 MOST_OF_RULE, MOST_COMING = 1_000, 10_000
 """The most coming occurrences of one rule, and of all."""
-_PAGE, _TOPICS, _NEW = 1_000, 200, 100
-"""The most running and paused tasks, the most topics, and the tasks that a topic may have more than were counted."""
+_TOPICS, _NEW = 200, 100
+"""The most topics that a search reads, and the tasks that a topic may have beyond those that were counted."""
 _COUNTED = re.compile(r"(late|overlap): ([0-9,]+)(?: or more)? occurrences? did not run")
 
 
@@ -77,25 +77,32 @@ def past_of(record: Record, now: Millis, misses: Sequence[Miss], most: int) -> l
     return [(at, told.get(at)) for at in reversed(past)]
 
 
-async def recurring_tasks(client: Client, topics: Mapping[Topic, Count] | None = None) -> tuple[list[Record], bool]:
-    """The recurring tasks of some topics, given with their waiting tasks, or of all; those due soonest come first.
+async def recurring_tasks(
+    client: Client, counts: Mapping[tuple[Topic, State], Count] | None = None
+) -> tuple[list[Record], bool]:
+    """The recurring tasks of the topics in a tally's `counts`, or of all; those due soonest come first.
 
     Second, whether these are all of them. The caller shows a viewer only those that they may read.
     """
-    if topics is None:
-        counts = (await client.tally()).counts
-        topics = {topic: count for (topic, state), count in counts.items() if state is State.WAITING}
-    only, left = next(iter(topics)) if len(topics) == 1 else None, MOST
-    reads = [(Filter(topic=only, state=State.LEASED), _PAGE)]
-    reads += [(Filter(topic=only, state=State.WAITING, wake_from=LAST_INSTANT), _PAGE)]
-    order = sorted(topics, key=lambda topic: topics[topic].number)[:_TOPICS]
+    live: dict[Topic, int] = {}
+    for (topic, state), count in ((await client.tally()).counts if counts is None else counts).items():
+        if state.live:
+            live[topic] = live.get(topic, 0) + count.number
+    order, left, limits = sorted(live, key=lambda topic: live[topic])[:_TOPICS], MOST, list[int]()
     for place, topic in enumerate(order):
-        most = min(topics[topic].number + _NEW, left // (len(order) - place))
-        reads.append((Filter(topic=topic, state=State.WAITING), most))
-        left -= most
-    pages = await asyncio.gather(*(client.find_page(where, Page(limit=most)) for where, most in reads))
-    found = {one.ref: one for page in pages for one in page.tasks if recurrence_of(one) is not None}
-    whole = len(order) == len(topics) and all(page.cursor is None for page in pages)
+        limits.append(min(live[topic] + _NEW, left // (len(order) - place)))
+        left -= limits[-1]
+
+    async def read(topic: Topic, most: int) -> tuple[list[Record], bool]:
+        page = await client.find_page(Filter(topic=topic, wake_from=0), Page(limit=most))
+        if page.cursor is None:
+            return page.tasks, True
+        paused = await client.find_page(Filter(topic=topic, wake_from=LAST_INSTANT), Page(limit=most))
+        return page.tasks + paused.tasks, False
+
+    pages = await asyncio.gather(*map(read, order, limits))
+    found = {one.ref: one for tasks, _ in pages for one in tasks if recurrence_of(one) is not None}
+    whole = len(order) == len(live) and all(ended for _, ended in pages)
     return sorted(found.values(), key=lambda one: (one.wake_at, one.ref)), whole
 
 

@@ -65,6 +65,28 @@ def test_the_list(browser: Browser, one: Running) -> None:
     assert running_one[3].startswith("running ")
 
 
+def test_the_pages_of_every_store(url: str, visit: Visit) -> None:
+    with running(url) as one:
+        browser = visit(one)
+        for key in ("a", "held", "runs"):
+            add(one, "t", Every("1h"), key=key)
+        one.run(one.app.recurring.pause("t", "held"))
+        one.run(one.app.schedule("t", None, key="once", delay="1h"))
+        one.run(one.app.schedule("other", None, key="once", delay="1h"))
+        for path in ("/recurring", "/recurring?topic=t"):
+            assert sorted(row[1] for row in browser.open(path).rows[1:]) == ["a", "held", "runs"]
+            assert "too many" not in browser.page.words
+        one_of(browser, "t", "a")
+        assert "The next occurrence is left out." in browser.press("Skip next").words
+        assert "An occurrence runs now" in browser.press("Run now").words
+        assert "It is paused" in browser.press("Pause").words
+        assert "later occurrences of recurring tasks" in browser.open("/timeline").words
+        browser.open("/recurring/t/a")
+        browser.press("Remove")
+        assert "It has ended" in browser.press("Remove").words
+        assert sorted(row[1] for row in browser.page.rows[1:]) == ["held", "runs"]
+
+
 def test_no_more_tasks_are_read_than_some_thousand(browser: Browser, one: Running, monkeypatch: Any) -> None:
     monkeypatch.setattr("bide.insight.recurring.MOST", 300)
 

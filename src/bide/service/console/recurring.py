@@ -85,7 +85,7 @@ class RecurringPage(Page):
             request.caller.check(Verb.READ, check_topic(topic))
         request.caller.check_somewhere(Verb.READ)
         if topic:
-            found, whole = await recurring_tasks(request.client, {topic: Count(MOST)})
+            found, whole = await recurring_tasks(request.client, (await request.client.tally(topics=[topic])).counts)
         else:
             found, whole = await (self._all.fresh() if said else self._all.get())
         misses: dict[Ref, list[Miss]] = {}
