@@ -134,6 +134,7 @@ def test_ones_page_says_what_the_clocks_have_moved(visit: Visit) -> None:
         page = one_of(browser, "t", "k")
         assert "2026-03-29 03:00:00" in page.rows[1][0]
         assert "after the gap of the clocks" in page.rows[1][0]
+        assert page.rows[1][1] == "2026-03-29 03:00:00 +0200", "the offset, also in the viewer's own zone"
         assert "after the gap" not in page.rows[2][0]
         assert page.words.count("1×") == 31, "also on the day of the gap"
 
