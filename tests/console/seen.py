@@ -16,6 +16,7 @@ PAGES = {
     "timeline": "/timeline",
     "timeline of a month": "/timeline?span=month",
     "tasks": "/tasks",
+    "recurring tasks": "/recurring",
     "tasks that are dead": "/tasks?state=dead",
     "dead letters": "/dead",
     "topics": "/topics",
@@ -27,6 +28,8 @@ OF_TEN = {
     "a task with an odd name": f"/tasks/post.publish/{quote(ODD, safe='')}",
     "a dead task": "/tasks/payment.notify/n1",
     "a task that is done": "/tasks/coupon.remind/c1",
+    "a recurring task": "/recurring/report.send/daily",
+    "a task that recurs": "/tasks/report.send/daily",
     "a topic": "/topics/order.close",
     "tasks of a group": "/tasks?group=order-1",
     "dead letters of a topic": "/dead?topic=payment.notify&list=yes",
@@ -48,6 +51,15 @@ def fill_ten(api: Api) -> None:
     api.put("coupon.remind", "c1", delay="0s", payload={"coupon": 1})
     [task] = api.lease("coupon.remind")
     assert api.settle(task, "done")
+
+
+def fill_recurring(api: Api) -> None:
+    """Recurring tasks, of which one is paused."""
+    odd = f"/v1/topics/report.send/recurring/{quote(ODD, safe='')}"
+    daily = {"rule": "30 2 * * mon-fri", "zone": "Europe/Berlin", "jitter": "5m"}
+    api.done("PUT", "/v1/topics/report.send/recurring/daily", daily)
+    api.done("PUT", odd, {"rule": "every 15m", "overlap": "queue", "window": "1h", "deadline": "10m"})
+    api.done("POST", odd, {"do": "pause"})
 
 
 def titled(page: Page) -> None:

@@ -9,7 +9,7 @@ from playwright.sync_api import expect
 from tests.console.axe import violations
 from tests.console.browser import NARROW, WIDE, Scheme, overflow, reachable, stops
 from tests.console.conftest import Visits
-from tests.console.seen import OF_TEN, PAGES, fill_ten, titled
+from tests.console.seen import OF_TEN, PAGES, fill_recurring, fill_ten, titled
 from tests.service.calling import Api, Running, running
 
 from bide import StoreUnavailable
@@ -37,6 +37,7 @@ def empty() -> Iterator[Running]:
 def filled(one: Running) -> None:
     api = Api(one.url)
     fill_ten(api)
+    fill_recurring(api)
     api.close()
 
 

@@ -188,6 +188,30 @@ def test_a_topic_is_paused_and_resumed_by_keyboard(visits: Visits, api: Api, axe
         assert [task["key"] for task in api.lease(topic, wait="60s")] == ["now"]
 
 
+def test_a_recurring_task_is_paused_resumed_and_removed_by_keyboard(
+    visits: Visits, api: Api, axe: str, topic: str
+) -> None:
+    path = f"/v1/topics/{topic}/recurring/k"
+    api.done("PUT", path, {"rule": "every 1h"})
+    with visits() as visitor:
+        page = visitor.goto("/recurring")
+        hands = Keyboard(page)
+        hands.press(page.get_by_role("row").filter(has_text=topic).get_by_role("link", name="k", exact=True))
+        expect(page.get_by_role("heading", level=1)).to_have_text("k")
+        for button, said, paused in (("Pause", "It is paused", True), ("Resume", "It recurs again", False)):
+            hands.press(page.get_by_role("button", name=button))
+            expect(page.get_by_role("status").filter(has_text=said)).to_be_visible()
+            assert api.done("GET", path)["paused"] is paused
+            well(page, axe)
+        hands.press(page.get_by_role("button", name="Remove"))
+        expect(page.get_by_role("heading", name="Remove this recurring task?")).to_be_visible()
+        well(page, axe)
+        assert api.get(topic, "k")["state"] == "waiting"
+        hands.press(page.get_by_role("button", name="Remove"))
+        expect(page.get_by_role("status").filter(has_text="It has ended")).to_be_visible()
+        assert api.get(topic, "k")["state"] == "cancelled"
+
+
 def test_an_open_page_keeps_itself_fresh(visits: Visits, api: Api, topic: str) -> None:
     with visits() as visitor:
         page = visitor.goto("/topics")

@@ -35,7 +35,7 @@ from bide.stores.memory import MemoryStore
 PAGES = (
     "/", "/tasks", "/tasks?topic=t&state=dead", "/topics", "/timeline", "/dead", "/login", "/healthz", "/readyz",
     "/metrics", "/openapi.json", "/static/bide.css", "/t/t/a", "/task?topic=t&key=a", "/actions", "/language",
-    "/logout", "/v1", "/v1/store/",
+    "/logout", "/v1", "/v1/store/", "/recurring", "/recurring?topic=t", "/recurring/t/a",
 )  # fmt: skip
 NAMES = st.sampled_from(
     ("t", "t", "a", "a", "b", "held", "dead", "g", "a/b", "é", "?", "%", "x" * 200, "x" * 201, "bide:settings", "\0")

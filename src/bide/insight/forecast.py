@@ -11,6 +11,9 @@ over any number of tasks takes at most some tenths of a second, and the page sho
 last answers are kept. If there are more than `MOST_TOPICS` topics, the fullest are counted by interval, and the tasks
 of the others are one number.
 
+**Recurring tasks.** A store has one waiting task for all occurrences of a rule. The later ones are computed from the
+rule, for the recurring tasks that a bounded search finds, and are counted with the waiting tasks.
+
 **Outlook.** The outlook models the backlog as a tank with a drain: tasks flow in, at most `rate` a second flow out, and
 the rest waits. Tasks of a one-second interval are assumed to come at its start, those of a longer interval evenly.
 """
@@ -32,6 +35,7 @@ from bide.core.instants import LAST_INSTANT, Millis, as_datetime, instant, insta
 from bide.core.records import Count, State, Topic, summed
 from bide.engine.client import Client
 from bide.insight.cached_query import CachedQuery
+from bide.insight.recurring import Coming, coming_of, recurring_tasks
 
 SECOND: Millis = 1_000
 MINUTE: Millis = 60 * SECOND
@@ -250,6 +254,10 @@ class ForecastAnswer(NamedTuple):
     counted_at: Millis
     upto: int
     exact: bool
+    later: Count
+    """The occurrences in `bars` that follow the next one of their recurring task."""
+    all_rules: bool
+    """False: there may be recurring tasks that were not found, whose later occurrences are not in `bars`."""
 
     @property
     def total(self) -> Count:
@@ -315,16 +323,23 @@ class Forecast:
         async def finer(at: Sequence[Millis]) -> list[Bar]:
             # within one interval there are fewer entries to walk
             quick = self._loop.time() - start < _TOO_LONG
-            return await count(at, max(upto, UPTO) if quick else upto)
+            return with_coming(await count(at, max(upto, UPTO) if quick else upto), coming)
 
         start = self._loop.time()
         bars = await count(ahead, upto)
         self.learn(self._loop.time() - start, all(bar.exact for bar in bars))
         due = bars.pop(0) if begun else None
+        shown = {of: counts[of] for of in counts if of[0] in known and (named is None or of[0] in named)}
+        rules, all_rules = await recurring_tasks(self._client, shown)
+        coming = await coming_of(rules, ahead[0], ahead[-1] - 1, now)
+        bars = with_coming(bars, coming)
+        later = summed(coming.between(topic, ahead[0], ahead[-1]) for topic in coming.instants)
         peaks, profile = await _with_peaks(bars, finer)
         exact = all(bar.exact for bar in bars) and (due is None or due.exact)
         overdue = None if due is None else due.total
-        return ForecastAnswer(edges, bars, overdue, peaks, profile, frozenset(known), beyond, now, upto, exact)
+        return ForecastAnswer(
+            edges, bars, overdue, peaks, profile, frozenset(known), beyond, now, upto, exact, later, all_rules
+        )
 
     def learn(self, took: float, exact: bool) -> None:
         """Count less far after a slow query, and further after a fast one that stopped early."""
@@ -332,6 +347,20 @@ class Forecast:
             self.upto = max(LEAST_UPTO, self.upto // 2)
         elif took < _SHORT and not exact:
             self.upto = min(MOST_UPTO, self.upto * 2)
+
+
+def with_coming(bars: Sequence[Bar], coming: Coming) -> list[Bar]:
+    """The bars with the coming occurrences of recurring tasks."""
+    found: list[Bar] = []
+    for bar in bars:
+        later = {topic: coming.between(topic, bar.low, bar.high) for topic in coming.instants}
+        more = {
+            topic: summed([count, bar.counts.get(topic, Count(0))])
+            for topic, count in later.items()
+            if count.number or not count.exact
+        }
+        found.append(bar._replace(counts={**bar.counts, **more}))
+    return found
 
 
 # --- peaks

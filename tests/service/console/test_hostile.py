@@ -19,11 +19,19 @@ from markupsafe import escape
 from tests.service.calling import Running, running
 from tests.service.console.browsing import Browser, Page, over
 
-from bide import Bide
+from bide import Bide, Every
 from bide.core.events import Event, EventKind
 from bide.core.records import OutcomeKind, Record, Settlement
 from bide.engine.pauses import Pauses
-from bide.service.console.rendering import address, inert, inert_line, isolated, task_address, topic_address
+from bide.service.console.rendering import (
+    address,
+    inert,
+    inert_line,
+    isolated,
+    recurring_address,
+    task_address,
+    topic_address,
+)
 from bide.testing import ManualClock
 
 UNSEEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -136,11 +144,17 @@ def look(texts: Texts) -> PayloadView:
             "topic": topic_address(name),
             "dead letters": "/dead",
             "timeline": "/timeline",
+            "recurring": "/recurring",
+            "recurring of a topic": address("/recurring", topic=name),
+            "a recurring task": recurring_address(name, "recurs" + name[:100]),
+            "no recurring task": recurring_address(name, "gone" + name[:100]),
         }
         pages = {what: browser.get(path) for what, path in paths.items()}
         dead = next(where for where in pages["dead letters"].hrefs if "error=" in where)
         pages["dead letters of a kind"] = browser.open(dead)
         pages["all of a kind"] = browser.press("Redrive all of the group")
+        browser.open(paths["a recurring task"])
+        pages["a recurring task to remove"] = browser.press("Remove")
         seen = pages["waiting"].fields() | {"verb": "cancel"}
         pages["preview"] = browser.send([("verb", "shift"), ("scope", "matching"), ("group", name), ("by", "5h")])
         browser.press("Shift: 1 task")
@@ -171,7 +185,10 @@ async def _fill(one: Running, texts: Texts, clock: ManualClock) -> None:
     assert workers is not None
     await workers.announce(f"worker of {name}", [name], clock.now() + 60_000, now=clock.now())
     await app.schedule(name, free, key="leased" + name[:100], delay="0s")
+    await app.recurring.add(name, Every("1h"), free, key="recurs" + name[:100], headers=headers)
     now = clock.now()
+    for kind in (EventKind.DROPPED, EventKind.DEAD):
+        app.recorder.note(Event(at=now, topic=name, key="recurs" + name[:100], id="x", kind=kind, what=texts.free))
     assert (await app.store.lease({name: 1}, now=now, until=now + 60_000, holder=texts.free[:100])).tasks
 
 

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from tests.service.calling import Running
 from tests.service.console.conftest import Visit
 
+from bide import Cron
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, as_datetime, duration_text, instant
 from bide.core.records import Count
@@ -279,7 +280,9 @@ def test_in_chinese_no_sentence_is_left(one: Running, visit: Visit) -> None:
     browser.api.dead("a", "1")
     browser.api.put("a", "2", delay="0s")
     one.run(one.app.history.flush())
-    for path in ("/", "/timeline", "/tasks", "/tasks/a/2", "/dead", "/topics", "/topics/a", "/changes"):
+    one.run(one.app.recurring.add("a", Cron("0 8 * * mon-fri"), key="3", overlap="queue"))
+    recurring = ("/recurring", "/recurring/a/3", "/tasks/a/3")
+    for path in ("/", "/timeline", "/tasks", "/tasks/a/2", "/dead", "/topics", "/topics/a", "/changes", *recurring):
         text = browser.get(path).text
         assert re.findall(r"[A-Za-z]{2,} [A-Za-z]+ [A-Za-z]{2,}", text) == [], path
         assert "主题" in text, path

@@ -36,7 +36,7 @@ def test_every_page_is_safe(browser: Browser) -> None:
     browser.api.put("a", "b", delay="0s")
     browser.api.put("c", "d")
     for path in ("/", "/tasks", "/tasks/a/b", "/dead", "/topics", "/topics/a", "/timeline", "/changes", "/none",
-                 "/login", "/tasks?state=x", "/tasks/%00/b"):  # fmt: skip
+                 "/login", "/tasks?state=x", "/tasks/%00/b", "/recurring", "/recurring/a/b"):  # fmt: skip
         page = browser.get(path)
         policy = page.headers["content-security-policy"]
         assert "default-src 'none'" in policy

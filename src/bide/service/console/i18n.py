@@ -20,6 +20,10 @@ _CHOICE = re.compile(
     r"[ \t]*([A-Za-z]{1,8})(?:-[A-Za-z0-9-]{1,40})?[ \t]*(?:;[ \t]*[qQ]=(0(?:\.[0-9]{0,3})?|1(?:\.0{0,3})?)[ \t]*)?"
 )
 """A language and its weight, as in RFC 9110 section 12.5.4; anything else is ignored."""
+_RULE_TERMS = re.compile(
+    "(?:Mon|Tues|Wednes|Thurs|Fri|Satur|Sun)day|^every |^at | on (?!day|the)| on day | on the last day of the month|"
+    " of the month| to |minutes?|hours?| and | more$|, |^cron | in "
+)
 _WALL = "2030-01-31 08:00, a time of your zone; 2030-01-31T08:00:00Z, one of another; or a length from now such as 15m"
 
 
@@ -79,6 +83,10 @@ class Locale:
         text = self._sentences.get(english, english)
         return text.format(**values) if values else text
 
+    def rule_words(self, words: str) -> str:
+        """The words of a rule of recurring tasks, translated one by one."""
+        return _RULE_TERMS.sub(lambda term: self.t(term[0]), words)
+
     # --- numbers
 
     def number(self, count: float | Count | None) -> str:
@@ -129,6 +137,10 @@ class Locale:
         if step >= 86_400_000:
             return local.strftime("%m-%d")
         return day + local.strftime("%H:%M:%S" if step < 60_000 else "%H:%M")
+
+    def wall(self, at: Millis) -> str:
+        """The date and time in the viewer's zone, with the offset from UTC."""
+        return self._local(at).strftime("%Y-%m-%d %H:%M:%S %z")
 
     def utc(self, at: Millis) -> str:
         """In UTC, in ISO 8601 with milliseconds."""

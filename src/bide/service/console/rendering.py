@@ -192,6 +192,13 @@ def task_address(topic: str, key: str, part: str = "") -> str:
     return f"{where}/{part}" if part else where
 
 
+def recurring_address(topic: str, key: str) -> str:
+    """The address of a recurring task's page."""
+    if topic in _DOTS or key in _DOTS:
+        return address("/recurring", topic=topic, key=key)
+    return f"/recurring/{quote(topic, safe='')}/{quote(key, safe='')}"
+
+
 def ref_field(record: Record) -> str:
     """A task in a form: topic/key, percent-encoded, and the token that the viewer saw."""
     return f"{quote(record.topic, safe='')}/{quote(record.key, safe='')}@{record.token}"
@@ -231,6 +238,7 @@ def _environment() -> Environment:
         static=lambda name: statics().addresses[name],
         ref_field=ref_field,
         task_address=task_address,
+        recurring_address=recurring_address,
         topic_address=topic_address,
         address=address,
     )
@@ -251,5 +259,6 @@ def render(template: str, locale: Locale, values: Mapping[str, Any]) -> str:
     return _environment().get_template(template).render(
         t=locale.t, number=locale.number, size=locale.size, length=locale.length, clock=locale.clock,
         relative=locale.relative, moment=locale.moment, utc=locale.utc, field=locale.field, when=when,
-        language=locale.language, zone=locale.zone_name, now=locale.now, escape=escape, **values,
+        language=locale.language, zone=locale.zone_name, now=locale.now, escape=escape, rule_words=locale.rule_words,
+        **values,
     )  # fmt: skip

@@ -32,6 +32,7 @@ from bide.service.console.page_request import (
     Route,
     local_path,
 )
+from bide.service.console.recurring import RecurringPage
 from bide.service.console.rendering import inert, isolated, statics
 from bide.service.console.sessions import Session, Sessions, clear_cookie, cookie_of, set_cookie
 from bide.service.console.tasks import DeadPage, TasksPage
@@ -70,7 +71,8 @@ class Router:
         self._access = context.access
         self.sessions = Sessions(context.app, context.access)
         self._pages: Sequence[Page] = [
-            made(context) for made in (OverviewPage, TimelinePage, TasksPage, ActionsPage, DeadPage, TopicsPage)
+            made(context)
+            for made in (OverviewPage, TimelinePage, TasksPage, RecurringPage, ActionsPage, DeadPage, TopicsPage)
         ]
         open_pages: Mapping[Route, Answer] = {
             ("GET", "/login"): self._login_page,

@@ -21,6 +21,7 @@ from bide.core.options import NO_OPTIONS, Options, decode_options
 from bide.core.records import Pause, Record, Ref, Result, State
 from bide.engine.history import MINUTE
 from bide.insight.cached_query import CachedQuery
+from bide.insight.recurring import recurrence_of
 from bide.insight.task_history import Attempt, Cohort, Ended, TaskHistory, task_history
 from bide.service.authz import Verb
 from bide.service.console.actions import possible
@@ -191,7 +192,7 @@ class TaskPage:
         }
 
     async def _page(self, request: PageRequest) -> Reply:
-        ref = _ref_of(request)
+        ref = ref_of(request)
         values = await self._shared_values(request, ref)
         if values is None:
             return self._gone(request, ref)
@@ -213,7 +214,7 @@ class TaskPage:
 
     async def _live(self, request: PageRequest) -> Reply:
         """The part that an open page polls."""
-        ref = _ref_of(request)
+        ref = ref_of(request)
         values = await self._shared_values(request, ref)
         if values is None:
             return request.render("task_over.html", ref=ref)
@@ -221,7 +222,7 @@ class TaskPage:
 
     async def _payload(self, request: PageRequest) -> Reply:
         """The whole payload, as a download that no browser displays."""
-        ref = _ref_of(request)
+        ref = ref_of(request)
         [task] = await self._app.get_many([ref])
         if task is None:
             return self._gone(request, ref)
@@ -244,6 +245,7 @@ class TaskPage:
             "story": history,
             "due": record.state.live and record.wake_at <= request.locale.now,
             "pause": pause,
+            "recurrence": recurrence_of(record),
             "meaning": meaning(request.locale, history, pause),
             "reasons": reasons(request.locale, history, pause),
             "timeline": _timeline(history),
@@ -272,7 +274,7 @@ def _with_token(where: str, record: Record) -> str:
     return f"{where}{'&' if '?' in where else '?'}token={record.token}"
 
 
-def _ref_of(request: PageRequest) -> Ref:
+def ref_of(request: PageRequest) -> Ref:
     """The task that the address names. Raises BadInput, Forbidden."""
     topic, key = request.path_values if request.path_values else (request.raw_field("topic"), request.raw_field("key"))
     ref = Ref(check_topic(topic), check_name("key", key))

@@ -1,0 +1,150 @@
+"""Recurring tasks: the list, and each one's page with its instants, its calendar, and what can be done with it."""
+
+from __future__ import annotations
+
+import asyncio
+from calendar import Calendar
+from contextlib import suppress
+from datetime import date, datetime, time, timedelta
+from functools import partial
+from typing import Any, TypeAlias
+
+from bide.core.answers import Answer
+from bide.core.errors import BadInput, MissingExtra
+from bide.core.instants import Millis, as_datetime, instant
+from bide.core.names import check_topic
+from bide.core.records import Count, Record, Ref, Result, State
+from bide.core.recurrence.plan import Recurrence
+from bide.core.recurrence.rules import Rule
+from bide.core.recurrence.zones import zone_info
+from bide.engine.recurring import planned
+from bide.insight.cached_query import CachedQuery
+from bide.insight.recurring import MOST, Miss, misses_of, past_of, recurrence_of, recurring_tasks
+from bide.service.authz import Verb
+from bide.service.console.i18n import Locale
+from bide.service.console.page_request import ConsoleContext, Page, PageRequest
+from bide.service.console.rendering import inert_line, recurring_address
+from bide.service.console.task import ref_of
+from bide.service.requests import Reply
+
+_SHOWN, _EVENTS, _INSTANTS, _OF_DAY = 500, 1_000, 10, 100
+_PATIENCE = 1.2
+"""Seconds to wait for the end of an occurrence that runs."""
+
+
+_ACTS = {
+    "pause": Verb.RESCHEDULE, "resume": Verb.RESCHEDULE, "skip_next": Verb.RESCHEDULE, "run_now": Verb.SCHEDULE,
+    "remove": Verb.CANCEL,
+}  # fmt: skip
+"""The actions on a recurring task, and the access that each needs."""
+
+
+Day: TypeAlias = tuple[int, Count, bool]
+"""A day of the calendar: its number, how often the rule names an instant on it, and whether it is today."""
+
+
+def month_of(rule: Rule, now: Millis) -> list[list[Day | None]]:
+    """The weeks of the current month in the rule's zone."""
+    zone = zone_info(rule.zone)
+    today = as_datetime(now).astimezone(zone).date()
+
+    def seen(day: date) -> Day:
+        first, end = (instant(datetime.combine(one, time(), zone)) for one in (day, day + timedelta(1)))
+        found = len(rule.upto(first, end - 1, _OF_DAY))
+        return day.day, Count(found, found < _OF_DAY), day == today
+
+    weeks = Calendar().monthdatescalendar(today.year, today.month)
+    return [[seen(day) if day.month == today.month else None for day in week] for week in weeks]
+
+
+def next_of(record: Record, recurrence: Recurrence, now: Millis) -> Millis | None:
+    """When the next occurrence fires; None: never, while it is paused, or its rule cannot be computed here."""
+    with suppress(BadInput, MissingExtra):
+        return next((recurrence.rule.fires_at(one, record.key) for one in planned(record, now, 1)), None)
+    return None
+
+
+class RecurringPage(Page):
+    """The list, one task's page, and the form that acts on it."""
+
+    def __init__(self, context: ConsoleContext) -> None:
+        self._all = CachedQuery(partial(recurring_tasks, context.app), every=2.0, share=0.05)
+        self._events = CachedQuery(partial(context.app.events, limit=_EVENTS), every=2.0, share=0.05)
+        routes = {
+            ("GET", "/recurring"): self._list,
+            ("GET", "/recurring/{topic}/{key}"): self._one,
+            ("POST", "/recurring"): self._act,
+        }
+        super().__init__(routes, self._all, self._events)
+
+    async def _list(self, request: PageRequest) -> Reply:
+        if request.raw_field("key"):  # a name that no path can have
+            return await self._one(request)
+        topic, said, now = request.raw_field("topic"), request.field("said"), request.locale.now
+        if topic:
+            request.caller.check(Verb.READ, check_topic(topic))
+        request.caller.check_somewhere(Verb.READ)
+        if topic:
+            found, whole = await recurring_tasks(request.client, (await request.client.tally(topics=[topic])).counts)
+        else:
+            found, whole = await (self._all.fresh() if said else self._all.get())
+        misses: dict[Ref, list[Miss]] = {}
+        for miss in misses_of(await self._events.get()):
+            misses.setdefault(Ref(miss.event.topic, miss.event.key), []).append(miss)
+        seen = request.caller.visible(found)
+        rules = [(one, rule) for one in seen[:_SHOWN] if (rule := recurrence_of(one)) is not None]
+        rows = [(one, rule, next_of(one, rule, now), misses.get(one.ref, ())) for one, rule in rules]
+        return request.render(
+            "recurring.html", topic=topic, rows=rows, more=len(seen) - _SHOWN, whole=whole, most=MOST, said=said
+        )
+
+    async def _one(self, request: PageRequest) -> Reply:
+        ref, now = ref_of(request), request.locale.now
+        found = await _found(request)
+        if found is None:
+            return request.render("recurring_one.html", status=404, ref=ref, record=None)
+        record, recurrence = found
+        rule, misses = recurrence.rule, misses_of(await request.client.events(*ref, limit=_EVENTS))
+        computed: dict[str, Any] = {"trouble": "", "past": [], "ahead": [], "weeks": [], "there": request.locale}
+        try:
+            computed["there"] = Locale(request.locale.language, rule.zone, zone_info(rule.zone), now)
+            computed["past"] = past_of(record, now, misses, _INSTANTS)
+            computed["ahead"] = planned(record, now, _INSTANTS)
+            computed["weeks"] = month_of(rule, now)
+        except (BadInput, MissingExtra) as error:
+            computed["trouble"] = inert_line(str(error))
+        acts = {act for act, needed in _ACTS.items() if request.caller.may(needed, ref.topic)}
+        acts -= {"pause", "skip_next"} if recurrence.paused else {"resume"}
+        return request.render(
+            "recurring_one.html", ref=ref, record=record, recurrence=recurrence, rule=rule, misses=misses, **computed,
+            acts=acts if record.state.live else set(), said=request.field("said"),
+        )  # fmt: skip
+
+    async def _act(self, request: PageRequest) -> Reply:
+        act, ref = request.field("do"), ref_of(request)
+        if act not in _ACTS:
+            raise BadInput("do", act, f"one of {', '.join(_ACTS)}")
+        request.caller.check(_ACTS[act], ref.topic)
+        found, answer = await _found(request), Answer(Result.NOT_FOUND)
+        if found is not None:
+            record, recurrence = found
+            if act == "remove" and not request.field("confirm"):
+                return request.render("recurring_remove.html", ref=ref, recurrence=recurrence)
+            if not record.state.live:
+                answer = Answer(Result.FINISHED, record)
+            elif act == "skip_next" and recurrence.paused:  # no occurrence is next
+                answer = Answer(Result.KEPT, record)
+            else:
+                answer = Answer(Result.UNDER_WAY, record)
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(_PATIENCE if record.state is State.LEASED else None):
+                        answer = await getattr(request.client.recurring, act)(*ref)
+        back = "/recurring" if act == "remove" and answer.ok else recurring_address(*ref)
+        return request.redirect(f"{back}{'&' if '?' in back else '?'}said={act}-{answer.result.value}")
+
+
+async def _found(request: PageRequest) -> tuple[Record, Recurrence] | None:
+    """The recurring task that the request names; None: there is no such task, or it does not recur."""
+    [task] = await request.client.get_many([ref_of(request)])
+    recurrence = None if task is None else recurrence_of(task.record)
+    return None if task is None or recurrence is None else (task.record, recurrence)
