@@ -218,7 +218,8 @@ class Recurring:
         record = await self._get(topic, key)
         if record is None or (recurrence := _recurrence(record)) is None:
             return [Answer(Result.NOT_FOUND)]
-        first, last = instant(since, field="since"), instant(until, field="until")
+        now = self._client.clock.now
+        first, last = instant(since, field="since", now=now), instant(until, field="until", now=now)
         instants = recurrence.rule.upto(first, last, MOST_BACKFILLED + 1)
         if len(instants) > MOST_BACKFILLED:
             raise BadInput("until", until, f"a time by which the rule has at most {MOST_BACKFILLED:,} instants")
