@@ -10,7 +10,7 @@ from __future__ import annotations
 import functools
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
 from fractions import Fraction
 from typing import TypeAlias
@@ -18,7 +18,7 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from bide.core.errors import BadInput
-from bide.core.wall_clock import INSTANT_ACCEPTED, NoClock, wall_time, zone_info
+from bide.core.wall_clock import INSTANT_ACCEPTED, NoClock, Now, wall_time, zone_info
 
 Millis: TypeAlias = int
 """An integer number of milliseconds: since the epoch (an instant) or a length (a duration)."""
@@ -28,9 +28,6 @@ When: TypeAlias = datetime | str
 
 Length: TypeAlias = timedelta | str
 """A duration in the public API: a timedelta, or text such as "15m", "1h30m", "1.5s", "PT15M"."""
-
-Now: TypeAlias = Callable[[], Millis] | None
-"""A clock, for wall-clock times without a date; None: there is none, and such a time is refused."""
 
 LAST_INSTANT: Millis = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z, the last instant that a datetime can hold
 LONGEST: Millis = LAST_INSTANT
@@ -91,7 +88,7 @@ def instant(value: When, *, field: str = "at", now: Now = None, zone: str | None
             moment = None
     try:
         if not isinstance(moment, datetime) or moment.tzinfo is None or moment.utcoffset() is None:
-            moment = wall_time(value, field, zone, now and (lambda: as_datetime(now())), moment is not None)
+            moment = wall_time(value, field, zone, now, moment is not None)
         millis = -((_EPOCH - moment) // _MILLISECOND)
     except OverflowError:
         raise BadInput(field, value, "an instant within the years 1970 to 9999") from None

@@ -13,6 +13,8 @@ from zoneinfo import ZoneInfo
 
 from bide.core.errors import BadInput
 
+Now = Callable[[], int] | None
+"""The milliseconds since the epoch, for times without a date; None: no clock is at hand, and they are refused."""
 INSTANT_ACCEPTED = (
     'an aware datetime, ISO 8601 text with an offset such as "2030-01-31T08:00:00+01:00", or a time with its zone '
     'such as "08:00 Asia/Shanghai", "tomorrow 20:00 Europe/Rome", "mon 09:00 UTC" or "2030-01-31 08:00 Europe/Rome"'
@@ -37,7 +39,7 @@ def zone_info(name: str) -> ZoneInfo:
         raise BadInput("zone", name, 'a name of the IANA time zone database, such as "Europe/Rome" or "UTC"') from None
 
 
-def wall_time(value: object, field: str, zone: str | None, now: Callable[[], datetime] | None, iso: bool) -> datetime:
+def wall_time(value: object, field: str, zone: str | None, now: Now, iso: bool) -> datetime:
     """The instant of a wall-clock time: text (`iso`: in ISO 8601), or a naive datetime. Raises BadInput, OverflowError.
 
     The text names its zone, or else it is `zone`. `now` is called for text without a date; without it raises NoClock.
@@ -61,7 +63,7 @@ def wall_time(value: object, field: str, zone: str | None, now: Callable[[], dat
         raise BadInput(field, value, f"{INSTANT_ACCEPTED}{why and ': '}{why}") from None
     if now is None:
         raise NoClock(field, value, f"{INSTANT_ACCEPTED}: here with its date")
-    return _ahead((found[2] or "").lower(), at, known, now())
+    return _ahead((found[2] or "").lower(), at, known, datetime.fromtimestamp(0, UTC) + timedelta(milliseconds=now()))
 
 
 def _ahead(word: str, at: time, zone: ZoneInfo, now: datetime) -> datetime:

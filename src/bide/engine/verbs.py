@@ -25,7 +25,6 @@ from bide.core.instants import (
     In,
     Length,
     Millis,
-    Now,
     When,
     as_datetime,
     check_instant,
@@ -139,8 +138,10 @@ class ClientVerbs:
         check_topic(topic)
         if not isinstance(payload, bytes):  # bytes are taken as already encoded
             self._check_payload(topic, payload)
-        due = one_due(at, delay, grain=self.clock.grain, now=self.clock.now, zone=zone)
-        if at is not None:
+        if at is None and zone is None:
+            due = one_due(None, delay, grain=self.clock.grain)
+        else:
+            due = one_due(at, delay, grain=self.clock.grain, now=self.clock.now, zone=zone)
             check_past(due, self.config.max_past, self.clock)
         carried = (None if self.carrier is None else self.carrier.headers(topic)) or inherited_headers()
         return NewTask(
@@ -562,7 +563,7 @@ def deadline_of(deadline: When | Length | None, due: Due, clock: Clock, zone: st
 
 def filter_of(
     topic: str | None, state: str | None, group: str | None, wake_from: When | None, wake_before: When | None,
-    *, now: Now = None,
+    *, now: Callable[[], Millis] | None = None,
 ) -> Filter:  # fmt: skip
     """The filter of `find`."""
     if state is not None and state not in STATES:
