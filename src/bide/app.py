@@ -71,7 +71,7 @@ class Handler(Generic[P]):
         """Schedule a task of this handler's topic. The type of its payload is checked here and by mypy.
 
         The keyword options, answers and errors are those of `Bide.schedule`. The options are key, group, delay or at,
-        on_conflict, retry, deadline, headers, if_token.
+        on_conflict, retry, deadline, headers, if_token, zone.
         """
         return await self._app.schedule(self.topic, payload, **options)
 
@@ -87,16 +87,13 @@ class Handler(Generic[P]):
         return f"<Handler {self.topic} {self.__name__}>"
 
     async def reschedule(
-        self,
-        key: str,
-        *,
-        delay: Length | None = None,
-        at: When | None = None,
-        deadline: When | Length | None = None,
-        if_token: int | None = None,
-    ) -> Answer:
+        self, key: str, *, delay: Length | None = None, at: When | None = None, deadline: When | Length | None = None,
+        if_token: int | None = None, zone: str | None = None,
+    ) -> Answer:  # fmt: skip
         """See `Bide.reschedule`."""
-        return await self._app.reschedule(self.topic, key, delay=delay, at=at, deadline=deadline, if_token=if_token)
+        return await self._app.reschedule(
+            self.topic, key, delay=delay, at=at, deadline=deadline, if_token=if_token, zone=zone
+        )
 
     async def fire_now(self, key: str, *, if_token: int | None = None) -> Answer:
         """See `Bide.fire_now`."""

@@ -13,6 +13,7 @@ from asyncio.subprocess import PIPE
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
+from zoneinfo import ZoneInfo
 
 import pytest
 from tests.cli.conftest import CommandLine, Write
@@ -546,3 +547,29 @@ def test_on_a_server_too(line: CommandLine, redis_url: str, redis_namespace: str
     assert [one["id"] for one in line.json("token", "ls", *store)] == [text[5:13]]
     assert line.one("token", "revoke", text[5:13], *store)["revoked"] is True
     assert line.json("token", "ls", *store) == []
+
+
+def test_wall_clock_times(line: CommandLine, tmp_path: Path) -> None:
+    rome = ZoneInfo("Europe/Rome")
+
+    def due(*args: str) -> datetime:
+        return datetime.fromisoformat(line.one(*args)["task"]["due_at"]).astimezone(rome)
+
+    today = datetime.now(rome).date()
+    found = due("schedule", "t", "--key", "k", "--at", "tomorrow 20:00", "--zone", "Europe/Rome")
+    assert found.replace(tzinfo=None) - datetime.combine(today, datetime.min.time()) in (
+        timedelta(days=1, hours=20),
+        timedelta(days=2, hours=20),  # midnight came between the two
+    )
+    assert due("move", "t", "k", "--at", "2099-01-31 08:00", "--zone", "Europe/Rome").isoformat() == (
+        "2099-01-31T08:00:00+01:00"
+    )
+    (tmp_path / "lines").write_text('{"topic": "t", "key": "m", "at": "2099-01-31 08:00", "zone": "Asia/Shanghai"}\n')
+    line.run("schedule", "--many", "lines")
+    assert line.one("show", "t", "m")["task"]["due_at"] == "2099-01-31T00:00:00.000Z"
+    [shape] = line.json("ls", "--topic", "t", "--before", "2099-01-31 08:01 Asia/Shanghai")
+    assert shape["key"] == "m"
+    assert "without a zone" in line.error("schedule", "t", "--at", "tomorrow 20:00")
+    assert "not UTC and Europe/Rome" in line.error("schedule", "t", "--at", "20:00 UTC", "--zone", "Europe/Rome")
+    assert line.error("move", "t", "k", "--delay", "1h", "--zone", "Rome").startswith("bide: zone: 'Rome'")
+    assert "each line has its own" in line.error("schedule", "--many", "lines", "--zone", "UTC")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import re
 from typing import Any
 
 import schemathesis
 
 WAITS = [f"{seconds}s" for seconds in range(61)]
 """As text."""
+WALL_CLOCK = re.compile(r"(?:(?:\d{4}-\d\d-\d\d|[a-z]+) )?\d?\d:\d\d(?::\d\d)?(?: [A-Z]\S*)?", re.ASCII)
+"""Of any day and zone."""
 
 
 @schemathesis.hook
@@ -15,6 +18,7 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
     """A deadline lies after the due time, a rule fires within its bounds, and a cursor comes from a page; nobody waits
     for long.
 
+    Wall-clock times are of a day and in a zone that there are, and `zone` is such a zone, or the one that they name.
     3.0 is sent as the whole number that it is.
     """
     if isinstance(case.body, dict | list):
@@ -25,6 +29,7 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
         case.body["wait"] = "0s"
     if case.query:
         case.query.pop("cursor", None)
+        case.query = {name: _said(value) for name, value in case.query.items()}
 
 
 BOUNDS = ("start", "until", "times", "except_on", "zone")
@@ -34,8 +39,11 @@ def _said(body: Any) -> Any:
     if isinstance(body, dict) and isinstance(body.get("rule"), str):
         body = {name: value for name, value in body.items() if name not in BOUNDS} | {"rule": "@daily"}
     if isinstance(body, dict):
-        kept = {name: value for name, value in body.items() if name != "deadline" or not isinstance(value, str | float)}
+        left_out = {"deadline": str | float, "zone": str}
+        kept = {name: value for name, value in body.items() if not isinstance(value, left_out.get(name, ()))}
         return {name: _said(value) for name, value in kept.items()}
     if isinstance(body, list):
         return [_said(value) for value in body]
+    if isinstance(body, str) and WALL_CLOCK.fullmatch(body):
+        return "tomorrow 08:00 UTC"
     return int(body) if isinstance(body, float) and body.is_integer() else body

@@ -703,3 +703,46 @@ def test_a_path_is_matched_as_it_was_sent(path: bytes, found: dict[str, bytes] |
     routes = Routes((call.method, call.path, call.name) for call in CALLS)
     route = routes.find(path)
     assert (None if route is None else route[1]) == found
+
+
+# --- wall-clock times
+
+
+def test_wall_clock_times(api: Api, topic: str) -> None:
+    made = api("PUT", at(topic, "a"), {"at": "2099-01-31 08:00", "deadline": "2099-02-01 08:00", "zone": "Asia/Tokyo"})
+    assert (made.status, made.task["due_at"]) == (201, "2099-01-30T23:00:00.000Z")
+    moved = api("PATCH", at(topic, "a"), {"at": "2099-01-31 08:00 Europe/Rome"})
+    assert (moved.status, moved.task["due_at"]) == (200, "2099-01-31T07:00:00.000Z")
+    batch = [{"topic": topic, "key": "b", "at": "tomorrow 08:00", "zone": "UTC"}]
+    [made_b] = api("POST", "/v1/schedule", batch).json
+    assert made_b["task"]["due_at"].endswith("T08:00:00.000Z")
+    [moved_b] = api("POST", "/v1/reschedule", [{**batch[0], "at": "2099-01-31 08:00"}]).json
+    assert moved_b["task"]["due_at"] == "2099-01-31T08:00:00.000Z"
+    found = api("GET", f"/v1/tasks?topic={quote(topic)}&wake_from={quote('2099-01-31 08:00 UTC')}").json["tasks"]
+    assert [task["key"] for task in found] == ["b"]
+
+
+@pytest.mark.parametrize(
+    ("ask", "field", "accepted"),
+    [
+        ({"at": "tomorrow 08:00"}, "at", "without a zone"),
+        ({"at": "08:00 UTC", "zone": "Asia/Tokyo"}, "at", "one zone, not UTC and Asia/Tokyo"),
+        ({"delay": "1h", "deadline": "tomorrow 08:00"}, "deadline", "without a zone"),
+        ({"at": "08:00", "zone": "Nowhere"}, "zone", "IANA"),
+        ({"at": "08:00 UTC", "zone": 5}, "zone", "Expected `str | null`"),
+        ({"at": "08:00 " + "U" * 100}, "at", "08:00 Asia/Shanghai"),
+    ],
+)
+def test_wall_clock_times_that_are_refused(api: Api, topic: str, ask: Any, field: str, accepted: str) -> None:
+    reply = api("PUT", at(topic, "a"), ask)
+    assert (reply.status, reply.json["field"]) == (422, field)
+    assert accepted in reply.json["accepted"]
+
+
+def test_an_outcome_names_a_wall_clock_time(api: Api, topic: str) -> None:
+    api.put(topic, "a", delay="0s")
+    [leased] = api("POST", "/v1/lease", {"topics": {topic: 1}, "wait": "5s"}).json["tasks"]
+    ended = {"topic": topic, "key": "a", "token": leased["token"], "outcome": "defer", "at": "tomorrow 08:00 UTC"}
+    assert api("POST", "/v1/settle", [{**ended, "at": "tomorrow 08:00"}]).json["field"] == "[0].at"
+    assert api("POST", "/v1/settle", [ended]).json == {"settled": [True]}
+    assert api.get(topic, "a")["wake_at"].endswith("T08:00:00.000Z")

@@ -10,7 +10,7 @@ from typing import Any
 import click
 
 from bide.app import Bide
-from bide.cli.context import Context, if_token_option, shared_options
+from bide.cli.context import Context, if_token_option, shared_options, zone_option
 from bide.cli.exits import Exit, PartlyDone
 from bide.cli.output import (
     answer_words,
@@ -37,13 +37,14 @@ _PAGE = 500
 @click.argument("topic")
 @click.argument("key")
 @click.option("--delay", metavar="LENGTH", help='Duration from now: "15m", "1h30m", "2d".')
-@click.option("--at", metavar="INSTANT", help='Or an instant with its offset: "2030-01-31T08:00:00+01:00".')
+@click.option("--at", metavar="INSTANT", help='Or an instant: "2030-01-31T08:00:00+01:00", "tomorrow 20:00".')
+@zone_option
 @if_token_option
 @shared_options()
 @click.pass_obj
-def move(context: Context, topic: str, key: str, delay: str | None, at: str | None, if_token: int | None) -> Exit:
+def move(context: Context, /, topic: str, key: str, **given: Any) -> Exit:
     """Move a waiting task to another time: `moved`, or `under_way` if it is being delivered and nothing changed."""
-    return _one(context, topic, key, lambda app: app.reschedule(topic, key, delay=delay, at=at, if_token=if_token))
+    return _one(context, topic, key, lambda app: app.reschedule(topic, key, **given))
 
 
 @click.command()

@@ -151,6 +151,7 @@ class WholeNumber(click.ParamType):  # type: ignore[type-arg,unused-ignore]  # g
         raise BadInput(field, value, f"a whole number from {self.least:,} to {self.most:,}")
 
 
+zone_option = click.option("--zone", help='The zone of times like "08:00" and "tomorrow 20:00", such as Asia/Tokyo.')
 if_token_option = click.option(
     "--if-token",
     metavar="TOKEN",

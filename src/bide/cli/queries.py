@@ -210,7 +210,7 @@ def events(context: Context, topic: str | None, key: str | None, limit: int) -> 
 
 def _instant_or_length(text: str) -> int:
     try:
-        return due_of(text).resolve(current_millis())
+        return due_of(text, now=current_millis).resolve(current_millis())
     except BadInput as error:
         accepted = f'a duration from now such as "15m", or {error.accepted}'
         raise BadInput("--before", text, accepted) from None

@@ -206,7 +206,7 @@ def next_runs(context: Context, rule: str, zone: str, count: int, after: str | N
     Exit code 1: it never runs again.
     """
     recurring = rule_of(rule, zone=zone, start=start)
-    first = current_millis() if after is None else instant(after, field="--after")
+    first = current_millis() if after is None else instant(after, field="--after", now=current_millis)
     at = recurring.after(first)
     if not context.json:
         click.echo(recurring.words)

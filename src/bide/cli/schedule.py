@@ -15,7 +15,7 @@ import click
 import msgspec
 
 from bide.app import Bide
-from bide.cli.context import Context, WholeNumber, if_token_option, shared_options
+from bide.cli.context import Context, WholeNumber, if_token_option, shared_options, zone_option
 from bide.cli.exits import Exit, PartlyDone
 from bide.cli.output import answer_words, pauses_about, print_json, progress_bar, totals_words
 from bide.core.answers import Answer
@@ -44,6 +44,7 @@ class _Line(msgspec.Struct, forbid_unknown_fields=True, omit_defaults=True):
     deadline: str | None = None
     headers: dict[str, str] | None = None
     if_token: int | None = None
+    zone: str | None = None
 
 
 class _Listed(_Line, forbid_unknown_fields=True):
@@ -69,7 +70,8 @@ _decoder = msgspec.json.Decoder(_Listed)
 @click.option("--key", help="A name for the task, unique within the topic; a new UUIDv7 by default.")
 @click.option("--group", help="Tasks of one group are shifted and cancelled together.")
 @click.option("--delay", metavar="LENGTH", help='Duration from now: "15m", "1h30m", "250ms", "2d".')
-@click.option("--at", metavar="INSTANT", help='Or an instant with its offset: "2030-01-31T08:00:00+01:00".')
+@click.option("--at", metavar="INSTANT", help='Or an instant: "2030-01-31T08:00:00+01:00", "tomorrow 20:00".')
+@zone_option
 @click.option(
     "--on-conflict",
     type=click.Choice([choice.value for choice in OnConflict]),
@@ -104,7 +106,7 @@ def schedule(
     answered, the task survives any crash.
 
     A line of a --many file is an object: {"topic", "key", "group", "delay" or "at", "payload" or "payload_base64",
-    "on_conflict", "retry", "deadline", "headers", "if_token"}; 1,000 lines make one transaction.
+    "on_conflict", "retry", "deadline", "headers", "if_token", "zone"}; 1,000 lines make one transaction.
     """
     if many is not None:
         for option, value in {"payload": payload, **{f"--{name}": value for name, value in given.items()}}.items():
@@ -221,7 +223,7 @@ def _task(app: Bide, line: _Listed, topic: str | None) -> NewTask:
     at = line.wake_at if line.at is None and line.delay is None else line.at
     return app.new(
         name, given, key=line.key, group=line.group, delay=line.delay, at=at, on_conflict=line.on_conflict,
-        retry=line.retry, deadline=line.deadline, headers=line.headers, if_token=line.if_token,
+        retry=line.retry, deadline=line.deadline, headers=line.headers, if_token=line.if_token, zone=line.zone,
     )  # fmt: skip
 
 

@@ -18,12 +18,13 @@ from typing import TypeAlias
 from msgspec import Struct
 
 from bide.core.errors import BadInput
+from bide.core.wall_clock import INSTANT_ACCEPTED, NoClock, Now, wall_time, zone_info
 
 Millis: TypeAlias = int
 """An integer number of milliseconds: since the epoch (an instant) or a length (a duration)."""
 
 When: TypeAlias = datetime | str
-"""An instant in the public API: an aware datetime, or ISO 8601 text with an offset."""
+"""An instant in the public API: an aware datetime, ISO 8601 text with an offset, or text such as "08:00 Asia/Tokyo"."""
 
 Length: TypeAlias = timedelta | str
 """A duration in the public API: a timedelta, or text such as "15m", "1h30m", "1.5s", "PT15M"."""
@@ -46,7 +47,6 @@ _ISO_DURATION = re.compile(
 _DURATION_ACCEPTED = (
     'a timedelta or text such as "15m", "1h30m", "1.5s", "250ms", "2d" or "PT15M" (units: ms s m h d w)'
 )
-_INSTANT_ACCEPTED = 'an aware datetime, or ISO 8601 text with an offset such as "2030-01-31T08:00:00+01:00"'
 
 
 def duration(value: Length, *, field: str = "delay", negative: bool = False) -> Millis:
@@ -73,21 +73,22 @@ def duration(value: Length, *, field: str = "delay", negative: bool = False) -> 
     return millis
 
 
-def instant(value: When, *, field: str = "at") -> Millis:
-    """The milliseconds since the epoch of `value`, rounded up. Raises BadInput for naive datetimes and before 1970."""
-    moment = value
-    if isinstance(moment, str):
+def instant(value: When, *, field: str = "at", now: Now = None, zone: str | None = None) -> Millis:
+    """The milliseconds since the epoch of `value`, rounded up. Raises BadInput for naive datetimes and before 1970.
+
+    For a wall-clock time such as "08:00" the zone is in the text, or `zone`; without a date it is read as of `now()`.
+    """
+    moment: object = value
+    if isinstance(value, str):
+        if len(value) > LONGEST_TEXT or not value.isprintable():  # fromisoformat reads past a NUL
+            raise BadInput(field, value, INSTANT_ACCEPTED)
         try:
-            if len(moment) > LONGEST_TEXT or not moment.isprintable():  # fromisoformat reads past a NUL
-                raise ValueError
-            moment = datetime.fromisoformat(moment.strip())
+            moment = datetime.fromisoformat(value.strip())
         except ValueError:
-            raise BadInput(field, value, _INSTANT_ACCEPTED) from None
-    if not isinstance(moment, datetime):
-        raise BadInput(field, value, _INSTANT_ACCEPTED)
-    if moment.tzinfo is None or moment.utcoffset() is None:
-        raise BadInput(field, value, f"{_INSTANT_ACCEPTED}: without a zone it could mean two dozen instants")
+            moment = None
     try:
+        if not isinstance(moment, datetime) or moment.tzinfo is None or moment.utcoffset() is None:
+            moment = wall_time(value, field, zone, now, moment is not None)
         millis = -((_EPOCH - moment) // _MILLISECOND)
     except OverflowError:
         raise BadInput(field, value, "an instant within the years 1970 to 9999") from None
@@ -144,21 +145,37 @@ def with_grain(due: Due, grain: Millis) -> Due:
 
 
 def one_due(
-    at: When | None, delay: Length | None, *, grain: Millis = 0, at_field: str = "at", delay_field: str = "delay"
-) -> Due:
+    at: When | None, delay: Length | None, *, grain: Millis = 0, at_field: str = "at", delay_field: str = "delay",
+    now: Now = None, zone: str | None = None,
+) -> Due:  # fmt: skip
     """The due time by `at` or `delay`. Raises BadInput for both, neither, or one that is not an instant or length.
 
-    For `grain` see `with_grain`.
+    For `grain` see `with_grain`, for `now` and `zone` see `instant`.
     """
+    if zone is not None:
+        zone_info(zone)
     if at is not None:
         if delay is not None:
             raise BadInput(f"{at_field}, {delay_field}", (at, delay), "only one of the two")
-        return At(instant(at, field=at_field))
+        return At(instant(at, field=at_field, now=now, zone=zone))
     if type(delay) is str and len(delay) <= LONGEST_TEXT:
         return _due_after(delay, grain, delay_field)
     if delay is None:
         raise BadInput(f"{at_field}, {delay_field}", None, "one of the two: when shall it happen?")
     return with_grain(In(duration(delay, field=delay_field)), grain)
+
+
+def due_later(at: When | None, delay: Length | None, *, at_field: str = "at", delay_field: str = "delay") -> Due | str:
+    """Like `one_due`, for an outcome: text without a date is checked, and kept until `resolved` knows the time."""
+    try:
+        return one_due(at, delay, at_field=at_field, delay_field=delay_field)
+    except NoClock:
+        return str(at)
+
+
+def resolved(due: Due | str, now: Millis, grain: Millis = 0) -> Due:
+    """The due time of an outcome, as of `now`. For `grain` see `with_grain`."""
+    return At(instant(due, now=lambda: now)) if isinstance(due, str) else with_grain(due, grain)
 
 
 @functools.lru_cache(maxsize=512)
@@ -167,16 +184,17 @@ def _due_after(delay: str, grain: Millis, field: str) -> Due:
     return with_grain(In(duration(delay, field=field)), grain)
 
 
-def due_of(when: When | Length, field: str = "when", *, grain: Millis = 0) -> Due:
-    """An instant (a datetime, ISO text) or a length from now (a timedelta, "15m"). For `grain` see `with_grain`."""
-    if isinstance(when, str):
-        try:
+def due_of(
+    when: When | Length, field: str = "when", *, grain: Millis = 0, now: Now = None, zone: str | None = None
+) -> Due:
+    """An instant (see `instant`) or a length from now (a timedelta, "15m"). For `grain` see `with_grain`."""
+    try:
+        if isinstance(when, (str, timedelta)):
             return with_grain(In(duration(when, field=field)), grain)
-        except BadInput:
-            return At(instant(when, field=field))
-    if isinstance(when, timedelta):
-        return with_grain(In(duration(when, field=field)), grain)
-    return At(instant(when, field=field))
+    except BadInput:
+        if isinstance(when, timedelta):
+            raise
+    return At(instant(when, field=field, now=now, zone=zone))
 
 
 # --- as text

@@ -3,21 +3,22 @@
 from __future__ import annotations
 
 from bide.core.errors import BadInput
-from bide.core.instants import Due, Length, When, one_due
+from bide.core.instants import Due, Length, When, due_later
 from bide.core.names import error_text, text_of
 
 
 class Outcome(Exception):
-    """The base class of the four outcomes. It is an exception so that a handler can raise it from any depth."""
+    """The base class of the four outcomes. It is an exception so that a handler can raise it from any depth. A
+    wall-clock time without a date, such as "08:00 Asia/Tokyo", is read as of the settlement, by the worker's clock."""
 
 
 class Done(Outcome):
     """The delivery succeeded. With `again_at` or `again_in` the task starts its next life then, under the same key."""
 
     def __init__(self, *, again_at: When | None = None, again_in: Length | None = None) -> None:
-        self.again: Due | None = None
+        self.again: Due | str | None = None
         if again_at is not None or again_in is not None:
-            self.again = one_due(again_at, again_in, at_field="again_at", delay_field="again_in")
+            self.again = due_later(again_at, again_in, at_field="again_at", delay_field="again_in")
         super().__init__("done")
 
 
@@ -28,7 +29,7 @@ class Retry(Outcome):
     """
 
     def __init__(self, why: object = None, *, delay: Length | None = None, at: When | None = None) -> None:
-        self.due: Due | None = None if delay is None and at is None else one_due(at, delay)
+        self.due: Due | str | None = None if delay is None and at is None else due_later(at, delay)
         self.why = None if why is None else _reason(why)
         super().__init__(self.why or "retry")
 
@@ -39,7 +40,7 @@ class Defer(Outcome):
     def __init__(self, delay: Length | None = None, *, at: When | None = None) -> None:
         if delay is None and at is None:
             raise BadInput("delay", None, 'Defer("1m") or Defer(at=...): when shall it be looked at again?')
-        self.due: Due = one_due(at, delay)
+        self.due: Due | str = due_later(at, delay)
         super().__init__("defer")
 
 

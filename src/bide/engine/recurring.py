@@ -232,7 +232,8 @@ class Recurring:
 
         `kept`: that occurrence is there already. At most 10,000; raises BadInput for more.
         """
-        first, last = instant(since, field="since"), instant(until, field="until")
+        now = self._client.clock.now
+        first, last = instant(since, field="since", now=now), instant(until, field="until", now=now)
         record = await self._get(topic, key)
         if record is None or (recurrence := _recurrence(record)) is None:
             return [Answer(Result.NOT_FOUND)]

@@ -75,10 +75,11 @@ _TRIES = 5
 class ClientVerbs:
     """The verbs of every client. Each uses the session from `_session`.
 
-    Topics, keys and groups are text of 1 to 200 bytes. An instant is an aware datetime, or ISO 8601 text with an
-    offset; a length is a timedelta, or text such as "15m" or "1h30m". Every verb that writes raises BadInput for an
-    argument that is none of these, NotOpen and SetupError if the app is not open here, and StoreUnavailable if the
-    store is unavailable: then nothing was done. OutcomeUnknown means that the verb took effect once or not at all.
+    Topics, keys and groups are text of 1 to 200 bytes. An instant is an aware datetime, ISO 8601 text with an
+    offset, or text such as "08:00 Asia/Tokyo", "tomorrow 20:00 UTC", "mon 09:00 UTC" or "2030-01-31 08:00 UTC"; a
+    length is a timedelta, or text such as "15m" or "1h30m". Every verb that writes raises BadInput for an argument that
+    is none of these, NotOpen and SetupError if the app is not open here, and StoreUnavailable if the store is
+    unavailable: then nothing was done. OutcomeUnknown means that the verb took effect once or not at all.
     """
 
     config: EngineConfig
@@ -125,6 +126,7 @@ class ClientVerbs:
         deadline: When | Length | None = None,
         headers: Mapping[str, str] | None = None,
         if_token: Token | None = None,
+        zone: str | None = None,
         **unknown: Never,
     ) -> NewTask:
         """Make the task that `schedule` would send, checked and encoded, for `schedule_many`.
@@ -136,8 +138,10 @@ class ClientVerbs:
         check_topic(topic)
         if not isinstance(payload, bytes):  # bytes are taken as already encoded
             self._check_payload(topic, payload)
-        due = one_due(at, delay, grain=self.clock.grain)
-        if at is not None:
+        if at is None and zone is None:
+            due = one_due(None, delay, grain=self.clock.grain)
+        else:
+            due = one_due(at, delay, grain=self.clock.grain, now=self.clock.now, zone=zone)
             check_past(due, self.config.max_past, self.clock)
         carried = (None if self.carrier is None else self.carrier.headers(topic)) or inherited_headers()
         return NewTask(
@@ -150,7 +154,7 @@ class ClientVerbs:
             encode_options(None if retry is None else policy(retry), headers, carried)
             if retry or headers or carried
             else b"",
-            deadline_of(deadline, due, self.clock) if deadline is not None else None,
+            deadline_of(deadline, due, self.clock, zone) if deadline is not None else None,
             conflict_of(on_conflict),
             if_token,
         )
@@ -170,6 +174,7 @@ class ClientVerbs:
         deadline: When | Length | None = None,
         headers: Mapping[str, str] | None = None,
         if_token: Token | None = None,
+        zone: str | None = None,
         **unknown: Never,
     ) -> Answer:
         """Schedule a task after `delay` or at `at`: `created`, `replaced`, `kept`, `refused` or `stale_token`.
@@ -180,6 +185,7 @@ class ClientVerbs:
         - `key`: the name of the task, unique within the topic; a UUIDv7 by default.
         - `group`: its owner, such as "user-7". Tasks of a group can be found, shifted and cancelled together.
         - `delay` or `at`: exactly one of them. A time in the past is due at once.
+        - `zone`: the time zone of `at` and `deadline` where they are wall-clock times that do not name it.
         - `on_conflict`: what to do if the key is taken. "replace" begins a new life, "keep" leaves the existing task,
           "earliest" and "latest" compare the two times, "refuse" changes nothing.
         - `retry`: a retry policy, or the name of a preset, instead of the handler's.
@@ -194,13 +200,13 @@ class ClientVerbs:
             return await self._session.add(
                 self.new(
                     topic, payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
-                    deadline=deadline, headers=headers, if_token=if_token, **unknown,
+                    deadline=deadline, headers=headers, if_token=if_token, zone=zone, **unknown,
                 )
             )  # fmt: skip
         with self.carrier.scheduling(topic) as answered:
             task = self.new(
                 topic, payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
-                deadline=deadline, headers=headers, if_token=if_token, **unknown,
+                deadline=deadline, headers=headers, if_token=if_token, zone=zone, **unknown,
             )  # fmt: skip
             return answered(await self._session.add(task))
 
@@ -234,13 +240,16 @@ class ClientVerbs:
         at: When | None = None,
         deadline: When | Length | None = None,
         if_token: Token | None = None,
+        zone: str | None = None,
     ) -> Answer:
         """Make a waiting task due after `delay` or at `at`: `moved`, or `under_way` if it is leased and unchanged.
 
         A time past the task's deadline is `refused`, unless a new `deadline` is given as well. With `if_token` the task
         is moved only if it has that token, else the answer is `stale_token`. O(log n).
         """
-        move = new_move(topic, key, delay=delay, at=at, deadline=deadline, if_token=if_token, clock=self.clock)
+        move = new_move(
+            topic, key, delay=delay, at=at, deadline=deadline, if_token=if_token, zone=zone, clock=self.clock
+        )
         check_past(move.due, self.config.max_past, self.clock)
         return await self._session.change(move)
 
@@ -267,8 +276,8 @@ class ClientVerbs:
         answers if a part of the store is unavailable.
         """
         most, clock = self.config.max_past, self.clock
-        dues = ((ref_of(ref), check_past(due_of(when, grain=clock.grain), most, clock)) for ref, when in moves)
-        return await self._session.change_many([Move(*ref, due) for ref, due in dues])
+        dues = ((ref_of(ref), due_of(when, grain=clock.grain, now=clock.now)) for ref, when in moves)
+        return await self._session.change_many([Move(*ref, check_past(due, most, clock)) for ref, due in dues])
 
     async def fire_many(self, refs: Iterable[Ref | tuple[str, str]]) -> list[Answer]:
         """Make many tasks due at once, each a pair of topic and key; answers in order. One store call."""
@@ -387,7 +396,7 @@ class ClientVerbs:
         `state` is one word, such as "dead". With `wake_from` (inclusive) or `wake_before` (exclusive), two instants,
         only live tasks match. Reads pages of `page` tasks from an index. Raises BadInput, StoreError.
         """
-        where = filter_of(topic, state, group, wake_from, wake_before)
+        where = filter_of(topic, state, group, wake_from, wake_before, now=self.clock.now)
         cursor: str | None = None
         while True:
             found = await self.find_page(where, Page(limit=page, cursor=cursor))
@@ -423,9 +432,8 @@ class ClientVerbs:
         these are counted. Raises BadInput, StoreError.
         """
         now = self.clock.now()
-        found = await self._session.store.tally(
-            None if edges is None else [due_of(edge, "edges").resolve(now) for edge in edges], upto=upto, topics=topics
-        )
+        wanted = None if edges is None else [due_of(edge, "edges", now=self.clock.now).resolve(now) for edge in edges]
+        found = await self._session.store.tally(wanted, upto=upto, topics=topics)
         counts = {of: count for of, count in found.counts.items() if of[0] not in RESERVED_TOPICS}
         forecast = {topic: count for topic, count in found.forecast.items() if topic not in RESERVED_TOPICS}
         return Tally(counts, forecast)
@@ -496,6 +504,7 @@ class TaskOptions(TypedDict, total=False):
     deadline: When | Length | None
     headers: Mapping[str, str] | None
     if_token: Token | None
+    zone: str | None
 
 
 CONFLICTS = {choice.value: choice for choice in OnConflict}
@@ -540,12 +549,12 @@ def check_past(due: Due, most: Millis, clock: Clock) -> Due:
     return due
 
 
-def deadline_of(deadline: When | Length | None, due: Due, clock: Clock) -> Millis | None:
+def deadline_of(deadline: When | Length | None, due: Due, clock: Clock, zone: str | None = None) -> Millis | None:
     """The instant of a deadline. Raises BadInput if it is before the task is due."""
     if deadline is None:
         return None
     now = clock.now()
-    not_after = due_of(deadline, "deadline", grain=clock.grain).resolve(now)
+    not_after = due_of(deadline, "deadline", grain=clock.grain, now=lambda: now, zone=zone).resolve(now)
     check_instant(not_after, field="deadline", value=deadline)
     if not_after < due.resolve(now):
         raise BadInput("deadline", deadline, "an instant that is not before the task is due")
@@ -553,8 +562,9 @@ def deadline_of(deadline: When | Length | None, due: Due, clock: Clock) -> Milli
 
 
 def filter_of(
-    topic: str | None, state: str | None, group: str | None, wake_from: When | None, wake_before: When | None
-) -> Filter:
+    topic: str | None, state: str | None, group: str | None, wake_from: When | None, wake_before: When | None,
+    *, now: Callable[[], Millis] | None = None,
+) -> Filter:  # fmt: skip
     """The filter of `find`."""
     if state is not None and state not in STATES:
         raise BadInput("state", state, f"one of {', '.join(STATES)}")
@@ -562,24 +572,18 @@ def filter_of(
         topic=None if topic is None else check_topic(topic),
         state=None if state is None else STATES[state],
         group=None if group is None else check_name("group", group),
-        wake_from=None if wake_from is None else instant(wake_from, field="wake_from"),
-        wake_before=None if wake_before is None else instant(wake_before, field="wake_before"),
+        wake_from=None if wake_from is None else instant(wake_from, field="wake_from", now=now),
+        wake_before=None if wake_before is None else instant(wake_before, field="wake_before", now=now),
     )
 
 
 def new_move(
-    topic: str,
-    key: str,
-    *,
-    delay: Length | None,
-    at: When | None,
-    deadline: When | Length | None,
-    if_token: Token | None,
-    clock: Clock,
-) -> Move:
+    topic: str, key: str, *, delay: Length | None, at: When | None, deadline: When | Length | None,
+    if_token: Token | None, zone: str | None = None, clock: Clock,
+) -> Move:  # fmt: skip
     """Make a waiting task due at another time."""
-    due = one_due(at, delay, grain=clock.grain)
-    return Move(check_topic(topic), check_name("key", key), due, if_token, deadline_of(deadline, due, clock))
+    due = one_due(at, delay, grain=clock.grain, now=clock.now, zone=zone)
+    return Move(check_topic(topic), check_name("key", key), due, if_token, deadline_of(deadline, due, clock, zone))
 
 
 def new_fire(topic: str, key: str, *, if_token: Token | None) -> Move:

@@ -14,7 +14,7 @@ from bide.engine.recurring import LONGEST_KEY
 from bide.service import schemas
 from bide.service.requests import CONTENT_TYPE, ProblemShape
 from bide.service.schemas import (
-    INSTANT_PATTERN,
+    INSTANT_SCHEMA,
     MOST_AT_ONCE,
     NAME_PATTERN,
     AnswerShape,
@@ -118,7 +118,7 @@ _NOT_FOUND = ("There is no such task: it never existed, or it finished and was f
 _CHANGED = {**_ANSWERED, 404: _NOT_FOUND, 409: _NOT_NOW, 412: ("`If-Match` is not its current ETag", AnswerShape)}
 _IF_MATCH = {"If-Match": "Change the task only if this is its current ETag; else answer 412"}
 _NAME = {"type": "string", "minLength": 1, "maxLength": 200, "pattern": NAME_PATTERN}
-_INSTANT = {"type": "string", "format": "date-time", "pattern": INSTANT_PATTERN}
+_INSTANT = {"type": "string", **INSTANT_SCHEMA}
 
 _LENGTHS = {(RECURRING_PATH, "key"): {"maxLength": LONGEST_KEY}}
 _NEXT = {"n": ("How many instants; 5 by default", {"type": "integer", "minimum": 0, "maximum": 100})}
@@ -127,7 +127,7 @@ CALLS: tuple[Call, ...] = (
     Call(
         name="schedule", method="PUT", path=TASK_PATH, summary="Schedule a task",
         ask=schemas.Schedule, accepted="a JSON object: payload or payload_base64, at or delay, group, on_conflict, "
-        "retry, deadline, headers, if_token",
+        "retry, deadline, headers, if_token, zone",
         answers={201: ("A new task was created", AnswerShape), **_ANSWERED, 409: _NOT_NOW,
                  412: ("`If-None-Match: *` was sent, and the task exists", AnswerShape)},
         headers={"If-None-Match": "`*`: schedule only if there is no such task, as on_conflict=refuse does"},
@@ -140,7 +140,7 @@ CALLS: tuple[Call, ...] = (
     ),
     Call(
         name="reschedule", method="PATCH", path=TASK_PATH, summary="Reschedule a waiting task",
-        ask=schemas.Move, accepted="a JSON object: at or delay, deadline, if_token",
+        ask=schemas.Move, accepted="a JSON object: at or delay, deadline, if_token, zone",
         answers=_CHANGED, headers=_IF_MATCH,
     ),
     Call(
@@ -153,8 +153,8 @@ CALLS: tuple[Call, ...] = (
     ),
     Call(
         name="reschedule_many", method="POST", path="/v1/reschedule", summary="Reschedule tasks",
-        ask=_batch(schemas.MoveItem), accepted="a JSON array of objects: topic, key, at or delay, deadline, if_token",
-        answers=_ITEMS,
+        ask=_batch(schemas.MoveItem), answers=_ITEMS,
+        accepted="a JSON array of objects: topic, key, at or delay, deadline, if_token, zone",
     ),
     Call(
         name="fire_many", method="POST", path="/v1/fire", summary="Fire tasks now",

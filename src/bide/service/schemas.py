@@ -30,7 +30,11 @@ NAME_PATTERN = r"^[^\u0000-\u001f\u007f-\u009f\u2028\u2029]+$"
 Base64: TypeAlias = Annotated[
     str, Meta(extra_json_schema={"contentEncoding": "base64", "pattern": BASE64_PATTERN, "example": "aGVsbG8="})
 ]
-INSTANT_PATTERN = r"^(19[7-9][0-9]|[2-9][0-9]{3})-"
+_WALL_PATTERN = r"^(([0-9]{4}-[0-9]{2}-[0-9]{2}|[a-z]+) )?[0-2]?[0-9]:[0-5][0-9](:[0-5][0-9])?( [A-Z]\S*)?$"
+INSTANT_SCHEMA: dict[str, Any] = {
+    "anyOf": [{"format": "date-time", "pattern": r"^(19[7-9][0-9]|[2-9][0-9]{3})-"}, {"pattern": _WALL_PATTERN}],
+    "example": "2030-01-31T08:00:00+01:00",
+}
 Name: TypeAlias = Annotated[
     str,
     Meta(
@@ -41,12 +45,8 @@ Name: TypeAlias = Annotated[
 Instant: TypeAlias = Annotated[
     str,
     Meta(
-        description="ISO 8601 with an offset, in the years 1970 to 9999",
-        extra_json_schema={
-            "format": "date-time",
-            "pattern": INSTANT_PATTERN,
-            "example": "2030-01-31T08:00:00+01:00",
-        },
+        description="ISO 8601 with an offset, or a time with its zone, as tomorrow 20:00 UTC; from 1970 to 9999",
+        extra_json_schema=INSTANT_SCHEMA,
     ),
 ]
 Span: TypeAlias = Annotated[
@@ -99,7 +99,7 @@ HeaderText: TypeAlias = Annotated[
 
 
 class Schedule(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A task to schedule: one of `at` and `delay`, and at most one of `payload` (any JSON) and `payload_base64`."""
+    """A task: one of `at` and `delay`, at most one of `payload` (JSON) and `payload_base64`; `zone` as in `Move`."""
 
     payload: Raw | UnsetType = UNSET
     payload_base64: Base64 | UnsetType = UNSET
@@ -111,6 +111,7 @@ class Schedule(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=T
     deadline: Instant | Span | None = None
     headers: dict[HeaderText, HeaderText] | None = None
     if_token: TokenNumber | None = None
+    zone: str | None = None
 
 
 class ScheduleItem(Schedule, kw_only=True):
@@ -121,12 +122,13 @@ class ScheduleItem(Schedule, kw_only=True):
 
 
 class Move(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """A new time for a task: one of `at` and `delay`."""
+    """A new time for a task: one of `at` and `delay`. `zone`: the time zone of `at` and `deadline` that name none."""
 
     at: Instant | None = None
     delay: Span | None = None
     deadline: Instant | Span | None = None
     if_token: TokenNumber | None = None
+    zone: str | None = None
 
 
 class MoveItem(Move, kw_only=True):

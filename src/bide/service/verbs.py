@@ -180,8 +180,7 @@ class Verbs:
         ask: schemas.Move = asked(request, "reschedule")
         token, condition = await self._condition(request, ask.if_token)
         answer = await self._client.reschedule(
-            topic, key, delay=ask.delay, at=ask.at, deadline=ask.deadline,
-            if_token=token,
+            topic, key, delay=ask.delay, at=ask.at, deadline=ask.deadline, if_token=token, zone=ask.zone,
         )  # fmt: skip
         return reply_to(answer, request.caller, condition=condition, paused=self._client.known_pauses)
 
@@ -205,7 +204,7 @@ class Verbs:
         def move(ask: schemas.MoveItem) -> Move:
             return new_move(
                 ask.topic, ask.key, delay=ask.delay, at=ask.at,
-                deadline=ask.deadline, if_token=ask.if_token, clock=self._client.clock,
+                deadline=ask.deadline, if_token=ask.if_token, zone=ask.zone, clock=self._client.clock,
             )  # fmt: skip
 
         return await self._changed(request, "reschedule_many", Verb.RESCHEDULE, move)
@@ -245,7 +244,8 @@ class Verbs:
         given = request.query(tuple(_BY_NAME["find"].query))
         request.caller.check(Verb.READ, given.get("topic"))
         limit = _whole(given.get("limit", "100"), "limit", 1, 1_000)
-        where = filter_of(*(given.get(name) for name in ("topic", "state", "group", "wake_from", "wake_before")))
+        fields = (given.get(name) for name in ("topic", "state", "group", "wake_from", "wake_before"))
+        where = filter_of(*fields, now=self._client.clock.now)
         found = await self._client.find_page(where, Page(limit=limit, cursor=given.get("cursor")))
         return reply(FoundShape([task_shape(record) for record in request.caller.visible(found.tasks)], found.cursor))
 
@@ -315,7 +315,7 @@ class Verbs:
         return self._client.new(
             topic, _payload(ask), key=key, group=ask.group, delay=ask.delay, at=ask.at,
             on_conflict=ask.on_conflict, retry=retries(ask.retry), deadline=ask.deadline,
-            headers=ask.headers, if_token=ask.if_token,
+            headers=ask.headers, if_token=ask.if_token, zone=ask.zone,
         )  # fmt: skip
 
     async def _changed(self, request: Request, call: str, verb: Verb, make: Callable[[Any], Change]) -> Reply:

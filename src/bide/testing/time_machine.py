@@ -92,7 +92,7 @@ class TimeMachine:
 
     async def advance_to(self, at: When) -> list[Fired]:
         """Let time pass until `at`. Raises BadInput for an instant that has passed."""
-        end = instant(at)
+        end = instant(at, now=self._clock.now)
         if end < self._clock.now():
             raise BadInput("at", at, f"an instant that is not before {self.now.isoformat()}: time does not go back")
         return await self._until(end)

@@ -21,6 +21,7 @@ from bide.core.recurrence import zones
 from bide.core.recurrence.cron import cron_times, cron_words
 from bide.core.recurrence.ical import read_rrule, rrule_times
 from bide.core.recurrence.zones import DAY, OnGap, OnRepeat, Times
+from bide.core.wall_clock import zone_info
 
 R = TypeVar("R", bound="_Recurrence")
 _Instant: TypeAlias = Annotated[int, Meta(ge=0, le=LAST_INSTANT)]
@@ -65,7 +66,7 @@ class _Recurrence(Struct, frozen=True, omit_defaults=True, cache_hash=True, gc=F
 
     def between(self, start: When | None, until: When | None) -> Self:
         """The same rule from `start` until `until`; None leaves a bound as it is. Raises BadInput."""
-        first, last = _instant(start, "start"), _instant(until, "until")
+        first, last = _instant(start, "start", self.zone), _instant(until, "until", self.zone)
         changed = structs.replace(
             self, start=self.start if first is None else first, until=self.until if last is None else last
         )
@@ -217,14 +218,14 @@ Rule: TypeAlias = CronRule | EveryRule | RRuleRule | AtRule
 def Cron(text: str, *, zone: str = "UTC", start: When | None = None, **bounds: Unpack[Bounds]) -> CronRule:  # noqa: N802
     """A rule of a cron expression such as "0 8 * * mon-fri". Raises BadInput that names the field at fault."""
     cron_times(text)
-    return _checked(CronRule(text=text.strip(), zone=zone, **_bounds(start, **bounds)), "cron", text)
+    return _checked(CronRule(text=text.strip(), zone=zone, **_bounds(start, zone, **bounds)), "cron", text)
 
 
 def Every(length: Length, *, zone: str = "UTC", start: When | None = None, **bounds: Unpack[Bounds]) -> EveryRule:  # noqa: N802
     """A rule of real time: each `length`, at least a second, from the start or the Unix epoch. Raises BadInput."""
     if (millis := duration(length, field="every")) < 1_000:
         raise BadInput("every", length, "a second or more")
-    return _checked(EveryRule(length=millis, zone=zone, **_bounds(start, **bounds)), "every", length)
+    return _checked(EveryRule(length=millis, zone=zone, **_bounds(start, zone, **bounds)), "every", length)
 
 
 def RRule(text: str, *, start: When | None = None, zone: str = "UTC", **bounds: Unpack[Bounds]) -> RRuleRule:  # noqa: N802
@@ -232,8 +233,8 @@ def RRule(text: str, *, start: When | None = None, zone: str = "UTC", **bounds: 
     rule, begin, named, until = read_rrule(text)
     if named is not None and zone not in ("UTC", named):
         raise BadInput("zone", zone, f"{named}, as DTSTART has it, or none")
-    zone, fields = named or zone, _bounds(start, **bounds)
-    zones.zone_info(zone)
+    zone = named or zone
+    fields = _bounds(start, zone, **bounds)
     if fields["start"] is not None:
         local = -(-(fields["start"] + zones.segment(zone, fields["start"]).offset) // 1000) * 1000
         if begin not in (None, local):
@@ -253,7 +254,7 @@ def At(*instants: When | Iterable[When], **bounds: Unpack[Bounds]) -> AtRule:  #
     if not 0 < len(given) <= _MOST:
         raise BadInput("at", f"{len(given)} instants", f"1 to {_MOST:,} instants")
     at = tuple(sorted({instant(one) for one in given}))
-    return _checked(AtRule(instants=at, **_bounds(None, **bounds)), "at", given)
+    return _checked(AtRule(instants=at, **_bounds(None, "UTC", **bounds)), "at", given)
 
 
 def rule_of(text: str, *, zone: str = "UTC", start: When | None = None, **bounds: Unpack[Bounds]) -> Rule:
@@ -268,7 +269,7 @@ def rule_of(text: str, *, zone: str = "UTC", start: When | None = None, **bounds
 
 
 def _bounds(
-    start: When | None, *, until: When | None = None, times: int | None = None, jitter: Length | None = None,
+    start: When | None, zone: str, *, until: When | None = None, times: int | None = None, jitter: Length | None = None,
     except_on: Iterable[date | str] = (), on_gap: OnGap | None = None, on_repeat: OnRepeat | None = None,
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of the bounds, each checked by itself."""
@@ -287,13 +288,15 @@ def _bounds(
         if not good:
             raise BadInput(field, value, wanted)
     return {
-        "start": _instant(start, "start"), "until": _instant(until, "until"), "times": times, "jitter": late,
-        "except_on": tuple(sorted({_day(one) for one in days})), "on_gap": on_gap, "on_repeat": on_repeat,
+        "start": _instant(start, "start", zone), "until": _instant(until, "until", zone),
+        "times": times, "jitter": late, "except_on": tuple(sorted({_day(one) for one in days})),
+        "on_gap": on_gap, "on_repeat": on_repeat,
     }  # fmt: skip
 
 
-def _instant(value: When | None, field: str) -> Millis | None:
-    return None if value is None else instant(value, field=field)
+def _instant(value: When | None, field: str, zone: str) -> Millis | None:
+    """A bound: with a date, and a zone unless the rule names another than UTC, which is the default of every rule."""
+    return None if value is None else instant(value, field=field, zone=None if zone == "UTC" else zone)
 
 
 def _day(given: object) -> int:
@@ -308,7 +311,7 @@ def _day(given: object) -> int:
 
 def _checked(rule: R, field: str, given: object) -> R:
     """Return the rule. Raises BadInput for bounds that do not fit it, and for a rule that never fires."""
-    zones.zone_info(rule.zone)
+    zone_info(rule.zone)
     if rule.times is not None and rule.start is None and isinstance(rule, CronRule | EveryRule):
         raise BadInput("times", rule.times, "a start with it, from which the occurrences are counted")
     if (rule.on_gap or rule.on_repeat) and isinstance(rule, EveryRule | AtRule):

@@ -12,8 +12,8 @@ from functools import lru_cache
 from typing import Literal, NamedTuple, Protocol, TypeAlias
 from zoneinfo import ZoneInfo
 
-from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis, as_datetime
+from bide.core.wall_clock import zone_info
 
 OnGap: TypeAlias = Literal["run_after", "skip"]
 OnRepeat: TypeAlias = Literal["first", "second", "both"]
@@ -41,15 +41,6 @@ class Segment(NamedTuple):
     offset: Millis
     before: Millis
     following: Millis
-
-
-@lru_cache(maxsize=1024)
-def zone_info(name: str) -> ZoneInfo:
-    """The zone of this name. Raises BadInput if the time zone database does not know it."""
-    try:
-        return ZoneInfo.no_cache(name)
-    except (KeyError, ValueError, TypeError, OSError):  # OSError: the name of a directory
-        raise BadInput("zone", name, 'a name of the IANA time zone database, such as "Europe/Rome" or "UTC"') from None
 
 
 def segment(zone: str, at: Millis) -> Segment:

@@ -14,7 +14,7 @@ from types import FrameType
 
 from msgspec import DecodeError
 
-from bide.core.instants import In, Millis, instant_text, with_grain
+from bide.core.instants import In, Millis, instant_text, resolved
 from bide.core.names import LONGEST_TEXT, TRACE, error_text, new_id, storable
 from bide.core.options import decode_options, known_options
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
@@ -66,7 +66,7 @@ def _failed_or_deferred(
     if isinstance(ended, Dead):
         return dead(record, ended.why, keep, now, failed=True)
     if isinstance(ended, Defer):
-        due = with_grain(ended.due, grain)
+        due = resolved(ended.due, now, grain)
         if _too_late(record, due.resolve(now)):
             return dead(record, "deadline: deferred past it", keep, now)
         return Settlement(record.topic, record.key, record.token, OutcomeKind.DEFER, due)
@@ -75,7 +75,7 @@ def _failed_or_deferred(
     pause = _pause(record, route)
     if pause is None:
         return dead(record, error, keep, now, failed=True, trace=trace)
-    due = with_grain((ended.due if isinstance(ended, Retry) else None) or In(pause), grain)
+    due = resolved((ended.due if isinstance(ended, Retry) else None) or In(pause), now, grain)
     if _too_late(record, due.resolve(now)):
         why = f"deadline: the next try would be after it; last error: {error}"
         return dead(record, why, keep, now, failed=True, trace=trace)
@@ -85,7 +85,7 @@ def _failed_or_deferred(
 def completion(record: Record, done: Done | None, keep: Retention, clock: Clock) -> Settlement:
     """The settlement of a success: the task is done, or begins its next life."""
     if done is not None and done.again is not None:
-        again = with_grain(done.again, clock.grain)
+        again = resolved(done.again, clock.now(), clock.grain)
         return Settlement(record.topic, record.key, record.token, OutcomeKind.DONE, again, next_id=new_id())
     if record.options and (life := next_life(record, clock.now())) is not None:
         return life

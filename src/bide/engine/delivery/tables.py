@@ -18,7 +18,7 @@ from contextlib import suppress
 from typing import Any
 
 from bide.core.errors import SetupError, StoreError, StoreUnavailable
-from bide.core.instants import Due, In, Millis
+from bide.core.instants import Due, In, Millis, resolved
 from bide.core.names import text_of
 from bide.core.outcomes import Dead, Defer, Retry
 from bide.engine.background import DeadHooks
@@ -328,9 +328,9 @@ class TableLoop(WakeLoop):
             until = self._resolved(error.due) if isinstance(error, Retry) and error.due is not None else None
             await self._failed([row], error, until)
 
-    def _resolved(self, due: Due) -> Millis:
+    def _resolved(self, due: Due | str) -> Millis:
         now = self.clock.now()
-        return now + self.clock.span(due.millis) if isinstance(due, In) else due.resolve(now)
+        return now + self.clock.span(due.millis) if isinstance(due, In) else resolved(due, now).resolve(now)
 
     async def _failed(self, rows: Sequence[DueRow], error: BaseException, until: Millis | None = None) -> None:
         """Let the faulty one of `rows` rest; take several rows one by one to find it."""

@@ -16,7 +16,7 @@ from bide.core.names import check_topic
 from bide.core.records import Count, Record, Ref, Result, State
 from bide.core.recurrence.plan import Recurrence
 from bide.core.recurrence.rules import Rule
-from bide.core.recurrence.zones import zone_info
+from bide.core.wall_clock import zone_info
 from bide.engine.recurring import planned
 from bide.insight.cached_query import CachedQuery
 from bide.insight.recurring import MOST, Miss, misses_of, past_of, recurrence_of, recurring_tasks
