@@ -1,4 +1,4 @@
-"""S20: one index of wake times, leases, and sleeps that are exact."""
+"""S24: one index of wake times, leases, and sleeps that are exact."""
 
 from __future__ import annotations
 

@@ -1,0 +1,67 @@
+"""S23: a beat: one process that sends each run to a broker, and keeps its last times in a file."""
+
+from __future__ import annotations
+
+import asyncio
+import fcntl
+from collections.abc import Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import ClassVar
+
+from bide_lab.processes import RedisStrategy
+from bide_lab.strategy import DONE_TWICE, NEVER_DONE, Effect, Flaw, Harm, Recurrent, now, when
+
+_SYNC = 180.0
+"""Seconds of strategy time between two writes of the file."""
+
+
+class OneBeat(RedisStrategy, Recurrent):
+    """The next run is a period after the last was sent; the file is written after that, and not each time."""
+
+    name = "S23-one"
+    title = "one beat and a worker"
+    roles = ("beat", "worker")
+    nodes = 1
+    loses = "what came due while the beat was down, and what a worker had popped"
+    flaws: ClassVar[Sequence[Flaw]] = (
+        Flaw("what comes due while the beat is down is never sent", "recurrence", NEVER_DONE, Harm.LOST),
+        Flaw("a beat that was killed has forgotten what it sent, and sends it again", "recurrence", DONE_TWICE,
+             Harm.TWICE),
+        Flaw("each run is timed by the one before, so that lateness adds up and a restart shifts all that follow",
+             "recurrence", when("p50", "half of them {p50:,.0f} ms late by the rule, {most:,.0f} ms at most", over=100),
+             Harm.LATE),
+    )  # fmt: skip
+
+    async def run(self, role: str, effect: Effect) -> None:
+        if role == "worker":
+            async for due in self.popped(self.key("queue")):
+                await effect("rule", int(due))
+        path = self._own_file()
+        last, written = int(path.read_text() or self.nominal(now())), 0
+        while True:
+            await asyncio.sleep(max(0, last + self.every - now()) / 1000)
+            last = now()
+            await self.redis.rpush(self.key("queue"), self.nominal(last))
+            self.counted["sent"] += 1
+            if last - written >= self.setting.span(_SYNC) * 1000:
+                path.write_text(str(last))
+                written = last
+
+    def _own_file(self) -> Path:
+        """Of the host that this process stands for: the first that no living process has."""
+        for number in range(self.nodes):
+            file = self.closing.enter_context((self.setting.folder / f"beat-{number}").open("a"))
+            with suppress(BlockingIOError):
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                return Path(file.name)
+        raise RuntimeError("there are more beats than hosts")
+
+
+class TwoBeats(OneBeat):
+    """So that one may die."""
+
+    name = "S23-two"
+    title = "two beats and a worker"
+    nodes = 2
+    flaws = (Flaw("each beat sends every run", "recurrence", DONE_TWICE, Harm.TWICE),)
