@@ -95,14 +95,12 @@ async def test_what_a_node_had_begun_is_lost(strategy: type[AtMostOnce], postgre
 
 async def test_a_beat_sends_what_its_file_does_not_know_of(redis_url: str, tmp_path: Path) -> None:
     async with Company(OneBeat, setting_of(OneBeat, {"redis": redis_url}, tmp_path, minute=600.0)) as company:
-        path = tmp_path / "beat-0"
+        path = tmp_path / "beat-schedule"
         for _ in range(2):
             path.write_text("1")  # as a beat left it that was killed very many periods ago
-            one = await company.another()
-            [beat] = await company.start(Runs(), "beat", one=one)
+            [beat] = await company.start(Runs(), "beat")
             await until(lambda: path.read_text() not in ("", "1"), "the file")
             await die(beat)
-            await one.close()
         assert await company.client.redis.llen(company.client.key("queue")) == 2
 
 

@@ -247,7 +247,7 @@ class Recurrent(Strategy):
         return round(self.setting.span(60) * 1000)
 
     async def schedule(self, items: Sequence[Item]) -> None:
-        """Nothing: see above."""
+        """The rule is there already."""
 
     def nominal(self, at: int) -> int:
         """The last instant by then."""

@@ -31,7 +31,7 @@ _ASKED = 0.03
 async def recurrence(trial: Trial, *, quick: bool) -> Figures:
     """a run each period; whose turn it is is killed -9 just before, at or just after its time, and started again.
 
-    Once it is stopped instead (SIGSTOP), and goes on later. Each fault comes some periods after the one before it.
+    Twice it is stopped instead (SIGSTOP), and goes on later. Each fault comes some periods after the one before it.
     """
     strategy, every = trial.strategy, trial.setting.span(60)
     assert issubclass(strategy, Recurrent)
@@ -71,12 +71,10 @@ def by_instants(
     """The figures of these instants; and how many of them were lost, or doubled, after each kind of fault."""
     calls = [Call("schedule", str(due), due, 0, 0, True) for due in instants]
     runs = [one._replace(key=str(one.due)) for one in firings if one.due in instants]
-    times = Counter(one.due for one in runs)
-    blamed: Counter[str] = Counter()
-    for due in instants:
+    times, blamed = Counter(one.due for one in runs), Counter[str]()
+    for due in (one for one in instants if times[one] != 1):
         fault = next((word for at, word in reversed(faults) if at <= due), "nothing")
-        if times[due] != 1:
-            blamed[f"{'twice' if times[due] else 'lost'}_after_{fault}"] += 1
+        blamed[f"{'twice' if times[due] else 'lost'}_after_{fault}"] += 1
     return judge(calls, runs, until=instants[-1] * 1_000_000), blamed
 
 
@@ -88,7 +86,7 @@ async def _whose_turn(nodes: list[Process]) -> int:
 
 async def turn_of(strategy: Strategy) -> dict[str, int]:
     """In a node."""
-    return {"turn": strategy.turn if isinstance(strategy, Recurrent) else 0}
+    return {"turn": getattr(strategy, "turn", 0)}
 
 
 async def _until(at: float) -> None:

@@ -11,7 +11,7 @@ from bide_lab.strategy import DONE_TWICE, NEVER_DONE, Effect, Flaw, Harm, Recurr
 
 
 def runs_on(day: date, at: time, zone: str = "Europe/Berlin") -> int:
-    """How often a rule for this time of day runs on that day: once in each minute in which the wall clock shows it."""
+    """The runs of a rule for this time on that day: one in each minute in which the wall clock shows it."""
     begin = datetime.combine(day, time(), ZoneInfo(zone)).astimezone(UTC)
     shown = ((begin + timedelta(minutes=minute)).astimezone(ZoneInfo(zone)) for minute in range(25 * 60))
     return sum((one.date(), one.hour, one.minute) == (day, at.hour, at.minute) for one in shown)
@@ -26,11 +26,8 @@ class OneHost(Recurrent):
     loses = "every run whose minute came while the host was down"
     flaws: ClassVar[Sequence[Flaw]] = (
         Flaw("a run whose minute comes while the host is down is lost", "recurrence", NEVER_DONE, Harm.LOST),
-        Flaw(
-            "a rule at an hour that the clocks skip or repeat runs never or twice on that day", "recurrence",
-            when("long_day", "30 2 * * * ran {short_day:.0f} times on the day of 23 hours, {long_day:.0f} times on "
-                 "that of 25", over=1),
-        ),
+        Flaw("a rule at an hour that the clocks skip or repeat runs never or twice on that day", "recurrence",
+             when("long_day", "30 2 * * *: {short_day:.0f} runs in a day of 23 h, {long_day:.0f} in 25 h", over=1)),
     )  # fmt: skip
 
     async def run(self, role: str, effect: Effect) -> None:
@@ -38,10 +35,8 @@ class OneHost(Recurrent):
             await effect("rule", due)
 
     async def left(self) -> Mapping[str, float]:
-        return {
-            "short_day": runs_on(date(2026, 3, 29), time(2, 30)),
-            "long_day": runs_on(date(2026, 10, 25), time(2, 30)),
-        }
+        short, long = (runs_on(date(2026, *day), time(2, 30)) for day in ((3, 29), (10, 25)))
+        return {"short_day": short, "long_day": long}
 
 
 class EveryHost(OneHost):

@@ -22,8 +22,7 @@ class LeaderLock(RedisStrategy, Recurrent):
     loses = "every run whose time comes between a leader's death and the end of its lock"
     flaws = (
         Flaw("a run is lost that comes due until a dead leader's lock ends", "recurrence", NEVER_DONE, Harm.LOST),
-        Flaw("a leader that stands still while its lock ends does a run that the next leader has done", "recurrence",
-             DONE_TWICE, Harm.TWICE),
+        Flaw("a leader that stood still does a run that the next has done", "recurrence", DONE_TWICE, Harm.TWICE),
     )  # fmt: skip
 
     async def open(self) -> None:

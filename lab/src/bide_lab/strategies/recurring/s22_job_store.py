@@ -10,19 +10,7 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from bide_lab.processes import PostgresStrategy, changed
-from bide_lab.strategy import (
-    DONE_TWICE,
-    NEVER_DONE,
-    Effect,
-    Flaw,
-    Harm,
-    Recurrent,
-    Setting,
-    due_or_told,
-    now,
-    poll,
-    when,
-)
+from bide_lab.strategy import DONE_TWICE, NEVER_DONE, Effect, Flaw, Harm, Recurrent, due_or_told, now, poll, when
 
 _CHECK_IN, _MISFIRE, _IDLE = 7.5, 60.0, 30.0
 """Seconds of strategy time, as Quartz has them: between check-ins; late enough for a misfire; to look ahead."""
@@ -39,15 +27,14 @@ class AtMostOnce(PostgresStrategy, Recurrent):
     loses = "the run that a node had begun when it died"
     recovers: ClassVar[bool] = False
     flaws: ClassVar[Sequence[Flaw]] = (
-        Flaw("a node that dies after it advanced the trigger takes the run with it", "recurrence", NEVER_DONE,
-             Harm.LOST),
+        Flaw("a node that dies after it advanced the trigger loses the run", "recurrence", NEVER_DONE, Harm.LOST),
         _TAKEN_FOR_DEAD,
         Flaw("all nodes take turns at one row lock, several times for each run", "recurrence",
              when("locks", "{locks:,.0f} turns for {fired} runs, {waits:.0f} of them after a wait")),
     )  # fmt: skip
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
+    async def open(self) -> None:
+        await super().open()
         self.triggers, self.fired, self.states, self.locks = map(self.table, ("triggers", "fired", "states", "locks"))
         self.me, self._checked_in, self._signal = uuid4().hex, now(), asyncio.Event()
 
@@ -97,8 +84,8 @@ class AtMostOnce(PostgresStrategy, Recurrent):
             if found is None:
                 return None
             entry, (name, self.turn) = uuid4().hex, found
-            fired = f"INSERT INTO {self.fired} VALUES ($1, $2, $3, $4, 'ACQUIRED')"
-            await connection.execute(fired, entry, self.me, name, self.turn)
+            held = entry, self.me, name, self.turn
+            await connection.execute(f"INSERT INTO {self.fired} VALUES ($1, $2, $3, $4, 'ACQUIRED')", *held)
             return entry, name, self.turn
 
     async def fire(self, entry: str, name: str, due: int) -> bool:
@@ -117,15 +104,13 @@ class AtMostOnce(PostgresStrategy, Recurrent):
             await connection.execute(f"DELETE FROM {self.fired} WHERE entry = $1", entry)
 
     async def check_in(self) -> None:
-        """And take over from nodes that have not for too long: what they acquired waits again; what they began is lost,
-        unless it is recovered."""
+        """And take over from nodes that have not for long what they acquired, and what they began if it recovers."""
         at, interval = now(), round(self.setting.span(_CHECK_IN) * 1000)
         before, self._checked_in = at - max(interval, at - self._checked_in) - interval, at
         await self.pool.execute(
             f"INSERT INTO {self.states} VALUES ($1, $2) ON CONFLICT (node) DO UPDATE SET checked_in = $2", self.me, at
         )
-        dead = await self.pool.fetch(f"SELECT node FROM {self.states} WHERE checked_in < $1", before)
-        if dead:
+        if dead := await self.pool.fetch(f"SELECT node FROM {self.states} WHERE checked_in < $1", before):
             theirs = f"FROM {self.fired} WHERE node = ANY($1::text[])"
             async with self.locked() as connection:
                 for change in (

@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import ClassVar
 
 from bide_lab.processes import RedisStrategy
@@ -26,8 +23,7 @@ class OneBeat(RedisStrategy, Recurrent):
     loses = "what came due while the beat was down, and what a worker had popped"
     flaws: ClassVar[Sequence[Flaw]] = (
         Flaw("what comes due while the beat is down is never sent", "recurrence", NEVER_DONE, Harm.LOST),
-        Flaw("a beat that was killed has forgotten what it sent, and sends it again", "recurrence", DONE_TWICE,
-             Harm.TWICE),
+        Flaw("a beat that was killed sends again what it has forgotten", "recurrence", DONE_TWICE, Harm.TWICE),
         Flaw("each run is timed by the one before, so that lateness adds up and a restart shifts all that follow",
              "recurrence", when("p50", "half of them {p50:,.0f} ms late by the rule, {most:,.0f} ms at most", over=100),
              Harm.LATE),
@@ -37,7 +33,8 @@ class OneBeat(RedisStrategy, Recurrent):
         if role == "worker":
             async for due in self.popped(self.key("queue")):
                 await effect("rule", int(due))
-        path = self._own_file()
+        path = self.setting.folder / "beat-schedule"
+        path.touch()
         last, written = int(path.read_text() or self.nominal(now())), 0
         while True:
             await asyncio.sleep(max(0, last + self.every - now()) / 1000)
@@ -47,15 +44,6 @@ class OneBeat(RedisStrategy, Recurrent):
             if last - written >= self.setting.span(_SYNC) * 1000:
                 path.write_text(str(last))
                 written = last
-
-    def _own_file(self) -> Path:
-        """Of the host that this process stands for: the first that no living process has."""
-        for number in range(self.nodes):
-            file = self.closing.enter_context((self.setting.folder / f"beat-{number}").open("a"))
-            with suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return Path(file.name)
-        raise RuntimeError("there are more beats than hosts")
 
 
 class TwoBeats(OneBeat):
