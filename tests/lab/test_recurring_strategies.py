@@ -106,9 +106,9 @@ async def test_a_beat_sends_what_its_file_does_not_know_of(redis_url: str, tmp_p
 
 def test_runs_are_judged_by_their_instants() -> None:
     firings = [Firing("rule", due, at * 1_000_000) for due, at in ((1000, 1001), (2000, 1999), (2000, 2004), (9000, 0))]
-    figures, blamed = by_instants(firings, range(1000, 4000, 1000), [(3000, "kill_at")])
+    figures, blamed = by_instants(firings, range(1000, 4000, 1000), [(3000, "killed_at")])
     assert (figures.expected, figures.lost, figures.duplicated, figures.early) == (3, 1, 1, 1)
-    assert blamed == {"twice_after_nothing": 1, "lost_after_kill_at": 1}
+    assert blamed == {"twice_when_undisturbed": 1, "lost_when_killed_at": 1}
 
 
 async def test_every_run_is_done_or_lost(tmp_path: Path) -> None:

@@ -227,6 +227,10 @@ class Strategy:
         return {}
 
 
+RUN_LOST = when("lost", "{lost} of {expected} runs never done")
+RUN_TWICE = when("duplicated", "{duplicated} runs too many at {expected} instants")
+
+
 class Recurrent(Strategy):
     """One way of doing something again and again, by a rule: a run for each minute of strategy time.
 

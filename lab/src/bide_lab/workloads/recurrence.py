@@ -18,8 +18,8 @@ from bide_lab.workload import Trial, unless, workload
 _RUN = 0.1
 """Length of a run; this and all that follows in periods of the rule."""
 _FAULTS = (
-    ("kill_after", 0.05, 0.2), ("kill_before", -0.05, 0.6), ("stall", -0.4, 1.2), ("stall", -0.1, 1.0),
-    ("kill_at", 0.0, 1.6), ("kill_before", -0.05, 0.2), ("kill_at", 0.0, 0.6), ("kill_after", 0.05, 1.6),
+    ("killed_after", 0.05, 0.2), ("killed_before", -0.05, 0.6), ("stopped", -0.4, 1.2), ("stopped", -0.1, 1.0),
+    ("killed_at", 0.0, 1.6), ("killed_before", -0.05, 0.2), ("killed_at", 0.0, 0.6), ("killed_after", 0.05, 1.6),
 )  # fmt: skip
 """Each with its time from an instant on, and the time until it is undone; a process needs some 0.3 s more to begin."""
 _APART = 3
@@ -48,7 +48,7 @@ async def recurrence(trial: Trial, *, quick: bool) -> Figures:
         await _until(at + (offset - _ASKED) * every)
         number = await _whose_turn(nodes)
         await _until(at + offset * every)
-        if word == "stall":
+        if word == "stopped":
             os.killpg(nodes[number].pid, signal.SIGSTOP)
             await asyncio.sleep(undone * every)
             os.killpg(nodes[number].pid, signal.SIGCONT)
@@ -73,8 +73,8 @@ def by_instants(
     runs = [one._replace(key=str(one.due)) for one in firings if one.due in instants]
     times, blamed = Counter(one.due for one in runs), Counter[str]()
     for due in (one for one in instants if times[one] != 1):
-        fault = next((word for at, word in reversed(faults) if at <= due), "nothing")
-        blamed[f"{'twice' if times[due] else 'lost'}_after_{fault}"] += 1
+        fault = next((word for at, word in reversed(faults) if at <= due), "undisturbed")
+        blamed[f"{'twice' if times[due] else 'lost'}_when_{fault}"] += 1
     return judge(calls, runs, until=instants[-1] * 1_000_000), blamed
 
 

@@ -7,7 +7,7 @@ from datetime import UTC, date, datetime, time, timedelta
 from typing import ClassVar
 from zoneinfo import ZoneInfo
 
-from bide_lab.strategy import DONE_TWICE, NEVER_DONE, Effect, Flaw, Harm, Recurrent, when
+from bide_lab.strategy import RUN_LOST, RUN_TWICE, Effect, Flaw, Harm, Recurrent, when
 
 
 def runs_on(day: date, at: time, zone: str = "Europe/Berlin") -> int:
@@ -25,7 +25,7 @@ class OneHost(Recurrent):
     nodes = 1
     loses = "every run whose minute came while the host was down"
     flaws: ClassVar[Sequence[Flaw]] = (
-        Flaw("a run whose minute comes while the host is down is lost", "recurrence", NEVER_DONE, Harm.LOST),
+        Flaw("a run whose minute comes while the host is down is lost", "recurrence", RUN_LOST, Harm.LOST),
         Flaw("a rule at an hour that the clocks skip or repeat runs never or twice on that day", "recurrence",
              when("long_day", "30 2 * * *: {short_day:.0f} runs in a day of 23 h, {long_day:.0f} in 25 h", over=1)),
     )  # fmt: skip
@@ -46,4 +46,4 @@ class EveryHost(OneHost):
     title = "crontab on every host (two)"
     nodes = 2
     loses = ""
-    flaws = (Flaw("each host does every run", "recurrence", DONE_TWICE, Harm.TWICE),)
+    flaws = (Flaw("each host does every run", "recurrence", RUN_TWICE, Harm.TWICE),)

@@ -7,7 +7,7 @@ from typing import Any
 from uuid import uuid4
 
 from bide_lab.processes import RedisStrategy
-from bide_lab.strategy import DONE_TWICE, NEVER_DONE, Effect, Flaw, Harm, Recurrent
+from bide_lab.strategy import RUN_LOST, RUN_TWICE, Effect, Flaw, Harm, Recurrent
 
 _LOCK = 20.0
 """Seconds of strategy time that the lock lasts without being renewed; it is renewed three times as often."""
@@ -21,8 +21,8 @@ class LeaderLock(RedisStrategy, Recurrent):
     title = "one leader with a lock in Redis"
     loses = "every run whose time comes between a leader's death and the end of its lock"
     flaws = (
-        Flaw("a run is lost that comes due until a dead leader's lock ends", "recurrence", NEVER_DONE, Harm.LOST),
-        Flaw("a leader that stood still does a run that the next has done", "recurrence", DONE_TWICE, Harm.TWICE),
+        Flaw("a run is lost that comes due until a dead leader's lock ends", "recurrence", RUN_LOST, Harm.LOST),
+        Flaw("a leader that stood still does a run that the next has done", "recurrence", RUN_TWICE, Harm.TWICE),
     )  # fmt: skip
 
     async def open(self) -> None:

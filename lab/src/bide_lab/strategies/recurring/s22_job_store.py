@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 from uuid import uuid4
 
 from bide_lab.processes import PostgresStrategy, changed
-from bide_lab.strategy import DONE_TWICE, NEVER_DONE, Effect, Flaw, Harm, Recurrent, due_or_told, now, poll, when
+from bide_lab.strategy import RUN_LOST, RUN_TWICE, Effect, Flaw, Harm, Recurrent, due_or_told, now, poll, when
 
 _CHECK_IN, _MISFIRE, _IDLE = 7.5, 60.0, 30.0
 """Seconds of strategy time, as Quartz has them: between check-ins; late enough for a misfire; to look ahead."""
 _TAKEN_FOR_DEAD = Flaw(
-    "a node that is taken for dead, and is not, does a run that another has done", "recurrence", DONE_TWICE, Harm.TWICE
+    "a node that is taken for dead, and is not, does a run that another has done", "recurrence", RUN_TWICE, Harm.TWICE
 )
 
 
@@ -27,10 +27,10 @@ class AtMostOnce(PostgresStrategy, Recurrent):
     loses = "the run that a node had begun when it died"
     recovers: ClassVar[bool] = False
     flaws: ClassVar[Sequence[Flaw]] = (
-        Flaw("a node that dies after it advanced the trigger loses the run", "recurrence", NEVER_DONE, Harm.LOST),
+        Flaw("a node that dies after it advanced the trigger loses the run", "recurrence", RUN_LOST, Harm.LOST),
         _TAKEN_FOR_DEAD,
         Flaw("all nodes take turns at one row lock, several times for each run", "recurrence",
-             when("locks", "{locks:,.0f} turns for {fired} runs, {waits:.0f} of them after a wait")),
+             when("locks", "{locks:,.0f} turns for {runs:.0f} runs of the nodes left, {waits:.0f} after a wait")),
     )  # fmt: skip
 
     async def open(self) -> None:
@@ -100,6 +100,7 @@ class AtMostOnce(PostgresStrategy, Recurrent):
 
     async def execute(self, effect: Effect, entry: str, name: str, due: int) -> None:
         await effect(name, due)
+        self.counted["runs"] += 1
         async with self.locked() as connection:
             await connection.execute(f"DELETE FROM {self.fired} WHERE entry = $1", entry)
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import ClassVar
 
 from bide_lab.processes import RedisStrategy
-from bide_lab.strategy import DONE_TWICE, NEVER_DONE, Effect, Flaw, Harm, Recurrent, now, when
+from bide_lab.strategy import RUN_LOST, RUN_TWICE, Effect, Flaw, Harm, Recurrent, now, when
 
 _SYNC = 180.0
 """Seconds of strategy time between two writes of the file."""
@@ -22,8 +22,8 @@ class OneBeat(RedisStrategy, Recurrent):
     nodes = 1
     loses = "what came due while the beat was down, and what a worker had popped"
     flaws: ClassVar[Sequence[Flaw]] = (
-        Flaw("what comes due while the beat is down is never sent", "recurrence", NEVER_DONE, Harm.LOST),
-        Flaw("a beat that was killed sends again what it has forgotten", "recurrence", DONE_TWICE, Harm.TWICE),
+        Flaw("what comes due while the beat is down is never sent", "recurrence", RUN_LOST, Harm.LOST),
+        Flaw("a beat that was killed sends again what it has forgotten", "recurrence", RUN_TWICE, Harm.TWICE),
         Flaw("each run is timed by the one before, so that lateness adds up and a restart shifts all that follow",
              "recurrence", when("p50", "half of them {p50:,.0f} ms late by the rule, {most:,.0f} ms at most", over=100),
              Harm.LATE),
@@ -52,4 +52,4 @@ class TwoBeats(OneBeat):
     name = "S23-two"
     title = "two beats and a worker"
     nodes = 2
-    flaws = (Flaw("each beat sends every run", "recurrence", DONE_TWICE, Harm.TWICE),)
+    flaws = (Flaw("each beat sends every run", "recurrence", RUN_TWICE, Harm.TWICE),)
