@@ -1,6 +1,6 @@
 """`make lab`: starts the servers that can be had, measures the strategies of the lab on them, and draws the report.
 
-make lab                                    what each strategy is known for, in short: some five minutes
+make lab                                    what each strategy is known for, in short: some seven minutes
 make lab ARGS="--full"                      everything, in full length: about an hour
 make lab ARGS="--with rocketmq"             RocketMQ too, where Maven, a JDK and cc answer; installs its client
 

@@ -76,7 +76,7 @@ def test_a_flaw_is_seen_where_its_harm_is_done_and_where_no_other_is(strategy: t
 
 def test_all_that_the_requirement_names_are_there() -> None:
     numbers = {name.partition("-")[0] for name in EVERY}
-    assert {f"S{number}" for number in range(1, 20)} <= numbers
+    assert {f"S{number}" for number in range(1, 24)} <= numbers
     assert {f"bide-{store}" for store in ("memory", "sqlite", "redis", "postgres", "mysql")} <= set(EVERY)
 
 

@@ -15,7 +15,7 @@ import pytest
 from tests.lab.playing import FAR, Company, Effects, die, named, setting_of
 from tests.waiting import until
 
-from bide_lab.strategies.bide.s20_bide import OnPostgres
+from bide_lab.strategies.bide.s24_bide import OnPostgres
 from bide_lab.strategies.writes.s19_two_writes import Async, NoCare, NoTimer, OneTransaction, Open, Outbox, Sync
 from bide_lab.strategy import Item, now
 from bide_proofs.servers.process import free_port

@@ -21,7 +21,7 @@ from bide_lab.findings import NOT_WAITED_FOR, Findings, Row
 from bide_lab.strategy import Harm, Strategy
 from bide_lab.workloads import WORKLOADS
 
-DOWN = frozenset({"killed", "cut", "away", "restarted", "failover", "deaf", "writer"})
+DOWN = frozenset({"killed", "cut", "away", "restarted", "failover", "deaf", "writer", "recurrence"})
 """Workloads in which a process dies, or is away, or is cut off."""
 
 

@@ -121,7 +121,7 @@ class Findings:
     def guests(self, family: Family) -> list[Row]:
         """The row of bide's that another family is held against: on the servers that the family uses, if it was.
 
-        Of several that use them as well, the one with most measured; none if bide was not measured.
+        Of several that use them as well, the one with most measured; none if bide has no workload of theirs.
         """
         rows = [row.strategy for row in self.of(family) if row.measured]
         within = sum(one.in_process for one in rows) * 2 > len(rows)
@@ -131,7 +131,8 @@ class Findings:
             served = sum(needs <= set(one.needs) for one in rows) if needs else 0
             return served, row.strategy.in_process == within, len(row.measured)
 
-        measured = [row for row in self.bide if row.measured and row.family != family]
+        played = {name for row in self.of(family) for name in row.measured}
+        measured = [row for row in self.bide if row.measured.keys() & played and row.family != family]
         return [max(measured, key=fits)] if measured else []
 
     def _better(self, measure: Measure) -> Better | None:

@@ -11,7 +11,7 @@ import asyncio
 import sys
 import time
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -225,6 +225,45 @@ class Strategy:
         For a strategy that keeps the business row apart from the timer; others owe what they have answered.
         """
         return {}
+
+
+RUN_LOST = when("lost", "{lost} of {expected} runs never done")
+RUN_TWICE = when("duplicated", "{duplicated} runs too many at {expected} instants")
+
+
+class Recurrent(Strategy):
+    """One way of doing something again and again, by a rule: a run for each minute of strategy time.
+
+    The rule is part of what is deployed. An effect is told its nominal instant, a multiple of `every`, and any key.
+    """
+
+    cannot = dict.fromkeys(VERBS[1:], "a rule is deployed: there is no task to move or cancel")
+    shows: ClassVar[Sequence[str]] = ("recurrence",)
+    unfit = "it follows a rule, and takes no tasks"
+    nodes: ClassVar[int] = 2
+    """Processes of its first role, one of which is killed; there is one of each other role."""
+    turn = 0
+    """The last instant whose run this process took for its own."""
+
+    @property
+    def every(self) -> int:
+        """Milliseconds."""
+        return round(self.setting.span(60) * 1000)
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        """The rule is there already."""
+
+    def nominal(self, at: int) -> int:
+        """The last instant by then."""
+        return at - at % self.every
+
+    async def instants(self) -> AsyncIterator[int]:
+        """Each instant when it has come, computed from now: one that passes meanwhile is left out."""
+        while True:
+            self.turn = self.nominal(max(self.turn, now())) + self.every
+            while (left := self.turn / 1000 - time.time()) > 0:  # noqa: ASYNC110 - a time tells nobody
+                await asyncio.sleep(left)
+            yield self.turn
 
 
 def now() -> int:

@@ -351,5 +351,5 @@ _after = lru_cache(maxsize=8192)(_next)
 
 def refresh_zones() -> None:
     """Forget all cached zone data, so that a changed time zone database is read anew."""
-    for cached in (zones.zone_info, zones.chunk, _after, _last):
+    for cached in (zone_info, zones.chunk, _after, _last):
         cached.cache_clear()

@@ -8,7 +8,7 @@ from functools import partial
 from typing import Any, ClassVar
 
 from bide_lab.processes import PostgresStrategy, postgres_pool
-from bide_lab.strategies.bide.s20_bide import OnPostgres
+from bide_lab.strategies.bide.s24_bide import OnPostgres
 from bide_lab.strategy import VERBS, Effect, Flaw, Harm, Item, Setting, Strategy, now, poll, when
 
 _PERIOD = 0.1

@@ -1,9 +1,10 @@
-"""S20: one index of wake times, leases, and sleeps that are exact."""
+"""S24: one index of wake times, leases, and sleeps that are exact."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from datetime import timedelta
 from typing import ClassVar
 from urllib.parse import urlencode
 
@@ -12,7 +13,7 @@ from bide.core.instants import as_datetime
 from bide.settings import Settings
 from bide.wiring import store_maker
 from bide_lab.processes import mysql_server, postgres_pool, unlink
-from bide_lab.strategy import DONE_TWICE, GONE, Effect, Flaw, Harm, Item, Setting, Strategy
+from bide_lab.strategy import DONE_TWICE, GONE, Effect, Flaw, Harm, Item, Recurrent, Setting, Strategy
 
 _TOPIC = "lab"
 _AGAIN = Flaw("what was done and not settled yet when its worker died is done again", "killed", DONE_TWICE, Harm.TWICE)
@@ -135,3 +136,28 @@ class OnMysql(_Bide):
                 await cursor.execute(f"DROP DATABASE IF EXISTS `{self.setting.prefix}`")
         finally:
             connection.close()
+
+
+class RuleOnRedis(OnRedis, Recurrent):
+    """A recurring task: one task, which is due again at the rule's next instant when it is done."""
+
+    name = "bide-rule"
+    title = "bide's recurring task on Redis"
+    shows: ClassVar[Sequence[str]] = ("recurrence",)
+
+    def __init__(self, setting: Setting) -> None:
+        super().__init__(setting)
+        self.app = Bide(self.url, keep_done="0s", lease="1s")
+
+    async def schedule(self, items: Sequence[Item]) -> None:
+        """The rule is declared by each process."""
+
+    async def run(self, role: str, effect: Effect) -> None:
+        @self.app.every(timedelta(milliseconds=self.every), topic=_TOPIC, catch_up="all")
+        async def fire(task: Task[None]) -> None:
+            assert task.occurrence is not None
+            self.turn = round(task.occurrence.timestamp() * 1000)
+            await effect("rule", self.turn)
+
+        async with self.app.worker():
+            await asyncio.Event().wait()
