@@ -13,10 +13,24 @@ from bide.core.instants import as_datetime
 from bide.settings import Settings
 from bide.wiring import store_maker
 from bide_lab.processes import mysql_server, postgres_pool, unlink
-from bide_lab.strategy import DONE_TWICE, GONE, Effect, Flaw, Harm, Item, Recurrent, Setting, Strategy
+from bide_lab.strategy import DONE_TWICE, GONE, RUN_TWICE, Effect, Flaw, Harm, Item, Recurrent, Setting, Strategy
 
 _TOPIC = "lab"
 _AGAIN = Flaw("what was done and not settled yet when its worker died is done again", "killed", DONE_TWICE, Harm.TWICE)
+
+
+def url_of(setting: Setting, server: str, apart: str) -> str:
+    """The URL of a place of its own on a server; `apart` is the option that names it."""
+    given = setting.urls[server]
+    return f"{given}{'&' if '?' in given else '?'}{urlencode({apart: setting.prefix})}"
+
+
+async def clear_redis(setting: Setting) -> None:
+    """Remove all keys of the namespace."""
+    from redis.asyncio import Redis
+
+    async with Redis.from_url(setting.urls["redis"]) as client:
+        await unlink(client, f"{{{setting.prefix}[:}}]*")
 
 
 class _Bide(Strategy):
@@ -33,8 +47,7 @@ class _Bide(Strategy):
 
     @property
     def url(self) -> str:
-        given = self.setting.urls[self.needs[0]]
-        return f"{given}{'&' if '?' in given else '?'}{urlencode({self.apart: self.setting.prefix})}"
+        return url_of(self.setting, self.needs[0], self.apart)
 
     async def open(self) -> None:
         schema = store_maker(self.url, Settings())().features.schema
@@ -96,14 +109,11 @@ class OnRedis(_Bide):
     title = "bide on Redis"
     needs = ("redis",)
     apart = "namespace"
-    shows = ("steady", "burst", "two", "idle", "verbs", "trips")
-    flaws = (_AGAIN,)
+    shows: ClassVar[Sequence[str]] = ("steady", "burst", "two", "idle", "verbs", "trips")
+    flaws: ClassVar[Sequence[Flaw]] = (_AGAIN,)
 
     async def clear(self) -> None:
-        from redis.asyncio import Redis
-
-        async with Redis.from_url(self.setting.urls["redis"]) as client:
-            await unlink(client, f"{{{self.setting.prefix}[:}}]*")
+        await clear_redis(self.setting)
 
 
 class OnPostgres(_Bide):
@@ -138,19 +148,21 @@ class OnMysql(_Bide):
             connection.close()
 
 
-class RuleOnRedis(OnRedis, Recurrent):
+class RuleOnRedis(Recurrent):
     """A recurring task: one task, which is due again at the rule's next instant when it is done."""
 
     name = "bide-rule"
     title = "bide's recurring task on Redis"
-    shows: ClassVar[Sequence[str]] = ("recurrence",)
+    needs = ("redis",)
+    flaws = (
+        Flaw("a run that was done and not settled when its worker died is done again", "recurrence", RUN_TWICE,
+             Harm.TWICE),
+    )  # fmt: skip
 
-    def __init__(self, setting: Setting) -> None:
-        super().__init__(setting)
-        self.app = Bide(self.url, keep_done="0s", lease="1s")
-
-    async def schedule(self, items: Sequence[Item]) -> None:
-        """The rule is declared by each process."""
+    async def open(self) -> None:
+        self.app = Bide(url_of(self.setting, "redis", "namespace"), lease="1s", keep_done="0s")
+        self.closing.push_async_callback(self.app.close)
+        await self.app.open()
 
     async def run(self, role: str, effect: Effect) -> None:
         @self.app.every(timedelta(milliseconds=self.every), topic=_TOPIC, catch_up="all")
@@ -161,3 +173,6 @@ class RuleOnRedis(OnRedis, Recurrent):
 
         async with self.app.worker():
             await asyncio.Event().wait()
+
+    async def clear(self) -> None:
+        await clear_redis(self.setting)
