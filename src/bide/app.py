@@ -216,6 +216,9 @@ class Bide(Client):
         Raises BadInput, DuplicateHandler.
         """
 
+        known = RecurrenceOptions.__annotations__
+        refuse_unknown([name for name in options if name not in known], sorted(known), "an option of app.recurs")
+
         def register(function: Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]) -> Handler[P]:
             if isinstance(function, Handler) and topic in (None, function.topic):
                 handled: Handler[P] = function

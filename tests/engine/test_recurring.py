@@ -11,7 +11,7 @@ from tests.engine.conftest import World, stores, virtual
 from tests.waiting import until
 
 from bide import Answer, At, BadInput, Bide, Cron, Dead, DuplicateHandler, Every, Result, Task
-from bide.core.instants import Millis, as_datetime
+from bide.core.instants import LAST_INSTANT, Millis, as_datetime
 from bide.core.outcomes import Done, Outcome
 from bide.core.records import Lease
 from bide.core.recurrence.plan import last_instants
@@ -19,6 +19,7 @@ from bide.core.retry import policy
 from bide.engine.delivery.long_poll import LongPoll
 from bide.engine.delivery.occurrences import passed_over
 from bide.ports import Policy
+from bide.testing import TimeMachine
 
 MINUTE = 60.0
 
@@ -445,3 +446,33 @@ async def test_on_every_store_a_rule_runs_changes_pauses_and_ends(store_url: str
 
 async def steering(verb: Awaitable[Answer]) -> bool:
     return (await verb).result is Result.REPLACED
+
+
+@virtual
+async def test_a_paused_task_that_is_fired_by_hand_runs_once_and_is_paused_again(world: World) -> None:
+    app = app_of(world)
+    runs = Runs(world, app)
+    async with app, app.worker():
+        await app.recurring.add("t", Every("1m"))
+        await app.recurring.pause("t")
+        await app.fire_now("t", "t")
+        await world.pause(3 * MINUTE)
+        assert len(runs.tasks) == 1
+        [task] = [one async for one in app.recurring.find()]
+        assert task.recurrence is not None
+        assert task.recurrence.paused
+        assert task.record.due_at == LAST_INSTANT
+
+
+async def test_the_time_machine_adds_what_is_declared_and_an_ordinary_task_is_not_removed() -> None:
+    app = Bide("memory:")
+
+    @app.every("10m", topic="tick")
+    async def tick(task: Task[Any]) -> None: ...
+
+    async with TimeMachine(app) as time:
+        assert [fired.ref for fired in await time.advance("25m")] == [("tick", "tick")] * 2
+        await app.schedule("tick", key="plain", delay="1h")
+        assert (await app.recurring.remove("tick", "plain")).result == "not_found"
+    with pytest.raises(BadInput, match="the closest name is catch_up"):
+        app.every("10m", catchup="all")

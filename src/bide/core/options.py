@@ -87,7 +87,8 @@ def with_recurrence(options: bytes, recurrence: Recurrence | None, occurrence: M
     changed = msgspec.structs.replace(decode_options(options), recurrence=recurrence, occurrence=occurrence)
     encoded = b"" if changed == NO_OPTIONS else _encoder.encode(changed)
     if len(encoded) > LONGEST_OPTIONS:
-        raise BadInput("except_on", f"{len(encoded)} bytes", f"a rule of at most {LONGEST_OPTIONS} bytes, encoded")
+        accepted = f"at most {LONGEST_OPTIONS} bytes, encoded: fewer instants or excepted dates"
+        raise BadInput("rule", f"{len(encoded)} bytes", accepted)
     return encoded
 
 

@@ -13,7 +13,11 @@ class Outcome(Exception):
 
 
 class Done(Outcome):
-    """The delivery succeeded. With `again_at` or `again_in` the task starts its next life then, under the same key."""
+    """The delivery succeeded. With `again_at` or `again_in` the task starts its next life then, under the same key.
+
+    This is the low-level way to repeat a task: `again_in` counts from the end of the run, so it drifts by the time that
+    each run takes, and the first death ends it. What recurs at known times has a rule: see `Bide.recurs`.
+    """
 
     def __init__(self, *, again_at: When | None = None, again_in: Length | None = None) -> None:
         self.again: Due | str | None = None

@@ -8,6 +8,7 @@ one twice, or loses one: while an occurrence runs, the change waits a moment, an
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, Protocol, TypedDict
@@ -31,6 +32,7 @@ from bide.engine.delivery.occurrences import own_task
 from bide.engine.session import Session, running_loop
 from bide.ports import Clock
 
+_log = logging.getLogger("bide.recurring")
 LONGEST_KEY = 175
 """The most bytes of a recurring task's key: an occurrence of its own has `@` and its instant appended."""
 MOST_BACKFILLED = 10_000
@@ -195,6 +197,18 @@ class Recurring:
             answers[place] = Answer(Result.UNDER_WAY, answers[place].record)
         return answers
 
+    async def declare(self, makers: Iterable[Callable[[], NewTask]]) -> list[Callable[[], NewTask]]:
+        """Add the tasks that a program declares, except those whose rules have ended; return those `under_way`."""
+        wanted: list[tuple[Callable[[], NewTask], NewTask]] = []
+        for make in makers:
+            try:
+                wanted.append((make, make()))
+            except RuleEnded as ended:
+                _log.info("not declared: %s", ended)
+        answers = await self.add_many([new for _, new in wanted])
+        pairs = zip(wanted, answers, strict=True)
+        return [make for (make, _), answer in pairs if answer.result is Result.UNDER_WAY]
+
     async def pause(self, topic: str, key: str | None = None) -> Answer:
         """Hold the occurrences of a recurring task back until `resume`; what would have run meanwhile does not run.
 
@@ -249,7 +263,10 @@ class Recurring:
 
     async def remove(self, topic: str, key: str | None = None) -> Answer:
         """End it: no occurrence follows. The answers are those of `app.cancel`."""
-        return await self._client.cancel(*_ref(topic, key))
+        record = await self._get(topic, key)
+        if record is None or _recurrence(record) is None:
+            return Answer(Result.NOT_FOUND)
+        return await self._client.cancel(record.topic, record.key)
 
     async def find(self, topic: str | None = None, *, group: str | None = None) -> AsyncIterator[Task[Any]]:
         """Iterate over the recurring tasks of a topic, a group, or all. O(the tasks there)."""

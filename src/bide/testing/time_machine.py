@@ -66,6 +66,7 @@ class TimeMachine:
 
     async def __aenter__(self) -> TimeMachine:
         await self._app.open()
+        await self._app.recurring.declare(self._app.declared.values())
         return self
 
     async def __aexit__(self, *exc_info: object) -> None:

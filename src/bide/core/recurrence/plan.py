@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from msgspec import Struct
 
-from bide.core.instants import Millis, instant_text
+from bide.core.instants import LAST_INSTANT, Millis, instant_text
 from bide.core.recurrence.rules import Rule
 
 
@@ -98,6 +98,8 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
         occurrence is punctual.
         """
         rule, window = self.rule, self.window
+        if self.paused:  # it was fired by hand
+            return None
         if window is None and self.catch_up is CatchUp.NONE:
             window = _PUNCTUAL
         later = rule.after(due_at)
@@ -119,6 +121,8 @@ class Recurrence(Struct, frozen=True, omit_defaults=True):
     def on_end(self, due_at: Millis, key: str, began: Millis, now: Millis) -> Step:
         """When the next occurrence is due, after the one of `due_at` began and ended."""
         rule = self.rule
+        if self.paused:
+            return Step(LAST_INSTANT)
         later = rule.after(due_at)
         if later is None:
             return Step(None)

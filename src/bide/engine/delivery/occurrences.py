@@ -51,7 +51,8 @@ class Refusal(NamedTuple):
 def passed_over(record: Record, keep: Retention, now: Millis) -> Refusal | None:
     """The end of a leased occurrence that is too old to run, or runs as a task of its own; None: deliver it.
 
-    An occurrence that was begun before is delivered again, whatever its age.
+    An occurrence whose delivery failed or was lost is delivered again, whatever its age. One that was deferred counts
+    as not begun.
     """
     recurrence = known_options(record.options).recurrence
     if recurrence is None:

@@ -24,7 +24,7 @@ from bide.core.events import EventKind
 from bide.core.instants import Millis
 from bide.core.names import new_id
 from bide.core.outcomes import Outcome, Retry
-from bide.core.records import Leased, NewTask, OutcomeKind, Record, Result, Settlement, Topic
+from bide.core.records import Leased, NewTask, OutcomeKind, Record, Settlement, Topic
 from bide.engine.background import DeadHooks, begin
 from bide.engine.client import Client
 from bide.engine.delivery.executor import Delivery, TopicExecutor, slots_to_lease
@@ -34,7 +34,6 @@ from bide.engine.delivery.occurrences import replaced_by_next
 from bide.engine.delivery.settlement import release, settlement_for
 from bide.engine.delivery.settler import Settler
 from bide.engine.delivery.tables import TableLoop
-from bide.engine.recurring import RuleEnded
 from bide.engine.registry import settings_of
 from bide.ports import Listening, Route
 
@@ -432,20 +431,10 @@ class AppWorker:
         """Add the recurring tasks that the program declares. Those with a running occurrence are tried again."""
         left = list(self._declared)
         while left:
-            wanted: list[NewTask] = []
-            for new in list(left):
-                try:
-                    wanted.append(new())
-                except RuleEnded as ended:
-                    left.remove(new)
-                    _log.info("not declared: %s", ended)
             try:
-                answers = await self._client.recurring.add_many(wanted)
+                left = await self._client.recurring.declare(left)
             except StoreError as error:
                 _log.warning("declaring %d recurring tasks failed, trying again: %s", len(left), error)
-            else:
-                pairs = zip(left, answers, strict=True)
-                left = [new for new, answer in pairs if answer.result is Result.UNDER_WAY]
             if left:
                 await asyncio.sleep(_DECLARE_AGAIN)
 
