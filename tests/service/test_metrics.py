@@ -14,7 +14,8 @@ from msgspec.structs import asdict, replace
 from prometheus_client.parser import text_string_to_metric_families
 from tests.waiting import PATIENCE, elapse, in_virtual_time, until
 
-from bide import Bide, Dead, Defer, Done, Fixed, Retry, SetupError, StoreFull, StoreUnavailable, Task
+from bide import Bide, Dead, Defer, Done, Every, Fixed, Retry, SetupError, StoreFull, StoreUnavailable, Task
+from bide.core.instants import At
 from bide.core.records import Lease, OutcomeKind, State
 from bide.core.retry import policy
 from bide.engine.delivery.long_poll import LongPoll
@@ -339,6 +340,21 @@ async def test_webhooks_requests_polls_and_streams(measured: Measured) -> None:
     metrics.polls, metrics.streams = lambda: 0, lambda: 3
     await measured.scrape()
     assert (measured("bide_lease_polls_open"), measured("bide_event_streams_open")) == (0, 3)
+
+
+async def test_occurrences_that_did_not_run_are_counted(measured: Measured) -> None:
+    app = measured.app
+
+    @app.handler("tick")
+    async def tick(task: Task[Any]) -> None: ...
+
+    new, now = app.recurring.new("tick", Every("1h"), catch_up="none"), app.clock.now()
+    await measured.memory.add([replace(new, due=At(now - now % 3_600_000 - 4 * 3_600_000))], now=now - 5 * 3_600_000)
+    async with app.worker() as worker:
+        await until(lambda: worker.stats.deferred == 1, "the occurrences to be left out")
+    await measured.scrape()
+    assert measured("bide_dropped_occurrences_total", topic="tick", reason="late") == 5
+    assert measured("bide_outcomes_total", topic="tick", verdict="done") is None
 
 
 async def test_wakes_and_dropped_events_are_added_up(measured: Measured) -> None:

@@ -108,6 +108,8 @@ def _print(found: list[tuple[Task[Any], list[int]]]) -> None:
     show_default=True,
     help="While one runs.",
 )
+@click.option("--window", metavar="LENGTH", help="Run no occurrence that is later than this.")
+@click.option("--most", type=WholeNumber(1, 10_000), default=100, help="With all or queue: at most so many.")
 @click.option("--deadline", metavar="LENGTH", help="Deliver no occurrence later than this after it was due.")
 @shared_options()
 @click.pass_obj

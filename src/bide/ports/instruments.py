@@ -62,6 +62,9 @@ class Instrument:
     def observe(self, record: Record, told: Settlement) -> None:
         """Called when a store has accepted the outcome of a delivery."""
 
+    def dropped(self, topic: Topic, why: str, count: int) -> None:
+        """Called for occurrences of a recurring task that did not run; `why` is one word."""
+
 
 class TracePropagator(Protocol):
     """Adds the current trace to new tasks."""

@@ -223,6 +223,9 @@ def _families() -> list[Family[Any]]:
             _LATENESS, "bide_lateness_seconds", "Start of a delivery minus its planned time.", "topic"
         ),
         counter("bide_outcomes_total", "Outcomes of deliveries, as accepted by the store.", "topic", "verdict"),
+        counter(
+            "bide_dropped_occurrences_total", "Occurrences of recurring tasks that did not run.", "topic", "reason"
+        ),
         Histogram(_STORE, "bide_store_call_seconds", "Calls of the store, each for a batch of tasks.", "operation"),
         counter("bide_store_errors_total", "Calls of the store that failed.", "operation", "error"),
         counter(
@@ -293,6 +296,7 @@ class Metrics(Instrument):
         named: Mapping[str, Any] = {family.name: family for family in self.families}
         self._lateness: Histogram = named["bide_lateness_seconds"]
         self._outcomes: Numbers = named["bide_outcomes_total"]
+        self._dropped_occurrences: Numbers = named["bide_dropped_occurrences_total"]
         self._store_seconds: Histogram = named["bide_store_call_seconds"]
         self._store_errors: Numbers = named["bide_store_errors_total"]
         self._webhooks: Numbers = named["bide_webhook_results_total"]
@@ -342,6 +346,9 @@ class Metrics(Instrument):
     def watching(self, table: str, stats: TableStats) -> None:
         """Count the rows of one more table, or of one more worker on it."""
         self._tables.append((table, stats))
+
+    def dropped(self, topic: Topic, why: str, count: int) -> None:
+        self._dropped_occurrences.add(self._topics.label(topic), why, by=count)
 
     def observe(self, record: Record, settlement: Settlement) -> None:
         self.settled(record.topic, settlement.kind)

@@ -31,7 +31,8 @@ from bide.core.errors import BadInput, StoreError
 from bide.core.events import EventKind, event_of
 from bide.core.instants import Due, Millis
 from bide.core.records import Leased, NewTask, Record, Settlement, Topic
-from bide.engine.background import begin
+from bide.core.recurrence.rules import refresh_zones
+from bide.engine.background import begin, repeat
 from bide.engine.client import Client
 from bide.engine.delivery.executor import lease_in_turn
 from bide.engine.delivery.occurrences import Refusal, next_life, passed_over
@@ -269,6 +270,12 @@ class WakeLoop(ABC):
 
 
 _PAUSE_AFTER_ERROR = 0.25
+_ZONES_EVERY = 3_600.0
+"""Seconds between two readings of the time zone database, which may change while the program runs."""
+
+
+async def _read_zones() -> None:
+    refresh_zones()
 
 
 class LeaseLoop(WakeLoop):
@@ -281,6 +288,7 @@ class LeaseLoop(WakeLoop):
         self.store, self.config = client.store, client.config
         self._recorder, self._history, self._pause_gates = client.recorder, client.history, client.pause_gates
         self.wakes = self._waker.wakes
+        self._instruments = client.instruments
         self.pause_gate = PauseGate(self.store, self.clock, self._waker.kick, of=of)
         self._leasing: list[asyncio.Task[None]] = []
 
@@ -288,6 +296,8 @@ class LeaseLoop(WakeLoop):
         """Start the loop. Call it after subscribing to the store."""
         self._pause_gates.append(self.pause_gate)
         self._leasing += begin(self._run(), "leasing"), begin(self.pause_gate.refresh_for_ever(), "pauses")
+        zones = repeat("reading the time zones", _read_zones, _ZONES_EVERY, log=self._log, first_after=_ZONES_EVERY)
+        self._leasing.append(begin(zones, "zones"))
 
     def _announce(self, routes: Sequence[RouteSettings]) -> None:
         """Announce the settings of the topics for as long as the loop runs."""
@@ -353,6 +363,8 @@ class LeaseLoop(WakeLoop):
     def _note_dropped(self, record: Record, settlement: Settlement, holder: str) -> None:
         """Record the occurrences that did not run before the next one."""
         if settlement.dropped:
+            for one in self._instruments:
+                one.dropped(record.topic, settlement.why.partition(":")[0], settlement.dropped)
             self._note(EventKind.DROPPED, record, settlement.why, holder, settlement.next_at)
 
     def _note(self, kind: EventKind, record: Record, what: str, holder: str, wake: Due | None = None) -> None:

@@ -86,7 +86,6 @@ class Worker(LeaseLoop):
         self.holder = name or f"{socket.gethostname()}:{os.getpid()}:{new_id()[-8:]}"
         self.stats = Stats()
         self.tables = tables
-        self._instruments = client.instruments
         self._observers = [one.observe for one in self._instruments] + ([] if observe is None else [observe])
         self._settler = Settler(self.store, self.clock, self._settled, self._has_backlog)
         self._lease_extender = LeaseExtender(
