@@ -8,10 +8,11 @@ import threading
 from contextlib import closing
 
 import pytest
+from msgspec.structs import replace
 
 from bide.core.errors import BadInput, StoreUnavailable
 from bide.core.instants import In
-from bide.core.records import Filter, Move, Ref, Result
+from bide.core.records import Filter, Move, OutcomeKind, Ref, Result
 from bide.stores.sqlite import SqliteStore, connection
 from bide.stores.sqlite.connection import WriteLock
 from bide.testing.store_suite.base import NOW, SECOND, done, lease, listed, look, new, put, put_one, see, settle, take
@@ -153,12 +154,13 @@ async def test_the_points_where_a_test_may_kill_come_in_order(path: str) -> None
     assert await points_in(store.change([Move("t", "k", In(0))], now=NOW)) == ["change:decided", "change:written", *end]
     assert await points_in(lease(store)) == ["lease:begun", "lease:selected", "lease:updated", *end]
     held = await see(store, Ref("t", "k"))
-    assert await points_in(settle(store, done(held))) == ["settle:begun", "settle:deleted", *end[1:]]
+    assert await points_in(settle(store, done(held))) == ["settle:begun", "settle:done", *end[1:]]
     await put(store, new())
     held = await take(store)
-    assert await points_in(settle(store, done(held, keep_until=NOW * 2))) == [
-        "settle:begun", "settle:decided", "settle:written", *end,
-    ]  # fmt: skip
+    assert await points_in(settle(store, done(held, keep_until=NOW * 2))) == ["settle:begun", "settle:done", *end]
+    await put(store, new())
+    dead = replace(done(await take(store)), outcome=OutcomeKind.DEAD, keep_until=NOW * 2)
+    assert await points_in(settle(store, dead)) == ["settle:begun", "settle:decided", "settle:written", *end]
     await store.close()
 
 

@@ -23,7 +23,7 @@ from msgspec import structs
 from bide.core import lifecycle
 from bide.core.answers import Answer
 from bide.core.events import Event, EventKind
-from bide.core.instants import Millis
+from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.lifecycle import next_token
 from bide.core.records import (
     Change,
@@ -66,7 +66,7 @@ Fault: TypeAlias = Callable[[str], None]
 """Called with the name of a point between two statements; a test kills the process there.
 
 The points: add:begun, add:inserted, add:decided (a key was taken); change:decided, change:written; lease:begun,
-lease:selected, lease:updated; settle:begun, settle:deleted, or settle:decided and settle:written; and for every
+lease:selected, lease:updated; settle:begun, settle:done, or settle:decided and settle:written; and for every
 transaction token:written (if one was given out), "before commit", "after commit".
 """
 
@@ -275,19 +275,10 @@ def extend(work: UnitOfWork, leases: Sequence[Lease], until: Millis) -> list[boo
 
 
 def settle(work: UnitOfWork, outcomes: Sequence[Settlement], now: Millis) -> list[bool]:
-    """Record how leases ended. If all are plain Done without retention: one pass of conditional deletes."""
+    """Record how leases ended. If all are Done and all leases are held: a pass of conditional writes for each kind."""
     work.point("settle:begun")
-    if all(one.outcome is OutcomeKind.DONE and one.next_at is None and one.keep_until <= now for one in outcomes):
-        rows = [(one.topic, one.key, one.token) for one in outcomes]
-        work.cursor.execute("SAVEPOINT bide_settle")
-        deleted = work.cursor.executemany(QUERIES["settle_done"], rows).rowcount
-        work.point("settle:deleted")
-        if deleted == len(rows):
-            work.cursor.execute("RELEASE bide_settle")
-            return [True] * len(rows)
-        work.cursor.execute("ROLLBACK TO bide_settle")
-        work.cursor.execute("RELEASE bide_settle")
-        return [work.cursor.execute(QUERIES["settle_done"], row).rowcount == 1 for row in rows]
+    if all(one.outcome is OutcomeKind.DONE for one in outcomes) and _settle_done(work, outcomes, now):
+        return [True] * len(outcomes)
     settled = []
     writes = _Writes(work, outcomes)
     for asked in outcomes:
@@ -306,6 +297,35 @@ def settle(work: UnitOfWork, outcomes: Sequence[Settlement], now: Millis) -> lis
     writes.flush()
     work.point("settle:written")
     return settled
+
+
+def _settle_done(work: UnitOfWork, outcomes: Sequence[Settlement], now: Millis) -> bool:
+    """Write these Done outcomes, as `lifecycle.settle` decides them, if all their leases are held; else nothing."""
+    token = first = next_token(work.last_token(), now)
+    rows: dict[str, list[tuple[Any, ...]]] = {"settle_done": [], "settle_kept": [], "settle_again": []}
+    for token, one in enumerate(outcomes, first):
+        lease = one.topic, one.key, one.token
+        if one.next_at is not None:
+            due_at = min(max(one.next_at.resolve(now), 0), LAST_INSTANT)
+            rows["settle_again"].append((one.next_id, due_at, max(due_at, now), token, now, *lease))
+        elif one.keep_until > now:
+            woke_at = min(one.token // 1000, now)
+            rows["settle_kept"].append((now, woke_at, token, one.error, one.keep_until, *lease))
+        else:
+            rows["settle_done"].append(lease)
+    work.cursor.execute("SAVEPOINT bide_settle")
+    matched = sum(work.cursor.executemany(QUERIES[query], some).rowcount for query, some in rows.items() if some)
+    work.point("settle:done")
+    if matched != len(outcomes):
+        work.cursor.execute("ROLLBACK TO bide_settle")
+    work.cursor.execute("RELEASE bide_settle")
+    if matched != len(outcomes):
+        return False
+    if len(rows["settle_done"]) < len(outcomes):
+        work.used_token(token)
+    for _, _, wake_at, _, _, topic, *_ in rows["settle_again"]:
+        work.wake(topic, wake_at)
+    return True
 
 
 def purge(work: UnitOfWork, now: Millis, limit: int) -> int:

@@ -65,6 +65,18 @@ UPDATE bide_task SET at = ? WHERE topic = ? AND key = ? AND token = ? AND state 
 -- The happy path: done, without retention. The condition is the fencing, and the row count is the answer.
 DELETE FROM bide_task WHERE topic = ? AND key = ? AND token = ? AND state = 1
 
+-- name: settle_kept
+-- Done, and kept. The same condition; the start of the delivery, which the token tells, takes the place of the wake.
+UPDATE bide_task SET state = 2, at = ?, woke_at = ?, token = ?, error = ?, keep_until = ?
+WHERE topic = ? AND key = ? AND token = ? AND state = 1
+
+-- name: settle_again
+-- Done, and the next life begins. The same condition.
+UPDATE bide_task SET
+    id = ?, state = 0, due_at = ?, at = ?, token = ?, created_at = ?, planned_at = 0, attempt = 0, failures = 0,
+    losses = 0, holder = NULL, deadline = NULL, error = NULL, woke_at = NULL, keep_until = NULL
+WHERE topic = ? AND key = ? AND token = ? AND state = 1
+
 -- name: purge
 DELETE FROM bide_task WHERE row IN (
     SELECT row FROM bide_task WHERE keep_until <= ? ORDER BY keep_until LIMIT ?
