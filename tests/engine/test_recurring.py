@@ -476,3 +476,20 @@ async def test_the_time_machine_adds_what_is_declared_and_an_ordinary_task_is_no
         assert (await app.recurring.remove("tick", "plain")).result == "not_found"
     with pytest.raises(BadInput, match="the closest name is catch_up"):
         app.every("10m", catchup="all")
+
+
+async def test_a_clock_that_is_set_back_by_an_hour_repeats_no_occurrence() -> None:
+    app = Bide("memory:")
+    ran: list[Any] = []
+
+    @app.every("10m", topic="tick")
+    async def tick(task: Task[Any]) -> None:
+        ran.append(task.occurrence)
+
+    async with TimeMachine(app) as time:
+        await time.advance("25m")
+        time._clock.turn_back(3_600_000)
+        await time.advance("64m")
+        assert len(ran) == 2, "the third is due at its instant, which is an hour away again"
+        await time.advance("2m")
+        assert len(ran) == len(set(ran)) == 3
