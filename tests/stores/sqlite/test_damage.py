@@ -10,7 +10,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 import pytest
-from tests.waiting import PATIENCE, until, wait_until
+from tests.waiting import PATIENCE, block, until, wait_until
 
 from bide.core.errors import BadInput, StoreCorrupt, StoreError, StoreFull, StoreMismatch, StoreUnavailable
 from bide.core.events import Event, EventKind
@@ -316,8 +316,19 @@ def small_disk(tmp_path: Path) -> Iterator[Path]:
     subprocess.run(["umount", "-l", str(tmp_path)], check=True)
 
 
+@pytest.mark.parametrize("delay", [0.0, 0.05])
 @pytest.mark.parametrize("size", [100, 20_000])
-async def test_a_disk_smaller_than_the_reserve_drains_to_the_last_task(small_disk: Path, size: int) -> None:
+async def test_a_disk_smaller_than_the_reserve_drains_to_the_last_task(
+    small_disk: Path, size: int, delay: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also while checkpoints come late, as their thread does on a busy machine."""
+    checkpoint = Checkpointer._checkpoint
+
+    def late(self: Checkpointer) -> None:
+        block(delay, why="the thread of checkpoints gets no processor")
+        checkpoint(self)
+
+    monkeypatch.setattr(Checkpointer, "_checkpoint", late)
     store, full = SqliteStore(str(small_disk / "tasks.db")), False
     stored: list[str] = []
     await store.open()

@@ -120,7 +120,9 @@ class OpenFile:
                 fault=settings.fault, committed=committed, checkpoint_pages=pages,
             )  # fmt: skip
             self._closing.callback(self.transactions.close)
-            self.writer = Writer(path, writing, shared, self.notifier, fault=settings.fault, committed=committed)
+            self.writer = Writer(
+                path, writing, shared, self.notifier, fault=settings.fault, checkpointer=self.checkpointer
+            )
             self._closing.callback(self.writer.stop)
             self.reader = Reader(path, reading)
             self._closing.callback(self.reader.stop)

@@ -28,6 +28,7 @@ one to three if keys are random, a fortieth if they rise.
 from __future__ import annotations
 
 import asyncio
+import os
 import sqlite3
 import threading
 from collections.abc import Callable
@@ -44,7 +45,9 @@ from bide.stores.sqlite.connection import (
     SharedFile,
     WriteLock,
     disk_bytes,
+    free_bytes,
     is_busy,
+    kept_bytes,
     patiently,
     translate,
 )
@@ -151,14 +154,14 @@ class Writer(_Thread):
         notifier: Notifier,
         *,
         fault: Fault | None = None,
-        committed: Callable[[int], None] | None = None,
+        checkpointer: Checkpointer | None = None,
     ) -> None:
         self._lock = file.lock
         self._durable = file.synchronous.upper()
         self._synchronous = ""
         self._notifier = notifier
         self._fault = fault
-        self._committed = committed
+        self._checkpointer = checkpointer
         super().__init__(path, connection, "writer")
 
     def submit(
@@ -185,8 +188,9 @@ class Writer(_Thread):
                     for operation in group:
                         operation.error = OutcomeUnknown(f"{self._path}: {error}")
                 _hand_back(group)
-                if self._committed is not None:
-                    self._committed(self._connection.total_changes - before)
+                if self._checkpointer is not None:
+                    self._checkpointer.committed(self._connection.total_changes - before)
+                    self._checkpointer.keep_up()
 
     def _commit(self, group: list[Operation]) -> None:
         """Run the group as one transaction or, if that fails, each operation alone.
@@ -266,6 +270,8 @@ def _resolve(operations: list[Operation]) -> None:
 
 KICK_PAGES = 1024
 """Pages (4 MiB) in the WAL after which it is written back: about SQLite's default. Fewer on a small disk."""
+_LONGEST_WAIT = 1.0
+"""The most seconds for which the writer waits for a checkpoint."""
 _OF_A_COMMIT = 3
 """The least pages of a commit, for a row and its entries in two indexes."""
 _RESETS_SAFELY = (((3, 44, 6), (3, 45, 0)), ((3, 50, 7), (3, 51, 0)), ((3, 51, 3), (1000, 0, 0)))
@@ -297,6 +303,8 @@ class Checkpointer:
         self._kick = threading.Semaphore(0)
         self._closing = False
         self._busy = False
+        self._idle = threading.Event()
+        self._path, self._folder = path, os.path.dirname(path)
         self._changes = 0
         self._commits = 0
         self._pages_per_change = 1.0
@@ -314,7 +322,16 @@ class Checkpointer:
         if self._busy or self._changes * self._pages_per_change + _OF_A_COMMIT * self._commits < self._kick_pages:
             return
         self._busy = True
+        self._idle.clear()
         self._kick.release()
+
+    def keep_up(self) -> None:
+        """On a nearly full disk, wait until the checkpoint under way has ended: the WAL could fill the disk before it.
+
+        Called by the writer's thread after a commit.
+        """
+        if self._busy and free_bytes(self._folder) < kept_bytes(self._path, 2 * self._stop_bytes):
+            self._idle.wait(_LONGEST_WAIT)
 
     def stop(self) -> None:
         """End the thread. Blocks."""
@@ -336,6 +353,7 @@ class Checkpointer:
                     # The next commit meets the same error (such as a full disk), and raises it to its caller.
                     self._changes = self._commits = 0
             self._busy = False
+            self._idle.set()
 
     def _checkpoint(self) -> None:
         changes, commits = self._changes, self._commits
