@@ -6,7 +6,7 @@ import zoneinfo
 from bisect import bisect_right
 from collections.abc import Callable
 from datetime import UTC, date, datetime, timedelta
-from functools import cache
+from functools import cache, partial
 from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
@@ -506,3 +506,10 @@ def test_other_refusals() -> None:
     with pytest.raises(BadInput, match="start"):
         Cron("0 8 * * *", until="2024-01-01T09:00Z").between("2024-01-02T00:00Z", None)
     assert RRule("DTSTART:20240101T000000 FREQ=DAILY", start=START).after(0) == ms("2024-01-01")
+
+
+@pytest.mark.parametrize("given", [None, 5, [], {}, object(), b"0 8 * * *"])
+def test_what_is_no_text_is_refused(given: Any) -> None:
+    for make in (Cron, RRule, rule_of, partial(Cron, "0 8 * * *", zone=given)):
+        with pytest.raises(BadInput):
+            make() if isinstance(make, partial) else make(given)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import sqlite3
 from collections.abc import Awaitable
+from contextlib import closing
 from datetime import datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pytest
 from tests.engine.conftest import World, stores, virtual
+from tests.service.calling import running
 from tests.waiting import until
 
 from bide import Answer, At, BadInput, Bide, Cron, Dead, DuplicateHandler, Every, Result, Task
@@ -493,3 +497,55 @@ async def test_a_clock_that_is_set_back_by_an_hour_repeats_no_occurrence() -> No
         assert len(ran) == 2, "the third is due at its instant, which is an hour away again"
         await time.advance("2m")
         assert len(ran) == len(set(ran)) == 3
+
+
+async def test_the_verbs_join_the_callers_transaction(tmp_path: Path) -> None:
+    app = Bide(f"sqlite:///{tmp_path}/a.db")
+    async with app:
+        await app.schedule("other", key="makes the file", delay="1h")
+        with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as connection:
+            for ends, left in (("ROLLBACK", 0), ("COMMIT", 1)):
+                connection.execute("BEGIN IMMEDIATE")
+                async with app.using(connection):
+                    assert (await app.recurring.add("t", Cron("0 8 * * *"), key="k")).result == "created"
+                    assert (await app.recurring.add("t", Cron("0 9 * * *"), key="k")).result == "replaced"
+                    assert (await app.recurring.pause("t", "k")).result == "replaced"
+                connection.execute(ends)
+                assert len([task async for task in app.recurring.find()]) == left
+
+
+def test_synchronous_code_has_the_same_verbs(tmp_path: Path) -> None:
+    app = Bide(f"sqlite:///{tmp_path}/a.db")
+    verbs = app.sync.recurring
+    assert verbs.add("t", Every("1h"), key="k").result == "created"
+    assert [task.key for task in verbs.find("t")] == ["k"]
+    assert len(verbs.next("t", "k")) == 5
+    assert verbs.pause("t", "k").result == "replaced"
+    with closing(sqlite3.connect(tmp_path / "a.db", isolation_level=None)) as connection:
+        connection.execute("BEGIN IMMEDIATE")
+        with app.sync.using(connection) as joined:
+            assert joined.recurring.resume("t", "k").result == "replaced"
+        connection.execute("COMMIT")
+    assert verbs.skip_next("t", "k").result == "moved"
+    hours = verbs.backfill("t", "k", since="2026-01-01T00:00Z", until="2026-01-01T01:00Z")
+    assert [answer.result for answer in hours] == ["created", "created"]
+    assert verbs.remove("t", "k").result == "cancelled"
+    app.sync.close()
+
+
+async def test_a_worker_of_a_remote_store_runs_a_rule(tmp_path: Path) -> None:
+    with running(f"sqlite:///{tmp_path}/a.db") as service:
+        app, ran = Bide(service.url), list[Task[Any]]()
+
+        @app.every("1s", topic="t", payload={"n": 1})
+        async def handle(task: Task[Any]) -> Outcome | None:
+            ran.append(task)
+            return Dead("broken") if len(ran) == 2 else None
+
+        async with app, app.worker():
+            await until(lambda: len(ran) >= 3, "three occurrences, the second of which died")
+            assert {task.payload["n"] for task in ran} == {1}
+            assert "dead" in [event.kind for event in await app.events()]
+            await until(lambda: steering(app.recurring.pause("t")), "the pause")
+            await app.recurring.run_now("t")
+            await until(lambda: "@" in ran[-1].key, "the run beside the plan")

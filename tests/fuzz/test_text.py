@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 from zoneinfo import ZoneInfo
 
+import msgspec
 import pytest
 from click.testing import CliRunner
 from hypothesis import example
@@ -33,6 +34,9 @@ from bide.core.instants import (
     instant_text,
 )
 from bide.core.names import LONGEST_NAME, check_name, check_topic
+from bide.core.options import known_options, with_recurrence
+from bide.core.recurrence import At, Cron, Every, rule_of
+from bide.core.recurrence.plan import Recurrence
 from bide.core.retry import FOREVER, PRESETS, Exponential, Fixed, Ladder, policy
 from bide.core.table_source import DueIs, Sql, TableSource
 from bide.service.serving import ServiceInstance, read_config
@@ -140,6 +144,48 @@ def test_instants_are_read_back_or_refused(value: Any) -> None:
         got = instant(value)
         assert 0 <= got <= LAST_INSTANT
         assert instant(instant_text(got)) == instant(as_datetime(got)) == got
+
+
+RULES = st.one_of(
+    st.from_regex(
+        r"(\*|[0-9]{1,2})(/[0-9]{1,2})?( (\*|[0-9L]{1,2}|[1-9]-[0-9]{1,2}|mon#2|friL|sat-sun)){4,5}", fullmatch=True
+    ),
+    st.from_regex(r"@(hourly|daily|weekly|monthly|yearly)|every [0-9]{1,4}(s|m|h|d)", fullmatch=True),
+    st.lists(
+        st.sampled_from([
+            "FREQ=DAILY", "FREQ=MONTHLY", "FREQ=YEARLY", "FREQ=HOURLY", "INTERVAL=3", "COUNT=5", "BYDAY=-1FR,MO",
+            "BYMONTHDAY=31,-1", "BYMONTH=2", "BYHOUR=2", "BYSETPOS=-1", "BYWEEKNO=53", "UNTIL=20300101T000000Z",
+        ]), max_size=5,
+    ).map(";".join),
+)  # fmt: skip
+"""Recurring rules as people write them."""
+
+
+@fuzz(300, text=mostly(near(RULES), ODD_VALUES | NOISE), at=st.integers(0, LAST_INSTANT))
+def test_rules_are_refused_or_step_forward_and_are_read_back(text: Any, at: int) -> None:
+    with refusals():
+        rule = rule_of(text, zone="Europe/Rome", start="2026-01-01T02:30+01:00")
+        assert isinstance(rule.words, str)
+        back = msgspec.msgpack.decode(msgspec.msgpack.encode(Recurrence(rule=rule)), type=Recurrence).rule
+        for _ in range(3):
+            following = rule.after(at)
+            assert back.after(at) == following
+            if following is None:
+                break
+            assert following > at
+            at = following
+
+
+@fuzz(300, damage=st.data(), at=st.integers(0, LAST_INSTANT))
+def test_a_damaged_rule_of_a_stored_task_is_refused(damage: Any, at: int) -> None:
+    rule = damage.draw(
+        st.sampled_from([Cron("30 2 * * mon-fri", zone="Europe/Rome"), Every("90s"), At("2030-01-01T00:00Z")])
+    )
+    options = with_recurrence(b"", Recurrence(rule=rule))
+    found = known_options(damage.draw(damaged(options))).recurrence
+    if found is not None:
+        with refusals():
+            assert (found.rule.after(at) or at + 1) > at
 
 
 ZONES = (

@@ -30,13 +30,15 @@ class NoClock(BadInput):
     """A time without a date, where it is not known which day it is."""
 
 
-@lru_cache(maxsize=1024)
 def zone_info(name: str) -> ZoneInfo:
     """The zone of this name. Raises BadInput if the time zone database does not know it."""
     try:
-        return ZoneInfo.no_cache(name)
+        return known_zone(name)
     except (KeyError, ValueError, TypeError, OSError):  # OSError: the name of a directory
         raise BadInput("zone", name, 'a name of the IANA time zone database, such as "Europe/Rome" or "UTC"') from None
+
+
+known_zone = lru_cache(maxsize=1024)(ZoneInfo.no_cache)
 
 
 def wall_time(value: object, field: str, zone: str | None, now: Now, iso: bool) -> datetime:

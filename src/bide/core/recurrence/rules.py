@@ -21,7 +21,7 @@ from bide.core.recurrence import zones
 from bide.core.recurrence.cron import cron_times, cron_words
 from bide.core.recurrence.ical import read_rrule, rrule_times
 from bide.core.recurrence.zones import DAY, OnGap, OnRepeat, Times
-from bide.core.wall_clock import zone_info
+from bide.core.wall_clock import known_zone, zone_info
 
 R = TypeVar("R", bound="_Recurrence")
 _Instant: TypeAlias = Annotated[int, Meta(ge=0, le=LAST_INSTANT)]
@@ -217,6 +217,8 @@ Rule: TypeAlias = CronRule | EveryRule | RRuleRule | AtRule
 
 def Cron(text: str, *, zone: str = "UTC", start: When | None = None, **bounds: Unpack[Bounds]) -> CronRule:  # noqa: N802
     """A rule of a cron expression such as "0 8 * * mon-fri". Raises BadInput that names the field at fault."""
+    if not isinstance(text, str):
+        raise BadInput("cron", text, 'text such as "0 8 * * mon-fri"')
     cron_times(text)
     return _checked(CronRule(text=text.strip(), zone=zone, **_bounds(start, zone, **bounds)), "cron", text)
 
@@ -259,12 +261,12 @@ def At(*instants: When | Iterable[When], **bounds: Unpack[Bounds]) -> AtRule:  #
 
 def rule_of(text: str, *, zone: str = "UTC", start: When | None = None, **bounds: Unpack[Bounds]) -> Rule:
     """The rule of a text: "0 8 * * *", "@daily", "every 15m", "FREQ=DAILY". Raises BadInput."""
-    words = str(text).split(maxsplit=1)
-    if not words:
+    word, *rest = str(text).split(maxsplit=1) or [""]
+    if not word:
         raise BadInput("rule", text, 'a cron expression, "every 15m", or a rule of RFC 5545 such as "FREQ=DAILY"')
-    if words[0].lower() == "every" and len(words) == 2:
-        return Every(words[1], zone=zone, start=start, **bounds)
-    make = RRule if words[0].upper().startswith(("FREQ=", "RRULE:", "DTSTART")) else Cron
+    if word.lower() == "every" and rest:
+        return Every(rest[0], zone=zone, start=start, **bounds)
+    make = RRule if word.upper().startswith(("FREQ=", "RRULE:", "DTSTART")) else Cron
     return make(text, zone=zone, start=start, **bounds)
 
 
@@ -351,5 +353,5 @@ _after = lru_cache(maxsize=8192)(_next)
 
 def refresh_zones() -> None:
     """Forget all cached zone data, so that a changed time zone database is read anew."""
-    for cached in (zone_info, zones.chunk, _after, _last):
+    for cached in (known_zone, zones.chunk, _after, _last):
         cached.cache_clear()
