@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator
 from datetime import datetime, timedelta
 from functools import partial
@@ -168,3 +169,19 @@ class Subscriptions(Story):
         if found is not None:
             with acting_as("bo"):
                 await self.app.reschedule(*found.record.ref, delay="7d")
+
+
+class Rounds(Story):
+    """The tills are counted each minute, and a newspaper goes out on weekdays at 08:00 in three zones."""
+
+    def define(self, app: Bide) -> None:
+        @app.every("1m", topic="till.count")
+        async def count(task: Task[None]) -> None:
+            await asyncio.sleep(0.05)
+
+        @app.handler("news.send")
+        async def send(task: Task[None]) -> None:
+            await asyncio.sleep(0.05)
+
+        for zone in ("Europe/Rome", "Asia/Shanghai", "America/New_York"):
+            app.cron("0 8 * * mon-fri", zone=zone, key=zone)(send)

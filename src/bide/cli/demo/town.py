@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from datetime import timedelta
 
 from bide.app import Bide
-from bide.cli.demo.ahead import AUDIENCE, GUESTS, SUMMER, Coupons, Posts, Reminders, Subscriptions
+from bide.cli.demo.ahead import AUDIENCE, GUESTS, SUMMER, Coupons, Posts, Reminders, Rounds, Subscriptions
 from bide.cli.demo.orders import SALE, TOPIC, Orders, Payments
 from bide.cli.demo.story import DemoState, Story, millis_of
 from bide.core.errors import StoreError
@@ -31,7 +31,7 @@ class Town:
         payments = Payments(app, self._state)
         self.orders = Orders(app, self._state, payments)
         self.coupons = Coupons(app, self._state)
-        others = (Reminders, Posts, Subscriptions)
+        others = (Reminders, Posts, Subscriptions, Rounds)
         self.stories: list[Story] = [
             self.orders, payments, self.coupons, *(story(app, self._state) for story in others)
         ]  # fmt: skip
