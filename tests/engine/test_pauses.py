@@ -13,7 +13,7 @@ from tests.engine.conftest import World, stores, virtual
 from tests.waiting import pause, until
 
 from bide import BadInput, Bide, StoreUnavailable, Task
-from bide.core.names import RESERVED_TOPIC
+from bide.core.names import PAUSED_TOPIC, RESERVED_TOPIC
 from bide.core.records import Record
 from bide.core.retry import policy
 from bide.engine.context import acting_as
@@ -310,7 +310,7 @@ async def test_what_is_no_topic_is_refused_and_what_is_no_pause_passed_over(
         longest = "ü" * 100
         assert await app.pause(longest)
         for number, damaged in enumerate((b"{", b'{"topic": 7}', b"\xff\xfe")):
-            await SettingsStore(app.store, app.clock).put(f"paused:damaged-{number}", damaged)
+            await SettingsStore(app.store, app.clock, PAUSED_TOPIC).put(f"damaged-{number}", damaged)
         assert (await app.paused()).keys() == {longest}
         assert caplog.text.count("cannot be read and is passed over") == 3
 

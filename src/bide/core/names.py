@@ -22,7 +22,9 @@ RESERVED_TOPIC = "bide:settings"
 """The topic of the hidden tasks that hold settings; no verb of a caller reaches or shows it."""
 SHOWN_TOPIC = "bide:shown"
 """The topic of hidden tasks kept for some days and shown to people: history, announced routes, bulk changes."""
-RESERVED_TOPICS = frozenset({RESERVED_TOPIC, SHOWN_TOPIC})
+PAUSED_TOPIC = "bide:paused"
+"""The topic of the hidden tasks that hold pauses, which every worker reads every two seconds."""
+RESERVED_TOPICS = frozenset({RESERVED_TOPIC, SHOWN_TOPIC, PAUSED_TOPIC})
 
 
 def check_name(field: str, value: object) -> str:

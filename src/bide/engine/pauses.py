@@ -2,8 +2,8 @@
 
 A pause is kept in the store, so it survives every restart and applies to every process that leases. Such a process
 reads the pauses before its first lease and every two seconds from then on, and at once after it changes one itself. So
-a pause takes effect within two seconds; running handlers go on. A read is one call, and its cost grows with the amount
-of bide's own settings. A notification by the store would save the reads, but cost every worker one more subscription.
+a pause takes effect within two seconds; running handlers go on. A read is one call, and its cost grows with the number
+of pauses alone. A notification by the store would save the reads, but cost every worker one more subscription.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import msgspec
 
 from bide.core.errors import StoreError
 from bide.core.instants import instant_text
-from bide.core.names import check_topic
+from bide.core.names import PAUSED_TOPIC, check_topic
 from bide.core.records import Pause, Topic
 from bide.engine.background import repeat
 from bide.engine.settings_store import SettingsStore
@@ -26,7 +26,6 @@ from bide.ports import Clock, Store, Verbs
 _log = logging.getLogger("bide.pauses")
 EVERY = 2.0
 """Seconds between two reads, and so the time until a pause applies everywhere."""
-_PREFIX = "paused:"
 
 _encode = msgspec.json.encode
 _decode = msgspec.json.Decoder(Pause).decode
@@ -37,7 +36,7 @@ class Pauses:
 
     def __init__(self, store: Store, clock: Clock, verbs: Verbs | None = None) -> None:
         self._remote = store.features.remote
-        self._kept = SettingsStore(verbs or store, clock)
+        self._kept = SettingsStore(verbs or store, clock, PAUSED_TOPIC)
         self._clock = clock
 
     async def all(self) -> dict[Topic, Pause]:
@@ -45,7 +44,7 @@ class Pauses:
         if self._remote is not None:
             return {pause.topic: pause for pause in await self._remote.paused()}
         found: dict[Topic, Pause] = {}
-        for name, value in (await self._kept.all(_PREFIX)).items():
+        for name, value in (await self._kept.all()).items():
             try:
                 pause = _decode(value)
             except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -123,4 +122,4 @@ class PauseGate:
 
 def _name(topic: Topic) -> str:
     """Hash the topic: it may be as long as a name, so a name cannot contain it."""
-    return _PREFIX + blake2b(topic.encode(), digest_size=16).hexdigest()
+    return blake2b(topic.encode(), digest_size=16).hexdigest()

@@ -10,9 +10,10 @@ from contextlib import closing
 import pytest
 from msgspec.structs import replace
 
-from bide.core.errors import BadInput, StoreUnavailable
+from bide.core.errors import BadInput, PartlyFailed, StoreUnavailable
 from bide.core.instants import In
 from bide.core.records import Filter, Move, OutcomeKind, Ref, Result
+from bide.stores.batches import AT_ONCE
 from bide.stores.sqlite import SqliteStore, connection
 from bide.stores.sqlite.connection import WriteLock
 from bide.testing.store_suite.base import NOW, SECOND, done, lease, listed, look, new, put, put_one, see, settle, take
@@ -161,6 +162,30 @@ async def test_the_points_where_a_test_may_kill_come_in_order(path: str) -> None
     await put(store, new())
     dead = replace(done(await take(store)), outcome=OutcomeKind.DEAD, keep_until=NOW * 2)
     assert await points_in(settle(store, dead)) == ["settle:begun", "settle:decided", "settle:written", *end]
+    await store.close()
+
+
+async def test_a_large_call_is_cut_into_transactions_and_says_how_far_it_came(path: str) -> None:
+    store, points = await points_of(path)
+    tasks = [new(str(number)) for number in range(2 * AT_ONCE + 1)]
+    assert len(await store.add(tasks, now=NOW)) == len(tasks)
+    assert points.count("before commit") == 3
+    commits = 0
+
+    def fault(point: str) -> None:
+        nonlocal commits
+        commits += point == "before commit"
+        if commits == 2:
+            raise StoreUnavailable("gone")
+
+    await store.close()
+    store = SqliteStore(path, fault=fault)
+    await store.open()
+    with pytest.raises(PartlyFailed) as failed:
+        await store.add(tasks, now=NOW)
+    assert [isinstance(one, StoreUnavailable) for one in failed.value.answers] == [False] * AT_ONCE + [True] * (
+        AT_ONCE + 1
+    )
     await store.close()
 
 

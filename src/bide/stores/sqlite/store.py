@@ -5,16 +5,20 @@ from __future__ import annotations
 import asyncio
 import os
 import sqlite3
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager
-from typing import TypeVar, TypeVarTuple
+from typing import Any, TypeVar, TypeVarTuple
 
+from bide.core.answers import Answer
 from bide.core.errors import StoreUnavailable
 from bide.core.events import Event
 from bide.core.instants import Millis
-from bide.core.records import Lease, Leased, Ref, Tally, Topic
+from bide.core.records import Lease, Leased, NewTask, Ref, Tally, Topic
 from bide.core.table_source import TableSource
 from bide.ports import COUNTED, Features, Finding
+from bide.stores.batches import AT_ONCE
+from bide.stores.sql.operations import rest_of
 from bide.stores.sqlite import database, operations
 from bide.stores.sqlite.commit_watch import Listener
 from bide.stores.sqlite.connection import DiskReserve
@@ -29,6 +33,8 @@ T = TypeVar("T")
 Ts = TypeVarTuple("Ts")
 DISK_RESERVE = 16 * 1024 * 1024
 EVENTS_KEPT = 10_000
+_WRITES_FOR, _PAUSES_FOR = 0.02, 0.008
+"""Seconds: a large call writes for so long, then lets others write, who try for the lock every 5 ms (`patiently`)."""
 
 
 class SqliteStore(Verbs):
@@ -62,6 +68,21 @@ class SqliteStore(Verbs):
 
     def __repr__(self) -> str:
         return f"<SqliteStore {self._settings.path} {'open' if self._database else 'closed'}>"
+
+    async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
+        """In transactions of some thousand tasks, with pauses in which other processes write."""
+        if len(tasks) <= AT_ONCE:
+            return await super().add(tasks, now=now)
+        answers: list[Any] = [None] * len(tasks)
+        wrote_since = time.monotonic()
+        with rest_of(answers):
+            for first in range(0, len(tasks), AT_ONCE):
+                part = slice(first, first + AT_ONCE)
+                answers[part] = await super().add(tasks[part], now=now)
+                if time.monotonic() - wrote_since > _WRITES_FOR:
+                    await asyncio.sleep(_PAUSES_FOR)
+                    wrote_since = time.monotonic()
+        return answers
 
     @property
     def features(self) -> Features:
