@@ -72,6 +72,7 @@ def exposed() -> Exposed:
                 await worker.until_empty()
             metrics.working(Wakes(heard_at=0.0))
             metrics.watching("orders", TableStats())
+            metrics.dropped("post", "late", 1)
             for verdict in OutcomeKind:
                 metrics.settled("post", verdict)
                 for status in (204, 410, 500, None):
