@@ -240,8 +240,34 @@ async def test_intervals_are_counted_in_one_call_for_each_shard_and_topic(
     ], "more edges than one call takes"
 
 
+def first_everywhere(shards: int) -> HeadCache:
+    return HeadCache(shards, lambda: [True] * shards)
+
+
+def test_a_topic_in_which_nothing_waits_never_needs_to_know_who_goes_first() -> None:
+    """Nor is anything computed anew while the same workers live."""
+    asked = 0
+
+    def owned() -> list[bool]:
+        nonlocal asked
+        asked += 1
+        return [True, False]
+
+    heads = HeadCache(2, owned)
+    for shard in (0, 1):
+        heads.answered(shard, -1, -1, 1.0, plenty=False)
+    assert heads.next_wake() is None
+    assert asked == 0
+    heads.note_wake(1, 500)
+    assert heads.next_wake() == heads.next_wake() == 500 + GRACE
+    assert asked == 1
+    heads.others_changed()
+    assert heads.next_wake() == 500 + GRACE
+    assert asked == 2
+
+
 def test_what_is_not_known_is_asked_for() -> None:
-    heads = HeadCache(3)
+    heads = first_everywhere(3)
     assert heads.due(0) == [0, 1, 2]
     assert heads.next_wake() == 0
     for shard in range(3):
@@ -253,7 +279,7 @@ def test_what_is_not_known_is_asked_for() -> None:
 
 
 def test_the_oldest_head_is_that_of_no_server_that_is_away() -> None:
-    heads = HeadCache(3)
+    heads = first_everywhere(3)
     for shard in range(3):
         heads.answered(shard, -1, -1, 10.0 + shard, plenty=False)
     assert heads.oldest(()) == 10.0
@@ -262,7 +288,7 @@ def test_the_oldest_head_is_that_of_no_server_that_is_away() -> None:
 
 
 def test_what_was_told_while_a_call_was_under_way_counts_whatever_it_answers() -> None:
-    heads = HeadCache(1)
+    heads = first_everywhere(1)
     heads.asking(0)
     heads.note_wake(0, 500)
     heads.answered(0, -1, -1, 1.0, plenty=False)
@@ -273,7 +299,7 @@ def test_what_was_told_while_a_call_was_under_way_counts_whatever_it_answers() -
 
 
 def test_what_was_told_only_ever_brings_the_wake_forward() -> None:
-    heads = HeadCache(1)
+    heads = first_everywhere(1)
     heads.answered(0, 300, 700, 1.0, plenty=False)
     heads.note_wake(0, 500)
     assert heads.next_wake() == 300
@@ -282,8 +308,7 @@ def test_what_was_told_only_ever_brings_the_wake_forward() -> None:
 
 
 def test_who_does_not_go_first_waits_a_moment() -> None:
-    heads = HeadCache(2)
-    heads.mine = [True, False]
+    heads = HeadCache(2, lambda: [True, False])
     for shard in (0, 1):
         heads.answered(shard, 1_000, -1, 1.0, plenty=False)
     assert heads.due(1_000) == [0]
@@ -293,14 +318,14 @@ def test_who_does_not_go_first_waits_a_moment() -> None:
 
 
 def test_the_most_overdue_comes_first() -> None:
-    heads = HeadCache(3)
+    heads = first_everywhere(3)
     for shard, wake in enumerate((30, 10, 20)):
         heads.answered(shard, wake, -1, 1.0, plenty=False)
     assert heads.due(25) == [1, 2]
 
 
 def test_room_is_shared_out_and_never_exceeded() -> None:
-    heads = HeadCache(16)
+    heads = first_everywhere(16)
     for room in (1, 5, 16, 100, 1000):
         shares = heads.shares(list(range(16)), room)
         assert sum(shares.values()) == room
@@ -321,11 +346,10 @@ def test_every_shard_has_one_owner_and_few_change_hands() -> None:
 
 
 def test_only_workers_of_the_topic_count_and_oneself_always() -> None:
-    live = {"one": ["a"], "two": ["a", "b"], "three": ["b"]}
-    of = {worker: owned("a", 32, live, {worker}) for worker in ("one", "two")}
+    of = {worker: owned("a", 32, {"one", "two"}, {worker}) for worker in ("one", "two")}
     assert [one + two for one, two in zip(of["one"], of["two"], strict=True)] == [1] * 32
-    assert all(owned("c", 32, live, {"one"}))
-    assert any(owned("a", 32, {}, {"newcomer"}))
+    assert all(owned("c", 32, (), {"one"}))
+    assert any(owned("a", 32, {"one", "two"}, {"newcomer"}))
 
 
 KEYS = [f"k{number}" for number in range(5)]

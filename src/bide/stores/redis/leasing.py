@@ -16,7 +16,9 @@ from __future__ import annotations
 import asyncio
 import logging
 import time as steady
+from collections import defaultdict
 from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache, partial
 from hashlib import blake2b
 from math import inf
 from operator import itemgetter
@@ -44,16 +46,30 @@ NEVER: Millis = 2**62
 class HeadCache:
     """The heads of one topic, by shard: the wake, the time of the last query, and whether plenty was due."""
 
-    __slots__ = ("asked", "mine", "noted", "plenty", "wakes")
+    __slots__ = ("_mine", "_owned", "asked", "noted", "plenty", "wakes")
 
-    def __init__(self, shards: int) -> None:
+    def __init__(self, shards: int, owned: Callable[[], list[bool]]) -> None:
+        """`owned`: computes for each shard whether this process goes first there."""
         self.wakes: list[Millis] = [0] * shards
         """The earliest wake by shard; 0 until it is known, so that the shard is queried."""
         self.asked = [-1e9] * shards
         self.noted: dict[int, Millis] = {}
         """The wakes noted while a call to that shard is under way: they count, whatever the call answers."""
         self.plenty = [False] * shards
-        self.mine = [True] * shards
+        self._owned = owned
+        self._mine: list[bool] | None = None
+
+    @property
+    def mine(self) -> list[bool]:
+        """For each shard, true if this process goes first there. Computed when it is needed after a change: a topic in
+        which nothing waits never needs it."""
+        if self._mine is None:
+            self._mine = self._owned()
+        return self._mine
+
+    def others_changed(self) -> None:
+        """Note that the live workers of the topic have changed."""
+        self._mine = None
 
     def note_wake(self, shard: int, wake: Millis) -> None:
         """Note a wake on a shard. It can only shorten the sleep."""
@@ -69,7 +85,7 @@ class HeadCache:
     def wake(self, shard: int) -> Millis:
         """The time at which this worker should query the shard."""
         wake = self.wakes[shard]
-        return wake if self.mine[shard] or wake >= NEVER else wake + GRACE
+        return wake if wake >= NEVER or self.mine[shard] else wake + GRACE
 
     def next_wake(self) -> Millis | None:
         """The time of the next query; None if no shard has a waiting task."""
@@ -115,20 +131,27 @@ class HeadCache:
 
 
 def owner_of(topic: Topic, shard: int, workers: Collection[str]) -> str:
-    """The worker of `workers` that goes first on the shard."""
-    return max(workers, key=lambda worker: _weight(topic, shard, worker))
+    """The worker of `workers` that goes first on the shard.
+
+    The weights are hashes of pairs of integers, which Python computes alike in every process; a build that does not
+    only wastes calls, see above.
+    """
+    place = _number(topic) + shard
+    return max(workers, key=lambda worker: (hash((_number(worker), place)), worker))
 
 
-def owned(topic: Topic, shards: int, live: Mapping[str, Collection[Topic]], mine: Collection[str]) -> list[bool]:
-    """For each shard, true if one of `mine` goes first there. Workers of `mine` count even if `live` lacks them."""
-    workers = {worker for worker, topics in live.items() if topic in topics} | set(mine)
-    if len(workers) == len(mine):
+def owned(topic: Topic, shards: int, workers: Collection[str], mine: Collection[str]) -> list[bool]:
+    """For each shard, true if one of `mine` goes first there, among the live `workers` of the topic and `mine`."""
+    everybody = {*workers, *mine}
+    if len(everybody) == len(mine):
         return [True] * shards
-    return [owner_of(topic, shard, workers) in mine for shard in range(shards)]
+    return [owner_of(topic, shard, everybody) in mine for shard in range(shards)]
 
 
-def _weight(topic: Topic, shard: int, worker: str) -> bytes:
-    return blake2b(f"{worker}\0{shard}\0{topic}".encode(), digest_size=8).digest()
+@lru_cache(maxsize=16_384)
+def _number(name: str) -> int:
+    """A number of 60 bits for the name of a topic or a worker."""
+    return int.from_bytes(blake2b(name.encode(), digest_size=8).digest()) >> 4
 
 
 # --- late answers
@@ -317,6 +340,8 @@ class Leaser:
         """The shards that are not queried, because an answer is outstanding."""
         self._heads: dict[Topic, HeadCache] = {}
         self._live: Mapping[str, Collection[Topic]] = {}
+        self._workers: Mapping[Topic, set[str]] = {}
+        """The live workers by topic."""
         self._mine: set[str] = set()
 
     def note_wake(self, shard: int, topic: Topic, wake: Millis) -> Millis:
@@ -340,18 +365,24 @@ class Leaser:
 
     def share(self, holder: str, topics: Collection[Topic], live: Mapping[str, Collection[Topic]]) -> None:
         """Note that `holder` belongs to this process (has left, without topics), and all `live` workers."""
+        if (holder in self._mine) is bool(topics) and live == self._live:
+            return
         if topics:
             self._mine.add(holder)
         else:
             self._mine.discard(holder)
-        self._live = live
-        for topic, heads in self._heads.items():
-            heads.mine = self._owned(topic)
+        workers = defaultdict[Topic, set[str]](set)
+        for worker, its_topics in live.items():
+            for topic in its_topics:
+                workers[topic].add(worker)
+        self._live, self._workers = live, workers
+        for heads in self._heads.values():
+            heads.others_changed()
 
     def _owned(self, topic: Topic) -> list[bool]:
         if not self._mine:  # no worker here has announced itself: no need to hold back
             return [True] * self._layout.shards
-        return owned(topic, self._layout.shards, self._live, self._mine)
+        return owned(topic, self._layout.shards, self._workers.get(topic, ()), self._mine)
 
     async def lease(self, wants: Mapping[Topic, int], now: Millis, until: Millis, holder: str) -> Leased:
         """See `ports.Store.lease`."""
@@ -366,8 +397,7 @@ class Leaser:
         failed: StoreError | None = None
         for topic in wants:
             if topic not in self._heads:
-                self._heads[topic] = HeadCache(self._layout.shards)
-                self._heads[topic].mine = self._owned(topic)
+                self._heads[topic] = HeadCache(self._layout.shards, partial(self._owned, topic))
         first = True
         while asked := self._shards_to_ask(room, self._now(now), empty, stale=first):
             first = False
