@@ -72,12 +72,12 @@ class Deploys:
         chance = self.chance
         strikes, after = instant / 1000 + chance.uniform(-3, 3), chance.uniform(0.1, 5)
         overlap, version = chance.choice(("skip", "queue", "allow", "cancel_running")), chance.choice((1, 2))
-        kills = chance.random() < 0.5
+        kills = self.how.total() % 2 == 0
+        self.how["kill -9" if kills else "SIGTERM"] += 1
         first = await self._start(Spec(self.url, topic, instant, overlap, 1))
         with suppress(Exception):
             await first.hear(READY, within=max(0.1, strikes - time.time()))
         await asyncio.sleep(max(0.0, strikes - time.time()))
-        self.how["kill -9" if kills else "SIGTERM"] += 1
         first.signal(signal.SIGKILL if kills else signal.SIGTERM)
         await asyncio.sleep(after)
         second = await self._start(Spec(self.url, topic, instant, overlap, version))
