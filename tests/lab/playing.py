@@ -109,7 +109,7 @@ class Company(Generic[S]):
         await until(lambda: self.is_sound() and effects.at.keys() >= set(keys), f"the effects of {keys}")
 
 
-async def die(consumer: asyncio.Task[None]) -> None:
+async def die(consumer: asyncio.Task[Any]) -> None:
     """It is cancelled until it ends: a driver loses a cancellation that comes just as an answer does."""
     while not consumer.done():
         consumer.cancel()

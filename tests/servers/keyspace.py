@@ -32,5 +32,11 @@ def _client(url: str) -> Any:
         nodes = [ClusterNode(*one) for one in addresses]  # type: ignore[no-untyped-call]
         return RedisCluster(startup_nodes=nodes, **given)
     if split.scheme == "redis+sentinel":
-        return Sentinel(addresses).master_for(path[0], db=int(path[1]), **given)  # type: ignore[no-untyped-call]
+        watching = Sentinel(addresses)  # type: ignore[no-untyped-call]
+        try:
+            host, port = watching.discover_master(path[0])  # type: ignore[no-untyped-call]
+        finally:
+            for one in watching.sentinels:
+                one.close()
+        return Redis(host, port, db=int(path[1]), **given)
     return Redis(*addresses[0], db=int(path[0]), **given)

@@ -15,8 +15,8 @@ WALL_CLOCK = re.compile(r"(?:(?:\d{4}-\d\d-\d\d|[a-z]+) )?\d?\d:\d\d(?::\d\d)?(?
 
 @schemathesis.hook
 def before_call(context: Any, case: Any, kwargs: Any) -> None:
-    """A deadline lies after the due time, a rule fires within its bounds, and a cursor comes from a page; nobody waits
-    for long.
+    """A deadline lies after the due time, a rule fires within its bounds, a backfill ends where it begins, and a cursor
+    comes from a page; nobody waits for long.
 
     Wall-clock times are of a day and in a zone that there are, and `zone` is such a zone, or the one that they name.
     3.0 is sent as the whole number that it is.
@@ -33,11 +33,15 @@ def before_call(context: Any, case: Any, kwargs: Any) -> None:
 
 
 BOUNDS = ("start", "until", "times", "except_on", "zone")
+LATER = re.compile(r"\d{4}-\d\d-\d\dT.*")
+"""An instant that may be thousands of years after another."""
 
 
 def _said(body: Any) -> Any:
     if isinstance(body, dict) and isinstance(body.get("rule"), str):
         body = {name: value for name, value in body.items() if name not in BOUNDS} | {"rule": "@daily"}
+    if isinstance(body, dict) and body.get("do") == "backfill" and LATER.match(str(body.get("until"))):
+        body |= {"until": body.get("since", body["until"])}
     if isinstance(body, dict):
         left_out = {"deadline": str | float, "zone": str}
         kept = {name: value for name, value in body.items() if not isinstance(value, left_out.get(name, ()))}

@@ -15,7 +15,7 @@ from bide.core.answers import Answer
 from bide.core.events import Event
 from bide.core.instants import Millis, instant_text
 from bide.core.names import error_parts, storable
-from bide.core.options import decode_options, known_options
+from bide.core.options import decode_options, recurrence_of
 from bide.core.records import OnConflict, OutcomeKind, Pause, Record, Result, State, Topic
 from bide.core.recurrence.plan import MOST, CatchUp, Overlap
 from bide.core.recurrence.zones import OnGap, OnRepeat
@@ -168,6 +168,15 @@ class Shift(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     deadlines: bool = False
 
 
+JitterSpan: TypeAlias = Annotated[
+    str,
+    Meta(
+        description="A length of time as in `delay`, at most a day",
+        extra_json_schema={"pattern": "^([0-9]{1,6}ms|[0-9]{1,4}s|[0-9]{1,3}m|1?[0-9]h|[01]d)$", "example": "5m"},
+    ),
+]
+
+
 class Recur(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A recurring task. `rule`: cron text such as "0 8 * * mon-fri", "@daily", "every 15m", or an RRULE."""
 
@@ -176,7 +185,7 @@ class Recur(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True
     start: Instant | None = None
     until: Instant | None = None
     times: Annotated[int, Meta(ge=1, le=100_000)] | None = None
-    jitter: Span | None = None
+    jitter: JitterSpan | None = None
     except_on: Annotated[list[str], Meta(max_length=500, extra_json_schema={"example": ["2030-01-01"]})] | None = None
     on_gap: OnGap | None = None
     on_repeat: OnRepeat | None = None
@@ -403,7 +412,7 @@ def detail_shape(record: Record) -> DetailShape:
 
 def recurring_shape(record: Record, now: Millis, most: int, *, withheld: bool = False) -> RecurringShape | None:
     """A recurring task as JSON, with its next instants, at most `most`; None: the task does not recur."""
-    recurrence = known_options(record.options).recurrence
+    recurrence = recurrence_of(record.options)
     if recurrence is None:
         return None
     return RecurringShape(
