@@ -82,6 +82,11 @@ def known_options(options: bytes) -> Options:
         return NO_OPTIONS
 
 
+def recurrence_of(options: bytes) -> Recurrence | None:
+    """The rule and the policies of a recurring task; None: the task does not recur, or its options are damaged."""
+    return known_options(options).recurrence if options else None
+
+
 def with_recurrence(options: bytes, recurrence: Recurrence | None, occurrence: Millis | None = None) -> bytes:
     """`options` with another recurrence; with an `occurrence` it is a task of its own. Raises BadInput if too large."""
     changed = msgspec.structs.replace(decode_options(options), recurrence=recurrence, occurrence=occurrence)

@@ -9,7 +9,7 @@ from typing import Any, Generic, TypeVar
 
 from bide.core.instants import Length, When, as_datetime
 from bide.core.names import error_parts
-from bide.core.options import decode_options, known_options
+from bide.core.options import decode_options, known_options, recurrence_of
 from bide.core.payloads import Decode, decode_json
 from bide.core.records import Record, State
 from bide.core.recurrence.plan import Recurrence
@@ -94,7 +94,7 @@ class Task(Generic[P]):
     @property
     def recurrence(self) -> Recurrence | None:
         """The rule and the policies of a recurring task; None for any other task."""
-        return known_options(self.record.options).recurrence
+        return recurrence_of(self.record.options)
 
     @property
     def occurrence(self) -> datetime | None:

@@ -20,7 +20,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, At, Due, Length, Millis, When, as_datetime, duration, instant
 from bide.core.lifecycle import gone
 from bide.core.names import check_name, check_topic, new_id
-from bide.core.options import encode_options, known_options, with_recurrence
+from bide.core.options import encode_options, recurrence_of, with_recurrence
 from bide.core.payloads import encode_payload
 from bide.core.records import Move, NewTask, OnConflict, Record, Ref, Result, State, Token
 from bide.core.recurrence.plan import MOST, CatchUp, Overlap, Recurrence
@@ -225,9 +225,10 @@ class Recurring:
 
         `refused`: it is paused. The last occurrence is left out by ending the rule: `cancelled`.
         """
-        record = await self._get(topic, key)
-        if record is None or (recurrence := _recurrence(record)) is None:
+        found = await self._found(topic, key)
+        if found is None:
             return Answer(Result.NOT_FOUND)
+        record, recurrence = found
         if recurrence.paused or record.state is State.LEASED:
             return Answer(Result.REFUSED if recurrence.paused else Result.UNDER_WAY, record)
         following = recurrence.first(record.due_at, record.key)
@@ -248,25 +249,23 @@ class Recurring:
         """
         now = self._client.clock.now
         first, last = instant(since, field="since", now=now), instant(until, field="until", now=now)
-        record = await self._get(topic, key)
-        if record is None or (recurrence := _recurrence(record)) is None:
+        found = await self._found(topic, key)
+        if found is None:
             return [Answer(Result.NOT_FOUND)]
-        instants = recurrence.rule.upto(first, last, MOST_BACKFILLED + 1)
+        instants = found[1].rule.upto(first, last, MOST_BACKFILLED + 1)
         if len(instants) > MOST_BACKFILLED:
             raise BadInput("until", until, f"a time by which the rule has at most {MOST_BACKFILLED:,} instants")
         return await self._own_tasks(topic, key, instants)
 
     async def next(self, topic: str, key: str | None = None, n: int = 5) -> list[datetime]:
         """The next `n` instants of the rule, without jitter (aware, UTC), beginning with the planned occurrence."""
-        record = await self._get(topic, key)
-        return [] if record is None else [as_datetime(one) for one in planned(record, self._client.clock.now(), n)]
+        found = await self._found(topic, key)
+        return [] if found is None else [as_datetime(one) for one in planned(found[0], self._client.clock.now(), n)]
 
     async def remove(self, topic: str, key: str | None = None) -> Answer:
         """End it: no occurrence follows. The answers are those of `app.cancel`."""
-        record = await self._get(topic, key)
-        if record is None or _recurrence(record) is None:
-            return Answer(Result.NOT_FOUND)
-        return await self._client.cancel(record.topic, record.key)
+        found = await self._found(topic, key)
+        return Answer(Result.NOT_FOUND) if found is None else await self._client.cancel(*found[0].ref)
 
     async def find(self, topic: str | None = None, *, group: str | None = None) -> AsyncIterator[Task[Any]]:
         """Iterate over the recurring tasks of a topic, a group, or all. O(the tasks there)."""
@@ -276,9 +275,10 @@ class Recurring:
 
     async def replan(self, topic: str, key: str | None = None) -> Answer:
         """Compute the next occurrence anew, as after a change of the zone database: `moved`, or `kept`."""
-        record, now = await self._get(topic, key), self._client.clock.now()
-        if record is None or (recurrence := _recurrence(record)) is None:
+        found, now = await self._found(topic, key), self._client.clock.now()
+        if found is None:
             return Answer(Result.NOT_FOUND)
+        record, recurrence = found
         due_at = recurrence.first(time_of(record, now), record.key)
         if recurrence.paused or due_at is None or due_at == record.due_at or record.due_at <= now:
             return Answer(Result.KEPT, record)
@@ -291,9 +291,10 @@ class Recurring:
         for pause in _PAUSES:
             if not await _waited(pause):
                 break
-            record = await self._get(topic, key)
-            if record is None or _recurrence(record) is None:
+            found = await self._found(topic, key)
+            if found is None:
                 return Answer(Result.NOT_FOUND)
+            record, _ = found
             if not record.state.live:
                 return Answer(Result.FINISHED, record)
             if record.state is State.WAITING:
@@ -306,15 +307,19 @@ class Recurring:
         return Answer(Result.UNDER_WAY, record)
 
     async def _own_tasks(self, topic: str, key: str | None, instants: Sequence[Millis]) -> list[Answer]:
-        record, now = await self._get(topic, key), self._client.clock.now()
-        if record is None or _recurrence(record) is None:
+        found, now = await self._found(topic, key), self._client.clock.now()
+        if found is None:
             return [Answer(Result.NOT_FOUND)]
-        news = [own_task(record, one, now, due_at=min(one, now)) for one in instants]
+        news = [own_task(found[0], one, now, due_at=min(one, now)) for one in instants]
         return await self._client._session.add_many(news) if news else []
 
-    async def _get(self, topic: str, key: str | None) -> Record | None:
+    async def _found(self, topic: str, key: str | None) -> tuple[Record, Recurrence] | None:
+        """The recurring task; None: there is no such task, or it does not recur."""
         [record] = await self._client._session.verbs.get([_ref(topic, key)])
-        return None if record is None or gone(record, self._client.clock.now()) else record
+        if record is None or gone(record, self._client.clock.now()):
+            return None
+        recurrence = recurrence_of(record.options)
+        return None if recurrence is None else (record, recurrence)
 
 
 def _ref(topic: str, key: str | None) -> Ref:
@@ -341,7 +346,7 @@ def changed_task(wanted: NewTask, old: Record, now: Millis) -> NewTask | None:
 
     An occurrence that is due, or that waits for its jitter only, keeps its time. A pause stays.
     """
-    recurrence, before = known_options(wanted.options).recurrence, _recurrence(old)
+    recurrence, before = recurrence_of(wanted.options), recurrence_of(old.options)
     assert recurrence is not None
     options, now = wanted.options, time_of(old, now)
     first = recurrence.first(now, old.key)
@@ -373,7 +378,7 @@ def planned(record: Record, now: Millis, most: int) -> list[Millis]:
 
     O(most) steps of the rule.
     """
-    recurrence = _recurrence(record)
+    recurrence = recurrence_of(record.options)
     if recurrence is None or recurrence.paused or not record.state.live or most < 1:
         return []
     waits = record.state is State.WAITING and not record.attempt
@@ -391,7 +396,7 @@ async def _waited(seconds: float) -> bool:
 
 
 def _with_pause(old: Record, now: Millis, *, paused: bool) -> NewTask | None:
-    recurrence = _recurrence(old)
+    recurrence = recurrence_of(old.options)
     assert recurrence is not None
     if recurrence.paused is paused:
         return None
@@ -404,7 +409,3 @@ def _with_pause(old: Record, now: Millis, *, paused: bool) -> NewTask | None:
 
 def _replacing(old: Record, options: bytes, due: Due, *, payload: bytes, group: str | None) -> NewTask:
     return NewTask(old.topic, old.key, new_id(), due, payload, group, options, if_token=old.token)
-
-
-def _recurrence(record: Record) -> Recurrence | None:
-    return known_options(record.options).recurrence

@@ -13,12 +13,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import NamedTuple
 
-from bide.core.errors import BideError
+from bide.core.errors import BadInput
 from bide.core.events import Event, EventKind
 from bide.core.instants import LAST_INSTANT, Millis
-from bide.core.options import known_options
+from bide.core.options import recurrence_of
 from bide.core.records import Count, Filter, Page, Record, State, Topic
-from bide.core.recurrence.plan import Recurrence, last_instants
+from bide.core.recurrence.plan import last_instants
 from bide.engine.client import Client
 
 MOST = 4_000
@@ -28,11 +28,6 @@ MOST_OF_RULE, MOST_COMING = 1_000, 10_000
 _TOPICS, _NEW = 200, 100
 """The most topics that a search reads, and the tasks that a topic may have beyond those that were counted."""
 _COUNTED = re.compile(r"(late|overlap): ([0-9,]+)(?: or more)? occurrences? did not run")
-
-
-def recurrence_of(record: Record) -> Recurrence | None:
-    """The rule and policies of a task; None: it does not recur, or its options are damaged."""
-    return known_options(record.options).recurrence if record.options else None
 
 
 class Miss(NamedTuple):
@@ -58,7 +53,7 @@ def misses_of(events: Iterable[Event]) -> list[Miss]:
 
 def past_of(record: Record, now: Millis, misses: Sequence[Miss], most: int) -> list[tuple[Millis, Miss | None]]:
     """The last instants of the rule before `now`, newest first, each with the miss that tells of it. O(most) steps."""
-    recurrence = recurrence_of(record)
+    recurrence = recurrence_of(record.options)
     if recurrence is None:
         return []
     rule = recurrence.rule
@@ -101,7 +96,7 @@ async def recurring_tasks(
         return page.tasks + paused.tasks, False
 
     pages = await asyncio.gather(*map(read, order, limits))
-    found = {one.ref: one for tasks, _ in pages for one in tasks if recurrence_of(one) is not None}
+    found = {one.ref: one for tasks, _ in pages for one in tasks if recurrence_of(one.options) is not None}
     whole = len(order) == len(live) and all(ended for _, ended in pages)
     return sorted(found.values(), key=lambda one: (one.wake_at, one.ref)), whole
 
@@ -125,12 +120,12 @@ async def coming_of(tasks: Iterable[Record], first: Millis, last: Millis, now: M
     upto: dict[Topic, Millis] = {}
     left = MOST_COMING
     for record in tasks:
-        recurrence = recurrence_of(record)
+        recurrence = recurrence_of(record.options)
         if recurrence is None or recurrence.paused:
             continue
         rule, most = recurrence.rule, min(left, MOST_OF_RULE)
         start = max(record.due_at, now, first - rule.jitter - 1) + 1
-        with suppress(BideError):  # a zone that is not known here, or a missing extra
+        with suppress(BadInput):  # a zone that is not known here
             nominal = rule.upto(start, last, most) if most else []
             left -= len(nominal)
             if len(nominal) == most and start <= last:

@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from datetime import date, datetime
 from functools import lru_cache
 from itertools import islice
-from typing import Annotated, Any, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack
+from typing import Annotated, Any, NamedTuple, Self, TypeAlias, TypedDict, TypeVar, Unpack, get_args
 
 from msgspec import Meta, Struct, structs
 
@@ -276,16 +276,13 @@ def _bounds(
 ) -> dict[str, Any]:  # fmt: skip
     """The fields of the bounds, each checked by itself."""
     days = [except_on] if isinstance(except_on, str | date) else list(islice(except_on, _MOST + 1))
-    late, accepted = (
-        0 if jitter is None else duration(jitter, field="jitter"),
-        (None, "run_after", "skip", "first", "second", "both"),
-    )
+    late = 0 if jitter is None else duration(jitter, field="jitter")
     for good, field, value, wanted in (
         (times is None or (type(times) is int and 1 <= times <= 100_000), "times", times, "1 to 100,000"),
         (late <= DAY, "jitter", jitter, "at most a day"),
         (len(days) <= _MOST, "except_on", f"more than {_MOST:,} dates", f"at most {_MOST:,}"),
-        (on_gap in accepted[:3], "on_gap", on_gap, '"run_after" or "skip"'),
-        (on_repeat in (None, *accepted[3:]), "on_repeat", on_repeat, '"first", "second" or "both"'),
+        (on_gap in (None, *get_args(OnGap)), "on_gap", on_gap, '"run_after" or "skip"'),
+        (on_repeat in (None, *get_args(OnRepeat)), "on_repeat", on_repeat, '"first", "second" or "both"'),
     ):
         if not good:
             raise BadInput(field, value, wanted)

@@ -13,7 +13,7 @@ from msgspec.structs import replace
 
 from bide.core.instants import At, Millis
 from bide.core.names import new_id
-from bide.core.options import known_options, with_recurrence
+from bide.core.options import recurrence_of, with_recurrence
 from bide.core.records import NewTask, OnConflict, OutcomeKind, Record, Settlement, State
 from bide.core.recurrence.plan import Overlap, occurrence_key
 from bide.engine.config import Retention
@@ -27,7 +27,7 @@ def next_life(record: Record, now: Millis, died: Settlement | None = None) -> Se
 
     There is none if the task does not recur, its rule has ended, or it is to end with the first death.
     """
-    recurrence = known_options(record.options).recurrence
+    recurrence = recurrence_of(record.options)
     if recurrence is None or (died is not None and recurrence.end_when_dead):
         return None
     due_at, dropped, _ = step = recurrence.on_end(record.due_at, record.key, record.token // 1000, now)
@@ -54,7 +54,7 @@ def passed_over(record: Record, keep: Retention, now: Millis) -> Refusal | None:
     An occurrence whose delivery failed or was lost is delivered again, whatever its age. One that was deferred counts
     as not begun.
     """
-    recurrence = known_options(record.options).recurrence
+    recurrence = recurrence_of(record.options)
     if recurrence is None:
         return None
     rule, topic, key, due_at = recurrence.rule, record.topic, record.key, record.due_at
@@ -75,7 +75,7 @@ def passed_over(record: Record, keep: Retention, now: Millis) -> Refusal | None:
 
 def replaced_at(record: Record) -> Millis | None:
     """When the next occurrence cancels this one; None: never."""
-    recurrence = known_options(record.options).recurrence
+    recurrence = recurrence_of(record.options)
     if recurrence is None or recurrence.overlap is not Overlap.CANCEL_RUNNING:
         return None
     return recurrence.first(record.due_at, record.key)
@@ -94,7 +94,7 @@ def replaced_by_next(record: Record, now: Millis) -> Settlement | None:
 
 def own_task(record: Record, nominal: Millis, now: Millis, *, due_at: Millis) -> NewTask:
     """The occurrence of `nominal` as a task of its own. It is added once, however often this is repeated."""
-    recurrence = known_options(record.options).recurrence
+    recurrence = recurrence_of(record.options)
     limit = None if recurrence is None else recurrence.deadline
     return NewTask(
         record.topic, occurrence_key(record.key, nominal), new_id(), At(due_at), record.payload, record.group,
@@ -105,8 +105,8 @@ def own_task(record: Record, nominal: Millis, now: Millis, *, due_at: Millis) ->
 
 def deadline_of(record: Record) -> Millis | None:
     """The deadline of the task, or of this occurrence."""
-    if record.deadline is None and record.options:
-        recurrence = known_options(record.options).recurrence
+    if record.deadline is None:
+        recurrence = recurrence_of(record.options)
         if recurrence is not None and recurrence.deadline is not None:
             return record.due_at + recurrence.deadline
     return record.deadline

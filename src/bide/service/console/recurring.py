@@ -10,16 +10,17 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from bide.core.answers import Answer
-from bide.core.errors import BadInput, MissingExtra
+from bide.core.errors import BadInput
 from bide.core.instants import Millis, as_datetime, instant
 from bide.core.names import check_topic
+from bide.core.options import recurrence_of
 from bide.core.records import Count, Record, Ref, Result, State
 from bide.core.recurrence.plan import Recurrence
 from bide.core.recurrence.rules import Rule
 from bide.core.wall_clock import zone_info
 from bide.engine.recurring import planned
 from bide.insight.cached_query import CachedQuery
-from bide.insight.recurring import MOST, Miss, misses_of, past_of, recurrence_of, recurring_tasks
+from bide.insight.recurring import MOST, Miss, misses_of, past_of, recurring_tasks
 from bide.service.authz import Verb
 from bide.service.console.i18n import Locale
 from bide.service.console.page_request import ConsoleContext, Page, PageRequest
@@ -59,7 +60,7 @@ def month_of(rule: Rule, now: Millis) -> list[list[Day | None]]:
 
 def next_of(record: Record, recurrence: Recurrence, now: Millis) -> Millis | None:
     """When the next occurrence fires; None: never, while it is paused, or its rule cannot be computed here."""
-    with suppress(BadInput, MissingExtra):
+    with suppress(BadInput):
         return next((recurrence.rule.fires_at(one, record.key) for one in planned(record, now, 1)), None)
     return None
 
@@ -92,7 +93,7 @@ class RecurringPage(Page):
         for miss in misses_of(await self._events.get()):
             misses.setdefault(Ref(miss.event.topic, miss.event.key), []).append(miss)
         seen = request.caller.visible(found)
-        rules = [(one, rule) for one in seen[:_SHOWN] if (rule := recurrence_of(one)) is not None]
+        rules = [(one, rule) for one in seen[:_SHOWN] if (rule := recurrence_of(one.options)) is not None]
         rows = [(one, rule, next_of(one, rule, now), misses.get(one.ref, ())) for one, rule in rules]
         return request.render(
             "recurring.html", topic=topic, rows=rows, more=len(seen) - _SHOWN, whole=whole, most=MOST, said=said
@@ -111,7 +112,7 @@ class RecurringPage(Page):
             computed["past"] = past_of(record, now, misses, _INSTANTS)
             computed["ahead"] = planned(record, now, _INSTANTS)
             computed["weeks"] = month_of(rule, now)
-        except (BadInput, MissingExtra) as error:
+        except BadInput as error:
             computed["trouble"] = inert_line(str(error))
         acts = {act for act, needed in _ACTS.items() if request.caller.may(needed, ref.topic)}
         acts -= {"pause", "skip_next"} if recurrence.paused else {"resume"}
@@ -132,8 +133,6 @@ class RecurringPage(Page):
                 return request.render("recurring_remove.html", ref=ref, recurrence=recurrence)
             if not record.state.live:
                 answer = Answer(Result.FINISHED, record)
-            elif act == "skip_next" and recurrence.paused:  # no occurrence is next
-                answer = Answer(Result.KEPT, record)
             else:
                 answer = Answer(Result.UNDER_WAY, record)
                 with suppress(TimeoutError):
@@ -146,5 +145,5 @@ class RecurringPage(Page):
 async def _found(request: PageRequest) -> tuple[Record, Recurrence] | None:
     """The recurring task that the request names; None: there is no such task, or it does not recur."""
     [task] = await request.client.get_many([ref_of(request)])
-    recurrence = None if task is None else recurrence_of(task.record)
+    recurrence = None if task is None else task.recurrence
     return None if task is None or recurrence is None else (task.record, recurrence)

@@ -17,11 +17,10 @@ from msgspec import DecodeError, to_builtins
 
 from bide.core.instants import Millis
 from bide.core.names import check_name, check_topic
-from bide.core.options import NO_OPTIONS, Options, decode_options
+from bide.core.options import NO_OPTIONS, Options, decode_options, recurrence_of
 from bide.core.records import Pause, Record, Ref, Result, State
 from bide.engine.history import MINUTE
 from bide.insight.cached_query import CachedQuery
-from bide.insight.recurring import recurrence_of
 from bide.insight.task_history import Attempt, Cohort, Ended, TaskHistory, task_history
 from bide.service.authz import Verb
 from bide.service.console.actions import possible
@@ -245,7 +244,7 @@ class TaskPage:
             "story": history,
             "due": record.state.live and record.wake_at <= request.locale.now,
             "pause": pause,
-            "recurrence": recurrence_of(record),
+            "recurrence": recurrence_of(record.options),
             "meaning": meaning(request.locale, history, pause),
             "reasons": reasons(request.locale, history, pause),
             "timeline": _timeline(history),
