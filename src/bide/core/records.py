@@ -220,12 +220,18 @@ class Leased(Struct, frozen=True):
     """The answer of `lease`."""
 
     tasks: list[Record]
-    next_wake: Millis | None
-    """Not later than the earliest `wake_at` of the requested topics that still have room; None: nothing waits there."""
+    heads: Mapping[Topic, Millis]
+    """A time not later than the earliest `wake_at` of each requested topic that still has room and where a task waits.
+    """
     now: Millis
     """The time of the lease, by the store's own clock if it has one."""
     again_by: Millis | None = None
     """If nothing notifies of other processes' schedules: lease again by then, whatever `next_wake` is."""
+
+    @property
+    def next_wake(self) -> Millis | None:
+        """The earliest of the heads; None: nothing waits."""
+        return min(self.heads.values(), default=None)
 
     @property
     def wake(self) -> Millis | None:

@@ -65,9 +65,9 @@ class Store(Verbs, Protocol):
 
         A store with several shards may take a younger task of one shard before the oldest of another.
 
-        `next_wake` is not later than the earliest wake time of the topics that got fewer tasks than wanted and of those
-        with 0 wanted, which are only queried; for the latter it may lie in the past. The backlog of a topic that got
-        all it wanted is left out, so that the caller does not spin.
+        `heads` says when to ask again about the topics that got fewer tasks than wanted, and about those with 0 wanted,
+        which are only queried; for the latter it may lie in the past. The backlog of a topic that got all it wanted is
+        left out, so that the caller does not spin.
         """
         ...
 

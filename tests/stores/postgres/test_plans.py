@@ -52,7 +52,7 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     },
     **{f"lease_more_{most}": (NOW, "c", 1, "t0", most, 1_000, "w", NOW - 500_000) for most in (16, 256)},
     "leased_then": (["t0", "t1"], NOW + 1_000, 5, "w"),
-    "next_wake": (NOW, ["t0", "t1"], [0, NOW], True, [0, NOW], [0, NOW + 100_000], 1_500),
+    "heads": (NOW, ["t0", "t1"], [0, NOW], True, [0, NOW], [0, NOW + 100_000], 1_500),
     "writers": (),
     "extend_leases": (NOW, 5, *NAMES, [1, 2]),
     "extend_leases_past": (NOW, 5, *NAMES, [1, 2]),
@@ -197,7 +197,7 @@ async def test_a_lease_is_right_for_a_planner_that_may_do_all(connection: Survey
         if name.startswith("enable_"):
             await connection.connection.execute(f"RESET {name}")
             await connection.connection.execute(f"SET {name} = on")
-    for query in ("lease_16", "tasks_by_names", "insert_tasks", "lock_tasks", "next_wake"):
+    for query in ("lease_16", "tasks_by_names", "insert_tasks", "lock_tasks", "heads"):
         assert offences(await connection.plan(query)) == [], query
 
 

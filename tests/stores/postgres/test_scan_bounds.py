@@ -54,7 +54,7 @@ def expensive(clock: Clock, background: Callable[[FullScan], bool] = begins) -> 
     assert known.start(["t"], [NOW]) == FULL, "nothing is known of the time before"
     known.scanned(["t"], 0.02, NOW + 1_001, FULL, LASTS)
     known.emptied(["t"])
-    known.ended(["t"], None, NOW + 1_001)
+    known.ended(["t"], {}, NOW + 1_001)
     return known
 
 
@@ -75,7 +75,7 @@ def test_between_expensive_scans_one_begins_where_nothing_can_be_before(clock: C
     assert start == ScanStart([NOW + 1_000], [NOW + 1_000], [NOW + 1_001 + LASTS], False)
     known.scanned(["t"], 0.001, NOW + 2_001, start, LASTS)
     known.emptied(["t"])
-    known.ended(["t"], NOW + 9_000, NOW + 2_001)
+    known.ended(["t"], {"t": NOW + 9_000}, NOW + 2_001)
     start = known.start(["t"], [NOW + 1_900])
     assert start == ScanStart([NOW + 1_900], [NOW + 2_000], [NOW + 9_000], False), "a floor may lie lower"
 
@@ -256,7 +256,7 @@ async def test_no_scan_touches_what_has_died_under_a_snapshot(
                 await lease(store, 5, lasts=LASTS)
                 await lease(store, 0, lasts=LASTS)
             costs = {"thorough": await cost(surveyed, sent, "lease_16"),
-                     "for the wake": await cost(surveyed, sent, "next_wake")}  # fmt: skip
+                     "for the wake": await cost(surveyed, sent, "heads")}  # fmt: skip
             assert sent["lease_16"][8] is True
             monkeypatch.setattr(leasing, "THOROUGH_EVERY", 1_000.0)
             await lease(store, 5, lasts=LASTS)

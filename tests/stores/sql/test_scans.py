@@ -147,7 +147,7 @@ async def test_what_appears_far_back_is_found_by_the_next_full_scan(
 def test_the_first_scan_is_thorough_and_the_next_goes_on() -> None:
     known = ScanPositions(used=True)
     assert known.begin(["t"], NOW) == ([0], True)
-    known.scanned(["t"], None)
+    known.scanned(["t"], {})
     known.emptied(["t"], NOW)
     assert known.begin(["t"], NOW) == ([NOW - SLACK], False)
     known.reached({"t": NOW - 5_000})
@@ -156,14 +156,14 @@ def test_the_first_scan_is_thorough_and_the_next_goes_on() -> None:
     assert known.begin(["t"], NOW) == ([NOW - 6_000], False)
     assert known.begin(["t", "u"], NOW) == ([0, 0], True), "one that was never scanned"
     assert known.begin(["t", "u"], NOW) == ([0, 0], True), "the one before has failed"
-    known.scanned(["t", "u"], None)
+    known.scanned(["t", "u"], {})
     assert known.begin(["t"], NOW)[1] is False
 
 
 def test_what_is_told_of_while_a_scan_is_under_way_is_where_the_next_begins() -> None:
     known = ScanPositions(used=True, slack=100)
     known.begin(["t", "u"], NOW)
-    known.scanned(["t", "u"], None)
+    known.scanned(["t", "u"], {})
     known.note_wakes({"t": NOW - 700, "u": NOW - 800})
     known.note_wakes({"t": NOW - 300})
     known.emptied(["t"], NOW)
@@ -179,24 +179,25 @@ def test_now_and_then_a_scan_is_thorough(monkeypatch: pytest.MonkeyPatch) -> Non
     known = ScanPositions(used=True)
     for _ in range(3):
         assert known.begin(["t"], NOW)[1] is True
-        known.scanned(["t"], None)
+        known.scanned(["t"], {})
 
 
 def test_a_scan_is_thorough_once_a_lease_has_ended_that_others_hold() -> None:
     known = ScanPositions(used=True)
-    known.begin(["t"], NOW)
-    known.scanned(["t"], NOW + 400)
-    assert known.sleep(NOW + 300, NOW, thorough=True) == NOW + 300
-    assert known.sleep(None, NOW, thorough=True) == NOW + 400
+    known.begin(["t", "u"], NOW)
+    known.scanned(["t", "u"], {"t": NOW + 400})
+    assert known.heads(["t", "u"], {"t": NOW + 300}, NOW, thorough=True) == {"t": NOW + 300}
+    assert known.heads(["t", "u"], {"u": NOW + 9_000}, NOW, thorough=True) == {"t": NOW + 400, "u": NOW + 9_000}
     assert known.begin(["t"], NOW + 399)[1] is False
-    assert known.sleep(NOW + 9_000, NOW + 399, thorough=False) == NOW + 400
-    assert known.begin(["t"], NOW + 400)[1] is True
-    known.scanned(["t"], None)
+    assert known.heads(["t"], {"t": NOW + 9_000}, NOW + 399, thorough=False) == {"t": NOW + 400}
+    assert known.begin(["u"], NOW + 400)[1] is False, "there it is of no use"
+    assert known.begin(["t", "u"], NOW + 400)[1] is True
+    known.scanned(["u"], {})
+    assert known.begin(["t"], NOW + 400)[1] is True, "it was not among those"
+    known.scanned(["t"], {})
     assert known.begin(["t"], NOW + 401)[1] is False, "it is known of no other"
-    assert known.sleep(None, NOW, thorough=True) is None
-    unseen = known.sleep(None, NOW, thorough=False)
-    assert unseen is not None
-    assert NOW < unseen <= NOW + 1_000
+    assert known.heads(["t"], {}, NOW, thorough=True) == {}
+    assert NOW < known.heads(["t"], {}, NOW, thorough=False)["t"] <= NOW + 1_000
 
 
 def test_where_the_callers_clock_counts_every_scan_is_thorough() -> None:

@@ -80,7 +80,7 @@ class ShelfStore:
     async def lease(self, wants: Mapping[str, int], *, now: int, until: int, holder: str) -> Leased:
         self._check_open()
         taken: list[Record] = []
-        wakes: list[int] = []
+        heads: dict[str, int] = {}
         for topic, want in wants.items():
             live = sorted((one for one in self._of(topic) if one.state.live), key=lambda one: one.wake_at)
             due = [one for one in live if lifecycle.may_lease(one, now)][: max(want, 0)]
@@ -88,9 +88,10 @@ class ShelfStore:
                 record = lifecycle.lease(old, now, until, holder, self._next_token(now))
                 self._keep(record, now)
                 taken.append(record)
-            if len(due) < max(want, 1):
-                wakes += [one.wake_at for one in self._of(topic) if one.state.live]
-        return Leased(taken, min(wakes, default=None), now)
+            wakes = [one.wake_at for one in self._of(topic) if one.state.live]
+            if wakes and len(due) < max(want, 1):
+                heads[topic] = min(wakes)
+        return Leased(taken, heads, now)
 
     async def extend(self, leases: Sequence[Lease], *, now: int, until: int) -> list[bool]:
         self._check_open()

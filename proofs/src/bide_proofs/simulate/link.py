@@ -181,7 +181,7 @@ class Link:
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         """Lease from shard after shard, starting at a random one, until there is no room left."""
-        room, taken, wakes = dict(wants), [], []
+        room, taken, heads = dict(wants), list[Record](), dict[Topic, Millis]()
         failed: StoreError | None = None
         first, number = int(self.chance.random() * len(self.server.shards)), len(self.server.shards)
         clock = 0  # the latest of the shards' times: the clock may be set between two answers
@@ -197,11 +197,11 @@ class Link:
             clock = max(clock, leased.now)
             for task in leased.tasks:
                 room[task.topic] -= 1
-            if leased.next_wake is not None:
-                wakes.append(leased.next_wake)
+            for topic, head in leased.heads.items():
+                heads[topic] = min(head, heads.get(topic, head))
         if failed is not None and not taken:
             raise failed
-        return Leased(taken, min(wakes, default=None), clock, None if failed is None else clock + _AGAIN)
+        return Leased(taken, heads, clock, None if failed is None else clock + _AGAIN)
 
     async def find(self, where: Filter, page: Page) -> Found:
         """List shard after shard; the cursor names the shard and the position in it."""

@@ -128,4 +128,4 @@ def _as_still_held(shard: Shard, value: Any) -> Any:
         return value
     now = at_once(shard.store.get([task.ref for task in value.tasks]))
     held = [task for task, there in zip(value.tasks, now, strict=True) if there and there.token == task.token]
-    return Leased(held, value.next_wake, value.now, value.again_by)
+    return Leased(held, value.heads, value.now, value.again_by)

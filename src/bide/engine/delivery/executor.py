@@ -6,12 +6,6 @@ one more while work is left. This behaves like a task per delivery at a fraction
 a handler that does nothing. A ContextVar that a handler sets must not reach the next handler, so a runner whose context
 has changed ends, and a fresh one replaces it. Comparing two contexts is O(1) while they share their tree. A cancelled
 runner is replaced too, whether a time limit, its handler, or a loop that ends all its tasks cancelled it.
-
-**Slots.** `slots_to_lease` computes how many tasks of each topic a worker can start now, so that a flood on one topic
-leaves room for the others (P6). Idle topics lend their slots. The last slot of each idle topic is kept back from a
-flood, in total at most an eighth of all slots: with ten topics each keeps one, with a thousand the flood still gets
-seven eighths. Topics with a known backlog share the rest equally, starting with the one that runs least. The sum never
-exceeds the free slots. Pure arithmetic, O(topics).
 """
 
 from __future__ import annotations
@@ -19,20 +13,17 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from contextvars import copy_context
 from datetime import timedelta
 from typing import Any, Protocol
 
-from msgspec.structs import replace
-
 from bide.core.errors import LeaseLost, SetupError
 from bide.core.instants import Length, Millis, When, duration
 from bide.core.options import known_options
 from bide.core.outcomes import Done, Outcome
-from bide.core.records import Lease, Leased, Record, Topic
-from bide.core.recurrence.plan import Overlap
+from bide.core.records import Lease, Record
 from bide.core.tasks import Task
 from bide.engine.background import log_defect
 from bide.engine.config import EngineConfig
@@ -253,7 +244,7 @@ class TopicExecutor:
             traced = bool(options.headers)
             if traced:
                 set_running(delivery.record)
-            if options.recurrence is not None and options.recurrence.overlap is Overlap.CANCEL_RUNNING:
+            if options.recurrence is not None:
                 timeout = delivery.limit(timeout)
         if timeout is not None:
             delivery.timer = self._loop.call_later(timeout, self._timed_out, delivery)
@@ -320,79 +311,3 @@ def _is_current(task: asyncio.Task[Any]) -> bool:
         return asyncio.current_task() is task
     except RuntimeError:  # no loop runs
         return False
-
-
-class TopicSlots(Protocol):
-    """The slots of a topic, as in `TopicExecutor`."""
-
-    @property
-    def free(self) -> int:
-        """How many more deliveries of it could run."""
-        ...
-
-    @property
-    def occupied(self) -> int: ...
-
-    @property
-    def backlogged(self) -> bool:
-        """True if there may be due tasks for which there was no room."""
-        ...
-
-
-def slots_to_lease(topics: Mapping[Topic, TopicSlots], slots: int, turn: int = 0) -> dict[Topic, int]:
-    """How many tasks to request by topic, beginning with another topic each `turn`.
-
-    Leaves out topics without room, and backlogged topics that get no slot. 0: no slot is left for a topic that may have
-    due tasks.
-    """
-    free = slots - sum(its.occupied for its in topics.values())
-    opened = [topic for topic, its in topics.items() if its.free > 0]
-    if free <= 0 or not opened:
-        return {}
-    if len(topics) == 1:  # no other topic shares the slots
-        return {opened[0]: min(free, topics[opened[0]].free)}
-    begin = turn % len(opened)
-    in_turn = opened[begin:] + opened[:begin]
-    backlogged = sorted((one for one in in_turn if topics[one].backlogged), key=lambda one: topics[one].occupied)
-    others = [one for one in in_turn if not topics[one].backlogged]
-    kept = min(sum(not topics[one].occupied for one in others), max(slots // 8, min(2, slots // 2)))
-    asked: dict[Topic, int] = {}
-    free -= _share(topics, backlogged, free - kept, asked)
-    asked |= dict.fromkeys(others, 0)
-    _share(topics, others, free, asked)
-    return asked
-
-
-def _share(topics: Mapping[Topic, TopicSlots], among: Sequence[Topic], count: int, asked: dict[Topic, int]) -> int:
-    """Add equal parts of `count` to `asked`, as far as there is room. Returns the number added."""
-    left = count
-    while left > 0 and (among := [one for one in among if asked.get(one, 0) < topics[one].free]):
-        part = max(1, left // len(among))
-        for topic in among:
-            has = asked.get(topic, 0)
-            more = min(part, left, topics[topic].free - has)
-            if more > 0:
-                asked[topic] = has + more
-                left -= more
-    return max(0, count) - max(0, left)
-
-
-async def lease_in_turn(ask: Callable[[Mapping[Topic, int]], Awaitable[Leased]], asked: Mapping[Topic, int]) -> Leased:
-    """Lease what is `asked`. If that leases nothing, bisect the topics that were asked for 0 to find a due one.
-
-    One call, unless there are more topics than free slots. Then bisection needs more calls, at twice the cost of one in
-    total.
-    """
-    leased = await ask(asked)
-    others = [topic for topic, count in asked.items() if not count]
-    if leased.tasks or not others or not _due(leased):
-        return leased
-    free = max(1, sum(asked.values()))
-    while len(others) > free:
-        half = others[: max(free, len(others) // 2)]
-        others = half if _due(await ask(dict.fromkeys(half, 0))) else others[len(half) :]
-    return replace(await ask(dict.fromkeys(others, 1)), next_wake=leased.next_wake)
-
-
-def _due(leased: Leased) -> bool:
-    return leased.next_wake is not None and leased.next_wake <= leased.now

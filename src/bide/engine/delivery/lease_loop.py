@@ -25,7 +25,7 @@ import os
 import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from math import inf
 
 from bide.core.errors import BadInput, StoreError
 from bide.core.events import EventKind, event_of
@@ -34,7 +34,6 @@ from bide.core.records import Leased, NewTask, Record, Settlement, Topic
 from bide.core.recurrence.rules import refresh_zones
 from bide.engine.background import begin, repeat
 from bide.engine.client import Client
-from bide.engine.delivery.executor import lease_in_turn
 from bide.engine.delivery.occurrences import Refusal, next_life, passed_over
 from bide.engine.delivery.settlement import dead, reject_reason, release
 from bide.engine.pauses import PauseGate
@@ -64,6 +63,7 @@ class Waker:
         self._wake: Millis | None = None
         self._latest = 0.0
         self._asked_at: float | None = None
+        self._look_by = inf
         self._by_notification = False
         self.capped = False
         """True after a sleep of the greatest length."""
@@ -91,6 +91,10 @@ class Waker:
         self._kicked = False
         self._asked_at = self._loop.time()
 
+    def look_by(self, at: float) -> None:
+        """End the next sleep at `at`, by the loop's time, as the cap would."""
+        self._look_by = at
+
     async def sleep(self, wake: Millis | None) -> None:
         """Sleep until `wake`, an earlier time notified since `forget`, the cap, or a kick.
 
@@ -99,13 +103,14 @@ class Waker:
         """
         self.capped = False
         asked_at, self._asked_at = self._asked_at, None
+        look_by, self._look_by = self._look_by, inf
         await asyncio.sleep(0)  # leased tasks begin first: a handler that blocks would hold up the next lease
         if self._kicked:
             return
         notified = self._notified
         self._by_notification = notified is not None and (wake is None or notified < wake)
         self._wake = notified if self._by_notification else wake
-        self._latest = (self._loop.time() if asked_at is None else asked_at) + self._cap
+        self._latest = min(look_by, (self._loop.time() if asked_at is None else asked_at) + self._cap)
         self._sleeper = self._loop.create_future()
         self._arm()
         try:
@@ -324,9 +329,8 @@ class LeaseLoop(WakeLoop):
     async def _lease(self, wants: Mapping[Topic, int], length: Millis, holder: str) -> Leased:
         now = self.clock.now()
         if not wants:
-            return Leased([], None, now)
-        until = now + self.clock.span(length)
-        leased = await lease_in_turn(partial(self.store.lease, now=now, until=until, holder=holder), wants)
+            return Leased([], {}, now)
+        leased = await self.store.lease(wants, now=now, until=now + self.clock.span(length), holder=holder)
         if self._waker.capped and leased.tasks:
             self._waker.record_miss(min(record.planned_at for record in leased.tasks), leased.now)
         return leased

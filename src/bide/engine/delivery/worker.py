@@ -13,6 +13,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from functools import partial
+from itertools import islice
 from typing import Self
 
 from msgspec import Struct
@@ -27,9 +28,10 @@ from bide.core.outcomes import Outcome, Retry
 from bide.core.records import Leased, NewTask, OutcomeKind, Record, Settlement, Topic
 from bide.engine.background import DeadHooks, begin
 from bide.engine.client import Client
-from bide.engine.delivery.executor import Delivery, TopicExecutor, slots_to_lease
+from bide.engine.delivery.executor import Delivery, TopicExecutor
 from bide.engine.delivery.lease_extender import LeaseExtender
 from bide.engine.delivery.lease_loop import LeaseLoop
+from bide.engine.delivery.lease_plan import MOST_LOOKS, TopicWakes, kept_back, slots_to_lease
 from bide.engine.delivery.occurrences import replaced_by_next
 from bide.engine.delivery.settlement import release, settlement_for
 from bide.engine.delivery.settler import Settler
@@ -101,8 +103,11 @@ class Worker(LeaseLoop):
         """One for each caller of `until_empty`."""
         self._short = False
         """True if the worker's slots, not a topic's own, limit how many tasks are leased."""
-        self._rotation = 0
-        """The number of topics requested so far; it decides which topic comes first next."""
+        self._busy: dict[Topic, TopicExecutor] = {}
+        """The topics that occupy slots."""
+        self._topic_wakes = TopicWakes(self._executors, self.clock, self.config.cap)
+        self._paused: frozenset[Topic] = frozenset()
+        """The topics that were paused when the last lease was planned."""
 
     # --- start and stop
 
@@ -198,7 +203,7 @@ class Worker(LeaseLoop):
 
     @property
     def _idle(self) -> bool:
-        return not any(executor.occupied for executor in self._executors.values())
+        return not self._busy
 
     async def run_once(self) -> tuple[int, Millis | None]:
         """Lease, deliver and settle once. Returns the number of leased tasks and the next wake time.
@@ -208,7 +213,7 @@ class Worker(LeaseLoop):
         """
         await self.pause_gate.first()
         before = self.stats.leased
-        wake = await self._deliver(self._free_slots())
+        wake = await self._deliver(self._plan(everything=True))
         await asyncio.gather(*(executor.idle(None) for executor in self._executors.values()), *self._starting)
         await self._settler.drain()
         await self._hooks.ended()
@@ -216,35 +221,61 @@ class Worker(LeaseLoop):
 
     # --- lease
 
+    @property
+    def _free_slots(self) -> int:
+        return self.config.concurrency - sum(executor.occupied for executor in self._busy.values())
+
     def _wants_turn(self) -> object:
-        return self._free_slots() or self._emptied
+        self._short = self._free_slots <= 0
+        return not self._short or self._emptied
 
     async def _turn(self) -> Millis | None:
         await self.pause_gate.first()
         await self._lease_extender.catch_up(self._settler)
-        return await self._deliver(self._free_slots())
-
-    def _free_slots(self) -> dict[Topic, int]:
-        """How many tasks of each topic can be started now. Paused topics are left out; not even their wake is read."""
-        held = self.pause_gate.topics
-        asked = {
-            t: n
-            for t, n in slots_to_lease(self._executors, self.config.concurrency, self._rotation).items()
-            if t not in held
-        }
-        self._short = any(
-            (executor.backlogged or not asked) and executor.free > asked.get(topic, 0) and topic not in held
-            for topic, executor in self._executors.items()
-        )
-        return asked
-
-    async def _deliver(self, asked: Mapping[Topic, int]) -> Millis | None:
-        """Lease and start the due tasks. Returns the next wake time of the topics that still have room."""
-        expires = asyncio.get_running_loop().time() + self.config.lease / 1000
         # `until_empty` needs a lease that was sent after its call, and while nothing ran here
-        asking = list(self._emptied) if self._emptied and self._idle else ()
-        leased = await self._lease(asked, self.config.lease, self.holder)
-        self._rotation += sum(map(bool, asked.values()))
+        emptied = list(self._emptied) if self._idle else []
+        return await self._deliver(self._plan(everything=bool(emptied)), emptied)
+
+    def _plan(self, *, everything: bool) -> dict[Topic, int]:
+        """How many tasks of each topic to request; 0: only its next wake. Paused topics are left out.
+
+        `everything`: all other topics, also those where nothing may be due.
+        """
+        wakes, paused = self._topic_wakes, frozenset(self.pause_gate.topics)
+        for topic in self._executors if everything else self._paused - paused:
+            if topic in self._executors:
+                wakes.note(topic)
+        self._paused = paused
+        due: dict[Topic, TopicExecutor] = {}
+        looks: dict[Topic, TopicExecutor] = {}
+        most = None if everything else MOST_LOOKS
+        for topics, found in ((wakes.take_looks(), looks), (list(islice(wakes.due(), most)), due)):
+            for topic in topics:
+                executor = self._executors[topic]
+                if topic in paused:
+                    wakes.drop(topic)
+                elif executor.free <= 0:
+                    executor.backlogged = True
+                    wakes.drop(topic)
+                else:
+                    found[topic] = executor
+        for topic in due:
+            looks.pop(topic, None)
+        free, slots = self._free_slots, self.config.concurrency
+        idle = len(self._executors) - len({*self._busy, *(topic for topic, its in due.items() if its.backlogged)})
+        asked = slots_to_lease(due, looks, free, kept_back(slots, idle))
+        self._short = any(
+            (its.backlogged or not asked[topic]) and its.free > asked[topic] for topic, its in due.items()
+        )
+        return {topic: count for topic, count in asked.items() if count or topic in looks or everything}
+
+    async def _deliver(
+        self, asked: Mapping[Topic, int], until_empty: Sequence[asyncio.Future[None]] = ()
+    ) -> Millis | None:
+        """Lease and start the due tasks. Returns when to lease next. `until_empty`: these end if nothing is left."""
+        expires = asyncio.get_running_loop().time() + self.config.lease / 1000
+        wakes = self._topic_wakes
+        leased = await self._lease_planned(asked)
         self.stats.leased += len(leased.tasks)
         self._flood = False
         by_topic = defaultdict[Topic, list[Delivery]](list)
@@ -257,20 +288,32 @@ class Worker(LeaseLoop):
             fit = [delivery for delivery in deliveries if self._fit(delivery, executor.route, leased.now)]
             if count or deliveries:
                 executor.backlogged = len(deliveries) >= count
+                if executor.backlogged:
+                    wakes.note(topic)  # it used all its slots, or tasks were refused, so more may be due
             self._flood |= executor.backlogged and count >= _FLOOD
             executor.start(fit)
-        more = (
-            self._free_slots()
-            if any(executor.backlogged and executor.free for executor in self._executors.values())
-            else {}
-        )
-        if any(count and self._executors[topic].backlogged for topic, count in more.items()):
-            self._waker.kick()  # the topic used all its slots, or tasks were refused, so more may be due
-        elif asking and await self._nothing_left(leased):
-            for emptied in asking:
+            if executor.occupied:
+                self._busy[topic] = executor
+        if asked and next(wakes.due(), None) is not None:
+            self._waker.kick()
+        elif until_empty and await self._nothing_left(leased):
+            for emptied in until_empty:
                 if not emptied.done():
                     emptied.set_result(None)
-        return leased.wake
+        self._waker.look_by(wakes.next_look())
+        return wakes.next_wake()
+
+    async def _lease_planned(self, asked: Mapping[Topic, int]) -> Leased:
+        """Lease, and note when to ask about these topics again."""
+        self._topic_wakes.asking(asked)
+        try:
+            leased = await self._lease(asked, self.config.lease, self.holder)
+        except BaseException:
+            for topic in asked:
+                self._topic_wakes.note(topic)
+            raise
+        self._topic_wakes.answered(asked, leased)
+        return leased
 
     def _fit(self, delivery: Delivery, route: Route, now: Millis) -> bool:
         refused = self._refusal(delivery.record, route, now, self.holder)
@@ -280,25 +323,29 @@ class Worker(LeaseLoop):
         if refused.own is None:
             self._settler.put(delivery, refused.settlement)
         else:
-            self._starting.add(begin(self._start_and_settle(delivery, refused.own, refused.settlement), "occurrence"))
+            starting = begin(self._start_and_settle(delivery, refused.own, refused.settlement), "occurrence")
+            self._starting.add(starting)
+            starting.add_done_callback(self._starting.discard)
         return False
 
     async def _start_and_settle(self, delivery: Delivery, own: NewTask, settlement: Settlement) -> None:
         if await self._start_own(own):
             self._settler.put(delivery, settlement)
-        current = asyncio.current_task()
-        assert current is not None
-        self._starting.discard(current)
 
     def _on_wake(self, topic: Topic, wake: Millis) -> None:
         executor = self._executors.get(topic)
         if executor is not None and executor.free > 0:
+            self._topic_wakes.note(topic, wake)
             super()._on_wake(topic, wake)
         elif executor is not None and topic not in self.pause_gate.topics:
             executor.backlogged = True
 
     def _freed(self, executor: TopicExecutor) -> None:
         """Lease again for a freed slot if there may be a task for it."""
+        if not executor.occupied:
+            self._busy.pop(executor.route.topic, None)
+        if executor.backlogged:
+            self._topic_wakes.note(executor.route.topic)
         if executor.backlogged or self._short or self._emptied:
             self._waker.kick()
 

@@ -113,13 +113,14 @@ class StoreOperations:
             await self._pause_gate.first()
             held = {topic: 0 for topic in wants if topic in self._pause_gate.topics}
             wants = {topic: want for topic, want in wants.items() if topic not in held}
-        leased = Leased([], None, now)
+        leased = Leased([], {}, now)
         if wants or not held:
             leased = await self._store.lease(wants, now=now, until=until, holder=holder)
-        if held and leased.next_wake is None:
+        if held and not leased.heads:
             waits = await self._store.lease(held, now=now, until=until, holder=holder)
-            if waits.next_wake is not None:  # without a next wake, the client would lease continuously
-                leased = replace(leased, next_wake=max(waits.next_wake, waits.now + _LEASE_AGAIN))
+            if waits.heads:  # without the heads, the client would lease continuously
+                heads = {topic: max(head, waits.now + _LEASE_AGAIN) for topic, head in waits.heads.items()}
+                leased = replace(leased, heads=heads)
         for topic, tasks in groupby(leased.tasks, attrgetter("topic")):
             self._client.history.began(topic, [task.planned_at for task in tasks], leased.now)
         return leased

@@ -158,7 +158,7 @@ class HttpStore:
             room -= wanted[topic]
         leased = await self._ask(remote.LEASE, remote.LeaseRequest(wanted, until - now, holder), now)
         if not room and len(leased.tasks) == remote.MOST:  # more may be due than one call can ask for
-            return Leased(leased.tasks, leased.now, leased.now)
+            return replace(leased, heads=dict.fromkeys(wants, leased.now))
         return leased
 
     async def purge(self, *, now: Millis, limit: int) -> int:

@@ -185,7 +185,7 @@ class MemoryStore:
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         self._check_open()
         taken: list[Record] = []
-        next_wake: Millis | None = None
+        heads: dict[Topic, Millis] = {}
         for name, want in wants.items():
             topic = self._topics.get(name)
             if topic is None:
@@ -195,9 +195,9 @@ class MemoryStore:
             taken += got
             if len(got) < want or want <= 0:
                 wake = topic.next_wake()
-                if wake is not None and (next_wake is None or wake < next_wake):
-                    next_wake = wake
-        return Leased(taken, next_wake, now)
+                if wake is not None:
+                    heads[name] = wake
+        return Leased(taken, heads, now)
 
     def _take(self, topic: TopicTasks, want: int, now: Millis, until: Millis, holder: str) -> list[Record]:
         taken: list[Record] = []

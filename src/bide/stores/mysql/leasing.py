@@ -15,7 +15,9 @@ While full scans are expensive (see `sql.leasing`), a thorough scan begins
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
@@ -36,7 +38,7 @@ from bide.stores.mysql.lease_batches import (
     write_batches,
 )
 from bide.stores.mysql.queries import AT, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting, these
-from bide.stores.sql.leasing import LATER, LONGEST, POLL, SLACK, Leasing, ScanBounds, ScanPositions
+from bide.stores.sql.leasing import LATER, LONGEST, NEVER, POLL, SLACK, Leasing, ScanBounds, ScanPositions
 from bide.stores.sql.rows import CODES
 
 # --- where scans begin
@@ -136,23 +138,23 @@ Row = Sequence[Any]
 
 
 class NextDue:
-    """The next time at which something may be due, as far as this process knows, and the last leased row.
+    """By topic, the next time at which something may be due, as far as this process knows, and the last leased row.
 
     Thousands of tasks may be due at the same instant. That instant remains the position until the last of them is
     leased, and each lease would visit all those leased before. So once an instant has been over for a second, the last
     leased row is noted too, and the next lease begins after it.
     """
 
-    __slots__ = ("_rows", "_wake")
+    __slots__ = ("_rows", "_wakes")
 
     def __init__(self) -> None:
-        self._wake: Millis | None = None
+        self._wakes: dict[Topic, Millis] = {}
         self._rows: dict[Topic, tuple[Millis, int]] = {}
 
     def note_wakes(self, wakes: Mapping[Topic, Millis]) -> None:
         for topic, wake in wakes.items():
-            if self._wake is None or wake < self._wake:
-                self._wake = wake
+            if wake < self._wakes.get(topic, NEVER):
+                self._wakes[topic] = wake
             if topic in self._rows and wake <= self._rows[topic][0]:
                 del self._rows[topic]
 
@@ -166,11 +168,14 @@ class NextDue:
         if wake < there - SLACK:
             self._rows[topic] = (wake, row)
 
-    def is_due(self, about: Millis) -> bool:
-        return self._wake is not None and self._wake <= about
+    def is_due(self, topics: Iterable[Topic], about: Millis) -> bool:
+        return any(self._wakes.get(topic, NEVER) <= about for topic in topics)
 
-    def became(self, wake: Millis | None) -> None:
-        self._wake = wake
+    def became(self, wants: Mapping[Topic, int], leased: Leased) -> None:
+        """Note the answer of a lease. A topic that got all that it wanted may have more."""
+        got = Counter(task.topic for task in leased.tasks)
+        for topic, want in wants.items():
+            self._wakes[topic] = 0 if 0 < want <= got[topic] else leased.heads.get(topic, NEVER)
 
 
 class MySqlLeasing(Leasing):
@@ -189,15 +194,15 @@ class MySqlLeasing(Leasing):
     async def lease(
         self, wants: Mapping[Topic, int], now: Millis | None, about: Millis, lasts: Millis, holder: str
     ) -> Leased:
-        wanted = sum(max(want, 0) for want in wants.values())
-        if wanted and not self._next_due.is_due(about):
+        wanted = any(want > 0 for want in wants.values())
+        if wanted and not self._next_due.is_due(wants, about):
             leased, due = await self._read_wake(wants, now, about)
             if not due:
-                self._next_due.became(leased.next_wake)
+                self._next_due.became(wants, leased)
                 return leased
         leased = await super().lease(wants, now, about, lasts, holder)
         if wanted:
-            self._next_due.became(0 if len(leased.tasks) >= wanted else leased.next_wake)
+            self._next_due.became(wants, leased)
         return leased
 
     async def _take(
@@ -229,20 +234,21 @@ class MySqlLeasing(Leasing):
                 statements = (*given.statements, *_ask_heads(call, room, start), *end)
                 answers = await call.send(*statements, commits=commits, meanwhile=make_records)
             heads = _read_heads(room, answers, start)
-            wake, ends, skipped = _next_wake(heads, counts, there)
-            if any(found.get(topic) for topic in room):
-                wake = there + lasts if wake is None else min(wake, there + lasts)
+            wakes, ends, skipped = _next_wakes(heads, counts, there)
+            for topic in room:
+                if found.get(topic):
+                    wakes[topic] = min(wakes.get(topic, there + lasts), there + lasts)
             if start.thorough:
                 positions.scanned(topics, ends)
                 self._note_scan(start, took, heads, there)
                 for topic in counts.keys() - set(room):
                     bounds.left(topic, found[topic][-1][AT], locked.expired.get(topic))
-            wake = positions.sleep(wake, there, thorough=start.thorough)
+            next_scans = positions.heads(topics, wakes, there, thorough=start.thorough)
             if not skipped:
                 self._note(counts, room, found, there)
-            return Leased(tasks, wake, there), skipped
+            return Leased(tasks, next_scans, there), skipped
 
-        return await self._connection.run(take, _still_held)
+        return await self._connection.run(take, partial(_still_held, topics))
 
     def _give(self, call: Call, locked: LockedTasks, until: Millis, holder: str) -> Given:
         """The leases of the locked tasks, each until `until`, and the statements that write them."""
@@ -335,15 +341,15 @@ class MySqlLeasing(Leasing):
             with bounds.timed(full=start.full) as took:
                 [[(there, _)], *found] = await call.timed(call.select_clock(now), *asked)
             heads = _read_heads(topics, found, start)
-            wake, ends, due = _next_wake(heads, wants, there)
+            wakes, ends, due = _next_wakes(heads, wants, there)
             if start.thorough:
                 self._note_scan(start, took(), heads, there)
                 if not due:  # otherwise the scan that follows has to be thorough as well
                     positions.scanned(topics, ends)
-            wake = positions.sleep(wake, there, thorough=start.thorough)
+            next_scans = positions.heads(topics, wakes, there, thorough=start.thorough)
             if not due:
                 positions.emptied([topic for topic in topics if wants[topic] > 0], there)
-            return Leased([], wake, there), due
+            return Leased([], next_scans, there), due
 
         return await self._connection.read(work)
 
@@ -383,7 +389,7 @@ class Given(NamedTuple):
     statements: list[bytes]
 
 
-async def _still_held(row: Repeated, call: Call) -> tuple[Leased, bool]:
+async def _still_held(topics: Sequence[Topic], row: Repeated, call: Call) -> tuple[Leased, bool]:
     """The tasks that an earlier sending leased and still holds, so that none is returned that others hold."""
     tokens = dict(decode_pairs(row.answer or b"\x90"))
     held: dict[int, Record] = {}
@@ -392,7 +398,7 @@ async def _still_held(row: Repeated, call: Call) -> tuple[Leased, bool]:
             record = record_of(one)
             if record.state is State.LEASED and record.token == tokens[one[ROW]]:
                 held[one[ROW]] = record
-    return Leased([held[number] for number in tokens if number in held], row.now, row.now), False
+    return Leased([held[number] for number in tokens if number in held], dict.fromkeys(topics, row.now), row.now), False
 
 
 def _wake(row: Row) -> Millis:
@@ -419,19 +425,18 @@ def _read_heads(topics: Sequence[Topic], answers: list[Rows], start: ScanStart) 
     return {topic: (next(first), next(first) if start.thorough else None) for topic in topics}
 
 
-def _next_wake(
+def _next_wakes(
     heads: Mapping[Topic, Heads], counts: Mapping[Topic, int], there: Millis
-) -> tuple[Millis | None, Millis | None, bool]:
-    """The earliest wake time, the earliest expiry, and whether a due task is locked by another transaction."""
-    wakes: list[Millis] = []
-    ends: list[Millis] = []
+) -> tuple[dict[Topic, Millis], dict[Topic, Millis], bool]:
+    """By topic, the earliest wake time and the earliest expiry; and whether another transaction locks a due task."""
+    wakes: dict[Topic, Millis] = {}
+    ends: dict[Topic, Millis] = {}
     skipped = False
     for topic, first in heads.items():
         for at, known in zip(first, (wakes, ends), strict=True):
             if at is not None and (at > there or counts[topic] <= 0):
-                known.append(at)
+                known[topic] = at
             elif at is not None:
                 skipped = True
-    if skipped:
-        wakes.append(there + LATER)
-    return min(wakes, default=None), min(ends, default=None), skipped
+                wakes[topic] = min(wakes.get(topic, NEVER), there + LATER)
+    return wakes, ends, skipped

@@ -26,7 +26,7 @@ saw. So shorter leases given to other workers since then are noticed shortly bef
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from bide.core.instants import Millis
@@ -166,17 +166,17 @@ class PostgresScanBounds(ScanBounds):
                 if self._was_full or topic in self._bounds:
                     self._bounds[topic] = bound
 
-    def ended(self, topics: Collection[Topic], first: Millis | None, there: Millis) -> None:
-        """Note the earliest expiry of a lease that the thorough scan at `there` saw in these topics."""
+    def ended(self, topics: Collection[Topic], ends: Mapping[Topic, Millis], there: Millis) -> None:
+        """Note the earliest expiry of a lease that the thorough scan at `there` saw in each of these topics."""
         if self._bounded:
             latest = there + self._lease_length
-            self._next_ends.update(dict.fromkeys(topics, latest if first is None else min(first, latest)))
+            self._next_ends.update({topic: min(ends.get(topic, latest), latest) for topic in topics})
 
 
 # --- leasing
 
-_BEFORE = 5
-"""The number of columns before the record's: now, micros, wake, ends, skipped."""
+_BEFORE = 4
+"""The number of columns before the record's: now, micros, heads, skipped."""
 _BEFORE_MORE = 2
 """The same for `lease_more`: now, micros."""
 _RECORD, _RECORD_MORE = slice(_BEFORE, _BEFORE + WIDTH), slice(_BEFORE_MORE, _BEFORE_MORE + WIDTH)
@@ -220,7 +220,7 @@ class PostgresLeasing(Leasing):
             there = row["now"]
             rows = await call.fetch("leased_then", list(row["topics"]), there + lasts, row["tokens"][0], holder)
             rows.sort(key=lambda one: one[WOKE])
-            return Leased([record_of(one) for one in rows], there, there), False
+            return Leased([record_of(one) for one in rows], dict.fromkeys(topics, there), there), False
 
         return await self._connection.run(take, taken)
 
@@ -241,10 +241,10 @@ class PostgresLeasing(Leasing):
     def _taken(self, rows: list[Any], wants: Mapping[Topic, int], *, thorough: bool) -> tuple[Leased, bool]:
         """The tasks, oldest first, and whether some were skipped; note how far the scan came."""
         positions, bounds = self.positions, self.bounds
-        there, _, wake, ends, skipped = rows[0][:_BEFORE]
-        first = _first(wake, ends)
+        there, _, heads, skipped = rows[0][:_BEFORE]
+        wakes, ends = _by_topic(heads or ())
         if skipped:
-            wake = there + LATER if wake is None else min(wake, there + LATER)
+            wakes |= {topic: min(wakes.get(topic, there + LATER), there + LATER) for topic in wants}
         tasks: list[Record] = []
         numbers: dict[Topic, int] = {}
         reached: dict[Topic, Millis] = {}
@@ -264,8 +264,10 @@ class PostgresLeasing(Leasing):
             positions.scanned(wants, ends)
             bounds.ended([topic for topic, want in wants.items() if numbers.get(topic, 0) < max(want, 1)], ends, there)
             bounds.emptied(emptied)
-            bounds.emptied([topic for topic, want in wants.items() if want <= 0], first)
-        return Leased(tasks, positions.sleep(wake, there, thorough=thorough), there), skipped
+            for topic, want in wants.items():
+                if want <= 0:
+                    bounds.emptied([topic], _first(wakes.get(topic), ends.get(topic)))
+        return Leased(tasks, positions.heads(wants, wakes, there, thorough=thorough), there), skipped
 
     def _taken_more(self, rows: list[Any], topic: Topic, want: int) -> Leased:
         """The tasks, oldest first. If there are fewer than wanted, the next scan follows at once and determines why."""
@@ -276,9 +278,9 @@ class PostgresLeasing(Leasing):
         tasks = [record_of(row[_RECORD_MORE]) for row in rows]
         if len(tasks) < want:
             self.positions.ran_short(topic)
-            return Leased(tasks, there, there)
+            return Leased(tasks, {topic: there}, there)
         self.positions.reached({topic: tasks[-1].planned_at})
-        return Leased(tasks, self.positions.sleep(None, there, thorough=False), there)
+        return Leased(tasks, self.positions.heads((topic,), {}, there, thorough=False), there)
 
     async def _read_wake(self, wants: Mapping[Topic, int], now: Millis | None, about: Millis) -> tuple[Leased, bool]:
         positions, bounds = self.positions, self.bounds
@@ -289,13 +291,15 @@ class PostgresLeasing(Leasing):
             start = await self._scan_start(call, topics, since, thorough=thorough)
             asked = (now, topics, start.waiting, thorough, start.lost, start.ends, SOON)
             with bounds.timed(full=start.full) as took:
-                [row] = await call.timed("next_wake", *asked)
+                [row] = await call.timed("heads", *asked)
+            there, (wakes, ends) = row["now"], _by_topic(row["heads"] or ())
             if thorough:
-                bounds.scanned(topics, took(), row["now"], start)
-                positions.scanned(topics, row["ends"])
-                bounds.ended(topics, row["ends"], row["now"])
-                bounds.emptied(topics, _first(row["wake"], row["ends"]))
-            return Leased([], positions.sleep(row["wake"], row["now"], thorough=thorough), row["now"])
+                bounds.scanned(topics, took(), there, start)
+                positions.scanned(topics, ends)
+                bounds.ended(topics, ends, there)
+                for topic in topics:
+                    bounds.emptied([topic], _first(wakes.get(topic), ends.get(topic)))
+            return Leased([], positions.heads(topics, wakes, there, thorough=thorough), there)
 
         return await self._connection.read(work), False
 
@@ -305,13 +309,26 @@ class PostgresLeasing(Leasing):
         async def work(call: Call) -> None:
             call.allow(LONGEST)
             began = time.monotonic()
-            [row] = await call.fetch("next_wake", None, asked.topics, nothing, True, nothing, nothing, SOON)
-            self.bounds.found(asked, _first(row["wake"], row["ends"]), time.monotonic() - began)
+            [row] = await call.fetch("heads", None, asked.topics, nothing, True, nothing, nothing, SOON)
+            wakes, ends = _by_topic(row["heads"] or ())
+            self.bounds.found(asked, _first(*wakes.values(), *ends.values()), time.monotonic() - began)
 
         try:
             await connection.read(work)
         finally:
             self.bounds.abandoned(asked)
+
+
+def _by_topic(heads: Iterable[tuple[Topic, Millis | None, Millis | None]]) -> tuple[dict[Topic, Millis], ...]:
+    """By topic, the earliest wake time; and by topic, the earliest expiry of a lease."""
+    wakes: dict[Topic, Millis] = {}
+    ends: dict[Topic, Millis] = {}
+    for topic, wake, end in heads:
+        if wake is not None:
+            wakes[topic] = wake
+        if end is not None:
+            ends[topic] = end
+    return wakes, ends
 
 
 def _first(*heads: Millis | None) -> Millis | None:

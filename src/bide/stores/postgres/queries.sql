@@ -197,10 +197,10 @@ SELECT count(pg_notify('{channel}', said)) FROM unnest($33::text[]) AS said
 -- see `postgres.leasing`.
 -- The commit of a lease does not wait for the disk. A crash of the server may lose the newest leases; their tasks then
 -- wait again, as if the holder had died. Tokens still rise, since they are never below the clock.
--- `wake`: the earliest wake time or expiry of a new lease in topics that wanted more than they got; in topics that want
--- none, the earliest wake time. `ends`: the earliest expiry of others' leases, in the same topics. `skipped`: another
--- transaction has locked a due task in a topic that wanted more; or a task was changed after this statement began and
--- before it was locked, so that this statement cannot see the version that it would have to update.
+-- `heads`, in the first row alone: for each topic that wanted more than it got, the earliest wake time or expiry of a new
+-- lease; for each topic that wants none, the earliest wake time; and for both the earliest expiry of others' leases.
+-- `skipped`: another transaction has locked a due task in a topic that wanted more; or a task was changed after this
+-- statement began and before it was locked, so that this statement cannot see the version that it would have to update.
 WITH {clock}, {gate},
 want AS MATERIALIZED (
     SELECT topic, most, floor, bound, ending
@@ -242,7 +242,7 @@ leased AS (
     RETURNING {record:t}
 ),
 heads AS MATERIALIZED (
-    SELECT least(
+    SELECT want.topic, least(
         (SELECT at FROM {task} WHERE topic = want.topic AND state = 0 AND at > clock.now ORDER BY at LIMIT 1),
         CASE WHEN got.waiting + got.lost > 0 THEN clock.now + $6 END
     ) AS wake, CASE WHEN $9 THEN coalesce(
@@ -264,6 +264,7 @@ heads AS MATERIALIZED (
     WHERE want.most > 0 AND (SELECT count(*) FROM taken WHERE topic = want.topic) < want.most
     UNION ALL
     SELECT
+        want.topic,
         (SELECT at FROM {task} WHERE topic = want.topic AND state = 0 AND at >= want.floor ORDER BY at LIMIT 1),
         CASE WHEN $9 THEN coalesce(
             (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at >= want.bound
@@ -280,7 +281,9 @@ kept AS (
         topics = ARRAY(SELECT DISTINCT topic FROM taken), keys = NULL, answer = NULL
     FROM gate, clock, fence WHERE c.name = $2
 )
-SELECT clock.now, clock.micros, (SELECT min(wake) FROM heads) AS wake, (SELECT min(ends) FROM heads) AS ends,
+SELECT clock.now, clock.micros, CASE WHEN row_number() OVER () = 1 THEN (
+        SELECT array_agg((topic, wake, ends)) FROM heads WHERE wake IS NOT NULL OR ends IS NOT NULL
+    ) END AS heads,
     (SELECT coalesce(bool_or(skipped), false) FROM heads)
         OR (SELECT count(*) FROM leased) < (SELECT count(*) FROM taken) AS skipped,
     leased.*
@@ -319,25 +322,28 @@ SELECT clock.now, clock.micros, leased.* FROM gate CROSS JOIN clock CROSS JOIN q
 SELECT {record} FROM {task}
 WHERE topic = ANY ($1::text[]) AND state = 1 AND at = $2 AND token >= $3 AND holder = $4
 
--- name: next_wake
+-- name: heads
 -- A lease that wants no tasks: two seeks per topic, and no write. $5 .. $7 are $10 .. $12 of `lease`.
 WITH clock AS MATERIALIZED (
     SELECT micros / 1000 AS now, micros FROM (
         SELECT coalesce($1::bigint * 1000, (extract(epoch FROM clock_timestamp()) * 1000000)::bigint) AS micros
     ) AS told
 )
-SELECT now, micros, wake, ends
-FROM clock, (
-    SELECT
-        min((SELECT at FROM {task} WHERE topic = want.topic AND state = 0 AND at >= want.floor ORDER BY at LIMIT 1))
-            AS wake,
-        min(CASE WHEN $4::boolean THEN coalesce(
-            (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at >= want.bound
-                AND at <= clock.now + $7::bigint ORDER BY at LIMIT 1),
-            (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at >= want.ending ORDER BY at LIMIT 1)
-        ) END) AS ends
-    FROM clock, unnest($2::text[], $3::bigint[], $5::bigint[], $6::bigint[]) AS want (topic, floor, bound, ending)
+SELECT now, micros, (
+    SELECT array_agg((topic, wake, ends)) FROM (
+        SELECT
+            topic,
+            (SELECT at FROM {task} WHERE topic = want.topic AND state = 0 AND at >= want.floor ORDER BY at LIMIT 1)
+                AS wake,
+            CASE WHEN $4::boolean THEN coalesce(
+                (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at >= want.bound
+                    AND at <= clock.now + $7::bigint ORDER BY at LIMIT 1),
+                (SELECT at FROM {task} WHERE topic = want.topic AND state = 1 AND at >= want.ending ORDER BY at LIMIT 1)
+            ) END AS ends
+        FROM unnest($2::text[], $3::bigint[], $5::bigint[], $6::bigint[]) AS want (topic, floor, bound, ending)
+    ) AS each WHERE wake IS NOT NULL OR ends IS NOT NULL
 ) AS heads
+FROM clock
 
 -- name: writers
 -- The transactions that have the table of tasks locked for writing at the time `now` or just after it, see

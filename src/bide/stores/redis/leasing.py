@@ -431,9 +431,11 @@ class Leaser:
         for shard in self._away:  # a query is outstanding, so they must not keep the caller from sleeping
             for topic in wants:
                 self._heads[topic].put_off(shard, self._now(now) + _AGAIN)
-        wakes = [self._heads[topic].next_wake() for topic, left in room.items() if left > 0 or wants[topic] == 0]
-        next_wake = min((wake for wake in wakes if wake is not None), default=None)
-        return Leased([record for _, record in taken], next_wake, self._now(now), self._again_by(wants, began))
+        heads: dict[Topic, Millis] = {}
+        for topic, left in room.items():
+            if (left > 0 or wants[topic] == 0) and (wake := self._heads[topic].next_wake()) is not None:
+                heads[topic] = wake
+        return Leased([record for _, record in taken], heads, self._now(now), self._again_by(wants, began))
 
     async def leave(self, holder: str) -> None:
         """Give back the tasks of outstanding answers for a holder that has stopped leasing."""

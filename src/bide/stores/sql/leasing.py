@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,6 +30,7 @@ from bide.stores.sql.journaled_connection import JournaledConnection
 
 THOROUGH_EVERY = 0.9
 """Seconds between thorough scans: a worker that sleeps for at most a second makes one at each wake-up."""
+NEVER: Millis = 2**62
 SLACK: Millis = 1_000
 """How long a transaction may stay open so that an ordinary scan still finds its tasks."""
 
@@ -51,16 +52,18 @@ class ScanPositions:
         self._positions: dict[Topic, Millis] = {}
         self._began = 0.0
         self._scanned_at: dict[Topic, float] = {}
-        self._ends: Millis | None = None
+        self._ends: dict[Topic, Millis] = {}
+        """By topic, when the next lease of another worker expires, as the last thorough scan saw it."""
         self._plenty: set[Topic] = set()
 
     def begin(self, topics: Collection[Topic], about: Millis) -> tuple[list[Millis], bool]:
         """Begin a scan: return its start in each topic, and whether it is thorough. `about`: the approximate time."""
         self._began = time.monotonic()
         self._noted.clear()
-        ended = self._ends is not None and self._ends <= about
-        before = self._began - THOROUGH_EVERY
-        if not self._used or ended or any(self._scanned_at.get(topic, -1.0) <= before for topic in topics):
+        ends, before = self._ends, self._began - THOROUGH_EVERY
+        if not self._used or any(
+            self._scanned_at.get(topic, -1.0) <= before or (topic in ends and ends[topic] <= about) for topic in topics
+        ):
             return [0] * len(topics), True
         return [self.position(topic) for topic in topics], False
 
@@ -68,20 +71,26 @@ class ScanPositions:
         """The start of an ordinary scan; 0 for a topic that was never emptied."""
         return self._positions.get(topic, 0)
 
-    def scanned(self, topics: Collection[Topic], ends: Millis | None) -> None:
-        """Note that a thorough scan was completed, and when the next lease that it saw expires."""
-        self._scanned_at.update(dict.fromkeys(topics, self._began))
-        self._ends = ends
+    def scanned(self, topics: Collection[Topic], ends: Mapping[Topic, Millis]) -> None:
+        """Note that a thorough scan was completed, and when the next lease that it saw in each topic expires."""
+        for topic in topics:
+            self._scanned_at[topic] = self._began
+            if topic in ends:
+                self._ends[topic] = ends[topic]
+            else:
+                self._ends.pop(topic, None)
 
-    def sleep(self, wake: Millis | None, now: Millis, *, thorough: bool) -> Millis | None:
-        """The time of the next scan: `wake`, the earliest wake time, or the next expiry of a lease if that is earlier.
+    def heads(
+        self, topics: Iterable[Topic], wakes: Mapping[Topic, Millis], now: Millis, *, thorough: bool
+    ) -> dict[Topic, Millis]:
+        """When to scan each topic again: at its wake time, or at the next expiry of a lease if that is earlier.
 
         An ordinary scan does not see when leases expire, so after one no worker sleeps past the next thorough scan.
         """
-        wakes = [at for at in (wake, self._ends) if at is not None]
-        if not thorough:
-            wakes.append(now + int(THOROUGH_EVERY * 1000) + 1)
-        return min(wakes, default=None)
+        again = NEVER if thorough else now + int(THOROUGH_EVERY * 1000) + 1
+        ends = self._ends
+        found = {topic: min(wakes.get(topic, NEVER), ends.get(topic, NEVER), again) for topic in topics}
+        return {topic: head for topic, head in found.items() if head < NEVER}
 
     def emptied(self, topics: Collection[Topic], now: Millis) -> None:
         """Note that the scan left nothing due in these topics."""

@@ -16,6 +16,8 @@ from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 from uuid import uuid4
 from weakref import WeakKeyDictionary
 
+from msgspec.structs import replace
+
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, PartlyFailed, StoreError, StoreUnavailable
 from bide.core.events import Event, EventKind
@@ -327,7 +329,7 @@ class SqlStore(ABC):
             await runtime.raise_clock(now)
         leased = await runtime.leasing.lease(wants, runtime.now(now), runtime.about(now), until - now, holder)
         if runtime.by_server and not runtime.notified:
-            return Leased(leased.tasks, leased.next_wake, leased.now, leased.now + POLL)
+            return replace(leased, again_by=leased.now + POLL)
         return leased
 
     async def purge(self, *, now: Millis, limit: int) -> int:

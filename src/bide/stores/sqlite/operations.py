@@ -228,7 +228,7 @@ def lease(work: UnitOfWork, wants: Mapping[Topic, int], now: Millis, until: Mill
     if updates:
         work.cursor.executemany(QUERIES["lease_task"], updates)
         work.point("lease:updated")
-    return Leased(tasks, next_wake(work, asking), now)
+    return Leased(tasks, heads(work, asking), now)
 
 
 def _due(work: UnitOfWork, topic: Topic, want: int, now: Millis) -> list[Row]:
@@ -260,10 +260,14 @@ def _put_values(record: Record, row: int) -> tuple[Any, ...]:
     return (*values_of(record, record.error)[2:], row)
 
 
-def next_wake(work: UnitOfWork, topics: Iterable[Topic]) -> Millis | None:
-    """The earliest `wake_at` of these topics."""
-    wakes = [wake for topic in topics for wake in work.one(QUERIES["next_wake"], (topic,)) if wake is not None]
-    return min(wakes, default=None)
+def heads(work: UnitOfWork, topics: Iterable[Topic]) -> dict[Topic, Millis]:
+    """The earliest `wake_at` in each of these topics where a task waits or is leased."""
+    found: dict[Topic, Millis] = {}
+    for topic in topics:
+        wakes = [wake for wake in work.one(QUERIES["heads"], (topic,)) if wake is not None]
+        if wakes:
+            found[topic] = min(wakes)
+    return found
 
 
 def extend(work: UnitOfWork, leases: Sequence[Lease], until: Millis) -> list[bool]:

@@ -45,7 +45,7 @@ UPDATE bide_task SET
     state = 1, at = ?, planned_at = ?, attempt = ?, losses = ?, token = ?, holder = ?
 WHERE row = ?
 
--- name: next_wake
+-- name: heads
 -- Two seeks, each to the first entry of its range.
 SELECT
     (SELECT min(at) FROM bide_task WHERE topic = ?1 AND state = 0),
