@@ -26,6 +26,7 @@ from bide.stores.mysql.queries import (
     Template,
     held,
     listed,
+    numbered,
     queries_of,
     quoted,
     settled_values,
@@ -88,6 +89,7 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
     "still_leased": (_HELD, 10),
     "take_lost": ({**_HELD, "most": 50}, 10),
     "leased_head": ({"topic": "t0", "floor": NOW - 900_000}, 5),
+    "heads": ({"wanted": numbered([f"t{number}" for number in range(20)])}, 110),
     "leases": ({"topic": "t3"}, 5),
     "insert_shortened": ({**_HOLDS, "lasts": 5, "me": "w"}, 12),
     "extend_leases": ({**_HOLDS, "lasts": 5}, 12),
@@ -291,7 +293,7 @@ async def test_the_clock_is_that_of_the_world_whatever_the_time_zone(surveyed: S
         assert 0 <= there - ours < 60_000_000
 
 
-FULL = ScanStart({"t": 0}, {"t": 0}, {"t": 0}, True, True)
+FULL = ScanStart({"t": 0}, {"t": 0}, {"t": 0}, True, True, True)
 
 
 class Known(MySqlScanBounds):
@@ -317,18 +319,18 @@ def test_as_long_as_a_full_scan_is_cheap_each_is_one() -> None:
     known = Known()
     for second in range(3):
         assert known.scan(NOW + second, took=0.004) == FULL
-    assert known.start(["t"], [5], thorough=False) == ScanStart({"t": 5}, {"t": 5}, {}, False, False)
+    assert known.start(["t"], [5], thorough=False) == ScanStart({"t": 5}, {"t": 5}, {}, False, False, True)
 
 
 def test_after_an_expensive_one_a_scan_begins_a_little_before_the_last() -> None:
     known = Known()
     known.scan(NOW, took=0.02)
     assert known.scan(NOW + 1_000) == ScanStart(
-        {"t": NOW - LONGEST_TRANSACTION}, {"t": NOW - 7}, {"t": NOW - SLACK}, False, True
+        {"t": NOW - LONGEST_TRANSACTION}, {"t": NOW - 7}, {"t": NOW - SLACK}, False, True, False
     )
     assert known.scan(NOW + 2_000).waiting == {"t": NOW + 1_000 - LONGEST_TRANSACTION}
     known.scan(NOW + 30_000, waiting=NOW + 7, lost=NOW + 8)
-    assert known.scan(NOW + 31_000) == ScanStart({"t": NOW + 7}, {"t": NOW + 7}, {"t": NOW + 8}, False, True), (
+    assert known.scan(NOW + 31_000) == ScanStart({"t": NOW + 7}, {"t": NOW + 7}, {"t": NOW + 8}, False, True, False), (
         "what was left is due"
     )
     known.note_wakes({"t": NOW + 3, "u": NOW})
@@ -344,7 +346,7 @@ def test_full_ones_are_made_in_the_background() -> None:
     known.scan(NOW + 40_000)
     assert known.begun == [["t"]]
     known.found({"t": (NOW + 5, NOW + 6)}, 0.02)
-    assert known.scan(NOW + 41_000) == ScanStart({"t": NOW + 5}, {"t": NOW + 5}, {"t": NOW + 6}, False, True)
+    assert known.scan(NOW + 41_000) == ScanStart({"t": NOW + 5}, {"t": NOW + 5}, {"t": NOW + 6}, False, True, False)
     known.found({"t": (None, NOW * 2)}, 0.004)
     assert known.scan(NOW + 42_000) == FULL, "it is cheap again"
 

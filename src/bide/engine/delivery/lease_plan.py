@@ -24,6 +24,8 @@ from bide.ports import Clock
 
 MOST_LOOKS = 256
 """The most topics to look at in one call: a due topic waits for it."""
+_FEW_LOOKS = 8
+"""The most topics for which a look also requests tasks. Reading many heads is cheaper, and seldom finds anything."""
 _AT_ONCE: Millis = 0
 _FEW = 64
 _NEVER: Millis = 2**62
@@ -154,13 +156,14 @@ def slots_to_lease(
     """How many tasks to request of each topic, earlier topics first; 0: no slot is left. O(topics).
 
     Backlogged topics share all but `kept` slots, the other due topics what is left, and then those that the worker only
-    looks at.
+    looks at, if they are few.
     """
     asked = dict.fromkeys((*due, *looks), 0)
     backlogged = sorted((topic for topic, its in due.items() if its.backlogged), key=lambda topic: due[topic].occupied)
     free -= _share(due, backlogged, free - kept, asked)
     free -= _share(due, [topic for topic, its in due.items() if not its.backlogged], free, asked)
-    _share(looks, list(looks), free, asked)
+    if len(looks) <= _FEW_LOOKS:
+        _share(looks, list(looks), free, asked)
     return asked
 
 

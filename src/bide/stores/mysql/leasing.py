@@ -16,11 +16,12 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
 import msgspec
+from msgspec.structs import replace
 
 from bide.core import lifecycle
 from bide.core.instants import Millis
@@ -37,8 +38,8 @@ from bide.stores.mysql.lease_batches import (
     rewrite_batches,
     write_batches,
 )
-from bide.stores.mysql.queries import AT, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting, these
-from bide.stores.sql.leasing import LATER, LONGEST, NEVER, POLL, SLACK, Leasing, ScanBounds, ScanPositions
+from bide.stores.mysql.queries import AT, ROW, STATE, TOKEN, WAKE, filled, numbered, record_of, rest_of_waiting, these
+from bide.stores.sql.leasing import LATER, LONGEST, NEVER, PER_TOPIC, POLL, SLACK, Leasing, ScanBounds, ScanPositions
 from bide.stores.sql.rows import CODES
 
 # --- where scans begin
@@ -60,11 +61,13 @@ class ScanStart(NamedTuple):
     """The start for expired leases."""
     full: bool
     thorough: bool
+    cheap: bool
+    """True if scans from the very start are cheap, so that one statement can read the heads of many topics."""
 
 
 def from_the_start(topics: Sequence[Topic]) -> ScanStart:
     nothing = dict.fromkeys(topics, 0)
-    return ScanStart(nothing, nothing, nothing, True, True)
+    return ScanStart(nothing, nothing, nothing, True, True, True)
 
 
 class MySqlScanBounds(ScanBounds):
@@ -84,12 +87,12 @@ class MySqlScanBounds(ScanBounds):
         """The start of a scan; `positions`: that of an ordinary one."""
         floor = dict(zip(topics, positions, strict=True))
         if not thorough:
-            return ScanStart(floor, floor, {}, False, False)
+            return ScanStart(floor, floor, {}, False, False, self._full_at is None)
         if self._full_at is None:
             return from_the_start(topics)
         waiting = {topic: self._bounds.get(topic, 0) for topic in topics}
         head = {topic: max(waiting[topic], floor[topic]) for topic in topics}
-        return ScanStart(waiting, head, {topic: self._lost.get(topic, 0) for topic in topics}, False, True)
+        return ScanStart(waiting, head, {topic: self._lost.get(topic, 0) for topic in topics}, False, True, False)
 
     def scanned(self, start: ScanStart, took: float, there: Millis) -> None:
         """Note a thorough scan at `there` that took `took` seconds. Calls of `left` follow, on the tasks it left."""
@@ -97,7 +100,7 @@ class MySqlScanBounds(ScanBounds):
             self._forget()
         elif start.full:
             self.patience = 0.0
-            if self._used and took > EXPENSIVE:
+            if self._used and took > EXPENSIVE + len(start.waiting) * PER_TOPIC:
                 self._wait(took)
         elif self._full_at is not None and self._clock() >= self._full_at:
             self._background(list(start.waiting))
@@ -108,7 +111,7 @@ class MySqlScanBounds(ScanBounds):
         if self._full_at is None:
             return
         self._full_at = None
-        if took > EXPENSIVE:
+        if took > EXPENSIVE + len(first) * PER_TOPIC:
             self._wait(took)
         for topic, heads in first.items():
             for known, at in zip((self._bounds, self._lost), heads, strict=True):
@@ -129,6 +132,8 @@ class MySqlScanBounds(ScanBounds):
 # --- leasing
 
 _MOST = 1_000_000
+_FEW = 8
+"""The most topics whose heads are read by a statement for each."""
 _WAITING = CODES[State.WAITING]
 _encode = msgspec.msgpack.encode
 
@@ -168,8 +173,8 @@ class NextDue:
         if wake < there - SLACK:
             self._rows[topic] = (wake, row)
 
-    def is_due(self, topics: Iterable[Topic], about: Millis) -> bool:
-        return any(self._wakes.get(topic, NEVER) <= about for topic in topics)
+    def is_due(self, topic: Topic, about: Millis) -> bool:
+        return self._wakes.get(topic, NEVER) <= about
 
     def became(self, wants: Mapping[Topic, int], leased: Leased) -> None:
         """Note the answer of a lease. A topic that got all that it wanted may have more."""
@@ -194,15 +199,20 @@ class MySqlLeasing(Leasing):
     async def lease(
         self, wants: Mapping[Topic, int], now: Millis | None, about: Millis, lasts: Millis, holder: str
     ) -> Leased:
-        wanted = any(want > 0 for want in wants.values())
-        if wanted and not self._next_due.is_due(wants, about):
-            leased, due = await self._read_wake(wants, now, about)
-            if not due:
-                self._next_due.became(wants, leased)
-                return leased
-        leased = await super().lease(wants, now, about, lasts, holder)
-        if wanted:
-            self._next_due.became(wants, leased)
+        if not any(want > 0 for want in wants.values()):
+            return await super().lease(wants, now, about, lasts, holder)
+        asked = {topic: want for topic, want in wants.items() if want > 0 and self._next_due.is_due(topic, about)}
+        others = {topic: want for topic, want in wants.items() if topic not in asked}
+        known: Mapping[Topic, Millis] = {}
+        leased: Leased | None = None
+        if others:
+            leased, due = await self._read_wake(others, now, about)
+            asked |= {topic: others[topic] for topic in due}
+            known = {topic: head for topic, head in leased.heads.items() if topic not in asked}
+        if asked or leased is None:
+            leased = await super().lease(asked, now, about, lasts, holder)
+            leased = replace(leased, heads={**known, **leased.heads})
+        self._next_due.became(wants, leased)
         return leased
 
     async def _take(
@@ -246,7 +256,7 @@ class MySqlLeasing(Leasing):
             next_scans = positions.heads(topics, wakes, there, thorough=start.thorough)
             if not skipped:
                 self._note(counts, room, found, there)
-            return Leased(tasks, next_scans, there), skipped
+            return Leased(tasks, next_scans, there), bool(skipped)
 
         return await self._connection.run(take, partial(_still_held, topics))
 
@@ -330,12 +340,13 @@ class MySqlLeasing(Leasing):
         for topic, (wake, row) in reached.items():
             self._next_due.reached(topic, wake, row, there)
 
-    async def _read_wake(self, wants: Mapping[Topic, int], now: Millis | None, about: Millis) -> tuple[Leased, bool]:
-        """Read the next wake time, and whether something is due in a wanted topic."""
+    async def _read_wake(
+        self, wants: Mapping[Topic, int], now: Millis | None, about: Millis
+    ) -> tuple[Leased, Collection[Topic]]:
         positions, bounds = self.positions, self.bounds
         topics = sorted(wants)
 
-        async def work(call: Call) -> tuple[Leased, bool]:
+        async def work(call: Call) -> tuple[Leased, set[Topic]]:
             start = self._scan_start(call, topics, about)
             asked = _ask_heads(call, topics, start._replace(head=start.waiting))  # no other statement scans from there
             with bounds.timed(full=start.full) as took:
@@ -344,11 +355,10 @@ class MySqlLeasing(Leasing):
             wakes, ends, due = _next_wakes(heads, wants, there)
             if start.thorough:
                 self._note_scan(start, took(), heads, there)
-                if not due:  # otherwise the scan that follows has to be thorough as well
-                    positions.scanned(topics, ends)
+                # the scan of the due topics, which follows, has to be thorough as well
+                positions.scanned([topic for topic in topics if topic not in due], ends)
             next_scans = positions.heads(topics, wakes, there, thorough=start.thorough)
-            if not due:
-                positions.emptied([topic for topic in topics if wants[topic] > 0], there)
+            positions.emptied([topic for topic in topics if wants[topic] > 0 and topic not in due], there)
             return Leased([], next_scans, there), due
 
         return await self._connection.read(work)
@@ -411,7 +421,14 @@ Heads = tuple[Millis | None, Millis | None]
 """The earliest wake time in a topic, and its earliest expiry; None: there is none, or it is unknown."""
 
 
+def _together(topics: Sequence[Topic], start: ScanStart) -> bool:
+    """True if one statement reads all heads."""
+    return start.cheap and len(topics) > _FEW
+
+
 def _ask_heads(call: Call, topics: Sequence[Topic], start: ScanStart) -> list[bytes]:
+    if _together(topics, start):
+        return [call.write("heads", wanted=numbered(topics))]
     statements = []
     for topic in topics:
         statements.append(call.write("waiting_head", topic=topic, floor=start.head[topic]))
@@ -421,22 +438,24 @@ def _ask_heads(call: Call, topics: Sequence[Topic], start: ScanStart) -> list[by
 
 
 def _read_heads(topics: Sequence[Topic], answers: list[Rows], start: ScanStart) -> dict[Topic, Heads]:
+    if _together(topics, start):
+        return {topics[place]: (wake, end if start.thorough else None) for place, wake, end in answers[0]}
     first = iter([rows[0][0] if rows else None for rows in answers])
     return {topic: (next(first), next(first) if start.thorough else None) for topic in topics}
 
 
 def _next_wakes(
     heads: Mapping[Topic, Heads], counts: Mapping[Topic, int], there: Millis
-) -> tuple[dict[Topic, Millis], dict[Topic, Millis], bool]:
-    """By topic, the earliest wake time and the earliest expiry; and whether another transaction locks a due task."""
+) -> tuple[dict[Topic, Millis], dict[Topic, Millis], set[Topic]]:
+    """By topic, the earliest wake time and the earliest expiry; and the topics that want a task and have a due one."""
     wakes: dict[Topic, Millis] = {}
     ends: dict[Topic, Millis] = {}
-    skipped = False
+    due: set[Topic] = set()
     for topic, first in heads.items():
         for at, known in zip(first, (wakes, ends), strict=True):
             if at is not None and (at > there or counts[topic] <= 0):
                 known[topic] = at
             elif at is not None:
-                skipped = True
+                due.add(topic)
                 wakes[topic] = min(wakes.get(topic, NEVER), there + LATER)
-    return wakes, ends, skipped
+    return wakes, ends, due

@@ -172,6 +172,14 @@ WHERE topic = :topic AND ended = 0 AND state = 0 AND at >= :floor ORDER BY at LI
 -- name: leased_head
 SELECT until FROM {lease} FORCE INDEX (PRIMARY) WHERE topic = :topic AND until >= :floor ORDER BY until LIMIT 1
 
+-- name: heads
+-- Both heads of each of :wanted, topics with a number, from the very start of the index. A bound that differs from topic
+-- to topic would make no range here.
+SELECT place,
+    (SELECT at FROM {task} FORCE INDEX (due) WHERE topic = want.topic AND ended = 0 AND state = 0 ORDER BY at LIMIT 1),
+    (SELECT until FROM {lease} FORCE INDEX (PRIMARY) WHERE topic = want.topic ORDER BY until LIMIT 1)
+FROM (:wanted) AS want
+
 -- name: leases
 -- All batches of a topic; their number depends only on the tasks under way.
 SELECT tasks FROM {lease} FORCE INDEX (PRIMARY) WHERE topic = :topic

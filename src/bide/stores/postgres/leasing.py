@@ -33,7 +33,7 @@ from bide.core.instants import Millis
 from bide.core.records import Leased, Record, Topic
 from bide.stores.postgres.connection import Call, PostgresConnection, Row
 from bide.stores.postgres.queries import MOST
-from bide.stores.sql.leasing import LATER, LONGEST, SLACK, Leasing, ScanBounds, ScanPositions
+from bide.stores.sql.leasing import LATER, LONGEST, PER_TOPIC, SLACK, Leasing, ScanBounds, ScanPositions
 from bide.stores.sql.rows import WIDTH, WOKE, record_of
 
 # --- where scans begin
@@ -128,7 +128,7 @@ class PostgresScanBounds(ScanBounds):
         if lasts is not None:
             self._lease_length = lasts
         if start.full:
-            self.watching = self._used and took > EXPENSIVE
+            self.watching = self._used and took > EXPENSIVE + len(topics) * PER_TOPIC
             self._wait(took)
             self.patience = 0.0
             self._bounded = self._seen_until > 0
@@ -145,7 +145,7 @@ class PostgresScanBounds(ScanBounds):
             return
         self._asked = None
         self._wait(took)
-        if took <= EXPENSIVE:
+        if took <= EXPENSIVE + len(asked.topics) * PER_TOPIC:
             self.watching = False
             self._forget()
             return
@@ -282,7 +282,9 @@ class PostgresLeasing(Leasing):
         self.positions.reached({topic: tasks[-1].planned_at})
         return Leased(tasks, self.positions.heads((topic,), {}, there, thorough=False), there)
 
-    async def _read_wake(self, wants: Mapping[Topic, int], now: Millis | None, about: Millis) -> tuple[Leased, bool]:
+    async def _read_wake(
+        self, wants: Mapping[Topic, int], now: Millis | None, about: Millis
+    ) -> tuple[Leased, Collection[Topic]]:
         positions, bounds = self.positions, self.bounds
         topics = sorted(wants)
 
@@ -301,7 +303,7 @@ class PostgresLeasing(Leasing):
                     bounds.emptied([topic], _first(wakes.get(topic), ends.get(topic)))
             return Leased([], positions.heads(topics, wakes, there, thorough=thorough), there)
 
-        return await self._connection.read(work), False
+        return await self._connection.read(work), ()
 
     async def _scan_fully(self, connection: PostgresConnection, asked: FullScan) -> None:
         nothing = [0] * len(asked.topics)

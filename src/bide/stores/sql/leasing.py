@@ -123,6 +123,8 @@ class ScanPositions:
 
 # --- bounds of thorough scans
 
+PER_TOPIC = 0.00002
+"""The seconds for each topic that make no scan expensive."""
 SHARE = 20
 """After an expensive full scan, the next one waits for this multiple of its duration."""
 LONGEST = 600.0
@@ -265,8 +267,10 @@ class Leasing(ABC):
         """Lease due tasks, oldest first; also return whether a due task was locked and skipped."""
 
     @abstractmethod
-    async def _read_wake(self, wants: Mapping[Topic, int], now: Millis | None, about: Millis) -> tuple[Leased, bool]:
-        """Read the next wake time, and whether something is due."""
+    async def _read_wake(
+        self, wants: Mapping[Topic, int], now: Millis | None, about: Millis
+    ) -> tuple[Leased, Collection[Topic]]:
+        """Read the heads, and determine in which of the wanted topics something is due, if that is of use."""
 
     @abstractmethod
     async def _scan_fully(self, connection: Any, asked: Any) -> None:
