@@ -25,7 +25,7 @@ from bide.ports import Clock
 MOST_LOOKS = 256
 """The most topics to look at in one call: a due topic waits for it."""
 _FEW_LOOKS = 8
-"""The most topics for which a look also requests tasks. Reading many heads is cheaper, and seldom finds anything."""
+"""The most topics for which a look also requests tasks. Of many it reads the heads, which is cheaper."""
 _AT_ONCE: Millis = 0
 _FEW = 64
 _NEVER: Millis = 2**62
@@ -51,6 +51,8 @@ class TopicWakes:
         heapify(self._by_look)
         self._window = self._cap / 2
         """Looks that are due within this time are made together."""
+        self._first_pause = min(self._cap, self._cap * MOST_LOOKS / max(1, len(self._looks)))
+        """From a topic's first look to its second. The first looks are made at once, and the later ones spread."""
 
     def note(self, topic: Topic, wake: Millis = _AT_ONCE) -> None:
         """Note that a task of the topic wakes at `wake`, or that there may be due ones. It can only bring forward."""
@@ -75,9 +77,11 @@ class TopicWakes:
         now = self._loop.time()
         if self.next_look() <= now:
             while self.next_look() <= now + self._window and len(found) < MOST_LOOKS:
-                topic = self._by_look[0][1]
+                at, topic = self._by_look[0]
                 found.append(topic)
-                self._looks[topic] = now + self._cap
+                self._looks[topic] = now + (self._cap if at > -inf else self._first_pause)
+            if len(found) == MOST_LOOKS:
+                self._first_pause = min(self._cap, self._first_pause + self._cap * MOST_LOOKS / len(self._looks))
         return found
 
     def next_look(self) -> float:
