@@ -52,7 +52,7 @@ def test_the_list(browser: Browser, one: Running) -> None:
     page = browser.open("/recurring")
     [_, soon, daily, held] = page.rows
     assert soon[:3] == ["poll", "a", "every 15s"]
-    assert re.search(r"in 1?[0-9.]+ ?m?s", soon[3])
+    assert re.search(r"(in [0-9.]+ ?m?s|now|[0-9.]+ ?m?s ago)$", soon[3]), "no worker: it may be over by now"
     assert soon[4] == "catch-up: latest · overlap: skip · deadline after 5s · ends with the first dead occurrence"
     assert daily[:3] == ["report", "daily", "at 08:00 on Monday to Friday, Asia/Shanghai"]
     assert daily[4] == "catch-up: latest · overlap: queue · at most 1h late"
