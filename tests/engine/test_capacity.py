@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from tests.engine.conftest import World, virtual
 from tests.waiting import elapse
 
-from bide import Task
-from bide.engine.delivery.lease_plan import kept_back, slots_to_lease
+from bide import SystemClock, Task
+from bide.engine.delivery.lease_plan import TopicWakes, kept_back, slots_to_lease
 
 
 class Held(NamedTuple):
@@ -48,6 +48,22 @@ def test_one_busy_topic_gets_about_what_it_gets_alone(slots: int, topics: int) -
     assert asked["busy"] >= slots - max(slots // 8, min(2, slots // 2))
     if topics <= slots // 8:
         assert asked["busy"] == slots - (topics - 1)
+
+
+@given(st.integers(1, 30), st.integers(1, 60), st.booleans())
+async def test_whoever_waits_has_its_turn(slots: int, topics: int, backlogged: bool) -> None:
+    names = [f"{number}" for number in range(topics)]
+    wakes, had = TopicWakes(names, SystemClock(), 1_000), set[str]()
+    for name in names:
+        wakes.note(name)
+    for _ in names:
+        asked = slots_to_lease({name: Held(slots, 0, backlogged) for name in wakes.due()}, {}, slots, 0)
+        got = [name for name, count in asked.items() if count]
+        wakes.asking(got)
+        for name in got:
+            wakes.note(name)
+        had.update(got)
+    assert had == set(names)
 
 
 @pytest.mark.parametrize("topics", [10, 1_000])

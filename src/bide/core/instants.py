@@ -29,6 +29,7 @@ When: TypeAlias = datetime | str
 Length: TypeAlias = timedelta | str
 """A duration in the public API: a timedelta, or text such as "15m", "1h30m", "1.5s", "PT15M"."""
 
+NEVER: Millis = 2**62  # later than every instant
 LAST_INSTANT: Millis = 253_402_300_799_999  # 9999-12-31T23:59:59.999Z, the last instant that a datetime can hold
 LONGEST: Millis = LAST_INSTANT
 LONGEST_TEXT = 80

@@ -17,7 +17,7 @@ from tests.waiting import not_before, pause, until
 
 from bide import Bide, Task
 from bide.core.errors import StoreMismatch
-from bide.core.instants import At, In
+from bide.core.instants import NEVER, At, In
 from bide.core.records import (
     Cancel,
     Filter,
@@ -33,7 +33,7 @@ from bide.core.records import (
     State,
 )
 from bide.stores.redis import RedisStore
-from bide.stores.redis.leasing import CAP, GRACE, NEVER, HeadCache, owned, owner_of
+from bide.stores.redis.leasing import CAP, GRACE, HeadCache, owned, owner_of
 from bide.stores.redis.script_client import Call
 from bide.stores.redis.store import LONGEST_PATIENCE
 from bide.testing.store_suite.base import (

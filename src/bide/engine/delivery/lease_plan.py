@@ -18,7 +18,7 @@ from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import Protocol
 
-from bide.core.instants import Millis
+from bide.core.instants import NEVER, Millis
 from bide.core.records import Leased, Topic
 from bide.ports import Clock
 
@@ -28,7 +28,6 @@ _FEW_LOOKS = 8
 """The most topics for which a look also requests tasks. Of many it reads the heads, which is cheaper."""
 _AT_ONCE: Millis = 0
 _FEW = 64
-_NEVER: Millis = 2**62
 
 
 class TopicWakes:
@@ -56,7 +55,7 @@ class TopicWakes:
 
     def note(self, topic: Topic, wake: Millis = _AT_ONCE) -> None:
         """Note that a task of the topic wakes at `wake`, or that there may be due ones. It can only bring forward."""
-        if wake < self._wakes.get(topic, _NEVER):
+        if wake < self._wakes.get(topic, NEVER):
             self._wakes[topic] = wake
             heappush(self._by_wake, (wake, topic))
             if len(self._by_wake) > 2 * len(self._looks) + _FEW:  # most entries no longer count

@@ -24,7 +24,7 @@ import msgspec
 from msgspec.structs import replace
 
 from bide.core import lifecycle
-from bide.core.instants import Millis
+from bide.core.instants import NEVER, Millis
 from bide.core.records import Leased, Record, State, Token, Topic
 from bide.stores.mysql import lease_batches
 from bide.stores.mysql.connection import Call, MySqlConnection, Repeated, Rows
@@ -39,7 +39,7 @@ from bide.stores.mysql.lease_batches import (
     write_batches,
 )
 from bide.stores.mysql.queries import AT, ROW, STATE, TOKEN, WAKE, filled, numbered, record_of, rest_of_waiting, these
-from bide.stores.sql.leasing import LATER, LONGEST, NEVER, PER_TOPIC, POLL, SLACK, Leasing, ScanBounds, ScanPositions
+from bide.stores.sql.leasing import LATER, LONGEST, PER_TOPIC, POLL, SLACK, Leasing, ScanBounds, ScanPositions
 from bide.stores.sql.rows import CODES
 
 # --- where scans begin

@@ -25,7 +25,7 @@ from operator import itemgetter
 from typing import Any
 
 from bide.core.errors import StoreCorrupt, StoreError
-from bide.core.instants import Millis
+from bide.core.instants import NEVER, Millis
 from bide.core.records import Leased, Record, State, Token, Topic
 from bide.stores.clocks import ServerTime
 from bide.stores.redis.layout import Layout, record_of, text_of
@@ -37,7 +37,6 @@ GRACE: Millis = 50
 """How long only the owner of a shard leases a due task."""
 _AT_LEAST = 64
 """The number of tasks that justifies a call to a shard with plenty of due tasks."""
-NEVER: Millis = 2**62
 
 
 # --- heads, and which worker goes first

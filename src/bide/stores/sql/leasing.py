@@ -24,13 +24,12 @@ from contextlib import contextmanager
 from typing import Any
 
 from bide.core.errors import StoreError
-from bide.core.instants import Millis
+from bide.core.instants import NEVER, Millis
 from bide.core.records import Leased, Topic
 from bide.stores.sql.journaled_connection import JournaledConnection
 
 THOROUGH_EVERY = 0.9
 """Seconds between thorough scans: a worker that sleeps for at most a second makes one at each wake-up."""
-NEVER: Millis = 2**62
 SLACK: Millis = 1_000
 """How long a transaction may stay open so that an ordinary scan still finds its tasks."""
 
