@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Awaitable
+from collections.abc import Awaitable, Mapping
 from itertools import pairwise
-from math import inf
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -33,7 +33,7 @@ from bide.core.records import (
     State,
 )
 from bide.stores.redis import RedisStore
-from bide.stores.redis.leasing import CAP, GRACE, HeadCache, owned, owner_of
+from bide.stores.redis.leasing import CAP, GRACE, HeadCache, Leaser, owned, owner_of
 from bide.stores.redis.script_client import Call
 from bide.stores.redis.store import LONGEST_PATIENCE
 from bide.testing.store_suite.base import (
@@ -95,19 +95,19 @@ async def test_an_idle_worker_asks_each_shard_once_a_second(
     announce = store.announce
     announced = 0
     asked: dict[int, list[float]] = defaultdict(list)
-    answered = HeadCache.answered
+    read_heads = Leaser._read_heads
 
     async def counted(*args: Any, **options: Any) -> dict[str, list[str]]:
         nonlocal announced
         announced += 1
         return await announce(*args, **options)
 
-    def noted(heads: HeadCache, shard: int, waiting: int, leased: int, clock: float, *, plenty: bool) -> None:
-        asked[shard].append(clock)
-        answered(heads, shard, waiting, leased, clock, plenty=plenty)
+    def noted(leaser: Leaser, shard: int, found: list[bytes], wakes: Mapping[str, int]) -> None:
+        asked[shard].append(leaser._read_at[shard])
+        read_heads(leaser, shard, found, wakes)
 
     monkeypatch.setattr(store, "announce", counted)
-    monkeypatch.setattr(HeadCache, "answered", noted)
+    monkeypatch.setattr(Leaser, "_read_heads", noted)
 
     @app.handler("t")
     async def work(task: Task[None]) -> None: ...
@@ -130,6 +130,36 @@ async def test_an_idle_worker_asks_each_shard_once_a_second(
         for earlier, later in pairwise(times[busy[shard] + 1 :]):
             # a round takes along the heads that are half as old as the oldest
             not_before(later, earlier + CAP / 2, f"asking shard {shard}")
+
+
+async def test_of_many_topics_a_worker_reads_those_that_wake_soon(
+    shared_url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P11: and finds what others brought forward, without any notification."""
+    store, elapsed, read = await open_store(shared_url, query="&shards=1"), 0.0, 0
+    read_heads = Leaser._read_heads
+
+    def counted(leaser: Leaser, shard: int, found: list[Any], noted: Mapping[str, int]) -> None:
+        nonlocal read
+        read = (len(found) - 1) // 2
+        read_heads(leaser, shard, found, noted)
+
+    monkeypatch.setattr("bide.stores.redis.leasing.steady", SimpleNamespace(monotonic=lambda: elapsed))
+    monkeypatch.setattr(Leaser, "_read_heads", counted)
+    topics = [f"{number}" for number in range(200)]
+    now = await store.time()
+    other = await open_store(shared_url, query="&shards=1")
+    await other.add([new("one", topic=topic, due=In(HOUR)) for topic in [*topics, "of another worker"]], now=now)
+    wants = dict.fromkeys(topics, 1)
+    leased = await store.lease(wants, now=now, until=now + 1_000, holder="w")
+    assert (read, len(leased.heads)) == (201, 200), "all are read at first"
+    elapsed += 1
+    assert len((await store.lease(wants, now=now, until=now + 1_000, holder="w")).heads) == 200
+    assert read == 0
+    await do(other, Move("77", "one", In(0)), now=now)
+    elapsed += 1
+    leased = await store.lease(wants, now=now, until=now + 1_000, holder="w")
+    assert ([task.topic for task in leased.tasks], read) == (["77"], 1)
 
 
 def sent(store: RedisStore) -> int:
@@ -255,7 +285,7 @@ def test_a_topic_in_which_nothing_waits_never_needs_to_know_who_goes_first() -> 
 
     heads = HeadCache(2, owned)
     for shard in (0, 1):
-        heads.answered(shard, -1, -1, 1.0, plenty=False)
+        heads.answered(shard, -1, -1, plenty=False)
     assert heads.next_wake() is None
     assert asked == 0
     heads.note_wake(1, 500)
@@ -266,41 +296,20 @@ def test_a_topic_in_which_nothing_waits_never_needs_to_know_who_goes_first() -> 
     assert asked == 2
 
 
-def test_what_is_not_known_is_asked_for() -> None:
-    heads = first_everywhere(3)
-    assert heads.due(0) == [0, 1, 2]
-    assert heads.next_wake() == 0
-    for shard in range(3):
-        heads.answered(shard, -1, -1, 10.0, plenty=False)
-    assert heads.due(10**12) == []
-    assert heads.next_wake() is None
-    assert heads.stale(10.0) == []
-    assert heads.stale(10.1) == [0, 1, 2]
-
-
-def test_the_oldest_head_is_that_of_no_server_that_is_away() -> None:
-    heads = first_everywhere(3)
-    for shard in range(3):
-        heads.answered(shard, -1, -1, 10.0 + shard, plenty=False)
-    assert heads.oldest(()) == 10.0
-    assert heads.oldest({0: "its answer is still to come"}) == 11.0
-    assert heads.oldest({0, 1, 2}) == inf
-
-
 def test_what_was_told_while_a_call_was_under_way_counts_whatever_it_answers() -> None:
     heads = first_everywhere(1)
     heads.asking(0)
     heads.note_wake(0, 500)
-    heads.answered(0, -1, -1, 1.0, plenty=False)
+    heads.answered(0, -1, -1, plenty=False)
     assert heads.next_wake() == 500
     heads.asking(0)
-    heads.answered(0, -1, -1, 2.0, plenty=False)
+    heads.answered(0, -1, -1, plenty=False)
     assert heads.next_wake() is None, "and once it was asked for after that, the answer is the truth"
 
 
 def test_what_was_told_only_ever_brings_the_wake_forward() -> None:
     heads = first_everywhere(1)
-    heads.answered(0, 300, 700, 1.0, plenty=False)
+    heads.answered(0, 300, 700, plenty=False)
     heads.note_wake(0, 500)
     assert heads.next_wake() == 300
     heads.note_wake(0, 100)
@@ -310,17 +319,17 @@ def test_what_was_told_only_ever_brings_the_wake_forward() -> None:
 def test_who_does_not_go_first_waits_a_moment() -> None:
     heads = HeadCache(2, lambda: [True, False])
     for shard in (0, 1):
-        heads.answered(shard, 1_000, -1, 1.0, plenty=False)
+        heads.answered(shard, 1_000, -1, plenty=False)
     assert heads.due(1_000) == [0]
     assert heads.due(1_000 + GRACE) == [0, 1]
-    heads.answered(1, -1, -1, 1.0, plenty=False)
+    heads.answered(1, -1, -1, plenty=False)
     assert heads.wake(1) == NEVER, "and there is nothing to wait for"
 
 
 def test_the_most_overdue_comes_first() -> None:
     heads = first_everywhere(3)
     for shard, wake in enumerate((30, 10, 20)):
-        heads.answered(shard, wake, -1, 1.0, plenty=False)
+        heads.answered(shard, wake, -1, plenty=False)
     assert heads.due(25) == [1, 2]
 
 
@@ -360,7 +369,7 @@ async def test_a_late_answer_gives_nothing_that_is_no_longer_held(shared_url: st
     now = await store.time()
     await store.add([NewTask("t", key, key, In(0), key.encode(), "g", b"options") for key in KEYS], now=now)
     caller = store._open().clients["lease"]
-    call = Call(0, ["nobody", "t"], [60_000, "w", 2**53, 3, 10])
+    call = Call(0, ["nobody", "t"], [60_000, "w", 2**53, "a", 3, 10])
     replies: list[list[Any]] = []
     await caller.run([call], lambda _, reply: replies.append(reply))
     tokens = {record.key: record.token for record in await store.get([Ref("t", key) for key in KEYS]) if record}
@@ -375,7 +384,8 @@ async def test_a_late_answer_gives_nothing_that_is_no_longer_held(shared_url: st
     await caller.run([call], lambda _, reply: replies.append(reply))
     first, again = replies
     assert again[:9] == first[:9], "the same heads and the same count"
-    bodies = {key.decode(): body for key, _, body in zip(*[iter(again[9:])] * 3, strict=True)}
+    assert again[-1] == first[-1], "and the same heads of all topics"
+    bodies = {key.decode(): body for key, _, body in zip(*[iter(again[9:-1])] * 3, strict=True)}
     assert {key for key, body in bodies.items() if not body} == {"k1", "k3"}
     assert len(bodies) == len(KEYS)
     assert all(key.encode() in bodies[key] for key in ("k0", "k2", "k4"))

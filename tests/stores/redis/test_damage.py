@@ -116,6 +116,19 @@ async def test_an_entry_in_the_wrong_index_or_at_the_wrong_time_is_put_right(
     assert keys((await lease(store, 2, now=NOW + HOUR)).tasks) == ["later"]
 
 
+async def test_the_index_of_topics_heals(open_store: OpensStore, redis_url: str, back_door: BackDoor) -> None:
+    """It is only a copy of the heads: a worker checks some entries with each reading, in turn."""
+    store = await opened(open_store, redis_url)
+    topics = [f"{number}" for number in range(20)]
+    await put(store, *(new("one", topic=topic) for topic in topics))
+    back_door.client.execute_command("DEL", back_door.layout.topics(0))
+    found: set[str] = set()
+    for _ in range(3):
+        leased = await store.lease(dict.fromkeys(topics, 1), now=NOW, until=NOW + LEASE, holder="w")
+        found |= {task.topic for task in leased.tasks}
+    assert found == set(topics)
+
+
 async def everything(store: RedisStore, now: int) -> None:
     """Whatever can be asked of the key `odd`, and of its neighbours."""
     assert keys((await lease(store, 10, now=now)).tasks) in (["a", "z"], ["a", "odd", "z"], ["odd", "a", "z"])

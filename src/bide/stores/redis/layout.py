@@ -4,7 +4,7 @@
     {ns}:workers      the live workers with their topics
     {ns}:events       the capped log, and {ns}:event-refs, its index by task
 
-    {ns:7}:n          the last token               {ns:7}:t   topics that have tasks here
+    {ns:7}:n          the last token               {ns:7}:t   topics that have tasks here, by head
     {ns:7}:g          group NUL topic NUL key      {ns:7}:f   retained tasks, by keep_until
     {ns:7}:i          counts of anomalies          {ns:7}:a:* the last answer of each live caller; expires
     {ns:7}:b:TOPIC    bodies by key

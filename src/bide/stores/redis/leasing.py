@@ -2,8 +2,9 @@
 
 For each topic and shard the `HeadCache` holds the head, the earliest wake, from the last answer and later
 notifications. So a worker queries only shards where a task is due. Without a lost notification, a cached head may be
-too early but never too late. A lost notification is made up for when the head is queried again, once it is `CAP` old:
-each lease returns the time by which the worker must lease again for that.
+too early but never too late. A lost notification is made up for when the heads are read again, once they are `CAP` old:
+one call to a shard reads those of all topics that wake there soon, whether this process handles them or not. Each lease
+returns the time by which the worker must lease again for that.
 
 All workers compute from the same list of live workers which of them goes first on a (topic, shard), by rendezvous
 hashing (Thaler and Ravishankar, 1998): when a worker leaves, only its shards get a new owner. **This is a preference,
@@ -17,9 +18,10 @@ import asyncio
 import logging
 import time as steady
 from collections import defaultdict
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from hashlib import blake2b
+from itertools import islice
 from math import inf
 from operator import itemgetter
 from typing import Any
@@ -32,26 +34,27 @@ from bide.stores.redis.layout import Layout, record_of, text_of
 from bide.stores.redis.script_client import Call, ScriptClient
 
 CAP = 0.95
-"""Seconds after which a cached head is queried again."""
+"""Seconds after which the cached heads of a shard are read again."""
 GRACE: Millis = 50
 """How long only the owner of a shard leases a due task."""
 _AT_LEAST = 64
 """The number of tasks that justifies a call to a shard with plenty of due tasks."""
+_CHECKED = 8
+"""The number of topics whose entry in the index of topics is checked with each reading of it, in turn."""
 
 
 # --- heads, and which worker goes first
 
 
 class HeadCache:
-    """The heads of one topic, by shard: the wake, the time of the last query, and whether plenty was due."""
+    """The heads of one topic, by shard: the wake, and whether plenty was due."""
 
-    __slots__ = ("_mine", "_owned", "asked", "noted", "plenty", "wakes")
+    __slots__ = ("_mine", "_owned", "noted", "plenty", "wakes")
 
     def __init__(self, shards: int, owned: Callable[[], list[bool]]) -> None:
         """`owned`: computes for each shard whether this process goes first there."""
-        self.wakes: list[Millis] = [0] * shards
-        """The earliest wake by shard; 0 until it is known, so that the shard is queried."""
-        self.asked = [-1e9] * shards
+        self.wakes: list[Millis] = [NEVER] * shards
+        """The earliest wake by shard."""
         self.noted: dict[int, Millis] = {}
         """The wakes noted while a call to that shard is under way: they count, whatever the call answers."""
         self.plenty = [False] * shards
@@ -98,22 +101,18 @@ class HeadCache:
             found.sort(key=self.wakes.__getitem__)
         return found
 
-    def stale(self, before: float) -> list[int]:
-        """The shards that were last queried before that time."""
-        return [shard for shard, asked in enumerate(self.asked) if asked < before]
+    def read(self, shard: int, wake: Millis) -> None:
+        """Note the head that was read with those of other topics."""
+        if shard in self.noted:  # the answer to the call under way may be older or newer
+            self.note_wake(shard, wake)
+        else:
+            self.wakes[shard] = wake
 
-    def oldest(self, away: Collection[int]) -> float:
-        """The time of the oldest last query of any shard, except the shards that are `away`."""
-        if not away:
-            return min(self.asked)
-        return min((asked for shard, asked in enumerate(self.asked) if shard not in away), default=inf)
-
-    def answered(self, shard: int, waiting: int, leased: int, clock: float, *, plenty: bool) -> None:
+    def answered(self, shard: int, waiting: int, leased: int, *, plenty: bool) -> None:
         wake = self.noted.pop(shard, NEVER)
         if 0 <= waiting < wake:
             wake = waiting
         self.wakes[shard] = leased if 0 <= leased < wake else wake
-        self.asked[shard] = clock
         self.plenty[shard] = plenty
 
     def put_off(self, shard: int, wake: Millis) -> None:
@@ -319,6 +318,8 @@ def _answers_in(call: Call, reply: list[Any]) -> Iterator[tuple[Topic, tuple[Mil
 _AGAIN: Millis = 1_000
 """How long a shard is not queried after its server was away."""
 _NO_TOKEN: Token = 2**53
+_Noted = dict[int, dict[Topic, Millis]]
+"""Wakes by shard and topic."""
 _Empty = set[tuple[Topic, int]]
 """The (topic, shard) pairs that returned fewer tasks than were asked for: they have no more for this call."""
 
@@ -338,6 +339,13 @@ class Leaser:
         self._away: Mapping[int, object] = {} if late is None else late.away
         """The shards that are not queried, because an answer is outstanding."""
         self._heads: dict[Topic, HeadCache] = {}
+        self._read_at = [-inf] * layout.shards
+        """When the heads of each shard were last read."""
+        self._cached: list[set[Topic]] = [set() for _ in range(layout.shards)]
+        """The topics that may have a cached head, by shard."""
+        self._to_check: Iterator[Topic] = iter(())
+        self._reading: list[_Noted] = []
+        """One for each lease that is reading heads: the wakes noted meanwhile, which count whatever it reads."""
         self._live: Mapping[str, Collection[Topic]] = {}
         self._workers: Mapping[Topic, set[str]] = {}
         """The live workers by topic."""
@@ -348,8 +356,15 @@ class Leaser:
         heads = self._heads.get(topic)
         if heads is None:
             return wake
-        heads.note_wake(shard, wake)
+        self._note(shard, topic, heads, wake)
         return wake if heads.mine[shard] else wake + GRACE
+
+    def _note(self, shard: int, topic: Topic, heads: HeadCache, wake: Millis) -> None:
+        heads.note_wake(shard, wake)
+        self._cached[shard].add(topic)
+        for noted in self._reading:
+            if shard in noted:
+                noted[shard][topic] = min(wake, noted[shard].get(topic, NEVER))
 
     def note_written(self, answers: Sequence[Any], places: Sequence[int]) -> None:
         """Note the wakes that this process has written itself, without waiting for their notifications."""
@@ -360,7 +375,8 @@ class Leaser:
             if record is not None and record.state is State.WAITING:
                 heads = self._heads.get(record.topic)
                 if heads is not None:
-                    heads.note_wake(self._layout.shard_of(record.topic, record.key), record.wake_at)
+                    shard = self._layout.shard_of(record.topic, record.key)
+                    self._note(shard, record.topic, heads, record.wake_at)
 
     def share(self, holder: str, topics: Collection[Topic], live: Mapping[str, Collection[Topic]]) -> None:
         """Note that `holder` belongs to this process (has left, without topics), and all `live` workers."""
@@ -397,33 +413,40 @@ class Leaser:
         for topic in wants:
             if topic not in self._heads:
                 self._heads[topic] = HeadCache(self._layout.shards, partial(self._owned, topic))
-        first = True
-        while asked := self._shards_to_ask(room, self._now(now), empty, stale=first):
-            first = False
+                self._read_at = [-inf] * self._layout.shards
+        reading: _Noted = {shard: {} for shard in self._shards_to_read()}
+        checked = dict.fromkeys(self._next_to_check() if reading else (), 0)
+        while (asked := self._shards_to_ask(room, self._now(now), empty)) or reading:
             clock = steady.monotonic()
             calls = []
+            for shard in reading:
+                asked[shard] = {**checked, **asked.get(shard, {})}
             for shard, shares in asked.items():
-                for topic in shares:
-                    self._heads[topic].asking(shard)
+                for topic, share in shares.items():
+                    if share:
+                        self._heads[topic].asking(shard)
+                which = self._which_heads(shard) if shard in reading else ""
                 first_token = since.get(shard, _NO_TOKEN)
-                calls.append(Call(shard, list(shares), [until - now, holder, first_token, *shares.values()]))
-            if self._late is None:
-                replies: list[Any] = [None] * len(calls)
-                await self._client.run(calls, replies.__setitem__, now="" if self._by_server else str(now))
-            else:
-                replies = await self._late.ask(calls, holder)
+                calls.append(Call(shard, list(shares), [until - now, holder, first_token, which, *shares.values()]))
+            replies = await self._replies(calls, now, holder, reading)
             for call, reply in zip(calls, replies, strict=True):
+                if call.shard in reading:
+                    self._read_at[call.shard] = clock if type(reply) is list else clock - CAP / 2
                 if reply is None or isinstance(reply, StoreError):
                     failed = reply or failed
-                    for topic in call.topics:
-                        self._heads[topic].answered(call.shard, self._now(now) + _AGAIN, -1, clock, plenty=False)
+                    for topic, share in asked[call.shard].items():
+                        if share:
+                            self._heads[topic].answered(call.shard, self._now(now) + _AGAIN, -1, plenty=False)
                 else:
                     try:
                         since.setdefault(call.shard, reply[2] + 1)
-                        self._read(call, asked[call.shard], reply, room, taken, empty, clock)
+                        self._read(call, asked[call.shard], reply, room, taken, empty)
+                        if call.shard in reading:
+                            self._read_heads(call.shard, reply[-1], reading[call.shard])
                     except (AttributeError, IndexError, TypeError, ValueError) as error:
                         where = f"{self._layout.namespace}, shard {call.shard}"
                         failed = StoreCorrupt(f"{where}: a remembered answer to a lease cannot be read: {error}")
+            reading = {}
         if failed is not None and not taken:
             raise failed
         taken.sort(key=_woke)
@@ -434,7 +457,18 @@ class Leaser:
         for topic, left in room.items():
             if (left > 0 or wants[topic] == 0) and (wake := self._heads[topic].next_wake()) is not None:
                 heads[topic] = wake
-        return Leased([record for _, record in taken], heads, self._now(now), self._again_by(wants, began))
+        return Leased([record for _, record in taken], heads, self._now(now), self._again_by(began))
+
+    async def _replies(self, calls: list[Call], now: Millis, holder: str, reading: _Noted) -> list[Any]:
+        self._reading.append(reading)
+        try:
+            if self._late is not None:
+                return await self._late.ask(calls, holder)
+            replies: list[Any] = [None] * len(calls)
+            await self._client.run(calls, replies.__setitem__, now="" if self._by_server else str(now))
+            return replies
+        finally:
+            self._reading = [one for one in self._reading if one is not reading]
 
     async def leave(self, holder: str) -> None:
         """Give back the tasks of outstanding answers for a holder that has stopped leasing."""
@@ -449,42 +483,48 @@ class Leaser:
     def _now(self, now: Millis) -> Millis:
         return int(self._time.seconds() * 1000) if self._by_server else now
 
-    def _shards_to_ask(
-        self, room: Mapping[Topic, int], now: Millis, empty: _Empty, *, stale: bool
-    ) -> dict[int, dict[Topic, int]]:
-        """The shards to query, each with a number of tasks by topic; 0 to query only the topic's head."""
+    def _shards_to_ask(self, room: Mapping[Topic, int], now: Millis, empty: _Empty) -> dict[int, dict[Topic, int]]:
+        """The shards where a task is due, each with a number of tasks by topic."""
         asked: dict[int, dict[Topic, int]] = {}
-        before = self._stale_before(room) if stale else -inf
         for topic, left in room.items():
-            heads = self._heads[topic]
             if left > 0:
+                heads = self._heads[topic]
                 due = [shard for shard in heads.due(now) if (topic, shard) not in empty and shard not in self._away]
                 if due:
                     for shard, share in heads.shares(due, left).items():
                         asked.setdefault(shard, {})[topic] = share
-            for shard in heads.stale(before):
-                if shard not in self._away:
-                    asked.setdefault(shard, {}).setdefault(topic, 0)
         return asked
 
-    def _oldest(self, topics: Iterable[Topic]) -> float:
-        """The time of the query for the oldest cached head."""
-        return min((self._heads[topic].oldest(self._away) for topic in topics), default=inf)
+    def _oldest(self) -> float:
+        """When the heads of the shard that was not read for longest were read."""
+        return min((at for shard, at in enumerate(self._read_at) if shard not in self._away), default=inf)
 
-    def _stale_before(self, topics: Iterable[Topic]) -> float:
-        """The time before which a head is stale. When one head is `CAP` old, those half as old are queried with it, so
-        that all are eventually queried together."""
-        clock = steady.monotonic()
-        if not self._by_server:
-            return clock  # the caller's clock may jump, so a cached head says nothing
-        return clock - (CAP / 2 if self._oldest(topics) < clock - CAP else CAP)
+    def _shards_to_read(self) -> list[int]:
+        """The shards whose heads are stale. When those of one are `CAP` old, those half as old are read with them, so
+        that all are eventually read together."""
+        before = clock = steady.monotonic()
+        if self._by_server:  # otherwise the caller's clock may jump, so a cached head says nothing
+            before = clock - (CAP / 2 if self._oldest() < clock - CAP else CAP)
+        return [shard for shard, at in enumerate(self._read_at) if at < before and shard not in self._away]
 
-    def _again_by(self, topics: Iterable[Topic], began: float) -> Millis | None:
-        """The time at which the oldest cached head becomes stale; None if all were queried since `began`.
+    def _which_heads(self, shard: int) -> str:
+        """All at first, then those that wake soon: a later one is either known, or is read when it wakes soon."""
+        return "s" if self._by_server and self._read_at[shard] > -inf else "a"
+
+    def _next_to_check(self) -> list[Topic]:
+        """The topics whose entry is to be checked now, so that an index that was lost or altered heals."""
+        found = list(islice(self._to_check, _CHECKED))
+        if len(found) < _CHECKED:
+            self._to_check = iter(list(self._heads))
+            found += islice(self._to_check, min(_CHECKED, len(self._heads)) - len(found))
+        return found
+
+    def _again_by(self, began: float) -> Millis | None:
+        """The time at which the oldest heads become stale; None if all were read since `began`.
 
         Without it, a worker that leases just before a head becomes stale would sleep for the longest allowed time.
         """
-        oldest = self._oldest(topics)
+        oldest = self._oldest()
         if not self._by_server or oldest >= began:
             return None
         return self._now(0) + max(int((oldest + CAP - steady.monotonic()) * 1000), 0) + 1
@@ -497,12 +537,29 @@ class Leaser:
         room: dict[Topic, int],
         taken: _Taken,
         empty: _Empty,
-        clock: float,
     ) -> None:
         for topic, (waiting, leased, tasks) in _answers_in(call, reply):
             taken += tasks
-            room[topic] -= len(tasks)
             share = shares[topic]
+            if share == 0:  # its entry was checked, and is read with the others
+                continue
+            room[topic] -= len(tasks)
             if len(tasks) < share:
                 empty.add((topic, call.shard))
-            self._heads[topic].answered(call.shard, waiting, leased, clock, plenty=0 < share <= len(tasks))
+            self._cached[call.shard].add(topic)
+            self._heads[topic].answered(call.shard, waiting, leased, plenty=share <= len(tasks))
+
+    def _read_heads(self, shard: int, found: list[Any], noted: Mapping[Topic, Millis]) -> None:
+        """Note the heads of the topics of a shard. `noted`: the wakes noted since they were asked for."""
+        cached = self._cached[shard]
+        wakes = dict.fromkeys(cached, NEVER) if found[0] else {}
+        for place in range(1, len(found), 2):
+            topic = text_of(found[place])
+            if topic in self._heads:
+                wakes[topic] = int(float(found[place + 1]))
+        for topic, wake in wakes.items():
+            self._heads[topic].read(shard, min(wake, noted.get(topic, NEVER)))
+            if wake < NEVER or topic in noted:
+                cached.add(topic)
+            else:
+                cached.discard(topic)

@@ -312,7 +312,7 @@ async def _topics_of(reader: Reader) -> set[Topic]:
 async def _places(reader: Reader) -> list[tuple[int, Topic]]:
     """Every (shard, topic) that has a task."""
     layout = reader.layout
-    replies = await reader.ask([(shard, ("SMEMBERS", layout.topics(shard))) for shard in range(layout.shards)])
+    replies = await reader.ask([(shard, ("ZRANGE", layout.topics(shard), 0, -1)) for shard in range(layout.shards)])
     return [(shard, text_of(one)) for shard, reply in enumerate(replies) for one in reply]
 
 

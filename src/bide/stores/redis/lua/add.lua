@@ -97,7 +97,6 @@ for _, topic in ipairs(topics) do
     end
     if put_it then
       if not least or wake < least then least = wake end
-      topic.born = true
       if has(flags, GROUP) ~= 0 then
         local start = has(flags, DEADLINE) ~= 0 and 7 or 1
         joined[#joined + 1] = 0

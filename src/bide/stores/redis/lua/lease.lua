@@ -1,14 +1,19 @@
--- lease: take due tasks, oldest first, up to a number for each topic; a number of 0 only reads the heads.
+-- lease: take due tasks, oldest first, up to a number for each topic; a number of 0 only reads the topic's heads, and
+--   repairs its entry in the index of topics.
 -- asked: until (ms from now), holder, since (leases with this token or a later one are left alone: the same call made
---   them a moment ago, and they expired at once), then for each topic a number
+--   them a moment ago, and they expired at once), which heads of all topics here to read ('': none, 's': those that
+--   wake soon, 'a': all), then for each topic a number
 -- answers: {us, now, the last token before, then for each topic: head of the waiting tasks (-1: none), head of the
 --   leased tasks (-1: none), count, and for each task: key, the time at which it woke, its current body (in a repeated
---   answer '' for a task that has changed hands since)}
+--   answer '' for a task that has changed hands since), and at the end {1 if these are all heads, topic, head, ...}}
 -- An entry whose body is missing or unreadable is set aside, and counted as `damaged`.
+local SOON = 2000          -- ms: more than the time between two reads
+local FEW = 64             -- so many heads are always all read
 local until_at = now + tonumber(ARGV[next_argument])
 local holder = sub(ARGV[next_argument + 1], 1, 255)
 local since = tonumber(ARGV[next_argument + 2])
-next_argument = next_argument + 3
+local which = ARGV[next_argument + 3]
+next_argument = next_argument + 4
 
 -- Waiting tasks and tasks with an expired lease, merged by time; mostly there are none of the latter.
 local function due(topic, want)
@@ -49,9 +54,10 @@ for number, topic in ipairs(topics) do
   next_argument = next_argument + 1
   local head_at, remember_at = #reply + 1, #remember + 1
   for place = 0, 2 do reply[head_at + place], remember[remember_at + place] = 0, 0 end
-  local taken = 0
+  local taken, changed = 0, want == 0
   if want > 0 then
     local keys = due(topic, want)
+    changed = #keys > 0
     local bodies = bodies_of(topic, keys)
     local waited, written, leased = {}, {}, {}  -- each key occurs once, so no flush is needed between
     for place = 1, #keys do
@@ -83,10 +89,18 @@ for number, topic in ipairs(topics) do
     send('HSET', topic.bodies, written)
     send('ZADD', topic.index[LEASED], leased)
   end
-  reply[head_at], reply[head_at + 1] = head(topic, WAITING) or -1, head(topic, LEASED) or -1
+  local wake, ends = head(topic, WAITING), head(topic, LEASED)
+  if changed then index_head(topic, wake, ends) end
+  reply[head_at], reply[head_at + 1] = wake or -1, ends or -1
   reply[head_at + 2] = taken
   for place = 0, 2 do remember[remember_at + place] = reply[head_at + place] end
 end
 commit()
-remember[#remember + 1] = {}
+local heads = {}
+if which ~= '' then
+  local all = which == 'a' or call('ZCOUNT', KEYS[3], '-inf', '(+inf') <= FEW
+  heads = call('ZRANGEBYSCORE', KEYS[3], '-inf', all and '(+inf' or now + SOON, 'WITHSCORES')
+  table.insert(heads, 1, all and 1 or 0)
+end
+reply[#reply + 1], remember[#remember + 1] = heads, heads
 return answer(reply, remember)

@@ -26,8 +26,8 @@ local ANSWER_TTL = 600000  -- ms that an answer is kept for a resend: callers an
 local SLICE = 4000         -- the most arguments of one command: Lua's stack holds 8000
 
 -- Rebuild the answer to a lease from its short form: for each topic both heads, the count, and key and token of each
--- task; an empty table at the end marks it. Keeping the bodies would double the cost of a lease. Tasks that still have
--- the token are read again; the other ones have no body.
+-- task; the table of heads at the end marks it. Keeping the bodies would double the cost of a lease. Tasks that still
+-- have the token are read again; the other ones have no body.
 local function with_bodies(short)
   local reply, from = {short[1], short[2], short[3]}, 4
   for number = 1, tonumber(ARGV[6]) do
@@ -46,6 +46,7 @@ local function with_bodies(short)
       from, count = from + 2, count + 3
     end
   end
+  reply[#reply + 1] = short[#short]
   return reply
 end
 
@@ -113,7 +114,7 @@ for number = 1, tonumber(ARGV[6]) do
   topics[number] = {
     name = ARGV[6 + number], bodies = KEYS[first],
     index = {[0] = KEYS[first + 1], KEYS[first + 2], KEYS[first + 3], KEYS[first + 4], KEYS[first + 5]},
-    old = {}, touched = {}, written = {}, deleted = {}, born = false, wake = nil, head = nil,
+    old = {}, touched = {}, written = {}, deleted = {}, changed = false, wake = nil, head = nil,
     added = {}, removed = {},  -- by state, each made at its first use
   }
 end
@@ -134,12 +135,7 @@ local function flush(topic)
   for state, members in pairs(topic.added) do send('ZADD', topic.index[state], members) end
   send('ZADD', KEYS[4], joined)
   send('ZADD', KEYS[5], kept)
-  if topic.born then
-    call('SADD', KEYS[3], topic.name)
-  elseif #topic.deleted > 0 and call('EXISTS', topic.bodies) == 0 then
-    call('SREM', KEYS[3], topic.name)
-  end
-  topic.deleted, topic.written, topic.touched, topic.born = {}, {}, {}, false
+  topic.deleted, topic.written, topic.touched = {}, {}, {}
   topic.added, topic.removed = {}, {}
   joined, left, kept, unkept = {}, {}, {}, {}
 end
@@ -268,6 +264,7 @@ end
 -- Put a body under a key, and move the key from the index of its old state (if any) to that of the new state.
 local function put(topic, key, from, to, body, score)
   topic.touched[key] = true
+  if from then topic.changed = true end
   topic.old[key] = body
   local written, added = topic.written, bucket(topic.added, to)
   local count = #written
@@ -286,6 +283,7 @@ end
 -- Delete a key's body, and every entry that points to it.
 local function forget(topic, key, body, state, place)
   topic.touched[key] = true
+  topic.changed = true
   topic.old[key] = false
   topic.deleted[#topic.deleted + 1] = key
   local removed = bucket(topic.removed, state)
@@ -310,14 +308,28 @@ end
 
 -- Remove a key with a missing or unreadable body from all indexes by state.
 local function set_aside(topic, key)
+  topic.changed = true
   for state = 0, 4 do call('ZREM', topic.index[state], key) end
+end
+
+-- Put a topic into the index of topics under its head, the earlier of both; infinite: it has only ended tasks.
+local function index_head(topic, wake, ends)
+  if wake or ends then
+    call('ZADD', KEYS[3], wake and (not ends or wake < ends) and wake or ends, topic.name)
+  elseif call('EXISTS', topic.bodies) == 1 then
+    call('ZADD', KEYS[3], '+inf', topic.name)
+  else
+    call('ZREM', KEYS[3], topic.name)
+  end
 end
 
 -- Write everything, and notify the listeners of each wake that is earlier than the topic's previous head.
 local function commit()
   for _, topic in ipairs(topics) do
     flush(topic)
-    if topic.wake and ARGV[3] ~= '' and (not topic.head or topic.wake < topic.head) then
+    local earlier = topic.wake and (not topic.head or topic.wake < topic.head)
+    if earlier or topic.changed then index_head(topic, head(topic, WAITING), head(topic, LEASED)) end
+    if earlier and ARGV[3] ~= '' then
       call(ARGV[3], ARGV[4], ARGV[5] .. ' ' .. string.format('%.0f', topic.wake) .. ' ' .. topic.name)
     end
   end
