@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from click.testing import CliRunner, Result
 
-from bide.cli.bench import bench, deliver, pending, verbs, workers
+from bide.cli.bench import bench, deliver, pending, shapes, verbs, workers
 from bide.cli.bench.worker import Settled, Start
 from bide.core.errors import BadInput
 
@@ -30,6 +30,9 @@ FIELDS: dict[str, set[str]] = {
     "change": {"move_per_s", "cancel_per_s", "bulk_move_per_s", "bulk_cancel_per_s", "shift_ms", "left_behind"},
     "idle": {"worker_cpu_pct", "server_cpu_pct", "worker_rss_mb", "calls_per_s"},
     "scale": {"us", "growth"},
+    "topics": {"topics", "growth"},
+    "workers": {"workers", "growth"},
+    "payload": {"bytes", "growth"},
     "timers": {"ns"},
 }
 RATIOS = {
@@ -49,6 +52,8 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(pending, "SETTLING", 0.1)
     monkeypatch.setattr(pending, "REPETITIONS", 3)
     monkeypatch.setattr(verbs, "SOON", (100, 600))
+    for name, small in {"TASKS": 8, "SETTLING": 0.1, "IDLE": 0.1, "BUSY": 100, "LEAD": 0.4}.items():
+        monkeypatch.setattr(shapes, name, small)
     monkeypatch.setattr(deliver, "AHEAD", {**deliver.AHEAD, "2s": "300ms"})
 
 
@@ -74,7 +79,7 @@ def figures(*arguments: str) -> dict[str, object]:
     [*((workload, "sqlite:") for workload in FIELDS), ("throughput", "memory:"), *(("idle", one) for one in SERVERS)],
 )
 def test_the_fields_are_those_that_were_promised(workload: str, store: str, url: str) -> None:
-    found = figures(url, "--workload", workload, "--n", "40", "--limit")
+    found = figures(url, "--workload", workload, "--n", "10" if workload == "workers" else "40", "--limit")
     assert set(found) == FIELDS[workload] | ABOUT | {"limit_per_s"} | RATIOS.get(workload, set())
     assert found["store"] == store.removesuffix(":")
 
@@ -121,9 +126,10 @@ def test_what_has_no_snapshots_says_so(redis_url: str) -> None:
 def test_a_crash_loses_nothing() -> None:
     found = figures("sqlite:", "--workload", "crash", "--n", "300")
     assert set(found) == {"lost", "duplicated", "redelivered", "recovered_ms"} | ABOUT
-    ended = run("memory:", "--workload", "crash")
-    assert ended.exit_code == 1
-    assert "give another store" in ended.output
+    for workload in ("crash", "workers"):
+        ended = run("memory:", "--workload", workload)
+        assert ended.exit_code == 1
+        assert "give another store" in ended.output
 
 
 def test_timers_with_fewer_items_than_rounds() -> None:

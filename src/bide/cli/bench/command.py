@@ -16,6 +16,7 @@ from bide.cli.bench.deliver import AHEAD, burst, crash, lateness, throughput
 from bide.cli.bench.pending import idle, scale
 from bide.cli.bench.plan import Limit, Plan, Progress, Report, limit_of, machine, open_target, silent
 from bide.cli.bench.processes import BenchFault
+from bide.cli.bench.shapes import payload, topics, workers
 from bide.cli.bench.timers import timers
 from bide.cli.bench.verbs import change, churn, schedule
 from bide.cli.bench.worker import loop_factory
@@ -23,7 +24,21 @@ from bide.core.errors import MissingExtra
 
 WORKLOADS: Mapping[str, Callable[[Plan, Limit], Coroutine[Any, Any, Report]]] = {
     workload.__name__: workload
-    for workload in (schedule, lateness, burst, throughput, change, idle, scale, crash, timers, churn)
+    for workload in (
+        schedule,
+        lateness,
+        burst,
+        throughput,
+        change,
+        idle,
+        scale,
+        topics,
+        workers,
+        payload,
+        crash,
+        timers,
+        churn,
+    )
 }
 
 
@@ -31,9 +46,13 @@ WORKLOADS: Mapping[str, Callable[[Plan, Limit], Coroutine[Any, Any, Report]]] = 
 @click.argument("store", metavar="STORE_URL", default="sqlite:")
 @click.option(
     "--workload", type=click.Choice([*WORKLOADS, "all"]), default="all", show_default=True,
-    help="What to measure; all of them but churn, one after another, take some five minutes.",
+    help="What to measure; all of them but churn, one after another, take some eight minutes.",
 )  # fmt: skip
-@click.option("--n", type=click.IntRange(1, 100_000_000), help="How many tasks, or the largest size.")
+@click.option(
+    "--n",
+    type=click.IntRange(1, 100_000_000),
+    help="How many tasks, or the largest size; topics, workers: the number of them; payload: KiB.",
+)
 @click.option("--rate", type=click.FloatRange(0.1, 100_000), default=200.0, show_default=True,
               help="lateness, churn: tasks a second.")  # fmt: skip
 @click.option("--processes", type=click.IntRange(1, 64), default=1, show_default=True, help="Worker processes.")
@@ -63,7 +82,9 @@ def bench(store: str, workload: str, as_json: bool, **options: Any) -> None:
     """
     names = [workload]
     if workload == "all":
-        names = [name for name in WORKLOADS if name != "churn" and (store != "memory:" or name != "crash")]
+        names = [
+            name for name in WORKLOADS if name != "churn" and (store != "memory:" or name not in ("crash", "workers"))
+        ]
     good = True
     for name in names:
         with _progress(name, as_json) as progress:

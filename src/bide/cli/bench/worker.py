@@ -35,14 +35,20 @@ PAYLOAD = b"x" * 100
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """A topic, and what its handler does after recording its start."""
+    """A topic, or many, and what the handler does after recording its start."""
 
     topic: str
+    many: int = 1
+    """The number of topics: the first is `topic`, the others are `topic.1` and so on."""
     seconds: float = 0.0
     """Seconds that it sleeps; 0: it does nothing."""
     concurrency: int | None = None
     keep_done: int = 0
     """Milliseconds for which done tasks are remembered."""
+
+    @property
+    def topics(self) -> list[str]:
+        return [self.topic, *(f"{self.topic}.{number}" for number in range(1, self.many))]
 
 
 class Spec(msgspec.Struct, frozen=True, kw_only=True, tag="work"):
@@ -97,8 +103,8 @@ class Log:
     """The starts and outcomes of one process, in flat lists that the garbage collector need not traverse."""
 
     def __init__(self, *, journal: bool = False) -> None:
-        self.calls = 0
-        """Calls of the store."""
+        self.calls = self.lease_calls = 0
+        """Calls of the store, and those that lease."""
         self.leases: list[float] = []
         """Milliseconds of each lease that returned tasks."""
         self._started: list[Record] = []
@@ -209,7 +215,9 @@ def make_app(spec: Spec, log: Log, *, watched: bool, **given: Any) -> Bide:
     app = Bide(_WatchedStore(store, log) if watched else store, settings=settings)
     for work in spec.works:
         keep_done = timedelta(milliseconds=work.keep_done)
-        app.handler(work.topic, concurrency=work.concurrency, keep_done=keep_done)(log.handler(work))
+        handler = log.handler(work)
+        for topic in work.topics:
+            app.handler(topic, concurrency=work.concurrency, keep_done=keep_done)(handler)
     return app
 
 
@@ -225,6 +233,7 @@ class _WatchedStore(StoreFacade):
         return await call()
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
+        self._log.lease_calls += 1
         began = time.perf_counter_ns()
         leased = await super().lease(wants, now=now, until=until, holder=holder)
         if leased.tasks:
