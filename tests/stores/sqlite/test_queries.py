@@ -62,7 +62,6 @@ def test_every_query_is_served_by_an_index(connection: sqlite3.Connection, name:
         ("waiting_due", "bide_task_time (topic=? AND state=? AND at<?)"),
         ("leased_due", "bide_task_time (topic=? AND state=? AND at<?)"),
         ("waiting_head", "bide_task_time (topic=? AND state=?)"),
-        ("leased_head", "bide_task_time (topic=? AND state=?)"),
         ("heads", "bide_task_time (topic=? AND state=?)"),
         ("settle_done", "bide_task_name (topic=? AND key=?)"),
         ("page_at_instant", "bide_task_time (topic=? AND state=? AND at=? AND rowid>?)"),

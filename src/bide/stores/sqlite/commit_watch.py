@@ -4,8 +4,10 @@ The writer notifies of this process's own commits. A thread, the `Watcher`, dete
 commit shows in two ways: the kernel signals a write to the WAL (if it can), and `PRAGMA data_version` changes once the
 commit is visible. The signal comes up to a disk flush earlier, so after each signal the watcher reads the version
 repeatedly, at growing intervals. It reads it on the *writer's* connection, where it only changes for commits by other
-connections. So this process's own commits, which also wake the thread, cost a single check. Only after a commit by
-another connection does the watcher read the heads of the topics, and notify the listeners of those that changed.
+connections. So this process's own commits, which also wake the thread, cost a single check. After a commit by another
+connection the watcher reads the wakes that were noted since: each writer notes a wake that comes before all others of
+its topic. So a commit costs the same however many topics are listened to. Only if notes are missing, because the
+watcher has just begun or was too slow, does it read the heads of all topics.
 
 While nothing is written the thread sleeps: indefinitely with inotify, else 54 ms at a time (0.2 % of a processor).
 """
@@ -14,6 +16,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import random
 import select
 import sqlite3
 import struct
@@ -25,8 +28,9 @@ from typing import TypeAlias
 
 from bide.core.errors import BadInput
 from bide.core.instants import Millis
-from bide.core.records import Token, Topic
+from bide.core.records import Topic
 from bide.ports import OnWake
+from bide.stores.batches import earliest
 from bide.stores.sqlite.connection import WriteLock, connect
 from bide.stores.sqlite.rows import QUERIES
 
@@ -41,7 +45,6 @@ _AT_ONCE = 8.0
 
 COMMITTED: Topic = ""
 """A pseudo-topic (no topic has this name): another connection has committed something."""
-_HEADS = (QUERIES["waiting_head"], QUERIES["leased_head"])
 
 
 class Listener:
@@ -85,6 +88,8 @@ class Notifier:
         self._how = how
         self._connection = connection
         self._lock = lock
+        self.number = random.getrandbits(62) + 1
+        """The number of this process as a writer of wakes."""
         self._changing = threading.Lock()
         self.listeners: tuple[Listener, ...] = ()
         """Replaced, never mutated, so that `notify` needs no lock."""
@@ -279,8 +284,9 @@ class Watcher:
         self._again: Sequence[float] = () if isinstance(self._signal, Polling) else AGAIN_AFTER
         self._stopping = False
         self._version: int | None = None
-        """The last version seen. None at first, so that the first check notifies of all heads: some may be new."""
-        self._known_heads: dict[Topic, tuple[Millis, Token]] = {}
+        """The last version seen; None at first."""
+        self._line = -1
+        """The last note read; -1 at first, so that the first check notifies of all heads: some may be new."""
         self._thread = threading.Thread(target=self._run, name=f"bide watcher of {path}", daemon=True)
         self._thread.start()
 
@@ -332,7 +338,7 @@ class Watcher:
             if version is None:
                 return False
             if version != self._version:
-                self._notify_of_heads(cursor)
+                self._notify_of_wakes(cursor)
                 self._version = version
                 self._notifier.notify({COMMITTED: 0})
         except sqlite3.Error:
@@ -340,20 +346,20 @@ class Watcher:
             return True
         return True
 
-    def _notify_of_heads(self, cursor: sqlite3.Cursor) -> None:
-        """Notify of each topic's head that has changed since the last notification.
-
-        The token identifies the head, because another task may have the same wake.
-        """
+    def _notify_of_wakes(self, cursor: sqlite3.Cursor) -> None:
+        """Notify of the wakes that other processes have noted since the last call, or of all heads."""
+        notes = cursor.execute(QUERIES["wakes_after"], (self._line,)).fetchall() if self._line >= 0 else []
+        topics = self._notifier.topics()
         wakes: dict[Topic, Millis] = {}
-        for topic in self._notifier.topics():
-            heads = [head for query in _HEADS if (head := cursor.execute(query, (topic,)).fetchone()) is not None]
-            if not heads:
-                self._known_heads.pop(topic, None)
-                continue
-            head = min(heads)
-            if head != self._known_heads.get(topic):
-                self._known_heads[topic] = head
-                wakes[topic] = head[0]
+        if self._line < 0 or (notes and notes[0][0] > self._line + 1) or any(not topic for _, _, topic, _ in notes):
+            [self._line] = cursor.execute(QUERIES["last_wake"]).fetchone()
+            for topic in topics:
+                heads = [head for head in cursor.execute(QUERIES["heads"], (topic,)).fetchone() if head is not None]
+                if heads:
+                    wakes[topic] = min(heads)
+        else:
+            for self._line, writer, topic, wake in notes:
+                if writer != self._notifier.number and topic in topics:
+                    earliest(wakes, topic, wake)
         if wakes:
             self._notifier.notify(wakes)

@@ -70,6 +70,11 @@ lease:selected, lease:updated; settle:begun, settle:done, or settle:decided and 
 transaction token:written (if one was given out), "before commit", "after commit".
 """
 
+_MOST_WAKES = 64
+"""The most topics whose heads one transaction reads and notes; of more it only notes that there were some."""
+_KEPT_WAKES = 512
+"""At least so many notes are kept for the watchers of other processes."""
+_ANY_TOPIC: Topic = ""
 KEEP_DAMAGED: Millis = 14 * 86_400_000
 """How long a task that was set aside is kept: the default retention of dead tasks."""
 
@@ -77,18 +82,22 @@ _by_at = itemgetter(AT)
 
 
 class UnitOfWork:
-    """One open transaction as the operations see it: its cursor, its tokens, and the earlier wakes that it causes.
+    """One open transaction as the operations see it: its cursor, its tokens, and the heads that it brings forward.
 
     The token counter is read at its first use, because other processes write it too between transactions. It is written
     once, at the end, because one row per transaction costs less than one per task.
     """
 
-    __slots__ = ("_fault", "_last", "_stored", "cursor", "wakes")
+    __slots__ = ("_fault", "_last", "_stored", "_waiting", "_writer", "cursor", "wakes")
 
-    def __init__(self, cursor: sqlite3.Cursor, *, fault: Fault | None = None, listening: bool = False) -> None:
+    def __init__(self, cursor: sqlite3.Cursor, *, fault: Fault | None = None, writer: int = 0) -> None:
+        """`writer`: the number of the process's `Notifier`, which notifies its own listeners; 0: nobody does."""
         self.cursor = cursor
         self._fault = fault
-        self.wakes: dict[Topic, Millis] | None = {} if listening else None
+        self._writer = writer
+        self._waiting: set[Topic] = set()
+        self.wakes: dict[Topic, Millis] = {}
+        """Once it is finished: the wakes before all others of their topic, or 0 if many topics have one."""
         self._last: Token = -1
         self._stored: Token = -1
 
@@ -108,10 +117,9 @@ class UnitOfWork:
         """Note that `token` was given out, so that the next one is higher."""
         self._last = token
 
-    def wake(self, topic: Topic, wake_at: Millis) -> None:
-        """Note that a task of `topic` wakes at `wake_at`. Costs almost nothing while there are no listeners."""
-        if self.wakes is not None and wake_at < self.wakes.get(topic, wake_at + 1):
-            self.wakes[topic] = wake_at
+    def waits(self, topics: Iterable[Topic]) -> None:
+        """Note that tasks of these topics now wait."""
+        self._waiting.update(topics)
 
     def point(self, name: str) -> None:
         """Pass a point at which a test may kill the process."""
@@ -119,11 +127,27 @@ class UnitOfWork:
             self._fault(name)
 
     def finish(self) -> None:
-        """Write the token counter. The last step before the commit."""
+        """Write the heads that were brought forward, and the token counter. The last step before the commit."""
+        if self._waiting:
+            self._note_wakes()
         if self._last != self._stored:
             self.cursor.execute(QUERIES["put_token"], (self._last,))
             self._stored = self._last
             self.point("token:written")
+
+    def _note_wakes(self) -> None:
+        """Note the heads that have a token of this transaction. One seek for each topic, up to `_MOST_WAKES`."""
+        if len(self._waiting) > _MOST_WAKES:
+            self.wakes, notes = dict.fromkeys(self._waiting, 0), {_ANY_TOPIC: 0}
+        else:
+            heads = ((topic, self.one(QUERIES["waiting_head"], (topic,))) for topic in self._waiting)
+            self.wakes = notes = {
+                topic: head[0] for topic, head in heads if head is not None and head[1] > self._stored
+            }
+        for topic, wake in notes.items():
+            line = self.cursor.execute(QUERIES["insert_wake"], (self._writer, topic, wake)).lastrowid or 0
+            if line % _KEPT_WAKES == 0:
+                self.cursor.execute(QUERIES["trim_wakes"], (line - _KEPT_WAKES,))
 
 
 # --- the operations
@@ -152,10 +176,7 @@ def add(work: UnitOfWork, tasks: Sequence[NewTask], now: Millis) -> list[Answer]
     if inserted != len(rows):
         _add_again(work, tasks, answers, now)
         work.point("add:decided")
-    if work.wakes is not None:
-        for answer in answers:
-            if answer.result in lifecycle.ADDED and answer.record is not None:
-                work.wake(answer.record.topic, answer.record.wake_at)
+    work.waits({row[0] for row in rows})
     return answers
 
 
@@ -199,7 +220,7 @@ def change(work: UnitOfWork, changes: Sequence[Change], now: Millis) -> list[Ans
         else:
             writes.put_or_forget(row, record, now)
         if record.state is State.WAITING:
-            work.wake(record.topic, record.wake_at)
+            work.waits((record.topic,))
     work.point("change:decided")
     writes.flush()
     work.point("change:written")
@@ -296,7 +317,7 @@ def settle(work: UnitOfWork, outcomes: Sequence[Settlement], now: Millis) -> lis
         work.used_token(token)
         writes.put_or_forget(row, record, now)
         if record.state is State.WAITING:
-            work.wake(record.topic, record.wake_at)
+            work.waits((record.topic,))
     work.point("settle:decided")
     writes.flush()
     work.point("settle:written")
@@ -327,8 +348,7 @@ def _settle_done(work: UnitOfWork, outcomes: Sequence[Settlement], now: Millis) 
         return False
     if len(rows["settle_done"]) < len(outcomes):
         work.used_token(token)
-    for _, _, wake_at, _, _, topic, *_ in rows["settle_again"]:
-        work.wake(topic, wake_at)
+    work.waits(row[5] for row in rows["settle_again"])
     return True
 
 

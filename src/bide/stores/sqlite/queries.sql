@@ -52,11 +52,20 @@ SELECT
     (SELECT min(at) FROM bide_task WHERE topic = ?1 AND state = 1)
 
 -- name: waiting_head
--- The head with its token, by which the watcher tells apart heads with the same wake time.
+-- The head with its token, which tells whether this transaction wrote it.
 SELECT at, token FROM bide_task WHERE topic = ? AND state = 0 ORDER BY at LIMIT 1
 
--- name: leased_head
-SELECT at, token FROM bide_task WHERE topic = ? AND state = 1 ORDER BY at LIMIT 1
+-- name: insert_wake
+INSERT INTO bide_wake (writer, topic, at) VALUES (?, ?, ?)
+
+-- name: trim_wakes
+DELETE FROM bide_wake WHERE line <= ?
+
+-- name: wakes_after
+SELECT line, writer, topic, at FROM bide_wake WHERE line > ? ORDER BY line
+
+-- name: last_wake
+SELECT coalesce(max(line), 0) FROM bide_wake
 
 -- name: extend_task
 UPDATE bide_task SET at = ? WHERE topic = ? AND key = ? AND token = ? AND state = 1

@@ -51,6 +51,12 @@ CREATE TABLE bide_token (one INTEGER PRIMARY KEY CHECK (one = 1), last INTEGER N
 --;
 INSERT INTO bide_token VALUES (1, 0)
 --;
+-- The latest wakes that came before all others of their topic, for the watchers of other processes. `line` only rises.
+-- writer: a number of the process, which has notified its own listeners. An empty topic stands for any topic.
+CREATE TABLE bide_wake (
+    line INTEGER PRIMARY KEY, writer INTEGER NOT NULL, topic TEXT NOT NULL, at INTEGER NOT NULL
+) STRICT
+--;
 -- The live workers with their topics (MessagePack), each until some time.
 CREATE TABLE bide_worker (holder TEXT PRIMARY KEY, topics BLOB NOT NULL, until INTEGER NOT NULL) STRICT
 --;

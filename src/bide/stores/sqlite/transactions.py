@@ -46,9 +46,11 @@ _OF_A_SESSION = frozenset({
 class JoinedVerbs(Verbs):
     """The verbs on one connection. Each verb is atomic, and leaves the surrounding transaction open."""
 
-    def __init__(self, connection: sqlite3.Connection, file: Transactions) -> None:
+    def __init__(self, connection: sqlite3.Connection, file: Transactions, writer: int = 0) -> None:
+        """`writer`: see `UnitOfWork`."""
         self._connection = connection
         self._file = file
+        self._writer = writer
         self._path = file.path
         self.wakes: dict[Topic, Millis] = {}
         """The earlier wakes of this transaction; listeners are notified after the commit."""
@@ -93,7 +95,7 @@ class JoinedVerbs(Verbs):
             raise translate(error, self._path, adding=adding) from error
 
     def _in_savepoint(self, cursor: sqlite3.Cursor, call: Write[A, T], asked: Sequence[A], now: Millis) -> list[T]:
-        work = UnitOfWork(cursor, fault=self._file.fault, listening=True)
+        work = UnitOfWork(cursor, fault=self._file.fault, writer=self._writer)
         cursor.execute("SAVEPOINT bide_verb")
         try:
             result = call(work, asked, now)
@@ -104,7 +106,7 @@ class JoinedVerbs(Verbs):
                 cursor.execute("RELEASE bide_verb")
             raise
         cursor.execute("RELEASE bide_verb")
-        merge_earliest(self.wakes, work.wakes or {})
+        merge_earliest(self.wakes, work.wakes)
         return result
 
 
@@ -264,7 +266,7 @@ class Transactions:
             try:
                 connection = await thread.run(thread.begin)
                 changes = connection.total_changes
-                joined = JoinedTransaction(connection, self)
+                joined = JoinedTransaction(connection, self, self._notifier.number)
                 try:
                     yield joined
                 finally:
