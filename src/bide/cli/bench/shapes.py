@@ -47,6 +47,7 @@ async def topics(plan: Plan, limit: Limit) -> Report:
             chosen = random.Random(1).choices(work.topics, k=TASKS)
             expected = await _trickle(plan, on.app, chosen, ahead=500)
             await wait_settled(workers, TASKS, plan=plan, within=30, what=f"{number} topics")
+            figures["lease_p50_ms"] = rounded((await workers.figures())[0]["lease_p50_ms"] or 0.0)
             due = time.time_ns() // NANOSECONDS + int(LEAD * 1000)
             keys = await fill(on.app, work.topic, BUSY, plan=plan, at=as_datetime(due))
             await wait_settled(workers, TASKS + BUSY, plan=plan, within=90, what=f"one busy of {number} topics")

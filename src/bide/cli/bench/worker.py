@@ -141,8 +141,9 @@ class Log:
         return len(self._settled)
 
     def figures(self) -> dict[str, Any]:
-        """Figures to report during the run."""
-        return {}
+        """Figures to report during the run; times in milliseconds, of leases since the last report."""
+        leases, self.leases = sorted(self.leases), []
+        return _percentiles("lease", leases)
 
     def entries(self) -> list[Start | Settled]:
         starts = zip(self._started, self._started_at, strict=True)
@@ -188,12 +189,13 @@ class Count(Log):
 
     def figures(self) -> dict[str, Any]:
         """The figures; percentiles are null if there were no values."""
-        said: dict[str, Any] = {"accepted": self._accepted, "early": self._early}
-        for name, times in (("lease", sorted(self.leases)), ("late", sorted(self._late))):
-            for part in (50, 99):
-                said[f"{name}_p{part}_ms"] = percentile(times, part / 100) if times else None
-        self._late, self.leases = [], []
-        return said
+        late, self._late = sorted(self._late), []
+        counts = {"accepted": self._accepted, "early": self._early}
+        return {**counts, **super().figures(), **_percentiles("late", late)}
+
+
+def _percentiles(name: str, ordered: Sequence[float]) -> dict[str, float | None]:
+    return {f"{name}_p{part}_ms": percentile(ordered, part / 100) if ordered else None for part in (50, 99)}
 
 
 def percentile(ordered: Sequence[float], part: float) -> float:
