@@ -78,7 +78,7 @@ _ANY_TOPIC: Topic = ""
 KEEP_DAMAGED: Millis = 14 * 86_400_000
 """How long a task that was set aside is kept: the default retention of dead tasks."""
 
-_by_at = itemgetter(AT)
+_by_at, _topic = itemgetter(AT), itemgetter(0)
 
 
 class UnitOfWork:
@@ -176,7 +176,7 @@ def add(work: UnitOfWork, tasks: Sequence[NewTask], now: Millis) -> list[Answer]
     if inserted != len(rows):
         _add_again(work, tasks, answers, now)
         work.point("add:decided")
-    work.waits({row[0] for row in rows})
+    work.waits(map(_topic, rows))
     return answers
 
 
