@@ -21,6 +21,7 @@ _LONGEST, _MOST_A_DAY, _MOST_DAYS = 1_000, 96, 41 * 366
 _UNITS = {"SECONDLY": 1, "MINUTELY": 60, "HOURLY": 3_600, "DAILY": 86_400, "WEEKLY": 7 * 86_400}
 _MONTHS = {"MONTHLY": 1, "YEARLY": 12}
 _EPOCH_DAY = date(1970, 1, 1).toordinal()
+_EPOCH_WEEKDAY = date(1970, 1, 1).weekday()
 _BOUNDS = {
     "INTERVAL": (1, 10_000), "COUNT": (1, 10_000), "BYSECOND": (0, 59), "BYMINUTE": (0, 59), "BYHOUR": (0, 23),
     "BYMONTH": (1, 12), "BYMONTHDAY": (-31, 31), "BYYEARDAY": (-366, 366), "BYWEEKNO": (-53, 53),
@@ -219,6 +220,8 @@ class RRuleTimes:
 
     def _matches(self, day: int) -> bool:
         """Return whether a day has times, by the parts of the rule that name days."""
+        if self._weekdays and all(weekday != (day + _EPOCH_WEEKDAY) % 7 for weekday, _ in self._weekdays):
+            return False
         when, by = date.fromordinal(day + _EPOCH_DAY), self._by
         if "BYMONTH" in by and when.month not in by["BYMONTH"]:
             return False
@@ -235,6 +238,7 @@ class RRuleTimes:
         return not self._weekdays or any((when.weekday(), number) in self._weekdays for number in numbers)
 
 
+@lru_cache(maxsize=1024)
 def _first_day(month: int) -> int:
     """The first day of a month, which is counted from the year 0."""
     return date(month // 12, month % 12 + 1, 1).toordinal() - _EPOCH_DAY
