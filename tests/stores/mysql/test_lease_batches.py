@@ -371,7 +371,7 @@ async def test_a_replica_that_is_being_made_is_not_taken_for_the_store(
         await until(lambda: bool(lost.hits), "the call to be sent")
         proxy.cut()
         reading = asyncio.create_task(listed(store, Filter()))
-        for kind in ("add", "read"):
+        for kind in ("write", "read"):
             lane = store._open().connections[kind]
             await until(lambda lane=lane: lane.resent >= 3, "the other server to be asked")  # type: ignore[misc]
         await proxy.accept()

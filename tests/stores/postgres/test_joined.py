@@ -553,7 +553,7 @@ async def test_what_cannot_be_found_out_is_said_to_be_unknown(
     await put_one(store)
     held = await take(store)
     opened = store._open()
-    opened.connections["keep"].patience = opened.connections["keep"]._silence = 0.5
+    opened.connections["settle"].patience = opened.connections["settle"]._silence = 0.5
 
     def hurry(chunk: Any) -> Act:
         """What comes after this message gives up soon."""

@@ -232,7 +232,7 @@ async def test_a_promoted_replica_goes_on(database: Database, starts: Any, open_
     assert await settle_all(store, [done(one) for one in held[:5]]) == [True] * 5
     primary.kill()
     adding = asyncio.create_task(add_all(store, [new("meanwhile", due=In(0))]))
-    await until(lambda: store._open().connections["add"].resent >= 1, "the call to be sent again")
+    await until(lambda: store._open().connections["write"].resent >= 1, "the call to be sent again")
     await asyncio.to_thread(replica.promote)
     [answer] = await adding
     assert answer.result is Result.CREATED

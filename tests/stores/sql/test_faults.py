@@ -40,7 +40,7 @@ async def test_what_was_acknowledged_survives_a_kill_of_the_server(
     assert all(await settle_all(store, [done(one) for one in held[:10]]))
     own_server.kill()
     adding = asyncio.create_task(add_all(store, [new("meanwhile")]))
-    await until(lambda: store._open().connections["add"].resent >= 1, "the call to be sent again")
+    await until(lambda: store._open().connections["write"].resent >= 1, "the call to be sent again")
     await asyncio.to_thread(own_server.start)
     [answer] = await adding
     assert answer.result is Result.CREATED
@@ -73,7 +73,7 @@ async def test_a_read_only_server_is_unavailable_and_tried_again(
     store = await open_store(own_url)
     await put_one(store)
     database.administer(own_server, *READ_ONLY[database.name])
-    lane = store._open().connections["add"]
+    lane = store._open().connections["write"]
     lane.patience = 0.5
     if database.name == "postgres":
         await until(lambda: lane._connection.is_closed(), "the end of its connection to be noticed")

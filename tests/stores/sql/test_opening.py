@@ -7,7 +7,9 @@ import asyncio
 import pytest
 from tests.stores.sql.database import WAITS, Database
 from tests.stores.sql.fixtures import OpensStore
+from tests.waiting import until
 
+from bide import Bide, Task
 from bide.core.errors import StoreMismatch, StoreUnavailable
 from bide.core.records import Filter
 from bide.testing.store_suite.base import keys, listed, new, put_one
@@ -124,3 +126,26 @@ async def test_a_database_that_is_not_there_is_to_be_made(database: Database) ->
     what, said = database.no_database
     with pytest.raises(what, match=said):
         await store.open()
+
+
+async def test_a_client_opens_two_connections_and_a_worker_two_more(url: str, open_store: OpensStore) -> None:
+    """Beside the one that listens, where the server has notifications."""
+    store = await open_store(url, clock="server")
+    app = Bide(store)
+
+    def opened() -> set[str]:
+        return {name for name, one in store._open().connections.items() if one._connection is not None}
+
+    @app.handler("t")
+    async def work(task: Task[None]) -> None: ...
+
+    async with app:
+        await app.schedule("t", None, key="k", delay="1h")
+        await app.reschedule("t", "k", delay="2h")
+        assert await app.get("t", "k") is not None
+        assert opened() == {"write", "read"}
+        async with app.worker() as worker:
+            await app.fire_now("t", "k")
+            await until(lambda: worker.stats.done == 1, "its outcome to be stored")
+            await worker._lease_extender._announce()
+            assert opened() == {"write", "read", "settle", "lease"}

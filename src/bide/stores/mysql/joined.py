@@ -225,7 +225,7 @@ class Transactions(OwnTransactions):
             [rows] = await call.send(call.write("repeated", me=connection.name))
             return int(rows[0][0]) if rows else 0
 
-        return int(await self._keep.repeat(read))
+        return int(await self._settling.repeat(read))
 
     def _done(self, joined: MySqlVerbs) -> None:
         self._runtime.leasing.leased.settled(joined.settled)

@@ -32,7 +32,7 @@ from bide.stores.mysql.watched_table import MySqlTable
 from bide.stores.sql.dialect import LockTimeout
 from bide.stores.sql.journaled_connection import Ask, RowLocked
 from bide.stores.sql.operations import HELD
-from bide.stores.sql.store import Operations, Runtime, SqlStore
+from bide.stores.sql.store import CONNECTION_OF, Operations, Runtime, SqlStore
 
 AT_ONCE = 1_000
 """Tasks in one statement: more would be no faster, and make other calls wait longer."""
@@ -119,7 +119,7 @@ class MySqlRuntime(Runtime):
 
     async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
         """Like the base class, but skips locked tasks; a new task that makes a packet too large fails alone."""
-        connection, probe = self.connections[kind], self.connections["held"]
+        connection, probe = self.connections[CONNECTION_OF[kind]], self.connections["held"]
         failed = too_large(part, self.connections["read"].largest) if kind == "add" else {}
         locked = await _find_locked(probe, part) if connection is probe else set(self.held.names)
         return await _go_past(connection, probe, part, ask, failed=failed, locked=locked)
@@ -139,10 +139,10 @@ class MySqlRuntime(Runtime):
             [[(_, micros)]] = await call.send(*call.begin(now, most), call.write("clock"), *call.ending())
             return int(micros)
 
-        return int(await self.here(self.connections["keep"].read(work)))
+        return int(await self.here(self.connections["write"].read(work)))
 
     async def diagnose(self) -> list[Finding]:
-        return await diagnose(self.connections["keep"], self.address, self.time)
+        return await diagnose(self.connections["read"], self.address, self.time)
 
 
 # --- passing over locked tasks

@@ -142,7 +142,7 @@ class Transactions(OwnTransactions):
             [(number,)] = await call.fetch("was_kept", connection.name)
             return int(number)
 
-        return int(await self._keep.read(read))
+        return int(await self._settling.read(read))
 
     def _refused(self, error: Exception, found: Exception) -> Exception:
         if isinstance(error, _CONSTRAINT):

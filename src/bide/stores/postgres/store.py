@@ -91,7 +91,7 @@ class PostgresRuntime(Runtime):
         await self.connections["read"].read(work)
 
     async def diagnose(self) -> list[Finding]:
-        return await diagnose(self.connections["keep"], self.address, self.notifications, self.time)
+        return await diagnose(self.connections["read"], self.address, self.notifications, self.time)
 
 
 class PostgresStore(SqlStore):

@@ -166,7 +166,7 @@ class Subscription:
             await call.fetch("notify", self._runtime.name)
 
         async with asyncio.timeout(2 * ECHO_EVERY):  # the other connection may be busy
-            await self._runtime.connections["keep"].read(work)
+            await self._runtime.connections["lease"].read(work)
             await self._echoed.wait()
 
     def _take(self, connection: Any, pid: int, channel: str, text: str) -> None:

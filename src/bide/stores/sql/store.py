@@ -1,7 +1,7 @@
 """The store on a SQL server: the verbs that all servers share, and the state of an open store.
 
-A `Runtime` holds a connection for each kind of call, and the known facts about the server. Each kind of server has a
-subclass of it.
+A `Runtime` holds the connections, one for the calls that may wait for each other, and the known facts about the server.
+Each kind of server has a subclass of it.
 """
 
 from __future__ import annotations
@@ -37,8 +37,10 @@ from bide.stores.sql.reading import ServerReads, find, in_snapshot
 from bide.stores.sql.schema import SqlSchema
 from bide.stores.sql.transactions import ConnectionState, JoinedVerbs, OwnTransactions
 
-KINDS = ("add", "change", "settle", "lease", "extend", "held", "read", "keep", "scan")
-"""The kinds of calls. Each has its own connection, opened when first used; "held" is for locked tasks."""
+CONNECTIONS = ("write", "settle", "lease", "read", "held", "scan")
+"""The connections of a store, each opened when first used; "held" is for locked tasks, "scan" for full scans."""
+CONNECTION_OF = {"add": "write", "change": "write", "settle": "settle", "extend": "settle", "held": "held"}
+"""By kind of call."""
 T = TypeVar("T")
 Operation = Callable[..., Awaitable[Any]]
 
@@ -87,7 +89,7 @@ class Runtime(ABC):
         """The state of each caller's connection."""
         options = {"patience": patience, "silence": silence, "time": self.time if by_server else None}
         self.connections = {
-            kind: self._connection(f"{self.name}:{kind}", passes=kind == "held", **options) for kind in KINDS
+            name: self._connection(f"{self.name}:{name}", passes=name == "held", **options) for name in CONNECTIONS
         }
         self.held = LockedRows(partial(self.past, "held"), self.where)
         self.transactions = self._transactions(self, silence=silence)
@@ -161,9 +163,9 @@ class Runtime(ABC):
         return 0
 
     async def past(self, kind: str, part: Sequence[Any], ask: Ask) -> list[Any]:
-        """The answers of `ask` on the connection `kind`, with RowLocked for each task that is locked elsewhere."""
+        """The answers of `ask` on the connection of `kind`, with RowLocked for each task that is locked elsewhere."""
         try:
-            return await ask(self.connections[kind], part)
+            return await ask(self.connections[CONNECTION_OF[kind]], part)
         except RowLocked as error:  # a schema change locks the whole table
             return [error] * len(part)
 
@@ -334,9 +336,9 @@ class SqlStore(ABC):
 
     async def purge(self, *, now: Millis, limit: int) -> int:
         runtime = self._open()
-        keep = runtime.connections["keep"]
-        purged: int = await runtime.operations.purge(keep, runtime.now(now), limit)
-        await runtime.operations.forget_callers(keep, [connection.name for connection in runtime.connections.values()])
+        settling = runtime.connections["settle"]
+        purged: int = await runtime.operations.purge(settling, runtime.now(now), limit)
+        await runtime.operations.forget_callers(settling, [connection.name for connection in runtime.connections.values()])
         return purged
 
     # --- reads
@@ -401,7 +403,7 @@ class SqlStore(ABC):
                 await call.ask("forget_workers", holders=call.listed(gone), now=now)
             return {call.text(name): call.unpacked(its) for name, its, end in rows if end > now}
 
-        alive: dict[str, list[Topic]] = await self._open().connections["keep"].repeat(work)
+        alive: dict[str, list[Topic]] = await self._open().connections["settle"].repeat(work)
         return alive
 
     async def record(self, events: Sequence[Event]) -> None:
@@ -421,7 +423,7 @@ class SqlStore(ABC):
             if last - first >= kept + kept // 10:
                 await call.ask("trim_events", line=int(last) - kept)
 
-        await runtime.connections["keep"].repeat(work)
+        await runtime.connections["settle"].repeat(work)
 
     async def events(self, ref: Ref | None = None, *, limit: int = 100) -> list[Event]:
         """The newest events first, at most as many as the log keeps."""

@@ -433,11 +433,11 @@ class OwnTransactions(Pool):
     """The transactions of an open store."""
 
     def __init__(self, runtime: Any, *, silence: float) -> None:
-        """`runtime`: the open store's. Its connection `keep` reads the outcome of a commit whose answer was lost."""
+        """`runtime`: the open store's. Its connection `settle` reads the outcome of a commit whose answer was lost."""
         super().__init__(runtime.address, MOST)
         self.dialect = runtime.dialect
         self._runtime = runtime
-        self._keep = runtime.connections["keep"]
+        self._settling = runtime.connections["settle"]
         self._silence = silence
         self._owners: set[asyncio.Task[Any] | None] = set()
         self._made = 0
@@ -504,7 +504,7 @@ class OwnTransactions(Pool):
 
     async def _begun(self) -> Any:
         """A connection with a transaction that has just begun. Raises StoreUnavailable."""
-        resending = Resending(self._keep.patience)
+        resending = Resending(self._settling.patience)
         while True:
             try:
                 connection = self._take()
