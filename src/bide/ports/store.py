@@ -63,7 +63,8 @@ class Store(Verbs, Protocol):
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         """Lease up to the wanted number of due tasks of each topic until `until`, oldest first within a topic.
 
-        A store with several shards may take a younger task of one shard before the oldest of another.
+        A store with several shards may take a younger task of one shard before the oldest of another. A store may take
+        fewer tasks than are due if they are large.
 
         `heads` says when to ask again about the topics that got fewer tasks than wanted, and about those with 0 wanted,
         which are only queried; for the latter it may lie in the past. The backlog of a topic that got all it wanted is

@@ -27,12 +27,15 @@ from bide.core.records import (
     OnConflict,
     OutcomeKind,
     Page,
+    Record,
     Redrive,
     Ref,
     Settlement,
     State,
 )
 from bide.stores.redis import RedisStore
+from bide.stores.redis.layout import record_of
+from bide.stores.redis.leasing import _MOST_BYTES as MOST_BYTES
 from bide.stores.redis.leasing import CAP, GRACE, HeadCache, Leaser, owned, owner_of
 from bide.stores.redis.script_client import Call
 from bide.stores.redis.store import LONGEST_PATIENCE
@@ -270,6 +273,43 @@ async def test_intervals_are_counted_in_one_call_for_each_shard_and_topic(
     ], "more edges than one call takes"
 
 
+@pytest.mark.parametrize("deployment", ["single"])  # what is written is the same wherever a shard is
+async def test_extending_leases_writes_no_bodies(servers: Servers, open_store: OpensStore) -> None:
+    """Neither into the append-only file nor to replicas, which get the same."""
+    store = await open_store(servers.url, clock="caller")
+    await put(store, *(new(f"{number}", payload=bytes(20_000)) for number in range(256)))
+    held = list[Record]()
+    while len(held) < 256:
+        held += (await lease(store, 256)).tasks
+    before = written(servers)
+    longer = [Lease(one.topic, one.key, one.token) for one in held]
+    assert await store.extend(longer, now=NOW, until=NOW + HOUR) == [True] * 256
+    assert 0 < written(servers) - before < 64_000
+
+
+@pytest.mark.parametrize("shards", [1, 16])
+async def test_a_lease_of_large_tasks_is_cut(shared_url: str, open_store: OpensStore, shards: int) -> None:
+    """And says that more is due; what got nothing for that reason goes first in the next lease."""
+    store = await open_store(shared_url, query=f"&shards={shards}", clock="caller")
+    large = [new(f"{number}", topic="large", payload=bytes(MOST_BYTES // 4)) for number in range(20)]
+    await put(store, *large, new("huge", topic="large", due=At(NOW + 1), payload=bytes(2 * MOST_BYTES)))
+    await put(store, *(new(f"{number}", topic="small") for number in range(2 * shards)))
+    wants, found = {"large": 100, "small": 100}, list[Record]()
+    while len(found) < 20 + 1 + 2 * shards:
+        leased = await store.lease(wants, now=NOW + 1, until=NOW + LEASE, holder="w")
+        sizes = sorted(len(task.payload) for task in leased.tasks)
+        assert sum(sizes) < 2 * MOST_BYTES + sizes[-1], "in two rounds at most, and always one"
+        found += leased.tasks
+        assert len(found) == 20 + 1 + 2 * shards or (leased.next_wake or NEVER) <= NOW + 1
+    assert len({task.ref for task in found}) == len(found)
+    assert {task.topic for task in found[: 8 + 2 * shards]} == {"large", "small"}
+
+
+def written(servers: Servers) -> int:
+    """The bytes in the append-only file, which is flushed before each answer."""
+    return int(servers.masters[0].info("persistence")["aof_current_size"])
+
+
 def first_everywhere(shards: int) -> HeadCache:
     return HeadCache(shards, lambda: [True] * shards)
 
@@ -369,7 +409,7 @@ async def test_a_late_answer_gives_nothing_that_is_no_longer_held(shared_url: st
     now = await store.time()
     await store.add([NewTask("t", key, key, In(0), key.encode(), "g", b"options") for key in KEYS], now=now)
     caller = store._open().clients["lease"]
-    call = Call(0, ["nobody", "t"], [60_000, "w", 2**53, "a", 3, 10])
+    call = Call(0, ["nobody", "t"], [60_000, "w", 2**20, 2**53, "a", 3, 10])
     replies: list[list[Any]] = []
     await caller.run([call], lambda _, reply: replies.append(reply))
     tokens = {record.key: record.token for record in await store.get([Ref("t", key) for key in KEYS]) if record}
@@ -389,6 +429,7 @@ async def test_a_late_answer_gives_nothing_that_is_no_longer_held(shared_url: st
     assert {key for key, body in bodies.items() if not body} == {"k1", "k3"}
     assert len(bodies) == len(KEYS)
     assert all(key.encode() in bodies[key] for key in ("k0", "k2", "k4"))
+    assert [record_of("t", "k4", bodies["k4"])] == await store.get([Ref("t", "k4")]), "with the longer lease"
 
 
 async def test_nothing_is_left_behind(servers: Servers, redis_namespace: str, open_store: OpensStore) -> None:

@@ -10,13 +10,14 @@ import pytest
 import redis
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as some
+from msgspec.structs import replace
 from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import Servers
 from tests.waiting import until
 
 from bide.core.errors import PartlyFailed, SetupError, StoreCorrupt, StoreFull
 from bide.core.events import Event, EventKind
-from bide.core.instants import At, In
+from bide.core.instants import LAST_INSTANT, At, In
 from bide.core.names import new_id
 from bide.core.records import Cancel, Filter, Move, Record, Redrive, Ref, Result, State
 from bide.stores.redis import RedisStore
@@ -61,7 +62,7 @@ class BackDoor:
     def lose_body(self, key: str) -> None:
         self.client.hdel(self.bodies.decode(), key)
 
-    def put_entry(self, index: int, key: str, score: int) -> None:
+    def put_entry(self, index: int, key: str, score: float) -> None:
         self.client.zadd(self.indexes[index].decode(), {key: score})
 
     def entries(self) -> int:
@@ -107,13 +108,35 @@ async def test_an_entry_in_the_wrong_index_or_at_the_wrong_time_is_put_right(
     store = await opened(open_store, redis_url)
     await put(store, new("later", due=At(NOW + HOUR)), new("held"))
     held = await take(store)
-    for key in ("later", "held"):
-        back_door.put_entry(index, key, NOW - 1)
-    assert (await lease(store, 2)).tasks == [], "the body is the truth"
+    back_door.put_entry(index, "later", NOW - 1)
+    back_door.put_entry(0, "held", NOW - 1)
+    assert (await lease(store, 2)).tasks == [], "the body says the state, and when a waiting task wakes"
     assert (await lease(store, 2)).next_wake == NOW + LEASE
     assert back_door.entries() == 2
     assert await settle(store, done(held))
     assert keys((await lease(store, 2, now=NOW + HOUR)).tasks) == ["later"]
+
+
+@pytest.mark.parametrize(
+    ("score", "ends"), [(NOW - 1, NOW - 1), (NOW + 2.5, NOW + 2), (float("inf"), LAST_INSTANT), (-1, 0)]
+)
+async def test_the_end_of_a_lease_is_that_of_its_entry(
+    open_store: OpensStore, redis_url: str, back_door: BackDoor, score: float, ends: int
+) -> None:
+    """Only for want of one that of its body, from when it began."""
+    store = await opened(open_store, redis_url)
+    await put(store, new("held"))
+    held = await take(store)
+    back_door.put_entry(1, "held", score)
+    assert await store.get([held.ref]) == [replace(held, wake_at=ends)]
+    moved = await do(store, Move("t", "held", At(NOW)))
+    assert (moved.result, moved.record) == (Result.UNDER_WAY, replace(held, wake_at=ends))
+    assert keys((await lease(store, 1)).tasks) == ["held"][: ends <= NOW]
+    back_door.client.execute_command("DEL", back_door.indexes[1])
+    assert (await store.get([held.ref]))[0] is not None
+    back_door.put_entry(0, "held", NOW - 1)
+    assert (await lease(store, 1)).tasks == []
+    assert (await lease(store, 1)).next_wake == NOW + LEASE
 
 
 async def test_the_index_of_topics_heals(open_store: OpensStore, redis_url: str, back_door: BackDoor) -> None:

@@ -14,6 +14,8 @@
 The part in braces decides the slot in a Cluster, so all keys of a shard are on one server and one script may use them.
 Each (shard, topic) has a small, fixed set of keys, whatever the number of tasks.
 
+A leased task's body has the end that its lease had when it began: the entry in `l:` has the one that counts.
+
 A body consists of a head, which the scripts write, and a part that they never read.
 
     flags 1 | token 7 | created_at 6 | due_at 6 | wake_at 6 | went through | deadline | group | id, options, payload

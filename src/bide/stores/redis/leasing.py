@@ -39,6 +39,11 @@ GRACE: Millis = 50
 """How long only the owner of a shard leases a due task."""
 _AT_LEAST = 64
 """The number of tasks that justifies a call to a shard with plenty of due tasks."""
+_MOST_BYTES = 1 << 19
+"""The most bytes of tasks that are requested at once, but for one task of each shard, and after which a lease ends: any
+other call of the process waits for them, on a slow machine 10 ms for a MiB."""
+_LARGE = 1 << 18
+"""The size of a task of which none was leased yet: large, so that the first are requested of few shards."""
 _CHECKED = 8
 """The number of topics whose entry in the index of topics is checked with each reading of it, in turn."""
 
@@ -47,9 +52,9 @@ _CHECKED = 8
 
 
 class HeadCache:
-    """The heads of one topic, by shard: the wake, and whether plenty was due."""
+    """The heads of one topic, by shard: the wake, and whether plenty was due; and how large its tasks are."""
 
-    __slots__ = ("_mine", "_owned", "noted", "plenty", "wakes")
+    __slots__ = ("_mine", "_owned", "noted", "plenty", "size", "wakes")
 
     def __init__(self, shards: int, owned: Callable[[], list[bool]]) -> None:
         """`owned`: computes for each shard whether this process goes first there."""
@@ -58,6 +63,8 @@ class HeadCache:
         self.noted: dict[int, Millis] = {}
         """The wakes noted while a call to that shard is under way: they count, whatever the call answers."""
         self.plenty = [False] * shards
+        self.size = _LARGE
+        """The bytes of a task, on average; falls slowly."""
         self._owned = owned
         self._mine: list[bool] | None = None
 
@@ -120,10 +127,10 @@ class HeadCache:
         self.wakes[shard] = max(wake, self.wakes[shard])
 
     def shares(self, due: list[int], room: int) -> dict[int, int]:
-        """Divide `room` among the due shards: among a few if one has plenty, else among all."""
+        """Divide `room` among the due shards: among a few if one has plenty or the tasks are large, else among all."""
         if any(self.plenty[shard] for shard in due):
             due = due[: max(1, room // _AT_LEAST)]
-        due = due[:room]
+        due = due[: min(room, max(1, _MOST_BYTES // self.size))]
         part, rest = divmod(room, len(due))
         return {shard: part + (number < rest) for number, shard in enumerate(due)}
 
@@ -343,6 +350,8 @@ class Leaser:
         """When the heads of each shard were last read."""
         self._cached: list[set[Topic]] = [set() for _ in range(layout.shards)]
         """The topics that may have a cached head, by shard."""
+        self._starved: list[Topic] = []
+        """The topics of which the last lease took nothing that is due, since others had large tasks. They go first."""
         self._to_check: Iterator[Topic] = iter(())
         self._reading: list[_Noted] = []
         """One for each lease that is reading heads: the wakes noted meanwhile, which count whatever it reads."""
@@ -406,28 +415,32 @@ class Leaser:
         empty: _Empty = set()
         since: dict[int, Token] = {}
         """By shard, the first token that this call may have given out."""
-        room = dict(wants)
+        room = {**{topic: wants[topic] for topic in self._starved if topic in wants}, **wants}
         if self._late is not None:
             self._late.take(holder, room, taken)
         failed: StoreError | None = None
+        size = 0
         for topic in wants:
             if topic not in self._heads:
                 self._heads[topic] = HeadCache(self._layout.shards, partial(self._owned, topic))
                 self._read_at = [-inf] * self._layout.shards
         reading: _Noted = {shard: {} for shard in self._shards_to_read()}
-        checked = dict.fromkeys(self._next_to_check() if reading else (), 0)
-        while (asked := self._shards_to_ask(room, self._now(now), empty)) or reading:
+        checked = self._next_to_check() if reading else []
+        while (size < _MOST_BYTES and (asked := self._shards_to_ask(room, self._now(now), empty))) or reading:
             clock = steady.monotonic()
             calls = []
+            most = _MOST_BYTES // max(1, len(asked))
             for shard in reading:
-                asked[shard] = {**checked, **asked.get(shard, {})}
+                shares = asked.setdefault(shard, {})
+                for topic in checked:
+                    shares.setdefault(topic, 0)
             for shard, shares in asked.items():
                 for topic, share in shares.items():
                     if share:
                         self._heads[topic].asking(shard)
                 which = self._which_heads(shard) if shard in reading else ""
-                first_token = since.get(shard, _NO_TOKEN)
-                calls.append(Call(shard, list(shares), [until - now, holder, first_token, which, *shares.values()]))
+                first = since.get(shard, _NO_TOKEN)
+                calls.append(Call(shard, list(shares), [until - now, holder, most, first, which, *shares.values()]))
             replies = await self._replies(calls, now, holder, reading)
             for call, reply in zip(calls, replies, strict=True):
                 if call.shard in reading:
@@ -440,7 +453,7 @@ class Leaser:
                 else:
                     try:
                         since.setdefault(call.shard, reply[2] + 1)
-                        self._read(call, asked[call.shard], reply, room, taken, empty)
+                        size += self._read(call, asked[call.shard], reply, room, taken, empty)
                         if call.shard in reading:
                             self._read_heads(call.shard, reply[-1], reading[call.shard])
                     except (AttributeError, IndexError, TypeError, ValueError) as error:
@@ -450,14 +463,20 @@ class Leaser:
         if failed is not None and not taken:
             raise failed
         taken.sort(key=_woke)
+        tasks, there = [record for _, record in taken], self._now(now)
+        return Leased(tasks, self._heads_of(wants, room, there), there, self._again_by(began))
+
+    def _heads_of(self, wants: Mapping[Topic, int], room: Mapping[Topic, int], now: Millis) -> dict[Topic, Millis]:
+        """When to ask again about the topics with room left, and about those of which only that was asked."""
         for shard in self._away:  # a query is outstanding, so they must not keep the caller from sleeping
             for topic in wants:
-                self._heads[topic].put_off(shard, self._now(now) + _AGAIN)
+                self._heads[topic].put_off(shard, now + _AGAIN)
         heads: dict[Topic, Millis] = {}
         for topic, left in room.items():
             if (left > 0 or wants[topic] == 0) and (wake := self._heads[topic].next_wake()) is not None:
                 heads[topic] = wake
-        return Leased([record for _, record in taken], heads, self._now(now), self._again_by(began))
+        self._starved = [topic for topic, wake in heads.items() if wake <= now and room[topic] == wants[topic]]
+        return heads
 
     async def _replies(self, calls: list[Call], now: Millis, holder: str, reading: _Noted) -> list[Any]:
         self._reading.append(reading)
@@ -537,7 +556,9 @@ class Leaser:
         room: dict[Topic, int],
         taken: _Taken,
         empty: _Empty,
-    ) -> None:
+    ) -> int:
+        """Note the answer of a shard; return the bytes of its tasks."""
+        all_bytes = 0
         for topic, (waiting, leased, tasks) in _answers_in(call, reply):
             taken += tasks
             share = shares[topic]
@@ -547,7 +568,13 @@ class Leaser:
             if len(tasks) < share:
                 empty.add((topic, call.shard))
             self._cached[call.shard].add(topic)
-            self._heads[topic].answered(call.shard, waiting, leased, plenty=share <= len(tasks))
+            heads = self._heads[topic]
+            heads.answered(call.shard, waiting, leased, plenty=share <= len(tasks))
+            if tasks:
+                size = sum([len(record.payload) for _, record in tasks])
+                all_bytes += size
+                heads.size = max(heads.size // 2, size // len(tasks), 1)
+        return all_bytes
 
     def _read_heads(self, shard: int, found: list[Any], noted: Mapping[Topic, Millis]) -> None:
         """Note the heads of the topics of a shard. `noted`: the wakes noted since they were asked for."""

@@ -17,6 +17,7 @@ from itertools import chain, islice
 from operator import add
 from typing import Any, TypeVar
 
+from msgspec.structs import replace
 from redis.exceptions import ResponseError
 
 from bide.core.errors import BadInput
@@ -142,26 +143,32 @@ class Reader:
         groups: dict[tuple[int, str], list[int]] = {}
         for place, (topic, key) in enumerate(refs):
             groups.setdefault((self.layout.shard_of(topic, key), topic), []).append(place)
-        commands: list[tuple[int | None, Command]] = [
-            (shard, ("HMGET", self.layout.topic(shard, topic)[0], *(refs[place][1] for place in places)))
-            for (shard, topic), places in groups.items()
-        ]
+        commands: list[tuple[int | None, Command]] = []
+        for (shard, topic), places in groups.items():
+            keys = [refs[place].key for place in places]
+            bodies, leased = self.layout.topic(shard, topic)[0], self.layout.index(shard, topic, State.LEASED)
+            commands += (shard, ("ZMSCORE", leased, *keys)), (shard, ("HMGET", bodies, *keys))
         records: list[Record | None] = [None] * len(refs)
-        for places, bodies in zip(groups.values(), await self.ask(commands), strict=True):
-            for place, body in zip(places, bodies, strict=True):
+        replies = iter(await self.ask(commands))
+        for places, ends, found in zip(groups.values(), replies, replies, strict=True):
+            for place, end, body in zip(places, ends, found, strict=True):
                 if body is not None:
-                    records[place] = _readable(refs[place], body)
+                    records[place] = _readable(refs[place], body, end)
         return records
 
 
 _NOTHING = object()
 
 
-def _readable(ref: Ref, body: bytes) -> Record | None:
+def _readable(ref: Ref, body: bytes, end: bytes | None) -> Record | None:
+    """The record of a body; None if it is damaged. `end`: that of the task's lease, since a body has only the first."""
     try:
-        return record_of(ref.topic, ref.key, body)
+        record = record_of(ref.topic, ref.key, body)
     except ValueError:
         return None
+    if end is None or record.state is not State.LEASED:
+        return record
+    return replace(record, wake_at=int(max(0, min(float(end), LAST_INSTANT))))
 
 
 # --- lists and counts

@@ -365,7 +365,7 @@ class OddInput(SuiteBase):
     async def test_a_payload_of_a_mebibyte_comes_back_byte_for_byte(self, store: Store) -> None:
         payload = bytes(range(256)) * 4_096
         await put(store, new("big", payload=payload), new("small"))
-        held = {record.key: record for record in (await lease(store, 5)).tasks}
+        held = {record.key: record for _ in range(2) for record in (await lease(store, 5)).tasks}
         assert held["big"].payload == payload
         assert held["small"].payload == b"{}"
 

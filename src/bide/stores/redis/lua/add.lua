@@ -42,6 +42,7 @@ end
 -- true if the new task takes the key, and the state of the old task.
 local function replace(topic, key, how, known, old, place, reply)
   local state, over = has(byte(old), 7), gone(old)
+  old = with_end(topic.index[LEASED], key, old)
   local put_it, word, was = true, nil, -1
   if not over then put_it, word = taken(how, known, old) end
   if put_it then

@@ -10,6 +10,7 @@ local NO_DEADLINE = 281474976710655
 local function change(topic, key, what)
   local body = read(topic, key)
   if not body or gone(body) then return 'n', -1, '' end
+  body = with_end(topic.index[LEASED], key, body)
   local op, if_token, keep, new_deadline, when, id_at = unpack_bytes('>BI7I6I6Bc0', what)
   local flags, token, created, due, wake = unpack_bytes('>BI7I6I6I6', body)
   local state = has(flags, 7)

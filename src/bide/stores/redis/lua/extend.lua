@@ -1,4 +1,4 @@
--- extend: extend leases.
+-- extend: extend leases, in their index alone: a body is never written for it, however large it is.
 -- asked: until (ms from now), then for each topic a count, and for each lease key, token
 -- answers: {us, now, then 1 or 0 for each}
 local until_at = now + tonumber(ARGV[next_argument])
@@ -11,10 +11,12 @@ for _, topic in ipairs(topics) do
     from = from + 2
     local body, kept_it = read(topic, key), 0
     if body then
-      local flags, token, created, due = unpack_bytes('>BI7I6I6', body)
+      local flags, token = unpack_bytes('>BI7', body)
       if has(flags, 7) == LEASED and token == asked then
-        put(topic, key, LEASED, LEASED,
-            pack('>BI7I6I6I6', flags, token, created, due, until_at) .. sub(body, HEAD + 1), until_at)
+        local added = bucket(topic.added, LEASED)
+        added[#added + 1] = until_at
+        added[#added + 1] = key
+        topic.changed = true
         kept_it = 1
       end
     end

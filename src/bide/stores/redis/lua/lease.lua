@@ -1,19 +1,20 @@
 -- lease: take due tasks, oldest first, up to a number for each topic; a number of 0 only reads the topic's heads, and
 --   repairs its entry in the index of topics.
--- asked: until (ms from now), holder, since (leases with this token or a later one are left alone: the same call made
---   them a moment ago, and they expired at once), which heads of all topics here to read ('': none, 's': those that
---   wake soon, 'a': all), then for each topic a number
+-- asked: until (ms from now), holder, the most bytes of all bodies (but always one body), since (leases with this token
+--   or a later one are left alone: the same call made them a moment ago, and they expired at once), which heads of all
+--   topics here to read ('': none, 's': those that wake soon, 'a': all), then for each topic a number
 -- answers: {us, now, the last token before, then for each topic: head of the waiting tasks (-1: none), head of the
 --   leased tasks (-1: none), count, and for each task: key, the time at which it woke, its current body (in a repeated
 --   answer '' for a task that has changed hands since), and at the end {1 if these are all heads, topic, head, ...}}
 -- An entry whose body is missing or unreadable is set aside, and counted as `damaged`.
 local SOON = 2000          -- ms: more than the time between two reads
-local FEW = 64             -- so many heads are always all read
+local FEW = 64             -- so many heads are always all read, and so many bodies at once at most
 local until_at = now + tonumber(ARGV[next_argument])
 local holder = sub(ARGV[next_argument + 1], 1, 255)
-local since = tonumber(ARGV[next_argument + 2])
-local which = ARGV[next_argument + 3]
-next_argument = next_argument + 4
+local most, bytes, full = tonumber(ARGV[next_argument + 2]), 0, false
+local since = tonumber(ARGV[next_argument + 3])
+local which = ARGV[next_argument + 4]
+next_argument = next_argument + 5
 
 -- Waiting tasks and tasks with an expired lease, merged by time; mostly there are none of the latter.
 local function due(topic, want)
@@ -55,22 +56,31 @@ for number, topic in ipairs(topics) do
   local head_at, remember_at = #reply + 1, #remember + 1
   for place = 0, 2 do reply[head_at + place], remember[remember_at + place] = 0, 0 end
   local taken, changed = 0, want == 0
-  if want > 0 then
+  if want > 0 and not full then
     local keys = due(topic, want)
     changed = #keys > 0
-    local bodies = bodies_of(topic, keys)
+    local bodies, first, last, size = {}, 1, 0, most  -- `size`: of the last body, by which the next ones are read
     local waited, written, leased = {}, {}, {}  -- each key occurs once, so no flush is needed between
     for place = 1, #keys do
-      local key, body = keys[place], bodies[place]
+      if place > last then
+        first, last = place, math.min(#keys, place - 1 + max(1, math.min(FEW, floor((most - bytes) / size))))
+        bodies = call('HMGET', topic.bodies, unpack(keys, first, last))
+      end
+      local key, body = keys[place], bodies[place - first + 1]
+      size = body and #body + 1 or size
+      full = body and bytes > 0 and bytes + size > most
+      if full then break end
       local flags, state, wake
       if body and sound(body) then
-        flags, wake = byte(body), unpack_bytes('>I6', body, 21)
+        flags = byte(body)
         state = has(flags, 7)
+        if state == LEASED then body = with_end(topic.index[LEASED], key, body) end
+        wake = unpack_bytes('>I6', body, 21)
       end
       if not flags or state > LEASED then
         set_aside(topic, key)
         redis.pcall('HINCRBY', KEYS[6], 'damaged', 1)  -- pcall, because the counter may be damaged too
-      elseif wake > now then  -- the body is authoritative: the entry had the wrong time or was in the wrong index
+      elseif wake > now then  -- the entry had the wrong time or was in the wrong index
         call('ZREM', topic.index[state == WAITING and LEASED or WAITING], key)
         call('ZADD', topic.index[state], wake, key)
       elseif state == WAITING or unpack_bytes('>I7', body, 2) < since then
@@ -82,7 +92,7 @@ for number, topic in ipairs(topics) do
         remember[short], remember[short + 1] = key, token
         written[two + 1], written[two + 2] = key, held
         leased[two + 1], leased[two + 2] = until_at, key
-        taken = taken + 1
+        taken, bytes = taken + 1, bytes + size
       end
     end
     send('ZREM', topic.index[WAITING], waited)

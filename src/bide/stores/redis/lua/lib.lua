@@ -11,7 +11,8 @@
 --   if RAN: planned_at (6), attempt, failures, losses (4 each), finished_at, keep_until (6 each),
 --           holder (1 + n), error (4 + n; 2^32-1: none)
 --   if DEADLINE: deadline (6); if GROUP: group (1 + n); then parts that no script reads: id, options, payload
--- A body is authoritative; the indexes only point to it. A member of an index is the bare key, which never changes.
+-- A body is authoritative, and the indexes only point to it, with one exception: the end of a lease is the score of
+--   its entry (see `with_end`), so that extending a lease does not write the body. A member of an index is the bare key.
 
 local call, sub, byte, floor, max = redis.call, string.sub, string.byte, math.floor, math.max
 local pack, unpack_bytes, has = struct.pack, struct.unpack, bit.band
@@ -24,6 +25,14 @@ local LAST_INSTANT = 253402300799999
 local LAST_CLOCK = 9000000000000000 -- microseconds: beyond 2^53 a double cannot rise by one
 local ANSWER_TTL = 600000  -- ms that an answer is kept for a resend: callers and copies of a call end much sooner
 local SLICE = 4000         -- the most arguments of one command: Lua's stack holds 8000
+
+-- A body as it is judged and answered: that of a leased task has the end of its lease only from when that began, so it
+-- gets the score of its entry in `index`, that of the leased tasks.
+local function with_end(index, key, body)
+  local ends = has(byte(body), 7) == LEASED and tonumber(call('ZSCORE', index, key))
+  if not ends then return body end
+  return sub(body, 1, HEAD - 6) .. pack('>I6', max(0, math.min(floor(ends), LAST_INSTANT))) .. sub(body, HEAD + 1)
+end
 
 -- Rebuild the answer to a lease from its short form: for each topic both heads, the count, and key and token of each
 -- task; the table of heads at the end marks it. Keeping the bodies would double the cost of a lease. Tasks that still
@@ -38,7 +47,7 @@ local function with_bodies(short)
       local key, token = short[from], short[from + 1]
       local body, wake = call('HGET', KEYS[6 * number + 1], key), 0
       if body and #body > HEAD + 6 and unpack_bytes('>I7', body, 2) == token then
-        wake = unpack_bytes('>I6', body, HEAD + 1)
+        wake, body = unpack_bytes('>I6', body, HEAD + 1), with_end(KEYS[6 * number + 3], key, body)
       else
         body = ''
       end
