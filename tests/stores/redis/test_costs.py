@@ -165,6 +165,26 @@ async def test_of_many_topics_a_worker_reads_those_that_wake_soon(
     assert ([task.topic for task in leased.tasks], read) == (["77"], 1)
 
 
+async def test_a_worker_hears_that_another_has_leased_all_that_was_due(shared_url: str, open_store: OpensStore) -> None:
+    first, other = await open_store(shared_url), await open_store(shared_url)
+    now = await first.time()
+    for store, holder in ((first, "first"), (other, "other"), (first, "first")):
+        await store.announce(holder, ["t"], now + MINUTE, now=now)
+    heard: list[int] = []
+    listening = await other.listen(["t"], lambda topic, wake: heard.append(wake))
+    for store, holder in ((first, "first"), (other, "other")):
+        await store.lease({"t": 1}, now=now, until=now + MINUTE, holder=holder)
+    heads, owned_by_first = other._open().leaser._heads, first._open().leaser._heads["t"].mine
+    shard_of = first._open().layout.shard_of
+    key = next(key for key in map(str, range(10_000)) if owned_by_first[shard_of("t", key)])
+    await first.add([new(key, topic="t", due=In(0))], now=now)
+    await until(lambda: min(heads["t"].wakes) < now + HOUR, "the notification")
+    assert len((await first.lease({"t": 2}, now=now, until=now + 2 * HOUR, holder="first")).tasks) == 1
+    await until(lambda: min(heads["t"].wakes) > now + HOUR, "the news that nothing is due")
+    assert len(heard) == 1
+    await listening.close()
+
+
 def sent(store: RedisStore) -> int:
     """How many calls the store has sent so far."""
     return sum(sum(caller._numbers) for caller in store._open().clients.values())
@@ -409,7 +429,7 @@ async def test_a_late_answer_gives_nothing_that_is_no_longer_held(shared_url: st
     now = await store.time()
     await store.add([NewTask("t", key, key, In(0), key.encode(), "g", b"options") for key in KEYS], now=now)
     caller = store._open().clients["lease"]
-    call = Call(0, ["nobody", "t"], [60_000, "w", 2**20, 2**53, "a", 3, 10])
+    call = Call(0, ["nobody", "t"], [60_000, "w", 2**20, 2**53, "a", 0, 3, 10])
     replies: list[list[Any]] = []
     await caller.run([call], lambda _, reply: replies.append(reply))
     tokens = {record.key: record.token for record in await store.get([Ref("t", key) for key in KEYS]) if record}

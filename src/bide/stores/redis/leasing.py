@@ -9,7 +9,8 @@ returns the time by which the worker must lease again for that.
 All workers compute from the same list of live workers which of them goes first on a (topic, shard), by rendezvous
 hashing (Thaler and Ravishankar, 1998): when a worker leaves, only its shards get a new owner. **This is a preference,
 not a lock; only the lease counts**: any worker with room takes tasks where the head is 50 ms overdue. If two workers
-both believe they own a shard, the cost is one wasted call.
+both believe they own a shard, the cost is one wasted call. A lease that leaves nothing due publishes the new head, so
+that of many idle workers only the owner asks.
 """
 
 from __future__ import annotations
@@ -359,6 +360,8 @@ class Leaser:
         self._workers: Mapping[Topic, set[str]] = {}
         """The live workers by topic."""
         self._mine: set[str] = set()
+        self._others = False
+        """True if there are live workers in other processes."""
 
     def note_wake(self, shard: int, topic: Topic, wake: Millis) -> Millis:
         """Note a wake, and return the time at which this process should query the shard."""
@@ -374,6 +377,15 @@ class Leaser:
         for noted in self._reading:
             if shard in noted:
                 noted[shard][topic] = min(wake, noted[shard].get(topic, NEVER))
+
+    def note_drained(self, shard: int, topic: Topic, head: Millis) -> None:
+        """Note that another worker has leased all that was due, so that this one need not ask for it.
+
+        The message comes after those of earlier wakes and before those of later ones, so it cannot hide a later one.
+        """
+        heads = self._heads.get(topic)
+        if heads is not None and shard not in heads.noted:
+            heads.wakes[shard] = head
 
     def note_written(self, answers: Sequence[Any], places: Sequence[int]) -> None:
         """Note the wakes that this process has written itself, without waiting for their notifications."""
@@ -399,7 +411,7 @@ class Leaser:
         for worker, its_topics in live.items():
             for topic in its_topics:
                 workers[topic].add(worker)
-        self._live, self._workers = live, workers
+        self._live, self._workers, self._others = live, workers, bool(live.keys() - self._mine)
         for heads in self._heads.values():
             heads.others_changed()
 
@@ -440,7 +452,8 @@ class Leaser:
                         self._heads[topic].asking(shard)
                 which = self._which_heads(shard) if shard in reading else ""
                 first = since.get(shard, _NO_TOKEN)
-                calls.append(Call(shard, list(shares), [until - now, holder, most, first, which, *shares.values()]))
+                about = (until - now, holder, most, first, which, int(self._others))
+                calls.append(Call(shard, list(shares), [*about, *shares.values()]))
             replies = await self._replies(calls, now, holder, reading)
             for call, reply in zip(calls, replies, strict=True):
                 if call.shard in reading:

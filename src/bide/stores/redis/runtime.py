@@ -154,8 +154,10 @@ def _found(ok: bool, good: str, bad: str, advice: str, *, severe: bool = False) 
 
 _log = logging.getLogger("bide.redis")
 _KINDS = ("add", "change", "lease", "extend", "settle", "purge")
-_NOTIFYING = frozenset({"add", "change", "settle"})
-"""The kinds that may make a task wake earlier, and whose answers are promises, so that they wait for replicas."""
+_CONFIRMED = frozenset({"add", "change", "settle"})
+"""The kinds whose answers are promises, so that they wait for replicas."""
+_NOTIFYING = _CONFIRMED | {"lease"}
+"""The kinds that change when other workers should lease."""
 EVENTS_KEPT = 10_000
 _MOST_SHARDS = 1024
 _AT_ONCE = 500
@@ -226,7 +228,7 @@ class Runtime:
                 patience=min(patience, silence) if kind == "extend" else patience,
                 publish=("SPUBLISH" if sharded else "PUBLISH") if kind in _NOTIFYING else "",
                 channels=channels if kind in _NOTIFYING else (),
-                wait_replicas=address.wait_replicas if kind in _NOTIFYING else 0,
+                wait_replicas=address.wait_replicas if kind in _CONFIRMED else 0,
                 wait_for=silence / 4,  # short, so that no other call on the connection is taken for lost
             )
             for kind in _KINDS
@@ -237,7 +239,14 @@ class Runtime:
             late = LateAnswers(leasing, time, topology.part_of, give_back=self._give_back, notify=listeners.notify)
         self.leaser = Leaser(leasing, layout, time, late, by_server=by_server)
         self.subscriptions = Subscriptions(
-            topology, layout, name, listeners, self.leaser.note_wake, sharded=sharded, patience=silence
+            topology,
+            layout,
+            name,
+            listeners,
+            self.leaser.note_wake,
+            self.leaser.note_drained,
+            sharded=sharded,
+            patience=silence,
         )
 
     async def prepare(self) -> None:

@@ -31,7 +31,7 @@ ECHO_EVERY = 2.0
 _PAUSE = 0.1
 
 HeardWake = Callable[[int, Topic, Millis], None]
-"""(shard, topic, wake)"""
+"""(shard, topic, wake); a negative wake: all that was due was leased, and the head is now its absolute value"""
 When = Callable[[int, Topic, Millis], Millis]
 """(shard, topic, wake) -> the time to query the shard"""
 
@@ -144,6 +144,7 @@ class Subscriptions:
         name: str,
         listeners: Listeners,
         when: When,
+        drained: HeardWake,
         *,
         sharded: bool,
         patience: float,
@@ -152,6 +153,7 @@ class Subscriptions:
         self._layout = layout
         self._name = name
         self._when = when
+        self._drained = drained
         self._sharded = sharded
         self._patience = patience
         self._listeners = listeners
@@ -184,7 +186,10 @@ class Subscriptions:
         await asyncio.gather(*(one.subscribed(self._patience) for one in self._subscribers))
 
     def _heard(self, shard: int, topic: Topic, wake: Millis) -> None:
-        self._listeners.notify(topic, self._when(shard, topic, wake))
+        if wake < 0:
+            self._drained(shard, topic, -wake)
+        else:
+            self._listeners.notify(topic, self._when(shard, topic, wake))
 
     async def close(self) -> None:
         await asyncio.gather(*[one.stop() for one in self._subscribers], return_exceptions=True)

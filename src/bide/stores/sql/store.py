@@ -338,7 +338,9 @@ class SqlStore(ABC):
         runtime = self._open()
         settling = runtime.connections["settle"]
         purged: int = await runtime.operations.purge(settling, runtime.now(now), limit)
-        await runtime.operations.forget_callers(settling, [connection.name for connection in runtime.connections.values()])
+        await runtime.operations.forget_callers(
+            settling, [connection.name for connection in runtime.connections.values()]
+        )
         return purged
 
     # --- reads

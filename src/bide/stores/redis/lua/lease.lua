@@ -2,7 +2,8 @@
 --   repairs its entry in the index of topics.
 -- asked: until (ms from now), holder, the most bytes of all bodies (but always one body), since (leases with this token
 --   or a later one are left alone: the same call made them a moment ago, and they expired at once), which heads of all
---   topics here to read ('': none, 's': those that wake soon, 'a': all), then for each topic a number
+--   topics here to read ('': none, 's': those that wake soon, 'a': all), 1 if there are other workers, then for each
+--   topic a number
 -- answers: {us, now, the last token before, then for each topic: head of the waiting tasks (-1: none), head of the
 --   leased tasks (-1: none), count, and for each task: key, the time at which it woke, its current body (in a repeated
 --   answer '' for a task that has changed hands since), and at the end {1 if these are all heads, topic, head, ...}}
@@ -14,7 +15,8 @@ local holder = sub(ARGV[next_argument + 1], 1, 255)
 local most, bytes, full = tonumber(ARGV[next_argument + 2]), 0, false
 local since = tonumber(ARGV[next_argument + 3])
 local which = ARGV[next_argument + 4]
-next_argument = next_argument + 5
+local others = ARGV[next_argument + 5] == '1'
+next_argument = next_argument + 6
 
 -- Waiting tasks and tasks with an expired lease, merged by time; mostly there are none of the latter.
 local function due(topic, want)
@@ -102,6 +104,10 @@ for number, topic in ipairs(topics) do
   local wake, ends = head(topic, WAITING), head(topic, LEASED)
   if changed then index_head(topic, wake, ends) end
   reply[head_at], reply[head_at + 1] = wake or -1, ends or -1
+  if others and taken > 0 and (not wake or wake > now) and ends > now then
+    local first = string.format('%.0f', wake and math.min(wake, ends) or ends)
+    call(ARGV[3], ARGV[4], ARGV[5] .. ' -' .. first .. ' ' .. topic.name)
+  end
   reply[head_at + 2] = taken
   for place = 0, 2 do remember[remember_at + place] = reply[head_at + place] end
 end
