@@ -8,8 +8,10 @@ from typing import Any
 
 import pytest
 
+from bide.core.records import NewTask
 from bide.engine.batcher import Batcher
 from bide.ports import Pending
+from bide.testing.store_suite.base import new
 
 
 async def test_a_crowd_costs_one_call() -> None:
@@ -42,6 +44,21 @@ async def test_what_is_asked_during_a_call_goes_with_the_next() -> None:
     gate.set()
     assert await asyncio.gather(first, *rest) == list("abcdef")
     assert sent == [["a"], ["b", "c", "d"], ["e", "f"]]
+
+
+async def test_large_payloads_go_in_batches_of_1_mib() -> None:
+    """A payload that is no bytes fails in the store, whose error its caller gets; here it must hold up nobody."""
+    sent: list[int] = []
+
+    async def send(batch: Sequence[NewTask]) -> Sequence[NewTask]:
+        sent.append(len(batch))
+        return batch
+
+    batcher = Batcher(send)
+    tasks = [new(str(number), payload=bytes(300 * 1024)) for number in range(5)]
+    wrong = new("wrong", payload=5)  # type: ignore[arg-type]
+    assert await asyncio.gather(*map(batcher.ask, [*tasks, wrong])) == [*tasks, wrong]
+    assert sent == [3, 3]
 
 
 async def test_a_failed_call_fails_its_own_callers_only() -> None:

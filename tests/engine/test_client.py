@@ -342,6 +342,29 @@ async def test_what_is_no_longer_remembered_is_gone_before_a_purge_comes_by(worl
         assert (await app.schedule("t", None, key="k", delay="1d", on_conflict="keep")).result == "created"
 
 
+async def test_a_listing_reads_few_large_tasks_at_once() -> None:
+    """Also that of `app.sync`. The first page is short; the others have as many tasks as make 1 MiB."""
+    sizes: list[int] = []
+
+    class Noted(MemoryStore):
+        async def find(self, where: Filter, page: Page) -> Found:
+            found = await super().find(where, page)
+            sizes.append(len(found.tasks))
+            return found
+
+    async with Bide(Noted()) as app:
+        await app.schedule_many([app.new("large", bytes(200 * 1024), delay="1h") for _ in range(58)])
+        await app.schedule_many([app.new("small", None, delay="1h") for _ in range(200)])
+        expected = [50, 5, 3, 50, 120, 30]
+        found = [task for topic in ("large", "small") async for task in app.find(topic=topic, page=120)]
+        assert (len(found), sizes) == (258, expected)
+        sizes.clear()
+        blocking = await asyncio.to_thread(
+            lambda: [task for topic in ("large", "small") for task in app.sync.find(topic=topic, page=120)]
+        )
+        assert (len(blocking), sizes) == (258, expected)
+
+
 def test_the_verbs_block_and_answer(tmp_path: Path) -> None:
     app = Bide(f"sqlite:///{tmp_path}/sync.db")
     assert app.sync.schedule("t", {"n": 1}, key="k", delay="1h").result == "created"

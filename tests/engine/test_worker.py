@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 import contextvars
 import threading
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 from tests.engine.conftest import World, virtual
 from tests.waiting import PATIENCE, elapse, forever
 
 from bide import Dead, Defer, Done, Fixed, Ladder, Retry, StoreUnavailable, Task
-from bide.core.records import Record, Settlement
+from bide.core.records import Leased, Record, Settlement
+from bide.stores.memory import MemoryStore
 
 
 @virtual
@@ -346,6 +349,36 @@ async def test_no_topic_holds_up_another(world: World) -> None:
         await world.until(lambda: len(late) == 50, 1)
         assert worker.stats.delivered == 50
     assert max(late) <= 1
+
+
+@virtual
+async def test_a_flood_that_comes_in_several_leases_leaves_the_slots_of_others(world: World) -> None:
+    """P6 where a store gives fewer tasks than wanted, since their payloads are large, and says that more is due."""
+
+    class Cut(MemoryStore):
+        async def lease(self, wants: Mapping[str, int], *, now: int, until: int, holder: str) -> Leased:
+            leased = await super().lease({name: min(want, 3) for name, want in wants.items()}, now=now, until=until,
+                                         holder=holder)  # fmt: skip
+            asked = dict.fromkeys(wants, 0)
+            return replace(await super().lease(asked, now=now, until=until, holder=holder), tasks=leased.tasks)
+
+    app, started = world.app(Cut(), concurrency=20), dict.fromkeys(("flood", "quick"), 0)
+
+    @app.handler("flood", concurrency=100)
+    async def flood(task: Task[Any]) -> None:
+        started["flood"] += 1
+        await elapse(60)
+
+    @app.handler("quick")
+    async def quick(task: Task[Any]) -> None:
+        started["quick"] += 1
+
+    async with app, app.worker():
+        await app.schedule_many([flood.new(None, delay="0s") for _ in range(50)])
+        await world.pause(0.1)
+        await quick.schedule(None, delay="0s")
+        await world.pause(0.1)
+    assert started == {"flood": 19, "quick": 1}
 
 
 @virtual

@@ -16,14 +16,32 @@ from hypothesis import strategies as st
 from bide import Bide, SetupError, StoreUnavailable
 from bide.core.errors import BadInput, OutcomeUnknown, StoreError, StoreFull
 from bide.core.instants import LAST_INSTANT, instant
+from bide.core.payloads import TOGETHER
 from bide.core.records import Ref
 from bide.engine.context import run_on_this_thread
-from bide.stores.batches import Conflicts
+from bide.stores.batches import Conflicts, slices
 from bide.stores.clocks import ServerTime, StoreClock, instant_of, stretch
 from bide.stores.driver_adapters import awaited
 from bide.stores.resending import Resending
 from bide.stores.sorted_chunks import SortedChunks
+from bide.testing.store_suite.base import new
 from bide_proofs.servers.process import free_port
+
+
+@given(st.lists(st.integers(0, 7), max_size=40), st.integers(1, 10))
+@example([7, 1, 5, 6, 0, 0, 2], 3)
+def test_a_batch_is_cut_by_number_and_by_bytes_and_no_more_than_needed(sizes: list[int], most: int) -> None:
+    payloads = [bytes(size * TOGETHER // 6) for size in range(8)]
+    tasks = [new(str(place), payload=payloads[size]) for place, size in enumerate(sizes)]
+    parts = slices(tasks, most)
+    assert [task for part in parts for task in part] == tasks
+    loads = [sum(len(task.payload) for task in part) for part in parts]
+    for place, part in enumerate(parts):
+        assert len(part) == 1 or (len(part) <= most and loads[place] <= TOGETHER)
+        if place + 1 < len(parts) and sum(map(len, parts[: place + 1])) % most:
+            assert loads[place] + len(parts[place + 1][0].payload) > TOGETHER
+    assert slices([Ref("t", str(number)) for number in range(3)], 2) == [[("t", "0"), ("t", "1")], [("t", "2")]]
+
 
 OURS, THEIRS = [Ref("ours", "1"), Ref("ours", "2")], [Ref("theirs", "1")]
 

@@ -2,11 +2,13 @@
 
 msgspec handles dataclasses, structs, typed dicts and plain values. A pydantic model is recognised by its two methods
 (`model_dump_json`, `model_validate_json`), so that pydantic is not required. Bytes pass through untouched.
+
+At the end, how many tasks travel together: what goes in bulk is cut by bytes of payloads as well as by count.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, TypeAlias
 
 import msgspec
@@ -15,6 +17,9 @@ from bide.core.errors import BadPayload
 
 PAYLOAD_LIMIT = 262_144
 """The most bytes of a payload by default: 256 KiB."""
+TOGETHER = 1 << 20
+"""The most bytes of payloads in one statement, request or lease, unless one task alone has more. More at once would be
+no faster, take more memory, and make other callers wait longer."""
 
 Decode: TypeAlias = Callable[[bytes], Any]
 
@@ -81,3 +86,27 @@ def _anything(value: object) -> None:
 
 
 decode_json: Decode = decoder_for(Any)
+
+
+# --- how much travels together
+
+
+def payload_sizes(items: Iterable[object]) -> list[int]:
+    """The bytes of each item's payload; 0 for an item without one, such as a move. O(items)."""
+    return [len(data) if type(data := getattr(item, "payload", None)) is bytes else 0 for item in items]
+
+
+def fitting(sizes: Sequence[int], room: int = TOGETHER) -> int:
+    """How many of the first `sizes` make at most `room` together; at least one, if there is any. O(sizes)."""
+    if sum(sizes) > room:
+        for place, size in enumerate(sizes):
+            room -= size
+            if room < 0 and place:
+                return place
+    return len(sizes)
+
+
+def next_limit(read: Sequence[object], most: int) -> int:
+    """How many more items like those just read make `TOGETHER`: from 1 to `most`, and `most` after none. O(read)."""
+    size = sum(payload_sizes(read)) // max(1, len(read))
+    return max(1, min(most, TOGETHER // max(1, size)))

@@ -14,6 +14,7 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any, Generic, TypeVar
 
 from bide.core.errors import PartlyFailed
+from bide.core.payloads import fitting, payload_sizes
 from bide.engine.background import begin
 from bide.ports import Pending
 
@@ -22,7 +23,10 @@ Got = TypeVar("Got")
 
 
 class Batcher(Generic[Asked, Got]):
-    """Combines `ask(x)` calls into `send([x, ...])`, which answers in the same order. One batch is in flight."""
+    """Combines `ask(x)` calls into `send([x, ...])`, which answers in the same order. One batch is in flight.
+
+    A batch has at most `limit` calls, and `core.payloads.TOGETHER` bytes of payloads.
+    """
 
     __slots__ = ("_asked", "_futures", "_limit", "_loop", "_send", "_task", "_waiting")
 
@@ -57,8 +61,9 @@ class Batcher(Generic[Asked, Got]):
             self._start()
 
     async def _flush(self) -> None:
-        asked, futures = self._asked[: self._limit], self._futures[: self._limit]
-        del self._asked[: self._limit], self._futures[: self._limit]
+        count = fitting(payload_sizes(self._asked[: self._limit]))
+        asked, futures = self._asked[:count], self._futures[:count]
+        del self._asked[:count], self._futures[:count]
         try:
             got = await self._send(asked)
             if len(got) != len(asked):

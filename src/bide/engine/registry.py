@@ -22,6 +22,7 @@ from msgspec.structs import replace
 from bide.core.errors import BadInput, SetupError
 from bide.core.instants import At, Millis
 from bide.core.names import SHOWN_TOPIC, new_id
+from bide.core.payloads import next_limit
 from bide.core.records import Filter, NewTask, Page, State, Topic
 from bide.core.retry import FOREVER, ExponentialPolicy, LadderPolicy, RetryPolicy
 from bide.engine.background import repeat
@@ -44,8 +45,6 @@ MOST_HELD = 1_000
 """The most leased tasks that `Workers.holding` reads."""
 _FIRST_PAGE = 20
 _PAGE = 200
-_PAGE_BYTES = 1 << 20
-"""The target size of a page. Pages include payloads, so large payloads make pages shorter."""
 _MOST_BYTES = 4 << 20
 _LATELY = 600.0
 """Seconds for which a missed notification deserves a warning."""
@@ -240,7 +239,7 @@ class Workers:
         `whole`: True if no tasks of other topics are leased.
         """
         by: dict[tuple[str, Topic], HeldCount] = {}
-        read, number = 0, 0
+        read = 0
         share = max(_FIRST_PAGE, MOST_HELD // max(len(topics), 1))
         for place, topic in enumerate(topics):
             if place * share >= MOST_HELD or read > _MOST_BYTES:
@@ -254,12 +253,11 @@ class Workers:
                     before = by.get((record.holder or "", topic), HeldCount(0, 0))
                     by[record.holder or "", topic] = HeldCount(before.number + 1, before.lost + (record.wake_at <= now))
                     read += len(record.payload)
-                looked, number, cursor = looked + len(found.tasks), number + len(found.tasks), found.cursor
+                looked, cursor = looked + len(found.tasks), found.cursor
                 if cursor is None:
                     break
                 if looked >= share or read > _MOST_BYTES:
                     whole = False
                     break
-                size = max(read // max(number, 1), 1)
-                limit = max(1, min(_PAGE, share - looked, _PAGE_BYTES // size))
+                limit = next_limit(found.tasks, min(_PAGE, share - looked))
         return HeldTasks(by, whole)

@@ -39,7 +39,7 @@ from bide.core.instants import (
 from bide.core.lifecycle import gone
 from bide.core.names import RESERVED_TOPICS, check_name, check_topic, new_id
 from bide.core.options import encode_options
-from bide.core.payloads import encode_payload
+from bide.core.payloads import encode_payload, next_limit
 from bide.core.records import (
     Cancel,
     Change,
@@ -69,6 +69,8 @@ from bide.engine.session import Session, SharedSession, running_loop
 from bide.ports import COUNTED, Clock, Store, TracePropagator
 
 _PAGE = 500
+FIRST_PAGE = 50
+"""The most tasks of the first page, when the size of their payloads is unknown."""
 _TRIES = 5
 
 
@@ -394,15 +396,16 @@ class ClientVerbs:
         """Iterate over every task that matches all arguments; a task that does not change is returned exactly once.
 
         `state` is one word, such as "dead". With `wake_from` (inclusive) or `wake_before` (exclusive), two instants,
-        only live tasks match. Reads pages of `page` tasks from an index. Raises BadInput, StoreError.
+        only live tasks match. Reads pages of at most `page` tasks from an index: few first, then as many as have about
+        1 MiB of payloads. Raises BadInput, StoreError.
         """
         where = filter_of(topic, state, group, wake_from, wake_before, now=self.clock.now)
-        cursor: str | None = None
+        limit, cursor = min(page, FIRST_PAGE), None
         while True:
-            found = await self.find_page(where, Page(limit=page, cursor=cursor))
+            found = await self.find_page(where, Page(limit=limit, cursor=cursor))
             for record in found.tasks:
                 yield Task(record)
-            cursor = found.cursor
+            limit, cursor = next_limit(found.tasks, page), found.cursor
             if cursor is None:
                 return
 

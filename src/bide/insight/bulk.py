@@ -18,6 +18,7 @@ from msgspec.structs import replace
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, At, Millis, as_datetime
+from bide.core.payloads import next_limit
 from bide.core.records import Change, Count, Filter, Move, Page, Record, Ref, Result, State, Token, Topic, summed
 from bide.engine.client import Client
 from bide.engine.verbs import new_cancel, new_fire, new_redrive, new_shift, shifted
@@ -26,8 +27,6 @@ from bide.insight.dead_letters import error_class
 PAGE = 500
 """The most tasks that are read or changed in one store call."""
 _FIRST_PAGE = 100
-_PAGE_BYTES = 4 * 2**20
-"""The target bytes of payloads in a page, which are read too; large payloads make a page shorter."""
 MOST_PACE = 1_000_000
 _SLACK: Millis = 1_000
 """How far this clock may be behind the clock that a task was made by, so that every earlier task is covered."""
@@ -299,8 +298,7 @@ class Walk:
         self.over = found.cursor is None
         self.looked += len(tasks)
         if tasks:
-            size = max(1, sum(len(one.payload) for one in tasks) // len(tasks))
-            self._limit = max(1, min(self._most, _PAGE_BYTES // size))
+            self._limit = next_limit(tasks, self._most)
         return [one for one in tasks if self._scope.may(one.topic) and self._scope.admits(one)]
 
 

@@ -63,11 +63,11 @@ class Store(Verbs, Protocol):
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         """Lease up to the wanted number of due tasks of each topic until `until`, oldest first within a topic.
 
-        A store with several shards may take a younger task of one shard before the oldest of another. A store may take
-        fewer tasks than are due if they are large.
+        A store with several shards may take a younger task of one shard before the oldest of another. A store that
+        copies payloads may take fewer tasks than are due once it has about 1 MiB of them.
 
         `heads` says when to ask again about the topics that got fewer tasks than wanted, and about those with 0 wanted,
-        which are only queried; for the latter it may lie in the past. The backlog of a topic that got all it wanted is
+        which are only queried; it lies in the past if more is due. The backlog of a topic that got all it wanted is
         left out, so that the caller does not spin.
         """
         ...

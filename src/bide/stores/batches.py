@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
 from bide.core.errors import PartlyFailed
 from bide.core.instants import LAST_INSTANT, At, Millis
+from bide.core.payloads import TOGETHER, fitting, payload_sizes
 from bide.core.records import Move, NewTask, Topic
 
 AT_ONCE = 2_000
@@ -79,9 +80,23 @@ class Conflicts:
         self._wary.update(dict.fromkeys(there, self.BATCHES))
 
 
-def slices(asked: Sequence[One], at_once: int = AT_ONCE) -> list[Sequence[One]]:
-    """Parts for one statement each."""
-    return [asked[first : first + at_once] for first in range(0, len(asked), at_once)]
+def slices(
+    asked: Sequence[One],
+    at_once: int = AT_ONCE,
+    *,
+    sizes_of: Callable[[Sequence[One]], list[int]] = payload_sizes,
+    room: int = TOGETHER,
+) -> list[Sequence[One]]:
+    """Parts for one statement each, with at most `at_once` items and `room` bytes, or a single item. O(items)."""
+    parts: list[Sequence[One]] = []
+    for first in range(0, len(asked), at_once):
+        part = asked[first : first + at_once]
+        sizes = sizes_of(part)
+        while (count := fitting(sizes, room)) < len(part):
+            parts.append(part[:count])
+            part, sizes = part[count:], sizes[count:]
+        parts.append(part)
+    return parts
 
 
 def earliest(wakes: dict[Topic, Millis], topic: Topic, wake: Millis) -> None:

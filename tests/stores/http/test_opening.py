@@ -7,6 +7,7 @@ import sys
 import time
 from collections.abc import AsyncIterator, Collection
 from contextlib import AsyncExitStack
+from typing import Any
 
 import pytest
 import pytest_asyncio
@@ -35,7 +36,7 @@ from bide.ports import remote
 from bide.ports.remote import OPERATIONS
 from bide.service.authz import Caller, Verb
 from bide.stores.http import HttpStore, calls
-from bide.stores.http.calls import NotAllowed, base_of
+from bide.stores.http.calls import Calls, NotAllowed, base_of
 from bide.stores.memory import MemoryStore
 from bide.testing.store_suite.base import NOW, do, done, extend, listed, new, put_one, retry, see, settle, take
 
@@ -312,6 +313,23 @@ async def test_a_batch_that_is_too_large_goes_in_parts() -> None:
         with pytest.raises(BadInput, match="too large"):
             await store.add([new(payload=b"x" * 99_000)], now=NOW)
         await store.close()
+
+
+async def test_large_payloads_go_in_calls_of_1_mib(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    ask = Calls.ask
+
+    async def asked(self: Calls, operation: Any, request: bytes, now: int | None) -> remote.Success:
+        sent.append(len(request) // (300 * 1024))
+        return await ask(self, operation, request, now)
+
+    monkeypatch.setattr(Calls, "ask", asked)
+    async with serving(Service(MemoryStore)) as service:
+        store = HttpStore(service.url)
+        await store.open()
+        await store.add([new(str(number), payload=bytes(300 * 1024)) for number in range(7)], now=NOW)
+        await store.close()
+    assert sent == [3, 3, 1]
 
 
 async def test_pages_are_bounded_in_bytes() -> None:

@@ -11,7 +11,7 @@ import pytest
 from msgspec.structs import replace
 
 from bide.core.errors import BadInput, PartlyFailed, StoreUnavailable
-from bide.core.instants import In
+from bide.core.instants import At, In
 from bide.core.records import Filter, Move, OutcomeKind, Ref, Result
 from bide.stores.batches import AT_ONCE
 from bide.stores.sqlite import SqliteStore, connection
@@ -186,6 +186,28 @@ async def test_a_large_call_is_cut_into_transactions_and_says_how_far_it_came(pa
     undone = [isinstance(one, StoreUnavailable) for one in failed.value.answers]
     assert undone == [False] * AT_ONCE + [True] * (AT_ONCE + 1)
     await store.close()
+
+
+async def test_large_payloads_are_added_and_leased_by_1_mib_oldest_first(path: str) -> None:
+    """Also where waiting and lost tasks are merged: neither kind is passed over because the other was cut short."""
+    store, points = await points_of(path)
+    large = bytes(300 * 1024)
+    lost = [new(f"lost-{number}", payload=large) for number in range(8)]
+    waiting = [new(f"{number}", due=At(NOW + SECOND - 4 + number), payload=large) for number in range(8)]
+    await store.add(lost, now=NOW)
+    while (await lease(store, 9, lasts=SECOND)).tasks:
+        pass
+    await store.add(waiting, now=NOW)
+    assert points.count("before commit") == 3 + 2 + 1 + 3, "three tasks to add or four to lease, and an empty lease"
+    await store.add([new(str(number), topic="u", payload=large) for number in range(4)], now=NOW)
+    taken: list[str] = []
+    wants, now, until = {"t": 20, "u": 20}, NOW + 2 * SECOND, NOW + 9 * SECOND
+    while tasks := (await store.lease(wants, now=now, until=until, holder="w")).tasks:
+        assert len(tasks) <= 5, "four, and one of the other topic"
+        taken += [task.key for task in tasks if task.topic == "t"]
+    await store.close()
+    at_one_instant = sorted(["4", *(task.key for task in lost)])
+    assert [*taken[:4], *sorted(taken[4:13]), *taken[13:]] == ["0", "1", "2", "3", *at_one_instant, "5", "6", "7"]
 
 
 async def test_a_point_that_raises_undoes_everything(path: str) -> None:

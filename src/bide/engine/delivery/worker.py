@@ -22,7 +22,7 @@ from msgspec.structs import replace
 from bide.core import lifecycle
 from bide.core.errors import StoreError
 from bide.core.events import EventKind
-from bide.core.instants import Millis
+from bide.core.instants import NEVER, Millis
 from bide.core.names import new_id
 from bide.core.outcomes import Outcome, Retry
 from bide.core.records import Leased, NewTask, OutcomeKind, Record, Settlement, Topic
@@ -287,7 +287,8 @@ class Worker(LeaseLoop):
             executor, deliveries = self._executors[topic], by_topic.get(topic, [])
             fit = [delivery for delivery in deliveries if self._fit(delivery, executor.route, leased.now)]
             if count or deliveries:
-                executor.backlogged = len(deliveries) >= count
+                cut = bool(deliveries) and leased.heads.get(topic, NEVER) <= leased.now  # more of it is due
+                executor.backlogged = cut or len(deliveries) >= count
                 if executor.backlogged:
                     wakes.note(topic)  # it used all its slots, or tasks were refused, so more may be due
             self._flood |= executor.backlogged and count >= _FLOOD

@@ -19,6 +19,7 @@ from bide.core.errors import BadInput, PartlyFailed
 from bide.core.events import Event, EventKind
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.names import LONGEST_NAME
+from bide.core.payloads import fitting
 from bide.core.records import Change, Found, Lease, Leased, NewTask, Page, Pause, Record, Ref, Settlement, Tally, Topic
 from bide.engine.client import Client
 from bide.engine.history import MinuteRow, rows_between
@@ -221,11 +222,5 @@ def _on_behalf(caller: Caller, who: str | None) -> str:
 
 def _that_fit(records: Iterable[Record | None]) -> int:
     """The number of first records that fit into one answer; at least one."""
-    room, count = _PAGE_BYTES, 0
-    for record in records:
-        if record is not None:
-            room -= len(record.payload) + len(record.error or "")
-            if room < 0 and count:
-                break
-        count += 1
-    return count
+    sizes = [0 if one is None else len(one.payload) + len(one.error or "") for one in records]
+    return fitting(sizes, _PAGE_BYTES)

@@ -35,7 +35,7 @@ from bide.core.records import (
 )
 from bide.ports import COUNTED, Clock, Features, Listening, OnWake, remote
 from bide.ports.remote import Batch, Operation, Success
-from bide.stores.batches import gathered
+from bide.stores.batches import gathered, slices
 from bide.stores.clocks import ServerTime, StoreClock
 from bide.stores.http.calls import Calls, NotAllowed, TooLarge, Transport, base_of
 from bide.stores.http.wakes import Subscriber
@@ -179,9 +179,7 @@ class HttpStore:
     # --- features.events
 
     async def record(self, events: Sequence[Event]) -> None:
-        most = self._open().calls.most
-        for first in range(0, len(events), most):
-            part = list(events[first : first + most])
+        for part in map(list, slices(events, self._open().calls.most)):
             try:
                 await self._ask(remote.RECORD, part)
             except UnicodeEncodeError:
@@ -244,7 +242,7 @@ class HttpStore:
         """Do a batch in order, mostly in one call, else in several. Raises PartlyFailed if only some were done."""
         calls = self._open().calls
         answers: list[Any] = []
-        ahead = [list(items[first : first + calls.most]) for first in range(0, len(items), calls.most)]
+        ahead = [list(part) for part in slices(items, calls.most)]
         ahead.reverse()
         while ahead:
             part = ahead.pop()

@@ -79,15 +79,8 @@ def slices_of_new(tasks: Sequence[NewTask], largest: int) -> list[Sequence[NewTa
     for part in slices(tasks, AT_ONCE):
         if 2 * sum([len(new.payload) + len(new.options) for new in part]) + _AROUND * len(part) <= room:
             parts.append(part)
-            continue
-        first, size = 0, 0
-        for place, new in enumerate(part):
-            more = size_of(new)
-            if place > first and size + more > room:
-                parts.append(part[first:place])
-                first, size = place, 0
-            size += more
-        parts.append(part[first:])
+        else:
+            parts += slices(part, AT_ONCE, sizes_of=lambda some: [*map(size_of, some)], room=room)
     return parts
 
 

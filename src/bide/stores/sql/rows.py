@@ -16,7 +16,7 @@ COLUMNS = (
 )
 """The order of `Record`'s fields, with `at` and `woke_at` in place of `wake_at` and `finished_at`; then `row`."""
 WIDTH = 21
-STATE, AT, WOKE, ROW = 4, 6, 18, 20
+STATE, AT, PAYLOAD, WOKE, ROW = 4, 6, 13, 18, 20
 """Positions in a row. While a task is leased, `woke_at` is the wake time that it was leased for."""
 Row: TypeAlias = Sequence[Any]
 """A row of `COLUMNS`, with the state as its code."""

@@ -25,6 +25,7 @@ from bide.core.answers import Answer
 from bide.core.events import Event, EventKind
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.lifecycle import next_token
+from bide.core.payloads import TOGETHER, fitting
 from bide.core.records import (
     Change,
     Filter,
@@ -42,7 +43,7 @@ from bide.core.records import (
     Token,
     Topic,
 )
-from bide.stores.sql.rows import AT, ROW, Row, record_of, values_of
+from bide.stores.sql.rows import AT, PAYLOAD, ROW, Row, record_of, values_of
 from bide.stores.sqlite.connection import DiskReserve, lost_part
 from bide.stores.sqlite.rows import (
     FEW,
@@ -228,13 +229,17 @@ def change(work: UnitOfWork, changes: Sequence[Change], now: Millis) -> list[Ans
 
 
 def lease(work: UnitOfWork, wants: Mapping[Topic, int], now: Millis, until: Millis, holder: str) -> Leased:
-    """Lease due tasks: O(log n) per task, however many wait, and two seeks per topic with room left."""
+    """Lease due tasks: O(log n) per task, however many wait, and two seeks per topic with room left.
+
+    Once payloads exceed `TOGETHER`, one task of each further topic. The head of a topic that was cut short is due.
+    """
+    room = TOGETHER
     tasks: list[Record] = []
     updates: list[tuple[Any, ...]] = []
     asking: list[Topic] = []
     work.point("lease:begun")
     for topic, want in wants.items():
-        rows = _due(work, topic, want, now) if want > 0 else []
+        rows = _due(work, topic, want, now, room) if want > 0 else []
         if len(rows) < want or want <= 0:
             asking.append(topic)
         token = work.last_token() if rows else 0
@@ -243,6 +248,7 @@ def lease(work: UnitOfWork, wants: Mapping[Topic, int], now: Millis, until: Mill
             record = lifecycle.lease(record_of(row), now, until, holder, token)
             tasks.append(record)
             updates.append((until, record.planned_at, record.attempt, record.losses, token, holder, row[ROW]))
+            room -= len(record.payload)
         if rows:
             work.used_token(token)
     work.point("lease:selected")
@@ -252,14 +258,17 @@ def lease(work: UnitOfWork, wants: Mapping[Topic, int], now: Millis, until: Mill
     return Leased(tasks, heads(work, asking), now)
 
 
-def _due(work: UnitOfWork, topic: Topic, want: int, now: Millis) -> list[Row]:
-    """The due rows of `topic`, oldest first: waiting tasks and tasks with an expired lease, merged."""
+def _due(work: UnitOfWork, topic: Topic, want: int, now: Millis, room: int) -> list[Row]:
+    """The due rows of `topic`, oldest first: waiting tasks and tasks with an expired lease, merged. See `read_rows`."""
     while True:
-        waiting = read_rows(work.cursor, QUERIES["waiting_due"], (topic, now, want))
-        lost = read_rows(work.cursor, QUERIES["leased_due"], (topic, now, want))
+        waiting = read_rows(work.cursor, QUERIES["waiting_due"], (topic, now, want), room)
+        lost = read_rows(work.cursor, QUERIES["leased_due"], (topic, now, want), room)
         damaged = [(row, flaw) for row in chain(waiting, lost) if (flaw := flaw_in(row))]
         if not damaged:
-            return sorted(waiting + lost, key=_by_at)[:want] if lost else waiting
+            if not lost:
+                return waiting
+            due = sorted(waiting + lost, key=_by_at)[:want]
+            return due[: fitting([len(row[PAYLOAD]) for row in due], room)]
         for row, flaw in damaged:
             _set_aside(work, row, flaw, now)
 

@@ -23,7 +23,7 @@ from bide.ports import COUNTED
 from bide.stores.cursors import read_cursor
 from bide.stores.named_queries import read_queries, read_statements
 from bide.stores.sql.reading import Located, Reads, at_once, count_of, read_page
-from bide.stores.sql.rows import CODES, COLUMNS, ROW, STATE, STATES, Row, record_of
+from bide.stores.sql.rows import CODES, COLUMNS, PAYLOAD, ROW, STATE, STATES, Row, record_of
 from bide.stores.sqlite.connection import code_of
 
 _HERE = Path(__file__).parent
@@ -97,10 +97,13 @@ def _mended(place: int, value: Any) -> Any:
 # --- reading
 
 
-def read_rows(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...]) -> list[Row]:
-    """The rows of a query, with bytes in place of text that is not UTF-8."""
+def read_rows(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...], room: int | None = None) -> list[Row]:
+    """The rows of a query, with bytes in place of text that is not UTF-8.
+
+    `room`: the row whose payload exceeds so many bytes, with those before it, is the last. For `{record}` queries.
+    """
     try:
-        return cursor.execute(query, arguments).fetchall()
+        return _fetched(cursor.execute(query, arguments), room)
     except (sqlite3.OperationalError, UnicodeDecodeError) as error:
         if code_of(error):
             raise
@@ -108,9 +111,22 @@ def read_rows(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...]) ->
     text_factory = connection.text_factory
     connection.text_factory = _text_or_bytes
     try:
-        return cursor.execute(query, arguments).fetchall()
+        return _fetched(cursor.execute(query, arguments), room)
     finally:
         connection.text_factory = text_factory
+
+
+def _fetched(found: sqlite3.Cursor, room: int | None) -> list[Row]:
+    if room is None:
+        return found.fetchall()
+    rows: list[Row] = []
+    for row in found:
+        rows.append(row)
+        payload = row[PAYLOAD]
+        room -= len(payload) if type(payload) is bytes else 0  # a damaged row may have another type
+        if room < 0:
+            break
+    return rows
 
 
 def _text_or_bytes(raw: bytes) -> str | bytes:

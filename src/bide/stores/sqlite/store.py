@@ -17,7 +17,7 @@ from bide.core.instants import Millis
 from bide.core.records import Lease, Leased, NewTask, Ref, Tally, Topic
 from bide.core.table_source import TableSource
 from bide.ports import COUNTED, Features, Finding
-from bide.stores.batches import AT_ONCE
+from bide.stores.batches import slices
 from bide.stores.sql.operations import rest_of
 from bide.stores.sqlite import database, operations
 from bide.stores.sqlite.commit_watch import Listener
@@ -70,15 +70,16 @@ class SqliteStore(Verbs):
         return f"<SqliteStore {self._settings.path} {'open' if self._database else 'closed'}>"
 
     async def add(self, tasks: Sequence[NewTask], *, now: Millis) -> list[Answer]:
-        """In transactions of some thousand tasks, with pauses in which other processes write."""
-        if len(tasks) <= AT_ONCE:
+        """In transactions of some thousand tasks or 1 MiB, with pauses in which other processes write."""
+        parts, done = slices(tasks), 0
+        if len(parts) <= 1:
             return await super().add(tasks, now=now)
         answers: list[Any] = [None] * len(tasks)
         wrote_since = time.monotonic()
         with rest_of(answers):
-            for first in range(0, len(tasks), AT_ONCE):
-                part = slice(first, first + AT_ONCE)
-                answers[part] = await super().add(tasks[part], now=now)
+            for part in parts:
+                answers[done : done + len(part)] = await super().add(part, now=now)
+                done += len(part)
                 if time.monotonic() - wrote_since > _WRITES_FOR:
                     await asyncio.sleep(_PAUSES_FOR)
                     wrote_since = time.monotonic()

@@ -216,6 +216,21 @@ class Fairness(SuiteBase):
         taken = [record.topic for record in leased.tasks]
         assert (taken.count("flood"), taken.count("calm")) == (5, 1)
 
+    async def test_a_flood_of_large_payloads_comes_in_order_and_leaves_no_topic_out(self, store: Store) -> None:
+        """A lease may stop at 1 MiB of payloads. Then it says that more is due."""
+        flood = [new(f"{number:02}", topic="flood", due=At(NOW - 20 + number)) for number in range(12)]
+        await put(store, *(replace(one, payload=bytes(200 * 1024)) for one in flood), now=NOW - SECOND)
+        await put(store, *(new(str(number), topic="calm", due=At(NOW)) for number in range(12)))
+        taken: list[str] = []
+        while len(taken) < 12:
+            leased = await store.lease({"flood": 12, "calm": 1}, now=NOW, until=NOW + LEASE, holder="w")
+            assert [record.topic for record in leased.tasks].count("calm") == 1
+            more = [record.key for record in leased.tasks if record.topic == "flood"]
+            assert more
+            taken += more
+            assert len(taken) == 12 or leased.heads["flood"] <= leased.now
+        assert sorted(taken) == [one.key for one in flood]
+
     async def test_a_topic_that_nobody_handles_delays_nobody(self, store: Store) -> None:
         await put(store, *(new(str(number), topic="unhandled", due=At(0)) for number in range(500)))
         await put_one(store, new("k", topic="handled", due=At(NOW + 1)))
