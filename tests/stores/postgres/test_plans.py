@@ -65,7 +65,8 @@ ARGUMENTS: dict[str, tuple[Any, ...]] = {
     **{f"page_of_state_{state}": (f"t{max(0, state - 2)}", NOW - 900_000, 5, 2**62, 100) for state in range(5)},
     "next_topic": ("",),
     "next_topic_of_group": ("g", ""),
-    "counts": (100,),
+    **{f"next_topic_of_state_{state}": ("",) for state in range(5)},
+    "counts": (100, "", 100, None),
     "forecast": (100, ["t0"], [0], [2**62]),
 }  # fmt: skip
 """Every statement that touches the table of tasks."""
@@ -215,7 +216,8 @@ def test_every_query_is_used(root: Path) -> None:
     code = "\n".join(path.read_text("utf-8") for part in ("sql", "postgres") for path in (stores / part).glob("*.py"))
     used = set(re.findall(r'"(\w+)"', code))
     names = {re.sub(r"_\d+$", "", name) for name in queries_of("bide", "")}
-    assert names - used <= {"page_of_state", "lease", "lease_more"}, "these are named with a number"
+    numbered = {"page_of_state", "next_topic_of_state", "lease", "lease_more"}
+    assert names - used <= numbered, "these are named with a number"
 
 
 async def test_the_pages_of_a_state_are_one_seek(connection: Surveyed) -> None:

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, defaultdict
-from collections.abc import Awaitable, Mapping
+from collections.abc import Awaitable, Mapping, Sequence
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from tests.servers.fixtures import StartsRedis
+from tests.stores.many_topics import asked_of_topics
 from tests.stores.redis.conftest import OpensStore
 from tests.stores.redis.deployments import Servers
 from tests.waiting import not_before, pause, until
@@ -33,12 +34,13 @@ from bide.core.records import (
     Settlement,
     State,
 )
-from bide.stores.redis import RedisStore
+from bide.stores.redis import RedisStore, reading
 from bide.stores.redis.layout import record_of
 from bide.stores.redis.leasing import _MOST_BYTES as MOST_BYTES
 from bide.stores.redis.leasing import CAP, GRACE, HeadCache, Leaser, owned, owner_of
 from bide.stores.redis.script_client import Call
 from bide.stores.redis.store import LONGEST_PATIENCE
+from bide.stores.redis.topology import SharedConnection
 from bide.testing.store_suite.base import (
     HOUR,
     LEASE,
@@ -269,9 +271,7 @@ def spent(log: Reply) -> int:
     return total
 
 
-async def test_intervals_are_counted_in_one_call_for_each_shard_and_topic(
-    servers: Servers, open_store: OpensStore
-) -> None:
+async def test_intervals_are_counted_in_one_call_for_each_shard(servers: Servers, open_store: OpensStore) -> None:
     store = await open_store(servers.url, query="&shards=4", clock="caller")
     wakes = [NOW + number * number % 9_973 for number in range(300)]
     tasks = [new(f"{number}", topic="ab"[number % 2], due=At(wake)) for number, wake in enumerate(wakes)]
@@ -281,7 +281,7 @@ async def test_intervals_are_counted_in_one_call_for_each_shard_and_topic(
     await store.tally()  # the servers know the script
     before = scripts_run(servers)
     found = await store.tally(edges)
-    assert scripts_run(servers) - before == 4 + 4 + 1, "each topic, where there is any of it"
+    assert scripts_run(servers) - before == 4, "all topics of a shard together"
     servers.ask("SCRIPT", "FLUSH")
     assert await store.tally(edges) == found, "a server that was restarted knows no script"
 
@@ -450,6 +450,39 @@ async def test_a_late_answer_gives_nothing_that_is_no_longer_held(shared_url: st
     assert len(bodies) == len(KEYS)
     assert all(key.encode() in bodies[key] for key in ("k0", "k2", "k4"))
     assert [record_of("t", "k4", bodies["k4"])] == await store.get([Ref("t", "k4")]), "with the longer lease"
+
+
+async def test_what_is_asked_does_not_grow_with_the_topics(
+    shared_url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """P11: but by a command for some hundred (topic, shard)."""
+    commands = 0
+    post = SharedConnection.post
+
+    def counted(self: SharedConnection, asked: Sequence[Any]) -> Any:
+        nonlocal commands
+        commands += len(asked)
+        return post(self, asked)
+
+    monkeypatch.setattr(SharedConnection, "post", counted)
+    store = await open_store(shared_url, query="&shards=2", clock="caller")
+    asked = await asked_of_topics(store, lambda: commands)
+    for none, one, tally in asked.values():
+        assert none <= 2 + 2 * (1 + 1_000 // 500), "the topics of both shards, and a script for each 500 of them"
+        assert one <= none + 5, "and a page, the task with the end of its lease, and the next page"
+        assert tally <= 2 + 2 * (1 + 1_000 // 71)
+
+
+async def test_a_topic_is_examined_as_a_whole(
+    shared_url: str, open_store: OpensStore, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also if its shards are more than a list examines at once: else its tasks would be out of order."""
+    monkeypatch.setattr(reading, "_PLACES", 3)
+    store = await open_store(shared_url, query="&shards=4", clock="caller")
+    await put(store, *(new(f"{n}", topic="abc"[n % 3], due=At(NOW + n * 37 % 100)) for n in range(100)))
+    shown = [(one.topic, one.wake_at) for one in await listed(store, Filter(state=State.WAITING), limit=7)]
+    assert shown == sorted(shown)
+    assert len(shown) == 100
 
 
 async def test_nothing_is_left_behind(servers: Servers, redis_namespace: str, open_store: OpensStore) -> None:

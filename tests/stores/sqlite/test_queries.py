@@ -20,7 +20,7 @@ SCANS = {
     "workers": "as many rows as workers",
     "forget_workers": "as many rows as workers",
     "events": "the newest lines of the log, from its end, up to the limit",
-    "topics": "the topics found so far, which are the rows of the loose scan itself",
+    "counts": "the topics found so far, which are the rows of the loose scan itself",
 }
 """The queries that may visit more than an index leads them to, and over what."""
 
@@ -39,8 +39,8 @@ def connection(request: pytest.FixtureRequest) -> Iterator[sqlite3.Connection]:
 
 
 def plan(connection: sqlite3.Connection, query: str) -> list[str]:
-    # the most that `?1` and `?` in one query come to
-    arguments = [1] * (1 if "?1" in query else query.count("?"))
+    # the highest of `?1`, `?2` ..., or as many as there are `?`
+    arguments = [1] * (max(map(int, re.findall(r"\?(\d)", query)), default=query.count("?")))
     return [row[3] for row in connection.execute(f"EXPLAIN QUERY PLAN {query}", arguments)]
 
 
@@ -59,17 +59,18 @@ def test_every_query_is_served_by_an_index(connection: sqlite3.Connection, name:
     ("name", "index"),
     [
         ("task_by_name", "bide_task_name (topic=? AND key=?)"),
-        ("waiting_due", "bide_task_time (topic=? AND state=? AND at<?)"),
-        ("leased_due", "bide_task_time (topic=? AND state=? AND at<?)"),
-        ("waiting_head", "bide_task_time (topic=? AND state=?)"),
-        ("heads", "bide_task_time (topic=? AND state=?)"),
+        ("waiting_due", "bide_task_time (state=? AND topic=? AND at<?)"),
+        ("leased_due", "bide_task_time (state=? AND topic=? AND at<?)"),
+        ("waiting_head", "bide_task_time (state=? AND topic=?)"),
+        ("heads", "bide_task_time (state=? AND topic=?)"),
         ("settle_done", "bide_task_name (topic=? AND key=?)"),
-        ("page_at_instant", "bide_task_time (topic=? AND state=? AND at=? AND rowid>?)"),
-        ("page_after_instant", "bide_task_time (topic=? AND state=? AND at>? AND at<?)"),
+        ("page_at_instant", "bide_task_time (state=? AND topic=? AND at=? AND rowid>?)"),
+        ("page_after_instant", "bide_task_time (state=? AND topic=? AND at>? AND at<?)"),
+        ("next_topic_of_state", "bide_task_time (state=? AND topic>?)"),
         ("page_by_group", "bide_task_group (group_name=? AND topic=? AND key>?)"),
         ("purge", "bide_task_kept (keep_until<?)"),
-        ("count_state", "bide_task_time (topic=? AND state=?)"),
-        ("count_waiting_between", "bide_task_time (topic=? AND state=? AND at>? AND at<?)"),
+        ("counts", "bide_task_time (state=? AND topic=?)"),
+        ("count_waiting_between", "bide_task_time (state=? AND topic=? AND at>? AND at<?)"),
         ("events_by_name", "bide_event_name (topic=? AND key=?)"),
     ],
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from tests.stores.many_topics import asked_of_topics
 
 from bide.core.events import Event, EventKind
 from bide.core.records import Count, State
@@ -42,3 +43,12 @@ async def test_a_log_of_nothing_keeps_nothing(path: str) -> None:
     await store.record([event(1), event(2)])
     assert await store.events() == []
     await store.close()
+
+
+async def test_what_is_asked_does_not_grow_with_the_topics(store: SqliteStore) -> None:
+    """P11: but for the tally, by one statement for some hundred topics, and the forecast, which counts in the file."""
+    statements: list[str] = []
+    store._open().reader._connection.set_trace_callback(statements.append)
+    asked = await asked_of_topics(store, lambda: sum("count(*) FROM (\n" not in one for one in statements))
+    assert asked[1][:2] == asked[100][:2] == asked[1_000][:2]
+    assert asked[1_000][2] <= asked[1][2] + 4 * 3

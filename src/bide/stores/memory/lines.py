@@ -262,7 +262,7 @@ class MemoryReads(Reads):
     def _names(self) -> list[Topic]:
         return sorted(self._topics)
 
-    async def next_topic(self, after: Topic, group: str | None) -> Topic | None:
+    async def next_topic(self, after: Topic, group: str | None, state: State | None) -> Topic | None:
         if group is None:
             names = self._names[bisect_right(self._names, after) :][:1]
         else:

@@ -8,7 +8,8 @@ primary key.
 from __future__ import annotations
 
 import asyncio
-from collections import defaultdict
+from bisect import bisect
+from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -23,7 +24,6 @@ from bide.core.instants import LAST_INSTANT, At, Due, Millis
 from bide.core.records import (
     Change,
     Count,
-    Filter,
     Lease,
     NewTask,
     OutcomeKind,
@@ -65,7 +65,7 @@ from bide.stores.sql.operations import (
     decide_changes,
     decide_settlements,
 )
-from bide.stores.sql.reading import LATEST, Located, ServerReads, by_wake_at, count_of, topics_from
+from bide.stores.sql.reading import LATEST, Located, ServerReads, by_wake_at, count_of
 from bide.stores.sql.rows import CODES, STATES
 
 T = TypeVar("T", str, tuple[str, Token])
@@ -602,25 +602,61 @@ async def _complete(
 # --- reads
 
 _ENDED = [state for state in STATES if not state.live]
+_FIRST = 1_000
+"""The most tasks that are counted one by one."""
 
 
 class MySqlReads(ServerReads):
     _record_of, _row = record_of, ROW
 
+    async def _of_state(self, state: State, after: Topic) -> Any:
+        if state is State.LEASED:
+            return await self._call.ask("next_topic_leased", topic=after)
+        return await self._call.ask("next_topic_of_state", state=CODES[state], topic=after)
+
     async def get(self, refs: Sequence[Ref]) -> list[Record | None]:
         found = {record.ref: record for record in await read_tasks(self._call, refs)}
         return [found.get(Ref(*ref)) for ref in refs]
 
-    async def tally(self, spans: Sequence[tuple[Millis, Millis]], upto: int, only: Collection[Topic] | None) -> Tally:
-        """Count tasks. O(topics x COUNTED + leased tasks)."""
+    async def tally(
+        self, spans: Sequence[tuple[Millis, Millis]], upto: int, only: Collection[Topic] | None, after: Topic, most: int
+    ) -> tuple[Tally, Topic | None]:
+        """Count the first tasks after the topic, and its last topic by the indexes: O(COUNTED + leased tasks)."""
         counts: dict[tuple[Topic, State], Count] = {}
         forecast: dict[Topic, list[Count]] = {}
-        for topic in [topic async for topic in topics_from(self, Filter(), "")] if only is None else only:
+        last: Topic | None = None
+        if only is None:
+            last = await self._count_first(after, spans, upto, counts, forecast)
+        for topic in only or ([] if last is None else [last]):
             states, intervals = await self._counted(topic, spans, upto)
             counts.update({(topic, state): count for state, count in states.items() if count.number})
             if spans and states[State.WAITING].number:
                 forecast[topic] = intervals
-        return Tally(counts, forecast)
+        return Tally(counts, forecast), last
+
+    async def _count_first(
+        self, after: Topic, spans: Sequence[tuple[Millis, Millis]], upto: int, counts: dict[tuple[Topic, State], Count],
+        forecast: dict[Topic, list[Count]],
+    ) -> Topic | None:  # fmt: skip
+        """Count the first tasks after a topic; return the last of their topics, which may have more, left out."""
+        edges = sorted({edge for span in spans for edge in span})
+        interval = Code(f"INTERVAL(at, {', '.join(map(str, edges))})".encode()) if edges else 0
+        rows = await self._call.ask("count_first", topic=after, most=_FIRST, interval=interval)
+        full = sum(number for *_, number in rows) == _FIRST
+        end = max(rows)[0] if full else None
+        numbers: Counter[tuple[Topic, State]] = Counter()
+        for name, code, part, number in rows:
+            if name == end:
+                continue
+            topic, state = self._call.name(name), STATES[code]
+            numbers[topic, state] += number
+            if state is State.WAITING and spans:
+                found = forecast.setdefault(topic, [Count(0)] * len(spans))
+                for place, (low, high) in enumerate(spans):
+                    if bisect(edges, low) <= part < bisect(edges, high):
+                        found[place] = count_of(found[place].number + number, upto)
+        counts.update({of: count_of(number, COUNTED) for of, number in numbers.items()})
+        return None if end is None else self._call.name(end)
 
     async def _counted(
         self, topic: Topic, spans: Sequence[tuple[Millis, Millis]], upto: int

@@ -272,8 +272,22 @@ ORDER BY at, `row` LIMIT :most
 -- One step of a loose scan: the next topic costs one seek, however many tasks lie between.
 SELECT topic FROM {task} FORCE INDEX (name) WHERE topic > :topic ORDER BY topic LIMIT 1
 
+-- name: next_topic_of_state
+SELECT topic FROM {task} FORCE INDEX (due) WHERE ended = :state AND state = :state AND topic > :topic
+ORDER BY topic LIMIT 1
+
+-- name: next_topic_leased
+SELECT topic FROM {lease} FORCE INDEX (PRIMARY) WHERE topic > :topic ORDER BY topic LIMIT 1
+
 -- name: next_topic_of_group
 SELECT topic FROM {grouped} FORCE INDEX (name) WHERE group_name = :group AND topic > :topic ORDER BY topic LIMIT 1
+
+-- name: count_first
+-- The first :most tasks after a topic, by topic, state and :interval; the last topic may have more. No loose scan here
+-- can be relied on without good statistics.
+SELECT topic, state, :interval AS part, COUNT(*) FROM (
+    SELECT topic, state, at FROM {task} FORCE INDEX (name) WHERE topic > :topic ORDER BY topic, `key` LIMIT :most
+) AS few GROUP BY topic, state, part
 
 -- name: count_living
 -- Counting stops at the limit, so that a tally costs no more with ten million tasks.

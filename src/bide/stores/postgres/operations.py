@@ -499,13 +499,18 @@ class PostgresReads(ServerReads):
             found[row[0] - 1] = record_of(row[1 : 1 + WIDTH])
         return found
 
-    async def tally(self, spans: Sequence[tuple[Millis, Millis]], upto: int, only: Collection[Topic] | None) -> Tally:
+    async def tally(
+        self, spans: Sequence[tuple[Millis, Millis]], upto: int, only: Collection[Topic] | None, after: Topic, most: int
+    ) -> tuple[Tally, Topic | None]:
         """Count tasks. O(topics x COUNTED) at worst, however many wait."""
         counts: dict[tuple[Topic, State], Count] = {}
         forecast: dict[Topic, list[Count]] = {}
-        for topic, *numbers in await self._call.fetch("counts", COUNTED + 1):
+        rows = await self._call.fetch(
+            "counts", COUNTED + 1, after, most if only is None else None, None if only is None else list(only)
+        )
+        for topic, *numbers in rows:
             for state, number in zip(STATES, numbers, strict=True):
-                if number and (only is None or topic in only):
+                if number:
                     counts[topic, state] = count_of(number, COUNTED)
         waiting = [topic for topic, state in counts if state is State.WAITING]
         if spans and waiting:
@@ -514,7 +519,7 @@ class PostgresReads(ServerReads):
                 "forecast", upto + 1, *(list(one) for one in zip(*asked, strict=True))
             ):
                 forecast.setdefault(topic, []).append(count_of(number, upto))
-        return Tally(counts, forecast)
+        return Tally(counts, forecast), rows[-1][0] if rows and only is None else None
 
     async def by_time(
         self, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, most: int

@@ -498,23 +498,27 @@ WHERE topic = $1 AND state = {state} AND (at, row) > ($2, $3) AND at < $4 ORDER 
 -- One step of a loose scan: the next topic costs one seek, however many tasks lie between.
 SELECT min(topic) FROM {task} WHERE topic > $1
 
+-- name: next_topic_of_state
+SELECT topic FROM {task} WHERE state = {state} AND topic > $1 ORDER BY topic LIMIT 1
+
 -- name: next_topic_of_group
 SELECT topic FROM {task} WHERE group_name = $1 AND topic > $2 ORDER BY topic LIMIT 1
 
 -- name: counts
--- Counts by topic and state. Counting stops at the limit, so that a tally costs no more with ten million tasks.
-WITH RECURSIVE topics AS (
-    (SELECT min(topic) AS topic FROM {task})
+-- Counts by topic and state, of the topics after one, or of the given ones. Counting stops at the limit, so that a tally
+-- costs no more with ten million tasks.
+WITH RECURSIVE scanned AS (
+    (SELECT min(topic) AS topic FROM {task} WHERE topic > $2 AND $4::text[] IS NULL)
     UNION ALL
-    SELECT (SELECT min(t.topic) FROM {task} AS t WHERE t.topic > topics.topic) FROM topics WHERE topic IS NOT NULL
-)
+    SELECT (SELECT min(t.topic) FROM {task} AS t WHERE t.topic > scanned.topic) FROM scanned WHERE topic IS NOT NULL
+), topics AS (SELECT topic FROM scanned WHERE topic IS NOT NULL UNION ALL SELECT unnest($4::text[]))
 SELECT topic,
     (SELECT count(*) FROM (SELECT FROM {task} AS t WHERE t.topic = topics.topic AND state = 0 LIMIT $1) AS few),
     (SELECT count(*) FROM (SELECT FROM {task} AS t WHERE t.topic = topics.topic AND state = 1 LIMIT $1) AS few),
     (SELECT count(*) FROM (SELECT FROM {task} AS t WHERE t.topic = topics.topic AND state = 2 LIMIT $1) AS few),
     (SELECT count(*) FROM (SELECT FROM {task} AS t WHERE t.topic = topics.topic AND state = 3 LIMIT $1) AS few),
     (SELECT count(*) FROM (SELECT FROM {task} AS t WHERE t.topic = topics.topic AND state = 4 LIMIT $1) AS few)
-FROM topics WHERE topic IS NOT NULL
+FROM topics LIMIT $3
 
 -- name: forecast
 SELECT span.topic, (

@@ -11,9 +11,9 @@ from __future__ import annotations
 import asyncio
 import heapq
 from bisect import bisect_right
-from collections import Counter
-from collections.abc import Collection, Sequence
-from itertools import chain, islice
+from collections import Counter, defaultdict
+from collections.abc import AsyncIterator, Collection, Sequence
+from itertools import chain, islice, product
 from operator import add
 from typing import Any, TypeVar
 
@@ -24,6 +24,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, Millis
 from bide.core.names import RESERVED_TOPICS
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
+from bide.stores.batches import slices
 from bide.stores.cursors import Place, read_cursor, write_cursor
 from bide.stores.redis.layout import INDEX_LETTERS, Layout, record_of, text_of
 from bide.stores.redis.script_client import script
@@ -46,7 +47,13 @@ _SCRIPTS = {one.sha: one.text for one in (_PAGE, _COUNT)}
 """The read-only scripts, by hash."""
 _MOST_EDGES = 1_000
 """The most intervals in one call, so that it blocks the server for a few milliseconds at most."""
+_COUNTS, _SCRIPTS_AT_ONCE = 500, 4
+"""The most counts of one script, and the scripts that are sent together: both sides are busy for a few milliseconds."""
+_PLACES = 2_000
+"""How many (topic, shard) a list examines at once."""
 _ALL = list(INDEX_LETTERS)
+Index = tuple[int, bytes]
+"""The shard and the key of an index."""
 Entry = TypeVar("Entry", "Position", bytes)
 Position = tuple[float, bytes]
 """The position of an index entry: its raw score and member. A list skips an entry whose score is not a task's time or
@@ -185,29 +192,23 @@ async def find(reader: Reader, where: Filter, page: Page) -> Found:
     if order == "group":
         return await _group(reader, where, page, place)
     shown: list[tuple[Place, Record]] = []
-    topics = [where.topic] if where.topic is not None else sorted(await _topics_of(reader) - RESERVED_TOPICS)
-    for topic in topics:
-        if topic < place.topic:
+    async for topic, step, indexes in _indexes(reader, where, place.topic, steps):
+        if topic == place.topic and step < place.row:
             continue
-        for step in range(len(steps)):
-            if topic == place.topic and step < place.row:
-                continue
-            after: Position | None = None
-            if (topic, step) == (place.topic, max(place.row, 0)) and place.key:
-                after = place.instant, place.key.encode()
-            while len(shown) <= page.limit:
-                wanted = page.limit + 1 - len(shown)
-                entries = await _entries(reader, where, topic, steps[step], after, wanted, timed=order == "live")
-                if not entries:
-                    break
-                after = entries[-1]
-                records = await reader.get([Ref(topic, text_of(key)) for _, key in entries])
-                for (time, _), record in zip(entries, records, strict=True):
-                    # the task may be gone or moved since its entry was read
-                    if record is not None and record.state in steps[step] and _time_of(record) == time:
-                        shown.append((Place(order, topic, record.key, _time_of(record), step), record))
-            if len(shown) > page.limit:
+        after: Position | None = None
+        if (topic, step) == (place.topic, max(place.row, 0)) and place.key:
+            after = place.instant, place.key.encode()
+        while len(shown) <= page.limit:
+            wanted = page.limit + 1 - len(shown)
+            entries = await _entries(reader, where, indexes, after, wanted, timed=order == "live")
+            if not entries:
                 break
+            after = entries[-1]
+            records = await reader.get([Ref(topic, text_of(key)) for _, key in entries])
+            for (time, _), record in zip(entries, records, strict=True):
+                # the task may be gone or moved since its entry was read
+                if record is not None and record.state in steps[step] and _time_of(record) == time:
+                    shown.append((Place(order, topic, record.key, _time_of(record), step), record))
         if len(shown) > page.limit:
             break
     return _page(shown, page.limit)
@@ -228,18 +229,64 @@ def _steps_of(where: Filter) -> list[list[State]]:
     return [[state] for state in _ALL]
 
 
+async def _indexes(
+    reader: Reader, where: Filter, start: Topic, steps: Sequence[Sequence[State]]
+) -> AsyncIterator[tuple[Topic, int, list[Index]]]:
+    """The indexes of each (topic, step) of a list, from the topic `start` on; of all topics, those with entries."""
+    index, shards = reader.layout.index, range(reader.layout.shards)
+    if where.topic is not None:
+        for step, states in enumerate(steps):
+            yield where.topic, step, [(shard, index(shard, where.topic, state)) for shard in shards for state in states]
+        return
+    edges: Sequence[Millis] = ()
+    if where.wake_from is not None or where.wake_before is not None:
+        edges = where.wake_from or 0, LAST_INSTANT + 1 if where.wake_before is None else where.wake_before
+    places = sorted((topic, shard) for shard, topic in await _places(reader))
+    places = [place for place in places if place[0] >= start and place[0] not in RESERVED_TOPICS]
+    while places:
+        end = bisect_right(places, (places[:_PLACES][-1][0], reader.layout.shards))  # the end of a topic
+        part, places = places[:end], places[end:]
+        found: dict[tuple[Topic, int], list[Index]] = {}
+        for step, state in chain.from_iterable(product([step], states) for step, states in enumerate(steps)):
+            numbers = await _counted(reader, [(shard, topic) for topic, shard in part], [state], edges)
+            for (topic, shard), (length, *between) in zip(part, numbers, strict=True):
+                if length and (between or not edges):
+                    found.setdefault((topic, step), []).append((shard, index(shard, topic, state)))
+        for (topic, step), indexes in sorted(found.items()):
+            yield topic, step, indexes
+
+
+async def _counted(
+    reader: Reader, places: Sequence[tuple[int, Topic]], states: Sequence[State], edges: Sequence[Millis]
+) -> list[list[int]]:
+    """The answer of `count` for each (shard, topic). A few scripts at a time, so that other calls go in between."""
+    shards: defaultdict[int, list[int]] = defaultdict(list)
+    for place, (shard, _) in enumerate(places):
+        shards[shard].append(place)
+    most = max(1, _COUNTS // (len(states) + len(edges)))
+    scripts = [(shard, part) for shard, all_of in shards.items() for part in slices(all_of, most)]
+    found: list[list[int]] = [[]] * len(places)
+    index = reader.layout.index
+    for some in slices(scripts, _SCRIPTS_AT_ONCE):
+        asked: list[tuple[int | None, Command]] = []
+        for shard, part in some:
+            keys = [index(shard, places[place][1], state) for place in part for state in states]
+            asked.append((shard, ("EVALSHA", _COUNT.sha, len(keys), *keys, len(states), *edges)))
+        for (_, part), reply in zip(some, await reader.ask(asked), strict=True):
+            for place, numbers in zip(part, reply, strict=True):
+                found[place] = numbers
+    return found
+
+
 async def _entries(
-    reader: Reader, where: Filter, topic: Topic, states: Sequence[State], after: Position | None, count: int, *,
-    timed: bool,
-) -> list[Position]:  # fmt: skip
-    """The next entries of these states of one topic, from all shards. `timed`: for a list by wake time."""
+    reader: Reader, where: Filter, indexes: Sequence[Index], after: Position | None, count: int, *, timed: bool
+) -> list[Position]:
+    """The next entries of these indexes. `timed`: for a list by wake time."""
     low = (where.wake_from or 0) if timed else 0
     high = where.wake_before if timed and where.wake_before is not None else LAST_INSTANT + 1
     if after is not None and after[0] < low:
         after = None
     place = (low, b"", "from") if after is None else (_score(after[0]), after[1], "behind")
-    layout = reader.layout
-    indexes = [(shard, layout.index(shard, topic, state)) for shard in range(layout.shards) for state in states]
     share = _share(count, len(indexes))
     pages = await reader.ask(
         [(shard, ("EVALSHA", _PAGE.sha, 1, index, *place[:2], high, share, place[2])) for shard, index in indexes]
@@ -324,28 +371,22 @@ async def _places(reader: Reader) -> list[tuple[int, Topic]]:
 
 
 async def tally(reader: Reader, edges: Sequence[Millis] | None, only: Collection[Topic] | None) -> Tally:
-    """Exact counts of every topic and state, in one call per shard and topic; each interval costs O(log n)."""
+    """Exact counts of every topic and state, in one call for some topics of a shard; each interval costs O(log n)."""
     edges, layout = edges or (), reader.layout
     places = await _places(reader) if only is None else [(shard, one) for shard in range(layout.shards) for one in only]
     parts = [edges[start : start + _MOST_EDGES + 1] for start in range(0, max(1, len(edges) - 1), _MOST_EDGES)]
-    asked = [(shard, topic, part) for shard, topic in places for part in parts]
-    replies = await reader.ask(
-        [
-            (shard, ("EVALSHA", _COUNT.sha, len(_ALL), *layout.topic(shard, topic)[1:], *part))
-            for shard, topic, part in asked
-        ]
-    )
     counts: Counter[tuple[Topic, State]] = Counter()
     forecast: dict[Topic, list[int]] = {}
-    for place, (_, topic) in enumerate(places):
-        of = replies[place * len(parts) : (place + 1) * len(parts)]
-        for state, number in zip(_ALL, of[0], strict=False):
-            counts[topic, state] += number
-        if len(edges) > 1 and of[0][0]:
-            found = (reply[len(_ALL) :] or [0] * (len(part) - 1) for reply, part in zip(of, parts, strict=True))
-            between = list(chain.from_iterable(found))
-            before = forecast.get(topic)
-            forecast[topic] = between if before is None else list(map(add, before, between))
+    for some in slices(places, _PLACES):
+        replies = [await _counted(reader, some, _ALL, part) for part in parts]
+        for (_, topic), *of in zip(some, *replies, strict=True):
+            for state, number in zip(_ALL, of[0], strict=False):
+                counts[topic, state] += number
+            if len(edges) > 1 and of[0][0]:
+                found = (reply[len(_ALL) :] or [0] * (len(part) - 1) for reply, part in zip(of, parts, strict=True))
+                between = list(chain.from_iterable(found))
+                before = forecast.get(topic)
+                forecast[topic] = between if before is None else list(map(add, before, between))
     return Tally(
         {each: Count(number) for each, number in counts.items() if number},
         {topic: [Count(number) for number in numbers] for topic, numbers in forecast.items()},

@@ -11,8 +11,11 @@ from bide.core.instants import Millis
 from bide.core.names import RESERVED_TOPICS
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
 from bide.stores.cursors import Place, place_of, read_cursor, write_cursor
+from bide.stores.sql.rows import CODES
 
 T = TypeVar("T")
+_TOPICS, _TASKS = 500, 20_000
+"""The most topics, and about the most tasks, that one statement counts."""
 LATEST: Millis = 2**62
 """Later than every valid instant."""
 Located = tuple[int, Record]
@@ -33,13 +36,18 @@ class Reads(ABC):
         record_of, place = type(self)._record_of, self._row
         return [(row[place], record_of(row)) for row in rows]
 
-    async def next_topic(self, after: Topic, group: str | None) -> Topic | None:
-        """The first topic after `after`, of one group or of all tasks."""
-        if group is None:
+    async def next_topic(self, after: Topic, group: str | None, state: State | None) -> Topic | None:
+        """The first topic after `after`, of one group, of the tasks in one state, or of all tasks: one seek."""
+        if group is not None:
+            rows = await self._call.ask("next_topic_of_group", group=group, topic=after)
+        elif state is None:
             rows = await self._call.ask("next_topic", topic=after)
         else:
-            rows = await self._call.ask("next_topic_of_group", group=group, topic=after)
+            rows = await self._of_state(state, after)
         return self._call.name(rows[0][0]) if rows and rows[0][0] is not None else None
+
+    async def _of_state(self, state: State, after: Topic) -> Any:
+        return await self._call.ask(f"next_topic_of_state_{CODES[state]}", topic=after)
 
     async def by_name(self, topic: Topic, after: str, group: str | None, most: int) -> list[Located]:
         """Read in the order of keys, after the key `after`."""
@@ -64,8 +72,10 @@ class ServerReads(Reads):
         """Read tasks by their names. O(log n) per task."""
 
     @abstractmethod
-    async def tally(self, spans: Sequence[tuple[Millis, Millis]], upto: int, only: Collection[Topic] | None) -> Tally:
-        """Count by topic and state, and in each interval, each count up to `upto`."""
+    async def tally(
+        self, spans: Sequence[tuple[Millis, Millis]], upto: int, only: Collection[Topic] | None, after: Topic, most: int
+    ) -> tuple[Tally, Topic | None]:
+        """Count by topic and state, and in each interval, each count up to `upto`. For the rest see `tally_all`."""
 
 
 async def in_snapshot(connection: Any, read: Callable[[Any], Awaitable[T]]) -> T:
@@ -87,6 +97,24 @@ async def find(connection: Any, reads: type[Reads], where: Filter, page: Page) -
     if page.limit <= 0:
         return Found([], page.cursor)
     return await in_snapshot(connection, lambda call: read_page(reads(call), where, place, page.limit))
+
+
+async def tally_all(some: Callable[[Topic, int], Awaitable[tuple[Tally, Topic | None]]]) -> Tally:
+    """Count by calls that each take a few milliseconds, so that others go in between.
+
+    `some`: counts in up to so many topics after one, and returns the last of them; None: there are no more, or certain
+    topics were asked for, which it counts at once.
+    """
+    counts: dict[tuple[Topic, State], Count] = {}
+    forecast: dict[Topic, Sequence[Count]] = {}
+    last: Topic | None = ""
+    most = _TOPICS // 10
+    while last is not None:
+        found, last = await some(last, most)
+        counts.update(found.counts)
+        forecast.update(found.forecast)
+        most = max(1, min(_TOPICS, most * _TASKS // (1 + found.number())))
+    return Tally(counts, forecast)
 
 
 def at_once(steps: Coroutine[Any, Any, T]) -> T:
@@ -125,7 +153,7 @@ async def topics_from(reads: Reads, where: Filter, first: Topic) -> AsyncIterato
     if first:
         yield first
     topic: Topic | None = first
-    while (topic := await reads.next_topic(topic or "", where.group)) is not None:
+    while (topic := await reads.next_topic(topic or "", where.group, where.state)) is not None:
         yield topic
 
 

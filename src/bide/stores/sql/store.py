@@ -33,7 +33,7 @@ from bide.stores.listeners import Listeners
 from bide.stores.sql.dialect import Dialect
 from bide.stores.sql.journaled_connection import Ask, LockedRows, RowLocked, is_among
 from bide.stores.sql.leasing import POLL, Leasing
-from bide.stores.sql.reading import ServerReads, find, in_snapshot
+from bide.stores.sql.reading import ServerReads, find, in_snapshot, tally_all
 from bide.stores.sql.schema import SqlSchema
 from bide.stores.sql.transactions import ConnectionState, JoinedVerbs, OwnTransactions
 
@@ -360,9 +360,9 @@ class SqlStore(ABC):
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
     ) -> Tally:
         runtime = self._open()
-        spans = [] if edges is None else list(pairwise(edges))
-        return await in_snapshot(
-            runtime.connections["read"], lambda call: runtime.reads(call).tally(spans, upto, topics)
+        spans, read, reads = list(pairwise(edges or ())), runtime.connections["read"], runtime.reads
+        return await tally_all(
+            lambda after, most: in_snapshot(read, lambda call: reads(call).tally(spans, upto, topics, after, most))
         )
 
     # --- features.transactions

@@ -118,20 +118,27 @@ SELECT {record} FROM bide_task WHERE topic = ? AND state = ? AND at > ? AND at <
 -- One step of a loose scan: the next topic costs one seek, however many tasks lie between.
 SELECT min(topic) FROM bide_task WHERE topic > ?
 
+-- name: next_topic_of_state
+SELECT min(topic) FROM bide_task WHERE state = ? AND topic > ?
+
 -- name: next_topic_of_group
 SELECT min(topic) FROM bide_task WHERE group_name = ? AND topic > ?
 
--- name: topics
-WITH RECURSIVE topics (topic) AS (
-    SELECT min(topic) FROM bide_task
+-- name: counts
+-- Counts by topic and state, of the topics after one, or of those in a JSON array. Counting stops at the limit, so that
+-- a tally costs no more with ten million tasks.
+WITH RECURSIVE scanned (topic) AS (
+    SELECT min(topic) FROM bide_task WHERE topic > ?1 AND ?4 IS NULL
     UNION ALL
-    SELECT (SELECT min(topic) FROM bide_task WHERE bide_task.topic > topics.topic) FROM topics WHERE topic IS NOT NULL
-)
-SELECT topic FROM topics WHERE topic IS NOT NULL
-
--- name: count_state
--- Counting stops at the limit: a tally costs the same at ten million.
-SELECT count(*) FROM (SELECT 1 FROM bide_task WHERE topic = ? AND state = ? LIMIT ?)
+    SELECT (SELECT min(topic) FROM bide_task WHERE bide_task.topic > scanned.topic) FROM scanned WHERE topic IS NOT NULL
+), topics (topic) AS (SELECT topic FROM scanned WHERE topic IS NOT NULL UNION ALL SELECT value FROM json_each(?4))
+SELECT topic,
+    (SELECT count(*) FROM (SELECT 1 FROM bide_task AS t WHERE t.topic = topics.topic AND state = 0 LIMIT ?2)),
+    (SELECT count(*) FROM (SELECT 1 FROM bide_task AS t WHERE t.topic = topics.topic AND state = 1 LIMIT ?2)),
+    (SELECT count(*) FROM (SELECT 1 FROM bide_task AS t WHERE t.topic = topics.topic AND state = 2 LIMIT ?2)),
+    (SELECT count(*) FROM (SELECT 1 FROM bide_task AS t WHERE t.topic = topics.topic AND state = 3 LIMIT ?2)),
+    (SELECT count(*) FROM (SELECT 1 FROM bide_task AS t WHERE t.topic = topics.topic AND state = 4 LIMIT ?2))
+FROM topics LIMIT ?3
 
 -- name: count_waiting_between
 SELECT count(*) FROM (

@@ -174,25 +174,25 @@ def get_tasks(cursor: sqlite3.Cursor, refs: Sequence[Ref]) -> list[Record | None
     return [None if one is None else one[1] for one in found]
 
 
-def tally_tasks(
-    cursor: sqlite3.Cursor, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None
-) -> Tally:
-    """Counts by topic and state: at most O(topics x COUNTED), plus `upto` per interval, however many tasks wait."""
+def tally_some(
+    cursor: sqlite3.Cursor, edges: Sequence[Millis] | None, upto: int, only: Collection[Topic] | None, after: Topic,
+    most: int,
+) -> tuple[Tally, Topic | None]:  # fmt: skip
+    """Counts by topic and state: at most O(topics x COUNTED), plus `upto` per interval. See `tally_all`."""
     counts: dict[tuple[Topic, State], Count] = {}
     forecast: dict[Topic, list[Count]] = {}
-    # a loose scan for all topics: one seek each
-    named = [topic for (topic,) in cursor.execute(QUERIES["topics"])] if only is None else only
-    for topic in named:
-        for code, state in enumerate(STATES):
-            count = _count(cursor, QUERIES["count_state"], (topic, code), COUNTED)
-            if count.number:
-                counts[topic, state] = count
+    names = None if only is None else _encode(list(only)).decode()
+    rows = cursor.execute(QUERIES["counts"], (after, COUNTED + 1, most if only is None else -1, names)).fetchall()
+    for topic, *numbers in rows:
+        for state, number in zip(STATES, numbers, strict=True):
+            if number:
+                counts[topic, state] = count_of(number, COUNTED)
         if edges is not None and len(edges) > 1 and (topic, State.WAITING) in counts:
             forecast[topic] = [
                 _count(cursor, QUERIES["count_waiting_between"], (topic, low, high), upto)
                 for low, high in pairwise(edges)
             ]
-    return Tally(counts, forecast)
+    return Tally(counts, forecast), rows[-1][0] if rows and only is None else None
 
 
 def _count(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...], upto: int) -> Count:
@@ -211,9 +211,13 @@ def find_tasks(cursor: sqlite3.Cursor, where: Filter, page: Page) -> Found:
 class SqliteReads(Reads):
     """Reads by a cursor, which never waits: `at_once` runs it."""
 
-    async def next_topic(self, after: Topic, group: str | None) -> Topic | None:
-        query, place = ("next_topic", (after,)) if group is None else ("next_topic_of_group", (group, after))
-        topic: Topic | None = self._call.execute(QUERIES[query], place).fetchone()[0]
+    async def next_topic(self, after: Topic, group: str | None, state: State | None) -> Topic | None:
+        query: tuple[str, tuple[Any, ...]] = "next_topic", (after,)
+        if group is not None:
+            query = "next_topic_of_group", (group, after)
+        elif state is not None:
+            query = "next_topic_of_state", (CODES[state], after)
+        topic: Topic | None = self._call.execute(QUERIES[query[0]], query[1]).fetchone()[0]
         return topic
 
     async def by_name(self, topic: Topic, after: str, group: str | None, most: int) -> list[Located]:

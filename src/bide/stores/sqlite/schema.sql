@@ -38,7 +38,7 @@ CREATE UNIQUE INDEX bide_task_name ON bide_task (topic, key)
 -- Due tasks, the next wake, lists and counts by state. Each state is a range of its own, so tasks that have ended or
 -- wait for long cost a lease nothing. (Two partial indexes, of live and of ended tasks, would need a term such as
 -- "state < 2" in each query; SQLite would then prefer that to "state = 0", and sort.)
-CREATE INDEX bide_task_time ON bide_task (topic, state, at)
+CREATE INDEX bide_task_time ON bide_task (state, topic, at)
 --;
 -- The tasks that purge may forget: only ended tasks have a keep_until.
 CREATE INDEX bide_task_kept ON bide_task (keep_until) WHERE keep_until IS NOT NULL

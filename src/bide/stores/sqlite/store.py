@@ -19,12 +19,13 @@ from bide.core.table_source import TableSource
 from bide.ports import COUNTED, Features, Finding
 from bide.stores.batches import slices
 from bide.stores.sql.operations import rest_of
+from bide.stores.sql.reading import tally_all
 from bide.stores.sqlite import database, operations
 from bide.stores.sqlite.commit_watch import Listener
 from bide.stores.sqlite.connection import DiskReserve
 from bide.stores.sqlite.database import VERSION, OpenFile, Settings, StoreFile, open_in_thread, version_of_file
 from bide.stores.sqlite.operations import Fault, Verbs, Write
-from bide.stores.sqlite.rows import tally_tasks
+from bide.stores.sqlite.rows import tally_some
 from bide.stores.sqlite.transactions import JoinedVerbs
 from bide.stores.sqlite.watched_table import SqliteTable
 
@@ -132,7 +133,7 @@ class SqliteStore(Verbs):
     async def tally(
         self, edges: Sequence[Millis] | None = None, *, upto: int = COUNTED, topics: Collection[Topic] | None = None
     ) -> Tally:
-        return await self._read(tally_tasks, edges, upto, topics)
+        return await tally_all(lambda after, most: self._read(tally_some, edges, upto, topics, after, most))
 
     async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
         return await self._open().writer.submit(operations.lease, wants, now, until, holder, durable=False)

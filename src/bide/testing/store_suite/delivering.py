@@ -217,14 +217,16 @@ class Fairness(SuiteBase):
         assert (taken.count("flood"), taken.count("calm")) == (5, 1)
 
     async def test_a_flood_of_large_payloads_comes_in_order_and_leaves_no_topic_out(self, store: Store) -> None:
-        """A lease may stop at 1 MiB of payloads. Then it says that more is due."""
+        """A lease may stop at some payloads. Then it says that more is due, and a topic left out comes first next time."""
         flood = [new(f"{number:02}", topic="flood", due=At(NOW - 20 + number)) for number in range(12)]
         await put(store, *(replace(one, payload=bytes(200 * 1024)) for one in flood), now=NOW - SECOND)
         await put(store, *(new(str(number), topic="calm", due=At(NOW)) for number in range(12)))
         taken: list[str] = []
+        calm = [1]
         while len(taken) < 12:
             leased = await store.lease({"flood": 12, "calm": 1}, now=NOW, until=NOW + LEASE, holder="w")
-            assert [record.topic for record in leased.tasks].count("calm") == 1
+            calm.append([record.topic for record in leased.tasks].count("calm"))
+            assert sum(calm[-2:]) >= 1
             more = [record.key for record in leased.tasks if record.topic == "flood"]
             assert more
             taken += more

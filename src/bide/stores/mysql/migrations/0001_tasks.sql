@@ -43,7 +43,7 @@ CREATE TABLE IF NOT EXISTS {task} (
     PRIMARY KEY (`row`),
     UNIQUE KEY name (topic, `key`),
     -- for due tasks, oldest first, the next wake, lists and counts: the live and the ended tasks of each topic, by time
-    KEY due (topic, ended, at, `row`)
+    KEY due (ended, topic, at, `row`)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4
 --;
 -- Batches of tasks that were leased together: one row for all tasks of one topic in one call.

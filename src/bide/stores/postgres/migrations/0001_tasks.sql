@@ -51,7 +51,7 @@ CREATE INDEX "{prefix}task_waiting" ON {task} (topic, at, row) WHERE state = 0
 CREATE INDEX "{prefix}task_leased" ON {task} (topic, at, row) WHERE state = 1
 --;
 -- Lists and counts of ended tasks.
-CREATE INDEX "{prefix}task_ended" ON {task} (topic, state, at, row) WHERE state >= 2
+CREATE INDEX "{prefix}task_ended" ON {task} (state, topic, at, row) WHERE state >= 2
 --;
 -- The tasks to purge; only ended tasks have a retention.
 CREATE INDEX "{prefix}task_kept" ON {task} (keep_until) WHERE keep_until IS NOT NULL
