@@ -217,7 +217,7 @@ class Fairness(SuiteBase):
         assert (taken.count("flood"), taken.count("calm")) == (5, 1)
 
     async def test_a_flood_of_large_payloads_comes_in_order_and_leaves_no_topic_out(self, store: Store) -> None:
-        """A lease may stop early. Then it says that more is due, and a topic that was left out comes first next time."""
+        """A lease may stop early. Then it says that more is due, and a topic left out comes first next time."""
         flood = [new(f"{number:02}", topic="flood", due=At(NOW - 20 + number)) for number in range(12)]
         await put(store, *(replace(one, payload=bytes(200 * 1024)) for one in flood), now=NOW - SECOND)
         await put(store, *(new(str(number), topic="calm", due=At(NOW)) for number in range(12)))
