@@ -88,5 +88,5 @@ def rows(database: sqlite3.Connection) -> dict[str, int]:
             f'SELECT count(*) FROM "{name}"' + (f" WHERE topic NOT IN ({own})" if name == "bide_task" else "")
         ).fetchone()[0]
         for name in tables
-        if name.startswith("bide_") and name not in {"bide_token", "bide_meta"}
+        if name.startswith("bide_") and name not in {"bide_token", "bide_meta", "bide_wake"}
     }
