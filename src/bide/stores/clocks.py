@@ -51,8 +51,7 @@ class ServerTime:
 
     def saw(self, micros: int, sent: float, received: float) -> None:
         """Note a server time of `micros`, from a call that was `sent` and answered (`received`) at these times."""
-        there = micros / 1e6
-        low, high = there - received, there - sent
+        low, high = micros / 1e6 - received, (micros + 1) / 1e6 - sent  # it was cut to whole microseconds
         if self._at >= 0:
             wider = _DRIFT * abs(received - self._at)  # answers may be noted in another order than they arrived in
             old_low, old_high = self._low - wider, self._high + wider
