@@ -12,6 +12,8 @@ from bide.timers import HashedWheel, HeapTimer, HierarchicalWheel
 
 
 class TestMemory(StoreSuite):
+    tells_what_is_taken: ClassVar[bool] = True
+
     async def make_store(self, tmp_path: Path) -> MemoryStore:
         return MemoryStore()
 

@@ -19,6 +19,7 @@ from bide.testing.store_suite import StoreSuite
 
 class TestPostgres(StoreSuite):
     durable: ClassVar[bool] = True
+    tells_what_is_taken: ClassVar[bool] = True
 
     schemas: Borrowed
     own: str

@@ -15,6 +15,7 @@ from bide.testing.store_suite import StoreSuite
 
 class TestSqlite(StoreSuite):
     durable: ClassVar[bool] = True
+    tells_what_is_taken: ClassVar[bool] = True
 
     async def make_store(self, tmp_path: Path) -> SqliteStore:
         return SqliteStore(str(tmp_path / "tasks.db"))

@@ -11,7 +11,8 @@ from tests.engine.conftest import World, virtual
 from tests.waiting import elapse
 
 from bide import SystemClock, Task
-from bide.engine.delivery.lease_plan import TopicWakes, kept_back, slots_to_lease
+from bide.core.instants import NEVER, Millis
+from bide.engine.delivery.lease_plan import TURN, TopicWakes, kept_back, slots_to_lease
 
 
 class Held(NamedTuple):
@@ -53,7 +54,7 @@ def test_one_busy_topic_gets_about_what_it_gets_alone(slots: int, topics: int) -
 @given(st.integers(1, 30), st.integers(1, 60), st.booleans())
 async def test_whoever_waits_has_its_turn(slots: int, topics: int, backlogged: bool) -> None:
     names = [f"{number}" for number in range(topics)]
-    wakes, had = TopicWakes(names, SystemClock(), 1_000), set[str]()
+    wakes, had = TopicWakes(names, SystemClock(), 1_000, "a"), set[str]()
     for name in names:
         wakes.note(name)
     for _ in names:
@@ -64,6 +65,48 @@ async def test_whoever_waits_has_its_turn(slots: int, topics: int, backlogged: b
             wakes.note(name)
         had.update(got)
     assert had == set(names)
+
+
+HELPERS = [f"worker {number}" for number in range(7)]
+
+
+async def in_turn() -> dict[str, TopicWakes]:
+    """Workers of one topic, which wait for their turn."""
+    workers = {name: TopicWakes(["t"], SystemClock(), 60_000, name) for name in HELPERS}
+    for wakes in workers.values():
+        wakes.take_looks()
+        wakes.turns.announced({name: ["t"] for name in HELPERS})
+        wakes.note_taken("t", 0, NEVER, "somebody")
+    return workers
+
+
+async def test_before_they_hear_of_each_other_all_ask_at_once() -> None:
+    wakes = TopicWakes(["t"], SystemClock(), 60_000, HELPERS[0])
+    wakes.turns.announced({name: ["t"] for name in HELPERS})
+    assert wakes.note("t", 1_000) == 1_000
+
+
+@given(st.lists(st.integers(1, 2**40), min_size=1, max_size=20))
+async def test_one_worker_asks_at_the_wake_and_the_others_in_turn(wakes: list[Millis]) -> None:
+    workers = await in_turn()
+    for wake in wakes:
+        delays = sorted(one.turns.delay("t", wake) for one in workers.values())
+        assert delays == [0, TURN, 2 * TURN, 3 * TURN, 4 * TURN, 5 * TURN, 5 * TURN]
+
+
+@given(noted=st.lists(st.integers(2**41, 2**41 + 50), max_size=30), by=st.integers(2**41, 2**41 + 50))
+async def test_what_others_took_hides_no_later_wake(noted: list[Millis], by: Millis) -> None:
+    for wakes in (await in_turn()).values():
+        for wake in noted:
+            wakes.note("t", wake)
+        wakes.note_taken("t", by, NEVER, "somebody")
+        later = [wake for wake in noted if wake > by]
+        asks = wakes.next_wake()
+        if later:
+            assert asks is not None
+            assert asks <= min(later) + 5 * TURN
+        elif len(noted) <= 16:
+            assert asks is None
 
 
 @pytest.mark.parametrize("topics", [10, 1_000])

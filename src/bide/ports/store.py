@@ -85,6 +85,13 @@ OnWake = Callable[[Topic, Millis], None]
 """Called on the event loop when a task of this topic now wakes at this time, possibly earlier than known."""
 
 
+OnTaken = Callable[[Topic, Millis, Millis, str], None]
+"""Called when `holder` has leased all that woke by a time, and still has room: `(topic, by, head, holder)`.
+
+`head` is the topic's next wake after that; NEVER: there is none.
+"""
+
+
 class Listening(Protocol):
     """A subscription; no more calls follow after `close`."""
 
@@ -96,9 +103,14 @@ class Notifies(Protocol):
 
     They may come late, twice, or not at all, because every sleep is capped. If notifications are expensive, a store may
     leave out those beyond the cap that it was opened with.
+
+    A store may also notify of what other workers took, so that of many idle workers few lease for the same task. Such
+    a message may cross that of a new task: it says nothing of tasks that wake after `by`.
     """
 
-    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listening: ...
+    async def listen(
+        self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None = None
+    ) -> Listening: ...
 
 
 class WorkerRegistry(Protocol):

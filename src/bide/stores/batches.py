@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeAlias, TypeVar
 
 from bide.core.errors import PartlyFailed
-from bide.core.instants import LAST_INSTANT, At, Millis
+from bide.core.instants import LAST_INSTANT, NEVER, At, Millis
 from bide.core.payloads import TOGETHER, fitting, payload_sizes
-from bide.core.records import Move, NewTask, Topic
+from bide.core.records import Leased, Move, NewTask, Topic
 
 AT_ONCE = 2_000
 """The most tasks in one statement: a larger one is no faster, and makes other callers wait longer."""
@@ -110,6 +111,24 @@ def merge_earliest(wakes: dict[Topic, Millis], others: Mapping[Topic, Millis]) -
     """Note several wakes, each if it is the earliest of its topic so far."""
     for topic, wake in others.items():
         earliest(wakes, topic, wake)
+
+
+Taken: TypeAlias = tuple[Millis, Millis]
+"""The latest wake of the tasks that were taken of a topic, and the topic's next wake (NEVER: none)."""
+
+
+def drained(wants: Mapping[Topic, int], leased: Leased) -> dict[Topic, Taken]:
+    """The topics of which a lease took some tasks, fewer than wanted, and left none that is due."""
+    numbers = Counter(record.topic for record in leased.tasks)
+    latest = dict.fromkeys(numbers, 0)
+    for record in leased.tasks:
+        latest[record.topic] = max(latest[record.topic], record.planned_at)
+    heads = {topic: leased.heads.get(topic, NEVER) for topic in numbers}
+    return {
+        topic: (latest[topic], head)
+        for topic, head in heads.items()
+        if head > leased.now and numbers[topic] < wants.get(topic, 0)
+    }
 
 
 def wakes_of(tasks: Sequence[NewTask | Move], about: Millis) -> dict[Topic, Millis]:

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Iterator, Mapping
 from logging import Logger
+from typing import TypeVarTuple
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.ports import OnWake
+from bide.ports import OnTaken, OnWake
+from bide.stores.batches import Taken
+
+Ts = TypeVarTuple("Ts")
 
 
 class Listener:
     """One subscription of a worker."""
 
-    def __init__(self, topics: Collection[Topic], on_wake: OnWake, listeners: dict[Listener, None]) -> None:
+    def __init__(
+        self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None, listeners: dict[Listener, None]
+    ) -> None:
         self.topics = frozenset(topics)
         self.on_wake = on_wake
+        self.on_taken = on_taken
         self._listeners = listeners
         listeners[self] = None
 
@@ -33,8 +40,8 @@ class Listeners:
     def __bool__(self) -> bool:
         return bool(self._all)
 
-    def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listener:
-        return Listener(topics, on_wake, self._all)
+    def listen(self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None = None) -> Listener:
+        return Listener(topics, on_wake, on_taken, self._all)
 
     def topics(self) -> set[Topic]:
         """The topics that have a listener."""
@@ -42,9 +49,21 @@ class Listeners:
 
     def notify(self, topic: Topic, wake: Millis) -> None:
         """Notify the listeners of `topic` of a wake."""
-        for listener in tuple(self._all):
-            if topic in listener.topics and listener in self._all:
-                try:
-                    listener.on_wake(topic, wake)
-                except Exception:  # noqa: BLE001 - a failing listener must not affect the other ones
-                    self._log.exception("a listener of %s failed", topic)
+        for listener in self._of(topic):
+            self._call(topic, listener.on_wake, topic, wake)
+
+    def notify_taken(self, taken: Mapping[Topic, Taken], holder: str) -> None:
+        """Notify the listeners of each topic of what `holder` took; see `batches.drained`."""
+        for topic, (by, head) in taken.items():
+            for listener in self._of(topic):
+                if listener.on_taken is not None:
+                    self._call(topic, listener.on_taken, topic, by, head, holder)
+
+    def _of(self, topic: Topic) -> Iterator[Listener]:
+        return (one for one in tuple(self._all) if topic in one.topics and one in self._all)
+
+    def _call(self, topic: Topic, callback: Callable[[*Ts], None], *said: *Ts) -> None:
+        try:
+            callback(*said)
+        except Exception:  # noqa: BLE001 - a failing listener must not affect the other ones
+            self._log.exception("a listener of %s failed", topic)

@@ -10,7 +10,7 @@ from typing import TypeVar
 from msgspec.structs import replace
 
 from bide.core.records import Topic
-from bide.ports import Features, Listening, OnWake, Store, StoreFacade
+from bide.ports import Features, Listening, OnTaken, OnWake, Store, StoreFacade
 from bide.testing.virtual import VirtualLoop
 
 Answered = TypeVar("Answered")
@@ -65,6 +65,6 @@ class FaultyStore(StoreFacade):
     async def open(self) -> None:
         await self.around("open", self.inner.open)
 
-    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listening:
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None = None) -> Listening:
         wakes = self.inner.features.wakes
-        return _Deaf() if self.deaf or wakes is None else await wakes.listen(topics, on_wake)
+        return _Deaf() if self.deaf or wakes is None else await wakes.listen(topics, on_wake, on_taken)

@@ -13,6 +13,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import copy_context
 from dataclasses import dataclass
+from functools import partial
 from random import Random
 from typing import Any, TypeVar
 
@@ -38,7 +39,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.ports import COUNTED, Features, OnWake
+from bide.ports import COUNTED, Features, OnTaken, OnWake
 from bide.stores.batches import gathered
 from bide.stores.clocks import ServerTime, StoreClock
 from bide.stores.memory import MemoryStore
@@ -237,14 +238,15 @@ class Link:
         assert isinstance(live, dict)
         return live
 
-    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Link:
-        def told(topic: Topic, wake: Millis) -> None:
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None = None) -> Link:
+        def deliver(callback: Callable[..., None], *said: object) -> None:
             if not self.process.alive or self.weather.deaf or self.chance.random() < self.weather.loss:
                 return
-            self._loop.call_later(self._delay(), on_wake, topic, wake, context=self.process.context)
+            self._loop.call_later(self._delay(), callback, *said, context=self.process.context)
 
-        for shard in self.server.shards:
-            self._subscriptions.append(await shard.store.listen(topics, told))
+        for shard in self.server.shards:  # what was taken of one shard says nothing of the topic's others
+            taken = None if on_taken is None or len(self.server.shards) > 1 else partial(deliver, on_taken)
+            self._subscriptions.append(await shard.store.listen(topics, partial(deliver, on_wake), taken))
         return self
 
     # --- messages

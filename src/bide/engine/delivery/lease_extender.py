@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import random
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 from bide.core.errors import PartlyFailed, StoreError
 from bide.core.instants import Millis
@@ -31,7 +31,8 @@ PRESENCE: Millis = 6_000
 class LeaseExtender:
     """Extends the leases of the deliveries in `held` three times per lease, and calls `lost` for each refused one.
 
-    Purges once a minute. Announces the worker as `holder` every two seconds, if the store keeps announcements.
+    Purges once a minute. Announces the worker as `holder` every two seconds, if the store keeps
+    announcements, and passes the live workers to `announced`.
     """
 
     def __init__(
@@ -43,6 +44,7 @@ class LeaseExtender:
         topics: Collection[Topic],
         held: Callable[[], list[Delivery]],
         lost: Callable[[Delivery, str], None],
+        announced: Callable[[Mapping[str, Collection[Topic]]], None],
     ) -> None:
         self._store = store
         self._clock = clock
@@ -51,6 +53,7 @@ class LeaseExtender:
         self._topics = list(topics)
         self._held = held
         self._lost = lost
+        self._announced = announced
         self._asked_at = asyncio.get_running_loop().time()
         self._due_at = 0.0
         """When leases are to be extended next."""
@@ -63,11 +66,15 @@ class LeaseExtender:
         Otherwise a worker whose event loop was blocked would lease its own tasks and run them again. Costs nothing
         while settling and extending are on time.
         """
-        now, third = asyncio.get_running_loop().time(), self._lease / 3000
-        await self._settled(settler, third)
-        if now - self._asked_at > 2 * third:
-            await self.extend()
-            await self._settled(settler, third)  # neither succeeded while the store was unavailable
+        loop, third = asyncio.get_running_loop(), self._lease / 3000
+        for _ in range(2):
+            now = loop.time()
+            await self._settled(settler, third)
+            if now - self._asked_at > 2 * third:
+                await self.extend()
+                await self._settled(settler, third)  # neither succeeded while the store was unavailable
+            if loop.time() - now < third:
+                return  # otherwise the loop was blocked meanwhile, or the store slow: other leases may have expired
 
     async def _settled(self, settler: Settler, soon: float) -> None:
         by = asyncio.get_running_loop().time() + soon
@@ -165,4 +172,4 @@ class LeaseExtender:
         if (workers := self._store.features.workers) is not None:
             now = self._clock.now()
             topics, until = ([], now) if gone else (self._topics, now + PRESENCE)
-            await workers.announce(self._holder, topics, until, now=now)
+            self._announced(await workers.announce(self._holder, topics, until, now=now))

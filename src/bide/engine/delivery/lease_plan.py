@@ -4,6 +4,10 @@
 since. So the cost of a lease depends on the number of topics where something is due, not on the number that the worker
 handles. Because a notification may be lost, the worker also looks at each topic once a second, at many in one call.
 
+**Turns.** All workers know of a wake, and one lease is enough for it. If the store notifies of what was taken, they ask
+in turn, `TURN` apart: which one is first follows from the wake, so that they agree without a message. The others drop
+the wakes that the first has taken. If it is full or gone, the next one asks.
+
 **Slots.** `slots_to_lease` divides the free slots, so that a flood on one topic leaves room for the others (P6). Idle
 topics lend their slots. The last slot of each idle topic is kept back from a flood, in total at most an eighth of all
 slots: with ten topics each keeps one, with a thousand the flood still gets seven eighths. Topics with a known backlog
@@ -13,15 +17,21 @@ share the rest equally, starting with the one that runs least. The sum never exc
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from heapq import heapify, heappop, heappush, heapreplace
 from math import inf
 from typing import Protocol
+from zlib import crc32
 
 from bide.core.instants import NEVER, Millis
 from bide.core.records import Leased, Topic
 from bide.ports import Clock
 
+TURN: Millis = 10
+"""Time for the worker before to ask, and for its message to arrive."""
+_LAST_TURN = 5
+_MOST_NOTED = 16
+"""With so many wakes noted of a topic, no message keeps the worker from asking about it."""
 MOST_LOOKS = 256
 """The most topics to look at in one call: a due topic waits for it."""
 _FEW_LOOKS = 8
@@ -30,15 +40,51 @@ _AT_ONCE: Millis = 0
 _FEW = 64
 
 
+class Turns:
+    """Which of the live workers of a topic asks first about a wake, and which next."""
+
+    def __init__(self, holder: str) -> None:
+        self._holder = holder
+        self._live: dict[str, frozenset[Topic]] = {}
+        self._places: dict[Topic, tuple[int, int]] = {}
+        """The place of this worker among those of the topic, and their number."""
+        self.taken = False
+        """True once the store has notified of what another worker took. Until then nobody waits."""
+
+    def announced(self, live: Mapping[str, Collection[Topic]]) -> None:
+        """Note the live workers with their topics. O(topics) for each worker that is new or has changed."""
+        before, self._live = self._live, {}
+        for holder, its in live.items():
+            known = before.get(holder, frozenset())
+            self._live[holder] = known if len(known) == len(its) else frozenset(its)
+        self._places.clear()
+
+    def delay(self, topic: Topic, wake: Millis, behind: int = 0) -> Millis:
+        """How long after a wake this worker asks about it, if it lets `behind` others go first in any case."""
+        if not self.taken:
+            return 0
+        place = self._places.get(topic)
+        if place is None:
+            workers = sorted({self._holder, *(holder for holder, its in self._live.items() if topic in its)})
+            place = self._places[topic] = workers.index(self._holder), len(workers)
+        mine, number = place
+        return TURN * min(_LAST_TURN, behind + (mine - crc32(topic.encode(), wake)) % number)
+
+
 class TopicWakes:
     """When to ask about each topic next. O(log topics) for each topic that is noted or asked about."""
 
-    def __init__(self, topics: Iterable[Topic], clock: Clock, cap: Millis) -> None:
+    def __init__(self, topics: Iterable[Topic], clock: Clock, cap: Millis, holder: str) -> None:
         """`cap`: the greatest time between two looks at a topic."""
+        self.turns = Turns(holder)
+        self._holder = holder
         self._clock = clock
         self._cap = cap / 1000
         self._loop = asyncio.get_running_loop()
         self._wakes: dict[Topic, Millis] = {}
+        """When to ask about each topic."""
+        self._noted: dict[Topic, list[Millis]] = {}
+        """The wakes noted of each topic since it was last asked about."""
         self._by_wake: list[tuple[Millis, Topic]] = []
         """A heap. An entry counts only if it is the topic's present wake."""
         self._due: dict[Topic, None] = {}
@@ -53,14 +99,42 @@ class TopicWakes:
         self._first_pause = min(self._cap, self._cap * MOST_LOOKS / max(1, len(self._looks)))
         """From a topic's first look to its second. The first looks are made at once, and the later ones spread."""
 
-    def note(self, topic: Topic, wake: Millis = _AT_ONCE) -> None:
-        """Note that a task of the topic wakes at `wake`, or that there may be due ones. It can only bring forward."""
-        if wake < self._wakes.get(topic, NEVER):
-            self._wakes[topic] = wake
-            heappush(self._by_wake, (wake, topic))
-            if len(self._by_wake) > 2 * len(self._looks) + _FEW:  # most entries no longer count
-                self._by_wake = [(wake, topic) for topic, wake in self._wakes.items() if topic not in self._due]
-                heapify(self._by_wake)
+    def note(self, topic: Topic, wake: Millis = _AT_ONCE, *, behind: int | None = 0) -> Millis:
+        """Note that a task of the topic wakes at `wake`, or that there may be due ones. It can only bring forward.
+
+        `behind`: see `Turns`; None: this worker is the first in any case. Returns when to ask about the topic.
+        """
+        if self.turns.taken:
+            self._noted.setdefault(topic, []).append(wake)
+        known = self._wakes.get(topic, NEVER)
+        if wake < known and wake != _AT_ONCE and behind is not None:
+            wake += self.turns.delay(topic, wake, behind)
+        if wake >= known:
+            return known
+        self._wakes[topic] = wake
+        heappush(self._by_wake, (wake, topic))
+        if len(self._by_wake) > 2 * len(self._looks) + _FEW:  # most entries no longer count
+            self._by_wake = [(wake, topic) for topic, wake in self._wakes.items() if topic not in self._due]
+            heapify(self._by_wake)
+        return wake
+
+    def note_taken(self, topic: Topic, by: Millis, head: Millis, holder: str) -> None:
+        """Note that `holder` has leased all of the topic that woke by then, and asks again at `head`.
+
+        A task that was being added meanwhile may wake by then as well. The first worker in turn asks about it at once.
+        """
+        if holder == self._holder:
+            return
+        self.turns.taken = True
+        noted = self._noted.get(topic, [])
+        if topic in self._due or _AT_ONCE in noted or len(noted) > _MOST_NOTED or (topic in self._wakes and not noted):
+            return
+        self.drop(topic)
+        for wake in noted:
+            if wake > by:
+                self.note(topic, wake)
+        if self._loop.time() + self._clock.seconds_until(head) < self._looks[topic]:  # else that look sees it
+            self.note(topic, head, behind=1)
 
     def due(self) -> Iterator[Topic]:
         """The topics whose wake has come, in that order. They remain until `asking` or `drop` names them."""
@@ -115,12 +189,14 @@ class TopicWakes:
     def drop(self, topic: Topic) -> None:
         """Forget what was noted of the topic, because it is paused or has no room."""
         self._wakes.pop(topic, None)
+        self._noted.pop(topic, None)
         self._due.pop(topic, None)
 
     def answered(self, topics: Iterable[Topic], leased: Leased) -> None:
-        """Note the answer about these topics."""
+        """Note the answer about these topics. The worker that took tasks of a topic is the first to ask again."""
+        mine = {record.topic for record in leased.tasks}
         for topic, head in leased.heads.items():
-            self.note(topic, head)
+            self.note(topic, head, behind=None if topic in mine else 0)
         if leased.again_by is not None:
             seconds = max(0.0, (leased.again_by - leased.now) / 1000)
             self._window, look = min(self._cap, seconds) / 2, self._loop.time() + seconds

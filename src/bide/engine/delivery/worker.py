@@ -90,9 +90,11 @@ class Worker(LeaseLoop):
         self.tables = tables
         self._observers = [one.observe for one in self._instruments] + ([] if observe is None else [observe])
         self._settler = Settler(self.store, self.clock, self._settled, self._has_backlog)
+        self._topic_wakes = TopicWakes(self._executors, self.clock, self.config.cap, self.holder)
         self._lease_extender = LeaseExtender(
-            self.store, self.clock, self.config.lease, self.holder, self._executors, self._held, self._lose
-        )
+            self.store, self.clock, self.config.lease, self.holder, self._executors, self._held, self._lose,
+            self._topic_wakes.turns.announced,
+        )  # fmt: skip
         self._listening: Listening | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._hooks = DeadHooks()
@@ -105,7 +107,6 @@ class Worker(LeaseLoop):
         """True if the worker's slots, not a topic's own, limit how many tasks are leased."""
         self._busy: dict[Topic, TopicExecutor] = {}
         """The topics that occupy slots."""
-        self._topic_wakes = TopicWakes(self._executors, self.clock, self.config.cap)
         self._paused: frozenset[Topic] = frozenset()
         """The topics that were paused when the last lease was planned."""
 
@@ -123,7 +124,7 @@ class Worker(LeaseLoop):
         for table in self.tables:
             await table.start()
         if (wakes := self.store.features.wakes) is not None:
-            self._listening = await wakes.listen(list(self._executors), self._on_wake)
+            self._listening = await wakes.listen(list(self._executors), self._on_wake, self._topic_wakes.note_taken)
         if self._executors:
             self._start_leasing()
         extender = self._lease_extender
@@ -336,8 +337,7 @@ class Worker(LeaseLoop):
     def _on_wake(self, topic: Topic, wake: Millis) -> None:
         executor = self._executors.get(topic)
         if executor is not None and executor.free > 0:
-            self._topic_wakes.note(topic, wake)
-            super()._on_wake(topic, wake)
+            super()._on_wake(topic, self._topic_wakes.note(topic, wake))
         elif executor is not None and topic not in self.pause_gate.topics:
             executor.backlogged = True
 

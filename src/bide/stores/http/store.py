@@ -33,7 +33,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.ports import COUNTED, Clock, Features, Listening, OnWake, remote
+from bide.ports import COUNTED, Clock, Features, Listening, OnTaken, OnWake, remote
 from bide.ports.remote import Batch, Operation, Success
 from bide.stores.batches import gathered, slices
 from bide.stores.clocks import ServerTime, StoreClock
@@ -166,7 +166,7 @@ class HttpStore:
 
     # --- features.wakes
 
-    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listening:
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None = None) -> Listening:
         return await self._open().wakes.listen(topics, on_wake)
 
     # --- features.workers

@@ -47,7 +47,8 @@ from bide.core.records import (
     Token,
     Topic,
 )
-from bide.ports import COUNTED, Features, OnWake
+from bide.ports import COUNTED, Features, OnTaken, OnWake
+from bide.stores.batches import drained
 from bide.stores.cursors import read_cursor
 from bide.stores.listeners import Listener, Listeners
 from bide.stores.memory.lines import Listings, MakeTimer, MemoryReads, TopicTasks
@@ -197,7 +198,10 @@ class MemoryStore:
                 wake = topic.next_wake()
                 if wake is not None:
                     heads[name] = wake
-        return Leased(taken, heads, now)
+        leased = Leased(taken, heads, now)
+        if taken and self._listeners:
+            self._listeners.notify_taken(drained(wants, leased), holder)
+        return leased
 
     def _take(self, topic: TopicTasks, want: int, now: Millis, until: Millis, holder: str) -> list[Record]:
         taken: list[Record] = []
@@ -292,9 +296,9 @@ class MemoryStore:
 
     # features
 
-    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listener:
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None = None) -> Listener:
         self._check_open()
-        return self._listeners.listen(topics, on_wake)
+        return self._listeners.listen(topics, on_wake, on_taken)
 
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis

@@ -1,9 +1,8 @@
 """The PostgreSQL store: one row per task, in the same database as your own tables.
 
 **The cost**: scheduling, leasing and plain Done are one statement and one round trip per batch. A call that has to read
-a task first (moving, cancelling, a conflict, Retry) is one transaction of four round trips. A process has up to nine
-connections, one for each kind of call and one that listens, opened when first used, and up to ten for transactions of
-handlers.
+a task first (moving, cancelling, a conflict, Retry) is one transaction of four round trips. A client has two
+connections, a worker four, and handlers that open transactions up to ten more; see docs/sql.md.
 """
 
 from __future__ import annotations
@@ -14,8 +13,8 @@ from typing import Any
 
 from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.ports import Finding, Listening, OnWake
-from bide.stores.batches import AT_ONCE, Conflicts
+from bide.ports import Finding, Listening, OnTaken, OnWake
+from bide.stores.batches import AT_ONCE, Conflicts, Taken
 from bide.stores.postgres import operations
 from bide.stores.postgres.connection import POSTGRES, Address, Call, PostgresConnection
 from bide.stores.postgres.joined import SAMPLES, PostgresVerbs, Transactions
@@ -66,8 +65,8 @@ class PostgresRuntime(Runtime):
             await self.connections["read"].read(work)
             self._raised = max(now, self._raised)
 
-    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listening:
-        return await self.notifications.listen(topics, on_wake)
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None = None) -> Listening:
+        return await self.notifications.listen(topics, on_wake, on_taken)
 
     async def close(self) -> None:
         await self.notifications.close()
@@ -78,6 +77,9 @@ class PostgresRuntime(Runtime):
 
     def withdraw(self, wakes: Mapping[Topic, Millis]) -> None:
         self._wake_messages.forget(wakes)
+
+    def send_taken(self, taken: Mapping[Topic, Taken], holder: str) -> None:
+        self.notifications.send_taken(taken, holder)
 
     async def identify(self, *, check: bool = False) -> None:
         async def work(call: Call) -> None:

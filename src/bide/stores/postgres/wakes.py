@@ -23,7 +23,8 @@ import msgspec
 from bide.core.errors import StoreError
 from bide.core.instants import Millis
 from bide.core.records import Topic
-from bide.ports import OnWake
+from bide.ports import OnTaken, OnWake
+from bide.stores.batches import Taken
 from bide.stores.listeners import Listener
 from bide.stores.postgres.connection import Call, connect, said
 from bide.stores.sql.dialect import NotSent
@@ -39,9 +40,12 @@ _AHEAD: Millis = 250
 _FRESH: Millis = 50
 """A notified wake counts as known for this long: if its task was cancelled, a worker's next poll no longer sees it."""
 _REMEMBERED = 10_000
+_TAKEN_EVERY = 0.02
+"""The least time in seconds between two messages of what was taken: each one reaches all workers."""
 
 _encode = msgspec.json.Encoder().encode
 _decode = msgspec.json.Decoder(dict[str, int]).decode
+_decode_taken = msgspec.json.Decoder(tuple[str, dict[str, tuple[int, int]]]).decode
 
 
 class WakeMessages:
@@ -76,13 +80,14 @@ class WakeMessages:
         return _written(worth)
 
 
-def _written(wakes: Mapping[Topic, Millis]) -> list[str]:
-    if not wakes:
+def _written(about: Mapping[Topic, Any], holder: str | None = None) -> list[str]:
+    """The messages about wakes, or about what `holder` took."""
+    if not about:
         return []
-    text = _encode(wakes).decode()
-    if len(text.encode()) <= _LONGEST:
-        return [text]
-    return [_encode({topic: wake}).decode() for topic, wake in wakes.items()]
+    text = _encode(about if holder is None else (holder, about))
+    if len(text) <= _LONGEST or len(about) == 1:
+        return [text.decode()]
+    return [message for topic, said in about.items() for message in _written({topic: said}, holder)]
 
 
 class Subscription:
@@ -96,11 +101,14 @@ class Subscription:
         self._channel = channel
         self._patience = patience
         self._task: asyncio.Task[None] | None = None
+        self._taken: dict[str, dict[Topic, Taken]] = {}
+        """By holder, the tasks taken of which no message was sent yet."""
+        self._sending: asyncio.Task[None] | None = None
         self._subscribed = asyncio.Event()
         self._echoed = asyncio.Event()
 
-    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listener:
-        listener: Listener = self._runtime.listeners.listen(topics, on_wake)
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None = None) -> Listener:
+        listener: Listener = self._runtime.listeners.listen(topics, on_wake, on_taken)
         try:
             if not self._address.pooled:
                 if self._task is None:
@@ -112,6 +120,28 @@ class Subscription:
             await listener.close()
             raise
         return listener
+
+    def send_taken(self, taken: Mapping[Topic, Taken], holder: str) -> None:
+        """Notify other workers of what `holder` took, at most one message in `_TAKEN_EVERY` seconds."""
+        if taken and not self._address.pooled:
+            self._taken.setdefault(holder, {}).update(taken)
+            if self._sending is None or self._sending.done():
+                self._sending = asyncio.get_running_loop().create_task(self._send_taken(), name="bide what was taken")
+
+    async def _send_taken(self) -> None:
+        while self._taken:
+            messages = [text for holder, taken in self._taken.items() for text in _written(taken, holder)]
+            self._taken = {}
+
+            async def work(call: Call, messages: list[str] = messages) -> None:
+                for text in messages:
+                    await call.fetch("notify", text)
+
+            try:
+                await self._runtime.connections["read"].read(work)
+            except StoreError as error:
+                _log.info("the others are not notified of what was taken: %s", error)
+            await asyncio.sleep(_TAKEN_EVERY)
 
     async def works(self) -> bool:
         """Tell whether an echo comes back; opens the connection if there is none yet."""
@@ -170,11 +200,15 @@ class Subscription:
             await self._echoed.wait()
 
     def _take(self, connection: Any, pid: int, channel: str, text: str) -> None:
-        if not text.startswith("{"):
+        if not text.startswith(("{", "[")):
             if text == self._runtime.name:
                 self._echoed.set()
             return
         try:
+            if text.startswith("["):
+                holder, taken = _decode_taken(text)
+                self._runtime.listeners.notify_taken(taken, holder)
+                return
             wakes = _decode(text)
         except msgspec.MsgspecError:
             _log.warning("this is no wake, and was not sent by bide: %r", text[:80])
@@ -182,7 +216,8 @@ class Subscription:
         self._runtime.notify(wakes)
 
     async def close(self) -> None:
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
-            self._task = None
+        tasks = [task for task in (self._task, self._sending) if task is not None]
+        self._task = self._sending = None
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

@@ -28,7 +28,7 @@ from bide.core.records import (
     Tally,
     Topic,
 )
-from bide.ports import COUNTED, Clock, Features, Listening, OnWake
+from bide.ports import COUNTED, Clock, Features, Listening, OnTaken, OnWake
 from bide.ports import Finding as Examined
 from bide.stores.batches import gathered
 from bide.stores.clocks import ServerTime, StoreClock
@@ -219,7 +219,7 @@ class RedisStore:
 
     # --- features.wakes
 
-    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listening:
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None = None) -> Listening:
         return await self._open().subscriptions.listen(topics, on_wake)
 
     # --- features.workers

@@ -25,8 +25,20 @@ from bide.core.instants import Millis
 from bide.core.names import storable
 from bide.core.records import Change, Filter, Found, Lease, Leased, NewTask, Page, Record, Ref, Settlement, Tally, Topic
 from bide.core.table_source import TableSource
-from bide.ports import COUNTED, Clock, Features, Finding, Joined, Listening, OnWake, Pending, Table, all_answers
-from bide.stores.batches import gathered, merge_earliest, slices
+from bide.ports import (
+    COUNTED,
+    Clock,
+    Features,
+    Finding,
+    Joined,
+    Listening,
+    OnTaken,
+    OnWake,
+    Pending,
+    Table,
+    all_answers,
+)
+from bide.stores.batches import Taken, drained, gathered, merge_earliest, slices
 from bide.stores.clocks import ServerTime, StoreClock
 from bide.stores.driver_adapters import connection_source
 from bide.stores.listeners import Listeners
@@ -74,6 +86,8 @@ class Runtime(ABC):
     leasing: Leasing
     notified = False
     """True while notifications of other processes' tasks arrive; otherwise workers have to poll."""
+    others = False
+    """True if there were several live workers when the last one of this process announced itself."""
 
     def __init__(self, address: Any, *, by_server: bool, patience: float, silence: float) -> None:
         self.address = address
@@ -134,9 +148,9 @@ class Runtime(ABC):
 
     # --- what a dialect may do otherwise
 
-    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listening:
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None = None) -> Listening:
         """Notify of earlier wakes, at least of those that this process writes."""
-        return self.listeners.listen(topics, on_wake)
+        return self.listeners.listen(topics, on_wake, on_taken)
 
     async def raise_clock(self, now: Millis) -> None:  # noqa: B027 - most need nothing
         """Prepare for calls that use `now`, if the store goes by the caller's clock."""
@@ -151,6 +165,9 @@ class Runtime(ABC):
 
     def withdraw(self, wakes: Mapping[Topic, Millis]) -> None:  # noqa: B027 - most send no messages
         """Forget these messages as sent, since the call failed."""
+
+    def send_taken(self, taken: Mapping[Topic, Taken], holder: str) -> None:  # noqa: B027 - most send no messages
+        """Notify the other workers of what `holder` took."""
 
     def notify(self, wakes: Mapping[Topic, Millis]) -> None:
         """Notify the workers of this process of committed tasks: its own, and those in another's notifications."""
@@ -330,6 +347,8 @@ class SqlStore(ABC):
         if not runtime.by_server:
             await runtime.raise_clock(now)
         leased = await runtime.leasing.lease(wants, runtime.now(now), runtime.about(now), until - now, holder)
+        if leased.tasks and runtime.others:
+            runtime.send_taken(drained(wants, leased), holder)
         if runtime.by_server and not runtime.notified:
             return replace(leased, again_by=leased.now + POLL)
         return leased
@@ -385,8 +404,8 @@ class SqlStore(ABC):
 
     # --- features.wakes, workers, events
 
-    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listening:
-        return await self._open().listen(topics, on_wake)
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None = None) -> Listening:
+        return await self._open().listen(topics, on_wake, on_taken)
 
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
@@ -405,7 +424,9 @@ class SqlStore(ABC):
                 await call.ask("forget_workers", holders=call.listed(gone), now=now)
             return {call.text(name): call.unpacked(its) for name, its, end in rows if end > now}
 
-        alive: dict[str, list[Topic]] = await self._open().connections["settle"].repeat(work)
+        runtime = self._open()
+        alive: dict[str, list[Topic]] = await runtime.connections["settle"].repeat(work)
+        runtime.others = len(alive) > 1
         return alive
 
     async def record(self, events: Sequence[Event]) -> None:

@@ -27,10 +27,10 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import TypeAlias
 
 from bide.core.errors import BadInput
-from bide.core.instants import Millis
+from bide.core.instants import NEVER, Millis
 from bide.core.records import Topic
-from bide.ports import OnWake
-from bide.stores.batches import earliest
+from bide.ports import OnTaken, OnWake
+from bide.stores.batches import Taken, earliest
 from bide.stores.sqlite.connection import WriteLock, connect
 from bide.stores.sqlite.rows import QUERIES
 
@@ -43,6 +43,7 @@ TOGETHER = 0.0005
 _AT_ONCE = 8.0
 """The number of checks allowed without such a pause, because one commit sends several signals."""
 
+_NOTHING: Mapping[Topic, Taken] = {}
 COMMITTED: Topic = ""
 """A pseudo-topic (no topic has this name): another connection has committed something."""
 
@@ -50,10 +51,17 @@ COMMITTED: Topic = ""
 class Listener:
     """One subscription, called on the event loop that made it, until it is closed."""
 
-    def __init__(self, topics: Collection[Topic], on_wake: OnWake, closed: Callable[[Listener], None]) -> None:
+    def __init__(
+        self,
+        topics: Collection[Topic],
+        on_wake: OnWake,
+        closed: Callable[[Listener], None],
+        on_taken: OnTaken | None = None,
+    ) -> None:
         self.topics = frozenset(topics)
         self._loop = asyncio.get_running_loop()
         self._on_wake = on_wake
+        self._on_taken = on_taken
         self._closed = closed
         self._open = True
 
@@ -64,14 +72,17 @@ class Listener:
         self._open = False
         self._closed(self)
 
-    def post(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Notify the listener of these wakes, from any thread, by one call into its loop."""
+    def post(self, wakes: Mapping[Topic, Millis], taken: Mapping[Topic, Taken]) -> None:
+        """Notify the listener of what was taken and then of these wakes, from any thread, by one call into its loop."""
         try:
-            self._loop.call_soon_threadsafe(self._hear, wakes)
+            self._loop.call_soon_threadsafe(self._hear, wakes, taken)
         except RuntimeError:  # the loop was closed, but this listener was not
             self._closed(self)
 
-    def _hear(self, wakes: Mapping[Topic, Millis]) -> None:
+    def _hear(self, wakes: Mapping[Topic, Millis], taken: Mapping[Topic, Taken]) -> None:
+        for topic, (by, head) in taken.items():
+            if self._open and topic in self.topics and self._on_taken is not None:
+                self._on_taken(topic, by, head, "")
         for topic, wake_at in wakes.items():
             if self._open and topic in self.topics:
                 self._on_wake(topic, wake_at)
@@ -90,15 +101,17 @@ class Notifier:
         self._lock = lock
         self.number = random.getrandbits(62) + 1
         """The number of this process as a writer of wakes."""
+        self.others = False
+        """True if there were several live workers when the last one of this process announced itself."""
         self._changing = threading.Lock()
         self.listeners: tuple[Listener, ...] = ()
         """Replaced, never mutated, so that `notify` needs no lock."""
         self._watcher: Watcher | None = None
         self._ended: list[Watcher] = []
 
-    def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listener:
-        """Call `on_wake`, on the running loop, when one of `topics` wakes earlier."""
-        listener = Listener(topics, on_wake, self._remove)
+    def listen(self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None = None) -> Listener:
+        """Call `on_wake`, on the running loop, when one of `topics` wakes earlier; see `ports.Notifies`."""
+        listener = Listener(topics, on_wake, self._remove, on_taken)
         with self._changing:
             self.listeners = (*self.listeners, listener)
             if self._watcher is None:
@@ -134,11 +147,11 @@ class Notifier:
         """The topics that have a listener."""
         return set[Topic]().union(*(listener.topics for listener in self.listeners)) - {COMMITTED}
 
-    def notify(self, wakes: Mapping[Topic, Millis]) -> None:
-        """Notify the listeners of each topic's earliest wake, from any thread."""
+    def notify(self, wakes: Mapping[Topic, Millis], taken: Mapping[Topic, Taken] = _NOTHING) -> None:
+        """Notify the listeners of what other processes took, and of each topic's earliest wake, from any thread."""
         for listener in self.listeners:
-            if not listener.topics.isdisjoint(wakes):
-                listener.post(wakes)
+            if not (listener.topics.isdisjoint(wakes) and listener.topics.isdisjoint(taken)):
+                listener.post(wakes, taken)
 
     def foreign_version(self) -> int | None:
         """A number that changes when another connection commits; None while this process is writing."""
@@ -347,19 +360,26 @@ class Watcher:
         return True
 
     def _notify_of_wakes(self, cursor: sqlite3.Cursor) -> None:
-        """Notify of the wakes that other processes have noted since the last call, or of all heads."""
+        """Notify of what other processes have noted since the last call, or of all heads."""
         notes = cursor.execute(QUERIES["wakes_after"], (self._line,)).fetchall() if self._line >= 0 else []
         topics = self._notifier.topics()
         wakes: dict[Topic, Millis] = {}
-        if self._line < 0 or (notes and notes[0][0] > self._line + 1) or any(not topic for _, _, topic, _ in notes):
+        taken: dict[Topic, Taken] = {}
+        if self._line < 0 or (notes and notes[0][0] > self._line + 1) or any(not note[2] for note in notes):
             [self._line] = cursor.execute(QUERIES["last_wake"]).fetchone()
             for topic in topics:
                 heads = [head for head in cursor.execute(QUERIES["heads"], (topic,)).fetchone() if head is not None]
                 if heads:
                     wakes[topic] = min(heads)
         else:
-            for self._line, writer, topic, wake in notes:
-                if writer != self._notifier.number and topic in topics:
-                    earliest(wakes, topic, wake)
-        if wakes:
-            self._notifier.notify(wakes)
+            for self._line, writer, topic, at, head in notes:  # in the order of the commits
+                if writer == self._notifier.number or topic not in topics:
+                    continue
+                if head is None:
+                    earliest(wakes, topic, at)
+                else:
+                    taken[topic] = at, head
+                    if wakes.get(topic, NEVER) <= at:
+                        del wakes[topic]
+        if wakes or taken:
+            self._notifier.notify(wakes, taken)

@@ -43,6 +43,7 @@ from bide.core.records import (
     Token,
     Topic,
 )
+from bide.stores.batches import Taken, drained
 from bide.stores.sql.rows import AT, PAYLOAD, ROW, Row, record_of, values_of
 from bide.stores.sqlite.connection import DiskReserve, lost_part
 from bide.stores.sqlite.rows import (
@@ -89,13 +90,19 @@ class UnitOfWork:
     once, at the end, because one row per transaction costs less than one per task.
     """
 
-    __slots__ = ("_fault", "_last", "_stored", "_waiting", "_writer", "cursor", "wakes")
+    __slots__ = ("_fault", "_last", "_stored", "_taken", "_waiting", "_writer", "cursor", "wakes")
 
-    def __init__(self, cursor: sqlite3.Cursor, *, fault: Fault | None = None, writer: int = 0) -> None:
-        """`writer`: the number of the process's `Notifier`, which notifies its own listeners; 0: nobody does."""
+    def __init__(
+        self, cursor: sqlite3.Cursor, *, fault: Fault | None = None, writer: int = 0, others: bool = False
+    ) -> None:
+        """`writer`: the number of the process's `Notifier`, which notifies its own listeners; 0: nobody does.
+
+        `others`: other workers may be live, so note what is taken.
+        """
         self.cursor = cursor
         self._fault = fault
         self._writer = writer
+        self._taken: dict[Topic, Taken] | None = {} if others else None
         self._waiting: set[Topic] = set()
         self.wakes: dict[Topic, Millis] = {}
         """Once it is finished: the wakes before all others of their topic, or 0 if many topics have one."""
@@ -122,6 +129,11 @@ class UnitOfWork:
         """Note that tasks of these topics now wait."""
         self._waiting.update(topics)
 
+    def leased(self, wants: Mapping[Topic, int], leased: Leased) -> None:
+        """Note what a lease took, if there may be other workers."""
+        if self._taken is not None:
+            self._taken |= drained(wants, leased)
+
     def point(self, name: str) -> None:
         """Pass a point at which a test may kill the process."""
         if self._fault is not None:
@@ -129,6 +141,9 @@ class UnitOfWork:
 
     def finish(self) -> None:
         """Write the heads that were brought forward, and the token counter. The last step before the commit."""
+        if self._taken:
+            for topic, (by, head) in self._taken.items():
+                self._note(topic, by, head)
         if self._waiting:
             self._note_wakes()
         if self._last != self._stored:
@@ -146,9 +161,12 @@ class UnitOfWork:
                 topic: head[0] for topic, head in heads if head is not None and head[1] > self._stored
             }
         for topic, wake in notes.items():
-            line = self.cursor.execute(QUERIES["insert_wake"], (self._writer, topic, wake)).lastrowid or 0
-            if line % _KEPT_WAKES == 0:
-                self.cursor.execute(QUERIES["trim_wakes"], (line - _KEPT_WAKES,))
+            self._note(topic, wake)
+
+    def _note(self, topic: Topic, wake: Millis, head: Millis | None = None) -> None:
+        line = self.cursor.execute(QUERIES["insert_wake"], (self._writer, topic, wake, head)).lastrowid or 0
+        if line % _KEPT_WAKES == 0:
+            self.cursor.execute(QUERIES["trim_wakes"], (line - _KEPT_WAKES,))
 
 
 # --- the operations
@@ -255,7 +273,9 @@ def lease(work: UnitOfWork, wants: Mapping[Topic, int], now: Millis, until: Mill
     if updates:
         work.cursor.executemany(QUERIES["lease_task"], updates)
         work.point("lease:updated")
-    return Leased(tasks, heads(work, asking), now)
+    leased = Leased(tasks, heads(work, asking), now)
+    work.leased(wants, leased)
+    return leased
 
 
 def _due(work: UnitOfWork, topic: Topic, want: int, now: Millis, room: int) -> list[Row]:

@@ -56,13 +56,13 @@ SELECT
 SELECT at, token FROM bide_task WHERE topic = ? AND state = 0 ORDER BY at LIMIT 1
 
 -- name: insert_wake
-INSERT INTO bide_wake (writer, topic, at) VALUES (?, ?, ?)
+INSERT INTO bide_wake (writer, topic, at, head) VALUES (?, ?, ?, ?)
 
 -- name: trim_wakes
 DELETE FROM bide_wake WHERE line <= ?
 
 -- name: wakes_after
-SELECT line, writer, topic, at FROM bide_wake WHERE line > ? ORDER BY line
+SELECT line, writer, topic, at, head FROM bide_wake WHERE line > ? ORDER BY line
 
 -- name: last_wake
 SELECT coalesce(max(line), 0) FROM bide_wake

@@ -51,10 +51,11 @@ CREATE TABLE bide_token (one INTEGER PRIMARY KEY CHECK (one = 1), last INTEGER N
 --;
 INSERT INTO bide_token VALUES (1, 0)
 --;
--- The latest wakes that came before all others of their topic, for the watchers of other processes. `line` only rises.
+-- Notes for the watchers of other processes: a wake that came before all others of its topic, or, with a head, that
+-- all tasks that woke by then were taken, and the topic's next wake. `line` only rises.
 -- writer: a number of the process, which has notified its own listeners. An empty topic stands for any topic.
 CREATE TABLE bide_wake (
-    line INTEGER PRIMARY KEY, writer INTEGER NOT NULL, topic TEXT NOT NULL, at INTEGER NOT NULL
+    line INTEGER PRIMARY KEY, writer INTEGER NOT NULL, topic TEXT NOT NULL, at INTEGER NOT NULL, head INTEGER
 ) STRICT
 --;
 -- The live workers with their topics (MessagePack), each until some time.

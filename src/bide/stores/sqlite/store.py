@@ -16,7 +16,7 @@ from bide.core.events import Event
 from bide.core.instants import Millis
 from bide.core.records import Lease, Leased, NewTask, Ref, Tally, Topic
 from bide.core.table_source import TableSource
-from bide.ports import COUNTED, Features, Finding
+from bide.ports import COUNTED, Features, Finding, OnTaken, OnWake
 from bide.stores.batches import slices
 from bide.stores.sql.operations import rest_of
 from bide.stores.sql.reading import tally_all
@@ -147,9 +147,9 @@ class SqliteStore(Verbs):
 
     # features.wakes
 
-    async def listen(self, topics: Collection[Topic], heard: Callable[[Topic, Millis], None]) -> Listener:
-        """Call `heard` on the running loop when one of `topics` wakes earlier, whichever process caused it."""
-        return self._open().notifier.listen(topics, heard)
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None = None) -> Listener:
+        """Call `on_wake` on the running loop when one of `topics` wakes earlier, whichever process caused it."""
+        return self._open().notifier.listen(topics, on_wake, on_taken)
 
     # features.transactions
 
@@ -203,7 +203,10 @@ class SqliteStore(Verbs):
     async def announce(
         self, holder: str, topics: Collection[Topic], until: Millis, *, now: Millis
     ) -> dict[str, list[Topic]]:
-        return await self._open().writer.submit(operations.announce, holder, topics, until, now, durable=False)
+        opened = self._open()
+        live = await opened.writer.submit(operations.announce, holder, topics, until, now, durable=False)
+        opened.notifier.others = len(live) > 1
+        return live
 
     # features.events
 

@@ -230,7 +230,9 @@ class Writer(_Thread):
         """Run the group and commit, or roll back."""
         connection = self._connection
         try:
-            work = UnitOfWork(connection.cursor(), fault=self._fault, writer=self._notifier.number)
+            work = UnitOfWork(
+                connection.cursor(), fault=self._fault, writer=self._notifier.number, others=self._notifier.others
+            )
             for operation in group:
                 operation.result = operation.call(work, *operation.arguments)
             work.finish()

@@ -316,6 +316,9 @@ class SuiteBase:
     hears_commits: ClassVar[bool] = True
     """True if a commit of a caller's own transaction notifies listeners; else workers find its tasks by polling."""
 
+    tells_what_is_taken: ClassVar[bool] = False
+    """True if other workers are notified of a lease that leaves nothing due; see `ports.Notifies`."""
+
     async def make_store(self, tmp_path: Path) -> Store:
         """Make a store that is not open yet, with its data under `tmp_path` (or in a namespace named after it).
 

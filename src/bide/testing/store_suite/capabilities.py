@@ -128,6 +128,26 @@ class Listening(SuiteBase):
             await self._hears(other, "t", NOW)
             assert len(closed) == before
 
+    async def test_a_lease_that_leaves_nothing_due_is_told_of(self, store: Store, rival: Store) -> None:
+        wakes, workers = rival.features.wakes, store.features.workers
+        if not self.tells_what_is_taken or wakes is None or workers is None:
+            pytest.skip("this store does not tell what is taken")
+        heard: list[tuple[str, Millis, Millis]] = []
+        listening = await wakes.listen(
+            ["t"], lambda topic, wake: None, lambda topic, by, head, holder: heard.append((topic, by, head))
+        )
+        for holder in ("w", "other"):
+            await workers.announce(holder, ["t"], NOW + HOUR, now=NOW)
+        try:
+            await put(store, new("k", due=At(NOW + 1)), new("l", due=At(NOW + 2)), new("later", due=At(NOW + SECOND)))
+            now = NOW + 3
+            for want in (1, 2):  # the first leaves one due, and tells nothing
+                await store.lease({"t": want}, now=now, until=now + LEASE, holder="w")
+            await until(lambda: bool(heard), "a message of what was taken")
+            assert heard == [("t", NOW + 2, NOW + SECOND)]
+        finally:
+            await listening.close()
+
     async def test_a_listener_that_fails_harms_nobody(self, store: Store) -> None:
         if (wakes := store.features.wakes) is None:
             pytest.skip("this store tells of nothing")
