@@ -90,7 +90,7 @@ class UnitOfWork:
     once, at the end, because one row per transaction costs less than one per task.
     """
 
-    __slots__ = ("_fault", "_last", "_stored", "_taken", "_waiting", "_writer", "cursor", "wakes")
+    __slots__ = ("_fault", "_last", "_stored", "_taken", "_waiting", "_writer", "cursor", "payload_bytes", "wakes")
 
     def __init__(
         self, cursor: sqlite3.Cursor, *, fault: Fault | None = None, writer: int = 0, others: bool = False
@@ -106,6 +106,8 @@ class UnitOfWork:
         self._waiting: set[Topic] = set()
         self.wakes: dict[Topic, Millis] = {}
         """Once it is finished: the wakes before all others of their topic, or 0 if many topics have one."""
+        self.payload_bytes = 0
+        """The bytes of payloads written, as far as they matter for the size of the WAL."""
         self._last: Token = -1
         self._stored: Token = -1
 
@@ -189,6 +191,7 @@ def add(work: UnitOfWork, tasks: Sequence[NewTask], now: Millis) -> list[Answer]
             (born.topic, born.key, born.wake_at, born.due_at, token, born.created_at, born.deadline, born.id,
              born.group, born.options, born.payload)
         )  # fmt: skip
+        work.payload_bytes += len(born.payload)
     work.used_token(token)
     inserted = work.cursor.executemany(QUERIES["insert_task"], rows).rowcount
     work.point("add:inserted")
@@ -272,6 +275,7 @@ def lease(work: UnitOfWork, wants: Mapping[Topic, int], now: Millis, until: Mill
     work.point("lease:selected")
     if updates:
         work.cursor.executemany(QUERIES["lease_task"], updates)
+        work.payload_bytes += TOGETHER - room
         work.point("lease:updated")
     leased = Leased(tasks, heads(work, asking), now)
     work.leased(wants, leased)

@@ -162,6 +162,8 @@ class Writer(_Thread):
         self._notifier = notifier
         self._fault = fault
         self._checkpointer = checkpointer
+        self._payload_bytes = 0
+        """The bytes of payloads written since the checkpointer was last told of a commit."""
         super().__init__(path, connection, "writer")
 
     def submit(
@@ -189,7 +191,8 @@ class Writer(_Thread):
                         operation.error = OutcomeUnknown(f"{self._path}: {error}")
                 _hand_back(group)
                 if self._checkpointer is not None:
-                    self._checkpointer.committed(self._connection.total_changes - before)
+                    self._checkpointer.committed(self._connection.total_changes - before + self._payload_bytes // PAGE)
+                    self._payload_bytes = 0
                     self._checkpointer.keep_up()
 
     def _commit(self, group: list[Operation]) -> None:
@@ -211,6 +214,7 @@ class Writer(_Thread):
                 for operation in group:
                     operation.error = translate(error, self._path, adding=operation.adding)
             return
+        self._payload_bytes += work.payload_bytes
         work.point("after commit")
         if work.wakes:
             self._notifier.notify(work.wakes)
@@ -316,7 +320,7 @@ class Checkpointer:
         self._thread.start()
 
     def committed(self, changes: int) -> None:
-        """Count the rows of a commit. Two concurrent calls may lose a count, which is only an estimate anyway."""
+        """Count the rows of a commit, and its pages of payload. Two concurrent calls may lose a count, which is only an estimate anyway."""
         if changes == 0:
             return
         self._changes += changes
