@@ -387,9 +387,8 @@ class Bide(Client):
         """
         for topic in topics or ():
             if topic not in self.routes:
-                raise BadInput(
-                    "topics", topic, f"topics that have a handler: {', '.join(sorted(self.routes)) or 'none'}"
-                )
+                known = ", ".join(sorted(self.routes)) or "none"
+                raise BadInput("topics", topic, f"topics that have a handler: {known}")
         chosen = self.routes if topics is None else {topic: self.routes[topic] for topic in topics}
         tables = self.table_loops if topics is None else list[TableLoop]
         declared = [new for (topic, _), new in self.declared.items() if topic in chosen]

@@ -92,7 +92,6 @@ Terms: TypeAlias = FixedTerms | ExponentialTerms | LadderTerms
 Retries: TypeAlias = RetryText | Rungs | Terms
 """When to retry: the name of a preset, a ladder as a list of durations, or a policy with its terms."""
 
-
 HeaderText: TypeAlias = Annotated[
     str, Meta(description="Printable text", extra_json_schema={"minLength": 1, "maxLength": 60, "pattern": "^[ -~]+$"})
 ]
@@ -226,25 +225,22 @@ class LeaseRequest(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_on
     lease_for: LeaseSpan | None = None
 
 
-class Settle(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The outcome of a delivery. `at` or `delay`: when to try again; with `done`, when the next life begins."""
-
-    topic: Name
-    key: Name
-    token: TokenNumber
-    outcome: Annotated[str, Meta(extra_json_schema={"enum": [*OutcomeKind]})]
-    at: Instant | None = None
-    delay: Span | None = None
-    error: str | None = None
-    """The reason, for retry and dead."""
-
-
 class LeaseRef(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A lease: a task and the token that it was leased with."""
 
     topic: Name
     key: Name
     token: TokenNumber
+
+
+class Settle(LeaseRef, kw_only=True):
+    """The outcome of a delivery. `at` or `delay`: when to try again; with `done`, when the next life begins."""
+
+    outcome: Annotated[str, Meta(extra_json_schema={"enum": [*OutcomeKind]})]
+    at: Instant | None = None
+    delay: Span | None = None
+    error: str | None = None
+    """The reason, for retry and dead."""
 
 
 class Extend(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
