@@ -11,7 +11,6 @@ the task was read, so one call changes no task twice. A task that has left the g
 from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import nullcontext
 from datetime import datetime
 from typing import Any, Never, TypedDict
 
@@ -73,7 +72,6 @@ _PAGE = 500
 _FIRST_PAGE = 50
 """The most tasks of the first page, when the size of their payloads is unknown."""
 _TRIES = 5
-_UNTRACED = nullcontext[Callable[[Answer], Answer]](lambda answer: answer)
 
 
 class Pages:
@@ -220,7 +218,14 @@ class ClientVerbs:
 
         Raises BadInput, BadPayload, StoreFull, StoreUnavailable, OutcomeUnknown. O(log n).
         """
-        with _UNTRACED if self.carrier is None else self.carrier.scheduling(topic) as answered:
+        if self.carrier is None:
+            return await self._session.add(
+                self.new(
+                    topic, payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
+                    deadline=deadline, headers=headers, if_token=if_token, zone=zone, **unknown,
+                )
+            )  # fmt: skip
+        with self.carrier.scheduling(topic) as answered:
             task = self.new(
                 topic, payload, key=key, group=group, delay=delay, at=at, on_conflict=on_conflict, retry=retry,
                 deadline=deadline, headers=headers, if_token=if_token, zone=zone, **unknown,
