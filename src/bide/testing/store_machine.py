@@ -293,9 +293,8 @@ class StoreMachine(RuleBasedStateMachine):
         self, call: Callable[[Store, list[Asked]], Coroutine[Any, Any, Answered]], pairs: Sequence[tuple[Asked, Asked]]
     ) -> tuple[Answered, Answered]:
         """Call with the first of each pair for the model, and with the second for the subject."""
-        return self.wait(call(self.model, [one for one, _ in pairs])), self.wait(
-            call(self.subject, [other for _, other in pairs])
-        )
+        mine = self.wait(call(self.model, [one for one, _ in pairs]))
+        return mine, self.wait(call(self.subject, [other for _, other in pairs]))
 
     def life(self) -> str:
         self.lives += 1
