@@ -158,11 +158,7 @@ class Bide(Client):
         self.sync = SyncClient(self, self._clone)
 
     def handler(
-        self,
-        topic: str,
-        *,
-        concurrency: int | None = None,
-        **how: Unpack[RouteOptions],
+        self, topic: str, *, concurrency: int | None = None, **how: Unpack[RouteOptions]
     ) -> Callable[[Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]], Handler[P]]:
         """Declare the function that handles `topic`. Raises BadInput, DuplicateHandler, SetupError.
 
@@ -201,12 +197,7 @@ class Bide(Client):
         route(sink, concurrency or self.settings.topic_concurrency)
 
     def recurs(
-        self,
-        rule: Rule,
-        *,
-        topic: str | None = None,
-        payload: object = None,
-        **options: Unpack[RecurrenceOptions],
+        self, rule: Rule, *, topic: str | None = None, payload: object = None, **options: Unpack[RecurrenceOptions]
     ) -> Callable[[Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]], Handler[P]]:
         """Declare a function whose task recurs by `rule`. A worker of the topic adds the task when it starts.
 

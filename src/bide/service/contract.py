@@ -340,9 +340,7 @@ def _refine(components: dict[str, Any]) -> None:
     components[schemas.Recur.__name__] |= _NOT_BOTH_PAYLOADS
     components[schemas.Steer.__name__] |= _STEPS
     components[TaskShape.__name__] |= _EITHER
-    components[ItemShape.__name__] |= {
-        "oneOf": [{"required": ["answer", "task"]}, {"required": ["problem"]}],
-    }
+    components[ItemShape.__name__] |= {"oneOf": [{"required": ["answer", "task"]}, {"required": ["problem"]}]}
     for component in components.values():
         for name in component.get("properties", {}):
             if name in ("payload", "payload_base64") and "required" in component:

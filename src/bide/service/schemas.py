@@ -59,10 +59,7 @@ Span: TypeAlias = Annotated[
 TokenNumber: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Rungs: TypeAlias = Annotated[list[Span], Meta(min_length=1, max_length=100)]
 Tries: TypeAlias = Annotated[int, Meta(ge=1, le=FOREVER)]
-RetryText: TypeAlias = Annotated[
-    str,
-    Meta(extra_json_schema={"enum": [*PRESETS]}),
-]
+RetryText: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": [*PRESETS]})]
 
 
 class FixedTerms(Struct, forbid_unknown_fields=True, tag_field="policy", tag="fixed"):

@@ -20,19 +20,7 @@ from bide.core.errors import BadInput, PartlyFailed
 from bide.core.instants import Millis, as_datetime, duration, instant_text
 from bide.core.names import check_name, check_topic
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
-from bide.core.records import (
-    Cancel,
-    Change,
-    Count,
-    Lease,
-    NewTask,
-    OutcomeKind,
-    Page,
-    Redrive,
-    Result,
-    State,
-    Topic,
-)
+from bide.core.records import Cancel, Change, Count, Lease, NewTask, OutcomeKind, Page, Redrive, Result, State, Topic
 from bide.core.recurrence.rules import rule_of
 from bide.engine.client import Client
 from bide.engine.delivery.long_poll import LongPoll

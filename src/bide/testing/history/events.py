@@ -16,6 +16,7 @@ after it died has another name.
 from __future__ import annotations
 
 from enum import StrEnum
+from operator import attrgetter
 from typing import TypeAlias
 
 import msgspec
@@ -45,13 +46,12 @@ class Seen(Struct, frozen=True, gc=False, omit_defaults=True):
     error: str | None = None
 
 
+_fields_of = attrgetter(*Seen.__struct_fields__)
+
+
 def seen(record: Record) -> Seen:
     """`record` without its payload and other contents."""
-    return Seen(
-        record.id, record.state, record.due_at, record.wake_at, record.planned_at, record.attempt, record.failures,
-        record.losses, record.token, record.created_at, record.group, record.deadline, record.finished_at,
-        record.keep_until, record.error,
-    )  # fmt: skip
+    return Seen(*_fields_of(record))
 
 
 class Asks(StrEnum):
