@@ -158,11 +158,7 @@ class Bide(Client):
         self.sync = SyncClient(self, self._clone)
 
     def handler(
-        self,
-        topic: str,
-        *,
-        concurrency: int | None = None,
-        **how: Unpack[RouteOptions],
+        self, topic: str, *, concurrency: int | None = None, **how: Unpack[RouteOptions]
     ) -> Callable[[Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]], Handler[P]]:
         """Declare the function that handles `topic`. Raises BadInput, DuplicateHandler, SetupError.
 
@@ -201,12 +197,7 @@ class Bide(Client):
         route(sink, concurrency or self.settings.topic_concurrency)
 
     def recurs(
-        self,
-        rule: Rule,
-        *,
-        topic: str | None = None,
-        payload: object = None,
-        **options: Unpack[RecurrenceOptions],
+        self, rule: Rule, *, topic: str | None = None, payload: object = None, **options: Unpack[RecurrenceOptions]
     ) -> Callable[[Callable[[Task[P]], Awaitable[Outcome | None] | Outcome | None]], Handler[P]]:
         """Declare a function whose task recurs by `rule`. A worker of the topic adds the task when it starts.
 
@@ -387,9 +378,8 @@ class Bide(Client):
         """
         for topic in topics or ():
             if topic not in self.routes:
-                raise BadInput(
-                    "topics", topic, f"topics that have a handler: {', '.join(sorted(self.routes)) or 'none'}"
-                )
+                known = ", ".join(sorted(self.routes)) or "none"
+                raise BadInput("topics", topic, f"topics that have a handler: {known}")
         chosen = self.routes if topics is None else {topic: self.routes[topic] for topic in topics}
         tables = self.table_loops if topics is None else list[TableLoop]
         declared = [new for (topic, _), new in self.declared.items() if topic in chosen]

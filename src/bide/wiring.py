@@ -142,16 +142,10 @@ def engine_config(settings: Settings) -> EngineConfig:
     """The engine's configuration, with a limit on the number of kept ended tasks."""
     kept = Retention(done=settings.keep_done, cancelled=settings.keep_cancelled, dead=settings.keep_dead)
     return EngineConfig(
-        lease=settings.lease,
-        cap=settings.max_sleep,
-        concurrency=settings.concurrency,
-        grace=settings.grace,
-        max_past=settings.max_past,
-        payload_limit=settings.payload_limit,
-        history=settings.history == "on",
-        traces=settings.traces == "on",
-        retentions=Retentions(kept, most=MOST),
-    )
+        lease=settings.lease, cap=settings.max_sleep, concurrency=settings.concurrency, grace=settings.grace,
+        max_past=settings.max_past, payload_limit=settings.payload_limit, history=settings.history == "on",
+        traces=settings.traces == "on", retentions=Retentions(kept, most=MOST),
+    )  # fmt: skip
 
 
 def tracer() -> Tracing:

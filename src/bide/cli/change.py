@@ -44,7 +44,7 @@ _PAGE = 500
 @click.pass_obj
 def move(context: Context, /, topic: str, key: str, **given: Any) -> Exit:
     """Move a waiting task to another time: `moved`, or `under_way` if it is being delivered and nothing changed."""
-    return _one(context, topic, key, lambda app: app.reschedule(topic, key, **given))
+    return context.answer(topic, key, lambda app: app.reschedule(topic, key, **given))
 
 
 @click.command()
@@ -55,7 +55,7 @@ def move(context: Context, /, topic: str, key: str, **given: Any) -> Exit:
 @click.pass_obj
 def fire(context: Context, topic: str, key: str, if_token: int | None) -> Exit:
     """Fire a waiting task now: `moved`, or `under_way` if it is already being delivered."""
-    return _one(context, topic, key, lambda app: app.fire_now(topic, key, if_token=if_token))
+    return context.answer(topic, key, lambda app: app.fire_now(topic, key, if_token=if_token))
 
 
 def _refuse_with(option: str, others: str, topic: str | None, if_token: int | None) -> None:
@@ -83,12 +83,7 @@ def _single(topic: str | None, key: str | None, only: str | None, *, option: str
 @shared_options()
 @click.pass_obj
 def cancel(
-    context: Context,
-    topic: str | None,
-    key: str | None,
-    group: str | None,
-    only: str | None,
-    if_token: int | None,
+    context: Context, topic: str | None, key: str | None, group: str | None, only: str | None, if_token: int | None
 ) -> Exit:
     """Cancel a live task: TOPIC KEY, or a whole --group.
 
@@ -99,7 +94,7 @@ def cancel(
         _refuse_with("--group", "--topic", topic, if_token)
         return _group(context, group, only, "cancel", lambda app: app.cancel_group(group, topic=only))
     ref = _single(topic, key, only, option="--group", whole="--group GROUP")
-    return _one(context, *ref, lambda app: app.cancel(*ref, if_token=if_token))
+    return context.answer(*ref, lambda app: app.cancel(*ref, if_token=if_token))
 
 
 @click.command()
@@ -124,42 +119,21 @@ def shift(context: Context, group: str, topic: str | None, by: str) -> Exit:
 @shared_options()
 @click.pass_obj
 def redrive(
-    context: Context,
-    topic: str | None,
-    key: str | None,
-    all_dead: bool,
-    only: str | None,
-    delay: str,
-    yes: bool,
+    context: Context, topic: str | None, key: str | None, all_dead: bool, only: str | None, delay: str, yes: bool,
     if_token: int | None,
-) -> Exit:
+) -> Exit:  # fmt: skip
     """Redrive a dead task, as a new life: TOPIC KEY, or --all-dead."""
     if all_dead:
         _refuse_with("--all-dead", "--topic, --delay and --yes", topic, if_token)
         return context.open(lambda app: _redrive_all(app, context, only, delay, yes))
     ref = _single(topic, key, only, option="--all-dead", whole="--all-dead")
-    return _one(context, *ref, lambda app: app.redrive(*ref, delay=delay, if_token=if_token))
-
-
-def _one(context: Context, topic: str, key: str, verb: Callable[[Bide], Coroutine[Any, Any, Answer]]) -> Exit:
-    """Do `verb` to one task, and print the answer."""
-
-    async def work(app: Bide) -> Exit:
-        answer = await verb(app)
-        paused = await pauses_about(app, [answer])
-        context.say(answer_shape(answer, paused=paused), answer_words(answer, topic, key, paused=paused))
-        return Exit.DONE if answer.ok else Exit.NOT_DONE
-
-    return context.open(work)
+    return context.answer(*ref, lambda app: app.redrive(*ref, delay=delay, if_token=if_token))
 
 
 def _group(
-    context: Context,
-    group: str,
-    topic: str | None,
-    verb: str,
+    context: Context, group: str, topic: str | None, verb: str,
     ask: Callable[[Bide], Coroutine[Any, Any, Sequence[Answer]]],
-) -> Exit:
+) -> Exit:  # fmt: skip
     failed: PartlyFailed | None = None
 
     async def work(app: Bide) -> tuple[Sequence[Answer], Mapping[Topic, Pause]]:

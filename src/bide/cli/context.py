@@ -15,9 +15,12 @@ from urllib.parse import urlsplit
 import click
 
 from bide.app import Bide
-from bide.cli.output import print_json
+from bide.cli.exits import Exit
+from bide.cli.output import answer_words, pauses_about, print_json
+from bide.core.answers import Answer
 from bide.core.errors import BadInput
 from bide.core.names import LONGEST_NAME
+from bide.service.schemas import answer_shape
 from bide.settings import Settings
 from bide.wiring import check_there
 
@@ -55,6 +58,19 @@ class Context:
                 return await work(app)
 
         return asyncio.run(within())
+
+    def answer(
+        self, topic: str, key: str, verb: Callable[[Bide], Coroutine[Any, Any, Answer]], *, make: bool = False
+    ) -> Exit:
+        """Do `verb` to one task, and print the answer. See `open`."""
+
+        async def work(app: Bide) -> Exit:
+            answer = await verb(app)
+            paused = await pauses_about(app, [answer])
+            self.say(answer_shape(answer, paused=paused), answer_words(answer, topic, key, paused=paused))
+            return Exit.DONE if answer.ok else Exit.NOT_DONE
+
+        return self.open(work, make=make)
 
     def say(self, shape: object, words: str) -> None:
         """Print one line: the shape as JSON, or the words for a person."""

@@ -122,13 +122,10 @@ async def check_store(app: Bide) -> list[Note]:
         notes.append(Note(level, f"schema version {found}", "" if found == wanted else f"migrate to {wanted}"))
     if features.diagnosis is not None:
         notes += [
-            Note(
-                Level.OK if finding.ok else Level.ERROR if finding.severe else Level.WARNING,
-                finding.what,
-                "" if finding.ok else finding.advice,
-            )
-            for finding in await features.diagnosis.diagnose()
-        ]
+            Note(Level.OK, one.what) if one.ok
+            else Note(Level.ERROR if one.severe else Level.WARNING, one.what, one.advice)
+            for one in await features.diagnosis.diagnose()
+        ]  # fmt: skip
     notes.append(await _store_clock(app))
     notes += await _workers(app)
     notes += await _dead(app)

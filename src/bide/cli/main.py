@@ -121,13 +121,9 @@ class Commands(NamedCommands):
         return ended
 
     def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        **extra: Any,
-    ) -> NoReturn:
+        self, args: Sequence[str] | None = None, prog_name: str | None = None, complete_var: str | None = None,
+        standalone_mode: bool = True, **extra: Any,
+    ) -> NoReturn:  # fmt: skip
         """Run one command and end the process. Errors are one line on stderr; `--debug` adds the traceback."""
         context = Context()
         self._output = take_streams() if args is None else None

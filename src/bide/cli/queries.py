@@ -51,14 +51,9 @@ _PAGE = 500
 @shared_options()
 @click.pass_obj
 def ls(
-    context: Context,
-    topic: str | None,
-    state: str,
-    group: str | None,
-    before: str | None,
-    limit: int,
+    context: Context, topic: str | None, state: str, group: str | None, before: str | None, limit: int,
     everything: bool,
-) -> Exit:
+) -> Exit:  # fmt: skip
     """List tasks by topic, then by the time at which they wake or ended; those of a group by topic and key."""
     wake_before = None if before is None else as_datetime(_instant_or_length(before))
     if wake_before is not None and state not in (_LIVE, State.WAITING, State.LEASED):
@@ -112,20 +107,15 @@ async def _print_hints(
 ) -> None:
     """Say that there is no task, with similar names of topics; or say how many tasks are dead."""
     asks_dead = state == _LIVE and group is None
-    if not asks_dead and (topic is None or not nothing):
-        counts: Mapping[tuple[str, State], Count] = {}
-    else:
-        counts = (await app.tally()).counts
+    found = await app.tally() if asks_dead or (nothing and topic is not None) else Tally({}, {})
     if nothing:
         of = "" if topic is None else f" of topic {printable(topic)}"
         which = {_LIVE: f"no task{of} waits", _ALL: f"no task{of}"}.get(state, f"no task{of} is {state}")
-        topics = {of for of, _ in counts}
+        topics = {of for of, _ in found.counts}
         near = [] if topic is None or topic in topics else get_close_matches(topic, topics)
         meant = f"; did you mean {' or '.join(map(printable, near))}?" if near else ""
         click.echo(f"{which} in {context.shown_store}{meant}")
-    if asks_dead and (
-        dead := sum(count.number for (of, its), count in counts.items() if its is State.DEAD and topic in (None, of))
-    ):
+    if asks_dead and (dead := found.number(topic, State.DEAD)):
         click.echo(f"{dead:,} dead: `bide ls --state dead` shows them, `bide redrive` sends them again")
 
 
@@ -229,7 +219,8 @@ def tally(context: Context, topic: str | None, ahead: str | None, step: str | No
     async def work(app: Bide) -> Exit:
         now = app.clock.now()
         asked = [0, now, *(now + edge for edge in edges if now + edge <= LAST_INSTANT)]
-        found = _only(await app.tally([as_datetime(edge) for edge in asked]), topic)
+        edges_at = [as_datetime(edge) for edge in asked]
+        found = await app.tally(edges_at, topics=None if topic is None else [topic])
         paused = {of: pause for of, pause in (await app.paused()).items() if topic in (None, of)}
         if context.json:
             print_json({**_tally_shape(found, asked), "paused": [pause_shape(pause) for pause in paused.values()]})
@@ -252,15 +243,6 @@ def _edges(ahead: str | None, step: str | None) -> list[Millis]:
         accepted = f"a length above zero that goes into --ahead at most {_MOST_STEPS} times"
         raise BadInput("--ahead" if step is None else "--step", ahead if step is None else step, accepted)
     return [min(whole, part * place) for place in range(1, -(-whole // part) + 1)]
-
-
-def _only(found: Tally, topic: str | None) -> Tally:
-    if topic is None:
-        return found
-    return Tally(
-        {(of, state): count for (of, state), count in found.counts.items() if of == topic},
-        {of: counts for of, counts in found.forecast.items() if of == topic},
-    )
 
 
 def _tally_shape(found: Tally, edges: list[Millis]) -> dict[str, Any]:

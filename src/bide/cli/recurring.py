@@ -95,18 +95,10 @@ def _print(found: list[tuple[Task[Any], list[int]]]) -> None:
 @click.option("--jitter", metavar="LENGTH", help="Delay each key by its own fixed time, at most this long.")
 @click.option("--group", help="Tasks of one group are shifted and cancelled together.")
 @click.option(
-    "--catch-up",
-    type=click.Choice([*map(str, CatchUp)]),
-    default="latest",
-    show_default=True,
-    help="After an outage.",
+    "--catch-up", type=click.Choice([*map(str, CatchUp)]), default="latest", show_default=True, help="After an outage."
 )
 @click.option(
-    "--overlap",
-    type=click.Choice([*map(str, Overlap)]),
-    default="skip",
-    show_default=True,
-    help="While one runs.",
+    "--overlap", type=click.Choice([*map(str, Overlap)]), default="skip", show_default=True, help="While one runs."
 )
 @click.option("--window", metavar="LENGTH", help="Run no occurrence that is later than this.")
 @click.option("--most", type=WholeNumber(1, 10_000), default=100, help="With all or queue: at most so many.")
@@ -114,18 +106,9 @@ def _print(found: list[tuple[Task[Any], list[int]]]) -> None:
 @shared_options()
 @click.pass_obj
 def add(
-    context: Context,
-    /,
-    topic: str,
-    rule: str,
-    payload: str | None,
-    key: str | None,
-    zone: str,
-    start: str | None,
-    until: str | None,
-    jitter: str | None,
-    **options: Any,
-) -> Exit:
+    context: Context, /, topic: str, rule: str, payload: str | None, key: str | None, zone: str, start: str | None,
+    until: str | None, jitter: str | None, **options: Any,
+) -> Exit:  # fmt: skip
     """Let a task of TOPIC recur by RULE: "0 8 * * mon-fri", "@daily", "every 15m", or "FREQ=MONTHLY;BYDAY=-1FR".
 
     PAYLOAD is as in `bide schedule`. Once more with another rule, it changes the rule and moves the next occurrence.
@@ -175,14 +158,9 @@ def backfill(context: Context, topic: str, key: str | None, since: str, until: s
 
 
 def _one(
-    context: Context,
-    topic: str,
-    key: str | None,
-    verb: Callable[[Bide], Coroutine[Any, Any, Answer]],
-    *,
-    make: bool = False,
-    done: str | None = None,
-) -> Exit:
+    context: Context, topic: str, key: str | None, verb: Callable[[Bide], Coroutine[Any, Any, Answer]], *,
+    make: bool = False, done: str | None = None,
+) -> Exit:  # fmt: skip
     answer, key = context.open(verb, make=make), key or default_key(topic)
     words = answer_words(answer, topic, key)
     if done is not None and answer.ok:

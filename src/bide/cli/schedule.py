@@ -17,7 +17,7 @@ import msgspec
 from bide.app import Bide
 from bide.cli.context import Context, WholeNumber, if_token_option, shared_options, zone_option
 from bide.cli.exits import Exit, PartlyDone
-from bide.cli.output import answer_words, pauses_about, print_json, progress_bar, totals_words
+from bide.cli.output import print_json, progress_bar, totals_words
 from bide.core.answers import Answer
 from bide.core.errors import BadInput, BadPayload, BideError, OutcomeUnknown, PartlyFailed
 from bide.core.records import NewTask, OnConflict, Result
@@ -90,16 +90,9 @@ _decoder = msgspec.json.Decoder(_Listed)
 @shared_options()
 @click.pass_obj
 def schedule(
-    context: Context,
-    /,
-    topic: str | None,
-    payload: str | None,
-    raw: bool,
-    many: str | None,
-    first: int | None,
-    on_conflict: str,
-    **given: Any,
-) -> Exit:
+    context: Context, /, topic: str | None, payload: str | None, raw: bool, many: str | None, first: int | None,
+    on_conflict: str, **given: Any,
+) -> Exit:  # fmt: skip
     """Schedule a task.
 
     PAYLOAD is JSON, @FILE, or - for standard input. Give one of --delay and --at. Once the command has
@@ -118,14 +111,9 @@ def schedule(
     if topic is None:
         raise BadInput("TOPIC", None, "the kind of the task, such as order.close")
     data = read_payload(payload, raw=raw)
-
-    async def work(app: Bide) -> Exit:
-        answer = await app.schedule(topic, data, on_conflict=on_conflict, **given)
-        paused = await pauses_about(app, [answer])
-        context.say(answer_shape(answer, paused=paused), answer_words(answer, topic, given["key"] or "", paused=paused))
-        return Exit.DONE if answer.ok else Exit.NOT_DONE
-
-    return context.open(work, make=True)
+    return context.answer(
+        topic, given["key"] or "", lambda app: app.schedule(topic, data, on_conflict=on_conflict, **given), make=True
+    )
 
 
 def read_payload(given: str | None, *, raw: bool) -> bytes:

@@ -12,14 +12,13 @@ from bide.app import Bide
 from bide.cli.context import Context, WholeNumber, shared_options, without_password
 from bide.cli.exits import Exit, Shutdown, run_loop
 from bide.core.errors import MissingExtra
+from bide.service.logs import LEVELS
 from bide.settings import PREFIX, Settings
 
 _EXTRA = ("jinja2", "markupsafe", "prometheus_client", "uvicorn")
-_LEVELS = ("debug", "info", "warning", "error")
 _DEMO_STORE = "sqlite:///bide-console-demo.db"
 _DEMO_KEEPS = 20_000
 """Finished tasks of a topic to remember: an hour of the demo's orders."""
-
 
 _HOST = click.option("--host", default="127.0.0.1", show_default=True, help="The address to listen on.")
 _PORT = click.option(
@@ -35,24 +34,15 @@ _PORT = click.option(
 @click.option("--allow", metavar="NETWORK|HOST:PORT", multiple=True, help="Allow webhooks to this non-public address.")
 @click.option("--insecure", is_flag=True, help="Let anybody in, from other machines too.")
 @click.option("--log-format", type=click.Choice(["text", "json"]), default="text", show_default=True)
-@click.option("--log-level", type=click.Choice(_LEVELS), help="The log level; info by default, warning with --demo.")
+@click.option("--log-level", type=click.Choice(LEVELS), help="The log level; info by default, warning with --demo.")
 @click.option("--demo", is_flag=True, help="Run the demo: live traffic on a store of its own.")
 @click.option("--uvloop", is_flag=True, help="Run on uvloop, if it is installed.")
 @shared_options(json=False)
 @click.pass_obj
 def serve(
-    context: Context,
-    host: str,
-    port: int,
-    path: str | None,
-    webhooks: tuple[str, ...],
-    allow: tuple[str, ...],
-    insecure: bool,
-    log_format: str,
-    log_level: str | None,
-    demo: bool,
-    uvloop: bool,
-) -> Exit:
+    context: Context, host: str, port: int, path: str | None, webhooks: tuple[str, ...], allow: tuple[str, ...],
+    insecure: bool, log_format: str, log_level: str | None, demo: bool, uvloop: bool,
+) -> Exit:  # fmt: skip
     """Serve tasks over HTTP: schedule from any language, receive by webhook, or lease and settle.
 
     As long as there is no token (bide token add), anybody on this machine may call. Listening for other machines takes

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import signal
 import sys
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -167,10 +167,10 @@ def _head(seen: Overview, note: tuple[str, str], width: int) -> Text:
 
 def _figures(seen: Overview, width: int) -> Columns:
     """The figures: names, numbers and remarks, in columns of one width."""
-    flow, oldest = seen.minute, seen.oldest_due
+    flow, oldest, age = seen.minute, seen.oldest_due, seen.at - seen.pending.at
     p50, p99 = (None, None) if flow is None else (flow.deliveries.lateness(0.5), flow.deliveries.lateness(0.99))
     cells: list[tuple[str, str, str, str]] = [
-        ("pending", count_words(seen.pending.count), "bold cyan", _age(seen.pending, seen.at)),
+        ("pending", count_words(seen.pending.count), "bold cyan", f"{length_words(age)} ago" if age >= _OLD else ""),
         (
             "due now", *_counted(seen.due.count, "due"),
             "" if oldest is None else f"≤{length_words(max(seen.at - oldest[1], 0))}",
@@ -181,7 +181,8 @@ def _figures(seen: Overview, width: int) -> Columns:
             "late p99", "–" if p99 is None else length_words(p99), _grade(p99),
             "" if p50 is None else f"p50 {length_words(p50)}",
         ),
-        ("in/s", "–" if flow is None or flow.scheduled is None else _rate(flow, flow.scheduled), "", _span(flow)),
+        ("in/s", "–" if flow is None or flow.scheduled is None else _rate(flow, flow.scheduled), "",
+         "" if flow is None else f"in {length_words(flow.span)}"),
         ("done/s", "–" if flow is None else _rate(flow, flow.deliveries.done), "", ""),
         (
             "failed/s", "–" if flow is None else _rate(flow, flow.failed),
@@ -288,14 +289,6 @@ def _rate(flow: Flow, number: int) -> str:
     return f"{rate:,.0f}" if rate >= 100 else f"{rate:.3g}"
 
 
-def _age(figure: Figure, now: Millis) -> str:
-    return f"{length_words(now - figure.at)} ago" if now - figure.at >= _OLD else ""
-
-
-def _span(flow: Flow | None) -> str:
-    return "" if flow is None else f"in {length_words(flow.span)}"
-
-
 def _grade(late: Millis | None) -> str:
     if late is None:
         return "dim"
@@ -338,14 +331,10 @@ def _shape(seen: Overview, checks: Sequence[Check], store: str) -> dict[str, Any
             for one in seen.holders
         ],
         "workers_known": seen.holders_known,
-        "nobody_works_on": _topics(seen.unworked),
-        "held_back": _topics(seen.held_back),
+        "nobody_works_on": [one.topic for one in seen.unworked],
+        "held_back": [one.topic for one in seen.held_back],
         "health": [{"name": one.name, "level": one.level.value, "what": one.what} for one in checks],
     }
-
-
-def _topics(those: Iterable[TopicSeen]) -> list[str]:
-    return [one.topic for one in those]
 
 
 def _figure_shape(figure: Figure) -> dict[str, Any]:

@@ -26,10 +26,10 @@ from bide.cli.exits import SETTLING, SIGNALS, Exit, Shutdown, on_signals, run_lo
 from bide.core.errors import BadInput, BideError, SetupError
 from bide.core.instants import duration_text
 from bide.core.records import OutcomeKind, Record, Settlement
+from bide.service.logs import LEVELS
 
 _log = logging.getLogger("bide.work")
 _supervisor_log = logging.getLogger("bide.supervisor")
-_LEVELS = ("debug", "info", "warning", "error")
 SHORTEST_PAUSE = 0.5
 LONGEST_PAUSE = 30.0
 HEALTHY_AFTER = 30.0
@@ -46,22 +46,16 @@ _SLACK = 2.0
 @click.option("--topic", "topics", multiple=True, help="Work on this topic only; may be given several times.")
 @click.option("--quiet", is_flag=True, help="Print no start line, and log only errors.")
 @click.option(
-    "--log-level", type=click.Choice(_LEVELS), default="info", show_default=True, help="The level of the log on stderr."
+    "--log-level", type=click.Choice(LEVELS), default="info", show_default=True, help="The level of the log on stderr."
 )
 @click.option("--uvloop", is_flag=True, help="Run on uvloop, if it is installed.")
 @click.option("--supervised", type=int, hidden=True, help="0, or the number of processes for the first one.")
 @shared_options(json=False)
 @click.pass_obj
 def work(
-    context: Context,
-    application: str,
-    processes: int,
-    topics: tuple[str, ...],
-    quiet: bool,
-    log_level: str,
-    uvloop: bool,
-    supervised: int | None,
-) -> int:
+    context: Context, application: str, processes: int, topics: tuple[str, ...], quiet: bool, log_level: str,
+    uvloop: bool, supervised: int | None,
+) -> int:  # fmt: skip
     """Run the handlers of an app: MODULE:APP is a module and the name of the Bide object in it, as in shop:app.
 
     The first SIGTERM, SIGHUP or Ctrl-C drains: no new task starts, running ones have BIDE_GRACE to end, and those that
@@ -69,7 +63,10 @@ def work(
     """
     if context.store is not None:
         os.environ["BIDE_STORE"] = context.store
-    _log_to_stderr("error" if quiet else log_level)
+    logging.basicConfig(  # which does nothing where the app's module has set up logging
+        stream=sys.stderr, level="ERROR" if quiet else log_level.upper(),
+        format="%(asctime)s %(levelname)s %(name)s [%(process)d] %(message)s",
+    )  # fmt: skip
     if processes > 1:
         return Supervisor(sys.argv, processes, os.environ).run()
     shutdown = Shutdown(only_drains=supervised is not None)
@@ -128,13 +125,6 @@ def _supervisor_pipe(shutdown: Shutdown) -> socket.socket:
 
     threading.Thread(target=wait, name="bide supervised", daemon=True).start()
     return pipe
-
-
-def _log_to_stderr(level: str) -> None:
-    """Set up logging, unless the app's module does so when it is imported."""
-    logging.basicConfig(
-        stream=sys.stderr, level=level.upper(), format="%(asctime)s %(levelname)s %(name)s [%(process)d] %(message)s"
-    )
 
 
 def load_app(application: str) -> Bide:

@@ -22,13 +22,13 @@ from msgspec.structs import replace
 from bide.core.errors import BadInput, SetupError
 from bide.core.instants import At, Millis
 from bide.core.names import SHOWN_TOPIC, new_id
-from bide.core.payloads import next_limit
-from bide.core.records import Filter, NewTask, Page, State, Topic
+from bide.core.records import Filter, NewTask, State, Topic
 from bide.core.retry import FOREVER, ExponentialPolicy, LadderPolicy, RetryPolicy
 from bide.engine.background import repeat
 from bide.engine.client import Client
 from bide.engine.config import EngineConfig
 from bide.engine.settings_store import SettingsStore
+from bide.engine.verbs import Pages
 from bide.ports import Clock, Instrument, Policy, Route, Store, Verbs, Wakes, all_answers
 
 _log = logging.getLogger("bide.routes")
@@ -43,7 +43,7 @@ _GROUP = "\x1eroutes"
 
 MOST_HELD = 1_000
 """The most leased tasks that `Workers.holding` reads."""
-_FIRST_PAGE = 20
+_LEAST_SHARE = 20
 _PAGE = 200
 _MOST_BYTES = 4 << 20
 _LATELY = 600.0
@@ -240,24 +240,18 @@ class Workers:
         """
         by: dict[tuple[str, Topic], HeldCount] = {}
         read = 0
-        share = max(_FIRST_PAGE, MOST_HELD // max(len(topics), 1))
+        share = max(_LEAST_SHARE, MOST_HELD // max(len(topics), 1))
         for place, topic in enumerate(topics):
             if place * share >= MOST_HELD or read > _MOST_BYTES:
                 return HeldTasks(by, False)
-            where = Filter(topic=topic, state=State.LEASED)
-            looked, limit, cursor = 0, min(_FIRST_PAGE, share), None
-            while True:
-                found = await self._client.find_page(where, Page(limit=limit, cursor=cursor))
+            pages, looked = Pages(Filter(topic=topic, state=State.LEASED), _PAGE), 0
+            while not pages.over and looked < share and read <= _MOST_BYTES:
+                tasks = await pages.read(self._client, share - looked)
                 now = self._client.clock.now()
-                for record in found.tasks:
+                for record in tasks:
                     before = by.get((record.holder or "", topic), HeldCount(0, 0))
                     by[record.holder or "", topic] = HeldCount(before.number + 1, before.lost + (record.wake_at <= now))
                     read += len(record.payload)
-                looked, cursor = looked + len(found.tasks), found.cursor
-                if cursor is None:
-                    break
-                if looked >= share or read > _MOST_BYTES:
-                    whole = False
-                    break
-                limit = next_limit(found.tasks, min(_PAGE, share - looked))
+                looked += len(tasks)
+            whole = whole and pages.over
         return HeldTasks(by, whole)

@@ -37,7 +37,7 @@ class SettingsStore:
     async def get(self, name: str) -> bytes | None:
         """The value under `name`, or None."""
         [record] = await self._store.get([Ref(self._topic, check_name("name", name))])
-        return None if record is None or not _is_kept(record) else record.payload
+        return None if record is None or record.state is not State.WAITING else record.payload
 
     async def all(self, prefix: str = "") -> dict[str, bytes]:
         """All values whose name begins with `prefix`, by name. O(all values), some hundreds per store call."""
@@ -81,7 +81,3 @@ class SettingsStore:
         new = NewTask(self._topic, check_name("name", name), new_id(), At(until), value, on_conflict=on_conflict)
         [answer] = await all_answers(await self._store.add([new], now=self._clock.now()))
         return answer.result
-
-
-def _is_kept(record: Record) -> bool:
-    return record.state is State.WAITING

@@ -21,14 +21,13 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from bide.core.errors import NotOpen, OutcomeUnknown, SetupError
 from bide.core.instants import When
-from bide.core.payloads import next_limit
-from bide.core.records import NewTask, Page
+from bide.core.records import NewTask
 from bide.core.tasks import Task
 from bide.engine.client import Client, JoinedClient
 from bide.engine.context import on_this_thread, run_on_this_thread
 from bide.engine.recurring import Recurring, is_recurring
 from bide.engine.session import running_loop
-from bide.engine.verbs import FIRST_PAGE, ClientVerbs, filter_of
+from bide.engine.verbs import ClientVerbs, Pages, filter_of
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -125,13 +124,9 @@ class SyncVerbs(ABC):
         page: int = 500,
     ) -> Iterator[Task[Any]]:
         """All matching tasks; see `ClientVerbs.find`."""
-        where, limit, cursor = filter_of(topic, state, group, wake_from, wake_before), min(page, FIRST_PAGE), None
-        while True:
-            found = self.find_page(where, Page(limit=limit, cursor=cursor))
-            yield from map(Task, found.tasks)
-            limit, cursor = next_limit(found.tasks, page), found.cursor
-            if cursor is None:
-                return
+        pages = Pages(filter_of(topic, state, group, wake_from, wake_before), page)
+        while not pages.over:
+            yield from map(Task, self._run(pages.read))
 
 
 def _run_on(loop: asyncio.AbstractEventLoop, verb: Coroutine[Any, Any, R]) -> R:

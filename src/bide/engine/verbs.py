@@ -69,9 +69,29 @@ from bide.engine.session import Session, SharedSession, running_loop
 from bide.ports import COUNTED, Clock, Store, TracePropagator
 
 _PAGE = 500
-FIRST_PAGE = 50
+_FIRST_PAGE = 50
 """The most tasks of the first page, when the size of their payloads is unknown."""
 _TRIES = 5
+
+
+class Pages:
+    """The tasks that match `where`, page by page: few first, then at most `most` with about 1 MiB of payloads."""
+
+    def __init__(self, where: Filter, most: int = _PAGE) -> None:
+        self.over = False
+        self._where = where
+        self._most = most
+        self._limit = _FIRST_PAGE
+        self._cursor: str | None = None
+
+    async def read(self, client: ClientVerbs, most: int | None = None) -> list[Record]:
+        """The next tasks, at most `most`; may be empty. A page that fails can be read again. Raises StoreError."""
+        limit = min(self._limit, self._most if most is None else most)
+        found = await client.find_page(self._where, Page(limit=limit, cursor=self._cursor))
+        self._cursor, self.over = found.cursor, found.cursor is None
+        if found.tasks:
+            self._limit = next_limit(found.tasks, self._most)
+        return found.tasks
 
 
 class ClientVerbs:
@@ -399,15 +419,10 @@ class ClientVerbs:
         only live tasks match. Reads pages of at most `page` tasks from an index: few first, then as many as have about
         1 MiB of payloads. Raises BadInput, StoreError.
         """
-        where = filter_of(topic, state, group, wake_from, wake_before, now=self.clock.now)
-        limit, cursor = min(page, FIRST_PAGE), None
-        while True:
-            found = await self.find_page(where, Page(limit=limit, cursor=cursor))
-            for record in found.tasks:
+        pages = Pages(filter_of(topic, state, group, wake_from, wake_before, now=self.clock.now), page)
+        while not pages.over:
+            for record in await pages.read(self):
                 yield Task(record)
-            limit, cursor = next_limit(found.tasks, page), found.cursor
-            if cursor is None:
-                return
 
     async def find_page(self, where: Filter, page: Page) -> Found:
         """One page of the tasks that match `where`. Raises StoreError, and BadInput for a foreign cursor.

@@ -18,10 +18,9 @@ from msgspec.structs import replace
 from bide.core.answers import Answer
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, At, Millis, as_datetime
-from bide.core.payloads import next_limit
-from bide.core.records import Change, Count, Filter, Move, Page, Record, Ref, Result, State, Token, Topic, summed
+from bide.core.records import Change, Count, Filter, Move, Record, Ref, Result, State, Token, Topic, summed
 from bide.engine.client import Client
-from bide.engine.verbs import new_cancel, new_fire, new_redrive, new_shift, shifted
+from bide.engine.verbs import Pages, new_cancel, new_fire, new_redrive, new_shift, shifted
 from bide.insight.dead_letters import error_class
 
 PAGE = 500
@@ -282,23 +281,18 @@ class Walk:
     """A walk through all tasks of a request, page by page. A page that fails can be read again."""
 
     def __init__(self, scope: BulkScope, *, limit: int = PAGE) -> None:
-        self.over = False
         self.looked = 0
         self._scope = scope
-        self._where = scope.where
-        self._most = limit
-        self._limit = min(limit, _FIRST_PAGE)
-        self._cursor: str | None = None
+        self._pages = Pages(scope.where, limit)
+
+    @property
+    def over(self) -> bool:
+        return self._pages.over
 
     async def page(self) -> list[Record]:
         """The next tasks; may be empty. Raises StoreError."""
-        found = await self._scope.client.find_page(self._where, Page(limit=self._limit, cursor=self._cursor))
-        tasks = found.tasks
-        self._cursor = found.cursor
-        self.over = found.cursor is None
+        tasks = await self._pages.read(self._scope.client)
         self.looked += len(tasks)
-        if tasks:
-            self._limit = next_limit(tasks, self._most)
         return [one for one in tasks if self._scope.may(one.topic) and self._scope.admits(one)]
 
 

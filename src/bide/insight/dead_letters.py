@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import re
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import msgspec
@@ -17,6 +17,7 @@ from bide.core.instants import Millis
 from bide.core.names import error_parts
 from bide.core.records import Count, Filter, Found, Page, Record, State, Topic
 from bide.engine.client import Client
+from bide.engine.verbs import Pages
 
 MOST_LOOKED_AT = 5_000
 """The most dead tasks that one query reads, over all topics."""
@@ -28,7 +29,6 @@ NO_ERROR = "(no error text)"
 """The class of tasks that died without an error text."""
 _LONGEST = 160
 _READ = 2_000
-_PAGES = (50, 500)
 
 _UNSHOWN = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]+")
 _NAMED = r"(?:HTTP(?:/\d\.\d)?|status(?:[ _]code)?|answered|errno|code)[ :=]*(?:with )?"
@@ -115,8 +115,9 @@ async def dead_letters(client: Client, *, most: int = MOST_LOOKED_AT) -> DeadLet
     waiting = sorted(totals, key=lambda topic: (totals[topic].number, topic))
     for place, topic in enumerate(waiting):  # those with few first; the others get the rest
         share, bytes_share = left // (len(waiting) - place), room // (len(waiting) - place)
-        number = size = 0
-        async for page in _pages(client, topic, share):
+        pages, number, size = Pages(Filter(topic=topic, state=State.DEAD)), 0, 0
+        while number < share and not pages.over:
+            page = await pages.read(client, share - number)
             for record in page:
                 _group(groups, record)
                 size += len(record.payload) + len(record.options) + len(record.error or "")
@@ -141,22 +142,6 @@ def _group(groups: dict[tuple[Topic, str], DeadGroup], record: Record) -> None:
     example = msgspec.structs.replace(record, payload=b"", options=b"", error=said)
     number, oldest = (1, at) if old is None else (old.number + 1, old.oldest)
     groups[record.topic, error] = DeadGroup(record.topic, error, number, oldest, at, example)
-
-
-async def _pages(client: Client, topic: Topic, most: int) -> AsyncIterator[list[Record]]:
-    """Pages of dead tasks, small until their size is known."""
-    where = Filter(topic=topic, state=State.DEAD)
-    cursor: str | None = None
-    limit = _PAGES[0]
-    while most > 0:
-        found = await client.find_page(where, Page(limit=min(limit, most), cursor=cursor))
-        yield found.tasks
-        most -= len(found.tasks)
-        cursor = found.cursor
-        if cursor is None:
-            return
-        size = max(1, sum(len(one.payload) + len(one.error or "") for one in found.tasks) // max(1, len(found.tasks)))
-        limit = min(_PAGES[1], max(1, 2**21 // size))
 
 
 async def tasks_of_group(

@@ -346,9 +346,7 @@ class Overviews:
             self._limit = min(limit * 4 * stopped, _HIGHEST_LIMIT)
         return TopicCounts(tally, now)
 
-    async def _ask_live(
-        self,
-    ) -> tuple[Recent | None, Mapping[Topic, Pause], Mapping[str, Sequence[Topic]] | None]:
+    async def _ask_live(self) -> tuple[Recent | None, Mapping[Topic, Pause], Mapping[str, Sequence[Topic]] | None]:
         return await asyncio.gather(self._recent(), self._client.paused(), self._workers.workers())
 
     async def _recent(self) -> Recent | None:

@@ -11,20 +11,7 @@ from msgspec.structs import replace
 from bide.core.answers import Answer
 from bide.core.events import Event
 from bide.core.instants import Millis
-from bide.core.records import (
-    Change,
-    Filter,
-    Found,
-    Lease,
-    Leased,
-    NewTask,
-    Page,
-    Record,
-    Ref,
-    Settlement,
-    Tally,
-    Topic,
-)
+from bide.core.records import Change, Filter, Found, Lease, Leased, NewTask, Page, Record, Ref, Settlement, Tally, Topic
 from bide.ports.store import COUNTED, Features, Store
 from bide.ports.verbs import Pending
 

@@ -15,14 +15,7 @@ from msgspec import Struct
 
 from bide.core.events import Event
 from bide.core.instants import Millis
-from bide.core.records import (
-    Lease,
-    Leased,
-    Pause,
-    Ref,
-    Tally,
-    Topic,
-)
+from bide.core.records import Lease, Leased, Pause, Ref, Tally, Topic
 from bide.ports.diagnosis import Diagnoses, HasSchema
 from bide.ports.tables import WatchesTables
 from bide.ports.time import Clock

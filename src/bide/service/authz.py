@@ -208,7 +208,6 @@ ANONYMOUS = "anonymous"
 ANONYMOUS_CALLER = Caller(ANONYMOUS, id=ANONYMOUS)
 """A caller without a token, if that is allowed. This caller has access to everything."""
 
-
 PREFIX = "token:"
 """The prefix of the names of kept tokens."""
 MOST_PATTERNS = 100
@@ -287,15 +286,9 @@ class Tokens:
         self._kept = kept
 
     async def add(
-        self,
-        name: str,
-        *,
-        verbs: frozenset[Verb],
-        topics: tuple[str, ...],
-        now: Millis,
-        expires_at: Millis | None = None,
-        by: str | None = None,
-    ) -> tuple[Token, str]:
+        self, name: str, *, verbs: frozenset[Verb], topics: tuple[str, ...], now: Millis,
+        expires_at: Millis | None = None, by: str | None = None,
+    ) -> tuple[Token, str]:  # fmt: skip
         """Make a token; return it with its text, which is shown this once. Raises BadInput, StoreFull."""
         check_name("name", name)
         if name == ANONYMOUS:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import cache
 from typing import Annotated, Any
 
 import msgspec
@@ -253,7 +254,6 @@ CALLS: tuple[Call, ...] = (
 )  # fmt: skip
 """Every call of version 1 but those about the service itself."""
 
-
 _REF = "#/components/schemas/{name}"
 _PROBLEMS = {
     400: "The request cannot be read",
@@ -297,6 +297,7 @@ _NOT_BOTH_PAYLOADS = {"not": {"required": ["payload", "payload_base64"]}}
 _EITHER = {"oneOf": [{"required": ["payload"]}, {"required": ["payload_base64"]}]}
 
 
+@cache
 def document() -> bytes:
     """The document as JSON."""
     return msgspec.json.encode(contents())
@@ -339,9 +340,7 @@ def _refine(components: dict[str, Any]) -> None:
     components[schemas.Recur.__name__] |= _NOT_BOTH_PAYLOADS
     components[schemas.Steer.__name__] |= _STEPS
     components[TaskShape.__name__] |= _EITHER
-    components[ItemShape.__name__] |= {
-        "oneOf": [{"required": ["answer", "task"]}, {"required": ["problem"]}],
-    }
+    components[ItemShape.__name__] |= {"oneOf": [{"required": ["answer", "task"]}, {"required": ["problem"]}]}
     for component in components.values():
         for name in component.get("properties", {}):
             if name in ("payload", "payload_base64") and "required" in component:
@@ -358,9 +357,8 @@ def _operation(call: Call, by_type: dict[int, Any]) -> dict[str, Any]:
     for name, (sentence, schema) in call.query.items():
         parameters.append({"name": name, "in": "query", "description": sentence, "schema": schema})
     for name, sentence in call.headers.items():
-        parameters.append(
-            {"name": name, "in": "header", "description": sentence, "schema": {"type": "string", **_header(call, name)}}
-        )
+        only = {"enum": ["*"]} if name == "If-None-Match" and call.method == "PUT" else {}
+        parameters.append({"name": name, "in": "header", "description": sentence, "schema": {"type": "string", **only}})
     if parameters:
         operation["parameters"] = parameters
     if call.ask is not None:
@@ -382,9 +380,3 @@ def _operation(call: Call, by_type: dict[int, Any]) -> dict[str, Any]:
         answer = operation["responses"].setdefault(str(status), {"description": sentence, "content": {}})
         answer["content"] |= problem
     return operation
-
-
-def _header(call: Call, name: str) -> dict[str, Any]:
-    if name == "If-None-Match" and call.method == "PUT":
-        return {"enum": ["*"]}
-    return {}

@@ -58,14 +58,7 @@ class Problem(Exception):
     """An error answer, with the problem and the accepted values."""
 
     def __init__(
-        self,
-        status: int,
-        kind: str,
-        title: str,
-        detail: str,
-        *,
-        headers: dict[str, str] | None = None,
-        **more: Any,
+        self, status: int, kind: str, title: str, detail: str, *, headers: dict[str, str] | None = None, **more: Any
     ) -> None:
         super().__init__(detail)
         self.status = status
@@ -101,7 +94,6 @@ def shown_value(value: object) -> str | int | float | bool | None:
 
 _LENGTHS = frozenset({"by", "deadline", "delay", "lease_for", "wait"})
 _PLACE = re.compile(r" - at `(?:key in )?\$(.*)`$", re.DOTALL)
-
 
 _UNKNOWN_FIELD = re.compile(r"Object contains unknown field `(.*)`", re.DOTALL)
 _LONE_SURROGATE = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])")

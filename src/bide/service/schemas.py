@@ -59,10 +59,7 @@ Span: TypeAlias = Annotated[
 TokenNumber: TypeAlias = Annotated[int, Meta(ge=0, le=2**63 - 1)]
 Rungs: TypeAlias = Annotated[list[Span], Meta(min_length=1, max_length=100)]
 Tries: TypeAlias = Annotated[int, Meta(ge=1, le=FOREVER)]
-RetryText: TypeAlias = Annotated[
-    str,
-    Meta(extra_json_schema={"enum": [*PRESETS]}),
-]
+RetryText: TypeAlias = Annotated[str, Meta(extra_json_schema={"enum": [*PRESETS]})]
 
 
 class FixedTerms(Struct, forbid_unknown_fields=True, tag_field="policy", tag="fixed"):
@@ -91,7 +88,6 @@ class LadderTerms(Struct, forbid_unknown_fields=True, tag_field="policy", tag="l
 Terms: TypeAlias = FixedTerms | ExponentialTerms | LadderTerms
 Retries: TypeAlias = RetryText | Rungs | Terms
 """When to retry: the name of a preset, a ladder as a list of durations, or a policy with its terms."""
-
 
 HeaderText: TypeAlias = Annotated[
     str, Meta(description="Printable text", extra_json_schema={"minLength": 1, "maxLength": 60, "pattern": "^[ -~]+$"})
@@ -226,25 +222,22 @@ class LeaseRequest(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_on
     lease_for: LeaseSpan | None = None
 
 
-class Settle(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
-    """The outcome of a delivery. `at` or `delay`: when to try again; with `done`, when the next life begins."""
-
-    topic: Name
-    key: Name
-    token: TokenNumber
-    outcome: Annotated[str, Meta(extra_json_schema={"enum": [*OutcomeKind]})]
-    at: Instant | None = None
-    delay: Span | None = None
-    error: str | None = None
-    """The reason, for retry and dead."""
-
-
 class LeaseRef(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):
     """A lease: a task and the token that it was leased with."""
 
     topic: Name
     key: Name
     token: TokenNumber
+
+
+class Settle(LeaseRef, kw_only=True):
+    """The outcome of a delivery. `at` or `delay`: when to try again; with `done`, when the next life begins."""
+
+    outcome: Annotated[str, Meta(extra_json_schema={"enum": [*OutcomeKind]})]
+    at: Instant | None = None
+    delay: Span | None = None
+    error: str | None = None
+    """The reason, for retry and dead."""
 
 
 class Extend(Struct, forbid_unknown_fields=True, omit_defaults=True, kw_only=True):

@@ -97,7 +97,6 @@ class Service:
             ]
         )
         self._open = frozenset(path.encode() for path in {*OPEN, "/openapi.json"})
-        self._written: bytes | None = None
         self._complaints = TokenBucket(1, 1.0, self._loop.time())
         """Limits the log to one line a second, since every request fails while the store is unavailable."""
 
@@ -235,9 +234,7 @@ class Service:
         return StreamingReply(await self._feed.stream(last, admits), _EVENT_STREAM)
 
     async def _document(self, request: Request) -> Reply:
-        if self._written is None:
-            self._written = document()
-        return Reply(200, self._written)
+        return Reply(200, document())
 
 
 _HEADERS = [(b"server", b"bide"), (b"x-content-type-options", b"nosniff")]

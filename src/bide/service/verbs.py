@@ -9,6 +9,7 @@ import base64
 import binascii
 import re
 from collections.abc import Awaitable, Callable, Container, Sequence
+from functools import partialmethod
 from typing import Any, TypeVar
 
 import msgspec
@@ -19,20 +20,7 @@ from bide.core.errors import BadInput, PartlyFailed
 from bide.core.instants import Millis, as_datetime, duration, instant_text
 from bide.core.names import check_name, check_topic
 from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
-from bide.core.records import (
-    Cancel,
-    Change,
-    Count,
-    Lease,
-    Move,
-    NewTask,
-    OutcomeKind,
-    Page,
-    Redrive,
-    Result,
-    State,
-    Topic,
-)
+from bide.core.records import Cancel, Change, Count, Lease, NewTask, OutcomeKind, Page, Redrive, Result, State, Topic
 from bide.core.recurrence.rules import rule_of
 from bide.engine.client import Client
 from bide.engine.delivery.long_poll import LongPoll
@@ -79,10 +67,6 @@ async def set_paused(client: Client, topic: Topic, who: str, *, paused: bool) ->
     return changed
 
 
-def _count(count: Count) -> CountShape:
-    return CountShape(count.number, count.exact)
-
-
 _BY_NAME = {call.name: call for call in CALLS}
 _DECODERS: dict[str, msgspec.json.Decoder[Any]] = {
     call.name: msgspec.json.Decoder(call.ask) for call in CALLS if call.ask is not None
@@ -121,17 +105,11 @@ class Verbs:
         found: list[TopicShape] = []
         for topic in sorted({topic for topic, _ in tally.counts} | tally.forecast.keys() | paused):
             if caller.may(Verb.READ, topic):
-                counts = {state.value: _count(tally.counts.get((topic, state), _NONE)) for state in State}
-                due = _count(tally.forecast.get(topic, [_NONE])[0])
+                counts = {state.value: CountShape(*tally.counts.get((topic, state), _NONE)) for state in State}
+                due = CountShape(*tally.forecast.get(topic, [_NONE])[0])
                 pause = paused_shape(pauses[topic]) if topic in paused else None
                 found.append(TopicShape(topic=topic, **counts, due=due, paused=pause))
         return reply(TopicsShape(found))
-
-    async def pause(self, request: Request) -> Reply:
-        return await self._set_paused(request, paused=True)
-
-    async def resume(self, request: Request) -> Reply:
-        return await self._set_paused(request, paused=False)
 
     async def _set_paused(self, request: Request, *, paused: bool) -> Reply:
         """Pause or resume a topic. This affects every user of the topic, so it needs the verb `admin`."""
@@ -143,6 +121,8 @@ class Verbs:
         pause = (await self._client.paused()).get(topic)
         since, who = (None, None) if pause is None else (instant_text(pause.since), pause.who)
         return reply(PauseShape(topic, pause is not None, changed, since, who))
+
+    pause, resume = partialmethod(_set_paused, paused=True), partialmethod(_set_paused, paused=False)
 
     # --- one task, named by the path
 
@@ -201,19 +181,18 @@ class Verbs:
         return await self._answered(request, self._client.schedule_many(tasks), paused=self._client.known_pauses)
 
     async def reschedule_many(self, request: Request) -> Reply:
-        def move(ask: schemas.MoveItem) -> Move:
-            return new_move(
-                ask.topic, ask.key, delay=ask.delay, at=ask.at,
-                deadline=ask.deadline, if_token=ask.if_token, zone=ask.zone, clock=self._client.clock,
-            )  # fmt: skip
-
-        return await self._changed(request, "reschedule_many", Verb.RESCHEDULE, move)
+        return await self._changed(
+            request, "reschedule_many", Verb.RESCHEDULE,
+            lambda ask: new_move(
+                ask.topic, ask.key, delay=ask.delay, at=ask.at, deadline=ask.deadline, if_token=ask.if_token,
+                zone=ask.zone, clock=self._client.clock,
+            ),
+        )  # fmt: skip
 
     async def fire_many(self, request: Request) -> Reply:
-        def fire(ask: schemas.Ref) -> Move:
-            return new_fire(ask.topic, ask.key, if_token=ask.if_token)
-
-        return await self._changed(request, "fire_many", Verb.FIRE, fire)
+        return await self._changed(
+            request, "fire_many", Verb.FIRE, lambda ask: new_fire(ask.topic, ask.key, if_token=ask.if_token)
+        )
 
     async def cancel_many(self, request: Request) -> Reply:
         ask: list[schemas.Ref] | schemas.CancelGroup = asked(request, "cancel_many")
@@ -428,20 +407,13 @@ class ConsumerVerbs:
         )
 
     async def settle(self, request: Request) -> Reply:
-        batch: list[schemas.Settle] = asked(request, "settle")
-        request.caller.check_all(Verb.WORK, [ask.topic for ask in batch])
-        ended = []
-        for place, ask in enumerate(batch):
-            try:
-                ended.append((Lease(check_topic(ask.topic), check_name("key", ask.key), ask.token), _outcome(ask)))
-            except BadInput as error:
-                raise bad_input(error, f"[{place}].") from None
+        ended = _each(request, asked(request, "settle"), Verb.WORK, lambda ask: (_lease(ask), _outcome(ask)))
         return reply(SettledShape(await self._long_poll.settle(ended, who=request.caller.name)))
 
     async def extend(self, request: Request) -> Reply:
         ask: schemas.Extend = asked(request, "extend")
         request.caller.check_all(Verb.WORK, [one.topic for one in ask.leases])
-        leases = [Lease(check_topic(one.topic), check_name("key", one.key), one.token) for one in ask.leases]
+        leases = [_lease(one) for one in ask.leases]
         return reply(ExtendedShape(await self._long_poll.extend(leases, self._length(ask.lease_for))))
 
     def _length(self, given: str | None) -> Millis:
@@ -453,6 +425,10 @@ def _bounded(given: str, field: str, least: Millis, most: Millis) -> Millis:
     if not least <= millis <= most:
         raise BadInput(field, given, f"from {least // 1_000} to {most // 1_000} seconds")
     return millis
+
+
+def _lease(ask: schemas.LeaseRef) -> Lease:
+    return Lease(check_topic(ask.topic), check_name("key", ask.key), ask.token)
 
 
 def _outcome(ask: schemas.Settle) -> Outcome:

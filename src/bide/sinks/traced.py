@@ -79,14 +79,7 @@ class Tracing(Instrument):
 
     def _producer(self, topic: Topic) -> Any:
         return self._tracer.start_as_current_span(
-            f"schedule {topic}",
-            kind=SpanKind.PRODUCER,
-            attributes={
-                "messaging.system": "bide",
-                "messaging.destination.name": topic,
-                "messaging.operation.name": "schedule",
-                "messaging.operation.type": "create",
-            },
+            f"schedule {topic}", kind=SpanKind.PRODUCER, attributes=_attributes(topic, "schedule", "create")
         )
 
     @contextmanager
@@ -137,23 +130,21 @@ class TracedSink:
     def _consumer(self, task: Task[Any], links: list[Link]) -> Any:
         record = task.record
         return self._tracer.start_as_current_span(
-            f"deliver {record.topic}",
-            kind=SpanKind.CONSUMER,
-            links=links,
-            attributes={
-                "messaging.system": "bide",
-                "messaging.destination.name": record.topic,
-                "messaging.operation.name": "deliver",
-                "messaging.operation.type": "process",
-                "messaging.message.id": record.id,
-                "bide.key": record.key,
-                "bide.token": record.token,
-                "bide.attempt": record.attempt,
-                "bide.planned_at": record.planned_at,
+            f"deliver {record.topic}", kind=SpanKind.CONSUMER, links=links,
+            attributes=_attributes(record.topic, "deliver", "process") | {
+                "messaging.message.id": record.id, "bide.key": record.key, "bide.token": record.token,
+                "bide.attempt": record.attempt, "bide.planned_at": record.planned_at,
             },
-            record_exception=False,
-            set_status_on_exception=False,
-        )
+            record_exception=False, set_status_on_exception=False,
+        )  # fmt: skip
+
+
+def _attributes(topic: Topic, name: str, kind: str) -> dict[str, str | int]:
+    """The attributes of every span, by the semantic conventions for messaging."""
+    return {
+        "messaging.system": "bide", "messaging.destination.name": topic, "messaging.operation.name": name,
+        "messaging.operation.type": kind,
+    }  # fmt: skip
 
 
 def _end(span: trace.Span, ended: BaseException | None) -> None:

@@ -33,19 +33,9 @@ _MODULE_OF = {
 }
 
 __all__ = [
-    "Act",
-    "Chunk",
-    "FaultProxy",
-    "FaultyStore",
-    "Fired",
-    "ManualClock",
-    "PlannedFault",
-    "TimeMachine",
-    "VirtualClock",
-    "VirtualLoop",
-    "run_virtual",
-    "task_for",
-]
+    "Act", "Chunk", "FaultProxy", "FaultyStore", "Fired", "ManualClock", "PlannedFault", "TimeMachine", "VirtualClock",
+    "VirtualLoop", "run_virtual", "task_for",
+]  # fmt: skip
 
 
 def __getattr__(name: str) -> object:

@@ -260,12 +260,9 @@ class _Link:
     """One connection. In each direction, one task reads and judges chunks, and one passes them on when they are due."""
 
     def __init__(
-        self,
-        proxy: FaultProxy,
-        number: int,
-        task: asyncio.Task[Any],
+        self, proxy: FaultProxy, number: int, task: asyncio.Task[Any],
         client: tuple[asyncio.StreamReader, asyncio.StreamWriter],
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.task = task
         self.held = False
         self._proxy = proxy

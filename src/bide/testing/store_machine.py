@@ -13,7 +13,8 @@ until there is no choice).
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
+from functools import partial
 from itertools import groupby, product
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
@@ -70,7 +71,6 @@ filters = st.tuples(
     st.sampled_from([None, *TOPICS]), st.sampled_from([None, *State]), st.sampled_from(GROUPS), ranges, ranges
 )
 
-
 Offset = tuple[bool, Millis]
 """An offset from now; true: passed as a relative time."""
 AskedTask = tuple[Ref, Offset, str | None, Millis | None, OnConflict, bytes, int | None]
@@ -78,8 +78,8 @@ AskedChange = tuple[str, Ref, Offset, Millis | None, int | None]
 AskedOutcome = tuple[int, str, Offset, Millis | None, str | None]
 AskedFilter = tuple[str | None, State | None, str | None, Millis | None, Millis | None]
 
-
 Answered = TypeVar("Answered")
+Asked = TypeVar("Asked")
 
 
 class Tokens(NamedTuple):
@@ -143,10 +143,7 @@ class StoreMachine(RuleBasedStateMachine):
                 None if deadline is None else self.now + deadline, on_conflict, token and token.model,
             )  # fmt: skip
             batch.append((task, replace(task, if_token=token and token.subject)))
-        mine, theirs = self.each(
-            add_all(self.model, [task for task, _ in batch], now=self.now),
-            add_all(self.subject, [task for _, task in batch], now=self.now),
-        )
+        mine, theirs = self.each(partial(add_all, now=self.now), batch)
         self.same_answers([ref for ref, *_ in asked], mine, theirs)
 
     @rule(asked=st.lists(changes, min_size=1, max_size=4))
@@ -164,10 +161,7 @@ class StoreMachine(RuleBasedStateMachine):
             else:
                 change = Redrive(ref.topic, ref.key, self.life(), self.due(due), mine)
             batch.append((change, replace(change, if_token=None if token is None else token.subject)))
-        ours, theirs = self.each(
-            change_all(self.model, [change for change, _ in batch], now=self.now),
-            change_all(self.subject, [change for _, change in batch], now=self.now),
-        )
+        ours, theirs = self.each(partial(change_all, now=self.now), batch)
         self.same_answers([ref for _, ref, *_ in asked], ours, theirs)
 
     # workers
@@ -213,10 +207,7 @@ class StoreMachine(RuleBasedStateMachine):
         held = [(Lease(*ref, token.model), Lease(*ref, token.subject)) for ref, token in chosen]
         until = self.now + lasts
         self.ends.add(until)
-        mine, theirs = self.each(
-            self.model.extend([lease for lease, _ in held], now=self.now, until=until),
-            self.subject.extend([lease for _, lease in held], now=self.now, until=until),
-        )
+        mine, theirs = self.each(lambda store, leases: store.extend(leases, now=self.now, until=until), held)
         assert theirs == mine
 
     @rule(asked=st.lists(settlements, min_size=1, max_size=3))
@@ -234,10 +225,7 @@ class StoreMachine(RuleBasedStateMachine):
                 error if verdict in ("retry", "dead") else None, self.life() if verdict == "again" else "",
             )  # fmt: skip
             batch.append((outcome, replace(outcome, token=token.subject)))
-        mine, theirs = self.each(
-            settle_all(self.model, [outcome for outcome, _ in batch], now=self.now),
-            settle_all(self.subject, [outcome for _, outcome in batch], now=self.now),
-        )
+        mine, theirs = self.each(partial(settle_all, now=self.now), batch)
         assert theirs == mine
         self.same_tasks([Ref(outcome.topic, outcome.key) for outcome, _ in batch])
 
@@ -301,8 +289,12 @@ class StoreMachine(RuleBasedStateMachine):
     def both(self, call: Callable[[Store], Coroutine[Any, Any, Answered]]) -> tuple[Answered, Answered]:
         return self.wait(call(self.model)), self.wait(call(self.subject))
 
-    def each(self, mine: Awaitable[Answered], theirs: Awaitable[Answered]) -> tuple[Answered, Answered]:
-        return self.wait(mine), self.wait(theirs)
+    def each(
+        self, call: Callable[[Store, list[Asked]], Coroutine[Any, Any, Answered]], pairs: Sequence[tuple[Asked, Asked]]
+    ) -> tuple[Answered, Answered]:
+        """Call with the first of each pair for the model, and with the second for the subject."""
+        mine = self.wait(call(self.model, [one for one, _ in pairs]))
+        return mine, self.wait(call(self.subject, [other for _, other in pairs]))
 
     def life(self) -> str:
         self.lives += 1

@@ -117,27 +117,13 @@ def task_for(
     behind = duration(late, field="late")
     due = now - behind if due_at is None else instant(due_at, field="due_at")
     record = Record(
-        topic=topic.topic if isinstance(topic, Handler) else check_topic(topic),
-        key=check_name("key", key),
-        id=id or new_id(),
-        group=None if group is None else check_name("group", group),
-        state=State.LEASED,
-        due_at=due,
-        wake_at=now + 10_000,
-        planned_at=due,
-        attempt=attempt,
-        failures=attempt - 1 if failures is None else failures,
-        losses=0,
-        token=token,
-        holder="test",
-        payload=encode_payload(payload),
-        options=encode_options(None, headers),
-        deadline=None if deadline is None else instant(deadline, field="deadline"),
-        error=error,
-        created_at=due,
-        finished_at=None,
-        keep_until=None,
-    )
+        topic=topic.topic if isinstance(topic, Handler) else check_topic(topic), key=check_name("key", key),
+        id=id or new_id(), group=None if group is None else check_name("group", group), state=State.LEASED, due_at=due,
+        wake_at=now + 10_000, planned_at=due, attempt=attempt, failures=attempt - 1 if failures is None else failures,
+        losses=0, token=token, holder="test", payload=encode_payload(payload), options=encode_options(None, headers),
+        deadline=None if deadline is None else instant(deadline, field="deadline"), error=error, created_at=due,
+        finished_at=None, keep_until=None,
+    )  # fmt: skip
     task = HandTask(record, timedelta(milliseconds=behind), connection)
     if isinstance(topic, Handler):
         topic._sink.read(task)

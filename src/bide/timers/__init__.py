@@ -8,13 +8,6 @@ from bide.timers.hierarchical import HierarchicalWheel
 from bide.timers.idle import IdleRing
 
 __all__ = [
-    "Drive",
-    "HashedWheel",
-    "HeapTimer",
-    "HierarchicalWheel",
-    "IdleDrive",
-    "IdleRing",
-    "SteadyClock",
-    "SystemClock",
+    "Drive", "HashedWheel", "HeapTimer", "HierarchicalWheel", "IdleDrive", "IdleRing", "SteadyClock", "SystemClock",
     "drive",
-]
+]  # fmt: skip

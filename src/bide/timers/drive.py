@@ -143,12 +143,9 @@ class _BaseDrive(Generic[Item]):
     """The common part of the drives of timers and idle rings: due items, sleeping, starting and closing."""
 
     def __init__(
-        self,
-        timer: Timer[Item] | IdleRing[Item],
-        callback: Callable[[Item], object],
-        clock: Clock,
+        self, timer: Timer[Item] | IdleRing[Item], callback: Callable[[Item], object], clock: Clock,
         longest_sleep: float,
-    ) -> None:
+    ) -> None:  # fmt: skip
         if inspect.iscoroutinefunction(callback):
             raise TypeError(f"callback must be a plain function, which may start a task; {callback!r} is a coroutine's")
         if not longest_sleep > 0:
@@ -239,6 +236,13 @@ class _BaseDrive(Generic[Item]):
             _logger.exception("the callback for %r failed; the drive goes on", item)
         return True
 
+    def _withdraw(self, item: Item) -> bool:
+        """Take back an item that is due and not called yet; False: there is none."""
+        if item not in self._due:
+            return False
+        del self._due[item]
+        return True
+
     def __len__(self) -> int:
         with self._lock:
             return len(self._timed) + len(self._due)
@@ -287,12 +291,6 @@ class Drive(_BaseDrive[Item]):
             self._wake_for(at)
             return True
 
-    def _withdraw(self, item: Item) -> bool:
-        if item not in self._due:
-            return False
-        del self._due[item]
-        return True
-
 
 class IdleDrive(_BaseDrive[Item]):
     """A running idle ring, made by `drive`: `async with` runs it on the event loop, `with` in a thread."""
@@ -317,39 +315,27 @@ class IdleDrive(_BaseDrive[Item]):
     def remove(self, uid: Item) -> bool:
         """Remove `uid`; False: it was absent, or its callback has begun."""
         with self._lock:
-            if uid in self._due:
-                del self._due[uid]
-                return True
-            return self._ring.remove(uid)
+            return self._withdraw(uid) or self._ring.remove(uid)
 
 
 @overload
 def drive(
-    timer: IdleRing[Item],
-    callback: Callable[[Item], object],
-    *,
-    clock: Clock | None = None,
+    timer: IdleRing[Item], callback: Callable[[Item], object], *, clock: Clock | None = None,
     longest_sleep: float = LONGEST_SLEEP,
-) -> IdleDrive[Item]: ...
+) -> IdleDrive[Item]: ...  # fmt: skip
 
 
 @overload
 def drive(
-    timer: Timer[Item],
-    callback: Callable[[Item], object],
-    *,
-    clock: Clock | None = None,
+    timer: Timer[Item], callback: Callable[[Item], object], *, clock: Clock | None = None,
     longest_sleep: float = LONGEST_SLEEP,
-) -> Drive[Item]: ...
+) -> Drive[Item]: ...  # fmt: skip
 
 
 def drive(
-    timer: Timer[Item] | IdleRing[Item],
-    callback: Callable[[Item], object],
-    *,
-    clock: Clock | None = None,
+    timer: Timer[Item] | IdleRing[Item], callback: Callable[[Item], object], *, clock: Clock | None = None,
     longest_sleep: float = LONGEST_SLEEP,
-) -> Drive[Item] | IdleDrive[Item]:
+) -> Drive[Item] | IdleDrive[Item]:  # fmt: skip
     """Run a timer: `async with drive(...)` on the event loop, `with drive(...)` in its own thread.
 
     `clock` is the wall clock by default, or `SteadyClock` for an idle ring. `longest_sleep` (seconds of real time)

@@ -212,8 +212,8 @@ def test_a_broken_result_ends_with_1(store: str, broken: str, monkeypatch: pytes
             return [*entries, msgspec.structs.replace(first, at=last.at + 1)]
         return [msgspec.structs.replace(first, at=first.planned_at * 1_000_000 - 1), *entries[1:]]
 
-    local, processes = workers.LocalWorker.log, workers.ProcessGroup.log
-    monkeypatch.setattr(workers.LocalWorker, "log", lambda self: spoil(local(self)))
+    local, processes = workers.LocalWorkers.log, workers.ProcessGroup.log
+    monkeypatch.setattr(workers.LocalWorkers, "log", lambda self: spoil(local(self)))
     monkeypatch.setattr(workers.ProcessGroup, "log", lambda self: spoil(processes(self)))
     ended = run(store, "--workload", "throughput", "--n", "20", "--json")
     assert ended.exit_code == 1

@@ -48,9 +48,8 @@ def test_a_time_that_is_shown_is_read_again(at: int, zone: str) -> None:
     local = as_datetime(at).astimezone(ZoneInfo(zone))
     # of an hour that comes twice the later is meant
     twice = local.replace(fold=1).utcoffset() != local.replace(fold=0).utcoffset()
-    again = found.read_time(found.field(at), "at")
+    again = found.read_time(found.moment(at), "at")
     assert again == at or (twice and again > at)
-    assert found.read_time(found.moment(at), "at") == again
     assert found.read_time(found.utc(at), "at") == at
 
 
@@ -136,7 +135,7 @@ def test_any_date_is_a_time_or_refused(text: str) -> None:
 @given(st.integers(0, LAST_INSTANT), st.sampled_from(ZONES))
 def test_every_instant_can_be_shown(at: int, zone: str) -> None:
     found = locale(zone)
-    for shown in (found.moment(at), found.moment(at, millis=True), found.clock(at), found.field(at), found.utc(at),
+    for shown in (found.moment(at), found.moment(at, millis=True), found.clock(at), found.utc(at),
                   found.relative(at)):  # fmt: skip
         assert shown
 

@@ -25,21 +25,9 @@ from bide.core.errors import MissingExtra
 WORKLOADS: Mapping[str, Callable[[Plan, Limit], Coroutine[Any, Any, Report]]] = {
     workload.__name__: workload
     for workload in (
-        schedule,
-        lateness,
-        burst,
-        throughput,
-        change,
-        idle,
-        scale,
-        topics,
-        workers,
-        payload,
-        crash,
-        timers,
-        churn,
+        schedule, lateness, burst, throughput, change, idle, scale, topics, workers, payload, crash, timers, churn,
     )
-}
+}  # fmt: skip
 
 
 @click.command(name="bench")

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Coroutine, Mapping
 from dataclasses import replace
 from typing import Any
 
 from bide.app import Bide
 from bide.cli.bench.plan import Limit, Plan, Report, random_keys, rounded
 from bide.cli.bench.processes import BenchFault
-from bide.cli.bench.worker import PAYLOAD, Start, Timers, Work, paced, percentile
+from bide.cli.bench.worker import PAYLOAD, Start, Timers, Work, percentile
 from bide.cli.bench.workers import (
     NANOSECONDS,
     Findings,
@@ -22,6 +22,7 @@ from bide.cli.bench.workers import (
     examine,
     fill,
     stage,
+    trickle,
     wait_settled,
 )
 from bide.core.answers import Answer
@@ -47,7 +48,7 @@ async def throughput(plan: Plan, limit: Limit) -> Report:
         async with on.workers() as workers:
             began = await workers.go()
             found = await _finish(workers, plan, dict.fromkeys(keys, 0))
-    fields = {"completed_per_s": _rate(count, found, began), **_counted(found)}
+    fields = {"completed_per_s": found.per_second(count, began), **_counted(found)}
     return Report(fields=fields, faults=found.faults())
 
 
@@ -65,7 +66,7 @@ async def burst(plan: Plan, limit: Limit) -> Report:
     fields = {
         "first_ms": rounded(found.first_start / NANOSECONDS - due),
         "last_ms": rounded(found.last_start / NANOSECONDS - due),
-        "completed_per_s": _rate(count, found, due * NANOSECONDS),
+        "completed_per_s": found.per_second(count, due * NANOSECONDS),
         **_counted(found),
     }
     return Report(fields=fields, faults=found.faults())
@@ -76,10 +77,6 @@ async def _finish(workers: Workers, plan: Plan, expected: Mapping[str, int]) -> 
     await wait_settled(workers, len(expected), plan=plan, within=30 + len(expected) / _SLOWEST)
     await workers.stop()
     return examine(expected, workers.log())
-
-
-def _rate(count: int, found: Findings, began: int) -> float:
-    return rounded((count - found.lost) / max(1e-9, (found.last_settled - began) / 1e9))
 
 
 def _counted(found: Findings) -> dict[str, int]:
@@ -163,39 +160,23 @@ async def _late(plan: Plan, on: Stage, way: str) -> tuple[Findings, list[float]]
     ahead = duration(AHEAD[way] or "0s")
     keys = await fill(on.app, _LATE.topic, count, plan=plan, delay="1h") if way == "fire" else random_keys(count)
     timers = Timers(count=count, rate=plan.rate, ahead=ahead, loop=plan.loop)
+
+    def call(key: str) -> Coroutine[Any, Any, Answer]:
+        if way == "fire":
+            return on.app.fire_now(_LATE.topic, key)
+        return on.app.schedule(_LATE.topic, PAYLOAD, key=key, delay=AHEAD[way])
+
     # started before, so that its start does not disturb the measurement
     async with on.workers() as workers, child("the process for loop.call_at", timers) as call_at:
         await workers.go()
         await asyncio.sleep(0.5)
         before = workers.settled
         call_at.send("go")
-        expected = await _schedule(plan, on.app, keys, way, ahead)
+        expected = await trickle(plan, f"ahead {way}: scheduling", keys, call, rate=plan.rate, ahead=ahead)
         await wait_settled(workers, before + count, plan=plan, within=ahead / 1000 + 20, what=f"ahead {way}")
         late = sorted(await call_at.receive("late"))
         await workers.stop()
         return examine(expected, workers.log()), late
-
-
-async def _schedule(plan: Plan, app: Bide, keys: list[str], way: str, ahead: int) -> dict[str, int]:
-    """Schedule at the plan's rate; return the earliest nanosecond at which each task may start."""
-    loop = asyncio.get_running_loop()
-    expected: dict[str, int] = {}
-    calls: list[asyncio.Task[Answer]] = []
-    async for number in paced(len(keys), plan.rate):
-        key = keys[number]
-        expected[key] = time.time_ns() + ahead * NANOSECONDS
-        call = (
-            app.fire_now(_LATE.topic, key)
-            if way == "fire"
-            else app.schedule(_LATE.topic, PAYLOAD, key=key, delay=AHEAD[way])
-        )
-        calls.append(loop.create_task(call))
-        if number % 50 == 0:
-            plan.progress(f"ahead {way}: scheduling", number, len(keys))
-    refused = [answer.result.value for answer in await asyncio.gather(*calls) if not answer.ok]
-    if refused:
-        raise BenchFault(f"{len(refused)} calls were not done; the first answer: {refused[0]}")
-    return expected
 
 
 def _figures(found: Findings, call_at: list[float]) -> Mapping[str, float]:

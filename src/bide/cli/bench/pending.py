@@ -80,13 +80,13 @@ async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:
     cpu_alone, requests_alone = 0.0, 0.0
     if target.on_server:  # without the worker: others, such as replicas, use it too
         await asyncio.sleep(SETTLING)
-        cpu_alone, requests_alone = await _load(plan, "watching the server alone")
+        cpu_alone, requests_alone = await watch_server(plan, SECONDS, "watching the server alone")
     async with worker_process(spec) as worker:
         worker.send("go")
         await worker.receive("working")
         await asyncio.sleep(SETTLING)
         before = await worker.ask("usage")
-        cpu, requests = await _load(plan, "watching an idle worker")
+        cpu, requests = await watch_server(plan, SECONDS, "watching an idle worker")
         resident = resident_bytes(Path(f"/proc/{worker.pid}"))
         after = await worker.ask("usage")
     seconds = (after["at"] - before["at"]) / 1e9
@@ -99,15 +99,15 @@ async def _watch(plan: Plan, spec: Spec) -> dict[str, Any]:
     }
 
 
-async def _load(plan: Plan, what: str) -> tuple[float, float]:
-    """The server's processor use in percent (NaN: unknown), and its requests a second."""
+async def watch_server(plan: Plan, seconds: float, what: str) -> tuple[float, float]:
+    """The server's processor use in percent (NaN: unknown), and its requests a second, over so many seconds."""
     before = await plan.target.load()
     for tenth in range(10):
         plan.progress(what, tenth, 10)
-        await asyncio.sleep(SECONDS / 10)
+        await asyncio.sleep(seconds / 10)
     after = await plan.target.load()
-    seconds = after.at - before.at
-    return (after.cpu - before.cpu) / seconds * 100, (after.requests - before.requests) / seconds
+    lasted = after.at - before.at
+    return (after.cpu - before.cpu) / lasted * 100, (after.requests - before.requests) / lasted
 
 
 async def scale(plan: Plan, limit: Limit) -> Report:

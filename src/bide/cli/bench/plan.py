@@ -27,7 +27,6 @@ _ALONE = 10
 _COUNTED = ("lost", "duplicated", "early", "left_behind")
 """Prefixes of the names of figures that must be 0."""
 
-
 Progress = Callable[[str, int, int], None]
 """Called with the progress of a long run: the activity, the amount done, and the total."""
 

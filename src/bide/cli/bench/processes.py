@@ -52,14 +52,9 @@ class Child:
 
     @classmethod
     async def start(
-        cls,
-        what: str,
-        *command: str,
-        cwd: Path | None = None,
-        env: Mapping[str, str] | None = None,
-        errors: Path | None = None,
-        talks: bool = True,
-    ) -> Self:
+        cls, what: str, *command: str, cwd: Path | None = None, env: Mapping[str, str] | None = None,
+        errors: Path | None = None, talks: bool = True,
+    ) -> Self:  # fmt: skip
         """Start `command`. `errors`: the file for what it writes on stderr, and on stdout if it does not talk."""
         pipe = asyncio.subprocess.PIPE
         with errors.open("wb") if errors else nullcontext() as file:

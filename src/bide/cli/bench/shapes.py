@@ -9,23 +9,33 @@ from __future__ import annotations
 import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
-from typing import Any
+from collections.abc import Mapping
+from contextlib import AsyncExitStack
 
 from bide.app import Bide
+from bide.cli.bench.pending import SETTLING, watch_server
 from bide.cli.bench.plan import Limit, Plan, Report, random_keys, rounded
 from bide.cli.bench.processes import BenchFault
 from bide.cli.bench.target import stopwatch
-from bide.cli.bench.worker import PAYLOAD, Log, Spec, Work, make_app, paced, percentile
-from bide.cli.bench.workers import NANOSECONDS, Findings, ProcessGroup, Workers, examine, fill, stage, wait_settled
+from bide.cli.bench.worker import PAYLOAD, Work, percentile
+from bide.cli.bench.workers import (
+    NANOSECONDS,
+    Findings,
+    ProcessGroup,
+    Workers,
+    examine,
+    fill,
+    stage,
+    trickle,
+    wait_settled,
+)
 from bide.core.instants import as_datetime
 from bide.core.records import Lease
 
 RATE, TASKS = 40.0, 200
 """The tasks a second, and their number, whose lateness is measured."""
-SETTLING, IDLE = 2.0, 5.0
-"""Seconds for workers to settle, and for which they are then watched while they are idle."""
+IDLE = 5.0
+"""Seconds for which idle workers are watched."""
 BUSY = 20_000
 """The tasks of the only busy topic."""
 LEAD = 3.0
@@ -44,7 +54,7 @@ async def topics(plan: Plan, limit: Limit) -> Report:
         async with stage(plan, work) as on, on.workers() as workers:
             await workers.go()
             figures = await _idle(plan, workers)
-            chosen = random.Random(1).choices(work.topics, k=TASKS)
+            chosen = dict(zip(random_keys(TASKS), random.Random(1).choices(work.topics, k=TASKS), strict=True))
             expected = await _trickle(plan, on.app, chosen, ahead=500)
             await wait_settled(workers, TASKS, plan=plan, within=30, what=f"{number} topics")
             figures["lease_p50_ms"] = rounded((await workers.figures())[0]["lease_p50_ms"] or 0.0)
@@ -54,10 +64,8 @@ async def topics(plan: Plan, limit: Limit) -> Report:
             await workers.stop()
             log = workers.log()
         late, busy = examine(expected, log), examine(dict.fromkeys(keys, due * NANOSECONDS), log)
-        figures |= _lateness(late)
-        figures["busy_per_s"] = rounded((BUSY - busy.lost) / max(1e-3, busy.last_settled / 1e9 - due / 1000))
-        faults += [*late.faults(), *busy.faults(), *_lost(late), *_lost(busy)]
-        by_number[str(number)] = figures
+        by_number[str(number)] = {**figures, **_lateness(late), "busy_per_s": busy.per_second(BUSY, due * NANOSECONDS)}
+        faults += [*_faults(late), *_faults(busy)]
     return _report("topics", by_number, faults)
 
 
@@ -66,35 +74,27 @@ async def _idle(plan: Plan, workers: Workers) -> dict[str, float]:
     if not isinstance(workers, ProcessGroup):
         return {}
     await asyncio.sleep(SETTLING)
-    before, load = (await workers.figures())[0], await plan.target.load()
-    await asyncio.sleep(IDLE)
-    after, loaded = (await workers.figures())[0], await plan.target.load()
+    before = (await workers.figures())[0]
+    _, requests = await watch_server(plan, IDLE, "watching an idle worker")
+    after = (await workers.figures())[0]
     figures = {"idle_cpu_pct": rounded((after["cpu"] - before["cpu"]) / (after["at"] - before["at"]) * 100)}
-    if plan.target.on_server:
-        figures["idle_requests_per_s"] = rounded((loaded.requests - load.requests) / (loaded.at - load.at))
-    return figures
+    return figures | ({"idle_requests_per_s": rounded(requests)} if plan.target.on_server else {})
 
 
-async def _trickle(plan: Plan, app: Bide, topics: Sequence[str], *, ahead: int) -> dict[str, int]:
-    """Schedule a task of each of these topics, `ahead` milliseconds before it is due, at the rate; see `examine`."""
-    expected: dict[str, int] = {}
-    calls = []
-    keys = random_keys(len(topics))
-    async for number in paced(len(topics), RATE):
-        expected[keys[number]] = time.time_ns() + ahead * NANOSECONDS
-        call = app.schedule(topics[number], PAYLOAD, key=keys[number], delay=f"{ahead}ms")
-        calls.append(asyncio.create_task(call))
-        plan.progress("scheduling", number, len(topics))
-    await asyncio.gather(*calls)
-    return expected
+async def _trickle(plan: Plan, app: Bide, topics: Mapping[str, str], *, ahead: int) -> dict[str, int]:
+    """Schedule the task of each key in its topic, `ahead` milliseconds before it is due, at the rate; see `examine`."""
+    return await trickle(
+        plan, "scheduling", list(topics), lambda key: app.schedule(topics[key], PAYLOAD, key=key, delay=f"{ahead}ms"),
+        rate=RATE, ahead=ahead,
+    )  # fmt: skip
 
 
 def _lateness(found: Findings) -> dict[str, float]:
     return {f"p{part}_ms": rounded(percentile(found.lateness or [0.0], part / 100)) for part in (50, 99)}
 
 
-def _lost(found: Findings) -> list[str]:
-    return [f"{found.lost} tasks were lost"] if found.lost else []
+def _faults(found: Findings) -> list[str]:
+    return [*found.faults(), *([f"{found.lost} tasks were lost"] if found.lost else [])]
 
 
 async def workers(plan: Plan, limit: Limit) -> Report:
@@ -105,44 +105,22 @@ async def workers(plan: Plan, limit: Limit) -> Report:
     faults: list[str] = []
     work = Work(topic="bench.workers", many=100)
     for number in (1, plan.count(20)):
-        async with stage(plan, work) as on, _workers_here(on.spec, number) as logs:
+        async with stage(plan, work) as on, on.local_workers(number) as workers:
+            await workers.go()
             await asyncio.sleep(SETTLING)
             stall = await _longest_stall()
-            leases, cpu, load = _leases(logs), time.process_time(), await plan.target.load()
-            expected = await _trickle(plan, on.app, [work.topic] * TASKS, ahead=0)
-            await _settled(logs)
+            leases, cpu, load = workers.lease_calls, time.process_time(), await plan.target.load()
+            expected = await _trickle(plan, on.app, dict.fromkeys(random_keys(TASKS), work.topic), ahead=0)
+            await wait_settled(workers, TASKS, plan=plan, within=30, what=f"{number} workers")
             loaded = await plan.target.load()
-            used = {"leases": _leases(logs) - leases, "cpu_ms": (time.process_time() - cpu) * 1000}
+            used = {"leases": workers.lease_calls - leases, "cpu_ms": (time.process_time() - cpu) * 1000}
             if plan.target.on_server:
                 used["requests"] = loaded.requests - load.requests
-        found = examine(expected, [entry for log in logs for entry in log.entries()])
+        found = examine(expected, workers.log())
         each = {f"{name}_per_task": rounded(value / TASKS) for name, value in used.items()}
         by_number[str(number)] = {"idle_stall_ms": rounded(stall), **each, **_lateness(found)}
-        faults += [*found.faults(), *_lost(found)]
+        faults += _faults(found)
     return _report("workers", by_number, faults)
-
-
-@asynccontextmanager
-async def _workers_here(spec: Spec, number: int) -> AsyncIterator[list[Log]]:
-    """So many workers in this process, each with a store of its own; their logs."""
-    async with AsyncExitStack() as stack:
-        logs = [Log() for _ in range(number)]
-        for log in logs:
-            app = await stack.enter_async_context(make_app(spec, log, watched=True))
-            await stack.enter_async_context(app.worker(observe=log.observe))
-        yield logs
-
-
-async def _settled(logs: Sequence[Log]) -> None:
-    """Wait until all tasks are settled, at most half a minute."""
-    for _ in range(600):
-        if sum(log.number for log in logs) >= TASKS:
-            break
-        await asyncio.sleep(0.05)
-
-
-def _leases(logs: Sequence[Log]) -> int:
-    return sum(log.lease_calls for log in logs)
 
 
 async def _longest_stall() -> float:
@@ -173,25 +151,18 @@ async def payload(plan: Plan, limit: Limit) -> Report:
                 await on.app.schedule("bench.others", PAYLOAD, delay="1h")
                 longest = max(longest, time.perf_counter() - began)
                 await asyncio.sleep(0.001)
-            extended, microseconds = await _extend(on.app, work.topic)
-        by_size[str(size)] = {"others_max_ms": rounded(longest * 1000), "extend_ms": rounded(microseconds / 1000)}
+            held = [Lease(*task.record.ref, task.token) async for task in on.app.find(topic=work.topic, state="leased")]
+            now, stop = time.time_ns() // NANOSECONDS, stopwatch()
+            extended = sum(await on.app.store.extend(held, now=now, until=now + 60_000))
+            extend_ms = stop() / 1000
+        by_size[str(size)] = {"others_max_ms": rounded(longest * 1000), "extend_ms": rounded(extend_ms)}
         if extended < _LEASES:
             faults.append(f"of {_LEASES} leases of {size} bytes {extended} were extended")
     return _report("bytes", by_size, faults)
-
-
-async def _extend(app: Bide, topic: str) -> tuple[int, float]:
-    """Extend all leases of the topic by one call. Returns the number extended, and the time in microseconds."""
-    held = [Lease(topic, task.key, task.token) async for task in app.find(topic=topic, state="leased")]
-    now = time.time_ns() // NANOSECONDS
-    stop = stopwatch()
-    extended = sum(await app.store.extend(held, now=now, until=now + 60_000))
-    return extended, stop()
 
 
 def _report(what: str, by_number: Mapping[str, dict[str, float]], faults: list[str]) -> Report:
     """The figures of both shapes, and each figure of the second as a multiple of the first."""
     first, last = next(iter(by_number.values())), list(by_number.values())[-1]
     growth = {name: rounded(last[name] / max(first[name], 1e-3)) for name in first}
-    figures: dict[str, Any] = {what: by_number, "growth": growth}
-    return Report(fields=figures, faults=faults)
+    return Report(fields={what: by_number, "growth": growth}, faults=faults)

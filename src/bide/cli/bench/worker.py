@@ -148,10 +148,7 @@ class Log:
     def entries(self) -> list[Start | Settled]:
         starts = zip(self._started, self._started_at, strict=True)
         settles = zip(self._settled, self._settled_at, strict=True)
-        return [
-            *(_start(record, at) for record, at in starts),
-            *(Settled(record.key, at) for record, at in settles),
-        ]
+        return [*(_start(record, at) for record, at in starts), *(Settled(record.key, at) for record, at in settles)]
 
     def send(self) -> None:
         """Send all entries, unless they were sent at once."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -17,9 +17,10 @@ import msgspec
 
 from bide.app import Bide
 from bide.cli.bench import worker as worker_module
-from bide.cli.bench.plan import Limit, Plan, in_batches, random_keys
-from bide.cli.bench.processes import PATIENCE, Child
-from bide.cli.bench.worker import PAYLOAD, Count, Log, Logged, Settled, Spec, Start, Timers, Work, make_app
+from bide.cli.bench.plan import Limit, Plan, in_batches, random_keys, rounded
+from bide.cli.bench.processes import PATIENCE, BenchFault, Child
+from bide.cli.bench.worker import PAYLOAD, Count, Log, Logged, Settled, Spec, Start, Timers, Work, make_app, paced
+from bide.core.answers import Answer
 
 NANOSECONDS = 1_000_000
 """In a millisecond."""
@@ -27,32 +28,37 @@ _LINGER = 0.3
 """Seconds that workers go on after everything is settled, so that a second delivery is seen."""
 
 
-class LocalWorker:
-    """A worker in this process, on the app that also schedules."""
+class LocalWorkers:
+    """Workers in this process, each on an app with a log of its own."""
 
-    def __init__(self, app: Bide, log: Log) -> None:
-        self._app = app
-        self._log = log
+    def __init__(self, apps: Mapping[Bide, Log]) -> None:
+        self._apps = apps
         self._working = AsyncExitStack()
 
     @property
     def settled(self) -> int:
-        return self._log.number
+        return sum(log.number for log in self._apps.values())
+
+    @property
+    def lease_calls(self) -> int:
+        """The calls of their stores that lease, if these are watched."""
+        return sum(log.lease_calls for log in self._apps.values())
 
     async def go(self) -> int:
         began = time.time_ns()
-        worker = await self._working.enter_async_context(self._app.worker(observe=self._log.observe))
-        self._working.push_async_callback(worker.stop, grace=0)
+        for app, log in self._apps.items():
+            worker = await self._working.enter_async_context(app.worker(observe=log.observe))
+            self._working.push_async_callback(worker.stop, grace=0)
         return began
 
     async def stop(self) -> None:
         await self._working.aclose()
 
     async def figures(self) -> list[dict[str, Any]]:
-        return [self._log.figures()]
+        return [log.figures() for log in self._apps.values()]
 
     def log(self) -> list[Start | Settled]:
-        return self._log.entries()
+        return [entry for log in self._apps.values() for entry in log.entries()]
 
 
 class ProcessGroup:
@@ -92,7 +98,7 @@ class ProcessGroup:
         return [entry for line in lines for entry in msgspec.json.decode(line, type=Logged).log]
 
 
-Workers = LocalWorker | ProcessGroup
+Workers = LocalWorkers | ProcessGroup
 """The workers of one run; both have the same methods."""
 
 
@@ -129,7 +135,7 @@ class Stage:
     @asynccontextmanager
     async def workers(self) -> AsyncIterator[Workers]:
         """The plan's workers, ready to go."""
-        workers: Workers = ProcessGroup() if self.plan.target.shared else LocalWorker(self.app, self.log)
+        workers: Workers = ProcessGroup() if self.plan.target.shared else LocalWorkers({self.app: self.log})
         try:
             if isinstance(workers, ProcessGroup):
                 for _ in range(self.plan.processes):
@@ -137,6 +143,16 @@ class Stage:
             yield workers
         finally:
             await workers.stop()
+
+    @asynccontextmanager
+    async def local_workers(self, number: int) -> AsyncIterator[LocalWorkers]:
+        """So many workers in this process, ready to go, each with a store of its own that is watched."""
+        async with AsyncExitStack() as stack:
+            logs = [Log() for _ in range(number)]
+            apps = [await stack.enter_async_context(make_app(self.spec, log, watched=True)) for log in logs]
+            workers = LocalWorkers(dict(zip(apps, logs, strict=True)))
+            stack.push_async_callback(workers.stop)
+            yield workers
 
 
 @asynccontextmanager
@@ -175,6 +191,24 @@ async def fill(app: Bide, topic: str, count: int, *, plan: Plan, limit: Limit | 
     return keys
 
 
+async def trickle(
+    plan: Plan, what: str, keys: Sequence[str], call: Callable[[str], Coroutine[Any, Any, Answer]], *, rate: float,
+    ahead: int,
+) -> dict[str, int]:  # fmt: skip
+    """Make a call for the task of each key, `rate` a second, `ahead` milliseconds before it is due; see `examine`."""
+    expected: dict[str, int] = {}
+    calls: list[asyncio.Task[Answer]] = []
+    async for number in paced(len(keys), rate):
+        expected[keys[number]] = time.time_ns() + ahead * NANOSECONDS
+        calls.append(asyncio.create_task(call(keys[number])))
+        if number % 50 == 0:
+            plan.progress(what, number, len(keys))
+    refused = [answer.result.value for answer in await asyncio.gather(*calls) if not answer.ok]
+    if refused:
+        raise BenchFault(f"{len(refused)} calls were not done; the first answer: {refused[0]}")
+    return expected
+
+
 async def clear(app: Bide) -> None:
     """Remove every task of benchmarks from the store, live or remembered, and no other."""
     counts = (await app.tally()).counts
@@ -206,6 +240,10 @@ class Findings:
     """Of every start, sorted: the start of the handler, less the earliest instant that the caller wanted."""
     after_wake: Sequence[float] = field(default_factory=list)
     """The same, less the `wake_at` of the lease, which is a whole millisecond and never before that instant."""
+
+    def per_second(self, count: int, began: int) -> float:
+        """The completions a second of `count` tasks, from `began` to the last acknowledged settle."""
+        return rounded((count - self.lost) / max(1e-9, (self.last_settled - began) / 1e9))
 
     def faults(self, *, crash: bool = False) -> list[str]:
         """Faults beyond the counted fields."""

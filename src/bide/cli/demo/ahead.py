@@ -10,8 +10,8 @@ from functools import partial
 import msgspec
 
 from bide.app import Bide
-from bide.cli.demo.story import Story, millis_of
-from bide.core.instants import as_datetime
+from bide.cli.demo.story import Story
+from bide.core.instants import as_datetime, instant
 from bide.core.outcomes import Done
 from bide.core.records import NewTask
 from bide.core.tasks import Task
@@ -56,7 +56,7 @@ class Coupons(Story):
         """Schedule the reminders of one evening after another."""
         while True:
             await self.fill("coupons", partial(self._all, self.evening), until=self.evening)
-            await self.until(millis_of(self.evening + timedelta(minutes=1)))
+            await self.until(instant(self.evening + timedelta(minutes=1)))
             await self.prepare()
 
     def _all(self, at: datetime) -> Iterator[NewTask]:
@@ -81,7 +81,7 @@ class Reminders(Story):
             begins = {group: self.at(days, hour) for group, (_, days, hour) in EVENTS.items()}
             for group, at in begins.items():
                 await self.fill(group, partial(self._all, group, at), until=at)
-            await self.until(millis_of(min(begins.values())))
+            await self.until(instant(min(begins.values())))
 
     def _all(self, group: str, at: datetime) -> Iterator[NewTask]:
         reminded_at = at - timedelta(hours=2)

@@ -13,7 +13,7 @@ from typing import Any
 from bide.app import Bide
 from bide.cli.context import without_password
 from bide.core.errors import BadInput, StoreError
-from bide.core.instants import Millis
+from bide.core.instants import Millis, instant
 from bide.core.names import SHOWN_TOPIC
 from bide.core.records import Filter, NewTask, Page
 from bide.core.tasks import Task
@@ -168,9 +168,4 @@ class Story:
         while batch := list(islice(left, _BATCH)):
             await self.app.schedule_many(batch)
             await asyncio.sleep(_BREATH)
-        await self.state.note_made(what, until=millis_of(until or self.app.now() + timedelta(days=3650)))
-
-
-def millis_of(moment: datetime) -> Millis:
-    """The instant of an aware datetime, in milliseconds."""
-    return round(moment.timestamp() * 1000)
+        await self.state.note_made(what, until=instant(until or self.app.now() + timedelta(days=3650)))

@@ -11,9 +11,9 @@ from datetime import timedelta
 from bide.app import Bide
 from bide.cli.demo.ahead import AUDIENCE, GUESTS, SUMMER, Coupons, Posts, Reminders, Rounds, Subscriptions
 from bide.cli.demo.orders import SALE, TOPIC, Orders, Payments
-from bide.cli.demo.story import DemoState, Story, millis_of
+from bide.cli.demo.story import DemoState, Story
 from bide.core.errors import StoreError
-from bide.core.instants import Millis, as_datetime
+from bide.core.instants import Millis, as_datetime, instant
 from bide.engine.history import MINUTE, MinuteRow, rows_between
 
 _WRITTEN: Millis = 4_000
@@ -60,7 +60,7 @@ class Town:
     def _opening(self, where: str) -> str:
         """The opening text: the address of the console, and three things to try."""
         evening, last = self.coupons.evening, self.orders.last_of_the_sale
-        begins, until = (millis_of(evening + timedelta(hours=hours)) for hours in (-12, 4))
+        begins, until = (instant(evening + timedelta(hours=hours)) for hours in (-12, 4))
         return f"""\
 The console is at {where}
 Live traffic of a small town, on {self._shown_store}. Ctrl-C ends it; started again, it continues.

@@ -9,7 +9,7 @@ from functools import partial
 from typing import NamedTuple
 
 from bide.core.errors import BadInput
-from bide.core.instants import Millis, duration
+from bide.core.instants import duration
 from bide.core.names import new_id
 from bide.core.records import Result, State
 from bide.insight.bulk import MOST_PACE, BulkRequest, BulkVerb, May, change_one, preview, wake_after
@@ -71,10 +71,11 @@ def read_bulk(request: PageRequest) -> BulkRequest:
             request.caller.check_somewhere(ACTIONS[verb].access)
     else:
         raise BadInput("scope", scope, "chosen or matching")
+    by = request.field("by").replace("−", "-").removeprefix("+")
     return BulkRequest(
         verb=verb, chosen=seen, where=where, error=request.field("error") or None if where is not None else None,
         at=request.locale.read_time(request.field("to"), "to") if verb is BulkVerb.MOVE else None,
-        by=_by(request.field("by")) if verb is BulkVerb.SHIFT else None,
+        by=duration(by.strip(), field="by", negative=True) if verb is BulkVerb.SHIFT else None,
         deadlines=verb is BulkVerb.SHIFT and bool(request.field("deadlines")),
         pace=request.number_field("pace", 0, least=1, most=MOST_PACE) or None,
         untouched_since=request.number_field("since", 0, least=1, most=LAST_TOKEN) or None,
@@ -123,10 +124,6 @@ def read_id(text: str) -> str:
     if _ID.fullmatch(text) is None:
         raise BadInput("id", text, "the id of the page that asked for a confirmation")
     return text
-
-
-def _by(text: str) -> Millis:
-    return duration(text.replace("−", "-").removeprefix("+").strip(), field="by", negative=True)
 
 
 _STEADY = 100

@@ -146,10 +146,6 @@ class Locale:
         """In UTC, in ISO 8601 with milliseconds."""
         return as_datetime(at).astimezone(UTC).strftime("%Y-%m-%dT%H:%M:%S.") + f"{at % 1000:03d}Z"
 
-    def field(self, at: Millis) -> str:
-        """A time in the viewer's zone, as a form field shows it."""
-        return self._local(at).strftime("%Y-%m-%d %H:%M:%S")
-
     def read_time(self, text: str, field: str) -> Millis:
         """Read an instant as typed: a local time, one with an offset, or a duration from now. Raises BadInput.
 

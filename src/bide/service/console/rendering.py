@@ -258,7 +258,7 @@ def render(template: str, locale: Locale, values: Mapping[str, Any]) -> str:
 
     return _environment().get_template(template).render(
         t=locale.t, number=locale.number, size=locale.size, length=locale.length, clock=locale.clock,
-        relative=locale.relative, moment=locale.moment, utc=locale.utc, field=locale.field, when=when,
+        relative=locale.relative, moment=locale.moment, utc=locale.utc, when=when,
         language=locale.language, zone=locale.zone_name, now=locale.now, escape=escape, rule_words=locale.rule_words,
         **values,
     )  # fmt: skip

@@ -44,11 +44,9 @@ Handler = Callable[[Iterable[bytes], Request], Awaitable[Reply]]
 """Answers a request; the bytes are the open parts of its path."""
 _YEAR = 365 * 86_400
 
-
 _log = logging.getLogger("bide.console")
 PATIENCE = 1.7
 """Most seconds for a page, before it says that the store is slow."""
-
 
 _SAFE = {
     "content-security-policy": (

@@ -13,6 +13,7 @@ from __future__ import annotations
 import asyncio
 import base64
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import NamedTuple
 
 import msgspec
@@ -273,7 +274,7 @@ def _times(request: PageRequest, asked: Search) -> Mapping[str, str]:
     locale = request.locale
     times = {"wake_from": asked.where.wake_from, "wake_before": asked.where.wake_before}
     shown = {
-        name: locale.field(at) for name, at in times.items() if at is not None and request.field(name).endswith("Z")
+        name: locale.moment(at) for name, at in times.items() if at is not None and request.field(name).endswith("Z")
     }
     return {name: text for name, text in shown.items() if locale.read_time(text, name) == times[name]}
 
@@ -337,14 +338,12 @@ class DeadPage(Page):
         page = await tasks_of_group(request.client, topic, error, request.field("cursor") or None, limit=limit)
         tasks = request.caller.visible(page.tasks)
         traced = [one for one in tasks if error and error_parts(one.error)[1]]
-        following = None
-        if page.cursor is not None:
-            following = address("/dead", topic=topic, error=error, list="yes", limit=limit, cursor=page.cursor)
+        here = partial(address, "/dead", topic=topic, error=error, list="yes")
         return request.render(
-            "dead_group.html", topic=topic, error=error, tasks=tasks, next=following,
-            first=address("/dead", topic=topic, error=error, list="yes") if request.field("cursor") else None,
-            here=address("/dead", topic=topic, error=error, list="yes"), may=request.caller.may(Verb.REDRIVE, topic),
-            said=_said(request), traced=traced[-1] if traced else None,
+            "dead_group.html", topic=topic, error=error, tasks=tasks, here=here(), said=_said(request),
+            next=None if page.cursor is None else here(limit=limit, cursor=page.cursor),
+            first=here() if request.field("cursor") else None, may=request.caller.may(Verb.REDRIVE, topic),
+            traced=traced[-1] if traced else None,
         )  # fmt: skip
 
 

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from bide.core.instants import Millis
 from bide.core.names import check_topic
-from bide.core.records import Count, State, Topic
+from bide.core.records import State, Topic, summed
 from bide.engine.history import DeliveryCounts
 from bide.engine.registry import Announced, RouteSettings, settings_of_consumers
 from bide.insight.minute_log import QUARTER, Quarter
@@ -152,18 +152,13 @@ _DONE = {(True, True): "paused", (True, False): "paused-before", (False, True): 
 _MOST_SHOWN = 500
 """Most topics in one list."""
 
-
-def _of_state(state: State) -> Callable[[TopicSeen], float]:
-    return lambda one: one.counts[state].number
-
-
 COLUMNS: Mapping[str, tuple[str, Callable[[TopicSeen], Any]]] = {
     "topic": ("Topic", lambda one: one.topic),
-    "waiting": ("Pending", _of_state(State.WAITING)),
+    "waiting": ("Pending", lambda one: one.counts[State.WAITING].number),
     "due": ("Due now", lambda one: one.due.count.number),
     "oldest": ("Oldest due", lambda one: -(one.oldest or 2**62)),
-    "leased": ("Leased", _of_state(State.LEASED)),
-    "dead": ("Dead", _of_state(State.DEAD)),
+    "leased": ("Leased", lambda one: one.leased.number),
+    "dead": ("Dead", lambda one: one.dead.number),
     "late": ("Lateness, p99", lambda one: -1 if one.late is None else one.late),
     "done": ("Done/min", lambda one: 0 if one.hour is None else one.hour.done),
     "failing": ("Failed/min", lambda one: one.failed),
@@ -258,8 +253,5 @@ def _unknown(story: TopicDetails) -> bool:
     """Tell whether there is no trace of this topic."""
     seen = story.seen
     past = any(quarter.deliveries.begun or quarter.deliveries.ended for quarter in story.day)
-    return not (past or story.routes or seen.workers or seen.pause is not None or any(map(_any, seen.counts.values())))
-
-
-def _any(count: Count) -> bool:
-    return count.number > 0
+    tasks = summed(seen.counts.values()).number
+    return not (past or story.routes or seen.workers or seen.pause is not None or tasks)

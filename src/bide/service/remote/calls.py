@@ -54,7 +54,6 @@ MOST_SESSIONS = 10_000
 MOST_BYTES = 64 << 20
 """The most bytes of kept answers; beyond it, the oldest answers of the caller with the most bytes are forgotten."""
 
-
 Work = Callable[[], Coroutine[Any, Any, Reply]]
 Key = TypeVar("Key")
 
@@ -119,12 +118,9 @@ class ClientSessions:
     """All sessions of this instance. Belongs to one event loop."""
 
     def __init__(
-        self,
-        *,
-        most_bytes: int = MOST_BYTES,
-        most_sessions: int = MOST_SESSIONS,
+        self, *, most_bytes: int = MOST_BYTES, most_sessions: int = MOST_SESSIONS,
         clock: Callable[[], float] = time.monotonic,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._clock = clock
         self._prefix = f"{secrets.token_urlsafe(6)}."
         self._sessions: dict[str, ClientSession] = {}
@@ -212,13 +208,9 @@ class StoreCalls:
     """
 
     def __init__(
-        self,
-        client: Client,
-        *,
-        pause_gate: PauseGate | None = None,
-        body_limit: int = BODY_LIMIT,
+        self, client: Client, *, pause_gate: PauseGate | None = None, body_limit: int = BODY_LIMIT,
         trusting: bool = False,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self._client = client
         self._body_limit = body_limit
         self._trusting = trusting

@@ -203,16 +203,9 @@ class WebhookSink:
     __slots__ = ("_connect", "_per_task", "_post", "_signer", "_static", "_target", "_timeout", "_total")
 
     def __init__(
-        self,
-        post: WebhookPost,
-        url: str | None,
-        *,
-        per_task: bool,
-        secrets: Sequence[str],
-        connect: Length,
-        total: Length,
-        headers: Mapping[str, str],
-    ) -> None:
+        self, post: WebhookPost, url: str | None, *, per_task: bool, secrets: Sequence[str], connect: Length,
+        total: Length, headers: Mapping[str, str],
+    ) -> None:  # fmt: skip
         if per_task is (url is not None):
             raise BadInput("url, per_task", (url, per_task), "a URL for all tasks, or one for each, and not both")
         self._post = post
@@ -308,13 +301,9 @@ class WebhookSink:
             exchange.follow(again)
 
     async def _post_once(
-        self,
-        task: Task[Any],
-        target: Target,
-        headers: dict[str, str],
-        exchange: Exchange,
+        self, task: Task[Any], target: Target, headers: dict[str, str], exchange: Exchange,
         timeout: aiohttp.ClientTimeout,
-    ) -> aiohttp.ClientResponse:
+    ) -> aiohttp.ClientResponse:  # fmt: skip
         payload = task.record.payload
         token = CURRENT_EXCHANGE.set(exchange)
         try:

@@ -16,6 +16,7 @@ after it died has another name.
 from __future__ import annotations
 
 from enum import StrEnum
+from operator import attrgetter
 from typing import TypeAlias
 
 import msgspec
@@ -45,13 +46,12 @@ class Seen(Struct, frozen=True, gc=False, omit_defaults=True):
     error: str | None = None
 
 
+_fields_of = attrgetter(*Seen.__struct_fields__)
+
+
 def seen(record: Record) -> Seen:
     """`record` without its payload and other contents."""
-    return Seen(
-        record.id, record.state, record.due_at, record.wake_at, record.planned_at, record.attempt, record.failures,
-        record.losses, record.token, record.created_at, record.group, record.deadline, record.finished_at,
-        record.keep_until, record.error,
-    )  # fmt: skip
+    return Seen(*_fields_of(record))
 
 
 class Asks(StrEnum):
@@ -84,13 +84,34 @@ class Header(Struct, frozen=True, tag="header", gc=False, omit_defaults=True):
     """True if the store may itself end a lease that it reported to no worker: the task is due again at once."""
 
 
-class Asked(Struct, frozen=True, tag="asked", gc=False, omit_defaults=True):
-    """A client is about to make a call. `call` is a number that is unique in the whole history."""
+class _Question(Struct, frozen=True, gc=False):
+    """A call that is about to be made. `call` is a number that is unique in the whole history."""
 
     call: int
     who: str
     at: int
     clock: Millis
+
+
+class _OfLease(_Question, frozen=True, gc=False):
+    """A call for one lease."""
+
+    topic: Topic
+    key: str
+    token: Token
+
+
+class _Reply(Struct, frozen=True, gc=False):
+    """The answer to a call."""
+
+    call: int
+    at: int
+    clock: Millis
+
+
+class Asked(_Question, frozen=True, tag="asked", gc=False, omit_defaults=True):
+    """A client is about to make a call."""
+
     asks: Asks
     topic: Topic
     key: str
@@ -107,12 +128,9 @@ class Asked(Struct, frozen=True, tag="asked", gc=False, omit_defaults=True):
     """For a cancel, true if the cancelled task is kept for a while; None: not known."""
 
 
-class Answered(Struct, frozen=True, tag="answered", gc=False, omit_defaults=True):
+class Answered(_Reply, frozen=True, tag="answered", gc=False, omit_defaults=True):
     """The answer, with the task as it was then. A get has no `result`. Without `task` there was no task."""
 
-    call: int
-    at: int
-    clock: Millis
     result: Result | None = None
     task: Seen | None = None
     was: Millis | None = None
@@ -128,13 +146,9 @@ class Failed(Struct, frozen=True, tag="failed", gc=False, omit_defaults=True):
     error: str = ""
 
 
-class Leasing(Struct, frozen=True, tag="leasing", gc=False):
+class Leasing(_Question, frozen=True, tag="leasing", gc=False):
     """A worker is about to ask for tasks: the number of each topic is in `wants`."""
 
-    call: int
-    who: str
-    at: int
-    clock: Millis
     wants: dict[Topic, int]
     until: Millis
 
@@ -147,41 +161,24 @@ class Held(Struct, frozen=True, gc=False):
     task: Seen
 
 
-class Leased(Struct, frozen=True, tag="leased", gc=False):
+class Leased(_Reply, frozen=True, tag="leased", gc=False):
     """The tasks that the worker was given. `clock` is the time at which the store says it leased them."""
 
-    call: int
-    at: int
-    clock: Millis
     tasks: list[Held]
     next_wake: Millis | None
 
 
-class Extending(Struct, frozen=True, tag="extending", gc=False, omit_defaults=True):
+class Extending(_OfLease, frozen=True, tag="extending", gc=False, omit_defaults=True):
     """A holder is about to ask for more time."""
 
-    call: int
-    who: str
-    at: int
-    clock: Millis
-    topic: Topic
-    key: str
-    token: Token
     until: Millis
     now: Millis | None = None
     """The holder's clock, from which `until` is counted; None: not known."""
 
 
-class Settling(Struct, frozen=True, tag="settling", gc=False, omit_defaults=True):
+class Settling(_OfLease, frozen=True, tag="settling", gc=False, omit_defaults=True):
     """A holder is about to report how a delivery ended."""
 
-    call: int
-    who: str
-    at: int
-    clock: Millis
-    topic: Topic
-    key: str
-    token: Token
     verdict: OutcomeKind
     wake: Due | None = None
     keep_until: Millis = 0
@@ -189,12 +186,9 @@ class Settling(Struct, frozen=True, tag="settling", gc=False, omit_defaults=True
     next_id: str = ""
 
 
-class Told(Struct, frozen=True, tag="told", gc=False):
+class Told(_Reply, frozen=True, tag="told", gc=False):
     """The answer to an `Extending` or a `Settling`; `ok` if it was accepted."""
 
-    call: int
-    at: int
-    clock: Millis
     ok: bool
 
 

@@ -15,6 +15,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from operator import itemgetter
 from typing import Any, TypeAlias
 
+from msgspec import Struct
+
 from bide.core.instants import Millis
 from bide.core.records import Result, State, Token, Topic
 from bide.testing.history import events as ev
@@ -47,22 +49,17 @@ Question: TypeAlias = Lost | ev.Leasing
 _NO_QUESTION = (0, None)
 
 
-class Op:
+class Op(Struct, eq=False, gc=False):
     """One change or read of a task."""
 
-    __slots__ = ("answer", "answered", "ask", "asked", "kind", "seen", "token")
-
-    def __init__(
-        self, kind: int, ask: Event, answer: Event, asked: int, answered: int, token: Token, seen: Seen | None
-    ) -> None:
-        self.kind = kind
-        self.ask = ask
-        self.answer = answer
-        self.asked = asked
-        self.answered = answered
-        self.token = token
-        """The token of the version that it made or showed; for an extend or settle, the token it named; 0: none."""
-        self.seen = seen
+    kind: int
+    ask: Event
+    answer: Event
+    asked: int
+    answered: int
+    token: Token
+    """The token of the version that it made or showed; for an extend or settle, the token it named; 0: none."""
+    seen: Seen | None
 
 
 class TaskHistory:
@@ -87,7 +84,7 @@ class Leasings:
     __slots__ = ("by_until", "in_order")
 
     def __init__(self, those: list[tuple[int, ev.Leasing]]) -> None:
-        self.in_order = sorted(those, key=_until)
+        self.in_order = sorted(those, key=lambda one: one[1].until)
         self.by_until: dict[Millis, list[tuple[int, ev.Leasing]]] = {}
         for one in self.in_order:
             self.by_until.setdefault(one[1].until, []).append(one)
@@ -345,10 +342,6 @@ def _end(got: Gathered) -> None:
         for its in got.tasks.values():
             if not its.left:
                 its.ops.append(Op(ABSENT, end, end, got.events, got.events, 0, None))
-
-
-def _until(placed: tuple[int, ev.Leasing]) -> Millis:
-    return placed[1].until
 
 
 def _unasked(event: ev.Answered | ev.Told | ev.Leased | ev.Failed, what: str) -> ValueError:

@@ -37,7 +37,6 @@ _WAITING, _LEASED, _DONE = State.WAITING, State.LEASED, State.DONE
 _CANCELLED, _DEAD = State.CANCELLED, State.DEAD
 _LIVE = (_WAITING, _LEASED)
 
-
 _UNNOTICED: Millis = 100
 """The most that a clock may seem to go back because several processes read it."""
 
@@ -290,15 +289,9 @@ class Moves:
         if verdict == "defer":
             return given_back(task, woken)
         return Unsure(
-            task,
-            state=_WAITING,
-            wake_at=woken,
-            planned_at=0,
-            token=ANY,
-            losses=0,
-            failures=task.failures + 1,
+            task, state=_WAITING, wake_at=woken, planned_at=0, token=ANY, losses=0, failures=task.failures + 1,
             error=ANY,
-        )
+        )  # fmt: skip
 
 
 def given_back(leased: Task, woken: tuple[Millis, Millis]) -> Task:

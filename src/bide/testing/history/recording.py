@@ -41,13 +41,9 @@ class Journal:
     """
 
     def __init__(
-        self,
-        say: Callable[[Event], None],
-        *,
-        time_ns: Callable[[], int],
-        clock: Callable[[], Millis],
+        self, say: Callable[[Event], None], *, time_ns: Callable[[], int], clock: Callable[[], Millis],
         calls: Iterator[int] | None = None,
-    ) -> None:
+    ) -> None:  # fmt: skip
         self.say = say
         self.time_ns = time_ns
         self.clock = clock
