@@ -320,7 +320,10 @@ class Checkpointer:
         self._thread.start()
 
     def committed(self, changes: int) -> None:
-        """Count the rows of a commit, and its pages of payload. Two concurrent calls may lose a count, which is only an estimate anyway."""
+        """Count the rows of a commit, and its pages of payload.
+
+        Two concurrent calls may lose a count, which is only an estimate anyway.
+        """
         if changes == 0:
             return
         self._changes += changes
