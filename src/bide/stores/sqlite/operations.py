@@ -191,9 +191,9 @@ def add(work: UnitOfWork, tasks: Sequence[NewTask], now: Millis) -> list[Answer]
             (born.topic, born.key, born.wake_at, born.due_at, token, born.created_at, born.deadline, born.id,
              born.group, born.options, born.payload)
         )  # fmt: skip
-        work.payload_bytes += len(born.payload)
     work.used_token(token)
     inserted = work.cursor.executemany(QUERIES["insert_task"], rows).rowcount
+    work.payload_bytes += sum(len(row[-1]) for row in rows)
     work.point("add:inserted")
     if inserted != len(rows):
         _add_again(work, tasks, answers, now)
