@@ -26,6 +26,8 @@ MOST_LOOKS = 256
 """The most topics to look at in one call: a due topic waits for it."""
 _FEW_LOOKS = 8
 """The most topics for which a look also requests tasks. Of many it reads the heads, which is cheaper."""
+_NEARLY = 16
+"""A topic whose next look is set to at most this part of the cap too early keeps it."""
 _AT_ONCE: Millis = 0
 _FEW = 64
 
@@ -78,7 +80,9 @@ class TopicWakes:
             while self.next_look() <= now + self._window and len(found) < MOST_LOOKS:
                 at, topic = self._by_look[0]
                 found.append(topic)
-                self._looks[topic] = now + (self._cap if at > -inf else self._first_pause)
+                look = now + (self._cap if at > -inf else self._first_pause)
+                self._looks[topic] = self._entries[topic] = look
+                heapreplace(self._by_look, (look, topic))
             if len(found) == MOST_LOOKS:
                 self._first_pause = min(self._cap, self._first_pause + self._cap * MOST_LOOKS / len(self._looks))
         return found
@@ -108,9 +112,11 @@ class TopicWakes:
     def asking(self, topics: Iterable[Topic]) -> None:
         """Note that a lease is about to be sent for these topics: it sees all that was noted so far."""
         look = self._loop.time() + self._cap
+        soon = look - self._cap / _NEARLY
         for topic in topics:
             self.drop(topic)
-            self._looks[topic] = look
+            if self._looks[topic] < soon:  # else it was just set, and each change is a step in the heap
+                self._looks[topic] = look
 
     def drop(self, topic: Topic) -> None:
         """Forget what was noted of the topic, because it is paused or has no room."""
@@ -124,7 +130,7 @@ class TopicWakes:
         if leased.again_by is not None:
             seconds = max(0.0, (leased.again_by - leased.now) / 1000)
             self._window, look = min(self._cap, seconds) / 2, self._loop.time() + seconds
-            for topic in topics:
+            for topic in topics if seconds < self._cap else ():
                 self._looks[topic] = min(look, self._looks[topic])
                 if self._looks[topic] < self._entries[topic]:
                     self._entries[topic] = self._looks[topic]

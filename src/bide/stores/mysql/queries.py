@@ -99,9 +99,15 @@ def tuples(values: Iterable[Sequence[Any]], quote: Quote = quoted) -> Code:
 
 
 def numbered(topics: Iterable[Topic]) -> Code:
-    """A table of the topics, each with its place."""
-    rows = [b"SELECT %d AS place, %b AS topic" % (place, literal(topic)) for place, topic in enumerate(topics)]
-    return Code(b" UNION ALL ".join(rows))
+    """A query that returns the topics as the columns `place` and `topic`."""
+    first, *more = map(_topic, topics)
+    rows = [b"0 AS place, %b AS topic" % first, *[b"%d, %b" % row for row in enumerate(more, 1)]]
+    return Code(b"SELECT " + b" UNION ALL SELECT ".join(rows))
+
+
+@lru_cache(maxsize=16_384)
+def _topic(topic: Topic) -> bytes:
+    return literal(topic)
 
 
 _RUN = 4
@@ -212,8 +218,8 @@ def returns_tokens(insert: Template) -> bool:
 
 
 def _for_mysql(text: str) -> str:
-    """Replace VALUES(column), about which MySQL warns; MariaDB has no other way to refer to the inserted value."""
-    text = text.removesuffix(_RETURNING)
+    """Replace what only MariaDB knows, and VALUES(column), its only way to refer to an inserted value: MySQL warns."""
+    text = text.removesuffix(_RETURNING).replace("Innodb_lsn_current", "Innodb_redo_log_current_lsn")
     if _GIVEN.search(text) is None:
         return text
     return _OR_UPDATE.sub(" AS given ON DUPLICATE KEY", _GIVEN.sub(r"given.\1", text))

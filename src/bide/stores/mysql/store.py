@@ -4,14 +4,15 @@
 one read-only packet if nothing is due. A call that has to read a task first (moving, cancelling, a conflict, Retry) is
 one transaction of two round trips. A process has a connection for each kind of call, opened when first used.
 
-MySQL has no notifications, so each worker polls: five times a second, with one read-only packet. For tasks that it has
-seen, or that its own process has written, it wakes up exactly on time.
+MySQL has no notifications, so a process with workers looks five times a second whether anything was written to the
+server, and only then for new tasks (see `mysql.wakes`). For tasks that it has seen, or that its own process has
+written, a worker wakes up exactly on time.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -19,7 +20,7 @@ from typing import Any
 from bide.core.errors import StoreError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import NewTask, Topic
-from bide.ports import Finding
+from bide.ports import Finding, Listening, OnWake
 from bide.stores.batches import Conflicts, Named, slices
 from bide.stores.mysql import operations
 from bide.stores.mysql.connection import MYSQL, Address, Call, MySqlConnection, meaning
@@ -28,6 +29,7 @@ from bide.stores.mysql.leasing import MySqlLeasing
 from bide.stores.mysql.operations import MySqlReads
 from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.schema import SCHEMA, diagnose
+from bide.stores.mysql.wakes import CommitWatch
 from bide.stores.mysql.watched_table import MySqlTable
 from bide.stores.sql.dialect import LockTimeout
 from bide.stores.sql.journaled_connection import Ask, RowLocked
@@ -100,6 +102,16 @@ class MySqlRuntime(Runtime):
             settle=partial(operations.settle, leased=self.leasing.leased), extend=operations.extend,
             purge=operations.purge, forget_callers=operations.forget_callers,
         )  # fmt: skip
+        self.commits = CommitWatch(self)
+
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listening:
+        listening = await super().listen(topics, on_wake)
+        self.commits.start()
+        return listening
+
+    async def close(self) -> None:
+        await self.commits.close()
+        await super().close()
 
     def _connection(self, name: str, **options: Any) -> MySqlConnection:
         return MySqlConnection(name, self.address, **options)
