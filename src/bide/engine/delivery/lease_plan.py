@@ -26,8 +26,6 @@ MOST_LOOKS = 256
 """The most topics to look at in one call: a due topic waits for it."""
 _FEW_LOOKS = 8
 """The most topics for which a look also requests tasks. Of many it reads the heads, which is cheaper."""
-_NEARLY = 16
-"""A topic whose next look is set to at most this part of the cap too early keeps it."""
 _AT_ONCE: Millis = 0
 _FEW = 64
 
@@ -80,9 +78,7 @@ class TopicWakes:
             while self.next_look() <= now + self._window and len(found) < MOST_LOOKS:
                 at, topic = self._by_look[0]
                 found.append(topic)
-                look = now + (self._cap if at > -inf else self._first_pause)
-                self._looks[topic] = self._entries[topic] = look
-                heapreplace(self._by_look, (look, topic))
+                self._looks[topic] = now + (self._cap if at > -inf else self._first_pause)
             if len(found) == MOST_LOOKS:
                 self._first_pause = min(self._cap, self._first_pause + self._cap * MOST_LOOKS / len(self._looks))
         return found
@@ -112,10 +108,11 @@ class TopicWakes:
     def asking(self, topics: Iterable[Topic]) -> None:
         """Note that a lease is about to be sent for these topics: it sees all that was noted so far."""
         look = self._loop.time() + self._cap
-        soon = look - self._cap / _NEARLY
         for topic in topics:
             self.drop(topic)
-            if self._looks[topic] < soon:  # else it was just set, and each change is a step in the heap
+            if (
+                self._looks[topic] < look - self._cap / 16
+            ):  # else it was just set, and each change costs a step in the heap
                 self._looks[topic] = look
 
     def drop(self, topic: Topic) -> None:

@@ -323,9 +323,8 @@ class MySqlLeasing(Leasing):
     def _note_scan(self, start: ScanStart, took: float, heads: Mapping[Topic, Heads], there: Millis) -> None:
         """Note a thorough scan, and the due tasks that it left in the topics whose heads were read."""
         self.bounds.scanned(start, took, there)
-        for topic, (at, end) in heads.items():
-            waiting, lost = None if at is None or at > there else at, None if end is None or end > there else end
-            self.bounds.left(topic, waiting, lost)
+        for topic, first in heads.items():
+            self.bounds.left(topic, *[at if at is not None and at <= there else None for at in first])
 
     def _note(
         self, counts: Mapping[Topic, int], room: list[Topic], found: Mapping[Topic, list[Row]], there: Millis

@@ -99,17 +99,13 @@ def tuples(values: Iterable[Sequence[Any]], quote: Quote = quoted) -> Code:
 
 
 def numbered(topics: Iterable[Topic]) -> Code:
-    """A query that returns the topics as the columns `place` and `topic`."""
-    first, *more = map(_topic, topics)
+    """A table of the topics, each with its place."""
+    first, *more = map(_name, topics)
     rows = [b"0 AS place, %b AS topic" % first, *[b"%d, %b" % row for row in enumerate(more, 1)]]
     return Code(b"SELECT " + b" UNION ALL SELECT ".join(rows))
 
 
-@lru_cache(maxsize=16_384)
-def _topic(topic: Topic) -> bytes:
-    return literal(topic)
-
-
+_name = lru_cache(maxsize=16_384)(literal)
 _RUN = 4
 """A run of more consecutive numbers than this is written as a range."""
 _LEASE = 32
@@ -218,7 +214,7 @@ def returns_tokens(insert: Template) -> bool:
 
 
 def _for_mysql(text: str) -> str:
-    """Replace what only MariaDB knows, and VALUES(column), its only way to refer to an inserted value: MySQL warns."""
+    """Replace what MariaDB writes differently, as VALUES(column), the inserted value, about which MySQL warns."""
     text = text.removesuffix(_RETURNING).replace("Innodb_lsn_current", "Innodb_redo_log_current_lsn")
     if _GIVEN.search(text) is None:
         return text

@@ -22,7 +22,6 @@ from bide.ports import Finding
 from bide.stores.clocks import ServerTime
 from bide.stores.mysql.connection import MYSQL, Address, Call, Connection, MySqlConnection
 from bide.stores.mysql.queries import Names, Template, queries_of
-from bide.stores.mysql.wakes import log_position
 from bide.stores.sql.leasing import POLL
 from bide.stores.sql.schema import PATIENCE, SqlSchema, oldest_transaction
 
@@ -81,6 +80,7 @@ async def diagnose(connection: MySqlConnection, address: Address, time: ServerTi
         [row] = await call.ask("doctor")
         version, flush, logged, synced, kind = (one.decode() if isinstance(one, bytes) else one for one in row)
         logs, largest = bool(int(logged)), call.connection.largest
+        noticing = "the position of the redo log" if await call.ask("redo") else "polling: the redo log is not visible"
         return [
             _server(address, str(version)),
             await SCHEMA.finding(call.connection, address),
@@ -91,7 +91,7 @@ async def diagnose(connection: MySqlConnection, address: Address, time: ServerTi
                 f"max_allowed_packet is {largest} bytes",
                 f"give it {_PACKET} or more: no task may be larger, and batches are cut to it",
             ),
-            _noticing(await log_position(call)),
+            Finding(True, f"what other processes schedule is noticed within {POLL} ms, by {noticing}"),
             await _oldest(call),
             time.finding(),
         ]
@@ -126,12 +126,6 @@ def _log(kind: str, *, logs: bool) -> Finding:
     what = f"binlog_format is {kind}" if logs else "no binary log"
     advice = "set it to ROW: by statement, nothing of bide's can be logged"
     return Finding(not logs or kind in ("ROW", "MIXED"), what, advice, severe=True)
-
-
-def _noticing(position: int) -> Finding:
-    if position > 0:
-        return Finding(True, f"workers notice other processes' tasks by the redo log, read every {POLL} ms")
-    return Finding(True, f"this server does not tell the position of its redo log: each worker polls every {POLL} ms")
 
 
 async def _oldest(call: Call) -> Finding:

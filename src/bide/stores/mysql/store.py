@@ -4,13 +4,14 @@
 one read-only packet if nothing is due. A call that has to read a task first (moving, cancelling, a conflict, Retry) is
 one transaction of two round trips. A process has a connection for each kind of call, opened when first used.
 
-MySQL has no notifications, so a process with workers looks five times a second whether anything was written to the
-server, and only then for new tasks (see `mysql.wakes`). For tasks that it has seen, or that its own process has
-written, a worker wakes up exactly on time.
+MySQL has no notifications. But every write moves the position of the server's redo log, so a process with workers reads
+that every `POLL`, and looks for new tasks only if it has moved. If it cannot be read, workers poll. For tasks that it
+has seen, or that its own process has written, a worker wakes up exactly on time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
@@ -27,12 +28,12 @@ from bide.stores.mysql.connection import MYSQL, Address, Call, MySqlConnection, 
 from bide.stores.mysql.joined import MySqlVerbs, Transactions, identity_of
 from bide.stores.mysql.leasing import MySqlLeasing
 from bide.stores.mysql.operations import MySqlReads
-from bide.stores.mysql.queries import queries_of
+from bide.stores.mysql.queries import numbered, queries_of
 from bide.stores.mysql.schema import SCHEMA, diagnose
-from bide.stores.mysql.wakes import CommitWatch
 from bide.stores.mysql.watched_table import MySqlTable
 from bide.stores.sql.dialect import LockTimeout
 from bide.stores.sql.journaled_connection import Ask, RowLocked
+from bide.stores.sql.leasing import POLL, SLACK
 from bide.stores.sql.operations import HELD
 from bide.stores.sql.store import CONNECTION_OF, Operations, Runtime, SqlStore
 
@@ -102,16 +103,47 @@ class MySqlRuntime(Runtime):
             settle=partial(operations.settle, leased=self.leasing.leased), extend=operations.extend,
             purge=operations.purge, forget_callers=operations.forget_callers,
         )  # fmt: skip
-        self.commits = CommitWatch(self)
+        self._watching: asyncio.Task[None] | None = None
+        self._positions: tuple[int, ...] = (0,)  # the last two of the redo log; none after a failure
 
     async def listen(self, topics: Collection[Topic], on_wake: OnWake) -> Listening:
-        listening = await super().listen(topics, on_wake)
-        self.commits.start()
-        return listening
+        if self.by_server and (self._watching is None or self._watching.done()):
+            self._watching = self.loop.create_task(self._watch(), name="bide commit watch")
+        return await super().listen(topics, on_wake)
 
     async def close(self) -> None:
-        await self.commits.close()
+        if self._watching is not None:
+            self._watching.cancel()
         await super().close()
+
+    async def _watch(self) -> None:
+        """Notice what other processes commit, while there are listeners."""
+        while self.listeners:
+            try:
+                if not await self.connections["read"].read(self._look):
+                    break
+                self.look_every = SLACK  # for long transactions, and leases that expire
+            except StoreError as error:
+                if self._positions:
+                    MYSQL.log.info("the redo log's position cannot be read, so workers poll: %s", error)
+                self._positions = ()
+            await asyncio.sleep(POLL / 1000)
+            self.look_every = POLL  # until the next answer
+
+    async def _look(self, call: Call) -> bool:
+        """Notify of what wakes soon if the log has moved. False: this server does not tell the position.
+
+        One seek per topic. A commit becomes visible a moment after it was logged, so the next reading asks again. The
+        scan begins three readings back: no task wakes before the time at which it is written.
+        """
+        now, rows = self.about(0), await call.ask("redo")
+        position = int(rows[0][1]) if rows else 0
+        if self._positions != (position, position):
+            for part in slices(sorted(self.listeners.topics()), AT_ONCE):
+                rows = await call.ask("next_wakes", since=now - 3 * POLL, until=now + 2 * SLACK, wanted=numbered(part))
+                self.notify({part[place]: wake for place, wake in rows})
+            self._positions = (*self._positions[-1:], position)
+        return position > 0
 
     def _connection(self, name: str, **options: Any) -> MySqlConnection:
         return MySqlConnection(name, self.address, **options)
