@@ -451,7 +451,7 @@ def _next_wakes(
     wakes: dict[Topic, Millis] = {}
     ends: dict[Topic, Millis] = {}
     due: set[Topic] = set()
-    for topic, first in heads.items():
+    for topic, first in [one for one in heads.items() if one[1] != (None, None)]:
         for at, known in zip(first, (wakes, ends), strict=True):
             if at is not None and (at > there or counts[topic] <= 0):
                 known[topic] = at
