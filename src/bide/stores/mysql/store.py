@@ -4,9 +4,8 @@
 one read-only packet if nothing is due. A call that has to read a task first (moving, cancelling, a conflict, Retry) is
 one transaction of two round trips. A process has a connection for each kind of call, opened when first used.
 
-MySQL has no notifications. But every write moves the position of the server's redo log, so a process with workers reads
-that every `POLL`, and looks for new tasks only if it has moved. If it cannot be read, workers poll. For tasks that it
-has seen, or that its own process has written, a worker wakes up exactly on time.
+MySQL has no notifications. But each write moves the position of the redo log, which workers read every `POLL` (or they
+poll for tasks). For tasks that it has seen, or that its own process has written, a worker wakes up exactly on time.
 """
 
 from __future__ import annotations
@@ -133,8 +132,8 @@ class MySqlRuntime(Runtime):
     async def _look(self, call: Call) -> bool:
         """Notify of what wakes soon if the log has moved. False: this server does not tell the position.
 
-        One seek per topic. A commit becomes visible a moment after it was logged, so the next reading asks again. The
-        scan begins three readings back: no task wakes before the time at which it is written.
+        One seek per topic, from three readings back: no task wakes before the time at which it is written. A commit
+        becomes visible a moment after it was logged, so the next reading asks again.
         """
         now, rows = self.about(0), await call.ask("redo")
         position = int(rows[0][1]) if rows else 0
