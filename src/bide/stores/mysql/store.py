@@ -138,7 +138,7 @@ class MySqlRuntime(Runtime):
         now, rows = self.about(0), await call.ask("redo")
         position = int(rows[0][1]) if rows else 0
         if self._positions != (position, position):
-            for part in slices([*self.listeners.topics()], AT_ONCE):
+            for part in slices(sorted(self.listeners.topics()), AT_ONCE):
                 rows = await call.ask("next_wakes", since=now - 3 * POLL, until=now + 2 * SLACK, wanted=numbered(part))
                 self.notify({part[place]: wake for place, wake in rows})
             self._positions = (*self._positions[-1:], position)
