@@ -55,7 +55,8 @@ class Server:
     async def ask(self, query: str, **values: Any) -> list[tuple[Any, int]]:
         self.asked[query] += 1
         if query == "next_wakes":
-            return [(place, self.heads[topic]) for place, topic in enumerate("tu") if topic in self.heads]
+            wanted = [topic for topic in "tu" if f"'{topic}'".encode() in values["wanted"]]
+            return [(place, self.heads[topic]) for place, topic in enumerate(wanted) if topic in self.heads]
         return [] if self.position is None else [(b"", self.position)]
 
     async def close(self) -> None:
@@ -97,6 +98,15 @@ async def test_what_becomes_visible_after_it_was_logged_is_noticed(server: Serve
     await elapse(9 * A_POLL)
     assert server.heard == [("t", 60)]
     assert server.asked["next_wakes"] == 2
+
+
+@watched
+async def test_where_something_is_known_to_be_due_nothing_is_asked(server: Server) -> None:
+    await _watches(server)
+    for server.position in (6, 7):
+        server.heads["t"] = 60
+        await elapse(5 * A_POLL)
+    assert server.heard == [("t", 60)]
 
 
 @watched

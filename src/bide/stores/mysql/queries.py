@@ -100,9 +100,8 @@ def tuples(values: Iterable[Sequence[Any]], quote: Quote = quoted) -> Code:
 
 def numbered(topics: Iterable[Topic]) -> Code:
     """A table of the topics, each with its place."""
-    first, *more = map(_name, topics)
-    rows = [b"0 AS place, %b AS topic" % first, *[b"%d, %b" % row for row in enumerate(more, 1)]]
-    return Code(b"SELECT " + b" UNION ALL SELECT ".join(rows))
+    rows = [b"SELECT %d AS place, %b AS topic" % (place, _name(topic)) for place, topic in enumerate(topics)]
+    return Code(b" UNION ALL ".join(rows))
 
 
 _name = lru_cache(maxsize=16_384)(literal)
