@@ -15,10 +15,10 @@ from tests.waiting import until
 from bide import Bide, Task
 from bide.core import lifecycle
 from bide.core.answers import Answer
-from bide.core.errors import PartlyFailed, StoreUnavailable
+from bide.core.errors import OutcomeUnknown, PartlyFailed, StoreUnavailable
 from bide.core.instants import At, Due, In
 from bide.core.names import new_id
-from bide.core.records import Cancel, Filter, NewTask, OnConflict, Page, Record, Redrive, Ref, Result, State
+from bide.core.records import Cancel, Filter, Move, NewTask, OnConflict, Page, Record, Redrive, Ref, Result, State
 from bide.stores.mysql import MySqlStore, operations, queries
 from bide.stores.mysql.connection import Connection, Rows, address_of, connect
 from bide.stores.mysql.lease_batches import BatchKey, LeaseBatch, LeasedRows, Settling
@@ -460,3 +460,19 @@ async def test_what_is_cancelled_while_a_page_is_read_is_on_it(
     assert b"START TRANSACTION" in ours[0]
     assert b"SELECT" in ours[0]
     assert keys((await store.find(everything, page)).tasks) == ["a"]
+
+
+async def test_an_answer_that_fills_a_packet_is_not_kept(through: Opens, proxy: FaultProxy) -> None:
+    """It has the payloads of all changed tasks, escaped. If it is lost, that is said."""
+    store = await through()
+    tasks = [new(str(number), payload=b"'" * 2**18, due=At(NOW + DAY)) for number in range(40)]
+    await put(store, *tasks)
+    answers = await change_all(store, [Move("t", task.key, At(NOW + HOUR)) for task in tasks])
+    assert [answer.record and (answer.record.wake_at, answer.record.payload) for answer in answers] == [
+        (NOW + HOUR, task.payload) for task in tasks
+    ]
+    lost = proxy.fault(Act.LOSE_REPLY, skip=1)
+    with pytest.raises(OutcomeUnknown, match="too large to be kept"):
+        await change_all(store, [Move("t", task.key, At(NOW)) for task in tasks])
+    assert lost.hits
+    assert {task.wake_at for task in await listed(store, Filter())} == {NOW}

@@ -90,6 +90,10 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
     "take_lost": ({**_HELD, "most": 50}, 10),
     "leased_head": ({"topic": "t0", "floor": NOW - 900_000}, 5),
     "heads": ({"wanted": numbered([f"t{number}" for number in range(20)])}, 110),
+    "next_wakes": (
+        {"wanted": numbered([f"t{number}" for number in range(20)]), "since": NOW - 500_000, "until": NOW},
+        110,
+    ),
     "leases": ({"topic": "t3"}, 5),
     "insert_shortened": ({**_HOLDS, "lasts": 5, "me": "w"}, 12),
     "extend_leases": ({**_HOLDS, "lasts": 5}, 12),

@@ -253,11 +253,11 @@ async def test_a_deaf_subscription_is_replaced(
     await until(told, "a message")
     proxy.hold()
     opened = store._opened
-    await until(lambda: opened.notifications.replaced > 0 and not opened.notified, "it to be found deaf")
+    await until(lambda: opened.notifications.replaced > 0 and opened.look_every, "it to be found deaf")
     monkeypatch.setattr(wakes, "ECHO_EVERY", 60.0)
     await proxy.heal()
     proxy.cut()  # what is held stays so
-    await until(lambda: opened.notified, "another")
+    await until(lambda: opened.look_every is None, "another")
     heard.clear()
     await until(told, "a message after that")
     await listening.close()

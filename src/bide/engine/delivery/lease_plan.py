@@ -184,7 +184,8 @@ class TopicWakes:
         look = self._loop.time() + self._cap
         for topic in topics:
             self.drop(topic)
-            self._looks[topic] = look
+            if self._looks[topic] < look - self._cap / 16:  # each change costs a step in the heap
+                self._looks[topic] = look
 
     def drop(self, topic: Topic) -> None:
         """Forget what was noted of the topic, because it is paused or has no room."""
@@ -200,7 +201,7 @@ class TopicWakes:
         if leased.again_by is not None:
             seconds = max(0.0, (leased.again_by - leased.now) / 1000)
             self._window, look = min(self._cap, seconds) / 2, self._loop.time() + seconds
-            for topic in topics:
+            for topic in topics if seconds < self._cap else ():
                 self._looks[topic] = min(look, self._looks[topic])
                 if self._looks[topic] < self._entries[topic]:
                     self._entries[topic] = self._looks[topic]

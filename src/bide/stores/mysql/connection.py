@@ -29,7 +29,7 @@ import msgspec
 from asyncmy.errors import MySQLError
 from msgspec import Struct
 
-from bide.core.errors import BadInput, StoreCorrupt, StoreMismatch, StoreUnavailable
+from bide.core.errors import BadInput, OutcomeUnknown, StoreCorrupt, StoreMismatch, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.stores.mysql.queries import THERE, Code, Names, Quote, listed, queries_of, quoted, tuples
@@ -475,6 +475,8 @@ class Call(NumberedCall):
 
     def pass_gate(self, micros: int | Code, answer: bytes | None = None) -> list[bytes]:
         """The statements that commit a call if it is new, and otherwise fail. `micros`: its highest token."""
+        if answer is not None and 4 * len(answer) > self.connection.largest:  # with escapes and other statements
+            answer = b""  # too large for the packet: see `MySqlConnection._kept`
         values = {"me": self.caller, "number": self.number, "micros": micros, "answer": answer}
         return [self.write("pass_gate", **values), self.write("gate"), self.write("commit")]
 
@@ -576,6 +578,8 @@ class MySqlConnection(JournaledConnection[Call]):
         return await self._find_repeated(call) if call.may_be_done else None
 
     def _kept(self, row: Any) -> Repeated:
+        if row[-1] == b"":
+            raise OutcomeUnknown(f"{self._address.shown}: a call was done, but its answer was too large to be kept")
         return Repeated(*row[1:])
 
     def _meaning(self, error: Exception, call: Call | None, *, adding: bool) -> Exception:

@@ -190,18 +190,18 @@ class MySqlLeasing(Leasing):
         super().__init__(runtime, ScanPositions(used=runtime.by_server, slack=POLL))
         self.bounds = MySqlScanBounds(used=runtime.by_server, background=self.scan_in_background)
         self.leased = lease_batches.LeasedRows()
-        self._next_due = NextDue()
+        self.next_due = NextDue()
 
     def note_wakes(self, wakes: Mapping[Topic, Millis]) -> None:
         super().note_wakes(wakes)
-        self._next_due.note_wakes(wakes)
+        self.next_due.note_wakes(wakes)
 
     async def lease(
         self, wants: Mapping[Topic, int], now: Millis | None, about: Millis, lasts: Millis, holder: str
     ) -> Leased:
         if not any(want > 0 for want in wants.values()):
             return await super().lease(wants, now, about, lasts, holder)
-        asked = {topic: want for topic, want in wants.items() if want > 0 and self._next_due.is_due(topic, about)}
+        asked = {topic: want for topic, want in wants.items() if want > 0 and self.next_due.is_due(topic, about)}
         others = {topic: want for topic, want in wants.items() if topic not in asked}
         known: Mapping[Topic, Millis] = {}
         leased: Leased | None = None
@@ -212,7 +212,7 @@ class MySqlLeasing(Leasing):
         if asked or leased is None:
             leased = await super().lease(asked, now, about, lasts, holder)
             leased = replace(leased, heads={**known, **leased.heads})
-        self._next_due.became(wants, leased)
+        self.next_due.became(wants, leased)
         return leased
 
     async def _take(
@@ -282,7 +282,7 @@ class MySqlLeasing(Leasing):
         wanted = [topic for topic, count in counts.items() if count > 0]
         for topic in wanted:
             floor = start.waiting[topic]
-            behind = 0 if start.thorough else self._next_due.behind(topic, floor)
+            behind = 0 if start.thorough else self.next_due.behind(topic, floor)
             statements.append(call.write("take_waiting", topic=topic, floor=floor, row=behind, most=counts[topic]))
             if start.thorough:
                 values = {"topic": topic, "floor": start.lost[topic], "most": lease_batches.AT_ONCE}
@@ -338,7 +338,7 @@ class MySqlLeasing(Leasing):
                 reached[topic] = (last[AT], last[ROW])
         self.positions.reached({topic: wake for topic, (wake, _) in reached.items()})
         for topic, (wake, row) in reached.items():
-            self._next_due.reached(topic, wake, row, there)
+            self.next_due.reached(topic, wake, row, there)
 
     async def _read_wake(
         self, wants: Mapping[Topic, int], now: Millis | None, about: Millis
@@ -451,7 +451,7 @@ def _next_wakes(
     wakes: dict[Topic, Millis] = {}
     ends: dict[Topic, Millis] = {}
     due: set[Topic] = set()
-    for topic, first in heads.items():
+    for topic, first in [one for one in heads.items() if one[1] != (None, None)]:
         for at, known in zip(first, (wakes, ends), strict=True):
             if at is not None and (at > there or counts[topic] <= 0):
                 known[topic] = at

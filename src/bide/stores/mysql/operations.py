@@ -55,7 +55,6 @@ from bide.stores.mysql.queries import (
 from bide.stores.sql.dialect import KeyTaken, RowsMissing, TransactionConflict
 from bide.stores.sql.journaled_connection import Runs
 from bide.stores.sql.operations import (
-    NO_ANSWERS,
     Batch,
     Found,
     MessagesOf,
@@ -410,7 +409,7 @@ async def add(
     batch.note_wakes()
 
     async def decided_before(row: Repeated, call: Call) -> list[Answer]:
-        return await _complete(call, tasks, answers_of(row.answer or NO_ANSWERS), row)
+        return await _complete(call, tasks, answers_of(row.answer or b""), row)
 
     begin = partial(MySqlBatch, now=now, most=len(tasks), adding=True)
     answers: list[Answer] = await decide_added(connection, tasks, messages_of, begin, kept_of=decided_before)

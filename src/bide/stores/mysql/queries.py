@@ -100,10 +100,11 @@ def tuples(values: Iterable[Sequence[Any]], quote: Quote = quoted) -> Code:
 
 def numbered(topics: Iterable[Topic]) -> Code:
     """A table of the topics, each with its place."""
-    rows = [b"SELECT %d AS place, %b AS topic" % (place, literal(topic)) for place, topic in enumerate(topics)]
+    rows = [b"SELECT %d AS place, %b AS topic" % (place, _name(topic)) for place, topic in enumerate(topics)]
     return Code(b" UNION ALL ".join(rows))
 
 
+_name = lru_cache(maxsize=16_384)(literal)
 _RUN = 4
 """A run of more consecutive numbers than this is written as a range."""
 _LEASE = 32
@@ -212,8 +213,8 @@ def returns_tokens(insert: Template) -> bool:
 
 
 def _for_mysql(text: str) -> str:
-    """Replace VALUES(column), about which MySQL warns; MariaDB has no other way to refer to the inserted value."""
-    text = text.removesuffix(_RETURNING)
+    """Replace what MariaDB writes differently, as VALUES(column), the inserted value, about which MySQL warns."""
+    text = text.removesuffix(_RETURNING).replace("Innodb_lsn_current", "Innodb_redo_log_current_lsn")
     if _GIVEN.search(text) is None:
         return text
     return _OR_UPDATE.sub(" AS given ON DUPLICATE KEY", _GIVEN.sub(r"given.\1", text))

@@ -180,6 +180,15 @@ SELECT place,
     (SELECT until FROM {lease} FORCE INDEX (PRIMARY) WHERE topic = want.topic ORDER BY until LIMIT 1)
 FROM (:wanted) AS want
 
+-- name: redo
+SHOW GLOBAL STATUS LIKE 'Innodb_lsn_current'
+
+-- name: next_wakes
+-- The next wake of each of :wanted that has one in this span. One span for all topics makes a range.
+SELECT place, (SELECT at FROM {task} FORCE INDEX (due) WHERE topic = want.topic AND ended = 0 AND state = 0
+    AND at BETWEEN :since AND :until ORDER BY at LIMIT 1) AS wake
+FROM (:wanted) AS want HAVING wake IS NOT NULL
+
 -- name: leases
 -- All batches of a topic; their number depends only on the tasks under way.
 SELECT tasks FROM {lease} FORCE INDEX (PRIMARY) WHERE topic = :topic

@@ -80,6 +80,7 @@ async def diagnose(connection: MySqlConnection, address: Address, time: ServerTi
         [row] = await call.ask("doctor")
         version, flush, logged, synced, kind = (one.decode() if isinstance(one, bytes) else one for one in row)
         logs, largest = bool(int(logged)), call.connection.largest
+        noticing = "the position of the redo log" if await call.ask("redo") else "polling: the redo log is not visible"
         return [
             _server(address, str(version)),
             await SCHEMA.finding(call.connection, address),
@@ -90,7 +91,7 @@ async def diagnose(connection: MySqlConnection, address: Address, time: ServerTi
                 f"max_allowed_packet is {largest} bytes",
                 f"give it {_PACKET} or more: no task may be larger, and batches are cut to it",
             ),
-            Finding(True, f"this server has no notifications: each worker polls every {POLL} ms"),
+            Finding(True, f"what other processes schedule is noticed within {POLL} ms, by {noticing}"),
             await _oldest(call),
             time.finding(),
         ]

@@ -4,14 +4,15 @@
 one read-only packet if nothing is due. A call that has to read a task first (moving, cancelling, a conflict, Retry) is
 one transaction of two round trips. A process has a connection for each kind of call, opened when first used.
 
-MySQL has no notifications, so each worker polls: five times a second, with one read-only packet. For tasks that it has
-seen, or that its own process has written, it wakes up exactly on time.
+MySQL has no notifications. But each write moves the position of the redo log, which workers read every `POLL` (or they
+poll for tasks). For tasks that it has seen, or that its own process has written, a worker wakes up exactly on time.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import partial
 from types import MappingProxyType
 from typing import Any
@@ -19,18 +20,19 @@ from typing import Any
 from bide.core.errors import StoreError, StoreUnavailable
 from bide.core.instants import Millis
 from bide.core.records import NewTask, Topic
-from bide.ports import Finding
+from bide.ports import Finding, Listening, OnTaken, OnWake
 from bide.stores.batches import Conflicts, Named, slices
 from bide.stores.mysql import operations
 from bide.stores.mysql.connection import MYSQL, Address, Call, MySqlConnection, meaning
 from bide.stores.mysql.joined import MySqlVerbs, Transactions, identity_of
 from bide.stores.mysql.leasing import MySqlLeasing
 from bide.stores.mysql.operations import MySqlReads
-from bide.stores.mysql.queries import queries_of
+from bide.stores.mysql.queries import numbered, queries_of
 from bide.stores.mysql.schema import SCHEMA, diagnose
 from bide.stores.mysql.watched_table import MySqlTable
 from bide.stores.sql.dialect import LockTimeout
 from bide.stores.sql.journaled_connection import Ask, RowLocked
+from bide.stores.sql.leasing import POLL, SLACK
 from bide.stores.sql.operations import HELD
 from bide.stores.sql.store import CONNECTION_OF, Operations, Runtime, SqlStore
 
@@ -90,6 +92,7 @@ class MySqlRuntime(Runtime):
     at_once = AT_ONCE
     _transactions = Transactions
     joined = MySqlVerbs
+    leasing: MySqlLeasing
 
     def __init__(self, address: Address, **options: Any) -> None:
         super().__init__(address, **options)
@@ -100,6 +103,47 @@ class MySqlRuntime(Runtime):
             settle=partial(operations.settle, leased=self.leasing.leased), extend=operations.extend,
             purge=operations.purge, forget_callers=operations.forget_callers,
         )  # fmt: skip
+        self._watching: asyncio.Task[None] | None = None
+        self._positions: tuple[int, ...] = (0,)  # the last two of the redo log; none after a failure
+
+    async def listen(self, topics: Collection[Topic], on_wake: OnWake, on_taken: OnTaken | None = None) -> Listening:
+        if self.by_server and (self._watching is None or self._watching.done()):
+            self._watching = self.loop.create_task(self._watch(), name="bide commit watch")
+        return await super().listen(topics, on_wake, on_taken)
+
+    async def close(self) -> None:
+        if self._watching is not None:
+            self._watching.cancel()
+        await super().close()
+
+    async def _watch(self) -> None:
+        while self.listeners:
+            try:
+                if not await self.connections["read"].read(self._look):
+                    break
+                self.look_every = SLACK  # for long transactions, and leases that expire
+            except StoreError as error:
+                if self._positions:
+                    MYSQL.log.info("the redo log's position cannot be read, so workers poll: %s", error)
+                self._positions = ()
+            await asyncio.sleep(POLL / 1000)
+            self.look_every = POLL  # until the next answer
+
+    async def _look(self, call: Call) -> bool:
+        """If the log has moved, notify of what wakes soon. False: the server does not tell the position.
+
+        One seek per topic, except where something is known to be due, from three readings back: no task wakes before it
+        is written. A commit becomes visible a moment after it was logged, so the next reading asks again.
+        """
+        now, rows = self.about(0), await call.ask("redo")
+        position = int(rows[0][1]) if rows else 0
+        if self._positions != (position, position):
+            topics = [one for one in sorted(self.listeners.topics()) if not self.leasing.next_due.is_due(one, now)]
+            for part in slices(topics, AT_ONCE):
+                rows = await call.ask("next_wakes", since=now - 3 * POLL, until=now + 2 * SLACK, wanted=numbered(part))
+                self.notify({part[place]: wake for place, wake in rows})
+            self._positions = (*self._positions[-1:], position)
+        return position > 0
 
     def _connection(self, name: str, **options: Any) -> MySqlConnection:
         return MySqlConnection(name, self.address, **options)

@@ -28,6 +28,7 @@ from bide.stores.batches import Taken
 from bide.stores.listeners import Listener
 from bide.stores.postgres.connection import Call, connect, said
 from bide.stores.sql.dialect import NotSent
+from bide.stores.sql.leasing import POLL
 
 _log = logging.getLogger("bide.postgres")
 ECHO_EVERY = 4.0
@@ -169,7 +170,7 @@ class Subscription:
             except (asyncpg.PostgresError, asyncpg.InterfaceError, OSError, NotSent, StoreError, TimeoutError) as error:
                 _log.info("the subscription ended (%s); another is made", said(error))
             finally:
-                self._runtime.notified = False
+                self._runtime.look_every = POLL
 
     async def _hear(self) -> None:
         connection = await connect(self._address, within=self._patience)
@@ -177,7 +178,7 @@ class Subscription:
         try:
             connection.add_termination_listener(lambda _: ended.set())
             await connection.add_listener(self._channel, self._take)
-            self._runtime.notified = True  # until an echo fails to come back
+            self._runtime.look_every = None  # until an echo fails to come back
             self._subscribed.set()
             while not ended.is_set():
                 await self._echo()

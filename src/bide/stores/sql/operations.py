@@ -26,8 +26,6 @@ from bide.stores.sql.journaled_connection import OnLocked, Repeated, RowLocked, 
 Places = list[int]
 MessagesOf = Callable[[Mapping[Topic, Millis]], list[str]]
 """Maps the earliest wakes of a batch to the messages worth sending."""
-NO_ANSWERS = b"\x90"
-"""An empty list in MessagePack."""
 HELD = RowLocked("another open transaction keeps the task locked; nothing was done")
 """Takes the place of an answer about a locked task."""
 encode = msgspec.msgpack.encode
@@ -159,7 +157,7 @@ async def _decide(
         return decided
 
     async def repeated(row: Sequence[Any], call: Any) -> list[Any]:
-        return kept(row[-1] or NO_ANSWERS)
+        return kept(row[-1])
 
     decided: list[Any] = await connection.run(work, kept_of or repeated, locked=locked, adding=adding)
     return [HELD if one is None else one for one in decided]

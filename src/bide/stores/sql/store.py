@@ -84,10 +84,10 @@ class Runtime(ABC):
     """The statements for a caller's transaction."""
     operations: Operations
     leasing: Leasing
-    notified = False
-    """True while notifications of other processes' tasks arrive; otherwise workers have to poll."""
     others = False
     """True if there were several live workers when the last one of this process announced itself."""
+    look_every: Millis | None = POLL
+    """How often workers have to look at each topic; None: notifications of all other processes' tasks arrive."""
 
     def __init__(self, address: Any, *, by_server: bool, patience: float, silence: float) -> None:
         self.address = address
@@ -349,8 +349,8 @@ class SqlStore(ABC):
         leased = await runtime.leasing.lease(wants, runtime.now(now), runtime.about(now), until - now, holder)
         if leased.tasks and runtime.others:
             runtime.send_taken(drained(wants, leased), holder)
-        if runtime.by_server and not runtime.notified:
-            return replace(leased, again_by=leased.now + POLL)
+        if runtime.by_server and runtime.look_every is not None:
+            return replace(leased, again_by=leased.now + runtime.look_every)
         return leased
 
     async def purge(self, *, now: Millis, limit: int) -> int:
