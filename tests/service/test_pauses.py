@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -13,10 +13,16 @@ import pytest
 from tests.service.calling import Api, Running, at, running
 from tests.waiting import pause, wait_until
 
-from bide import BadInput, Bide, SetupError, Task
+from bide import BadInput, Bide, SetupError, SystemClock, Task
+from bide.core.instants import Millis
+from bide.core.records import Leased, Topic
 from bide.engine import pauses
 from bide.engine.settings_store import SettingsStore
-from bide.service.authz import Tokens, Verb
+from bide.ports import StoreFacade
+from bide.ports.remote import LeaseRequest
+from bide.service.authz import Caller, Tokens, Verb
+from bide.service.remote.operations import StoreOperations
+from bide.stores.memory import MemoryStore
 
 
 def pause_of(topic: str) -> str:
@@ -219,6 +225,31 @@ def test_an_app_over_the_service_pauses_and_is_held_back(service: Running, topic
                 await app.pause("\n")
 
     asyncio.run(story())
+
+
+class PausedMeanwhile(StoreFacade):
+    """Pauses the topic while the store answers a lease."""
+
+    gate: pauses.PauseGate
+
+    async def lease(self, wants: Mapping[Topic, int], *, now: Millis, until: Millis, holder: str) -> Leased:
+        leased = await super().lease(wants, now=now, until=until, holder=holder)
+        await pauses.Pauses(self.inner, SystemClock()).pause("t", who=None)
+        await self.gate.again()
+        return leased
+
+
+async def test_a_task_that_was_leased_as_its_topic_was_paused_is_given_back() -> None:
+    store = PausedMeanwhile(MemoryStore())
+    async with Bide(store) as app:
+        await app.schedule("t", key="k", delay="0s")
+        store.gate = pauses.PauseGate(store.inner, app.clock, lambda: None)
+        operations = StoreOperations(app, trusting=True, pause_gate=store.gate)
+        leased = await operations.lease(LeaseRequest({"t": 1}, 60_000, "w"), Caller("anna"), app.clock.now())
+        assert leased.tasks == []
+        task = await app.get("t", "k")
+        assert task is not None
+        assert (task.state, task.attempt) == ("waiting", 0)
 
 
 def test_a_token_without_admin_is_refused_and_sees_its_own(tmp_path: Any) -> None:

@@ -22,6 +22,7 @@ from bide.core.names import LONGEST_NAME
 from bide.core.payloads import fitting
 from bide.core.records import Change, Found, Lease, Leased, NewTask, Page, Pause, Record, Ref, Settlement, Tally, Topic
 from bide.engine.client import Client
+from bide.engine.delivery.settlement import release
 from bide.engine.history import MinuteRow, rows_between
 from bide.engine.pauses import PauseGate
 from bide.engine.session import Session, verb_of
@@ -122,6 +123,11 @@ class StoreOperations:
             if waits.heads:  # without the heads, the client would lease continuously
                 heads = {topic: max(head, waits.now + _LEASE_AGAIN) for topic, head in waits.heads.items()}
                 leased = replace(leased, heads=heads)
+        if self._pause_gate is not None:
+            paused = [task for task in leased.tasks if task.topic in self._pause_gate.topics]
+            if paused:  # since the lease was sent
+                await _each(self._store.settle([release(task) for task in paused], now=now))
+                leased = replace(leased, tasks=[task for task in leased.tasks if task not in paused])
         for topic, tasks in groupby(leased.tasks, attrgetter("topic")):
             self._client.history.began(topic, [task.planned_at for task in tasks], leased.now)
         return leased
