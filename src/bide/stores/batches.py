@@ -113,11 +113,11 @@ def merge_earliest(wakes: dict[Topic, Millis], others: Mapping[Topic, Millis]) -
         earliest(wakes, topic, wake)
 
 
-Taken: TypeAlias = tuple[Millis, Millis]
+Drained: TypeAlias = tuple[Millis, Millis]
 """The latest wake of the tasks that were taken of a topic, and the topic's next wake (NEVER: none)."""
 
 
-def drained(wants: Mapping[Topic, int], leased: Leased) -> dict[Topic, Taken]:
+def drained(wants: Mapping[Topic, int], leased: Leased) -> dict[Topic, Drained]:
     """The topics of which a lease took some tasks, fewer than wanted, and left none that is due."""
     numbers = Counter(record.topic for record in leased.tasks)
     latest = dict.fromkeys(numbers, 0)

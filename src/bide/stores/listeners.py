@@ -9,7 +9,7 @@ from typing import TypeVarTuple
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.ports import OnTaken, OnWake
-from bide.stores.batches import Taken
+from bide.stores.batches import Drained
 
 Ts = TypeVarTuple("Ts")
 
@@ -52,7 +52,7 @@ class Listeners:
         for listener in self._of(topic):
             self._call(topic, listener.on_wake, topic, wake)
 
-    def notify_taken(self, taken: Mapping[Topic, Taken], holder: str) -> None:
+    def notify_taken(self, taken: Mapping[Topic, Drained], holder: str) -> None:
         """Notify the listeners of each topic of what `holder` took; see `batches.drained`."""
         for topic, (by, head) in taken.items():
             for listener in self._of(topic):

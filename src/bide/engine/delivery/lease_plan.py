@@ -44,7 +44,7 @@ class Turns:
     """Which of the live workers of a topic asks first about a wake, and which next."""
 
     def __init__(self, holder: str) -> None:
-        self._holder = holder
+        self.holder = holder
         self._live: dict[str, frozenset[Topic]] = {}
         self._places: dict[Topic, tuple[int, int]] = {}
         """The place of this worker among those of the topic, and their number."""
@@ -57,7 +57,8 @@ class Turns:
         for holder, its in live.items():
             known = before.get(holder, frozenset())
             self._live[holder] = known if len(known) == len(its) else frozenset(its)
-        self._places.clear()
+        if self._live != before:
+            self._places.clear()
 
     def delay(self, topic: Topic, wake: Millis, behind: int = 0) -> Millis:
         """How long after a wake this worker asks about it, if it lets `behind` others go first in any case."""
@@ -65,8 +66,8 @@ class Turns:
             return 0
         place = self._places.get(topic)
         if place is None:
-            workers = sorted({self._holder, *(holder for holder, its in self._live.items() if topic in its)})
-            place = self._places[topic] = workers.index(self._holder), len(workers)
+            workers = sorted({self.holder, *(holder for holder, its in self._live.items() if topic in its)})
+            place = self._places[topic] = workers.index(self.holder), len(workers)
         mine, number = place
         return TURN * min(_LAST_TURN, behind + (mine - crc32(topic.encode(), wake)) % number)
 
@@ -77,7 +78,6 @@ class TopicWakes:
     def __init__(self, topics: Iterable[Topic], clock: Clock, cap: Millis, holder: str) -> None:
         """`cap`: the greatest time between two looks at a topic."""
         self.turns = Turns(holder)
-        self._holder = holder
         self._clock = clock
         self._cap = cap / 1000
         self._loop = asyncio.get_running_loop()
@@ -105,7 +105,9 @@ class TopicWakes:
         `behind`: see `Turns`; None: this worker is the first in any case. Returns when to ask about the topic.
         """
         if self.turns.taken:
-            self._noted.setdefault(topic, []).append(wake)
+            noted = self._noted.setdefault(topic, [])
+            if len(noted) <= _MOST_NOTED:
+                noted.append(wake)
         known = self._wakes.get(topic, NEVER)
         if wake < known and wake != _AT_ONCE and behind is not None:
             wake += self.turns.delay(topic, wake, behind)
@@ -123,7 +125,7 @@ class TopicWakes:
 
         A task that was being added meanwhile may wake by then as well. The first worker in turn asks about it at once.
         """
-        if holder == self._holder:
+        if holder == self.turns.holder:
             return
         self.turns.taken = True
         noted = self._noted.get(topic, [])

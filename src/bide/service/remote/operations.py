@@ -124,10 +124,11 @@ class StoreOperations:
                 heads = {topic: max(head, waits.now + _LEASE_AGAIN) for topic, head in waits.heads.items()}
                 leased = replace(leased, heads=heads)
         if self._pause_gate is not None:
-            paused = [task for task in leased.tasks if task.topic in self._pause_gate.topics]
+            topics = self._pause_gate.topics
+            paused = [release(task) for task in leased.tasks if task.topic in topics]
             if paused:  # since the lease was sent
-                await _each(self._store.settle([release(task) for task in paused], now=now))
-                leased = replace(leased, tasks=[task for task in leased.tasks if task not in paused])
+                await _each(self._store.settle(paused, now=now))
+                leased = replace(leased, tasks=[task for task in leased.tasks if task.topic not in topics])
         for topic, tasks in groupby(leased.tasks, attrgetter("topic")):
             self._client.history.began(topic, [task.planned_at for task in tasks], leased.now)
         return leased

@@ -451,7 +451,9 @@ def _next_wakes(
     wakes: dict[Topic, Millis] = {}
     ends: dict[Topic, Millis] = {}
     due: set[Topic] = set()
-    for topic, first in [one for one in heads.items() if one[1] != (None, None)]:
+    for topic, first in heads.items():
+        if first == (None, None):
+            continue
         for at, known in zip(first, (wakes, ends), strict=True):
             if at is not None and (at > there or counts[topic] <= 0):
                 known[topic] = at

@@ -12,9 +12,9 @@ from functools import partial
 from typing import Any
 
 from bide.core.instants import Millis
-from bide.core.records import Topic
+from bide.core.records import Leased, Topic
 from bide.ports import Finding, Listening, OnTaken, OnWake
-from bide.stores.batches import AT_ONCE, Conflicts, Taken
+from bide.stores.batches import AT_ONCE, Conflicts, drained
 from bide.stores.postgres import operations
 from bide.stores.postgres.connection import POSTGRES, Address, Call, PostgresConnection
 from bide.stores.postgres.joined import SAMPLES, PostgresVerbs, Transactions
@@ -78,8 +78,8 @@ class PostgresRuntime(Runtime):
     def withdraw(self, wakes: Mapping[Topic, Millis]) -> None:
         self._wake_messages.forget(wakes)
 
-    def send_taken(self, taken: Mapping[Topic, Taken], holder: str) -> None:
-        self.notifications.send_taken(taken, holder)
+    def send_taken(self, wants: Mapping[Topic, int], leased: Leased, holder: str) -> None:
+        self.notifications.send_taken(drained(wants, leased), holder)
 
     async def identify(self, *, check: bool = False) -> None:
         async def work(call: Call) -> None:

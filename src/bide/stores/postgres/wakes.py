@@ -24,7 +24,7 @@ from bide.core.errors import StoreError
 from bide.core.instants import Millis
 from bide.core.records import Topic
 from bide.ports import OnTaken, OnWake
-from bide.stores.batches import Taken
+from bide.stores.batches import Drained
 from bide.stores.listeners import Listener
 from bide.stores.postgres.connection import Call, connect, said
 from bide.stores.sql.dialect import NotSent
@@ -102,7 +102,7 @@ class Subscription:
         self._channel = channel
         self._patience = patience
         self._task: asyncio.Task[None] | None = None
-        self._taken: dict[str, dict[Topic, Taken]] = {}
+        self._taken: dict[str, dict[Topic, Drained]] = {}
         """By holder, the tasks taken of which no message was sent yet."""
         self._sending: asyncio.Task[None] | None = None
         self._subscribed = asyncio.Event()
@@ -122,7 +122,7 @@ class Subscription:
             raise
         return listener
 
-    def send_taken(self, taken: Mapping[Topic, Taken], holder: str) -> None:
+    def send_taken(self, taken: Mapping[Topic, Drained], holder: str) -> None:
         """Notify other workers of what `holder` took, at most one message in `_TAKEN_EVERY` seconds."""
         if taken and not self._address.pooled:
             self._taken.setdefault(holder, {}).update(taken)

@@ -38,7 +38,7 @@ from bide.ports import (
     Table,
     all_answers,
 )
-from bide.stores.batches import Taken, drained, gathered, merge_earliest, slices
+from bide.stores.batches import gathered, merge_earliest, slices
 from bide.stores.clocks import ServerTime, StoreClock
 from bide.stores.driver_adapters import connection_source
 from bide.stores.listeners import Listeners
@@ -166,7 +166,7 @@ class Runtime(ABC):
     def withdraw(self, wakes: Mapping[Topic, Millis]) -> None:  # noqa: B027 - most send no messages
         """Forget these messages as sent, since the call failed."""
 
-    def send_taken(self, taken: Mapping[Topic, Taken], holder: str) -> None:  # noqa: B027 - most send no messages
+    def send_taken(self, wants: Mapping[Topic, int], leased: Leased, holder: str) -> None:  # noqa: B027 - most send none
         """Notify the other workers of what `holder` took."""
 
     def notify(self, wakes: Mapping[Topic, Millis]) -> None:
@@ -348,7 +348,7 @@ class SqlStore(ABC):
             await runtime.raise_clock(now)
         leased = await runtime.leasing.lease(wants, runtime.now(now), runtime.about(now), until - now, holder)
         if leased.tasks and runtime.others:
-            runtime.send_taken(drained(wants, leased), holder)
+            runtime.send_taken(wants, leased, holder)
         if runtime.by_server and runtime.look_every is not None:
             return replace(leased, again_by=leased.now + runtime.look_every)
         return leased

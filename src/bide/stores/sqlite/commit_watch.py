@@ -30,7 +30,7 @@ from bide.core.errors import BadInput
 from bide.core.instants import NEVER, Millis
 from bide.core.records import Topic
 from bide.ports import OnTaken, OnWake
-from bide.stores.batches import Taken, earliest
+from bide.stores.batches import Drained, earliest
 from bide.stores.sqlite.connection import WriteLock, connect
 from bide.stores.sqlite.rows import QUERIES
 
@@ -43,7 +43,7 @@ TOGETHER = 0.0005
 _AT_ONCE = 8.0
 """The number of checks allowed without such a pause, because one commit sends several signals."""
 
-_NOTHING: Mapping[Topic, Taken] = {}
+_NOTHING: Mapping[Topic, Drained] = {}
 COMMITTED: Topic = ""
 """A pseudo-topic (no topic has this name): another connection has committed something."""
 
@@ -72,14 +72,14 @@ class Listener:
         self._open = False
         self._closed(self)
 
-    def post(self, wakes: Mapping[Topic, Millis], taken: Mapping[Topic, Taken]) -> None:
+    def post(self, wakes: Mapping[Topic, Millis], taken: Mapping[Topic, Drained]) -> None:
         """Notify the listener of what was taken and then of these wakes, from any thread, by one call into its loop."""
         try:
             self._loop.call_soon_threadsafe(self._hear, wakes, taken)
         except RuntimeError:  # the loop was closed, but this listener was not
             self._closed(self)
 
-    def _hear(self, wakes: Mapping[Topic, Millis], taken: Mapping[Topic, Taken]) -> None:
+    def _hear(self, wakes: Mapping[Topic, Millis], taken: Mapping[Topic, Drained]) -> None:
         for topic, (by, head) in taken.items():
             if self._open and topic in self.topics and self._on_taken is not None:
                 self._on_taken(topic, by, head, "")
@@ -147,7 +147,7 @@ class Notifier:
         """The topics that have a listener."""
         return set[Topic]().union(*(listener.topics for listener in self.listeners)) - {COMMITTED}
 
-    def notify(self, wakes: Mapping[Topic, Millis], taken: Mapping[Topic, Taken] = _NOTHING) -> None:
+    def notify(self, wakes: Mapping[Topic, Millis], taken: Mapping[Topic, Drained] = _NOTHING) -> None:
         """Notify the listeners of what other processes took, and of each topic's earliest wake, from any thread."""
         for listener in self.listeners:
             if not (listener.topics.isdisjoint(wakes) and listener.topics.isdisjoint(taken)):
@@ -364,7 +364,7 @@ class Watcher:
         notes = cursor.execute(QUERIES["wakes_after"], (self._line,)).fetchall() if self._line >= 0 else []
         topics = self._notifier.topics()
         wakes: dict[Topic, Millis] = {}
-        taken: dict[Topic, Taken] = {}
+        taken: dict[Topic, Drained] = {}
         if self._line < 0 or (notes and notes[0][0] > self._line + 1) or any(not note[2] for note in notes):
             [self._line] = cursor.execute(QUERIES["last_wake"]).fetchone()
             for topic in topics:

@@ -43,7 +43,7 @@ from bide.core.records import (
     Token,
     Topic,
 )
-from bide.stores.batches import Taken, drained
+from bide.stores.batches import Drained, drained
 from bide.stores.sql.rows import AT, PAYLOAD, ROW, Row, record_of, values_of
 from bide.stores.sqlite.connection import DiskReserve, lost_part
 from bide.stores.sqlite.rows import (
@@ -102,7 +102,7 @@ class UnitOfWork:
         self.cursor = cursor
         self._fault = fault
         self._writer = writer
-        self._taken: dict[Topic, Taken] | None = {} if others else None
+        self._taken: dict[Topic, Drained] | None = {} if others else None
         self._waiting: set[Topic] = set()
         self.wakes: dict[Topic, Millis] = {}
         """Once it is finished: the wakes before all others of their topic, or 0 if many topics have one."""
