@@ -16,7 +16,7 @@ import pytest_asyncio
 
 from bide.core import lifecycle
 from bide.core.instants import At
-from bide.stores.mysql.connection import Connection, address_of, connect
+from bide.stores.mysql.connection import Call, Connection, address_of, connect
 from bide.stores.mysql.lease_batches import BatchKey, these_batches
 from bide.stores.mysql.leasing import LONGEST_TRANSACTION, MySqlScanBounds, ScanStart
 from bide.stores.mysql.queries import (
@@ -26,7 +26,6 @@ from bide.stores.mysql.queries import (
     Template,
     held,
     listed,
-    numbered,
     queries_of,
     quoted,
     settled_values,
@@ -60,6 +59,7 @@ _PUT = settled_values(3, _NEW)
 _TWO = {"these": these([5, 6])}
 _KEYS = {"topic": "t0", "keys": listed(["3", "6", "x"])}
 _HOLDS = {**_KEYS, "holds": tuples([("3", 3), ("6", 1), ("x", 1)])}
+_WANTED = {"wanted": Call.packed([f"t{number}" for number in range(20)])}
 _HELD = {"held": held([(93, 93), (192, 192)])}
 _BATCHES = [BatchKey("t0", NOW - number, number, number, "w") for number in range(3)]
 _STATE = {"topic": "t0", "state": 0, "instant": NOW - 900_000, "most": 100}
@@ -89,11 +89,8 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
     "still_leased": (_HELD, 10),
     "take_lost": ({**_HELD, "most": 50}, 10),
     "leased_head": ({"topic": "t0", "floor": NOW - 900_000}, 5),
-    "heads": ({"wanted": numbered([f"t{number}" for number in range(20)])}, 110),
-    "next_wakes": (
-        {"wanted": numbered([f"t{number}" for number in range(20)]), "since": NOW - 500_000, "until": NOW},
-        110,
-    ),
+    "heads": (_WANTED, 110),
+    "next_wakes": ({**_WANTED, "since": NOW - 500_000, "until": NOW}, 110),
     "leases": ({"topic": "t3"}, 5),
     "insert_shortened": ({**_HOLDS, "lasts": 5, "me": "w"}, 12),
     "extend_leases": ({**_HOLDS, "lasts": 5}, 12),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable
@@ -15,7 +16,7 @@ from tests.waiting import elapse, forever, in_virtual_time, until
 from bide.core.errors import StoreUnavailable
 from bide.core.instants import In
 from bide.ports import Listening
-from bide.stores.mysql.connection import address_of
+from bide.stores.mysql.connection import Call, address_of
 from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.store import MySqlRuntime
 from bide.stores.sql.leasing import POLL, SLACK
@@ -50,13 +51,13 @@ class Server:
             raise self.fails
         if self.hangs:
             await forever()
-        return await work(SimpleNamespace(ask=self.ask))
+        return await work(SimpleNamespace(ask=self.ask, packed=Call.packed, name=Call.name))
 
     async def ask(self, query: str, **values: Any) -> list[tuple[Any, int]]:
         self.asked[query] += 1
         if query == "next_wakes":
-            wanted = [topic for topic in "tu" if f"'{topic}'".encode() in values["wanted"]]
-            return [(place, self.heads[topic]) for place, topic in enumerate(wanted) if topic in self.heads]
+            wanted = json.loads(values["wanted"])
+            return [(topic.encode(), self.heads[topic]) for topic in wanted if topic in self.heads]
         return [] if self.position is None else [(b"", self.position)]
 
     async def close(self) -> None:
@@ -107,6 +108,12 @@ async def test_where_something_is_known_to_be_due_nothing_is_asked(server: Serve
         server.heads["t"] = 60
         await elapse(5 * A_POLL)
     assert server.heard == [("t", 60)]
+    server.position, server.heads = 8, {"u": 60}
+    await elapse(5 * A_POLL)
+    assert server.heard == [("t", 60), ("u", 60)]
+    server.asked.clear()
+    await elapse(5 * A_POLL)
+    assert not server.asked["redo"], "all of them are due"
 
 
 @watched

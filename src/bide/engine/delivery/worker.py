@@ -286,13 +286,14 @@ class Worker(LeaseLoop):
             self._history.began(topic, [one.record.planned_at for one in deliveries], leased.now)
         for topic, count in asked.items():
             executor, deliveries = self._executors[topic], by_topic.get(topic, [])
+            if not count and not deliveries:
+                continue
             fit = [delivery for delivery in deliveries if self._fit(delivery, executor.route, leased.now)]
-            if count or deliveries:
-                cut = bool(deliveries) and leased.heads.get(topic, NEVER) <= leased.now  # more of it is due
-                executor.backlogged = cut or len(deliveries) >= count
-                if executor.backlogged:
-                    wakes.note(topic)  # it used all its slots, or tasks were refused, so more may be due
-            self._flood |= executor.backlogged and count >= _FLOOD
+            cut = bool(deliveries) and leased.heads.get(topic, NEVER) <= leased.now  # more of it is due
+            executor.backlogged = cut or len(deliveries) >= count
+            if executor.backlogged:
+                wakes.note(topic)  # it used all its slots, or tasks were refused, so more may be due
+                self._flood |= count >= _FLOOD
             executor.start(fit)
             if executor.occupied:
                 self._busy[topic] = executor

@@ -38,7 +38,7 @@ from bide.stores.mysql.lease_batches import (
     rewrite_batches,
     write_batches,
 )
-from bide.stores.mysql.queries import AT, ROW, STATE, TOKEN, WAKE, filled, numbered, record_of, rest_of_waiting, these
+from bide.stores.mysql.queries import AT, ROW, STATE, TOKEN, WAKE, filled, record_of, rest_of_waiting, these
 from bide.stores.sql.leasing import LATER, LONGEST, PER_TOPIC, POLL, SLACK, Leasing, ScanBounds, ScanPositions
 from bide.stores.sql.rows import CODES
 
@@ -428,7 +428,7 @@ def _together(topics: Sequence[Topic], start: ScanStart) -> bool:
 
 def _ask_heads(call: Call, topics: Sequence[Topic], start: ScanStart) -> list[bytes]:
     if _together(topics, start):
-        return [call.write("heads", wanted=numbered(topics))]
+        return [call.write("heads", wanted=call.packed(topics))]
     statements = []
     for topic in topics:
         statements.append(call.write("waiting_head", topic=topic, floor=start.head[topic]))
@@ -439,7 +439,8 @@ def _ask_heads(call: Call, topics: Sequence[Topic], start: ScanStart) -> list[by
 
 def _read_heads(topics: Sequence[Topic], answers: list[Rows], start: ScanStart) -> dict[Topic, Heads]:
     if _together(topics, start):
-        return {topics[place]: (wake, end if start.thorough else None) for place, wake, end in answers[0]}
+        heads: dict[Topic, Heads] = dict.fromkeys(topics, (None, None))
+        return heads | {Call.name(topic): (wake, end if start.thorough else None) for topic, wake, end in answers[0]}
     first = iter([rows[0][0] if rows else None for rows in answers])
     return {topic: (next(first), next(first) if start.thorough else None) for topic in topics}
 

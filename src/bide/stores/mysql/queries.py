@@ -98,13 +98,6 @@ def tuples(values: Iterable[Sequence[Any]], quote: Quote = quoted) -> Code:
     return Code(b", ".join([b"(" + b", ".join([literal(one, quote) for one in row]) + b")" for row in values]))
 
 
-def numbered(topics: Iterable[Topic]) -> Code:
-    """A table of the topics, each with its place."""
-    rows = [b"SELECT %d AS place, %b AS topic" % (place, _name(topic)) for place, topic in enumerate(topics)]
-    return Code(b" UNION ALL ".join(rows))
-
-
-_name = lru_cache(maxsize=16_384)(literal)
 _RUN = 4
 """A run of more consecutive numbers than this is written as a range."""
 _LEASE = 32

@@ -173,21 +173,23 @@ WHERE topic = :topic AND ended = 0 AND state = 0 AND at >= :floor ORDER BY at LI
 SELECT until FROM {lease} FORCE INDEX (PRIMARY) WHERE topic = :topic AND until >= :floor ORDER BY until LIMIT 1
 
 -- name: heads
--- Both heads of each of :wanted, topics with a number, from the very start of the index. A bound that differs from topic
--- to topic would make no range here.
-SELECT place,
-    (SELECT at FROM {task} FORCE INDEX (due) WHERE topic = want.topic AND ended = 0 AND state = 0 ORDER BY at LIMIT 1),
-    (SELECT until FROM {lease} FORCE INDEX (PRIMARY) WHERE topic = want.topic ORDER BY until LIMIT 1)
-FROM (:wanted) AS want
+-- Both heads of each of :wanted, topics as JSON, that has one, from the very start of the index. A bound that differs
+-- from topic to topic would make no range here.
+SELECT topic,
+    (SELECT at FROM {task} FORCE INDEX (due) WHERE topic = want.topic AND ended = 0 AND state = 0 ORDER BY at LIMIT 1)
+        AS wake,
+    (SELECT until FROM {lease} FORCE INDEX (PRIMARY) WHERE topic = want.topic ORDER BY until LIMIT 1) AS expiry
+FROM JSON_TABLE(_utf8mb4 :wanted, '$[*]' COLUMNS (topic VARBINARY(200) PATH '$')) AS want
+HAVING wake IS NOT NULL OR expiry IS NOT NULL
 
 -- name: redo
 SHOW GLOBAL STATUS LIKE 'Innodb_lsn_current'
 
 -- name: next_wakes
 -- The next wake of each of :wanted that has one in this span. One span for all topics makes a range.
-SELECT place, (SELECT at FROM {task} FORCE INDEX (due) WHERE topic = want.topic AND ended = 0 AND state = 0
+SELECT topic, (SELECT at FROM {task} FORCE INDEX (due) WHERE topic = want.topic AND ended = 0 AND state = 0
     AND at BETWEEN :since AND :until ORDER BY at LIMIT 1) AS wake
-FROM (:wanted) AS want HAVING wake IS NOT NULL
+FROM JSON_TABLE(_utf8mb4 :wanted, '$[*]' COLUMNS (topic VARBINARY(200) PATH '$')) AS want HAVING wake IS NOT NULL
 
 -- name: leases
 -- All batches of a topic; their number depends only on the tasks under way.

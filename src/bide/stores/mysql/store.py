@@ -14,6 +14,7 @@ import asyncio
 import time
 from collections.abc import Collection, Mapping, Sequence
 from functools import partial
+from itertools import filterfalse
 from types import MappingProxyType
 from typing import Any
 
@@ -27,7 +28,7 @@ from bide.stores.mysql.connection import MYSQL, Address, Call, MySqlConnection, 
 from bide.stores.mysql.joined import MySqlVerbs, Transactions, identity_of
 from bide.stores.mysql.leasing import MySqlLeasing
 from bide.stores.mysql.operations import MySqlReads
-from bide.stores.mysql.queries import numbered, queries_of
+from bide.stores.mysql.queries import queries_of
 from bide.stores.mysql.schema import SCHEMA, diagnose
 from bide.stores.mysql.watched_table import MySqlTable
 from bide.stores.sql.dialect import LockTimeout
@@ -135,13 +136,16 @@ class MySqlRuntime(Runtime):
         One seek per topic, except where something is known to be due, from three readings back: no task wakes before it
         is written. A commit becomes visible a moment after it was logged, so the next reading asks again.
         """
-        now, rows = self.about(0), await call.ask("redo")
+        now, topics = self.about(0), self.listeners.topics()
+        is_due = partial(self.leasing.next_due.is_due, about=now)
+        if all(map(is_due, topics)):
+            return True  # there is nothing to notify of
+        rows = await call.ask("redo")
         position = int(rows[0][1]) if rows else 0
         if self._positions != (position, position):
-            topics = [one for one in sorted(self.listeners.topics()) if not self.leasing.next_due.is_due(one, now)]
-            for part in slices(topics, AT_ONCE):
-                rows = await call.ask("next_wakes", since=now - 3 * POLL, until=now + 2 * SLACK, wanted=numbered(part))
-                self.notify({part[place]: wake for place, wake in rows})
+            for part in slices([*filterfalse(is_due, topics)], AT_ONCE):
+                values = {"since": now - 3 * POLL, "until": now + 2 * SLACK, "wanted": call.packed(part)}
+                self.notify({call.name(topic): wake for topic, wake in await call.ask("next_wakes", **values)})
             self._positions = (*self._positions[-1:], position)
         return position > 0
 
