@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from concurrent.futures import Executor
+from contextvars import copy_context
+from typing import Any, Protocol, TypeVar
 
 from msgspec import Struct
 
@@ -12,6 +15,9 @@ from bide.core.outcomes import Outcome
 from bide.core.records import Topic
 from bide.core.retry import RetryPolicy
 from bide.core.tasks import Task
+
+Got = TypeVar("Got")
+Given = TypeVar("Given")
 
 
 class Sink(Protocol):
@@ -38,3 +44,32 @@ class Route(Policy, frozen=True, kw_only=True):
     """Concurrent deliveries of this topic in one worker process."""
     timeout: Millis | None = None
     on_dead: Sequence[Callable[[Task[Any]], Any]] = ()
+
+
+async def call_in_thread(threads: Executor, function: Callable[[Given], Got], given: Given) -> Got:
+    """Call it in a thread. A thread cannot be stopped, so even a cancelled call waits for its end.
+
+    Raises what it raises; RuntimeError for a KeyboardInterrupt, which interrupts nothing there.
+    """
+
+    def call() -> tuple[Got, None] | tuple[None, BaseException]:
+        try:
+            return function(given), None
+        except BaseException as raised:  # noqa: BLE001 - returned as a value, since a future cannot hold every error
+            return None, raised
+
+    running = asyncio.get_running_loop().run_in_executor(threads, copy_context().run, call)
+    cancelled: asyncio.CancelledError | None = None
+    while not running.done():
+        try:
+            await asyncio.wait([running])
+        except asyncio.CancelledError as error:
+            cancelled = error
+    result, raised = running.result()
+    if cancelled is not None:
+        raise cancelled
+    if isinstance(raised, KeyboardInterrupt):
+        raise RuntimeError("the handler raised KeyboardInterrupt in its thread") from raised
+    if raised is not None:
+        raise raised
+    return result  # type: ignore[return-value]

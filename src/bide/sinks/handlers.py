@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextvars
 import inspect
 import logging
 import os
@@ -15,6 +13,7 @@ from bide.core.errors import BadPayload, SetupError
 from bide.core.outcomes import Dead, Outcome
 from bide.core.payloads import Decode, checker_for, decoder_for
 from bide.core.tasks import Task
+from bide.ports import call_in_thread
 
 _log = logging.getLogger("bide.handlers")
 Function = Callable[[Task[Any]], Any]
@@ -57,7 +56,8 @@ class PythonHandler:
             self.read(task)
         except BadPayload as error:
             return Dead(str(error))
-        result = await (self._function(task) if self.asynchronous else self._in_thread(task))
+        called = self._function(task) if self.asynchronous else call_in_thread(self._pool_here(), self._function, task)
+        result = await called
         if result is None or isinstance(result, Outcome):
             return result
         self._check_result(result)
@@ -71,34 +71,11 @@ class PythonHandler:
             self._warned = True
             _log.warning("%s returned %s, which is not an outcome: counted as done", self._name, type(result).__name__)
 
-    async def _in_thread(self, task: Task[Any]) -> Any:
-        """Run the function in a thread. A thread cannot be stopped, so even a cancelled call waits for its end."""
-        context, process = contextvars.copy_context(), os.getpid()
+    def _pool_here(self) -> ThreadPoolExecutor:
+        process = os.getpid()
         if self._pool is None or self._pool[0] != process:
             self._pool = process, ThreadPoolExecutor(self._threads, f"bide {self._name}")
-        running = asyncio.get_running_loop().run_in_executor(self._pool[1], context.run, self._call, task)
-        cancelled: asyncio.CancelledError | None = None
-        while not running.done():
-            try:
-                await asyncio.wait([running])
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            running.exception()
-            raise cancelled
-        result, raised = running.result()
-        if isinstance(raised, KeyboardInterrupt):
-            raise RuntimeError("the handler raised KeyboardInterrupt in its thread") from raised
-        if raised is not None:
-            raise raised
-        return result
-
-    def _call(self, task: Task[Any]) -> tuple[Any, BaseException | None]:
-        """Call the function, in the thread. Errors are returned as values: a future cannot hold every error."""
-        try:
-            return self._function(task), None
-        except BaseException as raised:  # noqa: BLE001 - the worker decides on the outcome
-            return None, raised
+        return self._pool[1]
 
 
 def declared_payload(function: Function, names: Mapping[str, Any] | None = None) -> Any:

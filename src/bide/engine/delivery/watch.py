@@ -12,7 +12,6 @@ their number.
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import copy
 import inspect
 import logging
@@ -30,7 +29,7 @@ from bide.core.outcomes import Dead, Defer, Done, Outcome, Retry
 from bide.core.records import NewTask, Topic
 from bide.core.retry import RetryPolicy
 from bide.core.table_source import TableSource
-from bide.ports import Clock, DueRow, RowRefused
+from bide.ports import Clock, DueRow, RowRefused, call_in_thread
 
 _log = logging.getLogger("bide.table")
 LAST_PAUSE: Millis = 3_600_000
@@ -218,7 +217,7 @@ class Watch:
                 async with asyncio.timeout(None if self.timeout is None else self.timeout / 1000):
                     result = await self._function(row)
             else:
-                result = await self._in_thread(self._threads, self._function, row)
+                result = await call_in_thread(self._threads, self._function, row)
         except Outcome as outcome:
             result = outcome
         if result is None or (isinstance(result, Done) and result.again is None):
@@ -232,30 +231,8 @@ class Watch:
             "Defer(...) or Dead(...)"
         )
 
-    async def _in_thread(self, threads: ThreadPoolExecutor, function: Callable[[Row], Any], row: Row) -> Any:
-        """Call it in a thread, and always wait for its end: it cannot be stopped, and it uses the connection."""
-        context = contextvars.copy_context()
-        running = asyncio.get_running_loop().run_in_executor(threads, context.run, _called, function, row)
-        cancelled: asyncio.CancelledError | None = None
-        while not running.done():
-            try:
-                await asyncio.wait([running])
-            except asyncio.CancelledError as error:
-                cancelled = error
-        if cancelled is not None:
-            running.exception()
-            raise cancelled
-        return running.result()
-
     def __repr__(self) -> str:
         return f"<Watch {self.source.table}>"
-
-
-def _called(function: Callable[[Row], Any], row: Row) -> Any:
-    try:
-        return function(row)
-    except StopIteration as error:  # a future cannot hold this exception, so the caller would wait forever
-        raise RuntimeError("the handler raised StopIteration") from error
 
 
 class _RestingRow(Struct):
