@@ -8,7 +8,8 @@ At the end, how many tasks travel together: what goes in bulk is cut by bytes of
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, TypeAlias
 
 import msgspec
@@ -91,8 +92,10 @@ decode_json: Decode = decoder_for(Any)
 # --- how much travels together
 
 
-def payload_sizes(items: Iterable[object]) -> list[int]:
+def payload_sizes(items: Sequence[Any]) -> list[int]:
     """The bytes of each item's payload; 0 for an item without one, such as a move. O(items)."""
+    with suppress(AttributeError, TypeError):
+        return [len(item.payload) for item in items]
     return [len(data) if type(data := getattr(item, "payload", None)) is bytes else 0 for item in items]
 
 

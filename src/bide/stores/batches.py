@@ -89,6 +89,8 @@ def slices(
     room: int = TOGETHER,
 ) -> list[Sequence[One]]:
     """Parts for one statement each, with at most `at_once` items and `room` bytes, or a single item. O(items)."""
+    if len(asked) == 1:
+        return [asked]
     parts: list[Sequence[One]] = []
     for first in range(0, len(asked), at_once):
         part = asked[first : first + at_once]

@@ -346,7 +346,7 @@ class Worker(LeaseLoop):
         """Lease again for a freed slot if there may be a task for it."""
         if not executor.occupied:
             self._busy.pop(executor.route.topic, None)
-        if executor.backlogged:
+        if executor.backlogged and executor.free == 1:  # while it had no room, the topic was not asked about
             self._topic_wakes.note(executor.route.topic)
         if executor.backlogged or self._short or self._emptied:
             self._waker.kick()
