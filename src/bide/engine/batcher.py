@@ -61,7 +61,7 @@ class Batcher(Generic[Asked, Got]):
             self._start()
 
     async def _flush(self) -> None:
-        count = fitting(payload_sizes(self._asked[: self._limit]))
+        count = 1 if len(self._asked) == 1 else fitting(payload_sizes(self._asked[: self._limit]))
         asked, futures = self._asked[:count], self._futures[:count]
         del self._asked[:count], self._futures[:count]
         try:

@@ -216,7 +216,6 @@ class TopicSlots(Protocol):
     @property
     def free(self) -> int:
         """How many more deliveries of it could run."""
-        ...
 
     @property
     def occupied(self) -> int: ...
@@ -224,7 +223,6 @@ class TopicSlots(Protocol):
     @property
     def backlogged(self) -> bool:
         """True if there may be due tasks for which there was no room."""
-        ...
 
 
 def kept_back(slots: int, idle: int) -> int:

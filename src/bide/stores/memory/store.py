@@ -139,13 +139,7 @@ class MemoryStore:
                 continue
             self._token = token
             self._revive(old)
-            if record.state is _WAITING:
-                topic.replace(old, record, now)
-                waiting.append(record)
-                if self._listings:
-                    self._listings.note(old, record)
-            else:
-                self._end(topic, old, record, now)
+            self._put(topic, old, record, now, waiting)
             topic.clear_away()
         if self._listeners:
             self._tell(waiting)
@@ -263,13 +257,7 @@ class MemoryStore:
             accepted.append(True)
             self._token = lifecycle.next_token(self._token, now)
             record = lifecycle.settle(asked, old, now, self._token)
-            if record.state is _WAITING:
-                topic.replace(old, record, now)
-                waiting.append(record)
-                if self._listings:
-                    self._listings.note(old, record)
-            else:
-                self._end(topic, old, record, now)
+            self._put(topic, old, record, now, waiting)
         if topic is not None:
             topic.clear_away()
         if waiting and self._listeners:
@@ -352,6 +340,15 @@ class MemoryStore:
 
     def _everything(self) -> Iterator[Record]:
         return chain.from_iterable(topic.records.values() for topic in self._topics.values())
+
+    def _put(self, topic: TopicTasks, old: Record, record: Record, now: Millis, waiting: list[Record]) -> None:
+        if record.state is _WAITING:
+            topic.replace(old, record, now)
+            waiting.append(record)
+            if self._listings:
+                self._listings.note(old, record)
+        else:
+            self._end(topic, old, record, now)
 
     def _end(self, topic: TopicTasks, old: Record, ended: Record, now: Millis) -> None:
         """Keep `ended` until its retention has passed, or forget it at once."""
