@@ -23,7 +23,7 @@ from msgspec import structs
 from bide.core import lifecycle
 from bide.core.answers import Answer
 from bide.core.events import Event, EventKind
-from bide.core.instants import LAST_INSTANT, Millis
+from bide.core.instants import LAST_INSTANT, NEVER, Millis
 from bide.core.lifecycle import next_token
 from bide.core.payloads import TOGETHER, fitting
 from bide.core.records import (
@@ -80,7 +80,7 @@ _ANY_TOPIC: Topic = ""
 KEEP_DAMAGED: Millis = 14 * 86_400_000
 """How long a task that was set aside is kept: the default retention of dead tasks."""
 
-_by_at, _topic = itemgetter(AT), itemgetter(0)
+_by_at, _topic, _payload = itemgetter(AT), itemgetter(0), itemgetter(-1)
 
 
 class UnitOfWork:
@@ -90,7 +90,18 @@ class UnitOfWork:
     once, at the end, because one row per transaction costs less than one per task.
     """
 
-    __slots__ = ("_fault", "_last", "_stored", "_taken", "_waiting", "_writer", "cursor", "payload_bytes", "wakes")
+    __slots__ = (
+        "_fault",
+        "_head",
+        "_last",
+        "_stored",
+        "_taken",
+        "_waiting",
+        "_writer",
+        "cursor",
+        "payload_bytes",
+        "wakes",
+    )
 
     def __init__(
         self, cursor: sqlite3.Cursor, *, fault: Fault | None = None, writer: int = 0, others: bool = False
@@ -108,6 +119,7 @@ class UnitOfWork:
         """Once it is finished: the wakes before all others of their topic, or 0 if many topics have one."""
         self.payload_bytes = 0
         """The bytes of payloads written, as far as they matter for the size of the WAL."""
+        self._head: tuple[Topic | None, Millis] = (None, NEVER)
         self._last: Token = -1
         self._stored: Token = -1
 
@@ -115,12 +127,14 @@ class UnitOfWork:
         """The first row, or None."""
         return self.cursor.execute(query, arguments).fetchone()
 
-    def last_token(self) -> Token:
+    def last_token(self, topic: Topic | None = None) -> Token:
+        """The last token given out. The first call also reads the head of `topic`."""
         if self._last < 0:
-            found = self.one(QUERIES["last_token"])
+            found = self.one(QUERIES["last_token"], (topic,))
             if found is None or type(found[0]) is not int:
                 raise lost_part(self.cursor, "the last token is gone")
             self._last = self._stored = found[0]
+            self._head = (topic, NEVER if found[1] is None else found[1])
         return self._last
 
     def used_token(self, token: Token) -> None:
@@ -131,8 +145,13 @@ class UnitOfWork:
         """Note that tasks of these topics now wait."""
         self._waiting.update(topics)
 
+    def head_before(self, topic: Topic) -> Millis:
+        """The head of `topic`, which all workers know, if `last_token` read it and nothing was leased since."""
+        return self._head[1] if self._head[0] == topic else NEVER
+
     def leased(self, wants: Mapping[Topic, int], leased: Leased) -> None:
         """Note what a lease took, if there may be other workers."""
+        self._head = (None, NEVER)
         if self._taken is not None:
             self._taken |= drained(wants, leased)
 
@@ -177,7 +196,8 @@ class UnitOfWork:
 def add(work: UnitOfWork, tasks: Sequence[NewTask], now: Millis) -> list[Answer]:
     """Schedule each task. O(log n) per task; one pass of inserts if every key is new."""
     work.point("add:begun")
-    token = work.last_token()
+    alone = tasks[0].topic if len(tasks) == 1 else None
+    token = work.last_token(alone)
     answers = []
     rows = []
     schedule = lifecycle.schedule
@@ -193,11 +213,13 @@ def add(work: UnitOfWork, tasks: Sequence[NewTask], now: Millis) -> list[Answer]
         )  # fmt: skip
     work.used_token(token)
     inserted = work.cursor.executemany(QUERIES["insert_task"], rows).rowcount
-    work.payload_bytes += sum(len(row[-1]) for row in rows)
+    work.payload_bytes += sum(map(len, map(_payload, rows)))
     work.point("add:inserted")
     if inserted != len(rows):
         _add_again(work, tasks, answers, now)
         work.point("add:decided")
+    elif alone is not None and work.head_before(alone) <= rows[0][2]:
+        return answers
     work.waits(map(_topic, rows))
     return answers
 
@@ -252,7 +274,7 @@ def change(work: UnitOfWork, changes: Sequence[Change], now: Millis) -> list[Ans
 def lease(work: UnitOfWork, wants: Mapping[Topic, int], now: Millis, until: Millis, holder: str) -> Leased:
     """Lease due tasks: O(log n) per task, however many wait, and two seeks per topic with room left.
 
-    Once payloads exceed `TOGETHER`, one task of each further topic. The head of a topic that was cut short is due.
+    At most `TOGETHER` bytes of payloads, and one task of each further topic. The head of a topic cut short is due.
     """
     room = TOGETHER
     tasks: list[Record] = []

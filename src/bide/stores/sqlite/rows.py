@@ -18,6 +18,7 @@ from typing import Any, TypeAlias
 import msgspec
 
 from bide.core.instants import Millis
+from bide.core.payloads import fitting
 from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Tally, Topic
 from bide.ports import COUNTED
 from bide.stores.cursors import read_cursor
@@ -100,7 +101,7 @@ def _mended(place: int, value: Any) -> Any:
 def read_rows(cursor: sqlite3.Cursor, query: str, arguments: tuple[Any, ...], room: int | None = None) -> list[Row]:
     """The rows of a query, with bytes in place of text that is not UTF-8.
 
-    `room`: the row whose payload exceeds so many bytes, with those before it, is the last. For `{record}` queries.
+    `room`: the most bytes of their payloads, unless a single row has more. For `{record}` queries.
     """
     try:
         return _fetched(cursor.execute(query, arguments), room)
@@ -120,13 +121,12 @@ def _fetched(found: sqlite3.Cursor, room: int | None) -> list[Row]:
     if room is None:
         return found.fetchall()
     rows: list[Row] = []
-    for row in found:
-        rows.append(row)
-        payload = row[PAYLOAD]
-        room -= len(payload) if type(payload) is bytes else 0  # a damaged row may have another type
-        if room < 0:
-            break
-    return rows
+    sizes: list[int] = []
+    while (not rows or sum(sizes) <= room) and (more := found.fetchmany(8 + len(rows))):
+        rows += more
+        # a damaged row may have another type
+        sizes += [len(payload) if type(payload := row[PAYLOAD]) is bytes else 0 for row in more]
+    return rows[: fitting(sizes, room)]
 
 
 def _text_or_bytes(raw: bytes) -> str | bytes:
