@@ -94,6 +94,8 @@ decode_json: Decode = decoder_for(Any)
 
 def payload_sizes(items: Sequence[Any]) -> list[int]:
     """The bytes of each item's payload; 0 for an item without one, such as a move. O(items)."""
+    if items and not hasattr(items[0], "payload"):
+        return [0] * len(items)
     with suppress(AttributeError, TypeError):
         return [len(item.payload) for item in items]
     return [len(data) if type(data := getattr(item, "payload", None)) is bytes else 0 for item in items]

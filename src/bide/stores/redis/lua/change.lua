@@ -10,10 +10,10 @@ local NO_DEADLINE = 281474976710655
 local function change(topic, key, what)
   local body = read(topic, key)
   if not body or gone(body) then return 'n', -1, '' end
-  body = with_end(topic.index[LEASED], key, body)
   local op, if_token, keep, new_deadline, when, id_at = unpack_bytes('>BI7I6I6Bc0', what)
   local flags, token, created, due, wake = unpack_bytes('>BI7I6I6I6', body)
   local state = has(flags, 7)
+  if state == LEASED then body = with_end(topic.index[LEASED], key, body) end
   if state >= DONE and not (op == 2 and state == DEAD) then return 'f', -1, body end
   if if_token ~= 0 and if_token ~= token then return 's', -1, body end
   if op == 1 then
@@ -51,15 +51,12 @@ local function change(topic, key, what)
   return 'r', -1, redriven
 end
 
-local reply = {micros, now}
+local reply, count = {micros, now}, 2
 for _, topic in ipairs(topics) do
   local keys, from = share_of(topic, 2)
   for number = 1, #keys do
-    local word, was, body = change(topic, keys[number], ARGV[from + 1])
-    from = from + 2
-    reply[#reply + 1] = word
-    reply[#reply + 1] = was
-    reply[#reply + 1] = body
+    reply[count + 1], reply[count + 2], reply[count + 3] = change(topic, keys[number], ARGV[from + 1])
+    from, count = from + 2, count + 3
   end
 end
 commit()

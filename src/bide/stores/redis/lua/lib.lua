@@ -123,7 +123,7 @@ for number = 1, tonumber(ARGV[6]) do
   topics[number] = {
     name = ARGV[6 + number], bodies = KEYS[first],
     index = {[0] = KEYS[first + 1], KEYS[first + 2], KEYS[first + 3], KEYS[first + 4], KEYS[first + 5]},
-    old = {}, touched = {}, written = {}, deleted = {}, changed = false, wake = nil, head = nil,
+    old = {}, touched = {}, written = {}, deleted = {}, changed = false, moved = false, wake = nil, head = nil,
     added = {}, removed = {},  -- by state, each made at its first use
   }
 end
@@ -133,9 +133,9 @@ local function head(topic, state)
   return first[2] and tonumber(first[2])
 end
 
--- Write the gathered changes of one topic. Removals come first: within one flush a key is written once.
-local function flush(topic)
-  if topic.wake and topic.head == nil then topic.head = head(topic, WAITING) or false end
+-- Write the gathered changes of one topic. Removals come first: within one write a key occurs once.
+local function write(topic)
+  if (topic.wake or topic.moved) and topic.head == nil then topic.head = head(topic, WAITING) or false end
   for state, members in pairs(topic.removed) do send('ZREM', topic.index[state], members) end
   send('HDEL', topic.bodies, topic.deleted)
   send('ZREM', KEYS[4], left)
@@ -144,9 +144,13 @@ local function flush(topic)
   for state, members in pairs(topic.added) do send('ZADD', topic.index[state], members) end
   send('ZADD', KEYS[4], joined)
   send('ZADD', KEYS[5], kept)
-  topic.deleted, topic.written, topic.touched = {}, {}, {}
-  topic.added, topic.removed = {}, {}
-  joined, left, kept, unkept = {}, {}, {}, {}
+  if #left + #unkept + #joined + #kept > 0 then joined, left, kept, unkept = {}, {}, {}, {} end
+end
+
+-- Write them in mid-batch, and gather on.
+local function flush(topic)
+  write(topic)
+  topic.deleted, topic.written, topic.touched, topic.added, topic.removed = {}, {}, {}, {}, {}
 end
 
 -- The bodies of many keys, in order; `false` for each missing one.
@@ -273,7 +277,7 @@ end
 -- Put a body under a key, and move the key from the index of its old state (if any) to that of the new state.
 local function put(topic, key, from, to, body, score)
   topic.touched[key] = true
-  if from then topic.changed = true end
+  if from == WAITING then topic.moved = true elseif from then topic.changed = true end
   topic.old[key] = body
   local written, added = topic.written, bucket(topic.added, to)
   local count = #written
@@ -292,7 +296,7 @@ end
 -- Delete a key's body, and every entry that points to it.
 local function forget(topic, key, body, state, place)
   topic.touched[key] = true
-  topic.changed = true
+  if state == WAITING then topic.moved = true else topic.changed = true end
   topic.old[key] = false
   topic.deleted[#topic.deleted + 1] = key
   local removed = bucket(topic.removed, state)
@@ -335,9 +339,12 @@ end
 -- Write everything, and notify the listeners of each wake that is earlier than the topic's previous head.
 local function commit()
   for _, topic in ipairs(topics) do
-    flush(topic)
+    write(topic)
     local earlier = topic.wake and (not topic.head or topic.wake < topic.head)
-    if earlier or topic.changed then index_head(topic, head(topic, WAITING), head(topic, LEASED)) end
+    if earlier or topic.moved or topic.changed then
+      local wake = head(topic, WAITING)
+      if topic.changed or (wake or false) ~= topic.head then index_head(topic, wake, head(topic, LEASED)) end
+    end
     if earlier and ARGV[3] ~= '' then
       call(ARGV[3], ARGV[4], ARGV[5] .. ' ' .. string.format('%.0f', topic.wake) .. ' ' .. topic.name)
     end
