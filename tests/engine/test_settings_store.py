@@ -38,6 +38,9 @@ async def keeps(app: Bide) -> None:
     assert await kept.get("b:ü /%") == bytes(range(256))
     assert await kept.all() == {"a": b"2", "b:ü /%": bytes(range(256))}
     assert await kept.all("b:") == {"b:ü /%": bytes(range(256))}
+    await asyncio.gather(*(kept.update("added up", lambda old: (old or b"") + b"x") for _ in range(20)))
+    assert await kept.get("added up") == b"x" * 20, "each on top of those before, however many write at once"
+    assert await kept.remove("added up")
     assert await kept.all("c") == {}
 
     assert sum(await asyncio.gather(*(kept.put_if_absent("raced", bytes([n])) for n in range(20)))) == 1

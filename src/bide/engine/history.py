@@ -1,9 +1,10 @@
 """Activity minute by minute: how much was planned, begun and ended, and how late it was.
 
-Each process counts its own work. Every two seconds, if there is something new, it writes its row of the current minute
-to the store. So a reader sees all processes, including those that have ended, and an idle process writes nothing. A row
-is kept for a day. A lost row leaves a gap in a chart and never costs a task: while the store is unavailable or full,
-the counts wait for a later write.
+Each process counts its own work. Every two seconds, if there is something new, it adds its counts to a row of the
+current minute in the store. So a reader sees all processes, including those that have ended, and an idle process writes
+nothing. A minute has at most eight rows, which any number of processes share, and a row is kept for a day. A lost row
+leaves a gap in a chart and never costs a task: while the store is unavailable or full, the counts wait for a later
+write. If the answer to a write is lost, its counts may be added twice.
 
 Lateness is counted in buckets that grow with it, each an eighth of its octave wide (as in HdrHistogram). They separate
 16 ms from 18 ms, but not 16 s from 16.5 s; the error of a quantile is at most 12.5 %.
@@ -12,6 +13,8 @@ Lateness is counted in buckets that grow with it, each an eighth of its octave w
 from __future__ import annotations
 
 import logging
+import random
+import sys
 from collections import Counter
 from collections.abc import Iterable, Sequence
 
@@ -20,7 +23,7 @@ from msgspec import Struct, field
 
 from bide.core.errors import StoreCorrupt, StoreError
 from bide.core.instants import Millis
-from bide.core.names import SHOWN_TOPIC, new_id
+from bide.core.names import SHOWN_TOPIC
 from bide.core.records import OutcomeKind, Topic
 from bide.engine.batcher import Coalescer
 from bide.engine.settings_store import SettingsStore
@@ -32,11 +35,13 @@ MINUTE: Millis = 60_000
 KEPT: Millis = 25 * 60 * MINUTE
 """How long a row is kept after its minute: a day, and an hour more so that a reader gets the whole last day."""
 _EVERY = 2.0
+_ROWS = 8
+"""The most rows of a minute: few to read, and enough that two processes seldom write the same one at once."""
 _MOST_TOPICS = 200
 OTHERS: Topic = ""
-"""The name that stands for all topics beyond the first two hundred of a process."""
+"""The name that stands for all topics beyond the first two hundred of a row."""
 _MOST_UNWRITTEN = 60
-"""The most rows that wait while the store is unavailable."""
+"""The most minutes that wait while the store is unavailable."""
 _PREFIX = "minute:"
 _OUTCOMES = (OutcomeKind.DONE, OutcomeKind.RETRY, OutcomeKind.DEFER, OutcomeKind.DEAD)
 
@@ -89,17 +94,18 @@ class DeliveryCounts(Struct, array_like=True, gc=False):
 
 
 class MinuteRow(Struct, array_like=True, gc=False):
-    """Schedules and deliveries of one process in one minute."""
+    """Schedules and deliveries of some processes in one minute."""
 
     scheduled: int = 0
     """Answered calls that scheduled a task, over all topics."""
     topics: dict[Topic, DeliveryCounts] = field(default_factory=dict)
 
-    def add(self, other: MinuteRow) -> None:
-        """Count `other` too."""
+    def add(self, other: MinuteRow, most: int = sys.maxsize) -> None:
+        """Count `other` too; what is beyond `most` topics under OTHERS."""
         self.scheduled += other.scheduled
         for topic, counts in other.topics.items():
-            self.topics.setdefault(topic, DeliveryCounts()).add(counts)
+            name = topic if topic in self.topics or len(self.topics) < most else OTHERS
+            self.topics.setdefault(name, DeliveryCounts()).add(counts)
 
 
 _encode = msgspec.msgpack.encode
@@ -144,12 +150,11 @@ class History:
         self._kept = SettingsStore(store, clock, SHOWN_TOPIC)
         self._clock = clock
         self._writes = write and store.features.remote is None
-        self._id = new_id()
+        self._row = random.randrange(_ROWS)
         self._fresh: dict[Topic, _Unwritten] = {}
         self._scheduled = 0
-        self._rows: dict[int, MinuteRow] = {}
-        """By minute: the current row, and those that could not be written."""
-        self._unwritten: set[int] = set()
+        self._unwritten: dict[int, MinuteRow] = {}
+        """The counts of each minute that are to be added to its row."""
         self._writer = Coalescer(self.flush, _EVERY, "history")
         self._swept = -1
         self._failing = False
@@ -197,42 +202,50 @@ class History:
             return
         self._gather(self._clock.now() // MINUTE)
         try:
-            for minute in sorted(self._unwritten):
-                row = _encode(self._rows[minute])
-                await self._kept.put(f"{_PREFIX}{minute}:{self._id}", row, until=(minute + 1) * MINUTE + KEPT)
-                self._unwritten.discard(minute)
-            latest = max(self._rows, default=0)
-            self._rows = {minute: row for minute, row in self._rows.items() if minute == latest}
-            if latest != self._swept:
-                self._swept = latest
-                await self._kept.forget_past()
+            while self._unwritten:
+                minute = min(self._unwritten)
+                await self._write(minute, self._unwritten.pop(minute))
+                if minute > self._swept:
+                    self._swept = minute
+                    await self._kept.forget_past()
             self._failing = False
         except StoreError as error:
             if not self._failing:
                 _log.warning("what happened cannot be written down now, and is kept for later: %s", error)
             self._failing = True
             for minute in sorted(self._unwritten)[:-_MOST_UNWRITTEN]:
-                self._unwritten.discard(minute)
-                del self._rows[minute]
+                del self._unwritten[minute]
             self._write_soon()
 
+    async def _write(self, minute: int, counts: MinuteRow) -> None:
+        """Add these counts to a row of the minute, or keep them for a later write."""
+
+        def added(old: bytes | None) -> bytes:
+            row = MinuteRow() if old is None else _readable(name, old) or MinuteRow()
+            row.add(counts, _MOST_TOPICS)
+            return _encode(row)
+
+        name = f"{_PREFIX}{minute}:{self._row}"
+        try:
+            await self._kept.update(name, added, until=(minute + 1) * MINUTE + KEPT)
+        except BaseException:
+            self._unwritten.setdefault(minute, MinuteRow()).add(counts)
+            raise
+
     def _gather(self, minute: int) -> None:
-        """Add the new counts to the row of the minute."""
+        """Add the new counts to those of the minute."""
         if not self._fresh and not self._scheduled:
             return
-        row = self._rows.setdefault(minute, MinuteRow())
-        row.scheduled += self._scheduled
-        self._scheduled = 0
-        fresh, self._fresh = self._fresh, {}
+        new = MinuteRow(self._scheduled)
+        fresh, self._fresh, self._scheduled = self._fresh, {}, 0
         for topic, one in fresh.items():
             done, retried, deferred, dead = (one.ended[outcome] for outcome in _OUTCOMES)
             counts = DeliveryCounts(one.late.total(), done, retried, deferred, dead, planned=dict(one.planned))
             for late, number in one.late.items():
                 bucket = bucket_of(late)
                 counts.late[bucket] = counts.late.get(bucket, 0) + number
-            name = topic if topic in row.topics or len(row.topics) < _MOST_TOPICS else OTHERS
-            row.topics.setdefault(name, DeliveryCounts()).add(counts)
-        self._unwritten.add(minute)
+            new.topics[topic] = counts
+        self._unwritten.setdefault(minute, MinuteRow()).add(new)
 
     async def close(self) -> None:
         """Write the remaining counts, unless they are of schedules alone: that would cost a short program a call."""
@@ -244,7 +257,7 @@ class History:
 async def rows_between(store: Store, clock: Clock, first: int, last: int) -> dict[int, MinuteRow]:
     """The rows of the minutes from `first` to `last`, summed over all processes; minutes without rows are left out.
 
-    O(minutes x processes). Raises StoreError, and SetupError if a service refuses the request.
+    O(minutes). Raises StoreError, and SetupError if a service refuses the request.
     """
     if (remote := store.features.remote) is not None:
         minutes = await remote.minutes(first, last)
@@ -258,14 +271,18 @@ async def rows_between(store: Store, clock: Clock, first: int, last: int) -> dic
     for name, value in (await kept.ending(ends[0], ends[1] + 1)).items():
         if not name.startswith(_PREFIX):
             continue
-        try:
-            row = _decode(value)
-            minute = int(name.split(":")[1])
-        except (msgspec.MsgspecError, ValueError):
-            _log.error("a row of the history, %s, cannot be read and is passed over", name)
-            continue
-        found.setdefault(minute, MinuteRow()).add(row)
+        row, minute = _readable(name, value), name.split(":")[1]
+        if row is not None and minute.isdigit():
+            found.setdefault(int(minute), MinuteRow()).add(row)
     return found
+
+
+def _readable(name: str, value: bytes) -> MinuteRow | None:
+    try:
+        return _decode(value)
+    except (msgspec.MsgspecError, ValueError):
+        _log.error("a row of the history, %s, cannot be read and is passed over", name)
+        return None
 
 
 def together(rows: Iterable[MinuteRow]) -> MinuteRow:

@@ -7,12 +7,16 @@ is the end of its retention, so the index of due tasks also finds expired data.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+from bide.core.errors import StoreUnavailable
 from bide.core.instants import LAST_INSTANT, At, Millis
 from bide.core.names import RESERVED_TOPIC, check_name, new_id
-from bide.core.records import Cancel, Filter, NewTask, OnConflict, Page, Record, Ref, Result, State, Topic
+from bide.core.records import Cancel, Filter, NewTask, OnConflict, Page, Record, Ref, Result, State, Token, Topic
 from bide.ports import Clock, Verbs, all_answers
 
 _PAGE = 500
+_TRIES = 50
 
 
 class SettingsStore:
@@ -34,10 +38,27 @@ class SettingsStore:
         """Store `value` unless the name exists; True if this call did. Exactly one of many concurrent calls does."""
         return await self._add(name, value, OnConflict.REFUSE, until) is Result.CREATED
 
+    async def update(self, name: str, change: Callable[[bytes | None], bytes], *, until: Millis = LAST_INSTANT) -> None:
+        """Store what `change` makes of the value (None: there is none). It is called again if another call came first.
+
+        No update is lost, but one whose answer is lost may have been made. Two store calls.
+        """
+        for _ in range(_TRIES):
+            old = await self._record(name)
+            value = change(None if old is None else old.payload)
+            how, token = (OnConflict.REFUSE, None) if old is None else (OnConflict.REPLACE, old.token)
+            if await self._add(name, value, how, until, token) in (Result.CREATED, Result.REPLACED):
+                return
+        raise StoreUnavailable(f"not done: {name} was changed by others at each of {_TRIES} tries")
+
     async def get(self, name: str) -> bytes | None:
         """The value under `name`, or None."""
+        record = await self._record(name)
+        return None if record is None else record.payload
+
+    async def _record(self, name: str) -> Record | None:
         [record] = await self._store.get([Ref(self._topic, check_name("name", name))])
-        return None if record is None or record.state is not State.WAITING else record.payload
+        return None if record is None or record.state is not State.WAITING else record
 
     async def all(self, prefix: str = "") -> dict[str, bytes]:
         """All values whose name begins with `prefix`, by name. O(all values), some hundreds per store call."""
@@ -77,7 +98,10 @@ class SettingsStore:
             if cursor is None:
                 return records
 
-    async def _add(self, name: str, value: bytes, on_conflict: OnConflict, until: Millis) -> Result:
-        new = NewTask(self._topic, check_name("name", name), new_id(), At(until), value, on_conflict=on_conflict)
+    async def _add(
+        self, name: str, value: bytes, how: OnConflict, until: Millis, if_token: Token | None = None
+    ) -> Result:
+        key = check_name("name", name)
+        new = NewTask(self._topic, key, new_id(), At(until), value, on_conflict=how, if_token=if_token)
         [answer] = await all_answers(await self._store.add([new], now=self._clock.now()))
         return answer.result
