@@ -242,6 +242,7 @@ def _environment() -> Environment:
         topic_address=topic_address,
         address=address,
     )
+    made.globals["table"] = made.get_template("table.html").module.table  # type: ignore[attr-defined]
     return made
 
 
