@@ -250,18 +250,19 @@ class Filter(Struct, frozen=True, kw_only=True):
     wake_before: Millis | None = None
     """Only live tasks with wake_at < this."""
 
+    @property
+    def live(self) -> bool:
+        """True if only live tasks match."""
+        timed = self.wake_from is not None or self.wake_before is not None
+        return timed or (self.state is not None and self.state.live)
+
     def admits(self, record: Record) -> bool:
         """True if the task matches."""
-        if (
-            (self.topic is not None and record.topic != self.topic)
-            or (self.group is not None and record.group != self.group)
-            or (self.state is not None and record.state is not self.state)
-        ):
-            return False
-        if self.wake_from is None and self.wake_before is None:
-            return True
         return (
-            record.state.live
+            (self.topic is None or record.topic == self.topic)
+            and (self.group is None or record.group == self.group)
+            and (self.state is None or record.state is self.state)
+            and (record.state.live or not self.live)
             and (self.wake_from is None or record.wake_at >= self.wake_from)
             and (self.wake_before is None or record.wake_at < self.wake_before)
         )

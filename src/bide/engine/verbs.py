@@ -469,7 +469,7 @@ class ClientVerbs:
         return [] if log is None else await log.events(ref, limit=limit)
 
     async def _over_group(self, group: str, topic: str | None, make: Callable[[Record], Change]) -> list[Answer]:
-        """Change every live task of the group by `make(record)`; one answer each. O(tasks in the group).
+        """Change every live task of the group by `make(record)`; one answer each. O(live tasks in the group).
 
         Raises PartlyFailed, with the answers so far and the underlying error, if there were answers before an error.
         """
@@ -482,8 +482,9 @@ class ClientVerbs:
         cursor: str | None = None
         try:
             while True:
-                found = await verbs.find(Filter(group=group, topic=topic), Page(limit=_PAGE, cursor=cursor))
-                live = [record for record in found.tasks if record.state.live]
+                where = Filter(group=group, topic=topic, wake_from=0)  # so only live tasks are read
+                found = await verbs.find(where, Page(limit=_PAGE, cursor=cursor))
+                live = found.tasks
                 for again in reversed(range(_TRIES)):
                     if not live:
                         break

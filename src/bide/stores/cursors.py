@@ -36,11 +36,9 @@ def order_of(where: Filter) -> str:
     """The order of the list that a filter selects."""
     if where.group is not None:
         return "group"
-    if where.wake_from is not None or where.wake_before is not None:
+    if where.live:
         return "live"
-    if where.state is None:
-        return "name"
-    return "live" if where.state.live else "ended"
+    return "name" if where.state is None else "ended"
 
 
 def place_of(order: str, record: Record, row: int) -> Place:

@@ -191,7 +191,7 @@ async def test_the_rights_suffice_and_each_is_needed(root: Path, server: MariaDb
         for rights, table in re.findall(r"GRANT (.*) ON (.*) TO", "\n".join(grants))
         for right in rights.split(", ")
     ]
-    assert len(single) == 27
+    assert len(single) == 28
     idle = []
     for right, table in single:
         for name in ("task", "lease", "grouped", "kept", "event", "worker"):

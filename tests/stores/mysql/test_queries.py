@@ -50,7 +50,7 @@ SELECT CONCAT('t', n % 3), CAST(n AS CHAR), CASE WHEN n % 100 < 90 THEN 0 WHEN n
 FROM (WITH RECURSIVE d AS (SELECT 0 AS i UNION ALL SELECT i + 1 FROM d WHERE i < 999)
     SELECT a.i * 1000 + b.i + 1 AS n FROM d AS a, d AS b) AS numbers WHERE n <= :rows;
 INSERT INTO {lease} SELECT topic, wake_at, `row`, token, 'w', 'x' FROM {task} WHERE state = 1;
-INSERT INTO {grouped} SELECT `row`, group_name, topic, `key` FROM {task} WHERE group_name IS NOT NULL;
+INSERT INTO {grouped} SELECT `row`, group_name, topic, `key`, ended > 0 FROM {task} WHERE group_name IS NOT NULL;
 INSERT INTO {kept} SELECT keep_until, `row` FROM {task} WHERE keep_until IS NOT NULL"""
 
 _NEW = lifecycle.schedule(new("3", topic="t0", due=At(NOW)), None, NOW, 1).record
@@ -77,7 +77,7 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
     "put_tasks": ({"rows": tuples([(*_PUT, b"", b"")])}, 10),
     "replace_tasks": ({"rows": tuples([(*_PUT, b"", b"", None)])}, 10),
     "forget_tasks": (_TWO, 10),
-    "join_groups": ({"rows": tuples([(2**40, "g", "t0", "y")])}, 5),
+    "join_groups": ({"rows": tuples([(2**40, "g", "t0", "y", 0)])}, 5),
     "leave_groups": ({"rows": listed([7, 14])}, 10),
     "keep_tasks": ({"rows": tuples([(NOW, 2**40)])}, 5),
     "take_waiting": ({"topic": "t0", "floor": NOW - 900_000, "row": 5, "most": 50}, 110),
@@ -104,10 +104,12 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
     "tasks_by_rows": ({"these": these([7, 8])}, 10),
     "page_by_name": ({"topic": "t0", "key": "2", "most": 50}, 110),
     "page_by_group": ({"group": "g", "topic": "t0", "key": "", "most": 50}, 210),
+    "page_by_live_group": ({"group": "g", "topic": "t0", "key": "", "most": 50}, 210),
     "page_at_instant": ({**_STATE, "row": 5}, 110),
     "page_after_instant": ({**_STATE, "before": 2**62}, 210),
     "next_topic": ({"topic": "t0"}, 5),
     "next_topic_of_group": ({"group": "g", "topic": "t0"}, 5),
+    "next_topic_of_live_group": ({"group": "g", "topic": "t0"}, 5),
     "next_topic_of_state": ({"state": 4, "topic": "t0"}, 5),
     "next_topic_leased": ({"topic": "t0"}, 5),
     "count_first": ({"topic": "s", "most": 50, "interval": 0}, 220),
@@ -242,7 +244,7 @@ async def test_what_writes_by_row_reads_none_of_others_in_a_small_table(surveyed
         await other.ask(
             names.write(
                 f"BEGIN; SELECT 1 FROM {{task}} WHERE `row` = {others} FOR UPDATE; "
-                f"INSERT INTO {{grouped}} VALUES ({2**40}, 'g', 't0', 'new'); "
+                f"INSERT INTO {{grouped}} VALUES ({2**40}, 'g', 't0', 'new', 0); "
                 f"INSERT INTO {{kept}} VALUES ({NOW}, {2**40}); "
                 f"INSERT INTO {{lease}} VALUES ('t0', {NOW}, {2**40}, 1, 'w', 'x')"
             )

@@ -68,6 +68,7 @@ def test_every_query_is_served_by_an_index(connection: sqlite3.Connection, name:
         ("page_after_instant", "bide_task_time (state=? AND topic=? AND at>? AND at<?)"),
         ("next_topic_of_state", "bide_task_time (state=? AND topic>?)"),
         ("page_by_group", "bide_task_group (group_name=? AND topic=? AND key>?)"),
+        ("page_by_live_group", "bide_task_live_group (group_name=? AND topic=? AND key>?)"),
         ("purge", "bide_task_kept (keep_until<?)"),
         ("counts", "bide_task_time (state=? AND topic=?)"),
         ("count_waiting_between", "bide_task_time (state=? AND topic=? AND at>? AND at<?)"),
@@ -85,7 +86,7 @@ def test_a_query_may_not_be_named_twice() -> None:
 
 
 def test_every_query_is_used(root: Path) -> None:
-    folder = root / "src" / "bide" / "stores" / "sqlite"
-    code = "\n".join(path.read_text("utf-8") for path in folder.glob("*.py"))
+    stores = root / "src" / "bide" / "stores"
+    code = "\n".join(path.read_text("utf-8") for part in ("sql", "sqlite") for path in (stores / part).glob("*.py"))
     used = set(re.findall(r'"(\w+)"', code))
     assert set(QUERIES) <= used

@@ -35,7 +35,7 @@ from itertools import count, islice, pairwise, takewhile
 from typing import Any, TypeAlias
 
 from bide.core.instants import Millis
-from bide.core.records import Record, State, Topic
+from bide.core.records import Filter, Record, State, Topic
 from bide.ports import Timer
 from bide.stores.sorted_chunks import SortedChunks
 from bide.stores.sql.reading import Located, Reads
@@ -190,7 +190,7 @@ class TopicTasks:
 Entry: TypeAlias = tuple[Any, ...]
 """By name: (topic, key). By group: (group, topic, key). By time: (topic, wake_at or finished_at, token, key)."""
 
-NAMES, GROUPS = "name", "group"
+NAMES, GROUPS, LIVE_GROUPS = "name", "group", "live_group"
 _PATIENCE = 100_000
 """The number of transitions without a `find` for which a listing is kept at least."""
 
@@ -199,7 +199,7 @@ def entry_of(kind: str, record: Record) -> Entry | None:
     """The entry of `record` in the listing of that kind; None if the listing does not contain it."""
     if kind == NAMES:
         return record.topic, record.key
-    if kind == GROUPS:
+    if kind == GROUPS or (kind == LIVE_GROUPS and record.state.live):
         return None if record.group is None else (record.group, record.topic, record.key)
     if record.state.value != kind:
         return None
@@ -262,17 +262,18 @@ class MemoryReads(Reads):
     def _names(self) -> list[Topic]:
         return sorted(self._topics)
 
-    async def next_topic(self, after: Topic, group: str | None, state: State | None) -> Topic | None:
-        if group is None:
+    async def next_topic(self, after: Topic, where: Filter) -> Topic | None:
+        if where.group is None:
             names = self._names[bisect_right(self._names, after) :][:1]
         else:
             # names contain no NUL, so this bound sorts after every entry of `after`
-            entries = self._listings.listing(GROUPS).after((group, f"{after}\0"))
-            names = [entry[1] for entry in islice(entries, 1) if entry[0] == group]
+            entries = self._listings.listing(LIVE_GROUPS if where.live else GROUPS).after((where.group, f"{after}\0"))
+            names = [entry[1] for entry in islice(entries, 1) if entry[0] == where.group]
         return names[0] if names else None
 
-    async def by_name(self, topic: Topic, after: str, group: str | None, most: int) -> list[Located]:
-        kind, prefix = (NAMES, (topic,)) if group is None else (GROUPS, (group, topic))
+    async def by_name(self, topic: Topic, after: str, where: Filter, most: int) -> list[Located]:
+        kind = NAMES if where.group is None else LIVE_GROUPS if where.live else GROUPS
+        prefix = (topic,) if where.group is None else (where.group, topic)
         entries = self._listings.listing(kind).after((*prefix, after))
         found = takewhile(lambda entry: entry[:-1] == prefix, islice(entries, most))
         return [(0, self._topics[topic].records[key]) for *_, key in found]

@@ -12,8 +12,7 @@ with it. Its tasks last as long as the process. Several apps may share one store
     with 10^6 more waiting      1.8    2.6     1.6     3.0     3.1     2.3
 
 The lifecycle's functions take more than half of that, to make records. Every verb is O(1) or O(log n) per task, with
-any number of waiting tasks, including those of topics without a worker. There are two exceptions: the first listing
-sorts (see `lines`), and a page of a group with a state or wake range scans the group.
+any number of waiting tasks, including those of topics without a worker. Only the first listing sorts (see `lines`).
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ _WRITES: Mapping[str, Callable[..., Code]] = {
     "forget_tasks": lambda rows, quote: these(sorted(rows)),
     "keep_tasks": lambda rows, quote: tuples(sorted(rows)),
     "leave_groups": lambda rows, quote: listed(sorted(rows)),
-    "join_groups": tuples,
+    "join_groups": lambda rows, quote: tuples(sorted(rows), quote),
 }
 """The queries for a batch's gathered writes, in the order of sending, with the functions that write their rows."""
 
@@ -144,11 +144,9 @@ class MySqlBatch(Batch):
         row = found.row
         self._rows["replace_tasks"].append((*settled_values(row, record), record.options, record.payload, record.group))
         self.waiting.append(record)
-        if record.group != found.record.group:
-            if found.record.group is not None:
-                self._rows["leave_groups"].append(row)
-            if record.group is not None:
-                self._rows["join_groups"].append((row, record.group, record.topic, record.key))
+        if record.group != found.record.group and found.record.group is not None:
+            self._rows["leave_groups"].append(row)
+        self._join(found, record)
 
     def put_or_forget(self, found: Found, record: Record, *, moved: bool = False) -> None:
         row = found.row
@@ -158,10 +156,17 @@ class MySqlBatch(Batch):
                 self._rows["leave_groups"].append(row)
             return
         self._rows["put_tasks"].append((*settled_values(row, record), b"", b""))
+        self._join(found, record)
         if record.keep_until is not None:
             self._rows["keep_tasks"].append((record.keep_until, row))
         if record.state is State.WAITING:
             self.waiting.append(record)
+
+    def _join(self, found: Found, record: Record) -> None:
+        """Write which group the task belongs to, and whether it lives, if that has changed."""
+        old, group = found.record, record.group
+        if group is not None and (old is None or (old.group, old.state.live) != (group, record.state.live)):
+            self._rows["join_groups"].append((found.row, group, record.topic, record.key, int(not record.state.live)))
 
     async def insert(self, tasks: Sequence[NewTask], places: Places, answers: list[Any]) -> Places:
         """Leave the insertion to the packet with the other writes."""
@@ -540,7 +545,7 @@ def _insertion(
     rows = Code(", ".join(written).encode("latin-1"))
     statements = [call.write("insert_tasks", columns=Code(columns.encode()), rows=rows)]
     grouped = [
-        (Code(b"@bide_row + %d * @@auto_increment_increment" % number), new.group, new.topic, new.key)
+        (Code(b"@bide_row + %d * @@auto_increment_increment" % number), new.group, new.topic, new.key, 0)
         for number, new in enumerate(tasks)
         if new.group is not None
     ]

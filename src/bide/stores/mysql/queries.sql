@@ -112,7 +112,9 @@ ON DUPLICATE KEY UPDATE
     options = VALUES(options), payload = VALUES(payload), group_name = VALUES(group_name)
 
 -- name: join_groups
-INSERT INTO {grouped} (`row`, group_name, topic, `key`) VALUES :rows
+-- Or notes that members have ended, or live again.
+INSERT INTO {grouped} (`row`, group_name, topic, `key`, ended) VALUES :rows
+ON DUPLICATE KEY UPDATE ended = VALUES(ended)
 
 -- name: leave_groups
 DELETE {grouped} FROM {grouped} FORCE INDEX (PRIMARY) WHERE `row` IN (:rows) AND topic > ''
@@ -268,6 +270,12 @@ SELECT {record} FROM (
     WHERE group_name = :group AND topic = :topic AND `key` > :key ORDER BY `key` LIMIT :most
 ) AS few STRAIGHT_JOIN {task} FORCE INDEX (PRIMARY) ON `row` = number ORDER BY member
 
+-- name: page_by_live_group
+SELECT {record} FROM (
+    SELECT `row` AS number, `key` AS member FROM {grouped} FORCE INDEX (live)
+    WHERE group_name = :group AND ended = 0 AND topic = :topic AND `key` > :key ORDER BY `key` LIMIT :most
+) AS few STRAIGHT_JOIN {task} FORCE INDEX (PRIMARY) ON `row` = number ORDER BY member
+
 -- name: page_at_instant
 -- The tasks of one topic that are waiting, or ended in one state: those of one instant, after a row.
 SELECT {record} FROM {task} FORCE INDEX (due)
@@ -292,6 +300,10 @@ SELECT topic FROM {lease} FORCE INDEX (PRIMARY) WHERE topic > :topic ORDER BY to
 
 -- name: next_topic_of_group
 SELECT topic FROM {grouped} FORCE INDEX (name) WHERE group_name = :group AND topic > :topic ORDER BY topic LIMIT 1
+
+-- name: next_topic_of_live_group
+SELECT topic FROM {grouped} FORCE INDEX (live) WHERE group_name = :group AND ended = 0 AND topic > :topic
+ORDER BY topic LIMIT 1
 
 -- name: count_first
 -- The first :most tasks after a topic, by topic, state and :interval; the last topic may have more. No loose scan here

@@ -326,10 +326,11 @@ def _time_of(record: Record) -> Millis:
 
 async def _group(reader: Reader, where: Filter, page: Page, place: Place) -> Found:
     assert where.group is not None
-    prefix = f"{where.group}\0".encode()
+    group = ("\0" if where.live else "") + where.group
+    prefix = f"{group}\0".encode()
     if where.topic is not None:
         prefix += f"{where.topic}\0".encode()
-    after = b"[" + prefix if page.cursor is None else f"({where.group}\0{place.topic}\0{place.key}".encode()
+    after = b"[" + prefix if page.cursor is None else f"({group}\0{place.topic}\0{place.key}".encode()
     # the prefix ends with NUL: all members that begin with it sort before the same prefix with byte 1 in place of NUL
     before = b"(" + prefix[:-1] + b"\1"
     shown: list[tuple[Place, Record]] = []
@@ -353,8 +354,8 @@ async def _group(reader: Reader, where: Filter, page: Page, place: Place) -> Fou
 
 
 def _ref_of(member: bytes) -> Ref:
-    """The task of a group's entry: group NUL topic NUL key."""
-    topic, _, key = text_of(member).partition("\0")[2].partition("\0")
+    """The task of a group's entry: group NUL topic NUL key, after another NUL in the entries of live tasks."""
+    topic, _, key = text_of(member).removeprefix("\0").partition("\0")[2].partition("\0")
     return Ref(topic, key)
 
 

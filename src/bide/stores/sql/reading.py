@@ -36,25 +36,26 @@ class Reads(ABC):
         record_of, place = type(self)._record_of, self._row
         return [(row[place], record_of(row)) for row in rows]
 
-    async def next_topic(self, after: Topic, group: str | None, state: State | None) -> Topic | None:
+    async def next_topic(self, after: Topic, where: Filter) -> Topic | None:
         """The first topic after `after`, of one group, of the tasks in one state, or of all tasks: one seek."""
-        if group is not None:
-            rows = await self._call.ask("next_topic_of_group", group=group, topic=after)
-        elif state is None:
+        if where.group is not None:
+            rows = await self._call.ask(group_queries(where)[0], group=where.group, topic=after)
+        elif where.state is None:
             rows = await self._call.ask("next_topic", topic=after)
         else:
-            rows = await self._of_state(state, after)
+            rows = await self._of_state(where.state, after)
         return self._call.name(rows[0][0]) if rows and rows[0][0] is not None else None
 
     async def _of_state(self, state: State, after: Topic) -> Any:
         return await self._call.ask(f"next_topic_of_state_{CODES[state]}", topic=after)
 
-    async def by_name(self, topic: Topic, after: str, group: str | None, most: int) -> list[Located]:
-        """Read in the order of keys, after the key `after`."""
-        if group is None:
+    async def by_name(self, topic: Topic, after: str, where: Filter, most: int) -> list[Located]:
+        """Read in the order of keys, after the key `after`, from one group or from all tasks."""
+        if where.group is None:
             rows = await self._call.ask("page_by_name", topic=topic, key=after, most=most)
         else:
-            rows = await self._call.ask("page_by_group", group=group, topic=topic, key=after, most=most)
+            named = {"group": where.group, "topic": topic, "key": after}
+            rows = await self._call.ask(group_queries(where)[1], **named, most=most)
         return self._located(rows)
 
     @abstractmethod
@@ -62,6 +63,13 @@ class Reads(ABC):
         self, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, most: int
     ) -> list[Located]:
         """Read the tasks in one state by time, and by row among equal times, after the position `after`."""
+
+
+def group_queries(where: Filter) -> tuple[str, str]:
+    """The queries for the next topic and for a page of a group: those of its live members, if only these match."""
+    if where.live:
+        return "next_topic_of_live_group", "page_by_live_group"
+    return "next_topic_of_group", "page_by_group"
 
 
 class ServerReads(Reads):
@@ -153,7 +161,7 @@ async def topics_from(reads: Reads, where: Filter, first: Topic) -> AsyncIterato
     if first:
         yield first
     topic: Topic | None = first
-    while (topic := await reads.next_topic(topic or "", where.group, where.state)) is not None:
+    while (topic := await reads.next_topic(topic or "", where)) is not None:
         yield topic
 
 
@@ -195,7 +203,7 @@ async def _named(reads: Reads, where: Filter, start: Place, enough: int) -> Asyn
     """Read by key, from one group or from all tasks; check the other conditions of `where` row by row."""
     key = start.key
     while True:
-        page = await reads.by_name(start.topic, key, where.group, enough)
+        page = await reads.by_name(start.topic, key, where, enough)
         for row, record in page:
             if where.admits(record):
                 yield row, record

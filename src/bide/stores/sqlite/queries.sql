@@ -106,6 +106,10 @@ SELECT {record} FROM bide_task WHERE topic = ? AND key > ? ORDER BY key LIMIT ?
 SELECT {record} FROM bide_task
 WHERE group_name = ? AND topic = ? AND key > ? ORDER BY key LIMIT ?
 
+-- name: page_by_live_group
+SELECT {record} FROM bide_task INDEXED BY bide_task_live_group
+WHERE group_name = ? AND topic = ? AND key > ? AND state < 2 ORDER BY key LIMIT ?
+
 -- name: page_at_instant
 -- One state of one topic: the remaining tasks of one instant, after a row.
 SELECT {record} FROM bide_task WHERE topic = ? AND state = ? AND at = ? AND row > ? ORDER BY row LIMIT ?
@@ -124,6 +128,9 @@ SELECT min(topic) FROM bide_task WHERE state = ? AND topic > ?
 
 -- name: next_topic_of_group
 SELECT min(topic) FROM bide_task WHERE group_name = ? AND topic > ?
+
+-- name: next_topic_of_live_group
+SELECT min(topic) FROM bide_task INDEXED BY bide_task_live_group WHERE group_name = ? AND topic > ? AND state < 2
 
 -- name: counts
 -- Counts by topic and state, of the topics after one, or of those in a JSON array. Counting stops at the limit, so that

@@ -23,7 +23,7 @@ from bide.core.records import Count, Filter, Found, Page, Record, Ref, State, Ta
 from bide.ports import COUNTED
 from bide.stores.cursors import read_cursor
 from bide.stores.named_queries import read_queries, read_statements
-from bide.stores.sql.reading import Located, Reads, at_once, count_of, read_page
+from bide.stores.sql.reading import Located, Reads, at_once, count_of, group_queries, read_page
 from bide.stores.sql.rows import CODES, COLUMNS, PAYLOAD, ROW, STATE, STATES, Row, record_of
 from bide.stores.sqlite.connection import code_of
 
@@ -211,19 +211,19 @@ def find_tasks(cursor: sqlite3.Cursor, where: Filter, page: Page) -> Found:
 class SqliteReads(Reads):
     """Reads by a cursor, which never waits: `at_once` runs it."""
 
-    async def next_topic(self, after: Topic, group: str | None, state: State | None) -> Topic | None:
+    async def next_topic(self, after: Topic, where: Filter) -> Topic | None:
         query: tuple[str, tuple[Any, ...]] = "next_topic", (after,)
-        if group is not None:
-            query = "next_topic_of_group", (group, after)
-        elif state is not None:
-            query = "next_topic_of_state", (CODES[state], after)
+        if where.group is not None:
+            query = group_queries(where)[0], (where.group, after)
+        elif where.state is not None:
+            query = "next_topic_of_state", (CODES[where.state], after)
         topic: Topic | None = self._call.execute(QUERIES[query[0]], query[1]).fetchone()[0]
         return topic
 
-    async def by_name(self, topic: Topic, after: str, group: str | None, most: int) -> list[Located]:
-        if group is None:
+    async def by_name(self, topic: Topic, after: str, where: Filter, most: int) -> list[Located]:
+        if where.group is None:
             return read_tasks(self._call, QUERIES["page_by_name"], (topic, after, most))
-        return read_tasks(self._call, QUERIES["page_by_group"], (group, topic, after, most))
+        return read_tasks(self._call, QUERIES[group_queries(where)[1]], (where.group, topic, after, most))
 
     async def by_time(
         self, topic: Topic, state: State, after: tuple[Millis, int], before: Millis, most: int

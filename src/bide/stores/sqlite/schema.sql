@@ -46,6 +46,9 @@ CREATE INDEX bide_task_kept ON bide_task (keep_until) WHERE keep_until IS NOT NU
 -- The members of a group.
 CREATE INDEX bide_task_group ON bide_task (group_name, topic, key) WHERE group_name IS NOT NULL
 --;
+-- Its live members: those that have ended may be many.
+CREATE INDEX bide_task_live_group ON bide_task (group_name, topic, key) WHERE group_name IS NOT NULL AND state < 2
+--;
 -- One row: the last fencing token that was given out.
 CREATE TABLE bide_token (one INTEGER PRIMARY KEY CHECK (one = 1), last INTEGER NOT NULL) STRICT
 --;

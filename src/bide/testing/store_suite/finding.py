@@ -12,7 +12,8 @@ import pytest
 
 from bide.core.errors import BadInput
 from bide.core.instants import LAST_INSTANT, At, In
-from bide.core.records import Cancel, Count, Filter, Move, Page, Record, Ref, State
+from bide.core.names import new_id
+from bide.core.records import Cancel, Count, Filter, Move, Page, Record, Redrive, Ref, State
 from bide.ports import Store
 from bide.testing.store_suite.base import (
     DAY,
@@ -200,6 +201,21 @@ class Finding(SuiteBase):
         await put_one(store, new(group="two"))
         assert await listed(store, Filter(group="one")) == []
         assert keys(await listed(store, Filter(group="two"))) == ["k"]
+
+    async def test_the_live_members_of_a_group_follow_their_states(self, store: Store) -> None:
+        async def live() -> list[str]:
+            return keys(await listed(store, Filter(group="g", wake_from=0)))
+
+        await put_one(store, new(group="g"))
+        assert await live() == ["k"]
+        await do(store, Cancel("t", "k", KEPT))
+        assert await live() == []
+        await put_one(store, new(group="g"))
+        assert await live() == ["k"]
+        await bring(store, State.DEAD, group="g")
+        assert await live() == []
+        await do(store, Redrive("t", "k", new_id(), In(HOUR)))
+        assert await live() == ["k"]
 
     async def test_a_group_spans_topics_and_can_be_narrowed_to_one(self, store: Store) -> None:
         await put(store, *(new(key, topic=topic, group="g") for topic in ("b", "a") for key in ("2", "1")))

@@ -62,14 +62,16 @@ CREATE TABLE IF NOT EXISTS {lease} (
     PRIMARY KEY (topic, until, `row`, token, caller)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4
 --;
--- The members of groups.
+-- The members of groups; ended: 1 if the task has ended, of which there may be many.
 CREATE TABLE IF NOT EXISTS {grouped} (
     `row`      bigint UNSIGNED NOT NULL,
     group_name varbinary(200) NOT NULL,
     topic      varbinary(200) NOT NULL,
     `key`      varbinary(200) NOT NULL,
+    ended      tinyint NOT NULL,
     PRIMARY KEY (`row`),
-    KEY name (group_name, topic, `key`)
+    KEY name (group_name, topic, `key`),
+    KEY live (group_name, ended, topic, `key`)
 ) ENGINE = InnoDB ROW_FORMAT = DYNAMIC DEFAULT CHARSET = utf8mb4
 --;
 -- The ended tasks, by the end of their retention. If the task has begun another life since, its row says so, and the

@@ -47,10 +47,7 @@ local function replace(topic, key, how, known, old, place, reply)
   if not over then put_it, word = taken(how, known, old) end
   if put_it then
     if state <= LEASED then was = unpack_bytes('>I6', old, 21) end
-    if has(byte(old), GROUP) ~= 0 then
-      local _, group = parts(old, (ran(old)))
-      left[#left + 1] = group_member(topic, key, group)
-    end
+    leave(topic, key, old)
     if state >= DONE then unkept[#unkept + 1] = topic.name .. '\0' .. key end
   end
   if over then return put_it, state end
@@ -100,8 +97,7 @@ for _, topic in ipairs(topics) do
       if not least or wake < least then least = wake end
       if has(flags, GROUP) ~= 0 then
         local start = has(flags, DEADLINE) ~= 0 and 7 or 1
-        joined[#joined + 1] = 0
-        joined[#joined + 1] = group_member(topic, key, sub(seed, start + 1, start + byte(seed, start)))
+        join(topic, key, sub(seed, start + 1, start + byte(seed, start)))
       end
     end
     place = place + 1
