@@ -81,12 +81,7 @@ async def test_groups_tell_how_many_since_when_and_of_what(world: World) -> None
         leased = await app.store.lease({"pay": 9}, now=world.clock.now(), until=world.clock.now() + 1, holder="w")
         [one] = leased.tasks
         late = Settlement(
-            "pay",
-            "late",
-            one.token,
-            OutcomeKind.DEAD,
-            keep_until=2 * DAY + one.wake_at,
-            error="HTTP 503 after 77 s",
+            "pay", "late", one.token, OutcomeKind.DEAD, keep_until=2 * DAY + one.wake_at, error="HTTP 503 after 77 s"
         )
         assert await app.store.settle([late], now=world.clock.now())
         found = await dead_letters(app)

@@ -43,9 +43,7 @@ def ahead_of_bide(*results: Result) -> dict[str, list[str]]:
 
 
 @pytest.mark.parametrize(
-    "module",
-    [figures, charts, strategy, s09_delay_levels, s13_ring],
-    ids=lambda module: module.__name__,
+    "module", [figures, charts, strategy, s09_delay_levels, s13_ring], ids=lambda module: module.__name__
 )
 def test_examples_in_docstrings_are_true(module: object) -> None:
     failed, tried = doctest.testmod(module)  # type: ignore[arg-type]

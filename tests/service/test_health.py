@@ -72,10 +72,7 @@ async def test_a_store_that_is_well() -> None:
         found = await ready(app)
     assert lines(found) == (OK,)
     assert (found.ready, found.status) == (True, 200)
-    assert found.document() == {
-        "status": "ready",
-        "checks": [{"name": "store", "level": "ok", "what": "it answers"}],
-    }
+    assert found.document() == {"status": "ready", "checks": [{"name": "store", "level": "ok", "what": "it answers"}]}
 
 
 async def test_an_app_that_is_not_open() -> None:

@@ -24,12 +24,7 @@ async def handle(context: dict[str, Any], *, payload: str) -> None:
 
 queue = saq.Queue.from_url(URL, max_concurrent_ops=64)
 
-settings = {
-    "queue": queue,
-    "functions": [handle],
-    "concurrency": 50,
-    "timers": {} if LEASE is None else {"sweep": 5},
-}
+settings = {"queue": queue, "functions": [handle], "concurrency": 50, "timers": {} if LEASE is None else {"sweep": 5}}
 """For `saq bench.contest.peers.saq.settings`."""
 
 

@@ -33,13 +33,7 @@ from bide.service.remote.calls import ANSWER_LASTS, SESSION_LASTS, ClientSession
 from bide.service.requests import Reply
 from bide.stores.http import HttpStore
 from bide.testing.proxy import Act, FaultProxy
-from bide.testing.store_suite.base import (
-    NOW,
-    do,
-    look,
-    new,
-    put_one,
-)
+from bide.testing.store_suite.base import NOW, do, look, new, put_one
 
 REF = Ref("t", "k")
 STORIES: list[Story] = [

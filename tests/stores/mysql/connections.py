@@ -10,15 +10,7 @@ from urllib.parse import urlsplit
 import aiomysql
 import asyncmy
 import pymysql
-from tests.stores.sql.callers import (
-    Caller,
-    Makes,
-    by_django,
-    by_sqlalchemy,
-    by_sqlalchemy_async,
-    fetched,
-    in_thread,
-)
+from tests.stores.sql.callers import Caller, Makes, by_django, by_sqlalchemy, by_sqlalchemy_async, fetched, in_thread
 
 from bide.stores.mysql.connection import address_of
 

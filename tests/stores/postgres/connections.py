@@ -10,15 +10,7 @@ from urllib.parse import urlsplit
 import asyncpg
 import psycopg
 from psycopg.rows import dict_row
-from tests.stores.sql.callers import (
-    Caller,
-    Makes,
-    by_django,
-    by_sqlalchemy,
-    by_sqlalchemy_async,
-    fetched,
-    in_thread,
-)
+from tests.stores.sql.callers import Caller, Makes, by_django, by_sqlalchemy, by_sqlalchemy_async, fetched, in_thread
 
 
 def _plain(url: str) -> str:

@@ -37,17 +37,7 @@ from bide.stores.redis import RedisStore
 from bide.stores.redis.script_client import Call, script
 from bide.stores.redis.store import LONGEST_PATIENCE
 from bide.testing.proxy import Act, Chunk, FaultProxy
-from bide.testing.store_suite.base import (
-    NOW,
-    done,
-    keys,
-    lease,
-    listed,
-    new,
-    put,
-    put_one,
-    see,
-)
+from bide.testing.store_suite.base import NOW, done, keys, lease, listed, new, put, put_one, see
 from bide_proofs.servers.process import HOST
 from bide_proofs.servers.redis import Connection, RedisServer, Refused
 from bide_proofs.servers.redis_replicas import ClusterNode, RedisCluster

@@ -19,20 +19,7 @@ from bide.core.errors import BadInput, SetupError, StoreUnavailable
 from bide.core.instants import At, In
 from bide.core.records import Filter, Move, Page, Ref, Result, State
 from bide.stores.sqlite import SqliteStore, connection, transactions
-from bide.testing.store_suite.base import (
-    KEPT,
-    NOW,
-    SECOND,
-    done,
-    listed,
-    look,
-    new,
-    put,
-    put_one,
-    see,
-    settle,
-    take,
-)
+from bide.testing.store_suite.base import KEPT, NOW, SECOND, done, listed, look, new, put, put_one, see, settle, take
 
 
 def theirs(path: str, **options: object) -> sqlite3.Connection:

@@ -14,5 +14,5 @@ class Migration(migrations.Migration):
                 ("id", models.BigAutoField(auto_created=True, primary_key=True, serialize=False, verbose_name="ID")),
                 ("status", models.CharField(default="unpaid", max_length=20)),
             ],
-        ),
+        )
     ]

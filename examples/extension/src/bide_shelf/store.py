@@ -15,18 +15,7 @@ from typing import Any
 from bide import Answer, NewTask, Ref, State, StoreUnavailable
 from bide.core import lifecycle
 from bide.core.names import RESERVED_TOPICS
-from bide.core.records import (
-    Change,
-    Count,
-    Filter,
-    Found,
-    Lease,
-    Leased,
-    Page,
-    Record,
-    Settlement,
-    Tally,
-)
+from bide.core.records import Change, Count, Filter, Found, Lease, Leased, Page, Record, Settlement, Tally
 from bide.ports import Features
 from bide.stores.cursors import order_of, place_of, read_cursor, write_cursor
 

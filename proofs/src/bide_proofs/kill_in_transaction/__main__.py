@@ -15,15 +15,7 @@ from typing import Any
 
 from bide.wiring import without_secrets
 from bide_proofs import kill_in_transaction
-from bide_proofs.harness.command import (
-    WrongByKind,
-    add_seed,
-    drained,
-    migrated,
-    parser_of,
-    refuse_unless_empty,
-    tried,
-)
+from bide_proofs.harness.command import WrongByKind, add_seed, drained, migrated, parser_of, refuse_unless_empty, tried
 from bide_proofs.harness.processes import READY, Child, ChildSpec, ProcessGroup
 from bide_proofs.kill_in_transaction.child import EFFECT, PLACED, TOPIC, Spec, Tables, app_on, judge
 

@@ -304,7 +304,7 @@ CALLS_OF_A_ROW = 256
 """Updates of a caller's row before it is replaced. A new row costs a round trip; a version, 0.05 us per later call."""
 _PATIENCE = {
     # a row that is locked for longer than a verb takes belongs to an open transaction: the batch skips it
-    "lock_timeout": "30",
+    "lock_timeout": "30"
 }
 _SESSION = SESSION | _PATIENCE
 _POOLED_SESSION = "".join(f"; SET LOCAL {name} = {value}" for name, value in (PLANNER | _PATIENCE).items())

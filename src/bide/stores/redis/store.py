@@ -14,20 +14,7 @@ from bide.core.answers import Answer
 from bide.core.errors import BadInput, StoreError, StoreUnavailable
 from bide.core.events import Event
 from bide.core.instants import Millis
-from bide.core.records import (
-    Change,
-    Filter,
-    Found,
-    Lease,
-    Leased,
-    NewTask,
-    Page,
-    Record,
-    Ref,
-    Settlement,
-    Tally,
-    Topic,
-)
+from bide.core.records import Change, Filter, Found, Lease, Leased, NewTask, Page, Record, Ref, Settlement, Tally, Topic
 from bide.ports import COUNTED, Clock, Features, Listening, OnTaken, OnWake
 from bide.ports import Finding as Examined
 from bide.stores.batches import gathered

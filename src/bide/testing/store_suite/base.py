@@ -68,16 +68,7 @@ def new(
 ) -> NewTask:
     """A task to add, with a new id, due at `NOW` by default."""
     return NewTask(
-        topic,
-        key,
-        new_id(),
-        At(NOW) if due is None else due,
-        payload,
-        group,
-        options,
-        deadline,
-        on_conflict,
-        if_token,
+        topic, key, new_id(), At(NOW) if due is None else due, payload, group, options, deadline, on_conflict, if_token
     )
 
 

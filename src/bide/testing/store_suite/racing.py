@@ -100,9 +100,7 @@ class Racing(SuiteBase):
         async def race(number: int, topic: str) -> None:
             await put_one(store, new(topic=topic))
             leased, moved = await both(
-                number,
-                lambda: lease(store, topic=topic),
-                lambda: do(rival, Move(topic, "k", At(NOW + HOUR))),
+                number, lambda: lease(store, topic=topic), lambda: do(rival, Move(topic, "k", At(NOW + HOUR)))
             )
             now_is = await see(store, Ref(topic, "k"))
             if leased.tasks:
@@ -116,9 +114,7 @@ class Racing(SuiteBase):
         async def race(number: int, topic: str) -> None:
             record = await put_one(store, new(topic=topic))
             leased, fired = await both(
-                number,
-                lambda: lease(store, topic=topic),
-                lambda: do(rival, Move(topic, "k", In(0), record.token)),
+                number, lambda: lease(store, topic=topic), lambda: do(rival, Move(topic, "k", In(0), record.token))
             )
             [held] = leased.tasks
             assert fired.record is not None
