@@ -74,7 +74,7 @@ ARGUMENTS: Mapping[str, tuple[dict[str, Any], int]] = {
     "inserted_tokens": ({"count": 5}, 10),
     "lock_tasks": (_KEYS, 10),
     "probe": ({"topic": "t0", "key": "3"}, 3),
-    "put_tasks": ({"rows": tuples([(*_PUT, b"", b"")])}, 10),
+    "put_tasks": ({"rows": tuples([(*_PUT, b"", b"", None)])}, 10),
     "replace_tasks": ({"rows": tuples([(*_PUT, b"", b"", None)])}, 10),
     "forget_tasks": (_TWO, 10),
     "join_groups": ({"rows": tuples([(2**40, "g", "t0", "y", 0)])}, 5),

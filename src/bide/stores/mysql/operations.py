@@ -155,7 +155,7 @@ class MySqlBatch(Batch):
             if record.group is not None:
                 self._rows["leave_groups"].append(row)
             return
-        self._rows["put_tasks"].append((*settled_values(row, record), b"", b""))
+        self._rows["put_tasks"].append((*settled_values(row, record), b"", b"", None))
         self._join(found, record)
         if record.keep_until is not None:
             self._rows["keep_tasks"].append((record.keep_until, row))

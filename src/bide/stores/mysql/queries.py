@@ -30,7 +30,8 @@ COLUMNS = f"{DUE}, topic, state, planned_at, holder, wake_at, keep_until"
 
 TABLES = ("task", "lease", "grouped", "kept", "caller", "worker", "event", "migration")
 _HERE = Path(__file__).parent
-_TEMPLATES = read_queries((_HERE / "queries.sql").read_text("utf-8"))
+_TEMPLATES = dict(read_queries((_HERE / "queries.sql").read_text("utf-8")))
+_TEMPLATES["replace_tasks"] = _TEMPLATES["put_tasks"] + _TEMPLATES["replace_tasks"]
 _GIVEN = re.compile(r"VALUES\((\w+)\)")
 _OR_UPDATE = re.compile(r"\s+ON DUPLICATE KEY")
 _RETURNING = " RETURNING token"

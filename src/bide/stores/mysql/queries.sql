@@ -90,7 +90,7 @@ SELECT 1 FROM {task} FORCE INDEX (name) WHERE topic = :topic AND `key` = :key FO
 -- transition cannot change (payload, options, group) as they are.
 INSERT INTO {task} (
     `row`, topic, `key`, id, state, ended, due_at, at, planned_at, attempt, failures, losses, token, holder, deadline,
-    error, created_at, wake_at, keep_until, options, payload
+    error, created_at, wake_at, keep_until, options, payload, group_name
 ) VALUES :rows
 ON DUPLICATE KEY UPDATE
     id = VALUES(id), state = VALUES(state), ended = VALUES(ended), due_at = VALUES(due_at), at = VALUES(at),
@@ -99,16 +99,8 @@ ON DUPLICATE KEY UPDATE
     created_at = VALUES(created_at), wake_at = VALUES(wake_at), keep_until = VALUES(keep_until)
 
 -- name: replace_tasks
--- The same for new lives, which have their own payload.
-INSERT INTO {task} (
-    `row`, topic, `key`, id, state, ended, due_at, at, planned_at, attempt, failures, losses, token, holder, deadline,
-    error, created_at, wake_at, keep_until, options, payload, group_name
-) VALUES :rows
-ON DUPLICATE KEY UPDATE
-    id = VALUES(id), state = VALUES(state), ended = VALUES(ended), due_at = VALUES(due_at), at = VALUES(at),
-    planned_at = VALUES(planned_at), attempt = VALUES(attempt), failures = VALUES(failures), losses = VALUES(losses),
-    token = VALUES(token), holder = VALUES(holder), deadline = VALUES(deadline), error = VALUES(error),
-    created_at = VALUES(created_at), wake_at = VALUES(wake_at), keep_until = VALUES(keep_until),
+-- The same, continued: new lives have their own payload and group.
+,
     options = VALUES(options), payload = VALUES(payload), group_name = VALUES(group_name)
 
 -- name: join_groups
