@@ -77,7 +77,6 @@ class Store(Verbs, Protocol):
 OnWake = Callable[[Topic, Millis], None]
 """Called on the event loop when a task of this topic now wakes at this time, possibly earlier than known."""
 
-
 OnTaken = Callable[[Topic, Millis, Millis, str], None]
 """Called when `holder` has leased all that woke by a time, and still has room: `(topic, by, head, holder)`.
 

@@ -137,7 +137,6 @@ _FEW = 8
 _WAITING = CODES[State.WAITING]
 _encode = msgspec.msgpack.encode
 
-
 Row = Sequence[Any]
 """The columns of a Record, and `row`; see `queries`."""
 

@@ -42,7 +42,6 @@ THERE = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', SYSDATE(6))"
 THERE_ANYWHERE = "TIMESTAMPDIFF(MICROSECOND, '1970-01-01', UTC_TIMESTAMP(6))"
 """The server's clock at the start of the statement, in any time zone of the connection."""
 
-
 _PLACE = re.compile(r"(?<![:\w]):([a-z_]+)")
 
 

@@ -188,7 +188,6 @@ end
 return 1
 """
 
-
 _ANNOUNCE = "#!lua flags=allow-oom\nreturn redis.call('HSET', KEYS[1], ARGV[1], ARGV[2])"
 
 

@@ -42,7 +42,6 @@ _NOTHING = b"+0"
 _NOBODYS: Token = 2**56 - 1
 """A number above every possible token."""
 
-
 Places = list[int]
 Words = Callable[[Any], Arguments]
 """Makes a script's arguments for one task."""

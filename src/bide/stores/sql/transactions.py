@@ -361,7 +361,6 @@ async def to_its_end(step: Coroutine[Any, Any, T], *, within: float | None = Non
 MOST = 10
 """The maximum of concurrent transactions in one process: each takes a connection."""
 
-
 KEPT = 60.0
 """Seconds that an unused connection is kept."""
 

@@ -210,8 +210,6 @@ class Finding(SuiteBase):
         assert await live() == ["k"]
         await do(store, Cancel("t", "k", KEPT))
         assert await live() == []
-        await put_one(store, new(group="g"))
-        assert await live() == ["k"]
         await bring(store, State.DEAD, group="g")
         assert await live() == []
         await do(store, Redrive("t", "k", new_id(), In(HOUR)))
